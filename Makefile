@@ -1,0 +1,37 @@
+# make run    set up once, then measure a training step on this machine's CPU
+# make test   set up once, then run every test that this machine can run
+# make lint   style and types
+# Needs Python >= 3.11 (PYTHON=python3.12 picks one) and a network for the first set-up.
+
+VENV := .venv
+READY := $(VENV)/.ready
+BIN := $(VENV)/bin
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+
+.PHONY: run test lint setup clean
+.DELETE_ON_ERROR:
+
+run: $(READY)
+	$(BIN)/launch local --cpu
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+lint: $(READY)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+setup: $(READY)
+
+# The stamp comes last: an interrupted set-up is taken up again, a finished one is not repeated.
+$(READY): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "error: no Python >= 3.11 found"; echo "hint: make PYTHON=/path/to/python3.11"; exit 4; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,1 @@
+"""`analyze`: turns bundles into tables, statistics, rooflines and a report."""

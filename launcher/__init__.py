@@ -1,0 +1,1 @@
+"""`launch`: plans a run, sends it somewhere and brings it home."""

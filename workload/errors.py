@@ -1,0 +1,79 @@
+"""Every error a user can cause, one exit code per class. Standard library only; printed by `main()` alone."""
+
+from enum import IntEnum
+from typing import ClassVar
+
+
+class ExitCode(IntEnum):
+    """What a command tells the shell."""
+
+    DONE = 0
+    BUG = 1
+    USAGE = 2
+    NOTHING_TO_DO = 3
+    TOOL = 4
+    NO_CAPACITY = 5
+    RUN_FAILED = 6
+    OUT_OF_MEMORY = 7
+    BAD_BUNDLE = 8
+    NOT_POOLABLE = 9
+    INTERRUPTED = 130
+
+
+class RooflaunchError(Exception):
+    """An error caused outside the program: the message names thing, value and rule; the hint the next step."""
+
+    exit_code: ClassVar[ExitCode] = ExitCode.BUG
+
+    def __init__(self, message: str, *, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+    def report(self) -> str:
+        """The two lines that a user sees."""
+        return f"error: {self}\nhint: {self.hint}"
+
+
+class UsageError(RooflaunchError):
+    """A bad option, configuration file or input file."""
+
+    exit_code = ExitCode.USAGE
+
+
+class NothingToDoError(RooflaunchError):
+    """The request selects nothing."""
+
+    exit_code = ExitCode.NOTHING_TO_DO
+
+
+class ToolError(RooflaunchError):
+    """A tool or library that the request needs is missing or failed."""
+
+    exit_code = ExitCode.TOOL
+
+
+class RunFailedError(RooflaunchError):
+    """The training run broke off."""
+
+    exit_code = ExitCode.RUN_FAILED
+
+
+class OutOfDeviceMemoryError(RunFailedError):
+    """The configuration does not fit the device: a result, recorded as one."""
+
+    exit_code = ExitCode.OUT_OF_MEMORY
+
+
+class BundleError(RooflaunchError):
+    """A bundle is incomplete, damaged, foreign or of a newer schema."""
+
+    exit_code = ExitCode.BAD_BUNDLE
+
+
+class InterruptedRunError(RooflaunchError):
+    """Ctrl-C or SIGTERM."""
+
+    exit_code = ExitCode.INTERRUPTED
