@@ -1,0 +1,44 @@
+"""Unit tests touch nothing outside their process; a test marked `world` may."""
+
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+
+def _forbid(what: str) -> Callable[..., NoReturn]:
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        pytest.fail(f"a unit test must not {what}; mark it `world` if it has to")
+
+    return refuse
+
+
+@pytest.fixture(autouse=True)
+def closed_world(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Network, processes and sleeping raise, and no option of the developer's own leaks in."""
+    import os
+
+    for name in [name for name in os.environ if name.startswith(("ROOFLAUNCH_", "SLURM_"))]:
+        monkeypatch.delenv(name)
+    if request.node.get_closest_marker("world"):
+        return
+    monkeypatch.setattr(socket.socket, "connect", _forbid("use the network"))
+    monkeypatch.setattr(subprocess, "Popen", _forbid("start a process"))
+    monkeypatch.setattr(time, "sleep", _forbid("sleep"))
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    """A folder of 24 real JPEGs of two classes, 80 x 60 pixels."""
+    from PIL import Image
+
+    folder = tmp_path / "images"
+    for index in range(24):
+        path = folder / ("cat", "dog")[index % 2] / f"{index}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.effect_noise((80, 60), 40 + index).convert("RGB").save(path, quality=90)
+    return folder

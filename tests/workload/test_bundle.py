@@ -1,0 +1,171 @@
+import errno
+import json
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workload import bundle
+from workload.errors import BundleError, ExitCode, RunFailedError, UsageError
+
+
+@pytest.fixture
+def sealed(tmp_path: Path) -> Path:
+    folder = bundle.create(tmp_path, "run-1")
+    (folder / "steps.csv").write_text("step,loss\n0,6.9\n1,6.8\n")
+    (folder / "ncu").mkdir()
+    (folder / "ncu" / "command.txt").write_text("ncu\n")
+    bundle.write_record(folder, {"run_id": "run-1", "status": bundle.Status.COMPLETED})
+    bundle.seal(folder)
+    return folder
+
+
+def test_run_id_is_safe_and_unique() -> None:
+    now = datetime(2026, 11, 21, 14, 25, 30, tzinfo=UTC)
+    made = {
+        bundle.make_run_id(now=now, place="GCP/t4 us..a", model="resnet18", batch_size=32, precision="fp32")
+        for _ in range(20)
+    }
+    assert len(made) == 20
+    assert all(re.fullmatch(r"20261121T142530Z-gcp-t4-us\.\.a-resnet18-b32-fp32-[0-9a-f]{6}", name) for name in made)
+
+
+def test_sealed_bundle_reads_back(sealed: Path) -> None:
+    found = bundle.read(sealed)
+    assert found.record == {"schema_version": 1, "run_id": "run-1", "status": "completed"}
+    assert [file.name for file in found.files] == ["ncu/command.txt", "run.json", "steps.csv"]
+    assert found.steps() == [{"step": "0", "loss": "6.9"}, {"step": "1", "loss": "6.8"}]
+
+
+def test_checksums_are_those_of_cloud_storage(sealed: Path) -> None:
+    # RFC 3720 B.4 and the "123456789" check value of the CRC catalogue.
+    assert bundle.crc32c(b"123456789") == 0xE3069283
+    assert bundle.crc32c(bytes(32)) == 0x8A9136AA
+    rows = {row["name"]: row for row in json.loads((sealed / "MANIFEST.json").read_text())["files"]}
+    assert rows["ncu/command.txt"]["bytes"] == 4
+    # What the package google-crc32c gives for b"ncu\n".
+    assert rows["ncu/command.txt"]["crc32c"] == "Q3nPlQ=="
+
+
+@given(st.binary(max_size=64), st.binary(max_size=64))
+def test_checksum_continues(first: bytes, second: bytes) -> None:
+    assert bundle.crc32c(second, bundle.crc32c(first)) == bundle.crc32c(first + second)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda d: (d / "steps.csv").unlink(), "steps.csv is missing"),
+        (lambda d: (d / "steps.csv").write_text("x"), "steps.csv has 1 bytes, the manifest says 22"),
+        (lambda d: (d / "steps.csv").write_text("step,loss\n0,6.9\n1,6.7\n"), "steps.csv was changed after the run"),
+        (lambda d: (d / "MANIFEST.json").write_text("{"), "MANIFEST.json is not readable JSON"),
+        (lambda d: (d / "MANIFEST.json").write_text("[]"), "MANIFEST.json is no JSON object"),
+        (lambda d: (d / "MANIFEST.json").write_bytes(b"\xff"), "MANIFEST.json is not readable JSON"),
+        (lambda d: (d / "MANIFEST.json").write_text("[" * 100_000), "MANIFEST.json is not readable JSON"),
+        (lambda d: (d / "MANIFEST.json").write_text('{"schema_version": 1}'), "does not list its files"),
+        (lambda d: (d / "MANIFEST.json").write_text('{"schema_version": 1, "files": [3]}'), "does not list its files"),
+        (lambda d: (d / "MANIFEST.json").write_text('{"schema_version": 1, "files": []}'), "lists no run.json"),
+    ],
+)
+def test_damaged_bundle_is_refused(sealed: Path, damage: object, message: str) -> None:
+    damage(sealed)  # type: ignore[operator]
+    with pytest.raises(BundleError, match=re.escape(message)) as caught:
+        bundle.read(sealed)
+    assert caught.value.exit_code is ExitCode.BAD_BUNDLE
+
+
+@pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "a/../../b", "a\\..\\b"])
+def test_manifest_cannot_name_files_outside(sealed: Path, name: str) -> None:
+    manifest = json.loads((sealed / "MANIFEST.json").read_text())
+    manifest["files"][0]["name"] = name
+    (sealed / "MANIFEST.json").write_text(json.dumps(manifest))
+    with pytest.raises(BundleError, match="outside the bundle"):
+        bundle.read(sealed)
+
+
+@pytest.mark.parametrize(
+    ("version", "message"),
+    [
+        (2, "has bundle schema 2; this version reads up to schema 1"),
+        (0, "is no rooflaunch bundle: schema_version is 0"),
+        ("1", "is no rooflaunch bundle: schema_version is '1'"),
+        (True, "is no rooflaunch bundle: schema_version is True"),
+        (None, "is no rooflaunch bundle: schema_version is None"),
+    ],
+)
+def test_other_schemas_are_refused_by_name(sealed: Path, version: object, message: str) -> None:
+    (sealed / "MANIFEST.json").write_text(json.dumps({"schema_version": version, "files": []}))
+    with pytest.raises(BundleError, match=re.escape(message)):
+        bundle.read(sealed)
+
+
+def test_no_manifest_is_incomplete_and_anything_else_foreign(sealed: Path, tmp_path: Path) -> None:
+    (sealed / "MANIFEST.json").unlink()
+    with pytest.raises(BundleError, match=r"incomplete: no MANIFEST.json, .* its steps so far are in steps.csv"):
+        bundle.read(sealed)
+    for foreign in (tmp_path, tmp_path / "absent", sealed / "steps.csv"):
+        with pytest.raises(BundleError, match="no rooflaunch bundle: neither"):
+            bundle.read(foreign)
+
+
+def test_half_a_row_of_a_killed_run_is_left_out(sealed: Path) -> None:
+    (sealed / "steps.csv").write_text("step,loss\n0,6.9\n1,6.")
+    assert bundle.read_steps(sealed) == [{"step": "0", "loss": "6.9"}]
+    (sealed / "steps.csv").write_text("")
+    assert bundle.read_steps(sealed) == []
+
+
+def test_output_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError) as caught:
+        bundle.create(tmp_path / "file", "run-1")
+    assert str(caught.value) == f"output folder '{tmp_path}/file' cannot be written: Not a directory"
+    assert caught.value.hint == "-o FOLDER, one that you may write"
+
+
+def test_full_disk_says_that_the_bundle_is_incomplete(tmp_path: Path) -> None:
+    incomplete = pytest.raises(RunFailedError, match=r"No space left on device while writing .* bundle is incomplete")
+    with incomplete, bundle.guarded_writes(tmp_path):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(PermissionError), bundle.guarded_writes(tmp_path):
+        raise PermissionError(errno.EPERM, "not ours to explain")
+
+
+def test_record_is_replaced_whole_or_not_at_all(sealed: Path) -> None:
+    before = (sealed / "run.json").read_text()
+    with pytest.raises(ValueError, match="Out of range float values"):
+        bundle.write_record(sealed, {"images_per_s": float("nan")})
+    assert (sealed / "run.json").read_text() == before
+    assert not list(sealed.glob("*.tmp"))
+
+
+def test_door_verifies(sealed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bundle.main([str(sealed)]) == 0
+    assert capsys.readouterr().out == "run-1: completed, 3 files verified\n"
+    (sealed / "run.json").unlink()
+    assert bundle.main([str(sealed), str(sealed)]) == ExitCode.BAD_BUNDLE
+    assert "error: " in capsys.readouterr().err
+    assert bundle.main([]) == ExitCode.NOTHING_TO_DO
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+ROW = st.fixed_dictionaries({"name": JSON, "bytes": JSON, "sha256": JSON, "crc32c": JSON}) | JSON
+
+
+def _manifest(rows: object) -> bytes:
+    return json.dumps({"schema_version": 1, "files": rows}).encode()
+
+
+@given(st.binary(max_size=200) | st.lists(ROW, max_size=3).map(_manifest))
+def test_any_manifest_is_refused_not_tripped_over(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    folder = tmp_path_factory.mktemp("any")
+    (folder / "MANIFEST.json").write_bytes(content)
+    with pytest.raises(BundleError):
+        bundle.read(folder)

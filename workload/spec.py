@@ -1,0 +1,363 @@
+"""What a run is told to do: `RunSpec`, its options, and where each value came from. Standard library only.
+
+The launcher imports this module too, so both doors offer the same options, read the same configuration and
+print the same errors. A field that depends on the device or the data set is `None` until `RunSpec.filled`
+settles it.
+"""
+
+import difflib
+import json
+import re
+import tomllib
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+from workload.errors import UsageError
+
+CONFIG_NAME = "rooflaunch.toml"
+ENVIRONMENT_PREFIX = "ROOFLAUNCH_"
+# Variables with our prefix that are no run options.
+OTHER_VARIABLES = frozenset({"ROOFLAUNCH_COMPUTE_ENDPOINT", "ROOFLAUNCH_COMMIT", "ROOFLAUNCH_IMAGE_DIGEST"})
+
+
+class Device(StrEnum):
+    """Where a step computes; `auto` is the best device found."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+    MPS = "mps"
+
+
+class Precision(StrEnum):
+    """`fp32` has TF32 off; `amp` is fp16 autocast with a GradScaler; `bf16` is autocast without one."""
+
+    FP32 = "fp32"
+    TF32 = "tf32"
+    AMP = "amp"
+    BF16 = "bf16"
+
+
+class Optimizer(StrEnum):
+    """PyTorch's own implementations, with their default (foreach) path."""
+
+    SGD = "sgd"
+    ADAM = "adam"
+    ADAMW = "adamw"
+
+
+class Profile(StrEnum):
+    """What a second, separate pass after the timing run collects."""
+
+    NONE = "none"
+
+
+class Origin(StrEnum):
+    """Who set a value that is not the default, strongest first."""
+
+    OPTION = "option"
+    ENVIRONMENT = "environment"
+    CONFIG = CONFIG_NAME
+
+
+SYNTHETIC, CIFAR10, IMAGENETTE = "synthetic", "cifar10", "imagenette"
+CIFAR10_IMAGE_SIZE = 32
+IMAGENET_IMAGE_SIZE = 224
+MAX_DEFAULT_WORKERS = 8
+
+
+def _option(default: Any, description: str, *, minimum: int | None = None, example: str = "") -> Any:
+    """A field of `RunSpec` which is a command-line option."""
+    return field(default=default, metadata={"help": description, "minimum": minimum, "example": example})
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSpec:
+    """One configuration. Sizes are counts; `image_size` is the edge of a square image in pixels."""
+
+    model: str = _option("resnet18", "any torchvision classifier", example="resnet50")
+    device: Device = _option(Device.AUTO, "where to compute; auto: the best device found", example="cpu")
+    batch_size: int | None = _option(None, "images per forward pass (32; 16 on a CPU)", minimum=1, example="32")
+    precision: Precision = _option(Precision.FP32, "fp32 has TF32 off; amp is fp16 with a GradScaler", example="fp32")
+    dataset: str = _option(
+        SYNTHETIC, "synthetic, cifar10, imagenette, or the path of an image folder", example="synthetic"
+    )
+    data_dir: str = _option("~/.cache/rooflaunch", "where cifar10 and imagenette lie", example="~/data")
+    download: bool = _option(False, "download cifar10 or imagenette where it is absent")
+    subset: int | None = _option(None, "use N images of the data set, drawn with the seed", minimum=1, example="1000")
+    image_size: int | None = _option(None, "edge in pixels (224; 32 for cifar10)", minimum=1, example="224")
+    warmup: int | None = _option(None, "warm-up steps, kept apart (10; 3 on a CPU)", minimum=0, example="10")
+    iterations: int | None = _option(None, "measured steps (100; 20 on a CPU)", minimum=1, example="100")
+    repeats: int = _option(1, "the same configuration again, each a process of its own", minimum=1, example="3")
+    profile: Profile = _option(Profile.NONE, "what a second pass after the timing run collects", example="none")
+    profile_steps: int = _option(1, "profiled steps", minimum=1, example="1")
+    channels_last: bool = _option(False, "NHWC memory format for the model and the images")
+    compile: bool = _option(False, "torch.compile the model; needs a C++ compiler on a CPU")
+    deterministic: bool = _option(False, "deterministic algorithms only, no cuDNN autotuning")
+    no_augment: bool = _option(False, "resize and centre crop instead of random crop and flip")
+    grad_accumulation: int = _option(1, "forward-backward passes per optimizer step", minimum=1, example="4")
+    workers: int | None = _option(
+        None, "DataLoader processes (one per CPU, at most 8; 0 for synthetic data)", minimum=0, example="4"
+    )
+    optimizer: Optimizer = _option(Optimizer.SGD, "which of PyTorch's optimizers", example="sgd")
+    seed: int = _option(0, "seed of weights, data order and labels", minimum=0, example="0")
+    ceilings: bool = _option(True, "measure what this machine can do at best, before the run")
+
+    @property
+    def images_per_step(self) -> int:
+        """Images that one step trains on; the spec must be filled."""
+        if self.batch_size is None:
+            raise ValueError("the spec is not filled: batch_size is None")
+        return self.batch_size * self.grad_accumulation
+
+    def filled(self, device: Device, *, cpus: int) -> "RunSpec":
+        """This spec with every value that depends on the device, the data set or the usable CPUs."""
+        on_cpu = device is Device.CPU
+        size = CIFAR10_IMAGE_SIZE if self.dataset == CIFAR10 else IMAGENET_IMAGE_SIZE
+        workers = 0 if self.dataset == SYNTHETIC else min(cpus, MAX_DEFAULT_WORKERS)
+        return replace(
+            self,
+            device=device,
+            batch_size=_or(self.batch_size, 16 if on_cpu else 32),
+            warmup=_or(self.warmup, 3 if on_cpu else 10),
+            iterations=_or(self.iterations, 20 if on_cpu else 100),
+            image_size=_or(self.image_size, size),
+            workers=_or(self.workers, workers),
+        )
+
+    def checked(self) -> "RunSpec":
+        """This spec, or `UsageError` where two values contradict each other."""
+        if self.precision is Precision.TF32 and self.device in (Device.CPU, Device.MPS):
+            raise UsageError(
+                f"precision tf32 needs an NVIDIA GPU of compute capability 8.0 or newer; got '{self.device}'",
+                hint="--precision fp32, or --precision bf16",
+            )
+        if self.download and self.dataset not in (CIFAR10, IMAGENETTE):
+            raise UsageError(
+                f"only cifar10 and imagenette can be downloaded; the data set is '{self.dataset}'",
+                hint="--dataset cifar10 --download",
+            )
+        if self.dataset == SYNTHETIC and self.subset is not None:
+            raise UsageError(
+                f"synthetic data has no subset; got --subset {self.subset}",
+                hint="--dataset PATH, or leave --subset out",
+            )
+        return self
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values by field name."""
+        return asdict(self)
+
+
+T = TypeVar("T")
+
+
+def _or(value: T | None, default: T) -> T:
+    return default if value is None else value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """One field of `RunSpec` as a command line shows it."""
+
+    name: str
+    kind: type
+    default: object
+    help: str
+    minimum: int | None
+    example: str
+
+    @property
+    def flag(self) -> str:
+        """`--batch-size`; for a switch the flag that turns it on."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def off_flag(self) -> str:
+        """The flag that turns a switch off: `--no-compile`, and `--augment` against `--no-augment`."""
+        return "--" + self.name.removeprefix("no_") if self.name.startswith("no_") else f"--no-{self.flag[2:]}"
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The values of a closed set, else empty."""
+        return tuple(self.kind) if issubclass(self.kind, StrEnum) else ()
+
+    @property
+    def label(self) -> str:
+        """The name as an error message says it: `batch size`."""
+        return self.name.replace("_", " ")
+
+    def parse(self, value: object) -> Any:
+        """`value` (a shell's text or a TOML value) as this option's type; `UsageError` if it breaks the rule."""
+        if self.kind is bool:
+            return self._parse_switch(value)
+        if self.kind is int:
+            return self._parse_count(value)
+        if not isinstance(value, str) or not value:
+            raise self._refuse("must be text that is not empty", value)
+        if not self.choices:
+            return value
+        if value not in self.choices:
+            raise self._refuse(f"must be one of {', '.join(self.choices)}", value)
+        return self.kind(value)
+
+    def arguments(self, value: object) -> list[str]:
+        """The command line that sets this option to `value`."""
+        if self.kind is bool:
+            return [self.flag if value else self.off_flag]
+        return [self.flag, str(value)]
+
+    def _parse_switch(self, value: object) -> bool:
+        if isinstance(value, bool):
+            return value
+        known = {
+            "1": True,
+            "true": True,
+            "yes": True,
+            "on": True,
+            "0": False,
+            "false": False,
+            "no": False,
+            "off": False,
+        }
+        if not isinstance(value, str) or value.lower() not in known:
+            raise self._refuse("must be true or false", value)
+        return known[value.lower()]
+
+    def _parse_count(self, value: object) -> int:
+        rule = "must be a positive integer" if self.minimum == 1 else f"must be an integer of at least {self.minimum}"
+        is_number = isinstance(value, int) and not isinstance(value, bool)
+        if not is_number and not (isinstance(value, str) and re.fullmatch(r"[+-]?[0-9]{1,18}", value)):
+            raise self._refuse(rule, value)
+        number = int(str(value))
+        if self.minimum is not None and number < self.minimum:
+            raise self._refuse(rule, value)
+        return number
+
+    def _refuse(self, rule: str, value: object) -> UsageError:
+        example = f" {self.example}" if self.example else ""
+        return UsageError(f"{self.label} {rule}; got '{value}'", hint=f"{self.flag}{example}")
+
+
+def options() -> Iterator[Option]:
+    """Every run option, in the order of `RunSpec`."""
+    for item in fields(RunSpec):
+        assert isinstance(item.type, type | types.UnionType)
+        kind = item.type if isinstance(item.type, type) else get_args(item.type)[0]
+        yield Option(name=item.name, kind=kind, default=item.default, **item.metadata)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolved:
+    """A spec with the origin of each field that is not at its default."""
+
+    spec: RunSpec
+    origin: Mapping[str, Origin]
+
+
+def resolve(given: Mapping[str, object], environment: Mapping[str, str], config_folder: Path | None) -> Resolved:
+    """The spec from options over environment over `rooflaunch.toml` in `config_folder` over defaults.
+
+    `given` holds only what the user typed. Raises `UsageError` for an unknown key or a value that breaks its
+    rule.
+    """
+    sources: list[tuple[Origin, Mapping[str, object]]] = [
+        (Origin.OPTION, given),
+        (Origin.ENVIRONMENT, _from_environment(environment)),
+        (Origin.CONFIG, _from_config(config_folder / CONFIG_NAME) if config_folder else {}),
+    ]
+    values: dict[str, Any] = {}
+    origin: dict[str, Origin] = {}
+    for option in options():
+        for source, table in sources:
+            if option.name in table:
+                values[option.name] = _parse_from(source, option, table[option.name])
+                origin[option.name] = source
+                break
+    return Resolved(spec=RunSpec(**values).checked(), origin=origin)
+
+
+def _parse_from(source: Origin, option: Option, value: object) -> Any:
+    try:
+        return option.parse(value)
+    except UsageError as error:
+        match source:
+            case Origin.OPTION:
+                raise
+            case Origin.ENVIRONMENT:
+                name = ENVIRONMENT_PREFIX + option.name.upper()
+                raise UsageError(f"{name}: {error}", hint=f"export {name}={option.example or 'true'}") from error
+            case Origin.CONFIG:
+                example = option.example if option.kind is int else f'"{option.example}"'
+                text = "true" if option.kind is bool else example
+                raise UsageError(f"{CONFIG_NAME}: {error}", hint=f"{option.name} = {text}") from error
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:
+    names = {ENVIRONMENT_PREFIX + option.name.upper(): option.name for option in options()}
+    found = {key for key in environment if key.startswith(ENVIRONMENT_PREFIX)} - OTHER_VARIABLES
+    for key in sorted(found - names.keys()):
+        raise UsageError(f"unknown environment variable '{key}'", hint=f"unset {key}{_nearest(key, names)}")
+    return {names[key]: environment[key] for key in found}
+
+
+def _from_config(path: Path) -> dict[str, object]:
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"{path}: not a readable TOML file: {error}", hint="batch_size = 32") from error
+    names = {option.name for option in options()}
+    for key in table:
+        if key not in names:
+            raise UsageError(
+                f"{path}: unknown key '{key}'",
+                hint=f"the keys are the options of `launch local`, with _ for -{_nearest(key, names)}",
+            )
+    return table
+
+
+def _nearest(word: str, known: Mapping[str, object] | set[str]) -> str:
+    near = difflib.get_close_matches(word, known, n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def arguments(spec: RunSpec) -> list[str]:
+    """The shortest command line of `python -m workload train` that gives `spec`."""
+    return [
+        word
+        for option in options()
+        if getattr(spec, option.name) != option.default
+        for word in option.arguments(getattr(spec, option.name))
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """What a launcher knows and the trainer cannot: passed as one JSON argument, kept in the bundle."""
+
+    backend: str = "local"
+    runtime: str = "process"
+    place: str | None = None
+    repeat: int = 1
+    repeats: int = 1
+    spec_origin: Mapping[str, str] = field(default_factory=dict)
+
+    def to_argument(self) -> str:
+        """One line of JSON with what differs from the defaults."""
+        told = {item.name: getattr(self, item.name) for item in fields(self)}
+        plain = Context()
+        return json.dumps({name: value for name, value in told.items() if value != getattr(plain, name)})
+
+    @classmethod
+    def from_argument(cls, text: str) -> "Context":
+        """The inverse of `to_argument`; `UsageError` for anything else."""
+        try:
+            return cls(**json.loads(text))
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"--context is written by a launcher; got '{text}'", hint="leave --context out") from error
