@@ -1,0 +1,134 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from workload import environment
+from workload.environment import collect, device_facts
+from workload.environment.machine import Machine
+
+LayOut = Callable[..., Machine]
+
+SILENT = {"systemd-detect-virt": None, "lscpu": None, "git": None}
+SECTIONS = ["host", "device", "software", "cloud", "container", "slurm"]
+
+
+def test_an_unknown_machine_still_has_every_section(lay_out: LayOut) -> None:
+    facts = collect(device="cpu", machine=lay_out(tools=SILENT))
+    assert list(facts) == SECTIONS
+    assert [facts[name] for name in ("cloud", "container", "slurm")] == [None] * 3
+    assert facts["device"] == {"type": "cpu", "name": None, "threads": torch.get_num_threads()}
+
+
+def test_sections_that_apply(lay_out: LayOut, tmp_path: Path) -> None:
+    machine = lay_out(
+        {"/.dockerenv": "", "/proc/cpuinfo": "model name\t: Xeon\nflags\t: fpu\n"},
+        environ={"SLURM_JOB_ID": "7", "GCE_METADATA_HOST": ":"},
+        tools=SILENT,
+    )
+    facts: dict[str, Any] = collect(device="cpu", dataset_path=tmp_path, machine=machine)
+    assert facts["container"]["runtime"] == "docker"
+    assert facts["slurm"]["job_id"] == "7"
+    assert facts["device"]["name"] == "Xeon"
+    assert facts["host"]["dataset_storage"]["free_bytes"] > 0
+
+
+@pytest.mark.world
+def test_this_machine_fits_into_json_and_holds_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "do-not-record")
+    text = json.dumps(collect(device="cpu", dataset_path=Path("/")))
+    assert list(json.loads(text)) == SECTIONS
+    assert "do-not-record" not in text
+
+
+PROPERTIES = SimpleNamespace(
+    name="Tesla T4",
+    major=7,
+    minor=5,
+    multi_processor_count=40,
+    total_memory=15_800_000_000,
+    L2_cache_size=4_194_304,
+    shared_memory_per_multiprocessor=65_536,
+    regs_per_multiprocessor=65_536,
+    max_threads_per_multi_processor=1024,
+    warp_size=32,
+)
+
+
+class Torch:
+    """A torch with two GPUs, of which the second is current."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, available: bool = True) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", {0: PROPERTIES, 1: PROPERTIES}.__getitem__)
+
+
+class Opened:
+    """Stands for Gpu: knows which index was opened."""
+
+    def __init__(self, identity: dict[str, object] | None) -> None:
+        self.opened: list[int] = []
+        self._identity = identity
+
+    def open(self, index: int) -> "Opened | None":
+        self.opened.append(index)
+        return None if self._identity is None else self
+
+    def identity(self) -> dict[str, object]:
+        assert self._identity is not None
+        return self._identity
+
+
+TORCH_FACTS = {
+    "type": "cuda",
+    "name": "Tesla T4",
+    "compute_capability": "7.5",
+    "sm_count": 40,
+    "usable_memory_bytes": 15_800_000_000,
+    "l2_cache_bytes": 4_194_304,
+    "shared_memory_per_sm_bytes": 65_536,
+    "registers_per_sm": 65_536,
+    "max_threads_per_sm": 1024,
+    "warp_size": 32,
+    "rocm_architecture": None,
+}
+
+
+@pytest.mark.parametrize(
+    ("device", "index", "identity"),
+    [
+        ("cuda:0", 0, {"driver_version": "580.65.06", "name": "NVML's name", "memory_total_bytes": 16_000_000_000}),
+        ("cuda", 1, None),
+    ],
+    ids=["with NVML", "current device, no NVML"],
+)
+def test_cuda_device(
+    lay_out: LayOut,
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    index: int,
+    identity: dict[str, object] | None,
+) -> None:
+    Torch(monkeypatch)
+    gpu = Opened(identity)
+    monkeypatch.setattr(environment, "Gpu", gpu)
+    machine = lay_out(environ={"CUDA_VISIBLE_DEVICES": "2,3"})
+    expected = {**(identity or {}), **TORCH_FACTS, "index": index, "visible_devices": "2,3"}
+    assert device_facts(machine, torch.device(device)) == {**expected, "nvml": identity is not None}
+    assert gpu.opened == [index]
+
+
+def test_cuda_that_is_not_there(lay_out: LayOut, monkeypatch: pytest.MonkeyPatch) -> None:
+    Torch(monkeypatch, available=False)
+    assert device_facts(lay_out(), torch.device("cuda")) == {"type": "cuda", "name": None}
+
+
+@pytest.mark.parametrize(("device", "name"), [("mps", "Apple M3"), ("xpu", None)])
+def test_other_devices(lay_out: LayOut, device: str, name: str | None) -> None:
+    machine = lay_out({"/proc/cpuinfo": "model name\t: Apple M3\n"})
+    assert device_facts(machine, torch.device(device)) == {"type": device, "name": name}

@@ -1,0 +1,276 @@
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
+
+import pytest
+
+from workload.environment import gce
+from workload.environment.gce import gce_facts
+from workload.environment.machine import Machine
+
+LayOut = Callable[..., Machine]
+
+BASE = "/computeMetadata/v1/"
+VM = {
+    "instance/id": "4242",
+    "instance/name": "run-1",
+    "instance/zone": "projects/7/zones/us-central1-a",
+    "instance/machine-type": "projects/7/machineTypes/g2-standard-4",
+    "instance/image": "projects/debian-cloud/global/images/debian-12",
+    "instance/cpu-platform": "Intel Cascade Lake",
+    "instance/maintenance-event": "NONE",
+    "instance/preempted": "FALSE",
+    "instance/scheduling/on-host-maintenance": "TERMINATE",
+    "instance/scheduling/preemptible": "TRUE",
+    "instance/scheduling/automatic-restart": "FALSE",
+    "instance/attributes/physical_host": "/block/subblock/host",
+    "instance/attributes/physical_host_topology": json.dumps({"block": "b", "host": "h"}),
+}
+FACTS = {
+    "provider": "gce",
+    "instance_id": "4242",
+    "instance_name": "run-1",
+    "zone": "us-central1-a",
+    "machine_type": "g2-standard-4",
+    "image": "projects/debian-cloud/global/images/debian-12",
+    "cpu_platform": "Intel Cascade Lake",
+    "maintenance_event": "NONE",
+    "on_host_maintenance": "TERMINATE",
+    "physical_host": "/block/subblock/host",
+    "preempted": False,
+    "preemptible": True,
+    "automatic_restart": False,
+    "physical_host_topology": {"block": "b", "host": "h"},
+}
+
+
+class Handler(BaseHTTPRequestHandler):
+    """A metadata server that answers only to those who know its header; 404 for a key that it does not have."""
+
+    values: ClassVar[dict[str, str]] = {}
+    flavor: ClassVar[str | None] = "Google"
+    chunked: ClassVar[bool] = False
+    asked: ClassVar[list[str]] = []
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        assert self.path.startswith(BASE)
+        assert self.headers["Metadata-Flavor"] == "Google"
+        key = self.path.removeprefix(BASE)
+        self.asked.append(key)
+        found = self.values.get(key)
+        self.send_response(404 if found is None else 200)
+        if self.flavor is not None:
+            self.send_header("Metadata-Flavor", self.flavor)
+        body = ("not found" if found is None else found).encode()
+        self.send_header(*(("Transfer-Encoding", "chunked") if self.chunked else ("Content-Length", str(len(body)))))
+        self.end_headers()
+        self.wfile.write(b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body) if self.chunked else body)
+
+    def log_message(self, *_arguments: object) -> None:
+        pass
+
+
+@contextmanager
+def metadata_server(
+    values: dict[str, str], *, flavor: str | None = "Google", chunked: bool = False
+) -> Iterator[tuple[str, list[str]]]:
+    handler = type("Bound", (Handler,), {"values": values, "flavor": flavor, "chunked": chunked, "asked": []})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.server_address[1]}", handler.asked
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@contextmanager
+def raw_server(*pieces: bytes, pause_s: float) -> Iterator[str]:
+    """Sends one piece after another to whoever connects, and then nothing, without hanging up."""
+    done = threading.Event()
+
+    def serve(listener: socket.socket) -> None:
+        while not done.is_set():
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            with connection:
+                for piece in pieces:
+                    if done.wait(pause_s):
+                        return
+                    try:
+                        connection.sendall(piece)
+                    except OSError:
+                        break
+                else:
+                    done.wait(5)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(5)
+        thread = threading.Thread(target=serve, args=(listener,))
+        thread.start()
+        try:
+            yield f"127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            done.set()
+            listener.close()
+            thread.join()
+
+
+@pytest.mark.world
+@pytest.mark.parametrize("chunked", [False, True], ids=["with length", "chunked"])
+def test_a_vm(lay_out: LayOut, chunked: bool) -> None:
+    with metadata_server(VM, chunked=chunked) as (address, asked):
+        facts = gce_facts(lay_out(environ={"GCE_METADATA_HOST": address}))
+    assert facts == FACTS
+    assert set(asked) == set(VM)
+    assert not [key for key in asked if "service-account" in key or "recursive" in key or key.endswith("/")]
+
+
+@pytest.mark.world
+def test_keys_that_the_server_does_not_have_are_unknown(lay_out: LayOut) -> None:
+    with metadata_server({"instance/preempted": "TRUE", "instance/zone": ""}) as (address, _):
+        facts = gce_facts(lay_out(environ={"GCE_METADATA_HOST": address}))
+    assert facts == {**dict.fromkeys(FACTS), "provider": "gce", "preempted": True}
+
+
+@pytest.mark.world
+@pytest.mark.parametrize("flavor", [None, "Amazon"], ids=["no header", "another cloud"])
+def test_a_server_that_is_not_googles_is_asked_once(lay_out: LayOut, flavor: str | None) -> None:
+    with metadata_server(VM, flavor=flavor) as (address, asked):
+        assert gce_facts(lay_out(environ={"GCE_METADATA_HOST": address})) is None
+    assert asked == ["instance/id"]
+
+
+@pytest.mark.world
+def test_nobody_listens(lay_out: LayOut) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    assert gce_facts(lay_out(environ={"GCE_METADATA_HOST": f"127.0.0.1:{port}"})) is None
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nMetadata-Flavor: Google\r\n"
+
+
+@pytest.mark.world
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        (),
+        tuple(bytes([byte]) for byte in HEAD * 2),
+        (HEAD + b"Content-Length: 100\r\n\r\n", *[b"x"] * 100),
+    ],
+    ids=["silence", "header byte by byte", "body byte by byte"],
+)
+def test_a_slow_server_costs_a_second_in_all(
+    lay_out: LayOut, monkeypatch: pytest.MonkeyPatch, pieces: tuple[bytes, ...]
+) -> None:
+    monkeypatch.setattr(gce, "LIMIT_S", 0.4)
+    with raw_server(*pieces, pause_s=0.05) as address:
+        started_s = time.monotonic()
+        assert gce_facts(lay_out(environ={"GCE_METADATA_HOST": address})) is None
+        assert 0.35 < time.monotonic() - started_s < 2.0
+
+
+@pytest.mark.world
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\nMetadata-Flavor: Google\r\nContent-Length: 2\r\n\r\n\xff\xfe",
+        b"SSH-2.0-OpenSSH\r\n\r\n",
+        HEAD + b"Content-Length: 9000000\r\n\r\n" + b"x" * 100_000,
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\nnonsense\r\n",
+    ],
+    ids=["no text", "no HTTP", "endless", "broken chunks"],
+)
+def test_an_answer_that_is_none(lay_out: LayOut, answer: bytes) -> None:
+    with raw_server(answer, pause_s=0) as address:
+        started_s = time.monotonic()
+        assert gce_facts(lay_out(environ={"GCE_METADATA_HOST": address})) is None
+        assert time.monotonic() - started_s < 0.9
+
+
+@pytest.mark.world
+def test_what_was_answered_before_the_deadline_is_kept(lay_out: LayOut) -> None:
+    readings = iter([0.0] * 12)
+    with metadata_server(VM) as (address, asked):
+        facts = gce_facts(
+            lay_out(environ={"GCE_METADATA_HOST": address}), clock=lambda: next(readings, gce.LIMIT_S + 1)
+        )
+    assert facts is not None
+    assert facts["instance_id"] == "4242"
+    assert facts["automatic_restart"] is None
+    assert len(asked) < len(VM)
+
+
+class Network:
+    """Records where the code wanted to connect to, and for how long it would have waited."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.wanted: list[tuple[tuple[str, int], float]] = []
+        monkeypatch.setattr(socket, "create_connection", self.connect)
+
+    def connect(self, address: tuple[str, int], limit_s: float) -> socket.socket:
+        self.wanted.append((address, limit_s))
+        raise TimeoutError
+
+
+DMI = "/sys/class/dmi/id/sys_vendor"
+LINK_LOCAL = ("169.254.169.254", 80)
+
+
+@pytest.mark.parametrize(
+    ("files", "environ", "asked"),
+    [
+        ({DMI: "Google"}, {}, LINK_LOCAL),
+        ({DMI: "Dell Inc.", "/proc/self/status": ""}, {}, None),
+        ({DMI: "Amazon EC2", "/proc/self/status": ""}, {}, None),
+        ({"/proc/self/status": ""}, {}, LINK_LOCAL),
+        ({}, {}, None),
+        ({DMI: "Dell Inc."}, {"GCE_METADATA_HOST": "metadata.test:8080"}, ("metadata.test", 8080)),
+        ({}, {"GCE_METADATA_HOST": "10.0.0.1"}, ("10.0.0.1", 80)),
+        ({}, {"GCE_METADATA_HOST": "[::1]:99"}, ("::1", 99)),
+        ({}, {"GCE_METADATA_HOST": "host:port"}, None),
+        ({}, {"GCE_METADATA_HOST": ":80"}, None),
+        ({DMI: "Dell Inc."}, {"GCE_METADATA_HOST": ""}, None),
+    ],
+    ids=[
+        "Google's firmware",
+        "a PC maker's",
+        "another cloud's",
+        "Linux without firmware tables",
+        "no Linux",
+        "named with a port",
+        "named",
+        "named, IPv6",
+        "a port that is none",
+        "a host that is none",
+        "named empty",
+    ],
+)
+def test_who_is_asked(
+    lay_out: LayOut,
+    monkeypatch: pytest.MonkeyPatch,
+    files: dict[str, str],
+    environ: dict[str, str],
+    asked: tuple[str, int] | None,
+) -> None:
+    network = Network(monkeypatch)
+    assert gce_facts(lay_out(files, environ=environ), clock=lambda: 0.0) is None
+    assert network.wanted == ([] if asked is None else [(asked, 0.3)])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [('{"block": "b", "n": 1}', {"block": "b", "n": "1"}), ("[1]", None), ("{", None), (None, None)],
+)
+def test_topology(text: str | None, expected: dict[str, str] | None) -> None:
+    assert gce._topology(text) == expected

@@ -1,0 +1,105 @@
+"""CPU and memory limits of the process's own control group and of those above it, versions 1 and 2.
+
+Format: docs.kernel.org/admin-guide/cgroup-v2.html, cgroup-v1/memory.html, scheduler/sched-bwc.html.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from workload.environment.machine import Machine, as_integer
+from workload.environment.mounts import Mount, mounts
+
+# Version 1 writes "no limit" as the largest multiple of the page size below 2**63.
+UNLIMITED_V1_BYTES = 2**60
+
+NS_PER_S = 1e9
+US_PER_S = 1e6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """`cpus` may be a fraction. `cpu_folder` holds the `cpu.stat` of the group whose CPU limit binds."""
+
+    cpus: float | None
+    memory_bytes: int | None
+    cpu_folder: str | None
+
+
+def limits(machine: Machine) -> Limits:
+    """The tightest limit on the way from the process's own group to the top; None where none is set."""
+    mounted = mounts(machine)
+    cpu_folders = list(_folders(machine, mounted, "cpu"))
+    quotas = [(quota, folder) for folder in cpu_folders if (quota := _cpus(machine, folder)) is not None]
+    memory = [
+        limit
+        for folder in _folders(machine, mounted, "memory")
+        if (limit := _memory_bytes(machine, folder)) is not None
+    ]
+    cpus, binding = min(quotas, default=(None, next(iter(cpu_folders), None)))
+    return Limits(cpus=cpus, memory_bytes=min(memory, default=None), cpu_folder=binding)
+
+
+def throttled_s(machine: Machine, folder: str) -> float | None:
+    """Seconds that the group's CPUs were held back by its quota, summed over CPUs, since it was made."""
+    stat = dict(
+        line.split(maxsplit=1) for line in (machine.text(f"{folder}/cpu.stat") or "").splitlines() if " " in line
+    )
+    microseconds, nanoseconds = as_integer(stat.get("throttled_usec")), as_integer(stat.get("throttled_time"))
+    if microseconds is not None:
+        return microseconds / US_PER_S
+    return None if nanoseconds is None else nanoseconds / NS_PER_S
+
+
+def _folders(machine: Machine, mounted: list[Mount], controller: str) -> Iterator[str]:
+    """The group's folder and those above it, in each hierarchy that can hold the controller."""
+    groups = _own_groups(machine)
+    for mount in mounted:
+        if mount.kind == "cgroup2":
+            group = groups.get("")
+        elif mount.kind == "cgroup" and controller in mount.options:
+            group = groups.get(controller)
+        else:
+            continue
+        if group is not None:
+            yield from _upwards(mount, group)
+
+
+def _own_groups(machine: Machine) -> dict[str, str]:
+    """Controller -> the group's path; version 2 is the controller without a name."""
+    groups: dict[str, str] = {}
+    for line in (machine.text("/proc/self/cgroup") or "").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        groups.update(dict.fromkeys(controllers.split(","), path))
+    return groups
+
+
+def _upwards(mount: Mount, group: str) -> Iterator[str]:
+    """Folders from the group's up to the mount point; for a group outside the mounted part that point alone."""
+    try:
+        inside = PurePosixPath(group).relative_to(mount.root)
+    except ValueError:
+        inside = PurePosixPath()
+    # A process that was moved out of its namespace's part sees "/../other": not below this mount.
+    if ".." in inside.parts:
+        inside = PurePosixPath()
+    for part in (inside, *inside.parents):
+        yield str(PurePosixPath(mount.point) / part)
+
+
+def _cpus(machine: Machine, folder: str) -> float | None:
+    quota_us, _, period_us = (machine.text(f"{folder}/cpu.max") or "").partition(" ")
+    quota, period = as_integer(quota_us), as_integer(period_us)
+    if quota is None:
+        quota = machine.integer(f"{folder}/cpu.cfs_quota_us")
+        period = machine.integer(f"{folder}/cpu.cfs_period_us")
+    # Version 1 writes -1, version 2 "max", for no limit.
+    return quota / period if quota is not None and period and quota > 0 else None
+
+
+def _memory_bytes(machine: Machine, folder: str) -> int | None:
+    limit = machine.integer(f"{folder}/memory.max")
+    if limit is None:
+        limit = machine.integer(f"{folder}/memory.limit_in_bytes")
+    return limit if limit is not None and limit < UNLIMITED_V1_BYTES else None

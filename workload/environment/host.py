@@ -1,0 +1,89 @@
+"""The host: operating system, processor, memory, limits, storage; in a container, as the container sees it."""
+
+import os
+import platform
+import re
+from pathlib import Path
+
+import psutil
+
+from workload.environment import cgroup
+from workload.environment.cpu import cpu_facts
+from workload.environment.machine import Machine, as_integer, cpu_list, fields
+from workload.environment.mounts import storage_facts
+from workload.environment.virtualization import virtualization_facts
+
+# The kernel's "kB" in /proc/meminfo.
+KIB_BYTES = 1024
+
+
+def host_facts(machine: Machine, *, dataset_path: Path | None) -> dict[str, object]:
+    limits = cgroup.limits(machine)
+    return {
+        "hostname": machine.text("/proc/sys/kernel/hostname") or _native(machine, platform.node()),
+        "os": _os_name(machine),
+        "kernel": machine.text("/proc/sys/kernel/osrelease") or _native(machine, platform.release()),
+        "architecture": _native(machine, platform.machine()),
+        **cpu_facts(machine),
+        "cgroup_cpu_limit": limits.cpus,
+        "cgroup_memory_limit_bytes": limits.memory_bytes,
+        **_memory_facts(machine),
+        "numa_nodes": len(cpu_list(machine.text("/sys/devices/system/node/online")) or []) or None,
+        "virtualization": virtualization_facts(machine),
+        "load_average": _load_average(machine),
+        "transparent_hugepages": _chosen(machine.text("/sys/kernel/mm/transparent_hugepage/enabled")),
+        "dataset_storage": None if dataset_path is None else storage_facts(machine, dataset_path),
+    }
+
+
+def memory_bytes(machine: Machine, name: str) -> int | None:
+    """One row of /proc/meminfo."""
+    value, _, unit = fields(machine.text("/proc/meminfo")).get(name, "").partition(" ")
+    number = as_integer(value)
+    return number * KIB_BYTES if number is not None and unit == "kB" else None
+
+
+def memory_available_bytes(machine: Machine) -> int | None:
+    """What new programs can have without swapping; the host's figure, also inside a container."""
+    available = memory_bytes(machine, "MemAvailable")
+    if available is None and machine.native:
+        return int(psutil.virtual_memory().available)
+    return available
+
+
+def _memory_facts(machine: Machine) -> dict[str, object]:
+    total = memory_bytes(machine, "MemTotal")
+    if total is None and machine.native:
+        total = int(psutil.virtual_memory().total)
+    return {"memory_total_bytes": total, "memory_available_bytes": memory_available_bytes(machine)}
+
+
+def _native(machine: Machine, value: str) -> str | None:
+    return value or None if machine.native else None
+
+
+def _os_name(machine: Machine) -> str | None:
+    release = machine.text("/etc/os-release") or machine.text("/usr/lib/os-release") or ""
+    if match := re.search(r"""^PRETTY_NAME=(["']?)(.*)\1$""", release, re.MULTILINE):
+        return match[2]
+    if platform.system() == "Darwin":
+        return _native(machine, f"macOS {platform.mac_ver()[0]}")
+    # Not platform.platform(): it starts a process.
+    return _native(machine, f"{platform.system()} {platform.release()}")
+
+
+def _load_average(machine: Machine) -> list[float] | None:
+    """Over 1, 5 and 15 minutes, before the run adds to it."""
+    try:
+        first_three = [float(value) for value in (machine.text("/proc/loadavg") or "").split()[:3]]
+        if not first_three and machine.native and hasattr(os, "getloadavg"):
+            first_three = list(os.getloadavg())
+    except (OSError, ValueError):
+        return None
+    return first_three or None
+
+
+def _chosen(text: str | None) -> str | None:
+    """The bracketed word in `always [madvise] never`."""
+    match = re.search(r"\[(\w+)\]", text or "")
+    return match[1] if match else None

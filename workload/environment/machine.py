@@ -1,0 +1,96 @@
+"""The machine as a process sees it: files under one root, environment variables, small tools.
+
+Nothing here raises for what a machine lacks: an unreadable fact is None.
+"""
+
+import os
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+# A tool that describes the machine answers in milliseconds; a hanging one must not hold up a run.
+TOOL_LIMIT_S = 1.0
+
+
+def run_tool(*argv: str) -> str | None:
+    """What the tool prints, whatever its exit status; None where it is absent, too slow or silent."""
+    try:
+        done = subprocess.run(
+            argv,
+            env={**os.environ, "LC_ALL": "C"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=TOOL_LIMIT_S,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """Where facts are read from; a test or a caller lays out a tree of its own as `root`."""
+
+    root: Path = Path("/")
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    tool: Callable[..., str | None] = run_tool
+
+    @property
+    def native(self) -> bool:
+        """Whether psutil, os and platform speak of this machine, and not of another one than `root`."""
+        return self.root == Path("/")
+
+    def path(self, path: str) -> Path:
+        return self.root / path.lstrip("/")
+
+    def exists(self, path: str) -> bool:
+        try:
+            return self.path(path).exists()
+        except OSError:
+            return False
+
+    def text(self, path: str) -> str | None:
+        """The stripped text of a file; None where it cannot be read or is empty."""
+        try:
+            return self.path(path).read_text(encoding="utf-8", errors="replace").strip() or None
+        except OSError:
+            return None
+
+    def integer(self, path: str) -> int | None:
+        return as_integer(self.text(path))
+
+
+def as_integer(text: str | None) -> int | None:
+    """The decimal integer that the whole text is, or None."""
+    try:
+        return None if text is None else int(text)
+    except ValueError:
+        return None
+
+
+def fields(text: str | None) -> dict[str, str]:
+    """The `key: value` lines of /proc files and of lscpu; a repeated key keeps its first value."""
+    found: dict[str, str] = {}
+    for line in (text or "").splitlines():
+        key, colon, value = line.partition(":")
+        if colon:
+            found.setdefault(key.strip(), value.strip())
+    return found
+
+
+def cpu_list(text: str | None) -> list[int] | None:
+    """The members of a kernel list such as `0-3,8`; None for no list or a malformed one."""
+    if not text:
+        return None
+    members: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        start, stop = as_integer(first), as_integer(last if dash else first)
+        if start is None or stop is None:
+            return None
+        members.extend(range(start, stop + 1))
+    return members

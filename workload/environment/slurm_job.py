@@ -1,0 +1,43 @@
+"""The Slurm job that this process belongs to."""
+
+from workload.environment.machine import Machine, as_integer
+
+# Ours -> Slurm's (sbatch(1), OUTPUT ENVIRONMENT VARIABLES).
+TEXTS = {
+    "job_id": "SLURM_JOB_ID",
+    "job_name": "SLURM_JOB_NAME",
+    "step_id": "SLURM_STEP_ID",
+    "array_job_id": "SLURM_ARRAY_JOB_ID",
+    "array_task_id": "SLURM_ARRAY_TASK_ID",
+    "cluster": "SLURM_CLUSTER_NAME",
+    "partition": "SLURM_JOB_PARTITION",
+    "qos": "SLURM_JOB_QOS",
+    "node_list": "SLURM_JOB_NODELIST",
+    "node_name": "SLURMD_NODENAME",
+    "tasks_per_node": "SLURM_TASKS_PER_NODE",
+    "gpus": "SLURM_GPUS",
+    "gpus_on_node": "SLURM_GPUS_ON_NODE",
+    "job_gpus": "SLURM_JOB_GPUS",
+    "step_gpus": "SLURM_STEP_GPUS",
+    "cpu_binding": "SLURM_CPU_BIND",
+}
+COUNTS = {
+    "nodes": "SLURM_JOB_NUM_NODES",
+    "tasks": "SLURM_NTASKS",
+    "task_rank": "SLURM_PROCID",
+    "cpus_per_task": "SLURM_CPUS_PER_TASK",
+    "cpus_on_node": "SLURM_CPUS_ON_NODE",
+    "memory_per_node_mib": "SLURM_MEM_PER_NODE",
+    "memory_per_cpu_mib": "SLURM_MEM_PER_CPU",
+    "restart_count": "SLURM_RESTART_COUNT",
+}
+
+
+def slurm_facts(machine: Machine) -> dict[str, object] | None:
+    """None outside a job."""
+    if "SLURM_JOB_ID" not in machine.environ:
+        return None
+    return {
+        **{name: machine.environ.get(variable) for name, variable in TEXTS.items()},
+        **{name: as_integer(machine.environ.get(variable)) for name, variable in COUNTS.items()},
+    }

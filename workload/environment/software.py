@@ -1,0 +1,143 @@
+"""The software that a run's speed depends on: versions, builds, thread counts, environment variables."""
+
+import fnmatch
+import importlib.metadata
+import platform
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+
+from workload import __version__
+from workload.environment.machine import Machine
+
+# Variables that change speed. Only these are recorded: a bundle is shared, and others hold credentials.
+SPEED_VARIABLES = (
+    "OMP_*",
+    "GOMP_*",
+    "KMP_*",
+    "MKL_*",
+    "OPENBLAS_NUM_THREADS",
+    "GOTO_NUM_THREADS",
+    "BLIS_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "ACCELERATE_NEW_LAPACK",
+    "NUMEXPR_NUM_THREADS",
+    "ATEN_CPU_CAPABILITY",
+    "ONEDNN_*",
+    "DNNL_*",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_*_ALLOC_CONF",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING",
+    "PYTORCH_ENABLE_MPS_FALLBACK",
+    "PYTORCH_MPS_*_WATERMARK_RATIO",
+    "PYTORCH_NVML_BASED_CUDA_CHECK",
+    "TORCH_CUDNN_*",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+    "TORCH_BLAS_PREFER_CUBLASLT",
+    "TORCHINDUCTOR_MAX_AUTOTUNE*",
+    "TORCH_COMPILE_DISABLE",
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_DEVICE_ORDER",
+    "CUDA_DEVICE_MAX_CONNECTIONS",
+    "CUDA_LAUNCH_BLOCKING",
+    "CUDA_MODULE_LOADING",
+    "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "CUBLASLT_WORKSPACE_SIZE",
+    "CUDNN_*LOG*",
+    "NVIDIA_TF32_OVERRIDE",
+    "NVIDIA_VISIBLE_DEVICES",
+    "LD_PRELOAD",
+    "MALLOC_*",
+    "TCMALLOC_*",
+    "PYTHONOPTIMIZE",
+    "PYTHONFAULTHANDLER",
+)
+
+
+def software_facts(machine: Machine) -> dict[str, object]:
+    return {
+        "rooflaunch": __version__,
+        **commit_facts(machine, Path(__file__).parents[2]),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "torchvision": _version("torchvision"),
+        "numpy": _version("numpy"),
+        "torch_commit": torch.version.git_version,
+        "cuda_build": torch.version.cuda,
+        "cudnn": _cudnn(),
+        "onednn_available": _onednn_available(),
+        **_build_facts(torch.__config__.show()),
+        "intra_op_threads": torch.get_num_threads(),
+        "inter_op_threads": torch.get_num_interop_threads(),
+        "variables": speed_variables(machine.environ),
+        "colab": machine.environ.get("COLAB_RELEASE_TAG"),
+    }
+
+
+def speed_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: value
+        for name, value in sorted(environ.items())
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in SPEED_VARIABLES)
+    }
+
+
+def commit_facts(machine: Machine, folder: Path) -> dict[str, object]:
+    """The commit that the code in `folder` is from, and whether the trainer differs from it.
+
+    `commit_dirty` is None for an image, which is built from a commit and cannot tell.
+    """
+    # Only a checkout of this project: an installed copy may lie in some other project's repository.
+    if (folder / ".git").exists():
+        status = machine.tool(
+            "git",
+            "--no-optional-locks",
+            "-C",
+            str(folder),
+            "status",
+            "--porcelain=v2",
+            "--branch",
+            "--",
+            "workload",
+        )
+        if status and (match := re.search(r"^# branch\.oid ([0-9a-f]{40,64})$", status, re.MULTILINE)):
+            changed = any(not line.startswith("#") for line in status.splitlines())
+            return {"commit": match[1], "commit_dirty": changed}
+    return {"commit": machine.environ.get("ROOFLAUNCH_COMMIT") or None, "commit_dirty": None}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _onednn_available() -> bool:
+    is_available: Callable[[], bool] = torch.backends.mkldnn.is_available
+    return is_available()
+
+
+def _cudnn() -> int | None:
+    """As torch writes it: 91900 is 9.19.0."""
+    version: Callable[[], int | None] = torch.backends.cudnn.version
+    try:
+        return version()
+    except RuntimeError:
+        # torch's answer to a library of another version than it was built for.
+        return None
+
+
+def _build_facts(text: str) -> dict[str, object]:
+    """The lines of torch's build description that decide CPU speed."""
+    patterns = {
+        "blas": r"\bBLAS_INFO=(\w+)",
+        "mkl": r"(?:oneAPI )?Math Kernel Library Version (\S+)",
+        "onednn": r"MKL-DNN v(\S+)",
+        "openmp": r"OpenMP (\d+)",
+        "cpu_capability": r"CPU capability usage: (.+)",
+    }
+    return {name: match[1].strip() if (match := re.search(found, text)) else None for name, found in patterns.items()}

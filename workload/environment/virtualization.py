@@ -1,0 +1,55 @@
+"""Which hypervisor, if any, this machine runs under, and what says so."""
+
+from workload.environment.cpu import cpu_info
+from workload.environment.machine import Machine, fields
+
+DMI = "/sys/class/dmi/id"
+
+# Start of a DMI text -> hypervisor, after systemd's src/basic/virt.c (v257) and under its names.
+MAKERS = {
+    "KVM": "kvm",
+    "OpenStack": "kvm",
+    "KubeVirt": "kvm",
+    "Amazon EC2": "amazon",
+    "Google Compute Engine": "google",
+    "QEMU": "qemu",
+    "VMware": "vmware",
+    "VMW": "vmware",
+    "innotek GmbH": "oracle",
+    "VirtualBox": "oracle",
+    "Xen": "xen",
+    "Bochs": "bochs",
+    "Parallels": "parallels",
+    "BHYVE": "bhyve",
+    "Hyper-V": "microsoft",
+    "Apple Virtualization": "apple",
+}
+MAKER_FIELDS = ("product_name", "sys_vendor", "board_vendor", "bios_vendor", "product_version")
+
+
+def virtualization_facts(machine: Machine) -> dict[str, object] | None:
+    """`hypervisor` under systemd's names ("none" on bare metal, "unknown" if it hides its name), and the source.
+
+    None where nothing tells. `--vm` because inside a container the bare tool names the container.
+    """
+    if detected := machine.tool("systemd-detect-virt", "--vm"):
+        return {"hypervisor": detected, "source": "systemd-detect-virt"}
+    flags = cpu_info(machine).get("flags")
+    # Hypervisors set this bit for x86 guests. A cloud's bare-metal machine has the cloud's DMI without it.
+    if flags is not None and "hypervisor" not in flags.split():
+        return {"hypervisor": "none", "source": "cpu flags"}
+    if maker := _dmi_hypervisor(machine):
+        return {"hypervisor": maker, "source": "dmi"}
+    if vendor := fields(machine.tool("lscpu")).get("Hypervisor vendor"):
+        return {"hypervisor": vendor.lower(), "source": "lscpu"}
+    return None if flags is None else {"hypervisor": "unknown", "source": "cpu flags"}
+
+
+def dmi_makers(machine: Machine) -> list[str]:
+    """Who the firmware says made the machine; empty where DMI cannot be read."""
+    return [text for name in MAKER_FIELDS if (text := machine.text(f"{DMI}/{name}")) is not None]
+
+
+def _dmi_hypervisor(machine: Machine) -> str | None:
+    makers = dmi_makers(machine)
+    return next((name for start, name in MAKERS.items() if any(text.startswith(start) for text in makers)), None)

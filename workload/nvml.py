@@ -1,0 +1,174 @@
+"""The one border to NVML, NVIDIA's management library; `pynvml` of nvidia-ml-py where it is installed.
+
+Functions, units and error codes: docs.nvidia.com/deploy/nvml-api. Each field is read on its own: a query that a
+GPU, a driver or a virtual GPU does not support loses that field and no other.
+"""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+
+MW_PER_W = 1000
+
+VIRTUALIZATION_MODES = {0: "none", 1: "passthrough", 2: "vgpu", 3: "host_vgpu", 4: "host_vsga"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """One GPU, open for queries."""
+
+    library: ModuleType
+    handle: object
+
+    @classmethod
+    def open(cls, index: int, *, library: ModuleType | None = None, properties: object = None) -> "Gpu | None":
+        """The GPU that torch calls `cuda:index`; None without NVML or where it is uncertain which one that is.
+
+        `properties` are torch's of that device. CUDA numbers the devices that CUDA_VISIBLE_DEVICES leaves,
+        fastest first; NVML numbers all, by bus. Only UUID and bus address mean the same to both.
+        """
+        library = library or _load()
+        if library is None:
+            return None
+        if properties is None:
+            properties = torch.cuda.get_device_properties(index)
+        for candidate in (_by_uuid, _by_bus, _only_one):
+            handle = _guarded(library, candidate, library, properties)
+            if handle is not None:
+                return cls(library=library, handle=handle)
+        return None
+
+    def identity(self) -> dict[str, object]:
+        """What does not change during a run; a field that the GPU does not tell is None."""
+        ask = self._ask
+        return {
+            "name": _text(ask("nvmlDeviceGetName")),
+            "uuid": _text(ask("nvmlDeviceGetUUID")),
+            "driver_version": _text(_guarded(self.library, self._function("nvmlSystemGetDriverVersion"))),
+            "vbios_version": _text(ask("nvmlDeviceGetVbiosVersion")),
+            "compute_capability": _each(ask("nvmlDeviceGetCudaComputeCapability"), "{0}.{1}".format),
+            "sm_count": _field(ask("nvmlDeviceGetAttributes"), "multiprocessorCount"),
+            "cuda_cores": ask("nvmlDeviceGetNumGpuCores"),
+            "memory_total_bytes": _field(ask("nvmlDeviceGetMemoryInfo"), "total"),
+            "memory_bus_width_bits": ask("nvmlDeviceGetMemoryBusWidth"),
+            **self._modes(),
+            **self._limits(),
+        }
+
+    def sample(self) -> dict[str, float | None]:
+        """What changes during a run; `clock_event_reasons`: NVML's bit mask of what holds the clocks down."""
+        ask = self._ask
+        return {
+            "sm_clock_mhz": ask("nvmlDeviceGetClockInfo", self.library.NVML_CLOCK_SM),
+            "memory_clock_mhz": ask("nvmlDeviceGetClockInfo", self.library.NVML_CLOCK_MEM),
+            "temperature_c": ask("nvmlDeviceGetTemperature", self.library.NVML_TEMPERATURE_GPU),
+            "power_w": _watts(ask("nvmlDeviceGetPowerUsage")),
+            "clock_event_reasons": self._clock_event_reasons(),
+            "gpu_utilization_percent": _field(ask("nvmlDeviceGetUtilizationRates"), "gpu"),
+            "memory_used_bytes": _field(ask("nvmlDeviceGetMemoryInfo"), "used"),
+        }
+
+    def _modes(self) -> dict[str, object]:
+        ask = self._ask
+        return {
+            # ECC and MIG answer with the current mode and the one after the next reset.
+            "ecc_enabled": _switch(_first(ask("nvmlDeviceGetEccMode"))),
+            "mig_enabled": _switch(_first(ask("nvmlDeviceGetMigMode"))),
+            "persistence_enabled": _switch(ask("nvmlDeviceGetPersistenceMode")),
+            "virtualization_mode": VIRTUALIZATION_MODES.get(ask("nvmlDeviceGetVirtualizationMode")),
+        }
+
+    def _limits(self) -> dict[str, object]:
+        ask, sm, memory = self._ask, self.library.NVML_CLOCK_SM, self.library.NVML_CLOCK_MEM
+        return {
+            "power_limit_default_w": _watts(ask("nvmlDeviceGetPowerManagementDefaultLimit")),
+            "power_limit_enforced_w": _watts(ask("nvmlDeviceGetEnforcedPowerLimit")),
+            "sm_clock_max_mhz": ask("nvmlDeviceGetMaxClockInfo", sm),
+            "memory_clock_max_mhz": ask("nvmlDeviceGetMaxClockInfo", memory),
+            "sm_clock_application_mhz": ask("nvmlDeviceGetApplicationsClock", sm),
+            "memory_clock_application_mhz": ask("nvmlDeviceGetApplicationsClock", memory),
+            # An idle GPU lowers its link: the current values are those of a GPU that waits for work.
+            "pcie_generation": ask("nvmlDeviceGetCurrPcieLinkGeneration"),
+            "pcie_generation_max": ask("nvmlDeviceGetMaxPcieLinkGeneration"),
+            "pcie_width": ask("nvmlDeviceGetCurrPcieLinkWidth"),
+            "pcie_width_max": ask("nvmlDeviceGetMaxPcieLinkWidth"),
+        }
+
+    def _clock_event_reasons(self) -> int | None:
+        """Drivers before 535 know the query under its old name only."""
+        reasons: int | None = self._ask("nvmlDeviceGetCurrentClocksEventReasons")
+        return self._ask("nvmlDeviceGetCurrentClocksThrottleReasons") if reasons is None else reasons
+
+    def _ask(self, name: str, *arguments: object) -> Any:
+        return _guarded(self.library, self._function(name), self.handle, *arguments)
+
+    def _function(self, name: str) -> Callable[..., Any] | None:
+        """None where the installed nvidia-ml-py is older than the query."""
+        function: Callable[..., Any] | None = getattr(self.library, name, None)
+        return function
+
+
+def _load() -> ModuleType | None:
+    try:
+        library = importlib.import_module("pynvml")
+    except ImportError:
+        return None
+    # Counted by the library: the matching shutdown is the end of the process.
+    return library if _guarded(library, lambda: library.nvmlInit() or True) else None
+
+
+def _guarded(library: ModuleType, function: Callable[..., Any] | None, *arguments: object) -> Any:
+    try:
+        return None if function is None else function(*arguments)
+    except library.NVMLError:
+        return None
+
+
+def _by_uuid(library: ModuleType, properties: object) -> object | None:
+    uuid = getattr(properties, "uuid", None)
+    handle: object = None if uuid is None else library.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+    return handle
+
+
+def _by_bus(library: ModuleType, properties: object) -> object | None:
+    """Also finds the GPU of a MIG slice, whose own UUID is of another kind."""
+    names = ("pci_domain_id", "pci_bus_id", "pci_device_id")
+    domain, bus, device = (getattr(properties, name, None) for name in names)
+    if domain is None or bus is None or device is None:
+        return None
+    handle: object = library.nvmlDeviceGetHandleByPciBusId(f"{domain:08X}:{bus:02X}:{device:02X}.0")
+    return handle
+
+
+def _only_one(library: ModuleType, _properties: object) -> object | None:
+    handle: object = library.nvmlDeviceGetHandleByIndex(0) if library.nvmlDeviceGetCount() == 1 else None
+    return handle
+
+
+def _text(value: str | bytes | None) -> str | None:
+    """Old bindings answer in bytes."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+def _watts(milliwatts: int | None) -> float | None:
+    return None if milliwatts is None else milliwatts / MW_PER_W
+
+
+def _switch(mode: int | None) -> bool | None:
+    return None if mode is None else bool(mode)
+
+
+def _first(pair: tuple[int, int] | list[int] | None) -> int | None:
+    return None if pair is None else pair[0]
+
+
+def _field(structure: object, name: str) -> Any:
+    return getattr(structure, name, None)
+
+
+def _each(pair: tuple[int, int] | list[int] | None, written: Callable[..., str]) -> str | None:
+    return None if pair is None else written(*pair)
