@@ -1,0 +1,339 @@
+"""The trainer as a user runs it: tiny configurations, real steps, real bundles."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from workload import bundle, cli, train
+from workload.errors import ExitCode
+
+pytestmark = pytest.mark.world
+
+TINY = ["--model", "resnet18", "--device", "cpu", "--image-size", "32", "--batch-size", "2", "--warmup", "1"]
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def run(*words: str, ceilings: bool = False) -> tuple[int, Path]:
+    """The exit code and the newest bundle of `train` with small defaults, in this process."""
+    given = [*TINY, "-o", "out", *([] if ceilings else ["--no-ceilings"]), *words]
+    code = cli.main(["train", *given])
+    folders = [path for path in Path("out").iterdir() if path.is_dir()] if Path("out").exists() else []
+    return code, max(folders, key=lambda path: path.stat().st_ctime_ns, default=Path("none"))
+
+
+def record_of(folder: Path) -> dict[str, Any]:
+    return dict(bundle.read(folder).record)
+
+
+def test_completed_run_holds_together(capsys: pytest.CaptureFixture[str]) -> None:
+    code, folder = run("--iterations", "12")
+    captured = capsys.readouterr()
+    assert code == ExitCode.DONE
+    assert captured.out == f"{folder}\n", "stdout is the bundle's folder and nothing else"
+    found = bundle.read(folder)
+    assert {"run.json", "steps.csv", "telemetry.csv", "log.txt"} == {file.name for file in found.files}
+    record, steps = found.record, found.steps()
+    assert (record["status"], record["error"]) == ("completed", None)
+    assert record["run_id"] == folder.name
+    assert [row["phase"] for row in steps] == ["warmup"] + ["measured"] * 12
+    timing = record["timing"]
+    assert timing["images"] == 24
+    assert timing["images_per_s"] == pytest.approx(24 / timing["measured_s"])
+    measured = [float(row["step_s"]) + float(row["data_s"]) for row in steps[1:]]
+    assert sum(measured) / timing["measured_s"] == pytest.approx(timing["explained_fraction"], abs=1e-3)
+    assert timing["explained_fraction"] == pytest.approx(1, abs=0.02)
+    for row in steps:
+        parts = sum(float(row[name]) for name in ("forward_s", "backward_s", "optimizer_s"))
+        assert parts == pytest.approx(float(row["step_s"]), abs=1e-6)
+    assert list(timing["phases"]) == ["start", "prepare", "environment", "setup", "warmup", "measured", "finish", "end"]
+    assert list(timing["phases"].values()) == sorted(timing["phases"].values())
+    assert float(steps[0]["ended_at_s"]) > timing["phases"]["warmup"]
+    assert timing["phases"]["measured"] < float(steps[-1]["ended_at_s"]) < timing["phases"]["end"]
+    assert record["spec_origin"]["iterations"] == "option"
+    assert record["spec_origin"]["seed"] == "default"
+    assert record["usage"]["max_rss_bytes"] > 100e6
+    assert record["environment"]["place"] == "local-cpu"
+
+
+def test_random_labels_are_learned() -> None:
+    _, folder = run("--iterations", "30")
+    losses = [float(row["loss"]) for row in bundle.read(folder).steps()]
+    # 1000 classes: a guess costs ln(1000) = 6.9.
+    assert 5.5 < losses[0] < 9
+    assert losses[-1] < losses[0] / 2
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--channels-last"],
+        ["--deterministic"],
+        ["--optimizer", "adamw"],
+        ["--model", "mobilenet_v2"],
+        ["--model", "mobilenet_v3_small"],
+        ["--model", "vgg16"],
+        ["--model", "vit_b_16"],
+        ["--model", "googlenet", "--image-size", "64"],
+        ["--warmup", "0"],
+    ],
+    ids=" ".join,
+)
+def test_options_run(words: list[str]) -> None:
+    code, folder = run("--iterations", "2", *words)
+    assert code == ExitCode.DONE
+    record = record_of(folder)
+    assert record["timing"]["images"] == 4
+    assert record["complexity"]["train_flop_per_step"] > record["complexity"]["forward_mac_per_image"] * 2 * 2 * 2
+
+
+def test_accumulation_counts_every_batch() -> None:
+    _, folder = run("--iterations", "3", "--grad-accumulation", "4")
+    _, plain = run("--iterations", "3")
+    accumulated, single = record_of(folder), record_of(plain)
+    assert accumulated["timing"]["images"] == 24
+    flop = [each["complexity"]["train_flop_per_step"] for each in (accumulated, single)]
+    assert flop[0] == pytest.approx(4 * flop[1])
+
+
+def test_fp32_is_fp32() -> None:
+    run("--iterations", "1")
+    assert torch.get_float32_matmul_precision() == "highest"
+    assert not torch.backends.cudnn.allow_tf32
+
+
+def test_image_folder_shows_data_waits(images: Path) -> None:
+    code, folder = run("--iterations", "6", "--dataset", str(images), "--workers", "0")
+    assert code == ExitCode.DONE
+    record = record_of(folder)
+    assert record["timing"]["data_wait_fraction"] > 0.01
+    assert record["timing"]["explained_fraction"] == pytest.approx(1, abs=0.02)
+    assert record["environment"]["host"]["dataset_storage"]["mount_point"]
+
+
+def test_ceilings_come_first_and_are_reused() -> None:
+    _, first = run("--iterations", "1", ceilings=True)
+    _, second = run("--iterations", "1", ceilings=True)
+    measured, reused = record_of(first), record_of(second)
+    assert measured["ceilings"]["age_s"] == 0
+    assert 0 < reused["ceilings"]["age_s"] < 60
+    assert measured["ceilings"]["flop_per_s"] == reused["ceilings"]["flop_per_s"]
+    assert list(measured["timing"]["phases"]).index("ceilings") < list(measured["timing"]["phases"]).index("warmup")
+    theoretical_s = measured["complexity"]["theoretical_step_s"]
+    assert 0 < theoretical_s < measured["timing"]["step_s"]["median"]
+    assert measured["bound"]["bound"] in {"compute", "memory", "overhead", "input"}
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "hint"),
+    [
+        (["--model", "resnet19"], "unknown model 'resnet19'", "resnet18"),
+        (["--batch-size", "0"], "batch size must be a positive integer; got '0'", "--batch-size 32"),
+        (["--batch-size", "many"], "batch size must be a positive integer; got 'many'", "--batch-size 32"),
+        (["--precision", "tf32"], "precision tf32 needs an NVIDIA GPU", "--precision fp32"),
+        (["--dataset", "absent"], "data set 'absent' is no folder", "FOLDER/<class>/<image>.jpg"),
+        (["--context", "x"], "--context is written by a launcher", "leave --context out"),
+        (["--frobnicate"], "unrecognized arguments: --frobnicate", "--help"),
+        (["-o", "/proc/out"], "output folder '/proc/out' cannot be written", "-o FOLDER"),
+        (["--model", "vit_b_16", "--image-size", "33"], "vit_b_16", "--image-size"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_mistakes_leave_nothing(words: list[str], message: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _ = run(*words)
+    error = capsys.readouterr().err.strip().splitlines()
+    assert code == ExitCode.USAGE
+    assert len(error) == 2, error
+    assert error[0].startswith("error: ")
+    assert message in error[0]
+    assert error[1].startswith("hint: ")
+    assert hint in error[1]
+    assert not list(Path().rglob("run.json"))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+def test_cuda_without_a_gpu_says_what_was_looked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _ = run("--device", "cuda")
+    error = capsys.readouterr().err
+    assert code == ExitCode.USAGE
+    assert f"no CUDA device: torch {torch.__version__}" in error
+    assert "/dev/nvidia devices" in error
+
+
+def test_environment_and_config_of_the_folder_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "rooflaunch.toml").write_text("iterations = 2\nseed = 5\n")
+    monkeypatch.setenv("ROOFLAUNCH_SEED", "6")
+    _, folder = run()
+    record = record_of(folder)
+    assert (record["spec"]["iterations"], record["spec"]["seed"]) == (2, 6)
+    assert record["spec_origin"]["iterations"] == "rooflaunch.toml"
+    assert record["spec_origin"]["seed"] == "environment"
+    _, told = run("--iterations", "1", "--context", '{"spec_origin": {"model": "rooflaunch.toml"}}')
+    record = record_of(told)
+    assert record["spec"]["seed"] == 0, "a launcher has settled everything"
+    assert record["spec_origin"]["model"] == "rooflaunch.toml"
+
+
+def test_out_of_memory_is_a_result(capsys: pytest.CaptureFixture[str]) -> None:
+    code, folder = run("--batch-size", "1000000", "--image-size", "1024")
+    assert code == ExitCode.OUT_OF_MEMORY
+    record = record_of(folder)
+    assert record["status"] == "out_of_memory"
+    assert record["error"] == "resnet18 at batch size 1000000 in fp32 does not fit into the cpu's memory"
+    assert "hint: --batch-size 500000" in capsys.readouterr().err
+    assert record["complexity"]["train_flop_per_step"] > 0
+
+
+def test_broken_image_amid_the_run_is_named(images: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (images / "cat" / "broken.jpg").write_bytes(b"no image")
+    code, folder = run("--dataset", str(images), "--batch-size", "25", "--workers", "0")
+    assert code == ExitCode.USAGE
+    assert record_of(folder)["status"] == "failed"
+    assert "broken.jpg' cannot be decoded" in capsys.readouterr().err.splitlines()[-2]
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "status"),
+    [
+        (RuntimeError("cuDNN error: x\nmore"), ExitCode.RUN_FAILED, "failed"),
+        (torch.OutOfMemoryError("y"), ExitCode.OUT_OF_MEMORY, "out_of_memory"),
+    ],
+)
+def test_step_that_fails_keeps_what_was_measured(
+    error: Exception, code: int, status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_at(4, error, monkeypatch)
+    found, folder = run("--iterations", "9")
+    assert found == code
+    record = record_of(folder)
+    assert record["status"] == status
+    assert len(bundle.read(folder).steps()) == 4
+    assert record["timing"]["images"] == 6
+    assert "Traceback" in (folder / "log.txt").read_text()
+
+
+def test_bug_of_ours_keeps_its_traceback_and_seals(monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_at(2, ValueError("a bug"), monkeypatch)
+    with pytest.raises(ValueError, match="a bug"):
+        run("--iterations", "9")
+    (folder,) = (path for path in Path("out").iterdir() if path.is_dir())
+    assert record_of(folder)["status"] == "failed"
+
+
+def fail_at(step: int, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, calls = train.TrainingStep.__call__, iter(range(10_000))
+
+    def failing(self: train.TrainingStep, *arguments: Any) -> torch.Tensor:
+        if next(calls) == step:
+            raise error
+        return plain(self, *arguments)
+
+    monkeypatch.setattr(train.TrainingStep, "__call__", failing)
+
+
+def start(*words: str, file_limit_bytes: int | None = None) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "workload", "train", *TINY, "-o", "out", "--no-ceilings", *words]
+    root = str(Path(__file__).parents[2])
+    environment = os.environ | {"PYTHONPATH": root}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    if file_limit_bytes:
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (file_limit_bytes, file_limit_bytes))
+    return process
+
+
+def wait_for_steps(process: subprocess.Popen[str], count: int) -> Path:
+    assert process.stdout is not None
+    folder = Path(process.stdout.readline().strip())
+    deadline_s = time.monotonic() + 60
+    while time.monotonic() < deadline_s:
+        if (folder / "steps.csv").exists() and len(bundle.read_steps(folder)) >= count:
+            return folder
+        time.sleep(0.05)
+    pytest.fail(f"no {count} steps within a minute")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_leaves_an_interrupted_bundle(number: signal.Signals) -> None:
+    with start("--iterations", "100000") as process:
+        folder = wait_for_steps(process, 5)
+        process.send_signal(number)
+        process.send_signal(number)
+        _, error = process.communicate(timeout=60)
+    assert process.returncode == ExitCode.INTERRUPTED
+    assert f"error: interrupted by {number.name}" in error
+    assert "Traceback" not in error
+    record = record_of(folder)
+    assert record["status"] == "interrupted"
+    steps = bundle.read(folder).steps()
+    assert record["timing"]["images"] == 2 * (len(steps) - 1) >= 8
+
+
+def test_kill_leaves_readable_steps_and_no_manifest() -> None:
+    with start("--iterations", "100000") as process:
+        folder = wait_for_steps(process, 5)
+        process.kill()
+        process.communicate(timeout=60)
+    assert len(bundle.read_steps(folder)) >= 5
+    with pytest.raises(bundle.BundleError, match="incomplete"):
+        bundle.read(folder)
+    assert json.loads((folder / "run.json").read_text())["status"] == "running"
+
+
+def test_disk_that_fills_up_is_said() -> None:
+    with start("--iterations", "1000", file_limit_bytes=8192) as process:
+        _, error = process.communicate(timeout=90)
+    assert process.returncode == ExitCode.RUN_FAILED
+    last = error.strip().splitlines()[-2:]
+    assert last[0].startswith("error: File too large while writing 'out/")
+    assert last[0].endswith("': the bundle is incomplete")
+    assert last[1].startswith("hint: free some space")
+    (folder,) = Path("out").iterdir()
+    assert not (folder / "MANIFEST.json").exists()
+
+
+@pytest.mark.parametrize("precision", ["bf16", "amp"])
+def test_reduced_precision_runs_on_any_cpu(precision: str) -> None:
+    """In a process of its own: what this CPU cannot do has to be found before oneDNN is first used."""
+    with start("--iterations", "2", "--precision", precision) as process:
+        output, error = process.communicate(timeout=120)
+    assert process.returncode == 0, error
+    assert record_of(Path(output.strip()))["timing"]["images"] == 4
+
+
+def test_repeats_are_processes_of_their_own() -> None:
+    with start("--iterations", "2", "--repeats", "2") as process:
+        output, error = process.communicate(timeout=120)
+    assert process.returncode == 0, error
+    records = [record_of(Path(line)) for line in output.splitlines()]
+    assert [record["repeat"] for record in records] == [{"index": 1, "of": 2}, {"index": 2, "of": 2}]
+    assert [record["spec"]["repeats"] for record in records] == [1, 1]
+    assert records[0]["spec_origin"]["iterations"] == "option"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"), [(["models"], "resnet50\n"), (["env"], '"kernel"'), (["--version"], "rooflaunch 0.")]
+)
+def test_other_doors(words: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with suppress(SystemExit):  # argparse ends --version itself
+        assert cli.main(words) == 0
+    assert expected in capsys.readouterr().out
+
+
+def test_ceilings_door(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["ceilings", "--device", "cpu", "--precision", "fp32", "--format", "json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["flop_per_s"]["fp32"]["median"] > 1e9
+    assert printed["bytes_per_s"]["copy"]["median"] > 1e8

@@ -1,0 +1,618 @@
+"""Measured ceilings: the FLOP/s of a matrix product per precision, and the bytes/s of copy and triad.
+
+Every probe has a time limit of its own, because a CPU without units for a type is a hundred times slower with it:
+2 s for each product and 1 s for each of copy and triad keep the whole under 20 s on any machine.
+"""
+
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from itertools import cycle
+from math import ceil, isqrt
+from pathlib import Path
+from typing import Any, Self, cast
+
+import numpy as np
+import psutil
+import torch
+from torch import Tensor
+
+from workload.clock import Clock, clock_for
+from workload.device import TF32_CAPABILITY, is_out_of_memory
+from workload.environment import cgroup, cpu, host
+from workload.environment.machine import Machine
+from workload.spec import Device, Precision
+
+CACHE_NAME = ".ceilings.json"
+CACHE_SCHEMA = 1
+MAX_AGE_S = 3600.0
+
+PRODUCT_LIMIT_S = 2.0
+BANDWIDTH_LIMIT_S = 1.0
+SAMPLES = 30
+SAMPLE_S = 10e-3
+# A call this long hides what it costs to launch it.
+LONG_CALL_S = 5e-3
+SMALLEST_EDGE = 128
+# The product of matrices of twice the edge. One that took less than half as much longer measured mostly a busy
+# machine's waits: such a call may be long, and still too small.
+GROWTH = 8
+WORK_GROWTH = 4
+# What must still fit after the next step of growth: a warm-up call, a timed one and three samples.
+CALLS_AHEAD = 5
+# Of the memory that is free, so that no neighbour is pushed out.
+MEMORY_SHARE = 4
+# STREAM's rule, https://www.cs.virginia.edu/stream/ref.html#size: four times the last-level cache.
+CACHE_MULTIPLE = 4
+# At least this on a GPU, and where the size of the cache is unknown.
+USUAL_FOOTPRINT_BYTES = 10**9
+# Touching memory for the first time took 2.2 s for a GB on a fresh virtual machine.
+LARGEST_FOOTPRINT_BYTES = 2 * 10**9
+SMALLEST_ARRAY_BYTES = 2**20
+ARRAYS = 3
+COPY, TRIAD = "copy", "triad"
+# How many arrays one call moves.
+MOVED = {COPY: 2, TRIAD: 3}
+TRIAD_FACTOR = 3.0
+
+DTYPES = {
+    Precision.FP32: torch.float32,
+    Precision.TF32: torch.float32,
+    Precision.AMP: torch.float16,
+    Precision.BF16: torch.bfloat16,
+}
+# They limit the instructions that a CPU's matrix product uses.
+ISA_VARIABLES = ("ATEN_CPU_CAPABILITY", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
+
+# Some virtual machines announce AMX units and trap at their first use, which ends the process: SIGILL.
+TRIAL = "import torch; x = torch.ones(256, 256, dtype=torch.{dtype}); torch.mm(x, x)"
+TRIAL_LIMIT_S = 60.0
+
+Call = Callable[[], object]
+Sampler = Callable[[], Mapping[str, object]]
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rate:
+    """FLOP or bytes per second over `samples` samples. `size` is the edge of the matrices, or the bytes of an array.
+
+    `conditions` are a GPU's clock, power and temperature halfway through the samples, under load.
+    """
+
+    median: float
+    best: float
+    min: float
+    p5: float
+    p95: float
+    samples: int
+    size: int
+    conditions: Mapping[str, object] | None = None
+
+    @classmethod
+    def of(cls, work: float, call_s: list[float], *, size: int, conditions: Mapping[str, object] | None) -> Self:
+        """From the FLOP or bytes of a call and the seconds per call of each sample."""
+        rates = work / np.array(call_s)
+        p5, median, p95 = (float(q) for q in np.quantile(rates, (0.05, 0.5, 0.95)))
+        return cls(
+            median=median,
+            best=float(rates.max()),
+            min=float(rates.min()),
+            p5=p5,
+            p95=p95,
+            samples=len(call_s),
+            size=size,
+            conditions=conditions,
+        )
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """The reverse of `asdict`. Raises TypeError or ValueError for anything that is no rate."""
+        rate = cls(**value)
+        numbers = (rate.median, rate.best, rate.min, rate.p5, rate.p95, rate.samples, rate.size)
+        # A NaN fails the comparison too.
+        if not all(number > 0 for number in numbers):
+            raise ValueError(f"a rate must be positive; got {numbers}")
+        return rate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ceilings:
+    """What one machine reached; `unavailable` says why a rate is missing. `measured_at` is UTC in ISO 8601.
+
+    `machine_id` tells machines of one kind apart: the nodes of a cluster may share an output folder.
+    """
+
+    flop_per_s: Mapping[str, Rate]
+    bytes_per_s: Mapping[str, Rate]
+    unavailable: Mapping[str, str]
+    method: str
+    measured_at: str
+    elapsed_s: float
+    device: str
+    machine_id: str
+    software: str
+    threads: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values by field name."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """The reverse of `to_json`. Raises KeyError, TypeError, ValueError or AttributeError for anything else."""
+        rates = {
+            name: {key: Rate.from_json(rate) for key, rate in value[name].items()}
+            for name in ("flop_per_s", "bytes_per_s")
+        }
+        return cls(**{**value, **rates})
+
+    def age_s(self, now: datetime) -> float:
+        """Seconds since the measurement; negative where the clock was set back. ValueError for a foreign time."""
+        return (now - datetime.fromisoformat(self.measured_at)).total_seconds()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deadline:
+    """A point of the host's clock, in seconds."""
+
+    end_s: float
+    now_s: Callable[[], float]
+
+    def allows(self, seconds: float) -> bool:
+        """Whether `seconds` more fit."""
+        return self.now_s() + seconds <= self.end_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """How to measure: the device's clock, the host's, a limit in host seconds, and a GPU's sensors."""
+
+    clock: Clock
+    limit_s: float = PRODUCT_LIMIT_S
+    now_s: Callable[[], float] = time.perf_counter
+    sensors: Sampler | None = None
+
+    def deadline(self) -> Deadline:
+        """The limit, counted from now."""
+        return Deadline(end_s=self.now_s() + self.limit_s, now_s=self.now_s)
+
+    def warm_up(self, call: Call) -> None:
+        """The first call selects kernels and touches memory; its time says nothing."""
+        call()
+        self.clock.synchronize()
+
+    def call_s(self, call: Call, *, calls: int = 1, meanwhile: Call | None = None) -> float:
+        """Device seconds for one of `calls` calls in a row; `meanwhile` runs while a GPU works them off."""
+        start = self.clock.mark()
+        for _ in range(calls):
+            call()
+        end = self.clock.mark()
+        if meanwhile:
+            meanwhile()
+        self.clock.synchronize()
+        return self.clock.seconds_between(start, end) / calls
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Product:
+    """A matrix product that was timed once."""
+
+    edge: int
+    call: Call
+    call_s: float
+
+
+def measure(
+    device: Device,
+    *,
+    precisions: Collection[str] | None = None,
+    bandwidth: bool = True,
+    sample: Sampler | None = None,
+    progress: Report | None = None,
+    limit_share: float = 1.0,
+    now: Callable[[], datetime] = lambda: datetime.now(UTC),
+) -> Ceilings:
+    """Measure the `precisions` (all by default) and, unless told otherwise, copy and triad.
+
+    `sample` reads a GPU's sensors; `limit_share` shortens each probe's time limit. Random state, precision settings
+    and the GPU's allocator are left as they were found.
+    """
+    began_s, measured_at = time.perf_counter(), now()
+    probe = Probe(clock=clock_for(device), limit_s=PRODUCT_LIMIT_S * limit_share, sensors=sample)
+    report = progress or (lambda _: None)
+    unavailable: dict[str, str] = {}
+    flop_per_s = _flop_rates(device, _wanted(precisions), probe, unavailable, report)
+    probe = replace(probe, limit_s=BANDWIDTH_LIMIT_S * limit_share)
+    bytes_per_s, footprint = _byte_rates(device, probe, unavailable, report) if bandwidth else ({}, "")
+    return Ceilings(
+        flop_per_s=flop_per_s,
+        bytes_per_s=bytes_per_s,
+        unavailable=unavailable,
+        method=_method(limit_share, footprint),
+        measured_at=measured_at.isoformat(),
+        elapsed_s=time.perf_counter() - began_s,
+        **_identity(device),
+    )
+
+
+def _wanted(precisions: Collection[str] | None) -> list[Precision]:
+    return [precision for precision in Precision if precisions is None or precision in precisions]
+
+
+def _method(limit_share: float, footprint: str) -> str:
+    product_s, bandwidth_s = PRODUCT_LIMIT_S * limit_share, BANDWIDTH_LIMIT_S * limit_share
+    products = (
+        "n x n x n product of random normal matrices, n doubled until a call takes 5 ms or time or memory is spent; "
+        f"up to {SAMPLES} samples of at least 10 ms in {product_s:g} s a precision; 1 fused multiply-add = 2 FLOP"
+    )
+    bytes_ = f"copy moves 2 and triad 3 float32 arrays, as STREAM counts, in {bandwidth_s:g} s each; {footprint}"
+    return f"{products}. {bytes_}" if footprint else products
+
+
+# --- matrix products
+
+
+def _flop_rates(
+    device: Device, precisions: list[Precision], probe: Probe, unavailable: dict[str, str], report: Report
+) -> dict[str, Rate]:
+    rates: dict[str, Rate] = {}
+    for precision in precisions:
+        reason = _why_not(device, precision)
+        if reason is None:
+            report(f"measuring this machine's ceiling: {precision} matrix product")
+            with _released(device), _refusals(precision, unavailable):
+                rates[precision] = product_rate(device, precision, probe)
+        else:
+            unavailable[precision] = reason
+    return rates
+
+
+def _why_not(device: Device, precision: Precision) -> str | None:
+    if precision is not Precision.TF32:
+        return crash_reason(device, precision)
+    if device is not Device.CUDA:
+        return "TF32 needs an NVIDIA GPU"
+    major, minor = torch.cuda.get_device_capability()
+    return None if (major, minor) >= TF32_CAPABILITY else f"TF32 needs compute capability 8.0, this is {major}.{minor}"
+
+
+def crash_reason(device: Device, precision: Precision, machine: Machine | None = None) -> str | None:
+    """Why this process would be killed by a `precision` that the CPU announces; None where nothing speaks against it.
+
+    Tried in a process of its own (2 s), and only where the CPU announces AMX and the precision may use it.
+    """
+    dtype = DTYPES[precision]
+    flags = (cpu.cpu_info(machine or Machine()).get("flags") or "").split()
+    if device is not Device.CPU or dtype is torch.float32 or "amx_tile" not in flags:
+        return None
+    code = TRIAL.format(dtype=str(dtype).removeprefix("torch."))
+    try:
+        tried = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=TRIAL_LIMIT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if tried.returncode != -signal.SIGILL:
+        return None
+    return (
+        f"a {dtype} matrix product ends in an illegal instruction: the CPU announces AMX, but this machine does not "
+        "execute it; ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16 avoids AMX"
+    )
+
+
+def product_rate(device: Device, precision: Precision, probe: Probe) -> Rate:
+    """The rate of an n x n x n product: 2 n^3 FLOP. Raises what the device raises if it cannot do the smallest one."""
+    dtype = DTYPES[precision]
+    make = _product_maker(device, dtype)
+    largest_edge = isqrt(free_memory_bytes(device) // MEMORY_SHARE // (3 * dtype.itemsize))
+    with matmul_precision(precision):
+        # Loads libraries, which counts for none of the samples and not against the limit.
+        probe.warm_up(make(SMALLEST_EDGE))
+        deadline = probe.deadline()
+        product = grow(make, probe, deadline, largest_edge=largest_edge)
+        call_s, conditions = take_samples(product.call, product.call_s, probe, deadline)
+    return Rate.of(2 * product.edge**3, call_s, size=product.edge, conditions=conditions)
+
+
+def _product_maker(device: Device, dtype: torch.dtype) -> Callable[[int], Call]:
+    # A generator of our own: the run's random state is not ours to advance.
+    generator = torch.Generator(device.value).manual_seed(0)
+
+    def make(edge: int) -> Call:
+        left, right = (torch.randn(edge, edge, generator=generator, device=device.value).to(dtype) for _ in range(2))
+        out = torch.empty_like(left)
+        return lambda: torch.mm(left, right, out=out)
+
+    return make
+
+
+def grow(make: Callable[[int], Call], probe: Probe, deadline: Deadline, *, largest_edge: int) -> _Product:
+    """Double the edge until a call is long, or time or memory would not suffice for the next one."""
+    smaller, product = None, _timed(make, SMALLEST_EDGE, probe)
+    while (
+        not _is_long(product, smaller)
+        and 2 * product.edge <= largest_edge
+        and deadline.allows(CALLS_AHEAD * GROWTH * product.call_s)
+    ):
+        try:
+            smaller, product = product, _timed(make, 2 * product.edge, probe)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            break
+    return product
+
+
+def _is_long(product: _Product, smaller: _Product | None) -> bool:
+    """Whether the call is long, and because of its work."""
+    is_work = smaller is not None and product.call_s >= WORK_GROWTH * smaller.call_s
+    return product.call_s >= LONG_CALL_S and is_work
+
+
+def _timed(make: Callable[[int], Call], edge: int, probe: Probe) -> _Product:
+    call = make(edge)
+    probe.warm_up(call)
+    return _Product(edge=edge, call=call, call_s=probe.call_s(call))
+
+
+def take_samples(
+    call: Call, call_s: float, probe: Probe, deadline: Deadline
+) -> tuple[list[float], Mapping[str, object] | None]:
+    """Seconds per call of up to 30 samples of at least 10 ms, at least one; and the sensors, read under load.
+
+    `call_s` is what a call is expected to take.
+    """
+    calls = ceil(SAMPLE_S / call_s) if call_s < SAMPLE_S else 1
+    samples: list[float] = []
+    conditions: dict[str, object] = {}
+    while not samples or (len(samples) < SAMPLES and deadline.allows(calls * samples[-1])):
+        # Read once at half time, and at once where there may be no half time.
+        is_due = probe.sensors is not None and len(samples) in (0, SAMPLES // 2)
+        meanwhile = (lambda: conditions.update(probe.sensors() if probe.sensors else {})) if is_due else None
+        samples.append(probe.call_s(call, calls=calls, meanwhile=meanwhile))
+    return samples, conditions or None
+
+
+@contextmanager
+def matmul_precision(precision: Precision) -> Iterator[None]:
+    """TF32 on for `tf32`, off for every other, on the GPU and in oneDNN; afterwards exactly as before.
+
+    The process-wide switch `torch.set_float32_matmul_precision` cannot be put back to "never set".
+    """
+    # Any: torch declares the latter at run time.
+    cublas, onednn = torch.backends.cuda, cast("Any", torch.backends.mkldnn)
+    backends = (cublas.matmul, onednn.matmul)
+    before = [backend.fp32_precision for backend in backends]
+    try:
+        for backend in backends:
+            backend.fp32_precision = "tf32" if precision is Precision.TF32 else "ieee"
+        yield
+    finally:
+        for backend, value in zip(backends, before, strict=True):
+            backend.fp32_precision = value
+
+
+# --- copy and triad
+
+
+def _byte_rates(
+    device: Device, probe: Probe, unavailable: dict[str, str], report: Report
+) -> tuple[dict[str, Rate], str]:
+    """The rates, and what there is to say about the size of the arrays."""
+    report("measuring this machine's ceiling: memory bandwidth")
+    cache_bytes, free_bytes = last_level_cache_bytes(device), free_memory_bytes(device)
+    array_bytes = choose_array_bytes(device, cache_bytes=cache_bytes, free_bytes=free_bytes)
+    rates: dict[str, Rate] = {}
+    with _released(device), _refusals(COPY, unavailable), _refusals(TRIAD, unavailable):
+        arrays = _allocate(device, array_bytes)
+        array_bytes = arrays[0].nbytes
+        for name in (COPY, TRIAD):
+            rates[name] = _byte_rate(name, arrays, probe)
+    return rates, _footprint(array_bytes, cache_bytes=cache_bytes)
+
+
+def choose_array_bytes(device: Device, *, cache_bytes: int | None, free_bytes: int) -> int:
+    """So that the three arrays make four times the cache, within 2 GB and a quarter of the free memory."""
+    wanted = CACHE_MULTIPLE * (cache_bytes or 0)
+    if device is not Device.CPU or cache_bytes is None:
+        wanted = max(wanted, USUAL_FOOTPRINT_BYTES)
+    footprint = min(wanted, LARGEST_FOOTPRINT_BYTES, free_bytes // MEMORY_SHARE)
+    return max(footprint // ARRAYS, SMALLEST_ARRAY_BYTES)
+
+
+def _allocate(device: Device, array_bytes: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Three arrays with their memory touched; smaller ones where these do not fit after all."""
+    count = array_bytes // torch.float32.itemsize
+    try:
+        first, second, third = (torch.full((count,), float(n), device=device.value) for n in range(ARRAYS))
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error) or array_bytes // 2 < SMALLEST_ARRAY_BYTES:
+            raise
+    else:
+        return first, second, third
+    return _allocate(device, array_bytes // 2)
+
+
+def _byte_rate(name: str, arrays: tuple[Tensor, Tensor, Tensor], probe: Probe) -> Rate:
+    """Copy (a = b) moves two arrays, triad (a = b + q c) three; lines that a CPU reads before writing do not count.
+
+    Source: https://www.cs.virginia.edu/stream/ref.html#counting.
+    """
+    a, b, c = arrays
+    # Each copy goes to the array that was used least recently, so that all three wash through the cache.
+    pairs = cycle(((a, b), (c, a), (b, c)))
+
+    def copy() -> Tensor:
+        target, source = next(pairs)
+        return target.copy_(source)
+
+    calls: dict[str, Call] = {COPY: copy, TRIAD: lambda: torch.add(b, c, alpha=TRIAD_FACTOR, out=a)}
+    call = calls[name]
+    deadline = probe.deadline()
+    probe.warm_up(call)
+    call_s, conditions = take_samples(call, probe.call_s(call), probe, deadline)
+    return Rate.of(MOVED[name] * a.nbytes, call_s, size=a.nbytes, conditions=conditions)
+
+
+def _footprint(array_bytes: int, *, cache_bytes: int | None) -> str:
+    arrays = f"{ARRAYS} arrays of {array_bytes / 1e6:.0f} MB"
+    if cache_bytes is None:
+        return f"{arrays}, last-level cache unknown"
+    multiple = ARRAYS * array_bytes / cache_bytes
+    # Whole elements make an array a few bytes shorter than asked for.
+    is_enough = multiple > CACHE_MULTIPLE - 0.01
+    verdict = f"at least {CACHE_MULTIPLE}x" if is_enough else f"only {multiple:.1f}x, for lack of memory or time,"
+    return f"{arrays}, together {verdict} the last-level cache of {cache_bytes / 1e6:.0f} MB"
+
+
+def last_level_cache_bytes(device: Device, machine: Machine | None = None) -> int | None:
+    """A GPU's L2; on a CPU all instances of the largest cache that this process's CPUs use. None where unknown."""
+    if device is Device.CUDA:
+        return int(torch.cuda.get_device_properties().L2_cache_size)
+    machine = machine or Machine()
+    known = [cache for cache in cpu.caches(machine) or [] if cache["size_bytes"]]
+    if device is Device.MPS or not known:
+        return None
+    last = max(known, key=lambda cache: int(str(cache["level"])))
+    sharing, cpus = last["shared_by_cpus"], len(cpu.allowed_cpus(machine) or [0])
+    return int(str(last["size_bytes"])) * (ceil(cpus / int(str(sharing))) if sharing else 1)
+
+
+def free_memory_bytes(device: Device, machine: Machine | None = None) -> int:
+    """What the device's allocator could hand out; on a CPU within the container's limit too."""
+    if device is Device.CUDA:
+        return int(torch.cuda.mem_get_info()[0])
+    machine = machine or Machine()
+    available = host.memory_available_bytes(machine) or 0
+    limit = cgroup.limits(machine).memory_bytes
+    return available if limit is None else min(available, max(0, limit - psutil.Process().memory_info().rss))
+
+
+# --- what surrounds a probe
+
+
+@contextmanager
+def _refusals(name: str, unavailable: dict[str, str]) -> Iterator[None]:
+    """What the device cannot do becomes the reason why a rate is missing."""
+    try:
+        yield
+    except (RuntimeError, MemoryError, TypeError) as error:
+        unavailable[name] = str(error).strip().split("\n", 1)[0] or type(error).__name__
+
+
+@contextmanager
+def _released(device: Device) -> Iterator[None]:
+    """Gives the probe's memory back to the GPU, so that the run finds it as free as before."""
+    try:
+        yield
+    finally:
+        if device is Device.CUDA:
+            torch.cuda.empty_cache()
+
+
+def _identity(device: Device) -> dict[str, Any]:
+    """What ceilings depend on, by the field of `Ceilings`."""
+    machine = Machine()
+    # Containers have host names of their own; the kernel's boot id is the same in all of them.
+    ids = [machine.text("/proc/sys/kernel/random/boot_id") or platform.node()]
+    if device is Device.CUDA:
+        properties = torch.cuda.get_device_properties()
+        name, ids = properties.name, [*ids, str(getattr(properties, "uuid", ""))]
+    else:
+        name = cpu.cpu_model(machine) or platform.machine()
+    limits = [f"{variable}={os.environ[variable]}" for variable in ISA_VARIABLES if variable in os.environ]
+    return {
+        "device": name if device is not Device.MPS else f"{name} (MPS)",
+        "machine_id": "/".join(ids),
+        "software": " ".join([f"torch {torch.__version__}", *limits]),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def cached_or_measure(
+    folder: Path,
+    *,
+    device: Device,
+    precisions: Collection[str] | None = None,
+    sample: Sampler | None = None,
+    progress: Report | None = None,
+    max_age_s: float = MAX_AGE_S,
+    now: Callable[[], datetime] = lambda: datetime.now(UTC),
+) -> tuple[Ceilings, float]:
+    """The ceilings and their age in seconds, 0 when measured now; kept in `folder` for the runs that follow.
+
+    A file that is damaged, of another machine, device, torch or thread count, too old or from the future is replaced;
+    one that lacks a precision gets it measured. A folder that cannot be written is no error.
+    """
+    path = folder / CACHE_NAME
+    found = _read(path, _identity(device))
+    age_s = found.age_s(now()) if found else 0.0
+    if found is None or not 0 <= age_s <= max_age_s:
+        measured = measure(device, precisions=precisions, sample=sample, progress=progress, now=now)
+        _write(path, measured)
+        return measured, 0.0
+    missing = [precision for precision in _wanted(precisions) if precision not in found.flop_per_s]
+    if missing:
+        more = measure(device, precisions=missing, bandwidth=False, sample=sample, progress=progress, now=now)
+        found = _joined(found, more)
+        _write(path, found)
+    return found, age_s
+
+
+def _joined(found: Ceilings, more: Ceilings) -> Ceilings:
+    """`found`, with its time of measurement, and the products of `more`."""
+    unavailable = {key: why for key, why in found.unavailable.items() if key not in more.flop_per_s}
+    return replace(
+        found,
+        flop_per_s={**found.flop_per_s, **more.flop_per_s},
+        unavailable={**unavailable, **more.unavailable},
+        elapsed_s=found.elapsed_s + more.elapsed_s,
+    )
+
+
+def _read(path: Path, identity: Mapping[str, Any]) -> Ceilings | None:
+    """The file's ceilings; None where there is none that is whole and holds for this machine."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        found = Ceilings.from_json(content["ceilings"])
+        found.age_s(datetime.now(UTC))
+    except (OSError, KeyError, TypeError, ValueError, AttributeError):
+        return None
+    is_ours = all(getattr(found, name) == value for name, value in identity.items())
+    return found if is_ours and content.get("schema") == CACHE_SCHEMA else None
+
+
+def _write(path: Path, measured: Ceilings) -> None:
+    """Whole or not at all: another run may read the file at any moment."""
+    text = json.dumps({"schema": CACHE_SCHEMA, "ceilings": measured.to_json()}, indent=1)
+    with suppress(OSError):
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{CACHE_NAME}.")
+        temporary = Path(name)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def table(measured: Ceilings) -> str:
+    """One line per rate, and one per rate that is missing."""
+    units = [(measured.flop_per_s, "FLOP/s"), (measured.bytes_per_s, "B/s")]
+    lines = [f"{measured.device}, {measured.software}, {measured.threads} threads"]
+    lines += [_row(name, rate, unit) for rates, unit in units for name, rate in rates.items()]
+    return "\n".join([*lines, *(f"{name:<6}unavailable: {why}" for name, why in measured.unavailable.items())])
+
+
+def _row(name: str, rate: Rate, unit: str) -> str:
+    prefix, scale = next(((p, s) for p, s in (("T", 1e12), ("G", 1e9)) if rate.median >= s), ("M", 1e6))
+    spread = f"p5 {rate.p5 / scale:.1f}, p95 {rate.p95 / scale:.1f}, best {rate.best / scale:.1f}"
+    return f"{name:<6}{rate.median / scale:>8.1f} {prefix}{unit}  ({spread}; {rate.samples} samples)"

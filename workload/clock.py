@@ -1,0 +1,89 @@
+"""Time marks on the device's own timeline, taken without a synchronisation.
+
+A CPU computes as it is told to, so a mark is the host's clock. A GPU computes later: there a mark is an event in the
+stream, whose time is known once the device has passed it.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from workload.spec import Device
+
+MS_PER_S = 1000
+
+
+class Clock(Protocol):
+    """Marks points of the device's timeline; a mark is opaque to everyone else."""
+
+    def mark(self) -> Any:
+        """Mark where the device's work stands now."""
+
+    def passed(self, mark: Any) -> bool:
+        """Whether the device has reached `mark`."""
+
+    def seconds_between(self, earlier: Any, later: Any) -> float:
+        """Seconds from `earlier` to `later`, both passed."""
+
+    def synchronize(self) -> None:
+        """Wait until the device is idle."""
+
+
+class HostClock:
+    """For a device that computes in step with the host."""
+
+    def mark(self) -> float:
+        """Read the monotonic clock, in seconds."""
+        return time.perf_counter()
+
+    def passed(self, mark: float) -> bool:
+        """Say yes: the host is where its clock is."""
+        return mark <= time.perf_counter()
+
+    def seconds_between(self, earlier: float, later: float) -> float:
+        """Seconds from `earlier` to `later`."""
+        return later - earlier
+
+    def synchronize(self) -> None:
+        """Do nothing: no work is ever outstanding."""
+
+
+class EventClock:
+    """For a GPU: an event per mark, no synchronisation until the end."""
+
+    def __init__(self, new_event: Callable[[], Any], synchronize: Callable[[], None]) -> None:
+        self._new_event = new_event
+        self._synchronize = synchronize
+
+    def mark(self) -> Any:
+        """Record an event behind all work queued so far."""
+        event = self._new_event()
+        event.record()
+        return event
+
+    def passed(self, mark: Any) -> bool:
+        """Whether the device has reached `mark`, asked without waiting."""
+        return bool(mark.query())
+
+    def seconds_between(self, earlier: Any, later: Any) -> float:
+        """Seconds of device time from `earlier` to `later`."""
+        return float(earlier.elapsed_time(later)) / MS_PER_S
+
+    def synchronize(self) -> None:
+        """Wait until the device is idle."""
+        self._synchronize()
+
+
+def clock_for(device: Device) -> Clock:
+    """The clock that tells this device's time."""
+    match device:
+        case Device.CUDA:
+            return EventClock(lambda: torch.cuda.Event(enable_timing=True), torch.cuda.synchronize)
+        case Device.MPS:
+            return EventClock(lambda: torch.mps.Event(enable_timing=True), torch.mps.synchronize)
+        case Device.CPU:
+            return HostClock()
+        case Device.AUTO:
+            raise ValueError("the device is not chosen yet")

@@ -1,0 +1,213 @@
+"""Where batches come from: synthetic ones on the device, CIFAR-10, Imagenette, or a folder of images."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import repeat
+from pathlib import Path
+from typing import Any, NoReturn, TypeAlias
+from urllib.error import URLError
+
+import torch
+from PIL import Image, UnidentifiedImageError
+from torch.utils.data import DataLoader, Dataset, Subset
+from torchvision import datasets
+from torchvision.transforms import v2
+
+from workload.errors import RooflaunchError, ToolError, UsageError
+from workload.spec import CIFAR10, IMAGENETTE, SYNTHETIC, Device, RunSpec
+
+Batch: TypeAlias = tuple[torch.Tensor, torch.Tensor]
+
+IMAGENET_CLASSES = 1000
+IMAGENETTE_SIZE = "320px"
+# Channel means and standard deviations of ImageNet, as torchvision's reference training uses them.
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+# Resize to 256 before cropping 224: torchvision's reference evaluation.
+RESIZE_RATIO = 256 / 224
+LAYOUT = "images lie in FOLDER/<class>/<image>.jpg, or FOLDER/train/<class>/<image>.jpg"
+
+
+class BrokenImageError(Exception):
+    """An image file that cannot be decoded; the text is `path: reason`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Endless full batches on the device: images float32 (batch, 3, size, size), labels int64 (batch,)."""
+
+    batches: Callable[[], Iterator[Batch]]
+    classes: int
+    images: int | None
+    path: Path | None
+
+
+def open_source(spec: RunSpec) -> Source:
+    """The data set of a filled spec. `UsageError` or `ToolError` where it is absent, empty or too small."""
+    if spec.dataset == SYNTHETIC:
+        return _synthetic(spec)
+    if spec.dataset == CIFAR10:
+        return _loaded(spec, _cifar10(spec), path=_data_dir(spec))
+    folder = _imagenette(spec) if spec.dataset == IMAGENETTE else _image_root(spec)
+    return _loaded(spec, _image_folder(folder, spec), path=folder)
+
+
+def _synthetic(spec: RunSpec) -> Source:
+    """One fixed batch with random labels, made on the device, so that nothing but training is measured."""
+
+    def batches() -> Iterator[Batch]:
+        generator = torch.Generator().manual_seed(spec.seed)
+        assert spec.batch_size is not None
+        assert spec.image_size is not None
+        images = torch.randn(spec.batch_size, 3, spec.image_size, spec.image_size, generator=generator)
+        labels = torch.randint(IMAGENET_CLASSES, (spec.batch_size,), generator=generator)
+        return repeat(_to_device(spec, (images, labels)))
+
+    return Source(batches=batches, classes=IMAGENET_CLASSES, images=None, path=None)
+
+
+def _loaded(spec: RunSpec, dataset: Any, *, path: Path) -> Source:
+    classes = len(dataset.classes)
+    chosen = _subset(spec, dataset)
+    if len(chosen) < (spec.batch_size or 0):
+        raise UsageError(
+            f"data set '{spec.dataset}' gives {len(chosen)} images: fewer than one batch of {spec.batch_size}",
+            hint=f"--batch-size {len(chosen)}, or more images",
+        )
+    loader = _loader(spec, chosen)
+    return Source(batches=lambda: _endless(spec, loader), classes=classes, images=len(chosen), path=path)
+
+
+def _subset(spec: RunSpec, dataset: Any) -> Any:
+    if spec.subset is None:
+        return dataset
+    order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(spec.seed))
+    return Subset(dataset, order[: spec.subset].tolist())
+
+
+def _loader(spec: RunSpec, dataset: Dataset[Any]) -> DataLoader[Any]:
+    workers = spec.workers or 0
+    return DataLoader(
+        dataset,
+        batch_size=spec.batch_size,
+        shuffle=True,
+        drop_last=True,
+        num_workers=workers,
+        pin_memory=spec.device is Device.CUDA,
+        persistent_workers=workers > 0,
+        worker_init_fn=_ignore_ctrl_c,
+        generator=torch.Generator().manual_seed(spec.seed),
+    )
+
+
+def _ignore_ctrl_c(_: int) -> None:
+    """A worker leaves Ctrl-C to the trainer, which ends it in order."""
+    import signal  # noqa: PLC0415 - runs in the worker process
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _endless(spec: RunSpec, loader: DataLoader[Any]) -> Iterator[Batch]:
+    while True:
+        try:
+            for batch in loader:
+                yield _to_device(spec, batch)
+        except BrokenImageError as error:
+            _blame_image(error)
+
+
+def _blame_image(error: BrokenImageError) -> NoReturn:
+    # From a worker the text is a whole traceback, which ends with the original error.
+    text = str(error).strip().rpartition(f"{BrokenImageError.__name__}: ")[2]
+    path, _, reason = text.partition(": ")
+    raise UsageError(f"image '{path}' cannot be decoded: {reason}", hint=f"remove it or replace it: {path}") from error
+
+
+def _to_device(spec: RunSpec, batch: Batch) -> Batch:
+    images, labels = batch
+    layout = torch.channels_last if spec.channels_last else torch.contiguous_format
+    device = spec.device.value
+    return (
+        images.to(device, non_blocking=True, memory_format=layout),
+        labels.to(device, non_blocking=True),
+    )
+
+
+def _data_dir(spec: RunSpec) -> Path:
+    return Path(spec.data_dir).expanduser()
+
+
+def _cifar10(spec: RunSpec) -> Any:
+    """50,000 training images, 32 x 32 pixels, 10 classes."""
+    root = _data_dir(spec)
+    crop = [] if spec.no_augment else [v2.RandomCrop(32, padding=4), v2.RandomHorizontalFlip()]
+    resize = [v2.Resize(spec.image_size)] if spec.image_size != 32 else []  # noqa: PLR2004 - CIFAR's own size
+    transform = v2.Compose([*crop, *resize, *_to_tensor()])
+    return _fetch(spec, root, lambda: datasets.CIFAR10(root, transform=transform, download=spec.download))
+
+
+def _imagenette(spec: RunSpec) -> Path:
+    """The folder of Imagenette's training images (9,469 images, 10 classes, shorter side 320 pixels)."""
+    root = _data_dir(spec)
+    folder = root / "imagenette2-320" / "train"
+    if not folder.is_dir():
+        _fetch(spec, root, lambda: datasets.Imagenette(root, size=IMAGENETTE_SIZE, download=spec.download))
+    return folder
+
+
+def _fetch(spec: RunSpec, root: Path, make: Callable[[], Any]) -> Any:
+    try:
+        return make()
+    except (URLError, TimeoutError, ConnectionError) as error:
+        raise ToolError(
+            f"data set '{spec.dataset}' cannot be downloaded: {error}",
+            hint=f"copy it to {root} from a machine with a network, or use --dataset synthetic",
+        ) from error
+    except RooflaunchError:
+        raise
+    except (RuntimeError, OSError) as error:
+        raise UsageError(
+            f"data set '{spec.dataset}' is not in '{root}': {str(error).splitlines()[0]}",
+            hint=f"--dataset {spec.dataset} --download, or --data-dir FOLDER",
+        ) from error
+
+
+def _image_root(spec: RunSpec) -> Path:
+    folder = Path(spec.dataset).expanduser()
+    if not folder.is_dir():
+        known = f"{SYNTHETIC}, {CIFAR10} and {IMAGENETTE}"
+        raise UsageError(
+            f"data set '{spec.dataset}' is no folder, and none of {known}", hint=f"--dataset FOLDER; {LAYOUT}"
+        )
+    return folder / "train" if (folder / "train").is_dir() else folder
+
+
+def _image_folder(folder: Path, spec: RunSpec) -> datasets.ImageFolder:
+    try:
+        return datasets.ImageFolder(folder, transform=_transform(spec), loader=_load_image)
+    except FileNotFoundError as error:
+        raise UsageError(f"no images in '{folder}': {str(error).splitlines()[0]}", hint=LAYOUT) from error
+
+
+def _load_image(path: str) -> Image.Image:
+    try:
+        with Image.open(path) as image:
+            return image.convert("RGB")
+    except (OSError, SyntaxError, ValueError, UnidentifiedImageError, Image.DecompressionBombError) as error:
+        # PIL repeats the path in some of its messages.
+        reason = str(error).replace(f" {path!r}", "").replace("\n", " ")
+        raise BrokenImageError(f"{path}: {reason}") from error
+
+
+def _transform(spec: RunSpec) -> v2.Compose:
+    """Torchvision's reference pipelines: random crop and flip to train on, centre crop with `no_augment`."""
+    assert spec.image_size is not None
+    if spec.no_augment:
+        crop = [v2.Resize(round(spec.image_size * RESIZE_RATIO)), v2.CenterCrop(spec.image_size)]
+    else:
+        crop = [v2.RandomResizedCrop(spec.image_size, antialias=True), v2.RandomHorizontalFlip()]
+    return v2.Compose([*crop, *_to_tensor()])
+
+
+def _to_tensor() -> list[Any]:
+    return [v2.PILToTensor(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]

@@ -1,0 +1,136 @@
+"""Choosing a device and setting it up so that a precision means what its name says."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from workload import instructions
+from workload.environment import cgroup
+from workload.environment.machine import Machine
+from workload.errors import UsageError
+from workload.spec import Device, Precision, RunSpec
+
+TF32_CAPABILITY = (8, 0)
+AUTOCAST_DTYPES = {Precision.AMP: torch.float16, Precision.BF16: torch.bfloat16}
+# How allocators that do not raise torch.OutOfMemoryError word it: CPU (c10/core/impl/alloc_cpu.cpp) and MPS.
+OUT_OF_MEMORY_PHRASES = ("can't allocate memory", "not enough memory", "out of memory")
+
+
+def choose(wanted: Device) -> Device:
+    """The device to use: `wanted`, or the best one found for `auto`. `UsageError` says what was looked for."""
+    match wanted:
+        case Device.AUTO:
+            found = {Device.CUDA: torch.cuda.is_available(), Device.MPS: torch.backends.mps.is_available()}
+            return next((device for device, available in found.items() if available), Device.CPU)
+        case Device.CUDA if not torch.cuda.is_available():
+            raise UsageError(
+                f"no CUDA device: {_what_cuda_lacks()}", hint="--cpu; `nvidia-smi` shows the driver's view"
+            )
+        case Device.MPS if not torch.backends.mps.is_available():
+            built = "finds no Apple GPU" if torch.backends.mps.is_built() else "is built without MPS"
+            raise UsageError(f"no MPS device: torch {torch.__version__} {built}", hint="--cpu")
+        case _:
+            return wanted
+
+
+def _what_cuda_lacks() -> str:
+    build = f"is built for CUDA {torch.version.cuda}" if torch.version.cuda else "is a build without CUDA"
+    driver = "is loaded" if Path("/proc/driver/nvidia/version").exists() else "is not loaded"
+    nodes = len(list(Path("/dev").glob("nvidia[0-9]*"))) if Path("/dev").is_dir() else 0
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    hidden = f", CUDA_VISIBLE_DEVICES is '{visible}'" if visible is not None else ""
+    return f"torch {torch.__version__} {build}, the NVIDIA driver {driver}, {nodes} /dev/nvidia devices{hidden}"
+
+
+def usable_cpus() -> float:
+    """CPUs that this process may use: its affinity, or less under a control group's limit, which may be a fraction."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    limit = cgroup.limits(Machine()).cpus
+    return allowed if limit is None else min(allowed, limit)
+
+
+def prepare(spec: RunSpec, *, cpus: float) -> list[str]:
+    """Set the seed, threads, precision and determinism of the whole process.
+
+    Returns notes for the bundle on what the user might not expect. `cpus` is what this process may use.
+    """
+    torch.manual_seed(spec.seed)
+    _limit_threads(cpus)
+    _set_precision(spec)
+    if spec.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(mode=True)
+    # Shapes are fixed, so autotuning settles in the warm-up.
+    torch.backends.cudnn.benchmark = not spec.deterministic
+    return _notes(spec)
+
+
+def _limit_threads(cpus: float) -> None:
+    """Torch counts the machine's cores; under a container's CPU limit that many threads throttle each other."""
+    if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > cpus:
+        torch.set_num_threads(max(1, int(cpus)))
+
+
+def _set_precision(spec: RunSpec) -> None:
+    tf32 = spec.precision is Precision.TF32
+    if tf32 and torch.cuda.get_device_capability() < TF32_CAPABILITY:
+        major, minor = torch.cuda.get_device_capability()
+        raise UsageError(
+            f"precision tf32 needs compute capability 8.0 or newer; {torch.cuda.get_device_name()} has {major}.{minor}",
+            hint="--precision fp32, or --precision amp",
+        )
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = tf32
+
+
+def _notes(spec: RunSpec) -> list[str]:
+    dtype = AUTOCAST_DTYPES.get(spec.precision)
+    if dtype is None:
+        return []
+    if spec.device is Device.CPU:
+        note = instructions.hold_back(dtype)
+        return [note] if note else []
+    on_cuda = spec.device is Device.CUDA and dtype is torch.bfloat16
+    if on_cuda and not torch.cuda.is_bf16_supported(including_emulation=False):
+        return [f"{torch.cuda.get_device_name()} has no bf16 units: bf16 is emulated and slow"]
+    return []
+
+
+def autocast(spec: RunSpec) -> torch.autocast:
+    """The context of the forward pass: fp16 for amp, bf16 for bf16, off otherwise."""
+    dtype = AUTOCAST_DTYPES.get(spec.precision)
+    return torch.autocast(spec.device.value, dtype=dtype, enabled=dtype is not None)
+
+
+def reset_peak_memory(device: Device) -> None:
+    """Forget the ceilings' memory, so that the peak is the training's."""
+    if device is Device.CUDA:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def memory(device: Device) -> dict[str, Any]:
+    """Peak device memory and allocator trouble; empty on a CPU, whose peak is in `usage`."""
+    match device:
+        case Device.CUDA:
+            stats = torch.cuda.memory_stats()
+            return {
+                "peak_allocated_bytes": torch.cuda.max_memory_allocated(),
+                "peak_reserved_bytes": torch.cuda.max_memory_reserved(),
+                "total_bytes": torch.cuda.get_device_properties().total_memory,
+                "allocator_retries": stats.get("num_alloc_retries"),
+                "allocator_out_of_memory": stats.get("num_ooms"),
+            }
+        case Device.MPS:
+            return {"driver_allocated_bytes": torch.mps.driver_allocated_memory()}
+        case _:
+            return {}
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether `error` is an allocator's refusal, on any device."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in OUT_OF_MEMORY_PHRASES)

@@ -1,0 +1,312 @@
+"""Counts the FLOP and the memory traffic of the ops that PyTorch dispatches, forward and backward.
+
+One fused multiply-add is 2 FLOP. Contractions have a formula each (`FORMULAS`); element-wise, normalisation and
+pooling ops count as 0 FLOP, as in the model FLOP of papers, but their bytes are counted. An op that looks like a
+contraction and has no formula is named in `FlopCounter.uncounted`.
+
+Why not `torch.utils.flop_counter`: it multiplies the weight gradient of a grouped convolution by `groups`.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from types import MappingProxyType
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+# Names of contractions, known or to come. `upsample_bilinear2d` and `convert_element_type` do not match.
+CONTRACTION = re.compile(
+    r"(^|_)conv(\d|_|$|olution)|mm(_|$)|matmul|mv(_|$)|(^|_)v?dot(_|$)|einsum|tensordot|attention"
+    r"|(^|_)(bi|tri)?linear(_|$)|(^|_)(lstm|gru|rnn)(_|$)|transformer_encoder|cdist"
+)
+# These allocate and touch nothing.
+ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"})
+# These write without reading the tensor that only lends a shape or is overwritten.
+OVERWRITING = frozenset(
+    {"bernoulli_", "copy_", "fill_", "full_like", "new_full", "new_ones", "new_zeros", "normal_", "ones_like"}
+    | {"rand_like", "randn_like", "uniform_", "zero_", "zeros_like"}
+)
+
+
+def convolution_flop(output: Tensor, images: Tensor, weight: Tensor, *, transposed: bool) -> int:
+    """2 FLOP for each weight at each position of the output, or of the input where transposed.
+
+    `images` (N, C_in, *space), `weight` (C_out, C_in / groups, *kernel), transposed (C_in, C_out / groups, *kernel):
+    its element count holds the groups already. Padded positions count. Source: Dumoulin and Visin 2016,
+    https://arxiv.org/abs/1603.07285, chapters 2 and 4.
+    """
+    swept = images if transposed else output
+    positions = swept.numel() // swept.shape[1]
+    return 2 * positions * weight.numel()
+
+
+def matmul_flop(output: Tensor, left: Tensor) -> int:
+    """2 FLOP for each output element and each element of the inner dimension, the last one of `left`.
+
+    Source: Golub and Van Loan, Matrix Computations, 4th edition, section 1.1.11 (2mnk).
+    """
+    return 2 * output.numel() * left.shape[-1]
+
+
+def attention_flop(query: Tensor, key: Tensor, value: Tensor) -> int:
+    """Query x key and weights x value, each 2 FLOP a multiply-add; a causal mask saves nothing here.
+
+    `query` (..., heads, L, E), `key` (..., L_kv, E), `value` (..., L_kv, E_v). Source: Dao 2023,
+    https://arxiv.org/abs/2307.08691, section 4.1: 4 x L^2 x E x heads, and twice that backward (their 2.5 counts
+    the recomputation, ours does not).
+    """
+    rows: int = query.numel() // query.shape[-1]
+    return 2 * rows * key.shape[-2] * (query.shape[-1] + value.shape[-1])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Formula:
+    """What kind of work an op is, and its FLOP from the op's output and arguments."""
+
+    kind: str
+    flop: Callable[..., int]
+
+
+def _convolution(output: Tensor, images: Tensor, weight: Tensor, *rest: Any) -> int:
+    """`rest`: bias, stride, padding, dilation, transposed, output_padding, groups."""
+    return convolution_flop(output, images, weight, transposed=rest[4])
+
+
+def _convolution_backward(_: Any, gradient: Tensor, images: Tensor, weight: Tensor, *rest: Any) -> int:
+    """`rest`: bias_sizes, stride, padding, dilation, transposed, output_padding, groups, output_mask.
+
+    The gradients of the images and of the weights each cost what the forward pass costs.
+    """
+    products: int = sum(rest[7][:2])
+    return products * convolution_flop(gradient, images, weight, transposed=rest[4])
+
+
+def _matmul(output: Tensor, left: Tensor, *_: Any, **__: Any) -> int:
+    return matmul_flop(output, left)
+
+
+def _add_matmul(output: Tensor, _: Tensor, left: Tensor, *__: Any, **___: Any) -> int:
+    return matmul_flop(output, left)
+
+
+def _add_summed_bmm(output: Tensor, _: Tensor, left: Tensor, *__: Any, **___: Any) -> int:
+    """`addbmm` sums over the batch, the first dimension of `left`."""
+    return left.shape[0] * matmul_flop(output, left)
+
+
+def _linear_backward(_: Any, __: Tensor, gradient: Tensor, weight: Tensor, mask: Sequence[bool]) -> int:
+    return sum(mask[:2]) * 2 * gradient.numel() * weight.shape[1]
+
+
+def _attention(_: Any, query: Tensor, key: Tensor, value: Tensor, *__: Any, **___: Any) -> int:
+    return attention_flop(query, key, value)
+
+
+def _attention_backward(_: Any, __: Tensor, query: Tensor, key: Tensor, value: Tensor, *___: Any, **____: Any) -> int:
+    return 2 * attention_flop(query, key, value)
+
+
+CONVOLUTION = Formula(kind="convolution", flop=_convolution)
+CONVOLUTION_BACKWARD = Formula(kind="convolution_backward", flop=_convolution_backward)
+MATMUL = Formula(kind="matmul", flop=_matmul)
+ADD_MATMUL = Formula(kind="matmul", flop=_add_matmul)
+ATTENTION = Formula(kind="attention", flop=_attention)
+ATTENTION_BACKWARD = Formula(kind="attention_backward", flop=_attention_backward)
+
+# By the op's name without overload and without the _ of its in-place form. Attention on the math path arrives as bmm.
+FORMULAS: Mapping[str, Formula] = MappingProxyType(
+    {
+        "convolution": CONVOLUTION,
+        "_convolution": CONVOLUTION,
+        "convolution_backward": CONVOLUTION_BACKWARD,
+        "mm": MATMUL,
+        "bmm": MATMUL,
+        "mv": MATMUL,
+        "dot": MATMUL,
+        "vdot": MATMUL,
+        "linear": MATMUL,
+        "linear_backward": Formula(kind="matmul", flop=_linear_backward),
+        "addmm": ADD_MATMUL,
+        "_addmm_activation": ADD_MATMUL,
+        "baddbmm": ADD_MATMUL,
+        "addmv": ADD_MATMUL,
+        "addbmm": Formula(kind="matmul", flop=_add_summed_bmm),
+        "_scaled_dot_product_flash_attention": ATTENTION,
+        "_scaled_dot_product_flash_attention_for_cpu": ATTENTION,
+        "_scaled_dot_product_efficient_attention": ATTENTION,
+        "_scaled_dot_product_cudnn_attention": ATTENTION,
+        "_scaled_dot_product_fused_attention_overrideable": ATTENTION,
+        "_scaled_dot_product_attention_math_for_mps": ATTENTION,
+        "_scaled_dot_product_flash_attention_backward": ATTENTION_BACKWARD,
+        "_scaled_dot_product_flash_attention_for_cpu_backward": ATTENTION_BACKWARD,
+        "_scaled_dot_product_efficient_attention_backward": ATTENTION_BACKWARD,
+        "_scaled_dot_product_cudnn_attention_backward": ATTENTION_BACKWARD,
+        "_scaled_dot_product_fused_attention_overrideable_backward": ATTENTION_BACKWARD,
+    }
+)
+
+
+def formula_of(name: str) -> Formula | None:
+    """The formula of an op, in-place or not, by its name without namespace and overload."""
+    return FORMULAS.get(name) or FORMULAS.get(name.removesuffix("_"))
+
+
+def looks_like_contraction(name: str) -> bool:
+    """Whether an op of this name probably multiplies matrices, so that 0 FLOP would be a lie."""
+    return CONTRACTION.search(name) is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tally:
+    """FLOP by kind of op, and an interval for the bytes moved: every tensor once ... every op to memory."""
+
+    flop_by_op: Mapping[str, int]
+    bytes_lower: int
+    bytes_upper: int
+
+    @property
+    def flop(self) -> int:
+        """All kinds together."""
+        return sum(self.flop_by_op.values())
+
+    def plus(self, other: Self, *, times: int = 1) -> "Tally":
+        """This and `times` the other; -1 subtracts."""
+        kinds = sorted({*self.flop_by_op, *other.flop_by_op})
+        return Tally(
+            flop_by_op={k: self.flop_by_op.get(k, 0) + times * other.flop_by_op.get(k, 0) for k in kinds},
+            bytes_lower=self.bytes_lower + times * other.bytes_lower,
+            bytes_upper=self.bytes_upper + times * other.bytes_upper,
+        )
+
+
+class FlopCounter(TorchDispatchMode):
+    """Counts everything dispatched inside the `with` block, on real, fake or meta tensors.
+
+    `bytes_lower`: each distinct storage touched counts once. `bytes_upper`: each op that is no view reads its inputs
+    from memory and writes its outputs to it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch has no annotation there
+        self.uncounted: set[str] = set()
+        self._flop: Counter[str] = Counter()
+        self._bytes_upper = 0
+        self._bytes_lower = 0
+        # Weak: an address stays unique while its reference lives, and the memory itself is not held.
+        self._storages: dict[int, StorageWeakRef] = {}
+
+    def tally(self) -> Tally:
+        """The counts so far."""
+        return Tally(
+            flop_by_op=dict(sorted(self._flop.items())), bytes_lower=self._bytes_lower, bytes_upper=self._bytes_upper
+        )
+
+    def __torch_dispatch__(
+        self, func: OpOverload, _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run the op and count it; composite ops, seen whole in inference mode, are taken apart first."""
+        kwargs = kwargs or {}
+        if _moves_nothing(func):
+            return func(*args, **kwargs)
+        name = func.overloadpacket.__name__
+        formula = formula_of(name)
+        if formula is None and looks_like_contraction(name):
+            with self:
+                output = func.decompose(*args, **kwargs)
+            if output is not NotImplemented:
+                return output
+            self.uncounted.add(f"{func.namespace}.{name}")
+        output = func(*args, **kwargs)
+        if formula is not None:
+            self._flop[formula.kind] += formula.flop(output, *args, **kwargs)
+        self._count_bytes(func, args, kwargs, output)
+        return output
+
+    def _count_bytes(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        reads, writes, inputs = _arguments(func, args, kwargs)
+        fresh = _fresh_outputs(func, output, inputs)
+        if fresh is None:
+            return
+        # A tensor given twice (x * x) is read once.
+        for tensor in {id(t): t for t in reads}.values():
+            self._touch(tensor)
+        for tensor in [*writes, *fresh]:
+            self._touch(tensor)
+
+    def _touch(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        storage_bytes = storage.nbytes()
+        # An expanded tensor has more elements than memory.
+        self._bytes_upper += min(tensor.numel() * tensor.element_size(), storage_bytes)
+        reference = StorageWeakRef(storage)
+        if self._storages.setdefault(reference.cdata, reference) is reference:
+            self._bytes_lower += storage_bytes
+
+
+@cache
+def _moves_nothing(func: OpOverload) -> bool:
+    """Views, allocations and queries of metadata."""
+    return func.is_view or func.namespace == "prim" or func.overloadpacket.__name__ in ALLOCATIONS
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Role:
+    name: str
+    is_read: bool
+    is_written: bool
+
+
+@cache
+def _roles(func: OpOverload) -> tuple[_Role, ...]:
+    """How the op's schema treats each argument."""
+    overwrites = func.overloadpacket.__name__ in OVERWRITING
+    arguments = func._schema.arguments  # noqa: SLF001 - the only way to an op's schema; torch.library reads it too
+    return tuple(
+        _Role(
+            name=argument.name,
+            is_read=not argument.is_out and not (overwrites and position == 0),
+            is_written=argument.alias_info is not None and argument.alias_info.is_write,
+        )
+        for position, argument in enumerate(arguments)
+    )
+
+
+def _arguments(
+    func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """The tensors read, those written in place, and all of them."""
+    reads, writes, everything = [], [], []
+    for position, role in enumerate(_roles(func)):
+        value = args[position] if position < len(args) else kwargs.get(role.name)
+        for tensor in _tensors(value):
+            everything.append(tensor)
+            if role.is_read:
+                reads.append(tensor)
+            if role.is_written:
+                writes.append(tensor)
+    return reads, writes, everything
+
+
+def _fresh_outputs(func: OpOverload, output: Any, inputs: list[Tensor]) -> list[Tensor] | None:
+    """The outputs in storages of their own; None where the op only returned its inputs under another shape."""
+    outputs = list(_tensors(output))
+    # `_unsafe_view` and `contiguous` alias at run time what their schema calls new; in-place ops return an argument.
+    known = {StorageWeakRef(tensor.untyped_storage()).cdata for tensor in inputs}
+    fresh = [t for t in outputs if StorageWeakRef(t.untyped_storage()).cdata not in known]
+    is_mutable = func._schema.is_mutable  # noqa: SLF001 - see `_roles`
+    return None if outputs and not fresh and not is_mutable else fresh
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)

@@ -1,0 +1,56 @@
+"""CPUs that promise more than they do: a virtual machine may show AMX to its guests and then fault on it.
+
+PyTorch's oneDNN believes the CPU, and the process dies of SIGILL. So a child process tries a small step first, and
+where it dies oneDNN is held back to an older instruction set, https://uxlfoundation.github.io/oneDNN/dev_guide_cpu_dispatcher_control.html.
+"""
+
+import os
+import signal
+import sys
+
+import torch
+from torch import nn
+
+from workload.errors import UsageError
+
+ISA_VARIABLE = "ONEDNN_MAX_CPU_ISA"
+# oneDNN's names, newest first; the first is one below AMX.
+OLDER_INSTRUCTIONS = ("AVX512_CORE_FP16", "AVX512_CORE_BF16", "AVX512_CORE", "AVX2")
+
+
+def hold_back(dtype: torch.dtype) -> str | None:
+    """Make `dtype` usable on this CPU; returns a note where instructions had to be held back.
+
+    Call it before oneDNN is first used, which reads its variable once. Raises `UsageError` where nothing helps.
+    Linux only: elsewhere a process with threads is not safely forked.
+    """
+    if sys.platform != "linux" or not _dies(dtype):
+        return None
+    for name in () if ISA_VARIABLE in os.environ else OLDER_INSTRUCTIONS:
+        os.environ[ISA_VARIABLE] = name
+        if not _dies(dtype):
+            return f"this CPU faults on instructions that it reports: {ISA_VARIABLE}={name} was set"
+        del os.environ[ISA_VARIABLE]
+    raise UsageError(f"torch's kernels for {dtype} fault on this CPU (SIGILL)", hint="--precision fp32")
+
+
+def _dies(dtype: torch.dtype) -> bool:
+    """Whether a small step kills a child process by an illegal instruction."""
+    child = os.fork()
+    if child == 0:
+        # No Python exception may leave the child, which shares our files.
+        try:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            _small_step(dtype)
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(child, 0)
+    return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGILL
+
+
+def _small_step(dtype: torch.dtype) -> None:
+    """Forward and backward of a convolution and a matrix product, on one thread: a forked child has no pool."""
+    torch.set_num_threads(1)
+    model = nn.Sequential(nn.Conv2d(16, 32, 3), nn.Flatten(), nn.Linear(32 * 36, 64)).to(dtype)
+    model(torch.randn(4, 16, 8, 8, dtype=dtype)).sum().backward()
+    torch.mm(*(torch.randn(128, 128, dtype=dtype) for _ in range(2)))

@@ -1,0 +1,200 @@
+"""steps.csv while the run goes: marks in, rows out, nothing written inside a step."""
+
+import csv
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import torch
+
+from workload.bundle import STEP_COLUMNS, STEPS
+from workload.clock import Clock
+from workload.spec import Device
+
+FLUSH_EVERY_S = 1.0
+# More unread steps than this and the host waits for the device; below it the ring of loss values is never overwritten.
+MAX_PENDING = 1024
+
+
+class Phase(StrEnum):
+    """Warm-up steps are recorded and kept apart."""
+
+    WARMUP = "warmup"
+    MEASURED = "measured"
+
+
+class Part(StrEnum):
+    """What the time since the previous mark was spent on."""
+
+    DATA = "data"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OPTIMIZER = "optimizer"
+
+
+@dataclass(kw_only=True)
+class PhaseTotals:
+    """The measured columns of one phase: seconds per step."""
+
+    step_s: "array[float]" = field(default_factory=lambda: array("d"))
+    data_s: "array[float]" = field(default_factory=lambda: array("d"))
+    images: int = 0
+
+
+@dataclass(kw_only=True)
+class _Pending:
+    """A step whose marks the device may not have passed yet."""
+
+    phase: Phase
+    images: int
+    marks: list[Any]
+    parts: list[Part]
+    loss: Any
+
+
+class LossReader(Protocol):
+    """Brings a loss to the host without making it wait for the device."""
+
+    def put(self, loss: torch.Tensor) -> Any:
+        """Take a scalar loss; returns what `read` needs once the step has passed."""
+
+    def read(self, handle: Any) -> float:
+        """The value behind a handle."""
+
+
+class ItemReader:
+    """For a CPU, where the value is there already, and MPS, which has no pinned memory."""
+
+    def put(self, loss: torch.Tensor) -> torch.Tensor:
+        """Keep the tensor."""
+        return loss
+
+    def read(self, handle: torch.Tensor) -> float:
+        """Read the tensor's value."""
+        return float(handle)
+
+
+class PinnedReader:
+    """For CUDA: copies each loss into pinned memory behind the step, so that reading it never synchronises."""
+
+    def __init__(self) -> None:
+        self._ring = torch.empty(2 * MAX_PENDING, dtype=torch.float32, pin_memory=True)
+        self._next = 0
+
+    def put(self, loss: torch.Tensor) -> int:
+        """Queue the copy; returns the slot in the ring."""
+        slot = self._next
+        self._ring[slot].copy_(loss, non_blocking=True)
+        self._next = (slot + 1) % len(self._ring)
+        return slot
+
+    def read(self, handle: int) -> float:
+        """Read the slot; the step's last mark has passed, and so has the copy before it."""
+        return float(self._ring[handle])
+
+
+def loss_reader_for(device: Device) -> LossReader:
+    """The reader that does not stall this device."""
+    return PinnedReader() if device is Device.CUDA else ItemReader()
+
+
+class Recorder:
+    """Collects the marks of each step and writes its row once the device has passed it.
+
+    `on_flush` is called after each flush, at most once a second; `started_s` is what `now` read when the run began.
+    """
+
+    on_flush: Callable[[], None] = staticmethod(lambda: None)
+
+    def __init__(
+        self,
+        folder: Path,
+        clock: Clock,
+        losses: LossReader,
+        *,
+        started_s: float,
+        now: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._file = (folder / STEPS).open("w", newline="", encoding="utf-8")
+        self._writer = csv.writer(self._file, lineterminator="\n")
+        self._writer.writerow(STEP_COLUMNS)
+        self._clock = clock
+        self._losses = losses
+        self._now = now
+        self._started_s = started_s
+        self._pending: deque[_Pending] = deque()
+        self._origin: Any = None
+        self._origin_s = 0.0
+        self._current: _Pending | None = None
+        self._written = 0
+        self._last_flush_s = now()
+        self.totals = {phase: PhaseTotals() for phase in Phase}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # A full disk has been reported by the write that met it; a second report from close would hide it.
+        with suppress(OSError):
+            self._file.close()
+
+    def begin(self, phase: Phase, images: int) -> None:
+        """Open a step: the time from here to the next mark is spent on data."""
+        mark = self._clock.mark()
+        if self._origin is None:
+            self._origin, self._origin_s = mark, self._now() - self._started_s
+        self._current = _Pending(phase=phase, images=images, marks=[mark], parts=[], loss=None)
+
+    def mark(self, part: Part) -> None:
+        """Say that the time since the previous mark belongs to `part`."""
+        assert self._current is not None
+        self._current.marks.append(self._clock.mark())
+        self._current.parts.append(part)
+
+    def end(self, loss: torch.Tensor) -> None:
+        """Close a step; rows are written at most once a second, between steps."""
+        assert self._current is not None
+        self._current.loss = self._losses.put(loss)
+        self._pending.append(self._current)
+        self._current = None
+        if self._now() - self._last_flush_s >= FLUSH_EVERY_S:
+            self.flush()
+        elif len(self._pending) >= MAX_PENDING:
+            self.drain()
+
+    def flush(self) -> None:
+        """Write the rows of all steps that the device has passed."""
+        while self._pending and self._clock.passed(self._pending[0].marks[-1]):
+            self._write(self._pending.popleft())
+        self._file.flush()
+        self._last_flush_s = self._now()
+        self.on_flush()
+
+    def drain(self) -> None:
+        """Wait for the device, then write every row."""
+        self._clock.synchronize()
+        self.flush()
+
+    def _write(self, step: _Pending) -> None:
+        seconds = dict.fromkeys(Part, 0.0)
+        for part, (earlier, later) in zip(step.parts, pairwise(step.marks), strict=True):
+            seconds[part] += self._clock.seconds_between(earlier, later)
+        data_s = seconds.pop(Part.DATA)
+        step_s = sum(seconds.values())
+        ended_at_s = self._origin_s + self._clock.seconds_between(self._origin, step.marks[-1])
+        times = (ended_at_s, step_s, data_s, *seconds.values())
+        cells = [f"{value:.7f}" for value in times]
+        loss = f"{self._losses.read(step.loss):.6g}"
+        self._writer.writerow([self._written, step.phase, *cells, step.images, loss])
+        self._written += 1
+        totals = self.totals[step.phase]
+        totals.step_s.append(step_s)
+        totals.data_s.append(data_s)
+        totals.images += step.images

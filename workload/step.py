@@ -1,0 +1,62 @@
+"""The training step: forward + loss + backward + optimizer on one batch, and nothing else."""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import nn
+
+from workload import device, models
+from workload.data import Batch
+from workload.recorder import Part
+from workload.spec import Optimizer, Precision, RunSpec
+
+# Low enough that random labels are learned by every model and optimizer without a schedule.
+SGD_LEARNING_RATE, SGD_MOMENTUM = 0.01, 0.9
+ADAM_LEARNING_RATE = 1e-4
+
+
+class TrainingStep:
+    """A model on its device with its optimizer; call it once per step."""
+
+    def __init__(self, model: nn.Module, spec: RunSpec) -> None:
+        layout = torch.channels_last if spec.channels_last else torch.contiguous_format
+        self._model: nn.Module = model.to(spec.device.value).to(memory_format=layout).train()
+        self.optimizer = make_optimizer(self._model.parameters(), spec.optimizer)
+        self._scaler = torch.amp.GradScaler(spec.device.value, enabled=spec.precision is Precision.AMP)
+        self._spec = spec
+        if spec.compile:
+            self._model.compile()
+
+    def __call__(self, batches: Iterator[Batch], mark: Callable[[Part], None]) -> torch.Tensor:
+        """Train on `grad_accumulation` batches; returns the last batch's loss, detached, on the device.
+
+        `mark(part)` is called after each part of the step.
+        """
+        share = 1 / self._spec.grad_accumulation
+        for index in range(self._spec.grad_accumulation):
+            images, labels = next(batches)
+            mark(Part.DATA)
+            with device.autocast(self._spec):
+                loss = models.loss(self._model(images), labels)
+            mark(Part.FORWARD)
+            # Here, as in PyTorch's ImageNet example, the backward pass finds the freed memory still warm.
+            if index == 0:
+                self.optimizer.zero_grad(set_to_none=True)
+            # No kernel for a share of 1: the step stays the plain one.
+            self._scaler.scale(loss if share == 1 else loss * share).backward()
+            mark(Part.BACKWARD)
+        self._scaler.step(self.optimizer)
+        self._scaler.update()
+        mark(Part.OPTIMIZER)
+        return loss.detach()
+
+
+def make_optimizer(parameters: Iterator[nn.Parameter], name: Optimizer) -> torch.optim.Optimizer:
+    """PyTorch's optimizer of that name with a fixed learning rate."""
+    match name:
+        case Optimizer.SGD:
+            return torch.optim.SGD(parameters, lr=SGD_LEARNING_RATE, momentum=SGD_MOMENTUM)
+        case Optimizer.ADAM:
+            return torch.optim.Adam(parameters, lr=ADAM_LEARNING_RATE)
+        case Optimizer.ADAMW:
+            return torch.optim.AdamW(parameters, lr=ADAM_LEARNING_RATE)

@@ -1,0 +1,265 @@
+"""One run, top to bottom: prepare, open the bundle, measure the ceilings, warm up, measure, write."""
+
+import logging
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from workload import (
+    bundle,
+    ceilings,
+    complexity,
+    data,
+    device,
+    environment,
+    models,
+    timing,
+    usage,
+    verdict,
+)
+from workload.bundle import Status
+from workload.clock import Clock, clock_for
+from workload.errors import InterruptedRunError, OutOfDeviceMemoryError, RooflaunchError, RunFailedError
+from workload.nvml import Gpu
+from workload.progress import Progress
+from workload.recorder import Phase, Recorder, loss_reader_for
+from workload.spec import Context, Device, Resolved, RunSpec, options
+from workload.step import TrainingStep
+from workload.telemetry import Telemetry
+from workload.timeline import Timeline
+
+LOGGER = logging.getLogger("workload")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A run that can start: every mistake of the user's has been found, and nothing has been written."""
+
+    spec: RunSpec
+    context: Context
+    place: str
+    origin: dict[str, str]
+    source: data.Source
+    model: nn.Module
+    complexity: complexity.Complexity
+    notes: list[str]
+
+    def run_id(self, started_at: datetime) -> str:
+        """A new name for this run."""
+        assert self.spec.batch_size is not None
+        return bundle.make_run_id(
+            now=started_at,
+            place=self.place,
+            model=self.spec.model,
+            batch_size=self.spec.batch_size,
+            precision=self.spec.precision,
+        )
+
+
+def prepare(resolved: Resolved, context: Context) -> Job:
+    """Choose the device, open the data, build the model and count its FLOP. Raises `UsageError` or `ToolError`."""
+    models.require(resolved.spec.model)
+    cpus = device.usable_cpus()
+    spec = resolved.spec.filled(device.choose(resolved.spec.device), cpus=max(1, int(cpus))).checked()
+    notes = device.prepare(spec, cpus=cpus)
+    source = data.open_source(spec)
+    assert spec.image_size is not None
+    assert spec.batch_size is not None
+    counted = complexity.count(
+        spec.model,
+        num_classes=source.classes,
+        image_size=spec.image_size,
+        batch_size=spec.batch_size,
+        precision=spec.precision,
+        optimizer=spec.optimizer,
+        grad_accumulation=spec.grad_accumulation,
+        device=spec.device,
+        with_fvcore=True,
+    )
+    return Job(
+        spec=spec,
+        context=context,
+        place=context.place or f"local-{spec.device}",
+        origin={option.name: "default" for option in options()} | dict(context.spec_origin or resolved.origin),
+        source=source,
+        model=models.build(spec.model, num_classes=source.classes, image_size=spec.image_size),
+        complexity=counted,
+        notes=notes,
+    )
+
+
+def execute(job: Job, folder: Path, timeline: Timeline) -> dict[str, Any]:
+    """Run the job and leave a sealed bundle in `folder`, also when it breaks off; returns run.json.
+
+    Raises what broke it off once the bundle is sealed. A full disk leaves the bundle incomplete and raises `OSError`.
+    """
+    record = _first_record(job, folder.name, timeline)
+    bundle.write_record(folder, record)
+    broken: Exception | None = None
+    try:
+        _measure(job, folder, record, timeline)
+        record["status"] = Status.COMPLETED
+    except OSError:
+        raise
+    except Exception as error:  # noqa: BLE001 - every way to break off is recorded, then raised again below
+        broken = _explain(error, job.spec)
+        record["status"], record["error"] = _status_of(broken), str(broken) or type(broken).__name__
+        LOGGER.debug("%s", "".join(traceback.format_exception(error)))
+    _close_record(job, record, timeline)
+    bundle.write_record(folder, record)
+    bundle.seal(folder)
+    if broken:
+        raise broken
+    return record
+
+
+def _first_record(job: Job, run_id: str, timeline: Timeline) -> dict[str, Any]:
+    facts = environment.collect(device=job.spec.device, dataset_path=job.source.path)
+    where = {"place": job.place, "backend": job.context.backend, "runtime": job.context.runtime}
+    return {
+        "run_id": run_id,
+        "status": Status.RUNNING,
+        "error": None,
+        "repeat": {"index": job.context.repeat, "of": job.context.repeats},
+        "spec": job.spec.to_json(),
+        "spec_origin": job.origin,
+        "environment": where | facts,
+        "timing": {"started_at": timeline.started_at.isoformat()},
+        "complexity": asdict(job.complexity) | {"theoretical_step_s": None},
+        "ceilings": None,
+        "bound": None,
+        "memory": {},
+        "usage": None,
+        "profile": {"status": "not requested"},
+        "cost": None,
+        "notes": job.notes,
+    }
+
+
+def _measure(job: Job, folder: Path, record: dict[str, Any], timeline: Timeline) -> None:
+    path = folder / bundle.TELEMETRY
+    with Telemetry(path, device=job.spec.device, origin_s=timeline.started_s) as telemetry:
+        if job.spec.ceilings:
+            timeline.enter("ceilings")
+            record["ceilings"] = _measure_ceilings(job.spec, folder.parent)
+        timeline.enter("setup")
+        device.reset_peak_memory(job.spec.device)
+        _train(job, TrainingStep(job.model, job.spec), folder, record, timeline)
+        timeline.enter("finish")
+    if telemetry.error:
+        raise telemetry.error
+
+
+def _measure_ceilings(spec: RunSpec, output: Path) -> dict[str, Any]:
+    gpu = Gpu.open(torch.cuda.current_device()) if spec.device is Device.CUDA else None
+    measured, age_s = ceilings.cached_or_measure(
+        output,
+        device=spec.device,
+        precisions=(spec.precision,),
+        sample=gpu.sample if gpu else None,
+        progress=LOGGER.info,
+    )
+    return measured.to_json() | {"age_s": age_s}
+
+
+def _train(job: Job, step: TrainingStep, folder: Path, record: dict[str, Any], timeline: Timeline) -> None:
+    spec, clock, batches = job.spec, clock_for(job.spec.device), job.source.batches()
+    assert spec.warmup is not None
+    assert spec.iterations is not None
+    with Recorder(folder, clock, loss_reader_for(spec.device), started_s=timeline.started_s) as recorder:
+        for phase, count in ((Phase.WARMUP, spec.warmup), (Phase.MEASURED, spec.iterations)):
+            with _region(phase, count, recorder, clock, spec, record, timeline):
+                for _ in range(count):
+                    recorder.begin(phase, spec.images_per_step)
+                    recorder.end(step(batches, recorder.mark))
+
+
+@contextmanager
+def _region(
+    phase: Phase,
+    count: int,
+    recorder: Recorder,
+    clock: Clock,
+    spec: RunSpec,
+    record: dict[str, Any],
+    timeline: Timeline,
+) -> Iterator[None]:
+    """The steps of one phase: the device is synchronised at both ends, and what was measured is kept."""
+    totals = recorder.totals[phase]
+    progress = Progress(phase, count, images_per_step=spec.images_per_step)
+    recorder.on_flush = lambda: progress.update(len(totals.step_s))
+    clock.synchronize()
+    timeline.enter(phase)
+    try:
+        yield
+    finally:
+        # A device that has failed can be neither waited for nor read; the rows so far are in the file.
+        with suppress(RuntimeError):
+            clock.synchronize()
+            wall_s = timeline.elapsed_s() - timeline.began_s[phase]
+            recorder.drain()
+            progress.finish(len(totals.step_s))
+            if phase is Phase.MEASURED:
+                record["timing"] |= timing.summarize(totals, wall_s=wall_s)
+
+
+def _close_record(job: Job, record: dict[str, Any], timeline: Timeline) -> None:
+    began_s = timeline.began_s
+    setup_end_s = began_s.get(Phase.WARMUP, timeline.elapsed_s())
+    ceilings_s = began_s.get("setup", setup_end_s) - began_s["ceilings"] if "ceilings" in began_s else 0.0
+    record["timing"] |= {
+        "setup_s": setup_end_s - ceilings_s,
+        "phases": {**began_s, "end": timeline.elapsed_s()},
+    }
+    with suppress(RuntimeError):
+        record["memory"] = device.memory(job.spec.device)
+    used = usage.measure(timeline.started_s, timeline.started_s + timeline.elapsed_s())
+    record["usage"] = asdict(used) if used else None
+    rate = record["ceilings"] and record["ceilings"]["flop_per_s"].get(job.spec.precision)
+    if rate:
+        record["complexity"]["theoretical_step_s"] = job.complexity.train_flop_per_step / rate["median"]
+    judged = verdict.from_record(record)
+    record["bound"] = judged.to_json() if judged else None
+
+
+def _explain(error: Exception, spec: RunSpec) -> Exception:
+    """The error a user can act on; anything else is a bug of ours and stays as it is."""
+    if isinstance(error, RooflaunchError):
+        return error
+    if device.is_out_of_memory(error):
+        what = f"{spec.model} at batch size {spec.batch_size} in {spec.precision}"
+        return OutOfDeviceMemoryError(
+            f"{what} does not fit into the {spec.device}'s memory",
+            hint=f"--batch-size {max(1, (spec.batch_size or 1) // 2)}, or --grad-accumulation for the same step",
+        )
+    if not isinstance(error, RuntimeError):
+        return error
+    first_line = str(error).strip().split("\n", 1)[0]
+    explained = RunFailedError(f"the training step failed: {first_line}", hint=_cure(first_line, spec))
+    explained.__cause__ = error
+    return explained
+
+
+def _cure(message: str, spec: RunSpec) -> str:
+    if "DataLoader worker" in message:
+        return "--workers 0, or more shared memory (docker run --shm-size=2g)"
+    if spec.compile:
+        return "leave --compile out; on a CPU it needs a C++ compiler"
+    return "log.txt in the bundle has the whole traceback"
+
+
+def _status_of(error: Exception) -> Status:
+    match error:
+        case OutOfDeviceMemoryError():
+            return Status.OUT_OF_MEMORY
+        case InterruptedRunError():
+            return Status.INTERRUPTED
+        case _:
+            return Status.FAILED
