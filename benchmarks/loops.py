@@ -1,0 +1,145 @@
+"""The trainer's loop against two others on the same model and batch, paired.
+
+    python benchmarks/loops.py                      both, resnet18 batch 16 on the CPU, about 7 minutes
+    python benchmarks/loops.py --against bare --pairs 20 --device cuda --batch-size 256
+
+`bare`      the same step without marks, rows, telemetry and progress: what instrumentation costs. Wanted <= 1.005.
+`imagenet`  the loop of PyTorch's ImageNet example (pytorch/examples, imagenet/main.py) with its meters, its
+            accuracy and its loss.item() each step, printing every 10 steps. Wanted <= 1 / 0.99.
+"""
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import paired
+import torch
+from torch import nn
+
+from workload import data, device, models
+from workload.clock import Clock, clock_for
+from workload.progress import Progress
+from workload.recorder import Phase, Recorder, loss_reader_for
+from workload.spec import Device, Precision, RunSpec
+from workload.step import TrainingStep
+from workload.telemetry import Telemetry
+
+
+def ours(step: TrainingStep, batches: Iterator[data.Batch], spec: RunSpec, clock: Clock, steps: int) -> float:
+    """Seconds of a measured region, as `workload.train` has it."""
+    with tempfile.TemporaryDirectory() as name:
+        folder, started_s = Path(name), time.perf_counter()
+        telemetry = Telemetry(folder / "telemetry.csv", device=spec.device, origin_s=started_s)
+        with telemetry, Recorder(folder, clock, loss_reader_for(spec.device), started_s=started_s) as recorder:
+            progress = Progress("measured", steps, images_per_step=spec.images_per_step)
+            recorder.on_flush = lambda: progress.update(len(recorder.totals[Phase.MEASURED].step_s))
+            clock.synchronize()
+            begin_s = time.perf_counter()
+            for _ in range(steps):
+                recorder.begin(Phase.MEASURED, spec.images_per_step)
+                recorder.end(step(batches, recorder.mark))
+            clock.synchronize()
+            return time.perf_counter() - begin_s
+
+
+def bare(step: TrainingStep, batches: Iterator[data.Batch], clock: Clock, steps: int) -> float:
+    """Seconds of the same steps with nothing around them."""
+    clock.synchronize()
+    begin_s = time.perf_counter()
+    for _ in range(steps):
+        step(batches, lambda _: None)
+    clock.synchronize()
+    return time.perf_counter() - begin_s
+
+
+class Meter:
+    """The example's AverageMeter."""
+
+    def __init__(self) -> None:
+        self.sum = 0.0
+        self.count = 0
+
+    def update(self, value: float, n: int = 1) -> None:
+        self.sum += value * n
+        self.count += n
+
+
+def accuracy(output: torch.Tensor, target: torch.Tensor, topk: tuple[int, ...]) -> list[torch.Tensor]:
+    """The example's accuracy over the k top predictions."""
+    with torch.no_grad():
+        _, predicted = output.topk(max(topk), 1, largest=True, sorted=True)
+        correct = predicted.t().eq(target.view(1, -1).expand_as(predicted.t()))
+        return [correct[:k].reshape(-1).float().sum(0, keepdim=True).mul_(100.0 / target.size(0)) for k in topk]
+
+
+def imagenet(
+    model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterator[data.Batch], clock: Clock, steps: int
+) -> float:
+    """Seconds of the example's loop."""
+    criterion = nn.CrossEntropyLoss()
+    meters = [Meter() for _ in range(5)]
+    clock.synchronize()
+    begin_s = end_s = time.perf_counter()
+    for index in range(steps):
+        images, target = next(batches)
+        meters[0].update(time.perf_counter() - end_s)
+        output = model(images)
+        loss = criterion(output, target)
+        acc1, acc5 = accuracy(output, target, topk=(1, 5))
+        meters[1].update(loss.item(), images.size(0))
+        meters[2].update(acc1[0].item(), images.size(0))
+        meters[3].update(acc5[0].item(), images.size(0))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        meters[4].update(time.perf_counter() - end_s)
+        end_s = time.perf_counter()
+        if index % 10 == 0:
+            print(*(f"{meter.sum / meter.count:.4f}" for meter in meters), file=DEV_NULL)
+    clock.synchronize()
+    return time.perf_counter() - begin_s
+
+
+DEV_NULL = Path("/dev/null").open("w")  # noqa: SIM115 - as long as the process
+
+
+def contestants(spec: RunSpec, steps: int) -> dict[str, Callable[[], float]]:
+    """The loops, warmed up; they share one model and optimizer, so that none trains on other numbers."""
+    clock = clock_for(spec.device)
+    batches = data.open_source(spec).batches()
+    model = models.build(spec.model, num_classes=1000, image_size=spec.image_size or 224)
+    step = TrainingStep(model, spec)
+    loops = {
+        "ours": lambda: ours(step, batches, spec, clock, steps),
+        "bare": lambda: bare(step, batches, clock, steps),
+        "imagenet": lambda: imagenet(model, step.optimizer, batches, clock, steps),
+    }
+    for loop in loops.values():
+        loop()
+    return loops
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--against", choices=("bare", "imagenet"), action="append")
+    parser.add_argument("--pairs", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=2, help="steps per turn")
+    parser.add_argument("--model", default="resnet18")
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--image-size", type=int, default=224)
+    parser.add_argument("--device", type=Device, default=Device.CPU)
+    given = parser.parse_args()
+    spec = RunSpec(
+        model=given.model, batch_size=given.batch_size, image_size=given.image_size, precision=Precision.FP32
+    ).filled(given.device, cpus=1)
+    device.prepare(spec, cpus=device.usable_cpus())
+    loops = contestants(spec, given.steps)
+    for name in given.against or ("bare", "imagenet"):
+        ratios = paired.measure(loops["ours"], loops[name], pairs=given.pairs)
+        print(paired.report(f"time of ours / {name}, {spec.model} batch {spec.batch_size}", ratios), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""The closing table of `launch local`: what was measured, how much it varies, what limits it, what to type next."""
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from workload.bundle import Bundle, Status
+
+LABEL_WIDTH = 13
+
+
+def render(bundles: Sequence[Bundle]) -> str:
+    """The table over the repeats of one configuration; runs that broke off are named below it."""
+    completed = [found for found in bundles if found.record["status"] == Status.COMPLETED]
+    rows = _measured_rows([found.record for found in completed]) if completed else []
+    rows += [(_status_label(found), found.record["error"] or "") for found in bundles if found not in completed]
+    rows += [("bundle" if index == 0 else "", str(found.path)) for index, found in enumerate(bundles)]
+    rows += [("next", line) for line in _next(completed)]
+    head = _headline(bundles[0].record)
+    return "\n".join([head, "", *(f"  {label:<{LABEL_WIDTH}} {text}" for label, text in rows)])
+
+
+def si(value: float, unit: str) -> str:
+    """`value` with a decimal prefix and three or four digits: `si(2.27e11, "FLOP/s")` is `227 GFLOP/s`."""
+    for factor, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= factor:
+            return (
+                f"{value / factor:.3g} {prefix}{unit}"
+                if value < 999.5 * factor
+                else f"{value / factor:.0f} {prefix}{unit}"
+            )
+    return f"{value:.3g} {unit}"
+
+
+def _headline(record: Mapping[str, Any]) -> str:
+    spec, where = record["spec"], record["environment"]
+    device = where["device"].get("name") or spec["device"]
+    threads = where["device"].get("threads")
+    on = f"{spec['device']}: {device}" + (f", {threads} threads" if threads else "")
+    return f"{spec['model']}, batch {spec['batch_size']}, {spec['precision']}, on {on}"
+
+
+def _status_label(found: Bundle) -> str:
+    return str(found.record["status"]).replace("_", " ")
+
+
+def _measured_rows(records: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    last = records[-1]
+    rows = [("images/s", _throughput(records)), ("step time", _step_time(last)), ("FLOP/s", _flop_rate(last))]
+    if last["bound"]:
+        rows.append(("limited by", f"{last['bound']['bound']}: {last['bound']['why']}"))
+    else:
+        rows.append(("limited by", "unknown: no ceilings were measured (--no-ceilings)"))
+    rows.append(("data waits", f"{last['timing']['data_wait_fraction']:.1%} of the wall time"))
+    rows.extend(("note", note) for note in last["notes"])
+    return rows
+
+
+def _throughput(records: Sequence[Mapping[str, Any]]) -> str:
+    rates = [record["timing"]["images_per_s"] for record in records]
+    if len(rates) == 1:
+        return f"{rates[0]:.4g}  (one run: no interval)"
+    return f"{median(rates):.4g}  (median of {len(rates)} runs, {min(rates):.4g} to {max(rates):.4g})"
+
+
+def _step_time(record: Mapping[str, Any]) -> str:
+    step_s = record["timing"]["step_s"]
+    spread = (
+        "" if step_s["p5"] is None else f"; 5 % to 95 % of steps: {seconds(step_s['p5'])} to {seconds(step_s['p95'])}"
+    )
+    return f"{seconds(step_s['median'])}  (median of {step_s['n']} steps{spread})"
+
+
+def seconds(value_s: float) -> str:
+    """A duration in ms below one second, else in s."""
+    return f"{value_s * 1e3:.4g} ms" if value_s < 1 else f"{value_s:.4g} s"
+
+
+def _flop_rate(record: Mapping[str, Any]) -> str:
+    complexity, precision = record["complexity"], record["spec"]["precision"]
+    per_s = complexity["train_flop_per_step"] / record["timing"]["step_s"]["median"]
+    ceiling = (record["ceilings"] or {"flop_per_s": {}})["flop_per_s"].get(precision)
+    per_image = si(complexity["train_flop_per_image"], "FLOP")
+    if not ceiling:
+        return f"{si(per_s, 'FLOP/s')}  ({per_image} per image)"
+    share = per_s / ceiling["median"]
+    roof = f"{share:.0%} of the measured {precision} ceiling, {si(ceiling['median'], 'FLOP/s')}"
+    return f"{si(per_s, 'FLOP/s')}  ({roof}; {per_image} per image)"
+
+
+def _next(completed: Sequence[Bundle]) -> list[str]:
+    if not completed:
+        return []
+    if len(completed) == 1:
+        return ["the same again for an interval: add --repeats 3"]
+    return [f"verify the bundles: python -m workload.bundle {completed[0].path.parent}/*"]

@@ -1,0 +1,83 @@
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.table import render, si
+from workload.bundle import Bundle
+
+RECORD: dict[str, Any] = {
+    "run_id": "a",
+    "status": "completed",
+    "error": None,
+    "spec": {"model": "resnet18", "batch_size": 16, "precision": "fp32", "device": "cpu"},
+    "environment": {"device": {"name": "A CPU", "threads": 2}},
+    "timing": {
+        "images_per_s": 20.0,
+        "data_wait_fraction": 0.001,
+        "step_s": {"n": 20, "median": 0.8, "p5": 0.75, "p95": 1.1},
+    },
+    "complexity": {"train_flop_per_step": 1.6e11, "train_flop_per_image": 1e10},
+    "ceilings": {"flop_per_s": {"fp32": {"median": 4e11}}},
+    "bound": {"bound": "compute", "why": "because"},
+    "notes": ["a note"],
+}
+
+
+def bundle(**changes: Any) -> Bundle:
+    record = copy.deepcopy(RECORD) | changes
+    return Bundle(path=Path("results") / record["run_id"], record=record, files=())
+
+
+def test_one_run() -> None:
+    assert render([bundle()]).splitlines() == [
+        "resnet18, batch 16, fp32, on cpu: A CPU, 2 threads",
+        "",
+        "  images/s      20  (one run: no interval)",
+        "  step time     800 ms  (median of 20 steps; 5 % to 95 % of steps: 750 ms to 1.1 s)",
+        "  FLOP/s        200 GFLOP/s  (50% of the measured fp32 ceiling, 400 GFLOP/s; 10 GFLOP per image)",
+        "  limited by    compute: because",
+        "  data waits    0.1% of the wall time",
+        "  note          a note",
+        "  bundle        results/a",
+        "  next          the same again for an interval: add --repeats 3",
+    ]
+
+
+def test_repeats_show_their_spread() -> None:
+    runs = [
+        bundle(run_id=name, timing=RECORD["timing"] | {"images_per_s": rate})
+        for name, rate in (("a", 19.0), ("b", 22.0), ("c", 20.0))
+    ]
+    text = render(runs)
+    assert "images/s      20  (median of 3 runs, 19 to 22)" in text
+    assert "results/a\n                results/b\n" in text
+
+
+def test_no_ceilings_is_said_not_guessed() -> None:
+    text = render([bundle(ceilings=None, bound=None)])
+    assert "limited by    unknown: no ceilings were measured (--no-ceilings)" in text
+    assert "FLOP/s        200 GFLOP/s  (10 GFLOP per image)" in text
+
+
+def test_run_that_broke_off_is_named() -> None:
+    text = render([bundle(), bundle(run_id="b", status="out_of_memory", error="too big")])
+    assert "(one run: no interval)" in text
+    assert "out of memory too big" in text
+    assert render([bundle(status="interrupted", error="by SIGINT")]).splitlines()[2] == "  interrupted   by SIGINT"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0 B"),
+        (999.0, "999 B"),
+        (1000.0, "1 kB"),
+        (227.4e9, "227 GB"),
+        (999.9e9, "1000 GB"),
+        (1.2e15, "1.2 PB"),
+    ],
+)
+def test_si(value: float, text: str) -> None:
+    assert si(value, "B") == text

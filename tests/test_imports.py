@@ -1,0 +1,73 @@
+"""What a door may load, and which modules may cross from one package to another."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+# The run's description and the bundle's format belong to the one who writes them; the rest is what both doors share.
+CROSSING = {"workload.spec", "workload.bundle", "workload.errors", "workload.interrupt"}
+
+
+@pytest.mark.world
+@pytest.mark.parametrize(
+    ("code", "banned"),
+    [
+        (
+            "import sys; sys.argv = ['launch', '--help']; from launcher.__main__ import main; main()",
+            {"torch", "torchvision", "pandas", "numpy", "docker", "google", "rich"},
+        ),
+        (
+            "import sys; sys.argv = ['launch', 'local', '--dry-run']; from launcher.__main__ import main; main()",
+            {"torch", "torchvision", "pandas", "numpy", "docker", "google", "rich"},
+        ),
+        (
+            "from workload.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass",
+            {"torch", "torchvision", "numpy", "typer"},
+        ),
+        ("import workload.train", {"pandas", "docker", "google", "typer", "fvcore", "launcher", "analysis"}),
+    ],
+)
+def test_doors_stay_light(code: str, banned: set[str]) -> None:
+    show = "import sys; print('LOADED', *{name.partition('.')[0] for name in sys.modules})"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\n{show}"], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    loaded = set(done.stdout.rpartition("LOADED")[2].split())
+    assert "workload" in loaded
+    assert not loaded & banned
+
+
+def imports_of(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def crossings(package: str, others: set[str]) -> set[str]:
+    return {
+        name for path in (ROOT / package).rglob("*.py") for name in imports_of(path) if name.partition(".")[0] in others
+    }
+
+
+def test_only_the_shared_modules_cross() -> None:
+    used = crossings("launcher", {"workload", "analysis"}) | crossings("analysis", {"workload", "launcher"})
+    assert used, "the launcher reads bundles"
+    assert {name for name in used if not any(name == ok or name.startswith(f"{ok}.") for ok in CROSSING)} == set()
+    assert crossings("workload", {"launcher", "analysis"}) == set()
+
+
+@pytest.mark.parametrize("module", sorted(CROSSING))
+def test_crossing_modules_are_standard_library_only(module: str) -> None:
+    path = ROOT / f"{module.replace('.', '/')}.py"
+    outside = {name.partition(".")[0] for name in imports_of(path)} - sys.stdlib_module_names - {"workload"}
+    assert outside == set()
+    inside = {name for name in imports_of(path) if name.startswith("workload")}
+    assert all(any(name.startswith(ok) for ok in CROSSING) for name in inside)
