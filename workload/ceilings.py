@@ -7,9 +7,6 @@ Every probe has a time limit of its own, because a CPU without units for a type 
 import json
 import os
 import platform
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -19,13 +16,14 @@ from datetime import UTC, datetime
 from itertools import cycle
 from math import ceil, isqrt
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import numpy as np
 import psutil
 import torch
 from torch import Tensor
 
+from workload import instructions
 from workload.clock import Clock, clock_for
 from workload.device import TF32_CAPABILITY, is_out_of_memory
 from workload.environment import cgroup, cpu, host
@@ -72,10 +70,6 @@ DTYPES = {
 }
 # They limit the instructions that a CPU's matrix product uses.
 ISA_VARIABLES = ("ATEN_CPU_CAPABILITY", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
-
-# Some virtual machines announce AMX units and trap at their first use, which ends the process: SIGILL.
-TRIAL = "import torch; x = torch.ones(256, 256, dtype=torch.{dtype}); torch.mm(x, x)"
-TRIAL_LIMIT_S = 60.0
 
 Call = Callable[[], object]
 Sampler = Callable[[], Mapping[str, object]]
@@ -278,34 +272,19 @@ def _flop_rates(
 
 
 def _why_not(device: Device, precision: Precision) -> str | None:
-    if precision is not Precision.TF32:
-        return crash_reason(device, precision)
+    if precision is Precision.TF32:
+        return _why_no_tf32(device)
+    dtype = DTYPES[precision]
+    if device is Device.CPU and dtype is not torch.float32 and instructions.faults(dtype):
+        return f"torch's kernels for {dtype} fault on this CPU; {instructions.ISA_VARIABLE}=AVX512_CORE_FP16 avoids AMX"
+    return None
+
+
+def _why_no_tf32(device: Device) -> str | None:
     if device is not Device.CUDA:
         return "TF32 needs an NVIDIA GPU"
     major, minor = torch.cuda.get_device_capability()
     return None if (major, minor) >= TF32_CAPABILITY else f"TF32 needs compute capability 8.0, this is {major}.{minor}"
-
-
-def crash_reason(device: Device, precision: Precision, machine: Machine | None = None) -> str | None:
-    """Why this process would be killed by a `precision` that the CPU announces; None where nothing speaks against it.
-
-    Tried in a process of its own (2 s), and only where the CPU announces AMX and the precision may use it.
-    """
-    dtype = DTYPES[precision]
-    flags = (cpu.cpu_info(machine or Machine()).get("flags") or "").split()
-    if device is not Device.CPU or dtype is torch.float32 or "amx_tile" not in flags:
-        return None
-    code = TRIAL.format(dtype=str(dtype).removeprefix("torch."))
-    try:
-        tried = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=TRIAL_LIMIT_S, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    if tried.returncode != -signal.SIGILL:
-        return None
-    return (
-        f"a {dtype} matrix product ends in an illegal instruction: the CPU announces AMX, but this machine does not "
-        "execute it; ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16 avoids AMX"
-    )
 
 
 def product_rate(device: Device, precision: Precision, probe: Probe) -> Rate:
@@ -383,21 +362,16 @@ def take_samples(
 
 @contextmanager
 def matmul_precision(precision: Precision) -> Iterator[None]:
-    """TF32 on for `tf32`, off for every other, on the GPU and in oneDNN; afterwards exactly as before.
+    """TF32 on for `tf32`, off for every other; afterwards as before.
 
-    The process-wide switch `torch.set_float32_matmul_precision` cannot be put back to "never set".
+    Not by the newer `fp32_precision` switches: torch raises where these and the older ones are mixed.
     """
-    # Any: torch declares the latter at run time.
-    cublas, onednn = torch.backends.cuda, cast("Any", torch.backends.mkldnn)
-    backends = (cublas.matmul, onednn.matmul)
-    before = [backend.fp32_precision for backend in backends]
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if precision is Precision.TF32 else "highest")
     try:
-        for backend in backends:
-            backend.fp32_precision = "tf32" if precision is Precision.TF32 else "ieee"
         yield
     finally:
-        for backend, value in zip(backends, before, strict=True):
-            backend.fp32_precision = value
+        torch.set_float32_matmul_precision(before)
 
 
 # --- copy and triad

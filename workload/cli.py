@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -172,9 +173,10 @@ def _ceilings(parsed: argparse.Namespace, _: Timeline) -> int:
     chosen = device.choose(Device(parsed.device))
     precisions = [Precision(each) for each in parsed.precision or Precision]
     if chosen is Device.CPU:
-        for precision in precisions:
-            note = instructions.hold_back(ceilings.DTYPES[precision])
-            log.LOGGER.info("note       %s", note) if note else None
+        with suppress(UsageError):  # then the table says that the precision is unavailable
+            for dtype in {ceilings.DTYPES[precision] for precision in precisions}:
+                if note := instructions.hold_back(dtype):
+                    log.LOGGER.info("note       %s", note)
     measured = ceilings.measure(chosen, precisions=precisions, progress=log.LOGGER.info)
     if parsed.format == "json":
         print(json.dumps(measured.to_json(), indent=1))

@@ -4,6 +4,7 @@ PyTorch's oneDNN believes the CPU, and the process dies of SIGILL. So a child pr
 where it dies oneDNN is held back to an older instruction set, https://uxlfoundation.github.io/oneDNN/dev_guide_cpu_dispatcher_control.html.
 """
 
+import faulthandler
 import os
 import signal
 import sys
@@ -12,6 +13,9 @@ import torch
 from torch import nn
 
 from workload.errors import UsageError
+
+if sys.platform != "win32":
+    import resource
 
 ISA_VARIABLE = "ONEDNN_MAX_CPU_ISA"
 # oneDNN's names, newest first; the first is one below AMX.
@@ -22,25 +26,31 @@ def hold_back(dtype: torch.dtype) -> str | None:
     """Make `dtype` usable on this CPU; returns a note where instructions had to be held back.
 
     Call it before oneDNN is first used, which reads its variable once. Raises `UsageError` where nothing helps.
-    Linux only: elsewhere a process with threads is not safely forked.
     """
-    if sys.platform != "linux" or not _dies(dtype):
+    if not faults(dtype):
         return None
     for name in () if ISA_VARIABLE in os.environ else OLDER_INSTRUCTIONS:
         os.environ[ISA_VARIABLE] = name
-        if not _dies(dtype):
+        if not faults(dtype):
             return f"this CPU faults on instructions that it reports: {ISA_VARIABLE}={name} was set"
         del os.environ[ISA_VARIABLE]
     raise UsageError(f"torch's kernels for {dtype} fault on this CPU (SIGILL)", hint="--precision fp32")
 
 
-def _dies(dtype: torch.dtype) -> bool:
-    """Whether a small step kills a child process by an illegal instruction."""
+def faults(dtype: torch.dtype) -> bool:
+    """Whether a small step kills a child process by an illegal instruction.
+
+    Linux only, False elsewhere: another system's libraries do not survive a fork.
+    """
+    if sys.platform != "linux":
+        return False
     child = os.fork()
     if child == 0:
-        # No Python exception may leave the child, which shares our files.
+        # No exception may leave the child, which shares our files: one means that the type is refused, not deadly.
         try:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
+            faulthandler.disable()
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             _small_step(dtype)
         finally:
             os._exit(0)

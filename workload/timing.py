@@ -7,17 +7,18 @@ from typing import Any
 from workload.recorder import PhaseTotals
 
 
-def summarize(measured: PhaseTotals, *, wall_s: float) -> dict[str, Any]:
-    """Throughput and step times of the measured region, which took `wall_s` seconds on the host's clock.
+def summarize(measured: PhaseTotals, *, wall_s: float, cpus_used: float) -> dict[str, Any]:
+    """Throughput and step times of the measured region: `wall_s` seconds of the host's clock, CPUs busy on average.
 
     `images_per_s` is images over wall time, never a mean of rates. `explained_fraction` is the share of the wall
     time that steps and data waits add up to. Without a single step the figures are None.
     """
     if not measured.step_s:
-        return {"measured_s": wall_s, "images": 0, "images_per_s": None, "step_s": None}
+        return {"measured_s": wall_s, "cpus_used": cpus_used, "images": 0, "images_per_s": None, "step_s": None}
     step_sum_s, data_sum_s = sum(measured.step_s), sum(measured.data_s)
     return {
         "measured_s": wall_s,
+        "cpus_used": cpus_used,
         "images": measured.images,
         "images_per_s": measured.images / wall_s,
         "step_s": describe(measured.step_s),

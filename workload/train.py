@@ -1,6 +1,8 @@
 """One run, top to bottom: prepare, open the bundle, measure the ceilings, warm up, measure, write."""
 
 import logging
+import os
+import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -34,6 +36,9 @@ from workload.spec import Context, Device, Resolved, RunSpec, options
 from workload.step import TrainingStep
 from workload.telemetry import Telemetry
 from workload.timeline import Timeline
+
+# Training steps alone keep their threads 90 % to 100 % busy; two runs at once get about half each.
+COMPETED_SHARE = 0.75
 
 LOGGER = logging.getLogger("workload")
 
@@ -197,6 +202,7 @@ def _region(
     recorder.on_flush = lambda: progress.update(len(totals.step_s))
     clock.synchronize()
     timeline.enter(phase)
+    cpu_began_s = time.process_time()
     try:
         yield
     finally:
@@ -204,10 +210,12 @@ def _region(
         with suppress(RuntimeError):
             clock.synchronize()
             wall_s = timeline.elapsed_s() - timeline.began_s[phase]
+            cpus_used = (time.process_time() - cpu_began_s) / wall_s
+            recorder.on_flush = lambda: None
             recorder.drain()
             progress.finish(len(totals.step_s))
             if phase is Phase.MEASURED:
-                record["timing"] |= timing.summarize(totals, wall_s=wall_s)
+                record["timing"] |= timing.summarize(totals, wall_s=wall_s, cpus_used=cpus_used)
 
 
 def _close_record(job: Job, record: dict[str, Any], timeline: Timeline) -> None:
@@ -225,8 +233,19 @@ def _close_record(job: Job, record: dict[str, Any], timeline: Timeline) -> None:
     rate = record["ceilings"] and record["ceilings"]["flop_per_s"].get(job.spec.precision)
     if rate:
         record["complexity"]["theoretical_step_s"] = job.complexity.train_flop_per_step / rate["median"]
+    busy = _competition(job.spec.device, record["timing"].get("cpus_used"))
+    record["notes"] = [*job.notes, *([busy] if busy else [])]
     judged = verdict.from_record(record)
     record["bound"] = judged.to_json() if judged else None
+
+
+def _competition(used: Device, cpus_used: float | None) -> str | None:
+    """A note where a CPU run did not get the CPUs that it has threads for: its figures are then not the machine's."""
+    threads = torch.get_num_threads()
+    if used is not Device.CPU or cpus_used is None or cpus_used >= COMPETED_SHARE * threads:
+        return None
+    load = f"; load average {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
+    return f"the run got {cpus_used:.1f} of {threads} CPUs: other work competed, or one thread did most{load}"
 
 
 def _explain(error: Exception, spec: RunSpec) -> Exception:

@@ -207,16 +207,16 @@ REJECTIONS = {
     "too small for a pool": (
         ("alexnet", 32, 2),
         (
-            "alexnet cannot train on 32x32 images: Given input size: (256x1x1). Calculated output size: (256x0x0). Output "
-            "size is too small"
+            "alexnet cannot train on 32x32 images: Given input size: (256x1x1). Calculated output size: (256x0x0). "
+            "Output size is too small"
         ),
         "--image-size 224",
     ),
     "too small for an auxiliary head": (
         ("inception_v3", 224, 2),
         (
-            "inception_v3 cannot train on 224x224 images: Calculated padded input size per channel: (3 x 3). Kernel size: "
-            "(5 x 5). Kernel size can't be greater than actual input size"
+            "inception_v3 cannot train on 224x224 images: Calculated padded input size per channel: (3 x 3). "
+            "Kernel size: (5 x 5). Kernel size can't be greater than actual input size"
         ),
         "--image-size 299",
     ),

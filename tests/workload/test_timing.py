@@ -8,7 +8,7 @@ from workload.timing import describe, summarize
 
 def test_throughput_is_images_over_wall_time_not_a_mean_of_rates() -> None:
     totals = PhaseTotals(step_s=array("d", [1.0, 3.0]), data_s=array("d", [0.5, 0.5]), images=16)
-    summary = summarize(totals, wall_s=5.0)
+    summary = summarize(totals, wall_s=5.0, cpus_used=1.5)
     # A mean of rates would be (8 / 1 + 8 / 3) / 2 = 5.33.
     assert summary["images_per_s"] == 3.2
     assert summary["data_wait_fraction"] == 0.2
@@ -36,8 +36,9 @@ def test_one_step_has_no_spread() -> None:
 
 
 def test_no_step_gives_no_figures() -> None:
-    assert summarize(PhaseTotals(), wall_s=1.5) == {
+    assert summarize(PhaseTotals(), wall_s=1.5, cpus_used=0.5) == {
         "measured_s": 1.5,
+        "cpus_used": 0.5,
         "images": 0,
         "images_per_s": None,
         "step_s": None,

@@ -16,6 +16,7 @@ import torch
 
 from workload import bundle, cli, train
 from workload.errors import ExitCode
+from workload.spec import Device
 
 pytestmark = pytest.mark.world
 
@@ -113,6 +114,18 @@ def test_fp32_is_fp32() -> None:
     run("--iterations", "1")
     assert torch.get_float32_matmul_precision() == "highest"
     assert not torch.backends.cudnn.allow_tf32
+
+
+@pytest.mark.parametrize(
+    ("device", "cpus_used", "noted"),
+    [("cpu", 0.74, True), ("cpu", 0.76, False), ("cpu", None, False), ("cuda", 0.1, False)],
+)
+def test_run_that_shared_its_cpus_says_so(device: str, cpus_used: float | None, noted: bool) -> None:
+    threads = torch.get_num_threads()
+    note = train._competition(Device(device), cpus_used and cpus_used * threads)
+    assert (note is not None) is noted
+    if note:
+        assert f"of {threads} CPUs" in note
 
 
 def test_image_folder_shows_data_waits(images: Path) -> None:

@@ -1,0 +1,626 @@
+"""Time-boxing on a clock that only work moves, the cache of measurements, and one real probe."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from itertools import count as counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from workload import ceilings
+from workload.ceilings import Ceilings, Probe, Rate
+from workload.environment.machine import Machine
+from workload.spec import Device, Precision
+
+LayOut = Callable[..., Machine]
+
+NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
+
+
+@dataclass(kw_only=True)
+class FakeMachine:
+    """A device and its host on one clock; a product takes 2 n^3 / `flop_per_s` + `launch_s`."""
+
+    flop_per_s: float
+    launch_s: float = 0.0
+    largest_edge: int | None = None
+    now_s: float = 0.0
+    calls: list[float] = field(default_factory=list)
+
+    def mark(self) -> float:
+        return self.now_s
+
+    def passed(self, mark: float) -> bool:
+        return mark <= self.now_s
+
+    def seconds_between(self, earlier: float, later: float) -> float:
+        return later - earlier
+
+    def synchronize(self) -> None:
+        pass
+
+    def work(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.calls.append(seconds)
+
+    def make(self, edge: int) -> Callable[[], None]:
+        if self.largest_edge is not None and edge > self.largest_edge:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return lambda: self.work(2 * edge**3 / self.flop_per_s + self.launch_s)
+
+    def probe(self, **options: Any) -> Probe:
+        return Probe(clock=self, now_s=lambda: self.now_s, **options)
+
+
+def grown_edge(machine: FakeMachine, *, largest_edge: int = 10**6) -> int:
+    probe = machine.probe()
+    return ceilings.grow(machine.make, probe, probe.deadline(), largest_edge=largest_edge).edge
+
+
+# --- growth: 128, 256, 512 … until a call takes 5 ms
+
+
+@pytest.mark.parametrize(
+    ("flop_per_s", "edge"),
+    [
+        (1e12, 2048),  # 1024: 2.1 ms, 2048: 17 ms
+        (100e9, 1024),  # 512: 2.7 ms, 1024: 21 ms
+        (1e9, 256),  # 128: 4.2 ms, 256: 34 ms
+        (1e15, 16384),  # 8192: 1.1 ms, 16384: 8.8 ms
+    ],
+)
+def test_the_edge_doubles_until_a_call_takes_5_ms(flop_per_s: float, edge: int) -> None:
+    assert grown_edge(FakeMachine(flop_per_s=flop_per_s)) == edge
+
+
+def test_memory_ends_the_growth() -> None:
+    assert grown_edge(FakeMachine(flop_per_s=1e15), largest_edge=4096) == 4096
+    assert grown_edge(FakeMachine(flop_per_s=1e15), largest_edge=4095) == 2048
+
+
+def test_out_of_memory_keeps_the_size_that_fitted() -> None:
+    assert grown_edge(FakeMachine(flop_per_s=1e15, largest_edge=1024)) == 1024
+
+
+def test_another_failure_during_growth_is_raised() -> None:
+    machine = FakeMachine(flop_per_s=1e15)
+
+    def make(edge: int) -> Callable[[], None]:
+        if edge > 128:
+            raise RuntimeError("an illegal memory access was encountered")
+        return machine.make(edge)
+
+    probe = machine.probe()
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        ceilings.grow(make, probe, probe.deadline(), largest_edge=10**6)
+
+
+def test_a_busy_machine_whose_every_call_waits_6_ms_still_grows() -> None:
+    """Below 1024 the waits dominate; 2048 takes 4 times as long as 1024 or more: 27 + 6 against 170 + 6 ms."""
+    assert grown_edge(FakeMachine(flop_per_s=100e9, launch_s=6e-3)) == 2048
+
+
+@pytest.mark.parametrize("flop_per_s", [1e7, 1e8, 1.4e9, 1e10, 1e11, 1e13, 1e15])
+@pytest.mark.parametrize("limit_s", [0.1, 2.0])
+def test_a_probe_ends_in_time_whatever_the_device_does(flop_per_s: float, limit_s: float) -> None:
+    machine = FakeMachine(flop_per_s=flop_per_s)
+    probe = machine.probe(limit_s=limit_s)
+    deadline = probe.deadline()
+    product = ceilings.grow(machine.make, probe, deadline, largest_edge=10**6)
+    samples, _ = ceilings.take_samples(product.call, product.call_s, probe, deadline)
+    assert samples
+    # Three calls of the smallest product cannot be avoided: warm-up, timing and one sample.
+    assert machine.now_s <= max(limit_s, 3 * 2 * 128**3 / flop_per_s) * 1.01
+
+
+def test_a_fall_off_a_fast_path_is_bounded_too() -> None:
+    """Twice the edge takes 100 times as long, not 8."""
+    machine = FakeMachine(flop_per_s=1e9)
+
+    def make(edge: int) -> Callable[[], None]:
+        return lambda: machine.work(1e-3 * 100 ** (edge // 128 - 1))
+
+    probe = machine.probe()
+    deadline = probe.deadline()
+    product = ceilings.grow(make, probe, deadline, largest_edge=10**6)
+    ceilings.take_samples(product.call, product.call_s, probe, deadline)
+    assert machine.now_s <= 2.0
+
+
+# --- samples
+
+
+@pytest.mark.parametrize(("call_s", "calls_per_sample"), [(1e-3, 10), (3e-3, 4), (10e-3, 1), (50e-3, 1)])
+def test_thirty_samples_of_at_least_10_ms(call_s: float, calls_per_sample: int) -> None:
+    machine = FakeMachine(flop_per_s=1)
+    probe = machine.probe()
+    samples, conditions = ceilings.take_samples(lambda: machine.work(call_s), call_s, probe, probe.deadline())
+    assert samples == pytest.approx([call_s] * 30)
+    assert len(machine.calls) == 30 * calls_per_sample
+    assert conditions is None
+
+
+def test_samples_end_with_the_time_but_there_is_always_one() -> None:
+    machine = FakeMachine(flop_per_s=1)
+    probe = machine.probe(limit_s=2.0)
+    samples, _ = ceilings.take_samples(lambda: machine.work(0.3), 0.3, probe, probe.deadline())
+    assert len(samples) == 6  # a seventh would end at 2.1 s
+    samples, _ = ceilings.take_samples(lambda: machine.work(9.0), 9.0, probe, probe.deadline())
+    assert samples == pytest.approx([9.0])
+
+
+def test_the_sensors_are_read_under_load_at_half_time() -> None:
+    machine, reads = FakeMachine(flop_per_s=1), counter(1)
+
+    def sensors() -> dict[str, object]:
+        return {"read": next(reads), "after_calls": len(machine.calls)}
+
+    probe = machine.probe(sensors=sensors)
+    _, conditions = ceilings.take_samples(lambda: machine.work(10e-3), 10e-3, probe, probe.deadline())
+    assert conditions == {"read": 2, "after_calls": 16}
+
+
+def test_a_rate_by_hand() -> None:
+    """100 FLOP in 1, 2, 4, 5 and 10 s: 100, 50, 25, 20 and 10 FLOP/s."""
+    rate = Rate.of(100, [1.0, 2.0, 4.0, 5.0, 10.0], size=7, conditions=None)
+    assert (rate.median, rate.best, rate.min, rate.samples, rate.size) == (25, 100, 10, 5, 7)
+    # Linear interpolation at 0.2 and 3.8 of the sorted rates.
+    assert (rate.p5, rate.p95) == (pytest.approx(12), pytest.approx(90))
+
+
+# --- precision settings
+
+SETTINGS: dict[str, Callable[[], object]] = {
+    "highest": lambda: torch.set_float32_matmul_precision("highest"),
+    "high": lambda: torch.set_float32_matmul_precision("high"),
+    "medium": lambda: torch.set_float32_matmul_precision("medium"),
+}
+
+
+@pytest.fixture
+def restored_settings() -> Iterator[None]:
+    yield
+    torch.set_float32_matmul_precision("highest")
+
+
+def settings() -> tuple[object, ...]:
+    return (
+        torch.get_float32_matmul_precision(),
+        torch.backends.cuda.matmul.fp32_precision,
+        torch.backends.mkldnn.matmul.fp32_precision,
+        torch.backends.cuda.matmul.allow_tf32,
+        torch.backends.cudnn.allow_tf32,
+    )
+
+
+@pytest.mark.usefixtures("restored_settings")
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize(("precision", "inside"), [("fp32", "ieee"), ("tf32", "tf32"), ("amp", "ieee")])
+def test_the_tf32_switches_are_set_and_put_back(setting: str, precision: str, inside: str) -> None:
+    SETTINGS[setting]()
+    before = settings()
+    seen: list[object] = []
+
+    def interrupted() -> None:
+        with ceilings.matmul_precision(Precision(precision)):
+            seen.extend((torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert seen == [inside, inside]
+    assert settings() == before
+
+
+# --- arrays
+
+MB = 10**6
+
+
+@pytest.mark.parametrize(
+    ("device", "cache_mb", "free_mb", "array_mb"),
+    [
+        ("cpu", 30, 100_000, 40),  # 4 x 30 / 3
+        ("cpu", 273, 100_000, 364),
+        ("cpu", 1100, 100_000, 2000 / 3),  # 4.4 GB would take too long to touch
+        ("cpu", 273, 2_000, 500 / 3),  # a quarter of the free memory
+        ("cpu", None, 100_000, 1000 / 3),
+        ("cuda", 50, 100_000, 1000 / 3),
+        ("cuda", 300, 100_000, 400),
+        ("cuda", 4, 400, 100 / 3),
+    ],
+)
+def test_three_arrays_are_four_times_the_cache(
+    device: str, cache_mb: int | None, free_mb: int, array_mb: float
+) -> None:
+    cache_bytes = None if cache_mb is None else cache_mb * MB
+    chosen = ceilings.choose_array_bytes(Device(device), cache_bytes=cache_bytes, free_bytes=free_mb * MB)
+    assert chosen == int(array_mb * MB)
+
+
+def test_without_free_memory_the_arrays_are_small_but_there() -> None:
+    assert ceilings.choose_array_bytes(Device.CPU, cache_bytes=MB, free_bytes=0) == 2**20
+
+
+@pytest.mark.parametrize(
+    ("array_mb", "cache_mb", "text"),
+    [
+        (364, 273, "3 arrays of 364 MB, together at least 4x the last-level cache of 273 MB"),
+        (91, 273, "3 arrays of 91 MB, together only 1.0x, for lack of memory or time, the last-level cache of 273 MB"),
+        (333, None, "3 arrays of 333 MB, last-level cache unknown"),
+    ],
+)
+def test_the_method_says_when_the_arrays_are_too_small(array_mb: int, cache_mb: int | None, text: str) -> None:
+    cache_bytes = None if cache_mb is None else cache_mb * MB
+    assert ceilings._footprint(array_mb * MB, cache_bytes=cache_bytes) == text
+
+
+def test_arrays_that_do_not_fit_are_halved(monkeypatch: pytest.MonkeyPatch) -> None:
+    full, refused = torch.full, []
+
+    def scarce(size: tuple[int], value: float, **options: Any) -> torch.Tensor:
+        if size[0] * 4 > 2**21:
+            refused.append(size[0] * 4)
+            raise RuntimeError("[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory")
+        return full(size, value, **options)
+
+    monkeypatch.setattr(torch, "full", scarce)
+    arrays = ceilings._allocate(Device.CPU, 2**23)
+    assert [array.nbytes for array in arrays] == [2**21] * 3
+    assert refused == [2**23, 2**22]
+
+
+CPU = "/sys/devices/system/cpu/cpu0/cache"
+L2_L3 = {
+    f"{CPU}/index0/level": "2",
+    f"{CPU}/index0/size": "2048K",
+    f"{CPU}/index0/shared_cpu_list": "0",
+    f"{CPU}/index1/level": "3",
+    f"{CPU}/index1/size": "32768K",
+    f"{CPU}/index1/shared_cpu_list": "0-7",
+}
+
+
+@pytest.mark.parametrize(
+    ("files", "cpus", "expected"),
+    [
+        (L2_L3, "0-7", 32 * 2**20),
+        (L2_L3, "0-3", 32 * 2**20),
+        (L2_L3, "0-31", 4 * 32 * 2**20),  # one L3 for every 8 CPUs
+        ({}, "0-7", None),
+    ],
+)
+def test_the_last_level_cache_counts_all_its_instances(
+    lay_out: LayOut, files: dict[str, str], cpus: str, expected: int | None
+) -> None:
+    machine = lay_out(files | {"/proc/self/status": f"Cpus_allowed_list:\t{cpus}"})
+    assert ceilings.last_level_cache_bytes(Device.CPU, machine) == expected
+
+
+def test_the_container_limits_the_free_memory(lay_out: LayOut, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = lay_out({"/proc/meminfo": "MemAvailable: 1000000 kB"})
+    assert ceilings.free_memory_bytes(Device.CPU, machine) == 1_024_000_000
+    limits = ceilings.cgroup.Limits(cpus=None, memory_bytes=1_000, cpu_folder=None)
+    monkeypatch.setattr(ceilings.cgroup, "limits", lambda _: limits)
+    assert ceilings.free_memory_bytes(Device.CPU, machine) == 0  # this process uses more than 1000 bytes
+
+
+# --- what a device cannot do
+
+
+def test_tf32_needs_a_gpu() -> None:
+    measured = ceilings.measure(Device.CPU, precisions=["tf32"], bandwidth=False)
+    assert measured.flop_per_s == {}
+    assert measured.unavailable == {"tf32": "TF32 needs an NVIDIA GPU"}
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (
+            RuntimeError("\"addmm_impl\" not implemented for 'Half'\nat line 3"),
+            "\"addmm_impl\" not implemented for 'Half'",
+        ),
+        (torch.OutOfMemoryError("CUDA out of memory."), "CUDA out of memory."),
+        (MemoryError(), "MemoryError"),
+    ],
+)
+def test_a_refused_product_is_a_reason_and_not_the_end(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str
+) -> None:
+    def refuse(*_: Any) -> Rate:
+        raise error
+
+    monkeypatch.setattr(ceilings, "product_rate", refuse)
+    measured = ceilings.measure(Device.CPU, precisions=["fp32"], bandwidth=False)
+    assert (measured.flop_per_s, measured.unavailable) == ({}, {"fp32": reason})
+
+
+def test_an_interruption_is_not_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: Any) -> Rate:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ceilings, "product_rate", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        ceilings.measure(Device.CPU, precisions=["fp32"], bandwidth=False)
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "faults", "available"),
+    [("cpu", "bf16", True, False), ("cpu", "bf16", False, True), ("cpu", "fp32", True, True)],
+)
+def test_a_precision_that_would_kill_the_process_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, device: str, precision: str, faults: bool, available: bool
+) -> None:
+    monkeypatch.setattr(ceilings.instructions, "faults", lambda _: faults)
+    monkeypatch.setattr(ceilings, "product_rate", lambda *_: rate())
+    measured = ceilings.measure(Device(device), precisions=[precision], bandwidth=False)
+    assert (precision in measured.flop_per_s) is available
+    if not available:
+        assert measured.unavailable[precision].endswith(
+            "fault on this CPU; ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16 avoids AMX"
+        )
+
+
+# --- real probes
+
+
+@pytest.fixture
+def small_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ceilings, "LARGEST_FOOTPRINT_BYTES", 48 * MB)
+
+
+@pytest.mark.usefixtures("small_arrays")
+def test_a_real_measurement_on_this_cpu() -> None:
+    random_state, before, said = torch.random.get_rng_state(), settings(), []
+    measured = ceilings.measure(Device.CPU, precisions=["fp32"], progress=said.append, limit_share=0.1)
+    assert set(measured.flop_per_s) == {"fp32"}
+    assert set(measured.bytes_per_s) == {"copy", "triad"}
+    assert measured.unavailable == {}
+    for rate in (*measured.flop_per_s.values(), *measured.bytes_per_s.values()):
+        assert 0 < rate.min <= rate.p5 <= rate.median <= rate.p95 <= rate.best
+        assert 1 <= rate.samples <= 30
+    assert measured.flop_per_s["fp32"].size >= 128
+    assert measured.bytes_per_s["copy"].size == 16 * MB
+    assert 0 < measured.elapsed_s < 10
+    assert datetime.fromisoformat(measured.measured_at).utcoffset() == timedelta(0)
+    assert (measured.threads, torch.__version__ in measured.software) == (torch.get_num_threads(), True)
+    assert torch.equal(torch.random.get_rng_state(), random_state)
+    assert settings() == before
+    assert said == [
+        "measuring this machine's ceiling: fp32 matrix product",
+        "measuring this machine's ceiling: memory bandwidth",
+    ]
+    assert Ceilings.from_json(json.loads(json.dumps(measured.to_json()))) == measured
+
+
+def test_copy_and_triad_count_the_bytes_they_move() -> None:
+    """Arrays of 4000 bytes, 1 s a call: 8000 and 12000 bytes/s."""
+    arrays = tuple(torch.full((1000,), float(n)) for n in (1, 2, 3))
+    moved = {}
+    for name in ("copy", "triad"):
+        machine = FakeMachine(flop_per_s=1)
+        # Only the clock's marks move time: one second from a sample's first to its last.
+        probe = replace(machine.probe(), clock=Ticking(), now_s=machine.mark)
+        moved[name] = ceilings._byte_rate(name, arrays, probe).median
+    assert moved == {"copy": 8_000, "triad": 12_000}
+    # Copies b to a, a to c, c to b, all 2 at last; then a = b + 3 c.
+    assert [array[0].item() for array in arrays] == [8, 2, 2]
+
+
+class Ticking:
+    """A second passes between one mark and the next."""
+
+    def __init__(self) -> None:
+        self._ticks = counter()
+
+    def mark(self) -> int:
+        return next(self._ticks)
+
+    def passed(self, _: int) -> bool:
+        return True
+
+    def seconds_between(self, earlier: int, later: int) -> float:
+        return float(later - earlier)
+
+    def synchronize(self) -> None:
+        pass
+
+
+@pytest.mark.world
+@pytest.mark.parametrize("isa", ["AVX2", "SSE41"])
+def test_a_cpu_without_units_for_a_type_is_measured_in_time(isa: str) -> None:
+    """Without AVX-512 a bf16 product runs at 1 to 2 GFLOP/s: a fixed n of 2048 would take minutes."""
+    code = (
+        "import json; from workload import ceilings; from workload.spec import Device\n"
+        "measured = ceilings.measure(Device.CPU, precisions=['amp', 'bf16'], bandwidth=False)\n"
+        "print(json.dumps(measured.to_json()))"
+    )
+    environment = os.environ | {"ONEDNN_MAX_CPU_ISA": isa, "DNNL_MAX_CPU_ISA": isa}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True, timeout=90)
+    measured = Ceilings.from_json(json.loads(done.stdout))
+    assert set(measured.flop_per_s) == {"amp", "bf16"}
+    assert f"ONEDNN_MAX_CPU_ISA={isa}" in measured.software
+    assert measured.elapsed_s < 20
+
+
+# --- the cache
+
+
+def rate(median: float = 1e9) -> Rate:
+    return Rate(median=median, best=median, min=median, p5=median, p95=median, samples=30, size=128)
+
+
+@dataclass
+class Bench:
+    """`cached_or_measure` in one folder, with measurements that cost nothing and are counted."""
+
+    folder: Path
+    now: datetime = NOON
+    measured: list[tuple[str, ...]] = field(default_factory=list)
+    identity: dict[str, Any] = field(
+        default_factory=lambda: {"device": "d", "machine_id": "m", "software": "torch 1", "threads": 2}
+    )
+
+    def measure(self, _: Device, *, precisions: Any, bandwidth: bool = True, **__: Any) -> Ceilings:
+        self.measured.append((*precisions, *(["bandwidth"] if bandwidth else [])))
+        return Ceilings(
+            flop_per_s={precision: rate() for precision in precisions},
+            bytes_per_s={"copy": rate(), "triad": rate()} if bandwidth else {},
+            unavailable={},
+            method="by hand",
+            measured_at=self.now.isoformat(),
+            elapsed_s=1.0,
+            **self.identity,
+        )
+
+    def ask(self, *precisions: str) -> tuple[Ceilings, float]:
+        return ceilings.cached_or_measure(self.folder, device=Device.CPU, precisions=precisions, now=lambda: self.now)
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    made = Bench(folder=tmp_path)
+    monkeypatch.setattr(ceilings, "measure", made.measure)
+    monkeypatch.setattr(ceilings, "_identity", lambda _: made.identity)
+    return made
+
+
+def test_the_second_run_takes_the_first_one_s_ceilings(bench: Bench) -> None:
+    first, age_s = bench.ask("fp32")
+    assert age_s == 0
+    bench.now += timedelta(minutes=30)
+    assert bench.ask("fp32") == (first, 1800.0)
+    assert bench.measured == [("fp32", "bandwidth")]
+    assert [path.name for path in bench.folder.iterdir()] == [".ceilings.json"]
+
+
+@pytest.mark.parametrize(("passed_s", "measured_again"), [(0, False), (3600, False), (3601, True), (-1, True)])
+def test_ceilings_of_another_hour_or_of_the_future_are_measured_again(
+    bench: Bench, passed_s: int, measured_again: bool
+) -> None:
+    bench.ask("fp32")
+    bench.now += timedelta(seconds=passed_s)
+    _, age_s = bench.ask("fp32")
+    assert len(bench.measured) == (2 if measured_again else 1)
+    assert age_s == (0 if measured_again else passed_s)
+
+
+def test_a_missing_precision_is_measured_alone_and_kept(bench: Bench) -> None:
+    bench.ask("fp32")
+    bench.now += timedelta(minutes=10)
+    both, age_s = bench.ask("fp32", "amp")
+    assert bench.measured == [("fp32", "bandwidth"), ("amp",)]
+    assert (set(both.flop_per_s), set(both.bytes_per_s), age_s) == ({"fp32", "amp"}, {"copy", "triad"}, 600.0)
+    assert (both.measured_at, both.elapsed_s) == (NOON.isoformat(), 2.0)
+    assert bench.ask("amp") == (both, 600.0)
+    assert len(bench.measured) == 2
+
+
+@pytest.mark.parametrize(
+    ("field_name", "value"),
+    [("device", "other"), ("machine_id", "another boot"), ("software", "torch 2"), ("threads", 4)],
+)
+def test_ceilings_of_something_else_are_measured_again(bench: Bench, field_name: str, value: object) -> None:
+    bench.ask("fp32")
+    bench.identity = bench.identity | {field_name: value}
+    found, _ = bench.ask("fp32")
+    assert len(bench.measured) == 2
+    assert getattr(found, field_name) == value
+
+
+def edited(**changes: object) -> Callable[[dict[str, Any]], object]:
+    return lambda content: content | {"ceilings": content["ceilings"] | changes}
+
+
+DAMAGE: dict[str, Callable[[dict[str, Any]], object]] = {
+    "a list": lambda _: [],
+    "null": lambda _: None,
+    "no ceilings": lambda _: {"schema": 1},
+    "a newer schema": lambda content: content | {"schema": 2},
+    "an unknown field": edited(colour="red"),
+    "rates that are none": edited(flop_per_s={"fp32": 5}),
+    "a rate of text": edited(flop_per_s={"fp32": {**rate().__dict__, "median": "fast"}}),
+    "a rate of zero": edited(flop_per_s={"fp32": {**rate().__dict__, "median": 0}}),
+    "a rate that is no number": edited(bytes_per_s={"copy": {**rate().__dict__, "p5": float("nan")}}),
+    "no time": edited(measured_at="yesterday"),
+    "a time without zone": edited(measured_at="2026-11-21T12:00:00"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_file_is_replaced(bench: Bench, damage: str) -> None:
+    bench.ask("fp32")
+    path = bench.folder / ".ceilings.json"
+    path.write_text(json.dumps(DAMAGE[damage](json.loads(path.read_text()))))
+    bench.ask("fp32")
+    bench.ask("fp32")
+    assert len(bench.measured) == 2
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"\xff\xfe", b'{"schema": 1, "ceilings": {'])
+def test_a_file_that_is_no_json_is_replaced(bench: Bench, text: bytes) -> None:
+    (bench.folder / ".ceilings.json").write_bytes(text)
+    bench.ask("fp32")
+    bench.ask("fp32")
+    assert len(bench.measured) == 1
+
+
+def test_a_folder_that_cannot_be_written_costs_a_measurement_each_time(bench: Bench) -> None:
+    bench.folder /= "absent"
+    bench.ask("fp32")
+    assert bench.ask("fp32")[1] == 0
+    assert len(bench.measured) == 2
+
+
+def test_a_failed_replacement_leaves_the_old_file_and_no_other(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.ask("fp32")
+    before = (bench.folder / ".ceilings.json").read_text()
+
+    def refuse(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    bench.ask("amp")
+    assert [path.name for path in bench.folder.iterdir()] == [".ceilings.json"]
+    assert (bench.folder / ".ceilings.json").read_text() == before
+
+
+def test_the_table_has_a_line_a_rate() -> None:
+    measured = Ceilings(
+        flop_per_s={"fp32": rate(193.25e9), "amp": rate(2.5e12)},
+        bytes_per_s={"copy": rate(0.5e9)},
+        unavailable={"tf32": "TF32 needs an NVIDIA GPU"},
+        method="",
+        measured_at=NOON.isoformat(),
+        elapsed_s=1.0,
+        device="CPU",
+        machine_id="m",
+        software="torch 1",
+        threads=2,
+    )
+    assert ceilings.table(measured).splitlines() == [
+        "CPU, torch 1, 2 threads",
+        "fp32     193.2 GFLOP/s  (p5 193.2, p95 193.2, best 193.2; 30 samples)",
+        "amp        2.5 TFLOP/s  (p5 2.5, p95 2.5, best 2.5; 30 samples)",
+        "copy     500.0 MB/s  (p5 500.0, p95 500.0, best 500.0; 30 samples)",
+        "tf32  unavailable: TF32 needs an NVIDIA GPU",
+    ]
+
+
+def test_the_identity_knows_the_machine_and_its_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    plain = ceilings._identity(Device.CPU)
+    assert plain["device"]
+    assert plain["machine_id"]
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    limited = ceilings._identity(Device.CPU)
+    assert limited["software"].endswith("ONEDNN_MAX_CPU_ISA=AVX2")
+    assert limited["software"] != plain["software"]

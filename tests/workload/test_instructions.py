@@ -1,0 +1,74 @@
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from workload import instructions
+from workload.errors import UsageError
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks only on Linux")
+
+
+@pytest.fixture(autouse=True)
+def no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(instructions.ISA_VARIABLE, raising=False)
+
+
+def cpu_that_faults_above(monkeypatch: pytest.MonkeyPatch, usable: str | None) -> None:
+    """The child kills itself as the CPU would, unless oneDNN is held back to `usable`."""
+
+    def step(_: torch.dtype) -> None:
+        if os.environ.get(instructions.ISA_VARIABLE) != usable:
+            os.kill(os.getpid(), signal.SIGILL)
+
+    monkeypatch.setattr(instructions, "_small_step", step)
+
+
+def test_sound_cpu_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu_that_faults_above(monkeypatch, None)
+    assert instructions.hold_back(torch.bfloat16) is None
+    assert instructions.ISA_VARIABLE not in os.environ
+
+
+@pytest.mark.parametrize("usable", instructions.OLDER_INSTRUCTIONS)
+def test_newest_instructions_that_work_are_kept(monkeypatch: pytest.MonkeyPatch, usable: str) -> None:
+    cpu_that_faults_above(monkeypatch, usable)
+    note = instructions.hold_back(torch.bfloat16)
+    assert note == f"this CPU faults on instructions that it reports: ONEDNN_MAX_CPU_ISA={usable} was set"
+    assert os.environ[instructions.ISA_VARIABLE] == usable
+    monkeypatch.delenv(instructions.ISA_VARIABLE)
+
+
+@pytest.mark.parametrize("users_own", [None, "AVX512_CORE"])
+def test_nothing_helps(monkeypatch: pytest.MonkeyPatch, users_own: str | None) -> None:
+    cpu_that_faults_above(monkeypatch, "SSE41")
+    if users_own:
+        monkeypatch.setenv(instructions.ISA_VARIABLE, users_own)
+    with pytest.raises(UsageError, match=r"torch's kernels for torch.bfloat16 fault on this CPU \(SIGILL\)"):
+        instructions.hold_back(torch.bfloat16)
+    assert os.environ.get(instructions.ISA_VARIABLE) == users_own
+
+
+def test_refusal_and_other_deaths_are_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: torch.dtype) -> None:
+        raise RuntimeError("not implemented for 'Half'")
+
+    monkeypatch.setattr(instructions, "_small_step", refuse)
+    assert not instructions.faults(torch.float16)
+    monkeypatch.setattr(instructions, "_small_step", lambda _: os.kill(os.getpid(), signal.SIGKILL))
+    assert not instructions.faults(torch.float16)
+
+
+@pytest.mark.world
+def test_this_cpu_survives_what_it_is_told_to_use() -> None:
+    code = (
+        "import torch; from workload.instructions import hold_back, _small_step; "
+        "types = (torch.bfloat16, torch.float16); [hold_back(t) for t in types]; [_small_step(t) for t in types]"
+    )
+    environment = os.environ | {"PYTHONPATH": str(Path.cwd())}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
