@@ -1,11 +1,13 @@
 """The trainer's loop against two others on the same model and batch, paired.
 
-    python benchmarks/loops.py                      both, resnet18 batch 16 on the CPU, about 7 minutes
+    python benchmarks/loops.py                      both, resnet18 batch 16 on the CPU, about 8 minutes
     python benchmarks/loops.py --against bare --pairs 20 --device cuda --batch-size 256
 
 `bare`      the same step without marks, rows, telemetry and progress: what instrumentation costs. Wanted <= 1.005.
 `imagenet`  the loop of PyTorch's ImageNet example (pytorch/examples, imagenet/main.py) with its meters, its
             accuracy and its loss.item() each step, printing every 10 steps. Wanted <= 1 / 0.99.
+
+First the instrumentation alone is timed around empty steps: that figure is exact where the pairs are noisy.
 """
 
 import argparse
@@ -21,13 +23,16 @@ from torch import nn
 from workload import data, device, models
 from workload.clock import Clock, clock_for
 from workload.progress import Progress
-from workload.recorder import Phase, Recorder, loss_reader_for
+from workload.recorder import Part, Phase, Recorder, loss_reader_for
 from workload.spec import Device, Precision, RunSpec
 from workload.step import TrainingStep
 from workload.telemetry import Telemetry
 
+EMPTY_STEPS = 50_000
+Step = Callable[[Iterator[data.Batch], Callable[[Part], None]], torch.Tensor]
 
-def ours(step: TrainingStep, batches: Iterator[data.Batch], spec: RunSpec, clock: Clock, steps: int) -> float:
+
+def ours(step: Step, batches: Iterator[data.Batch], spec: RunSpec, clock: Clock, steps: int) -> float:
     """Seconds of a measured region, as `workload.train` has it."""
     with tempfile.TemporaryDirectory() as name:
         folder, started_s = Path(name), time.perf_counter()
@@ -42,6 +47,18 @@ def ours(step: TrainingStep, batches: Iterator[data.Batch], spec: RunSpec, clock
                 recorder.end(step(batches, recorder.mark))
             clock.synchronize()
             return time.perf_counter() - begin_s
+
+
+def instrumentation_s(spec: RunSpec, clock: Clock) -> float:
+    """Seconds per step of marks, rows, flushes, telemetry and progress, around steps that do nothing."""
+    loss = torch.zeros((), device=spec.device.value)
+
+    def nothing(_: Iterator[data.Batch], mark: Callable[[Part], None]) -> torch.Tensor:
+        for part in Part:
+            mark(part)
+        return loss
+
+    return ours(nothing, iter(()), spec, clock, EMPTY_STEPS) / EMPTY_STEPS
 
 
 def bare(step: TrainingStep, batches: Iterator[data.Batch], clock: Clock, steps: int) -> float:
@@ -124,8 +141,8 @@ def contestants(spec: RunSpec, steps: int) -> dict[str, Callable[[], float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--against", choices=("bare", "imagenet"), action="append")
-    parser.add_argument("--pairs", type=int, default=60)
-    parser.add_argument("--steps", type=int, default=2, help="steps per turn")
+    parser.add_argument("--pairs", type=int, default=150)
+    parser.add_argument("--steps", type=int, default=1, help="steps per turn")
     parser.add_argument("--model", default="resnet18")
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--image-size", type=int, default=224)
@@ -136,6 +153,9 @@ def main() -> None:
     ).filled(given.device, cpus=1)
     device.prepare(spec, cpus=device.usable_cpus())
     loops = contestants(spec, given.steps)
+    clock = clock_for(spec.device)
+    alone_s, step_s = instrumentation_s(spec, clock), loops["bare"]() / given.steps
+    print(f"instrumentation alone: {alone_s * 1e6:.1f} us a step, {alone_s / step_s:.4%} of {step_s * 1e3:.1f} ms")
     for name in given.against or ("bare", "imagenet"):
         ratios = paired.measure(loops["ours"], loops[name], pairs=given.pairs)
         print(paired.report(f"time of ours / {name}, {spec.model} batch {spec.batch_size}", ratios), flush=True)

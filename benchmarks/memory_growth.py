@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-TINY = ["--model", "shufflenet_v2_x0_5", "--image-size", "32", "--batch-size", "1", "--device", "cpu", "--no-ceilings"]
+TINY = ["--model", "shufflenet_v2_x0_5", "--image-size", "32", "--batch-size", "2", "--device", "cpu", "--no-ceilings"]
 
 
 def main() -> None:

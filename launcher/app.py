@@ -21,6 +21,15 @@ app = typer.Typer(
 )
 
 
+# \b keeps the lines as they are.
+EXAMPLES = """\b
+Examples:
+  launch local --cpu
+  launch local --model mobilenet_v2 --batch-size 8 --repeats 3
+  launch local --cuda --precision amp --dataset ~/photos --format json
+"""
+
+
 class Format(StrEnum):
     """How a result is printed on stdout."""
 
@@ -35,8 +44,7 @@ def _commands() -> None:
 
 @app.command(
     "local",
-    epilog="Examples:  launch local --cpu  |  launch local --model mobilenet_v2 --batch-size 8 --repeats 3  |  "
-    "launch local --cuda --precision amp --dataset ~/photos --format json",
+    epilog=EXAMPLES,
 )
 @run_options
 def run_local(

@@ -46,7 +46,10 @@ def _status_label(found: Bundle) -> str:
 
 def _measured_rows(records: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     last = records[-1]
-    rows = [("images/s", _throughput(records)), ("step time", _step_time(last)), ("FLOP/s", _flop_rate(last))]
+    rows = [("images/s", _throughput(records)), ("step time", _step_time(last))]
+    if theoretical_s := last["complexity"]["theoretical_step_s"]:
+        rows.append(("in theory", f"{seconds(theoretical_s)}  (the step's FLOP at the measured ceiling, nothing else)"))
+    rows.append(("FLOP/s", _flop_rate(last)))
     if last["bound"]:
         rows.append(("limited by", f"{last['bound']['bound']}: {last['bound']['why']}"))
     else:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from workload import __version__, bundle, log
-from workload.errors import ExitCode, RooflaunchError, UsageError
+from workload.errors import ExitCode, RooflaunchError, ToolError, UsageError
 from workload.interrupt import killed_error, run_child, stoppable
 from workload.spec import Context, Device, Option, Precision, Resolved, arguments, options, resolve
 from workload.timeline import Timeline
@@ -25,6 +25,10 @@ EXAMPLES = """examples:
   python -m workload train --model vit_b_16 --dataset ~/photos --workers 4
   python -m workload ceilings --device cpu --format json
 """
+
+
+TRAINER_PACKAGES = ("torch", "torchvision", "numpy", "psutil")
+INSTALL = "pip install 'rooflaunch[trainer]'"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -43,14 +47,22 @@ def main(argv: Sequence[str]) -> int:
         command: Callable[[argparse.Namespace, Timeline], int] = parsed.command
         return command(parsed, timeline)
     except RooflaunchError as error:
-        log.LOGGER.error("%s", error.report())
-        return error.exit_code
+        return _report(error)
+    except ModuleNotFoundError as error:
+        if error.name not in TRAINER_PACKAGES:
+            raise
+        return _report(ToolError(f"the trainer needs the package {error.name}", hint=INSTALL))
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
         # The reader of our output has gone; there is nobody left to tell.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.DONE
+
+
+def _report(error: RooflaunchError) -> int:
+    log.LOGGER.error("%s", error.report())
+    return error.exit_code
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -107,7 +119,8 @@ def _add_option(parser: argparse.ArgumentParser, option: Option) -> None:
         return
     metavar = "|".join(option.choices) or ("N" if option.kind is int else option.name.upper())
     known = "" if option.default is None else f" ({option.default})"
-    parser.add_argument(option.flag, dest=option.name, metavar=metavar, default=absent, help=option.help + known)
+    text = argparse.SUPPRESS if option.hidden else option.help + known
+    parser.add_argument(option.flag, dest=option.name, metavar=metavar, default=absent, help=text)
 
 
 def _add_ceilings(commands: Any) -> None:

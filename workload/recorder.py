@@ -56,7 +56,9 @@ class _Pending:
     images: int
     marks: list[Any]
     parts: list[Part]
-    loss: Any
+    loss: Any = None
+    # Behind the loss's way to the host, which is queued after the step.
+    done: Any = None
 
 
 class LossReader(Protocol):
@@ -96,7 +98,7 @@ class PinnedReader:
         return slot
 
     def read(self, handle: int) -> float:
-        """Read the slot; the step's last mark has passed, and so has the copy before it."""
+        """Read the slot, once a mark taken after `put` has passed."""
         return float(self._ring[handle])
 
 
@@ -150,7 +152,7 @@ class Recorder:
         mark = self._clock.mark()
         if self._origin is None:
             self._origin, self._origin_s = mark, self._now() - self._started_s
-        self._current = _Pending(phase=phase, images=images, marks=[mark], parts=[], loss=None)
+        self._current = _Pending(phase=phase, images=images, marks=[mark], parts=[])
 
     def mark(self, part: Part) -> None:
         """Say that the time since the previous mark belongs to `part`."""
@@ -162,6 +164,7 @@ class Recorder:
         """Close a step; rows are written at most once a second, between steps."""
         assert self._current is not None
         self._current.loss = self._losses.put(loss)
+        self._current.done = self._clock.mark()
         self._pending.append(self._current)
         self._current = None
         if self._now() - self._last_flush_s >= FLUSH_EVERY_S:
@@ -171,7 +174,7 @@ class Recorder:
 
     def flush(self) -> None:
         """Write the rows of all steps that the device has passed."""
-        while self._pending and self._clock.passed(self._pending[0].marks[-1]):
+        while self._pending and self._clock.passed(self._pending[0].done):
             self._write(self._pending.popleft())
         self._file.flush()
         self._last_flush_s = self._now()

@@ -70,9 +70,12 @@ IMAGENET_IMAGE_SIZE = 224
 MAX_DEFAULT_WORKERS = 8
 
 
-def _option(default: Any, description: str, *, minimum: int | None = None, example: str = "") -> Any:
-    """A field of `RunSpec` which is a command-line option."""
-    return field(default=default, metadata={"help": description, "minimum": minimum, "example": example})
+def _option(
+    default: Any, description: str, *, minimum: int | None = None, example: str = "", hidden: bool = False
+) -> Any:
+    """A field of `RunSpec` which is a command-line option; `hidden` from help until there is something to choose."""
+    metadata = {"help": description, "minimum": minimum, "example": example, "hidden": hidden}
+    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,8 +96,8 @@ class RunSpec:
     warmup: int | None = _option(None, "warm-up steps, kept apart (10; 3 on a CPU)", minimum=0, example="10")
     iterations: int | None = _option(None, "measured steps (100; 20 on a CPU)", minimum=1, example="100")
     repeats: int = _option(1, "the same configuration again, each a process of its own", minimum=1, example="3")
-    profile: Profile = _option(Profile.NONE, "what a second pass after the timing run collects", example="none")
-    profile_steps: int = _option(1, "profiled steps", minimum=1, example="1")
+    profile: Profile = _option(Profile.NONE, "what a second pass collects", example="none", hidden=True)
+    profile_steps: int = _option(1, "profiled steps", minimum=1, example="1", hidden=True)
     channels_last: bool = _option(False, "NHWC memory format for the model and the images")
     compile: bool = _option(False, "torch.compile the model; needs a C++ compiler on a CPU")
     deterministic: bool = _option(False, "deterministic algorithms only, no cuDNN autotuning")
@@ -170,6 +173,7 @@ class Option:
     help: str
     minimum: int | None
     example: str
+    hidden: bool
 
     @property
     def flag(self) -> str:

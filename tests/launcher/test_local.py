@@ -51,6 +51,17 @@ def test_runtimes_that_are_not_there(runtime: str, error: type[RooflaunchError],
     assert caught.value.hint == "--runtime process"
 
 
+def test_help_has_examples_and_nothing_that_does_not_work_yet(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert launch(monkeypatch, "local", "--help") == 0
+    text = capsys.readouterr().out
+    assert "\n    launch local --cpu\n" in text
+    assert "--batch-size N" in text
+    assert "--profile" not in text
+    assert "docker" not in text
+
+
 def test_dry_run_starts_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert launch(monkeypatch, "local", "--cpu", "--dry-run", "--format", "json") == 0
     assert json.loads(capsys.readouterr().out)["spec"]["device"] == "cpu"

@@ -18,7 +18,7 @@ RECORD: dict[str, Any] = {
         "data_wait_fraction": 0.001,
         "step_s": {"n": 20, "median": 0.8, "p5": 0.75, "p95": 1.1},
     },
-    "complexity": {"train_flop_per_step": 1.6e11, "train_flop_per_image": 1e10},
+    "complexity": {"train_flop_per_step": 1.6e11, "train_flop_per_image": 1e10, "theoretical_step_s": 0.4},
     "ceilings": {"flop_per_s": {"fp32": {"median": 4e11}}},
     "bound": {"bound": "compute", "why": "because"},
     "notes": ["a note"],
@@ -36,6 +36,7 @@ def test_one_run() -> None:
         "",
         "  images/s      20  (one run: no interval)",
         "  step time     800 ms  (median of 20 steps; 5 % to 95 % of steps: 750 ms to 1.1 s)",
+        "  in theory     400 ms  (the step's FLOP at the measured ceiling, nothing else)",
         "  FLOP/s        200 GFLOP/s  (50% of the measured fp32 ceiling, 400 GFLOP/s; 10 GFLOP per image)",
         "  limited by    compute: because",
         "  data waits    0.1% of the wall time",
@@ -56,7 +57,9 @@ def test_repeats_show_their_spread() -> None:
 
 
 def test_no_ceilings_is_said_not_guessed() -> None:
-    text = render([bundle(ceilings=None, bound=None)])
+    unknown = RECORD["complexity"] | {"theoretical_step_s": None}
+    text = render([bundle(ceilings=None, bound=None, complexity=unknown)])
+    assert "in theory" not in text
     assert "limited by    unknown: no ceilings were measured (--no-ceilings)" in text
     assert "FLOP/s        200 GFLOP/s  (10 GFLOP per image)" in text
 

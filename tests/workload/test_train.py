@@ -260,7 +260,8 @@ def fail_at(step: int, error: Exception, monkeypatch: pytest.MonkeyPatch) -> Non
 def start(*words: str, file_limit_bytes: int | None = None) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "workload", "train", *TINY, "-o", "out", "--no-ceilings", *words]
     root = str(Path(__file__).parents[2])
-    environment = os.environ | {"PYTHONPATH": root}
+    # One thread: two processes whose threads spin for the same cores slow each other down tenfold.
+    environment = os.environ | {"PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     if file_limit_bytes:
         resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (file_limit_bytes, file_limit_bytes))
@@ -334,6 +335,19 @@ def test_repeats_are_processes_of_their_own() -> None:
     assert [record["repeat"] for record in records] == [{"index": 1, "of": 2}, {"index": 2, "of": 2}]
     assert [record["spec"]["repeats"] for record in records] == [1, 1]
     assert records[0]["spec_origin"]["iterations"] == "option"
+
+
+def test_trainer_without_its_packages_says_how_to_get_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def lacking(*_: object, **__: object) -> None:
+        raise ModuleNotFoundError("No module named 'torchvision'", name="torchvision")
+
+    monkeypatch.setattr(train, "prepare", lacking)
+    assert run()[0] == ExitCode.TOOL
+    assert capsys.readouterr().err == (
+        "error: the trainer needs the package torchvision\nhint: pip install 'rooflaunch[trainer]'\n"
+    )
 
 
 @pytest.mark.parametrize(
