@@ -3,13 +3,14 @@
 import shlex
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from workload import bundle
 from workload.bundle import Bundle
-from workload.errors import BundleError, ToolError, UsageError
+from workload.errors import BundleError, ExitCode, ToolError, UsageError
 from workload.interrupt import killed_error, run_child
 from workload.spec import Context, Device, Resolved, RunSpec, arguments
 
@@ -89,14 +90,15 @@ def run(plan: Plan) -> Outcome:
     code = run_child(plan.command, on_line=lambda line: folders.append(Path(line)))
     if code < 0:
         raise killed_error(-code)
+    if code == ExitCode.DONE:
+        return Outcome(exit_code=code, bundles=tuple(bundle.read(folder) for folder in folders))
     return Outcome(exit_code=code, bundles=tuple(_sealed(folders)))
 
 
 def _sealed(folders: list[Path]) -> list[Bundle]:
+    """The complete bundles; of an incomplete one the trainer has told."""
     found = []
     for folder in folders:
-        try:
+        with suppress(BundleError):
             found.append(bundle.read(folder))
-        except BundleError as error:
-            print(error.report(), file=sys.stderr)
     return found

@@ -1,5 +1,6 @@
 """The closing table of `launch local`: what was measured, how much it varies, what limits it, what to type next."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
@@ -36,7 +37,7 @@ def _headline(record: Mapping[str, Any]) -> str:
     spec, where = record["spec"], record["environment"]
     device = where["device"].get("name") or spec["device"]
     threads = where["device"].get("threads")
-    on = f"{spec['device']}: {device}" + (f", {threads} threads" if threads else "")
+    on = f"{spec['device']}: {device}" + (f", threads: {threads}" if threads else "")
     return f"{spec['model']}, batch {spec['batch_size']}, {spec['precision']}, on {on}"
 
 
@@ -96,4 +97,4 @@ def _next(completed: Sequence[Bundle]) -> list[str]:
         return []
     if len(completed) == 1:
         return ["the same again for an interval: add --repeats 3"]
-    return [f"verify the bundles: python -m workload.bundle {completed[0].path.parent}/*"]
+    return [f"verify the bundles: python -m workload.bundle {shlex.quote(str(completed[0].path.parent))}/*"]

@@ -1,8 +1,7 @@
 """Where batches come from: synthetic ones on the device, CIFAR-10, Imagenette, or a folder of images."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from itertools import repeat
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 from urllib.error import URLError
@@ -33,9 +32,12 @@ class BrokenImageError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Endless full batches on the device: images float32 (batch, 3, size, size), labels int64 (batch,)."""
+    """Endless full batches on the device: images float32 (batch, 3, size, size), labels int64 (batch,).
 
-    batches: Callable[[], Iterator[Batch]]
+    Close the generator of batches to end the processes that it has started.
+    """
+
+    batches: Callable[[], Generator[Batch]]
     classes: int
     images: int | None
     path: Path | None
@@ -54,13 +56,15 @@ def open_source(spec: RunSpec) -> Source:
 def _synthetic(spec: RunSpec) -> Source:
     """One fixed batch with random labels, made on the device, so that nothing but training is measured."""
 
-    def batches() -> Iterator[Batch]:
+    def batches() -> Generator[Batch]:
         generator = torch.Generator().manual_seed(spec.seed)
         assert spec.batch_size is not None
         assert spec.image_size is not None
         images = torch.randn(spec.batch_size, 3, spec.image_size, spec.image_size, generator=generator)
         labels = torch.randint(IMAGENET_CLASSES, (spec.batch_size,), generator=generator)
-        return repeat(_to_device(spec, (images, labels)))
+        batch = _to_device(spec, (images, labels))
+        while True:
+            yield batch
 
     return Source(batches=batches, classes=IMAGENET_CLASSES, images=None, path=None)
 
@@ -107,13 +111,23 @@ def _ignore_ctrl_c(_: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _endless(spec: RunSpec, loader: DataLoader[Any]) -> Iterator[Batch]:
-    while True:
-        try:
+def _endless(spec: RunSpec, loader: DataLoader[Any]) -> Generator[Batch]:
+    try:
+        while True:
             for batch in loader:
                 yield _to_device(spec, batch)
-        except BrokenImageError as error:
-            _blame_image(error)
+    except BrokenImageError as error:
+        _blame_image(error)
+    finally:
+        _end_workers(loader)
+
+
+def _end_workers(loader: DataLoader[Any]) -> None:
+    """End the worker processes now: those that are left at exit torch takes for crashed. It has no public way."""
+    iterator = getattr(loader, "_iterator", None)
+    if iterator is not None:
+        iterator._shutdown_workers()  # noqa: SLF001 - see above
+        loader._iterator = None  # noqa: SLF001
 
 
 def _blame_image(error: BrokenImageError) -> NoReturn:

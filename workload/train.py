@@ -5,7 +5,7 @@ import os
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -171,14 +171,17 @@ def _measure_ceilings(spec: RunSpec, output: Path) -> dict[str, Any]:
         sample=gpu.sample if gpu else None,
         progress=LOGGER.info,
     )
+    if age_s:
+        LOGGER.info("this machine's ceilings of %.0f s ago are used again", age_s)
     return measured.to_json() | {"age_s": age_s}
 
 
 def _train(job: Job, step: TrainingStep, folder: Path, record: dict[str, Any], timeline: Timeline) -> None:
-    spec, clock, batches = job.spec, clock_for(job.spec.device), job.source.batches()
+    spec, clock = job.spec, clock_for(job.spec.device)
     assert spec.warmup is not None
     assert spec.iterations is not None
-    with Recorder(folder, clock, loss_reader_for(spec.device), started_s=timeline.started_s) as recorder:
+    recorder = Recorder(folder, clock, loss_reader_for(spec.device), started_s=timeline.started_s)
+    with closing(job.source.batches()) as batches, recorder:
         for phase, count in ((Phase.WARMUP, spec.warmup), (Phase.MEASURED, spec.iterations)):
             with _region(phase, count, recorder, clock, spec, record, timeline):
                 for _ in range(count):

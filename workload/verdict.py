@@ -29,11 +29,11 @@ class Verdict:
     """The bound, the fractions of the measured ceilings reached (1 = at the roof), and a sentence."""
 
     bound: Bound
-    compute_fraction: float
-    memory_fraction_low: float
-    memory_fraction_high: float
-    flop_per_s: float
     why: str
+    flop_per_s: float | None = None
+    compute_fraction: float | None = None
+    memory_fraction_low: float | None = None
+    memory_fraction_high: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain values by field name."""
@@ -64,6 +64,17 @@ def judge(
     )
 
 
+def _input_bound(data_wait_fraction: float) -> Verdict | None:
+    """What can be said without ceilings."""
+    if data_wait_fraction <= INPUT_BOUND_FRACTION:
+        return None
+    return Verdict(bound=Bound.INPUT, why=_waits(data_wait_fraction))
+
+
+def _waits(data_wait_fraction: float) -> str:
+    return f"{data_wait_fraction:.0%} of the wall time is spent waiting for data"
+
+
 def _classify(data_wait_fraction: float, *, compute: float, low: float, high: float) -> Bound:
     if data_wait_fraction > INPUT_BOUND_FRACTION:
         return Bound.INPUT
@@ -77,7 +88,7 @@ def _explain(bound: Bound, *, data_wait_fraction: float, compute: float, low: fl
     roofs = f"{compute:.0%} of the measured compute ceiling, {low:.0%} to {high:.0%} of the bandwidth (modelled)"
     match bound:
         case Bound.INPUT:
-            return f"{data_wait_fraction:.0%} of the wall time is spent waiting for data"
+            return _waits(data_wait_fraction)
         case Bound.OVERHEAD:
             return f"far below both roofs: {roofs}"
         case Bound.MEMORY if low < compute:
@@ -87,14 +98,15 @@ def _explain(bound: Bound, *, data_wait_fraction: float, compute: float, low: fl
 
 
 def from_record(record: Mapping[str, Any]) -> Verdict | None:
-    """The verdict on a run.json; None where it lacks ceilings, steps or a FLOP count."""
-    timing, complexity, ceilings = record.get("timing"), record.get("complexity"), record.get("ceilings")
-    if not (timing and timing.get("step_s") and complexity and ceilings):
+    """The verdict on a run.json; None without steps, or without the ceilings that tell compute from memory."""
+    timing, complexity = record["timing"], record["complexity"]
+    if not timing.get("step_s"):
         return None
+    ceilings = record["ceilings"] or {"flop_per_s": {}, "bytes_per_s": {}}
     flop_rate = ceilings["flop_per_s"].get(record["spec"]["precision"])
     byte_rate = ceilings["bytes_per_s"].get("copy")
     if not (flop_rate and byte_rate):
-        return None
+        return _input_bound(timing["data_wait_fraction"])
     return judge(
         step_s=timing["step_s"]["median"],
         data_wait_fraction=timing["data_wait_fraction"],

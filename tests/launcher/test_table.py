@@ -32,7 +32,7 @@ def bundle(**changes: Any) -> Bundle:
 
 def test_one_run() -> None:
     assert render([bundle()]).splitlines() == [
-        "resnet18, batch 16, fp32, on cpu: A CPU, 2 threads",
+        "resnet18, batch 16, fp32, on cpu: A CPU, threads: 2",
         "",
         "  images/s      20  (one run: no interval)",
         "  step time     800 ms  (median of 20 steps; 5 % to 95 % of steps: 750 ms to 1.1 s)",
@@ -54,6 +54,9 @@ def test_repeats_show_their_spread() -> None:
     text = render(runs)
     assert "images/s      20  (median of 3 runs, 19 to 22)" in text
     assert "results/a\n                results/b\n" in text
+    assert text.endswith("verify the bundles: python -m workload.bundle results/*")
+    spaced = [Bundle(path=Path("my runs/a"), record=found.record, files=()) for found in runs]
+    assert render(spaced).endswith("python -m workload.bundle 'my runs'/*")
 
 
 def test_no_ceilings_is_said_not_guessed() -> None:

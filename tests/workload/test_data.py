@@ -1,4 +1,5 @@
 import hashlib
+import multiprocessing
 import pickle
 from itertools import islice
 from pathlib import Path
@@ -71,9 +72,13 @@ def test_subset_is_drawn_with_the_seed(images: Path) -> None:
 
 
 @pytest.mark.world
-def test_workers_give_the_same_images(images: Path) -> None:
-    batch, _ = next(open_source(spec(images, workers=2)).batches())
+def test_workers_end_with_their_batches(images: Path) -> None:
+    batches = open_source(spec(images, workers=2)).batches()
+    batch, _ = next(batches)
     assert batch.shape == (4, 3, 32, 32)
+    assert len(multiprocessing.active_children()) == 2
+    batches.close()
+    assert multiprocessing.active_children() == []
 
 
 def test_missing_folder(tmp_path: Path) -> None:
@@ -101,6 +106,7 @@ def test_broken_image_is_named(images: Path, workers: int, content: bytes | str)
         next(batches)
     assert str(caught.value).startswith(f"image '{broken}' cannot be decoded: ")
     assert "Traceback" not in str(caught.value)
+    assert multiprocessing.active_children() == []
     assert caught.value.hint == f"remove it or replace it: {broken}"
 
 

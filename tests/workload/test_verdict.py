@@ -59,10 +59,18 @@ def test_verdict_of_a_record() -> None:
         lambda r: r["ceilings"]["flop_per_s"].clear(),
         lambda r: r["ceilings"]["bytes_per_s"].clear(),
         lambda r: r["timing"].update(step_s=None),
-        lambda r: r.update(complexity=None),
     ],
 )
 def test_no_verdict_without_its_figures(lack: Any) -> None:
     record = copy.deepcopy(RECORD)
     lack(record)
     assert from_record(record) is None
+
+
+def test_waiting_for_data_needs_no_ceilings() -> None:
+    record = copy.deepcopy(RECORD) | {"ceilings": None}
+    record["timing"]["data_wait_fraction"] = 0.37
+    found = from_record(record)
+    assert found is not None
+    assert (found.bound, found.compute_fraction) == (Bound.INPUT, None)
+    assert found.why == "37% of the wall time is spent waiting for data"
