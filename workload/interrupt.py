@@ -17,7 +17,8 @@ def stoppable() -> Iterator[None]:
 
     def stop(number: int, _: object) -> NoReturn:
         for each in SIGNALS:
-            signal.signal(each, signal.SIG_IGN)
+            # Not SIG_IGN: Python would print a traceback for a second signal that has come already.
+            signal.signal(each, lambda *_: None)
         raise InterruptedRunError(
             f"interrupted by {signal.Signals(number).name}",
             hint="run again; a bundle that was open keeps its steps",
