@@ -136,13 +136,18 @@ def seal(folder: Path) -> None:
     _write_json(folder / MANIFEST, manifest)
 
 
+def is_write_failure(error: OSError) -> bool:
+    """Whether `error` says that nothing more can be written: the disk is full, gone, read-only or broken."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG, errno.ENOENT)
+
+
 @contextmanager
 def guarded_writes(folder: Path) -> Iterator[None]:
     """Turn a full disk or a vanished folder into an error that says the bundle is incomplete."""
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG, errno.ENOENT):
+        if not is_write_failure(error):
             raise
         raise RunFailedError(
             f"{error.strerror} while writing '{folder}': the bundle is incomplete",

@@ -28,6 +28,13 @@ def stoppable() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Ignore signals meanwhile: what has been measured gets written down whole."""
+    with _handled_by(lambda *_: None):
+        yield
+
+
 def run_child(command: Sequence[str], *, on_line: Callable[[str], None] | None = None) -> int:
     """Run a command with our standard streams, pass a signal on to it, and await its end; returns its exit status.
 

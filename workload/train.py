@@ -29,6 +29,7 @@ from workload import (
 from workload.bundle import Status
 from workload.clock import Clock, clock_for
 from workload.errors import InterruptedRunError, OutOfDeviceMemoryError, RooflaunchError, RunFailedError
+from workload.interrupt import undisturbed
 from workload.nvml import Gpu
 from workload.progress import Progress
 from workload.recorder import Phase, Recorder, loss_reader_for
@@ -111,15 +112,17 @@ def execute(job: Job, folder: Path, timeline: Timeline) -> dict[str, Any]:
     try:
         _measure(job, folder, record, timeline)
         record["status"] = Status.COMPLETED
-    except OSError:
-        raise
-    except Exception as error:  # noqa: BLE001 - every way to break off is recorded, then raised again below
+    except Exception as error:
+        if isinstance(error, OSError) and bundle.is_write_failure(error):
+            raise
+        # Every other way to break off is recorded, and raised again below.
         broken = _explain(error, job.spec)
         record["status"], record["error"] = _status_of(broken), str(broken) or type(broken).__name__
         LOGGER.debug("%s", "".join(traceback.format_exception(error)))
-    _close_record(job, record, timeline)
-    bundle.write_record(folder, record)
-    bundle.seal(folder)
+    with undisturbed():
+        _close_record(job, record, timeline)
+        bundle.write_record(folder, record)
+        bundle.seal(folder)
     if broken:
         raise broken
     return record
@@ -261,7 +264,8 @@ def _explain(error: Exception, spec: RunSpec) -> Exception:
             f"{what} does not fit into the {spec.device}'s memory",
             hint=f"--batch-size {max(1, (spec.batch_size or 1) // 2)}, or --grad-accumulation for the same step",
         )
-    if not isinstance(error, RuntimeError):
+    # OSError: no process or file descriptor left for a data worker, say.
+    if not isinstance(error, RuntimeError | OSError):
         return error
     first_line = str(error).strip().split("\n", 1)[0]
     explained = RunFailedError(f"the training step failed: {first_line}", hint=_cure(first_line, spec))

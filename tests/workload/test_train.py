@@ -1,5 +1,6 @@
 """The trainer as a user runs it: tiny configurations, real steps, real bundles."""
 
+import errno
 import json
 import os
 import resource
@@ -223,6 +224,7 @@ def test_broken_image_amid_the_run_is_named(images: Path, capsys: pytest.Capture
     [
         (RuntimeError("cuDNN error: x\nmore"), ExitCode.RUN_FAILED, "failed"),
         (torch.OutOfMemoryError("y"), ExitCode.OUT_OF_MEMORY, "out_of_memory"),
+        (OSError(errno.EMFILE, "Too many open files"), ExitCode.RUN_FAILED, "failed"),
     ],
 )
 def test_step_that_fails_keeps_what_was_measured(
@@ -293,6 +295,19 @@ def test_signal_leaves_an_interrupted_bundle(number: signal.Signals) -> None:
     assert record["status"] == "interrupted"
     steps = bundle.read(folder).steps()
     assert record["timing"]["images"] == 2 * (len(steps) - 1) >= 8
+
+
+def test_signal_while_sealing_does_not_lose_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = bundle.seal
+
+    def seal(folder: Path) -> None:
+        signal.raise_signal(signal.SIGINT)
+        plain(folder)
+
+    monkeypatch.setattr(bundle, "seal", seal)
+    code, folder = run("--iterations", "1")
+    assert code == ExitCode.DONE
+    assert record_of(folder)["status"] == "completed"
 
 
 def test_kill_leaves_readable_steps_and_no_manifest() -> None:
