@@ -136,6 +136,26 @@ def seal(folder: Path) -> None:
     _write_json(folder / MANIFEST, manifest)
 
 
+def reseal(folder: Path, record: Mapping[str, Any]) -> None:
+    """Replace run.json of a complete bundle and seal what the folder holds now; killed meanwhile it is incomplete."""
+    (folder / MANIFEST).unlink(missing_ok=True)
+    write_record(folder, record)
+    seal(folder)
+
+
+def close_broken(folder: Path, status: Status, error: str) -> None:
+    """Seal the bundle of a trainer that was killed, with the steps that it had flushed; a complete one stays as it is.
+
+    Raises `BundleError` where the trainer had not come to write run.json.
+    """
+    if (folder / MANIFEST).is_file():
+        return
+    record = _read_json(folder / RECORD, missing=_why_no_manifest(folder))
+    _require_known_schema(folder, record)
+    write_record(folder, {**record, "status": status, "error": error})
+    seal(folder)
+
+
 def is_write_failure(error: OSError) -> bool:
     """Whether `error` says that nothing more can be written: the disk is full, gone, read-only or broken."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG, errno.ENOENT)

@@ -199,9 +199,10 @@ def _ceilings(parsed: argparse.Namespace, _: Timeline) -> int:
 
 
 def _environment(parsed: argparse.Namespace, _: Timeline) -> int:
-    from workload import device, environment  # noqa: PLC0415 - imports torch
+    from workload import device  # noqa: PLC0415 - imports torch
+    from workload.environment.collect import collect  # noqa: PLC0415 - imports torch
 
-    facts = environment.collect(device=device.choose(Device(parsed.device)))
+    facts = collect(device=device.choose(Device(parsed.device)))
     print(json.dumps(facts, indent=1))
     return ExitCode.DONE
 

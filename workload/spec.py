@@ -343,7 +343,11 @@ def arguments(spec: RunSpec) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """What a launcher knows and the trainer cannot: passed as one JSON argument, kept in the bundle."""
+    """What a launcher knows and the trainer cannot: passed as one JSON argument, kept in the bundle.
+
+    `outside`: facts by section of run.json's `environment` that were collected where a container cannot see them.
+    `profile_later`: the launcher profiles the bundle itself once the timing runs are done.
+    """
 
     backend: str = "local"
     runtime: str = "process"
@@ -351,6 +355,8 @@ class Context:
     repeat: int = 1
     repeats: int = 1
     spec_origin: Mapping[str, str] = field(default_factory=dict)
+    outside: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    profile_later: bool = False
 
     def to_argument(self) -> str:
         """One line of JSON with what differs from the defaults."""

@@ -20,7 +20,6 @@ from workload import (
     complexity,
     data,
     device,
-    environment,
     models,
     timing,
     usage,
@@ -28,6 +27,7 @@ from workload import (
 )
 from workload.bundle import Status
 from workload.clock import Clock, clock_for
+from workload.environment.collect import collect
 from workload.errors import InterruptedRunError, OutOfDeviceMemoryError, RooflaunchError, RunFailedError
 from workload.interrupt import undisturbed
 from workload.nvml import Gpu
@@ -129,7 +129,7 @@ def execute(job: Job, folder: Path, timeline: Timeline) -> dict[str, Any]:
 
 
 def _first_record(job: Job, run_id: str, timeline: Timeline) -> dict[str, Any]:
-    facts = environment.collect(device=job.spec.device, dataset_path=job.source.path)
+    facts = collect(device=job.spec.device, dataset_path=job.source.path, outside=job.context.outside)
     where = {"place": job.place, "backend": job.context.backend, "runtime": job.context.runtime}
     return {
         "run_id": run_id,

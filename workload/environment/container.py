@@ -6,6 +6,7 @@ from enum import StrEnum
 from workload.environment import cgroup
 from workload.environment.machine import Machine
 from workload.environment.mounts import mounts
+from workload.environment.system import os_name
 
 
 class Runtime(StrEnum):
@@ -41,6 +42,7 @@ def container_facts(machine: Machine) -> dict[str, object] | None:
     limits = cgroup.limits(machine)
     return {
         "runtime": found.value,
+        "os": os_name(machine),
         "cgroup_cpu_limit": limits.cpus,
         "cgroup_memory_limit_bytes": limits.memory_bytes,
         "image_digest": machine.environ.get("ROOFLAUNCH_IMAGE_DIGEST") or None,

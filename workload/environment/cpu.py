@@ -6,7 +6,7 @@ import re
 
 import psutil
 
-from workload.environment.machine import Machine, as_integer, cpu_list, fields
+from workload.environment.machine import Machine, as_integer, cpu_info, cpu_list, fields
 
 CPUS = "/sys/devices/system/cpu"
 
@@ -33,12 +33,6 @@ def cpu_facts(machine: Machine) -> dict[str, object]:
         "caches": caches(machine),
         "cpu_governor": machine.text(f"{CPUS}/cpu{_first_cpu(machine)}/cpufreq/scaling_governor"),
     }
-
-
-def cpu_info(machine: Machine) -> dict[str, str]:
-    """What /proc/cpuinfo says of the first processor."""
-    first, _, _ = (machine.text("/proc/cpuinfo") or "").partition("\n\n")
-    return fields(first)
 
 
 def cpu_model(machine: Machine) -> str | None:

@@ -1,7 +1,6 @@
 """The host: operating system, processor, memory, limits, storage; in a container, as the container sees it."""
 
 import os
-import platform
 import re
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from workload.environment import cgroup
 from workload.environment.cpu import cpu_facts
 from workload.environment.machine import Machine, as_integer, cpu_list, fields
 from workload.environment.mounts import storage_facts
-from workload.environment.virtualization import virtualization_facts
+from workload.environment.system import system_facts
 
 # The kernel's "kB" in /proc/meminfo.
 KIB_BYTES = 1024
@@ -20,16 +19,12 @@ KIB_BYTES = 1024
 def host_facts(machine: Machine, *, dataset_path: Path | None) -> dict[str, object]:
     limits = cgroup.limits(machine)
     return {
-        "hostname": machine.text("/proc/sys/kernel/hostname") or _native(machine, platform.node()),
-        "os": _os_name(machine),
-        "kernel": machine.text("/proc/sys/kernel/osrelease") or _native(machine, platform.release()),
-        "architecture": _native(machine, platform.machine()),
+        **system_facts(machine),
         **cpu_facts(machine),
         "cgroup_cpu_limit": limits.cpus,
         "cgroup_memory_limit_bytes": limits.memory_bytes,
         **_memory_facts(machine),
         "numa_nodes": len(cpu_list(machine.text("/sys/devices/system/node/online")) or []) or None,
-        "virtualization": virtualization_facts(machine),
         "load_average": _load_average(machine),
         "transparent_hugepages": _chosen(machine.text("/sys/kernel/mm/transparent_hugepage/enabled")),
         "dataset_storage": None if dataset_path is None else storage_facts(machine, dataset_path),
@@ -56,20 +51,6 @@ def _memory_facts(machine: Machine) -> dict[str, object]:
     if total is None and machine.native:
         total = int(psutil.virtual_memory().total)
     return {"memory_total_bytes": total, "memory_available_bytes": memory_available_bytes(machine)}
-
-
-def _native(machine: Machine, value: str) -> str | None:
-    return value or None if machine.native else None
-
-
-def _os_name(machine: Machine) -> str | None:
-    release = machine.text("/etc/os-release") or machine.text("/usr/lib/os-release") or ""
-    if match := re.search(r"""^PRETTY_NAME=(["']?)(.*)\1$""", release, re.MULTILINE):
-        return match[2]
-    if platform.system() == "Darwin":
-        return _native(machine, f"macOS {platform.mac_ver()[0]}")
-    # Not platform.platform(): it starts a process.
-    return _native(machine, f"{platform.system()} {platform.release()}")
 
 
 def _load_average(machine: Machine) -> list[float] | None:

@@ -82,6 +82,12 @@ def fields(text: str | None) -> dict[str, str]:
     return found
 
 
+def cpu_info(machine: Machine) -> dict[str, str]:
+    """What /proc/cpuinfo says of the first processor."""
+    first, _, _ = (machine.text("/proc/cpuinfo") or "").partition("\n\n")
+    return fields(first)
+
+
 def cpu_list(text: str | None) -> list[int] | None:
     """The members of a kernel list such as `0-3,8`; None for no list or a malformed one."""
     if not text:

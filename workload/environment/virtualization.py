@@ -1,7 +1,6 @@
 """Which hypervisor, if any, this machine runs under, and what says so."""
 
-from workload.environment.cpu import cpu_info
-from workload.environment.machine import Machine, fields
+from workload.environment.machine import Machine, cpu_info, fields
 
 DMI = "/sys/class/dmi/id"
 

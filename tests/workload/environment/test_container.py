@@ -49,6 +49,7 @@ def test_what_the_container_was_given(lay_out: LayOut, monkeypatch: pytest.Monke
     machine = lay_out(
         {
             "/.dockerenv": "",
+            "/etc/os-release": 'PRETTY_NAME="Debian GNU/Linux 12 (bookworm)"\n',
             "/proc/self/cgroup": "0::/\n",
             "/proc/self/mountinfo": "31 23 0:28 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
             "25 24 0:23 / /dev/shm rw - tmpfs shm rw,size=65536k\n",
@@ -61,6 +62,7 @@ def test_what_the_container_was_given(lay_out: LayOut, monkeypatch: pytest.Monke
     monkeypatch.setattr(shutil, "disk_usage", sizes.__getitem__)
     assert container_facts(machine) == {
         "runtime": "docker",
+        "os": "Debian GNU/Linux 12 (bookworm)",
         "cgroup_cpu_limit": 2.0,
         "cgroup_memory_limit_bytes": 4096,
         "image_digest": "sha256:abc",

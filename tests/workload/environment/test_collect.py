@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from workload import environment
-from workload.environment import collect, device_facts
+from workload.environment import collect as environment
+from workload.environment.collect import collect, device_facts
 from workload.environment.machine import Machine
+from workload.environment.outside import outside_facts
 
 LayOut = Callable[..., Machine]
 
@@ -35,6 +36,28 @@ def test_sections_that_apply(lay_out: LayOut, tmp_path: Path) -> None:
     assert facts["slurm"]["job_id"] == "7"
     assert facts["device"]["name"] == "Xeon"
     assert facts["host"]["dataset_storage"]["free_bytes"] > 0
+
+
+def test_what_a_launcher_read_on_the_host_wins_where_it_knows(lay_out: LayOut) -> None:
+    machine = lay_out({"/proc/sys/kernel/hostname": "3f2a\n", "/.dockerenv": ""}, tools=SILENT)
+    outside = {
+        "host": {"hostname": "lab7", "os": None},
+        "cloud": {"zone": "us-central1-a"},
+        "container": {"image": "rooflaunch:cpu"},
+    }
+    facts: dict[str, Any] = collect(device="cpu", machine=machine, outside=outside)
+    assert facts["host"]["hostname"] == "lab7"
+    assert "memory_total_bytes" in facts["host"], "what only the container knows stays"
+    assert facts["cloud"] == {"zone": "us-central1-a"}
+    assert (facts["container"]["runtime"], facts["container"]["image"]) == ("docker", "rooflaunch:cpu")
+    assert facts["slurm"] is None
+
+
+def test_outside_facts_are_the_sections_that_apply(lay_out: LayOut) -> None:
+    machine = lay_out({"/proc/sys/kernel/hostname": "lab7\n"}, environ={"SLURM_JOB_ID": "7"}, tools=SILENT)
+    facts = outside_facts(machine)
+    assert list(facts) == ["host", "slurm"]
+    assert facts["host"]["hostname"] == "lab7"
 
 
 @pytest.mark.world

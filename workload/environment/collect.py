@@ -1,0 +1,99 @@
+"""Everything about the place of a run that could explain a difference, as one JSON-ready dict."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from workload.environment.container import container_facts
+from workload.environment.cpu import cpu_model
+from workload.environment.gce import gce_facts
+from workload.environment.host import host_facts
+from workload.environment.machine import Machine
+from workload.environment.slurm_job import slurm_facts
+from workload.environment.software import software_facts
+from workload.nvml import Gpu
+
+
+def collect(
+    *,
+    device: str,
+    dataset_path: Path | None = None,
+    machine: Machine | None = None,
+    outside: Mapping[str, Mapping[str, object]] | None = None,
+) -> dict[str, object]:
+    """The sections of `run.json`'s `environment`; `device` as torch writes it: `cuda:0`.
+
+    A fact that cannot be read is None, and so is a section that does not apply: `cloud` off Compute Engine,
+    `container` outside one, `slurm` outside a job. `outside`: what a launcher read on the host; it wins.
+    """
+    machine = machine or Machine()
+    seen = _inside(machine, device, dataset_path)
+    told = outside or {}
+    return {name: _merged(section, told.get(name)) for name, section in seen.items()}
+
+
+def _merged(section: Mapping[str, object] | None, told: Mapping[str, object] | None) -> dict[str, object] | None:
+    known = {name: value for name, value in (told or {}).items() if value is not None}
+    return {**(section or {}), **known} if section is not None or known else None
+
+
+def _inside(machine: Machine, device: str, dataset_path: Path | None) -> dict[str, dict[str, object] | None]:
+    return {
+        # First: the load average then holds nothing of what follows.
+        "host": host_facts(machine, dataset_path=dataset_path),
+        "device": device_facts(machine, torch.device(device)),
+        "software": software_facts(machine),
+        "cloud": gce_facts(machine),
+        "container": container_facts(machine),
+        "slurm": slurm_facts(machine),
+    }
+
+
+def device_facts(machine: Machine, device: torch.device) -> dict[str, object]:
+    """`type` and `name` for every device; the other keys depend on the type."""
+    match device.type:
+        case "cpu":
+            return {"type": "cpu", "name": cpu_model(machine), "threads": torch.get_num_threads()}
+        case "cuda":
+            return _cuda_facts(machine, device)
+        case "mps":
+            # Apple names its GPUs after the chip that they are part of.
+            return {"type": "mps", "name": cpu_model(machine)}
+        case other:
+            return {"type": other, "name": None}
+
+
+def _cuda_facts(machine: Machine, device: torch.device) -> dict[str, object]:
+    """NVML's facts, and torch's where both know one: torch describes what it computes on."""
+    if not torch.cuda.is_available():
+        return {"type": "cuda", "name": None}
+    index = torch.cuda.current_device() if device.index is None else device.index
+    gpu = Gpu.open(index)
+    return {
+        "type": "cuda",
+        "index": index,
+        **(gpu.identity() if gpu else {}),
+        **_torch_facts(torch.cuda.get_device_properties(index)),
+        "nvml": gpu is not None,
+        "visible_devices": machine.environ.get("CUDA_VISIBLE_DEVICES"),
+    }
+
+
+def _torch_facts(properties: object) -> dict[str, object]:
+    """`usable_memory_bytes` is what CUDA can hand out: less than NVML's `memory_total_bytes`."""
+    names = {
+        "name": "name",
+        "sm_count": "multi_processor_count",
+        "usable_memory_bytes": "total_memory",
+        "l2_cache_bytes": "L2_cache_size",
+        "shared_memory_per_sm_bytes": "shared_memory_per_multiprocessor",
+        "registers_per_sm": "regs_per_multiprocessor",
+        "max_threads_per_sm": "max_threads_per_multi_processor",
+        "warp_size": "warp_size",
+        "rocm_architecture": "gcnArchName",
+    }
+    facts = {ours: getattr(properties, theirs, None) for ours, theirs in names.items()}
+    major, minor = getattr(properties, "major", None), getattr(properties, "minor", None)
+    capability = None if major is None else f"{major}.{minor}"
+    return {**facts, "compute_capability": capability}
