@@ -22,6 +22,9 @@ def main() -> int:
     except RooflaunchError as error:
         print(error.report(), file=sys.stderr)
         return error.exit_code
+    except (typer.Abort, KeyboardInterrupt):
+        print("interrupted", file=sys.stderr)
+        return ExitCode.INTERRUPTED
     except typer.TyperException as error:
         print(f"error: {error.format_message()}\nhint: launch --help", file=sys.stderr)
         return ExitCode.USAGE

@@ -1,6 +1,7 @@
 """The commands of `launch`."""
 
 import json
+import math
 import os
 import sys
 from enum import StrEnum
@@ -9,8 +10,13 @@ from typing import Annotated
 
 import typer
 
-from launcher import local, table
+from launcher import build as building
+from launcher import doctor, engine, images, local, sizes, table
+from launcher.containers import DEFAULT_SHM_BYTES, Limits
 from launcher.options import run_options
+from launcher.runtime import Runtime, choose
+from workload.environment.outside import outside_facts
+from workload.errors import ExitCode, UsageError
 from workload.spec import resolve
 
 app = typer.Typer(
@@ -20,13 +26,27 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-
 # \b keeps the lines as they are.
-EXAMPLES = """\b
+LOCAL_EXAMPLES = """\b
 Examples:
   launch local --cpu
   launch local --model mobilenet_v2 --batch-size 8 --repeats 3
   launch local --cuda --precision amp --dataset ~/photos --format json
+  launch local --runtime docker --memory 8g --cpus 4
+  launch local --cuda --profile ncu
+"""
+BUILD_EXAMPLES = """\b
+Examples:
+  launch build
+  launch build --flavour cpu --base debian:12-slim
+  launch build --push --repository us-central1-docker.pkg.dev/PROJECT/rooflaunch/trainer
+  launch build --pin
+"""
+DOCTOR_EXAMPLES = """\b
+Examples:
+  launch doctor
+  launch doctor docker
+  launch doctor gpu --format json
 """
 
 
@@ -37,33 +57,127 @@ class Format(StrEnum):
     JSON = "json"
 
 
-@app.callback()
-def _commands() -> None:
-    """Keep `local` a subcommand while it is the only one."""
+FormatOption = Annotated[Format, typer.Option("--format", help="what stdout gets")]
 
 
-@app.command(
-    "local",
-    epilog=EXAMPLES,
-)
+@app.command("local", epilog=LOCAL_EXAMPLES)
 @run_options
 def run_local(
     *,
     given: dict[str, object],
-    runtime: Annotated[str, typer.Option(metavar="auto|process", help="how to run the trainer")] = "auto",
+    runtime: Annotated[
+        Runtime, typer.Option(help="auto: a container if its image is built, else a process")
+    ] = Runtime.AUTO,
+    image: Annotated[str | None, typer.Option(metavar="NAME", help="run this image", show_default=False)] = None,
+    flavour: Annotated[
+        str | None, typer.Option(metavar="cpu|cuda|volta", help="run the image of this flavour", show_default=False)
+    ] = None,
+    shm_size: Annotated[str, typer.Option(metavar="SIZE", help="a container's /dev/shm")] = sizes.text(
+        DEFAULT_SHM_BYTES
+    ),
+    memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="a container's memory limit, as 8g", show_default=False)
+    ] = None,
+    cpus: Annotated[
+        float | None, typer.Option(metavar="N", help="a container's CPU limit, as 1.5", show_default=False)
+    ] = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="folder for the bundles")] = Path("results"),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan and stop", show_default=False)] = False,
-    output_format: Annotated[Format, typer.Option("--format", help="what stdout gets")] = Format.TABLE,
+    output_format: FormatOption = Format.TABLE,
 ) -> int:
-    """Train on this machine, a process per repeat, and say what limits the run."""
-    plan = local.make_plan(resolve(given, os.environ, Path.cwd()), runtime=runtime, output=output)
+    """Train on this machine and say what limits the run."""
+    resolved = resolve(given, os.environ, Path.cwd())
+    limits = _limits(shm_size, memory, cpus)
+    asked = Runtime.DOCKER if runtime is Runtime.AUTO and limits != Limits() else runtime
+    choice = choose(asked, resolved.spec, image=image, flavour=flavour)
+    outside = outside_facts() if choice.runtime is Runtime.DOCKER else None
+    plan = local.make_plan(resolved, choice, output=output, limits=limits, outside=outside)
     if dry_run:
         print(json.dumps(plan.to_json(), indent=1) if output_format is Format.JSON else plan.text())
-        return 0
+        return ExitCode.DONE
     print(plan.text(), file=sys.stderr)
     outcome = local.run(plan)
     if output_format is Format.JSON:
         print(json.dumps(outcome.to_json(), indent=1))
     elif outcome.bundles:
         print(table.render(outcome.bundles))
+    if outcome.error:
+        raise outcome.error
     return outcome.exit_code
+
+
+def _limits(shm_size: str, memory: str | None, cpus: float | None) -> Limits:
+    if cpus is not None and not (math.isfinite(cpus) and cpus > 0):
+        raise UsageError(f"--cpus must be a positive number; got '{cpus:g}'", hint="--cpus 1.5")
+    return Limits(
+        shm_bytes=sizes.parse_bytes(shm_size, flag="--shm-size", example="2g"),
+        memory_bytes=None if memory is None else sizes.parse_bytes(memory, flag="--memory", example="8g"),
+        cpus=cpus,
+    )
+
+
+@app.command("build", epilog=BUILD_EXAMPLES)
+def build_image(
+    *,
+    flavour: Annotated[str, typer.Option(metavar="cpu|cuda|volta", help="which row of docker/images.toml")] = "cpu",
+    base: Annotated[
+        str | None, typer.Option(metavar="IMAGE", help="build on this image instead of the row's", show_default=False)
+    ] = None,
+    wheel_index: Annotated[
+        str | None,
+        typer.Option(metavar="URL|pip", help="torch's wheel index; pip: what pip uses by itself", show_default=False),
+    ] = None,
+    network: Annotated[
+        str | None, typer.Option(metavar="NAME", help="network of the build's steps, as host", show_default=False)
+    ] = None,
+    rebuild: Annotated[
+        bool, typer.Option("--rebuild", help="build every layer again, without cache", show_default=False)
+    ] = False,
+    pin: Annotated[
+        bool, typer.Option("--pin", help="write the base image's digest of today into images.toml", show_default=False)
+    ] = False,
+    push: Annotated[
+        bool, typer.Option("--push", help="push the image and print its digest", show_default=False)
+    ] = False,
+    repository: Annotated[
+        str | None, typer.Option(metavar="HOST/NAME", help="where --push sends it", show_default=False)
+    ] = None,
+    output_format: FormatOption = Format.TABLE,
+) -> int:
+    """Build the container image for this code.
+
+    Nothing is built where nothing has changed.
+    """
+    row = images.require_flavour(flavour)
+    target = building.require_repository(repository) if push else None
+    docker = engine.connect()
+    if pin:
+        print(f"{row.base} is {building.pin(docker, row)}", file=sys.stderr)
+        row = images.require_flavour(flavour)
+    held = docker.image(base or row.pinned_base)
+    recipe = images.make_recipe(
+        row, base=base, base_id=held.id if held else "", index=wheel_index, commit=images.current_commit()
+    )
+    built = building.build(docker, recipe, network=network, cached=not rebuild)
+    if target:
+        built = building.push(docker, built, target)
+    print(json.dumps(built.to_json(), indent=1) if output_format is Format.JSON else built.text())
+    return ExitCode.DONE
+
+
+@app.command("doctor", epilog=DOCTOR_EXAMPLES)
+def run_doctor(
+    *,
+    parts: Annotated[
+        list[doctor.Part] | None,
+        typer.Argument(metavar="[docker|gpu]...", help="what to look at (all)", show_default=False),
+    ] = None,
+    output_format: FormatOption = Format.TABLE,
+) -> int:
+    """Check what runs need here, and say what to do."""
+    checks = doctor.examine(parts or list(doctor.Part))
+    if output_format is Format.JSON:
+        print(json.dumps([check.to_json() for check in checks], indent=1))
+    else:
+        print(doctor.render(checks))
+    return doctor.exit_code(checks)

@@ -1,4 +1,4 @@
-"""Runs on this machine: a plan made first, then the trainer in a child process."""
+"""Runs on this machine: a plan made first, then the trainer in a child process or in a container."""
 
 import shlex
 import sys
@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from launcher import containers
+from launcher.containers import Limits
+from launcher.engine import Container
+from launcher.runtime import Choice, Runtime
 from workload import bundle
-from workload.bundle import Bundle
-from workload.errors import BundleError, ExitCode, ToolError, UsageError
+from workload.bundle import Bundle, Status
+from workload.errors import BundleError, ExitCode, RooflaunchError, ToolError, UsageError
 from workload.interrupt import killed_error, run_child
-from workload.spec import Context, Device, Resolved, RunSpec, arguments
-
-RUNTIMES = ("auto", "process", "docker")
+from workload.spec import Context, Device, Profile, Resolved, RunSpec, arguments
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,41 +25,53 @@ class Plan:
 
     spec: RunSpec
     origin: Mapping[str, str]
-    runtime: str
+    choice: Choice
+    limits: Limits
     output: Path
     command: tuple[str, ...]
+    container: Container | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for `--dry-run --format json`."""
+        image = self.choice.image
         return {
             "spec": self.spec.to_json(),
             "spec_origin": dict(self.origin),
-            "runtime": self.runtime,
+            "runtime": self.choice.runtime,
+            "runtime_reason": self.choice.why,
+            "image": None if image is None else {"id": image.id, "tags": list(image.tags), "digest": image.digest},
             "output": str(self.output),
-            "command": list(self.command),
+            "command": self._words(),
         }
 
     def text(self) -> str:
-        """The plan as lines, the child's command quoted for a shell."""
+        """The plan as lines, the command quoted for a shell."""
         device = "the best device found" if self.spec.device is Device.AUTO else self.spec.device
         batch = "the device's default batch" if self.spec.batch_size is None else f"batch {self.spec.batch_size}"
         times = "one run" if self.spec.repeats == 1 else f"{self.spec.repeats} runs, a process each"
+        image = self.choice.image
         lines = {
             "plan": f"{self.spec.model}, {batch}, {self.spec.precision}, on {device}; {times}",
             "set by": ", ".join(f"{name}: {source}" for name, source in self.origin.items()) or "all defaults",
-            "runtime": self.runtime,
+            "runtime": f"{self.choice.runtime} ({self.choice.why})",
+            **({"image": image.name} if image else {}),
             "bundles": f"{self.output}/",
-            "command": shlex.join(self.command),
+            # Without the context, which only keeps in the bundle what this plan says: the same run by hand.
+            "command": shlex.join(_without_context(self._words())),
         }
         return "\n".join(f"{name:<10} {text}" for name, text in lines.items())
+
+    def _words(self) -> list[str]:
+        return self.container.as_words() if self.container else list(self.command)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of a plan: the trainer's exit code, and the sealed bundles."""
+    """What came of a plan: the exit code, the sealed bundles, and what to say of a trainer that was killed."""
 
     exit_code: int
     bundles: tuple[Bundle, ...]
+    error: RooflaunchError | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The run.json of every bundle, with its folder as `path`."""
@@ -65,40 +79,142 @@ class Outcome:
         return {"exit_code": self.exit_code, "runs": runs}
 
 
-def make_plan(resolved: Resolved, *, runtime: str, output: Path) -> Plan:
-    """The plan of `launch local`; touches nothing."""
-    if runtime not in RUNTIMES:
-        raise UsageError(f"runtime must be one of {', '.join(RUNTIMES)}; got '{runtime}'", hint="--runtime process")
-    if runtime == "docker":
-        raise ToolError(
-            "runtime docker comes with the container image, which is not built yet", hint="--runtime process"
+def make_plan(
+    resolved: Resolved,
+    choice: Choice,
+    *,
+    output: Path,
+    limits: Limits,
+    outside: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Plan:
+    """The plan of `launch local`; touches nothing. `outside`: facts of the host that a container cannot see."""
+    if choice.runtime is Runtime.DOCKER:
+        return _container_plan(resolved, choice, output=output, limits=limits, outside=outside or {})
+    if limits != Limits():
+        raise UsageError(
+            f"--memory, --cpus and --shm-size limit a container; this run is a process: {choice.why}",
+            hint="--runtime docker, or leave the limits out",
         )
-    context = Context(spec_origin=dict(resolved.origin))
+    context = Context(runtime_reason=choice.why, spec_origin=dict(resolved.origin))
     trainer = (sys.executable, "-m", "workload", "train", *arguments(resolved.spec))
     return Plan(
         spec=resolved.spec,
         origin=resolved.origin,
-        runtime="process",
+        choice=choice,
+        limits=limits,
         output=output,
         command=(*trainer, "-o", str(output), "--context", context.to_argument()),
     )
 
 
+def _container_plan(
+    resolved: Resolved,
+    choice: Choice,
+    *,
+    output: Path,
+    limits: Limits,
+    outside: Mapping[str, Mapping[str, Any]],
+) -> Plan:
+    assert choice.image is not None
+    assert choice.engine is not None
+    spec = containers.place_paths(resolved.spec)
+    about = {
+        "engine": f"Docker {choice.engine.version}",
+        "image": choice.image.name,
+        "image_digest": choice.image.identity,
+        "base": choice.image.labels.get("rooflaunch.base"),
+    }
+    context = Context(
+        runtime=choice.runtime,
+        runtime_reason=choice.why,
+        spec_origin=dict(resolved.origin),
+        outside={**outside, "container": about},
+        profile_later=spec.profile is not Profile.NONE,
+    )
+    command = ("train", *arguments(spec), "-o", str(output.absolute()), "--context", context.to_argument())
+    container = containers.describe(choice, spec, output=output, command=command, limits=limits)
+    return Plan(
+        spec=spec,
+        origin=resolved.origin,
+        choice=choice,
+        limits=limits,
+        output=output,
+        command=command,
+        container=container,
+    )
+
+
 def run(plan: Plan) -> Outcome:
     """Run the trainer to its end. It prints its own progress and errors to our stderr, a bundle a line to us."""
+    return _run_process(plan) if plan.container is None else _run_container(plan, plan.container)
+
+
+def _run_process(plan: Plan) -> Outcome:
     folders: list[Path] = []
     code = run_child(plan.command, on_line=lambda line: folders.append(Path(line)))
     if code < 0:
-        raise killed_error(-code)
+        error = killed_error(-code)
+        _close(folders, str(error))
+        return Outcome(exit_code=error.exit_code, bundles=_sealed(folders), error=error)
     if code == ExitCode.DONE:
         return Outcome(exit_code=code, bundles=tuple(bundle.read(folder) for folder in folders))
-    return Outcome(exit_code=code, bundles=tuple(_sealed(folders)))
+    return Outcome(exit_code=code, bundles=_sealed(folders))
 
 
-def _sealed(folders: list[Path]) -> list[Bundle]:
+def _run_container(plan: Plan, container: Container) -> Outcome:
+    engine, folders = plan.choice.engine, list[Path]()
+    assert engine is not None
+    for folder in map(Path, container.writable):
+        bundle.make_output(folder, shown=plan.output if folder == plan.output.absolute() else folder)
+    home = plan.output.absolute()
+    try:
+        ended = containers.follow(
+            engine, container, on_line=lambda line: folders.append(plan.output / Path(line).relative_to(home))
+        )
+    except ToolError as lost:
+        if not folders:
+            raise
+        raise ToolError(f"{lost}; what it measured is in '{folders[-1]}'", hint=lost.hint) from lost
+    error = containers.explain(ended, folders, plan.limits)
+    code = containers.exit_code(ended, error)
+    if code == ExitCode.DONE and plan.spec.profile is not Profile.NONE:
+        code = _profile(plan, container, home / folders[0].name)
+    return Outcome(exit_code=code, bundles=_sealed(folders), error=error)
+
+
+def _profile(plan: Plan, timing: Container, folder: Path) -> int:
+    """The second pass, in a container of its own: alone it may read counters. Only Ctrl-C ends the whole."""
+    engine = plan.choice.engine
+    assert engine is not None
+    restricted = plan.spec.profile is Profile.NCU and containers.counters_restricted()
+    container = containers.for_profile(timing, ("profile", str(folder)), restricted=restricted)
+    print(shlex.join(container.as_words()), file=sys.stderr)
+    try:
+        code = containers.follow(engine, container, on_line=lambda _: None).exit_code
+    except ToolError as error:
+        print(f"warning: no profile, and the run is complete: {error}", file=sys.stderr)
+        return ExitCode.DONE
+    # With TOOL the pass has said itself why there is no profile.
+    if code not in (ExitCode.DONE, ExitCode.TOOL, ExitCode.INTERRUPTED):
+        print(f"warning: the profile pass ended with exit code {code}; the run is complete", file=sys.stderr)
+    return ExitCode.INTERRUPTED if code == ExitCode.INTERRUPTED else ExitCode.DONE
+
+
+def _without_context(words: list[str]) -> list[str]:
+    index = words.index("--context")
+    return words[:index] + words[index + 2 :]
+
+
+def _close(folders: list[Path], error: str) -> None:
+    for folder in folders:
+        with suppress(BundleError):  # it had not come to write its record
+            bundle.close_broken(folder, Status.FAILED, error)
+
+
+def _sealed(folders: list[Path]) -> tuple[Bundle, ...]:
     """The complete bundles; of an incomplete one the trainer has told."""
     found = []
     for folder in folders:
         with suppress(BundleError):
             found.append(bundle.read(folder))
-    return found
+    return tuple(found)

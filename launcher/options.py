@@ -53,9 +53,7 @@ def _parameter(option: Option) -> inspect.Parameter:
     known = "" if option.default is None else f" ({option.default})"
     metavar = "|".join(option.choices) or ("N" if option.kind is int else option.name.upper())
     complete = (lambda: list(option.choices)) if option.choices else None
-    info = typer.Option(
-        option.flag, metavar=metavar, help=option.help + known, autocompletion=complete, hidden=option.hidden
-    )
+    info = typer.Option(option.flag, metavar=metavar, help=option.help + known, autocompletion=complete)
     return _keyword(option.name, Annotated[str | None, info])
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from workload.bundle import Bundle, Status
 
 LABEL_WIDTH = 13
+KERNEL_WIDTH = 60
 
 
 def render(bundles: Sequence[Bundle]) -> str:
@@ -56,8 +57,37 @@ def _measured_rows(records: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]
     else:
         rows.append(("limited by", "unknown: no ceilings were measured (--no-ceilings)"))
     rows.append(("data waits", f"{last['timing']['data_wait_fraction']:.1%} of the wall time"))
+    rows.extend(("profile", line) for line in _profile(records[0]["profile"]))
     rows.extend(("note", note) for note in last["notes"])
     return rows
+
+
+def _profile(profile: Mapping[str, Any]) -> list[str]:
+    """The profile of a series is that of its first run."""
+    kind, status = profile.get("kind"), profile["status"]
+    if kind is None:
+        return []
+    lines = [] if status == "completed" else [f"{kind}: {status}: {profile['reason']}"]
+    if profile.get("flop_per_step") is not None:
+        lines.append(_counted(profile))
+    if profile.get("top"):
+        number = f"{profile['calls_per_step']:.0f} {profile['rows']} a step"
+        lines.append(f"torch: {number}; longest: {_longest(profile['top'][0])}")
+    return lines
+
+
+def _counted(profile: Mapping[str, Any]) -> str:
+    flop = si(profile["flop_per_step"], "FLOP")
+    bound = "at least " if profile["flop_is_lower_bound"] else ""
+    verified = "" if profile["checks"]["flop_verified"] else " (unverified: the calibration is off)"
+    moved, intensity = profile["dram_bytes_per_step"], profile["intensity_flop_per_byte"]
+    bytes_moved = "" if moved is None else f", {si(moved, 'B')} of DRAM traffic with cold caches"
+    per_byte = "" if intensity is None else f", {intensity:.3g} FLOP/byte"
+    return f"ncu: {bound}{flop} a step{verified}{bytes_moved}{per_byte}; {profile['kernels_per_step']:.0f} kernels"
+
+
+def _longest(top: Mapping[str, Any]) -> str:
+    return str(top["name"])[:KERNEL_WIDTH] + ("" if top["share"] is None else f", {top['share']:.0%} of the time")
 
 
 def _throughput(records: Sequence[Mapping[str, Any]]) -> str:

@@ -19,21 +19,27 @@ CROSSING = {
 }
 
 
+LAUNCH_BANS = {"torch", "torchvision", "pandas", "numpy", "docker", "google", "rich"}
+
+
+def launch(*words: str) -> str:
+    return f"import sys; sys.argv = {['launch', *words]}; from launcher.__main__ import main; main()"
+
+
 @pytest.mark.world
 @pytest.mark.parametrize(
     ("code", "banned"),
     [
+        (launch("--help"), LAUNCH_BANS),
+        (launch("local", "--dry-run", "--runtime", "process"), LAUNCH_BANS),
+        # Without an engine, auto is as light.
         (
-            "import sys; sys.argv = ['launch', '--help']; from launcher.__main__ import main; main()",
-            {"torch", "torchvision", "pandas", "numpy", "docker", "google", "rich"},
-        ),
-        (
-            "import sys; sys.argv = ['launch', 'local', '--dry-run']; from launcher.__main__ import main; main()",
-            {"torch", "torchvision", "pandas", "numpy", "docker", "google", "rich"},
+            f"from launcher import engine; engine.socket_exists = lambda: False; {launch('local', '--dry-run')}",
+            LAUNCH_BANS,
         ),
         (
             "from workload.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass",
-            {"torch", "torchvision", "numpy", "typer"},
+            {"torch", "torchvision", "numpy", "typer", "docker"},
         ),
         ("import workload.train", {"pandas", "docker", "google", "typer", "fvcore", "launcher", "analysis"}),
     ],

@@ -109,14 +109,19 @@ def make_run_id(*, now: datetime, place: str, model: str, batch_size: int, preci
 def create(output: Path, run_id: str) -> Path:
     """Make the folder of a new bundle; `UsageError` where `output` cannot be written."""
     folder = output / run_id
+    make_output(folder, shown=output, exist_ok=False)
+    return folder
+
+
+def make_output(folder: Path, *, shown: Path | None = None, exist_ok: bool = True) -> None:
+    """Make a folder for bundles; `UsageError` naming it, or `shown`, where it cannot be written."""
     try:
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=exist_ok)
     except OSError as error:
         raise UsageError(
-            f"output folder '{output}' cannot be written: {error.strerror or error}",
-            hint="-o FOLDER, one that you may write",
+            f"output folder '{shown or folder}' cannot be written: {error.strerror or error}",
+            hint="-o FOLDER, one that you may write; in a container: docker run --user $(id -u):$(id -g)",
         ) from error
-    return folder
 
 
 def write_record(folder: Path, record: Mapping[str, Any]) -> None:
@@ -152,6 +157,9 @@ def close_broken(folder: Path, status: Status, error: str) -> None:
         return
     record = _read_json(folder / RECORD, missing=_why_no_manifest(folder))
     _require_known_schema(folder, record)
+    for unfinished in folder.glob("*.tmp"):
+        if unfinished.is_file():
+            unfinished.unlink()
     write_record(folder, {**record, "status": status, "error": error})
     seal(folder)
 

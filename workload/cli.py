@@ -7,6 +7,7 @@ import argparse
 import json
 import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -16,16 +17,29 @@ from typing import Any, NoReturn
 from workload import __version__, bundle, log
 from workload.errors import ExitCode, RooflaunchError, ToolError, UsageError
 from workload.interrupt import killed_error, run_child, stoppable
-from workload.spec import Context, Device, Option, Precision, Resolved, arguments, options, resolve
+from workload.spec import Context, Device, Option, Precision, Profile, Resolved, arguments, options, resolve
 from workload.timeline import Timeline
 
 EXAMPLES = """examples:
   python -m workload train
   python -m workload train --model resnet50 --device cuda --precision amp --batch-size 64 -o results
   python -m workload train --model vit_b_16 --dataset ~/photos --workers 4
+  python -m workload train --model resnet50 --device cuda --profile ncu
+  python -m workload profile results/*-cpu-* --profile torch
   python -m workload ceilings --device cpu --format json
 """
+PROFILE_TEXT = """Train the configuration of each BUNDLE again for a few steps and put the profile into it.
+Its timing stays as it is. Prints each bundle that got a profile.
 
+ncu    FLOP and bytes per kernel, by Nsight Compute; needs an NVIDIA GPU and the right to read its counters
+torch  time per kernel, or per operator on a CPU, by torch.profiler; needs no privileges
+"""
+PROFILE_EXAMPLES = """examples:
+  python -m workload profile results/RUN                                       as its own --profile says
+  python -m workload profile results/RUN --profile torch                       trace.json.gz for Perfetto, kernels.csv
+  python -m workload profile results/RUN --profile ncu --profile-steps 4       counters, mean of four steps
+  python -m workload profile results/RUN --profile ncu --profile-step-bytes --profile-throughput
+"""
 
 TRAINER_PACKAGES = ("torch", "torchvision", "numpy", "psutil")
 INSTALL = "pip install 'rooflaunch[trainer]'"
@@ -76,6 +90,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"rooflaunch {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _add_train(commands)
+    _add_profile(commands)
+    _add_profiled_step(commands)
     _add_ceilings(commands)
     environment = commands.add_parser("env", help="print what identifies this machine, as JSON", allow_abbrev=False)
     environment.add_argument("--device", choices=tuple(Device), default=Device.AUTO)
@@ -99,6 +115,37 @@ def _add_train(commands: Any) -> None:
     train.set_defaults(command=_train)
 
 
+def _add_profile(commands: Any) -> None:
+    profile = commands.add_parser(
+        "profile",
+        help="profile the configuration of complete bundles, in processes of their own",
+        description=PROFILE_TEXT,
+        epilog=PROFILE_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    profile.add_argument("bundles", metavar="BUNDLE", type=Path, nargs="+", help="folder of a completed run")
+    for option in _profile_options():
+        # Not the defaults of a run: what is left out is as the bundle says.
+        _add_option(profile, replace(option, default=None))
+    profile.set_defaults(command=_profile)
+
+
+def _profile_options() -> list[Option]:
+    return [option for option in options() if option.name.startswith("profile")]
+
+
+def _add_profiled_step(commands: Any) -> None:
+    """What a profile pass starts; without `help` it is not listed."""
+    step = commands.add_parser("profiled-step", allow_abbrev=False)
+    for option in options():
+        _add_option(step, option)
+    step.add_argument("--mode", required=True)
+    step.add_argument("--report", type=Path, required=True)
+    step.add_argument("--owner", type=int, required=True)
+    step.set_defaults(command=_profiled_step)
+
+
 def _add_option(parser: argparse.ArgumentParser, option: Option) -> None:
     """Options given are in the namespace, options not given are absent."""
     absent = argparse.SUPPRESS
@@ -119,7 +166,7 @@ def _add_option(parser: argparse.ArgumentParser, option: Option) -> None:
         return
     metavar = "|".join(option.choices) or ("N" if option.kind is int else option.name.upper())
     known = "" if option.default is None else f" ({option.default})"
-    text = argparse.SUPPRESS if option.hidden else option.help + known
+    text = option.help + known
     parser.add_argument(option.flag, dest=option.name, metavar=metavar, default=absent, help=text)
 
 
@@ -136,16 +183,22 @@ def _add_ceilings(commands: Any) -> None:
 
 
 def _train(parsed: argparse.Namespace, timeline: Timeline) -> int:
-    known = {option.name for option in options()}
-    given = {name: value for name, value in vars(parsed).items() if name in known}
+    given = _given(parsed)
     if parsed.context is None:
         context, resolved = Context(), resolve(given, os.environ, Path.cwd())
     else:
         # The launcher has read the environment and the configuration, and says so in the context.
         context, resolved = Context.from_argument(parsed.context), resolve(given, {}, None)
-    if resolved.spec.repeats > 1:
-        return _repeat(resolved, context, parsed.output)
+    profiled_here = resolved.spec.profile is not Profile.NONE and not context.profile_later
+    if resolved.spec.repeats > 1 or profiled_here:
+        return _series(resolved, context, parsed.output)
     return _train_once(resolved, context, parsed.output, timeline)
+
+
+def _given(parsed: argparse.Namespace) -> dict[str, object]:
+    """The run options that were given."""
+    known = {option.name for option in options()}
+    return {name: value for name, value in vars(parsed).items() if name in known}
 
 
 def _train_once(resolved: Resolved, context: Context, output: Path, timeline: Timeline) -> int:
@@ -162,21 +215,86 @@ def _train_once(resolved: Resolved, context: Context, output: Path, timeline: Ti
     return ExitCode.DONE
 
 
-def _repeat(resolved: Resolved, context: Context, output: Path) -> int:
-    """Each repeat is a process of its own; the first that breaks off ends the series with its exit code."""
+def _series(resolved: Resolved, context: Context, output: Path) -> int:
+    """Runs and the profile are processes of their own; the first run that breaks off ends it with its exit code.
+
+    This process holds neither torch nor a GPU.
+    """
     origin = context.spec_origin or dict(resolved.origin)
     count = resolved.spec.repeats
     words = arguments(replace(resolved.spec, repeats=1))
+    folders: list[str] = []
+
+    def show(folder: str) -> None:
+        folders.append(folder)
+        print(folder, flush=True)
+
     for repeat in range(1, count + 1):
-        log.LOGGER.info("repeat %d of %d", repeat, count)
-        told = replace(context, repeat=repeat, repeats=count, spec_origin=origin).to_argument()
+        if count > 1:
+            log.LOGGER.info("repeat %d of %d", repeat, count)
+        told = replace(context, repeat=repeat, repeats=count, spec_origin=origin, profile_later=True).to_argument()
         command = [sys.executable, "-m", "workload", "train", *words, "-o", str(output), "--context", told]
-        code = run_child(command)
+        code = run_child(command, on_line=show)
         if code < 0:
-            raise killed_error(-code)
+            killed = killed_error(-code)
+            if len(folders) == repeat:
+                bundle.close_broken(Path(folders[-1]), bundle.Status.FAILED, str(killed))
+            raise killed
         if code != ExitCode.DONE:
-            log.LOGGER.error("repeat %d of %d ended with exit code %d", repeat, count, code)
+            if count > 1:
+                log.LOGGER.error("repeat %d of %d ended with exit code %d", repeat, count, code)
             return code
+    if resolved.spec.profile is Profile.NONE or context.profile_later:
+        return ExitCode.DONE
+    return _profile_first(folders[0])
+
+
+def _profile_first(folder: str) -> int:
+    """A profile that fails says so and leaves a complete run; only Ctrl-C ends the whole."""
+    # The folder has been printed already.
+    code = run_child([sys.executable, "-m", "workload", "profile", folder], on_line=lambda _: None)
+    if code < 0:
+        log.LOGGER.error("note       the profile pass was killed by signal %d; the run is complete", -code)
+    return ExitCode.INTERRUPTED if code == ExitCode.INTERRUPTED else ExitCode.DONE
+
+
+def _profile(parsed: argparse.Namespace, _: Timeline) -> int:
+    from workload.profile import session  # noqa: PLC0415 - `--help` needs none of it
+    from workload.profile.status import is_collected, was_interrupted  # noqa: PLC0415
+
+    given = {
+        option.name: option.parse(getattr(parsed, option.name))
+        for option in _profile_options()
+        if hasattr(parsed, option.name)
+    }
+    code = ExitCode.DONE
+    for folder in parsed.bundles:
+        collected = session.profile(folder, session.Request(**given))
+        if is_collected(collected):
+            print(folder, flush=True)
+        else:
+            code = ExitCode.TOOL
+        if was_interrupted(collected):
+            return ExitCode.INTERRUPTED
+    return code
+
+
+def _profiled_step(parsed: argparse.Namespace, _: Timeline) -> int:
+    with stoppable():
+        from workload import train  # noqa: PLC0415 - imports torch, which takes seconds
+        from workload.profile import profiled  # noqa: PLC0415
+        from workload.profile.command import Mode  # noqa: PLC0415
+
+        spec = resolve(_given(parsed), {}, None).spec
+        try:
+            profiled.run(Mode(parsed.mode), spec, parsed.report, owner=parsed.owner)
+        except Exception as error:
+            explained = train.explain(error, spec)
+            if explained is error:
+                raise
+            # For the pass's log; the message alone reaches the user.
+            traceback.print_exception(error)
+            raise explained from error
     return ExitCode.DONE
 
 

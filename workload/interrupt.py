@@ -24,14 +24,14 @@ def stoppable() -> Iterator[None]:
             hint="run again; a bundle that was open keeps its steps",
         )
 
-    with _handled_by(stop):
+    with handled_by(stop):
         yield
 
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
     """Ignore signals meanwhile: what has been measured gets written down whole."""
-    with _handled_by(lambda *_: None):
+    with handled_by(lambda *_: None):
         yield
 
 
@@ -41,7 +41,7 @@ def run_child(command: Sequence[str], *, on_line: Callable[[str], None] | None =
     With `on_line` its stdout is read line by line instead. A child killed by signal N returns -N.
     """
     stdout = subprocess.PIPE if on_line else None
-    with subprocess.Popen(command, stdout=stdout, text=True) as child, _handled_by(lambda *_: child.terminate()):
+    with subprocess.Popen(command, stdout=stdout, text=True) as child, handled_by(lambda *_: child.terminate()):
         for line in child.stdout or ():
             assert on_line is not None
             on_line(line.rstrip("\n"))
@@ -52,11 +52,12 @@ def killed_error(number: int) -> RunFailedError:
     """What to say of a trainer that a signal ended before it could seal its bundle."""
     name = signal.Signals(number).name
     cure = "out of memory? `dmesg` tells; try a smaller --batch-size" if number == signal.SIGKILL else "run again"
-    return RunFailedError(f"the trainer was killed by {name}: its bundle is incomplete", hint=cure)
+    return RunFailedError(f"the trainer was killed by {name}; its bundle keeps the steps so far", hint=cure)
 
 
 @contextmanager
-def _handled_by(handler: Callable[[int, object], object]) -> Iterator[None]:
+def handled_by(handler: Callable[[int, object], object]) -> Iterator[None]:
+    """Call `handler(number, frame)` for Ctrl-C and SIGTERM meanwhile."""
     before = [signal.signal(each, handler) for each in SIGNALS]
     try:
         yield

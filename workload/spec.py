@@ -51,9 +51,15 @@ class Optimizer(StrEnum):
 
 
 class Profile(StrEnum):
-    """What a second, separate pass after the timing run collects."""
+    """What a second, separate pass after the timing run collects.
+
+    `ncu` counts FLOP and bytes per kernel with Nsight Compute; `torch` traces kernels and operators, without
+    privileges and on any device.
+    """
 
     NONE = "none"
+    NCU = "ncu"
+    TORCH = "torch"
 
 
 class Origin(StrEnum):
@@ -70,11 +76,9 @@ IMAGENET_IMAGE_SIZE = 224
 MAX_DEFAULT_WORKERS = 8
 
 
-def _option(
-    default: Any, description: str, *, minimum: int | None = None, example: str = "", hidden: bool = False
-) -> Any:
-    """A field of `RunSpec` which is a command-line option; `hidden` from help until there is something to choose."""
-    metadata = {"help": description, "minimum": minimum, "example": example, "hidden": hidden}
+def _option(default: Any, description: str, *, minimum: int | None = None, example: str = "") -> Any:
+    """A field of `RunSpec` which is a command-line option."""
+    metadata = {"help": description, "minimum": minimum, "example": example}
     return field(default=default, metadata=metadata)
 
 
@@ -96,8 +100,12 @@ class RunSpec:
     warmup: int | None = _option(None, "warm-up steps, kept apart (10; 3 on a CPU)", minimum=0, example="10")
     iterations: int | None = _option(None, "measured steps (100; 20 on a CPU)", minimum=1, example="100")
     repeats: int = _option(1, "the same configuration again, each a process of its own", minimum=1, example="3")
-    profile: Profile = _option(Profile.NONE, "what a second pass collects", example="none", hidden=True)
-    profile_steps: int = _option(1, "profiled steps", minimum=1, example="1", hidden=True)
+    profile: Profile = _option(
+        Profile.NONE, "a second pass after the timing run: ncu counts FLOP and bytes, torch traces", example="ncu"
+    )
+    profile_steps: int = _option(1, "steps in the profile; its figures are their mean", minimum=1, example="4")
+    profile_step_bytes: bool = _option(False, "with ncu: also the bytes of the whole step, caches warm")
+    profile_throughput: bool = _option(False, "with ncu: also SM, memory and DRAM throughput; 7 to 18 passes")
     channels_last: bool = _option(False, "NHWC memory format for the model and the images")
     compile: bool = _option(False, "torch.compile the model; needs a C++ compiler on a CPU")
     deterministic: bool = _option(False, "deterministic algorithms only, no cuDNN autotuning")
@@ -149,7 +157,17 @@ class RunSpec:
                 f"synthetic data has no subset; got --subset {self.subset}",
                 hint="--dataset PATH, or leave --subset out",
             )
+        self._check_profile()
         return self
+
+    def _check_profile(self) -> None:
+        extras = {"--profile-step-bytes": self.profile_step_bytes, "--profile-throughput": self.profile_throughput}
+        for flag, wanted in extras.items():
+            if wanted and self.profile is not Profile.NCU:
+                raise UsageError(
+                    f"{flag} adds to a profile by ncu; got --profile {self.profile}",
+                    hint=f"--profile ncu {flag}, or leave {flag} out",
+                )
 
     def to_json(self) -> dict[str, Any]:
         """Plain values by field name."""
@@ -173,7 +191,6 @@ class Option:
     help: str
     minimum: int | None
     example: str
-    hidden: bool
 
     @property
     def flag(self) -> str:
@@ -351,6 +368,7 @@ class Context:
 
     backend: str = "local"
     runtime: str = "process"
+    runtime_reason: str | None = None
     place: str | None = None
     repeat: int = 1
     repeats: int = 1

@@ -31,6 +31,7 @@ from workload.environment.collect import collect
 from workload.errors import InterruptedRunError, OutOfDeviceMemoryError, RooflaunchError, RunFailedError
 from workload.interrupt import undisturbed
 from workload.nvml import Gpu
+from workload.profile.status import before_the_pass
 from workload.progress import Progress
 from workload.recorder import Phase, Recorder, loss_reader_for
 from workload.spec import Context, Device, Resolved, RunSpec, options
@@ -116,7 +117,7 @@ def execute(job: Job, folder: Path, timeline: Timeline) -> dict[str, Any]:
         if isinstance(error, OSError) and bundle.is_write_failure(error):
             raise
         # Every other way to break off is recorded, and raised again below.
-        broken = _explain(error, job.spec)
+        broken = explain(error, job.spec)
         record["status"], record["error"] = _status_of(broken), str(broken) or type(broken).__name__
         LOGGER.debug("%s", "".join(traceback.format_exception(error)))
     with undisturbed():
@@ -130,7 +131,12 @@ def execute(job: Job, folder: Path, timeline: Timeline) -> dict[str, Any]:
 
 def _first_record(job: Job, run_id: str, timeline: Timeline) -> dict[str, Any]:
     facts = collect(device=job.spec.device, dataset_path=job.source.path, outside=job.context.outside)
-    where = {"place": job.place, "backend": job.context.backend, "runtime": job.context.runtime}
+    where = {
+        "place": job.place,
+        "backend": job.context.backend,
+        "runtime": job.context.runtime,
+        "runtime_reason": job.context.runtime_reason,
+    }
     return {
         "run_id": run_id,
         "status": Status.RUNNING,
@@ -145,7 +151,7 @@ def _first_record(job: Job, run_id: str, timeline: Timeline) -> dict[str, Any]:
         "bound": None,
         "memory": {},
         "usage": None,
-        "profile": {"status": "not requested"},
+        "profile": before_the_pass(job.spec.profile, repeat=job.context.repeat, repeats=job.context.repeats),
         "cost": None,
         "notes": job.notes,
     }
@@ -254,7 +260,7 @@ def _competition(used: Device, cpus_used: float | None) -> str | None:
     return f"the run got {cpus_used:.1f} of {threads} CPUs: other work competed, or one thread did most{load}"
 
 
-def _explain(error: Exception, spec: RunSpec) -> Exception:
+def explain(error: Exception, spec: RunSpec) -> Exception:
     """The error a user can act on; anything else is a bug of ours and stays as it is."""
     if isinstance(error, RooflaunchError):
         return error

@@ -21,8 +21,27 @@ RECORD: dict[str, Any] = {
     "complexity": {"train_flop_per_step": 1.6e11, "train_flop_per_image": 1e10, "theoretical_step_s": 0.4},
     "ceilings": {"flop_per_s": {"fp32": {"median": 4e11}}},
     "bound": {"bound": "compute", "why": "because"},
+    "profile": {"status": "not requested"},
     "notes": ["a note"],
 }
+COUNTED: dict[str, Any] = {
+    "kind": "ncu",
+    "status": "completed",
+    "flop_per_step": 1.2e11,
+    "flop_is_lower_bound": False,
+    "dram_bytes_per_step": 3e9,
+    "intensity_flop_per_byte": 40.0,
+    "kernels_per_step": 123.0,
+    "checks": {"flop_verified": True},
+}
+TRACED: dict[str, Any] = {
+    "kind": "torch",
+    "status": "completed",
+    "calls_per_step": 321.0,
+    "rows": "kernels",
+    "top": [{"name": "k" * 61, "share": 0.25}, {"name": "other", "share": 0.2}],
+}
+BROKEN: dict[str, Any] = {"kind": "ncu", "status": "unavailable", "reason": "no NVIDIA GPU"}
 
 
 def bundle(**changes: Any) -> Bundle:
@@ -72,6 +91,41 @@ def test_run_that_broke_off_is_named() -> None:
     assert "(one run: no interval)" in text
     assert "out of memory too big" in text
     assert render([bundle(status="interrupted", error="by SIGINT")]).splitlines()[2] == "  interrupted   by SIGINT"
+
+
+@pytest.mark.parametrize(
+    ("profile", "lines"),
+    [
+        ({"status": "not requested"}, []),
+        (BROKEN, ["ncu: unavailable: no NVIDIA GPU"]),
+        (COUNTED, ["ncu: 120 GFLOP a step, 3 GB of DRAM traffic with cold caches, 40 FLOP/byte; 123 kernels"]),
+        (
+            COUNTED | {"flop_is_lower_bound": True, "dram_bytes_per_step": None, "intensity_flop_per_byte": None},
+            ["ncu: at least 120 GFLOP a step; 123 kernels"],
+        ),
+        (
+            COUNTED | {"status": "partial", "reason": "out of time", "intensity_flop_per_byte": None},
+            [
+                "ncu: partial: out of time",
+                "ncu: 120 GFLOP a step, 3 GB of DRAM traffic with cold caches; 123 kernels",
+            ],
+        ),
+        (
+            COUNTED | {"checks": {"flop_verified": False}, "dram_bytes_per_step": None},
+            ["ncu: 120 GFLOP a step (unverified: the calibration is off), 40 FLOP/byte; 123 kernels"],
+        ),
+        (TRACED, [f"torch: 321 kernels a step; longest: {'k' * 60}, 25% of the time"]),
+        (
+            TRACED | {"rows": "operators", "top": [{"name": "conv", "share": None}]},
+            ["torch: 321 operators a step; longest: conv"],
+        ),
+        (TRACED | {"top": []}, []),
+    ],
+)
+def test_profile(profile: dict[str, Any], lines: list[str]) -> None:
+    shown = render([bundle(profile=profile), bundle(run_id="b", profile=BROKEN)]).splitlines()
+    told = [line.removeprefix("  profile       ") for line in shown if line.startswith("  profile ")]
+    assert told == lines
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 import errno
 import json
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -118,12 +119,83 @@ def test_half_a_row_of_a_killed_run_is_left_out(sealed: Path) -> None:
     assert bundle.read_steps(sealed) == []
 
 
-def test_output_that_cannot_be_written(tmp_path: Path) -> None:
+@pytest.mark.parametrize("make", [lambda folder: bundle.create(folder, "run-1"), bundle.make_output])
+def test_output_that_cannot_be_written(make: Callable[[Path], object], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
+    folder = tmp_path / "file" / "results"
     with pytest.raises(UsageError) as caught:
-        bundle.create(tmp_path / "file", "run-1")
-    assert str(caught.value) == f"output folder '{tmp_path}/file' cannot be written: Not a directory"
-    assert caught.value.hint == "-o FOLDER, one that you may write"
+        make(folder)
+    assert str(caught.value) == f"output folder '{folder}' cannot be written: Not a directory"
+    assert caught.value.hint == "-o FOLDER, one that you may write; in a container: docker run --user $(id -u):$(id -g)"
+
+
+def test_output_may_be_there_a_bundle_may_not(tmp_path: Path) -> None:
+    for _ in range(2):
+        bundle.make_output(tmp_path / "my" / "results")
+    assert (tmp_path / "my" / "results").is_dir()
+    assert bundle.create(tmp_path, "run-1") == tmp_path / "run-1"
+    with pytest.raises(UsageError, match=f"^output folder '{tmp_path}' cannot be written: File exists$"):
+        bundle.create(tmp_path, "run-1")
+
+
+@pytest.fixture
+def killed(sealed: Path) -> Path:
+    """What a run leaves that `kill -9` ended in its second step."""
+    (sealed / "MANIFEST.json").unlink()
+    bundle.write_record(sealed, {"run_id": "run-1", "status": bundle.Status.RUNNING, "error": None, "notes": ["a"]})
+    (sealed / "steps.csv").write_text("step,loss\n0,6.9\n1,6.")
+    return sealed
+
+
+def test_bundle_of_a_killed_run_is_closed_with_its_steps(killed: Path) -> None:
+    bundle.close_broken(killed, bundle.Status.OUT_OF_MEMORY, "killed at 512m")
+    found = bundle.read(killed)
+    assert found.record == {
+        "schema_version": 1,
+        "run_id": "run-1",
+        "status": "out_of_memory",
+        "error": "killed at 512m",
+        "notes": ["a"],
+    }
+    assert found.steps() == [{"step": "0", "loss": "6.9"}]
+    assert [file.name for file in found.files] == ["ncu/command.txt", "run.json", "steps.csv"]
+
+
+def test_complete_bundle_is_not_closed_again(sealed: Path) -> None:
+    before = {path: path.read_bytes() for path in sealed.iterdir() if path.is_file()}
+    bundle.close_broken(sealed, bundle.Status.FAILED, "too late")
+    assert {path: path.read_bytes() for path in sealed.iterdir() if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        (None, "is no rooflaunch bundle: neither MANIFEST.json nor run.json"),
+        ("{", "is damaged: run.json is not readable JSON"),
+        ('{"schema_version": 2}', "has bundle schema 2; this version reads up to schema 1"),
+    ],
+)
+def test_what_is_no_bundle_yet_is_not_closed(record: str | None, message: str, tmp_path: Path) -> None:
+    if record is not None:
+        (tmp_path / "run.json").write_text(record)
+    with pytest.raises(BundleError, match=re.escape(f"'{tmp_path}' {message}")):
+        bundle.close_broken(tmp_path, bundle.Status.FAILED, "killed")
+    assert not (tmp_path / "MANIFEST.json").exists()
+
+
+def test_reseal_takes_in_what_has_come_since(sealed: Path) -> None:
+    (sealed / "ncu" / "kernels.csv").write_text("ID\n")
+    bundle.reseal(sealed, {**bundle.read(sealed).record, "profile": {"status": "completed"}})
+    found = bundle.read(sealed)
+    assert found.record["profile"] == {"status": "completed"}
+    assert [file.name for file in found.files] == ["ncu/command.txt", "ncu/kernels.csv", "run.json", "steps.csv"]
+
+
+def test_reseal_that_breaks_off_leaves_an_incomplete_bundle(sealed: Path) -> None:
+    with pytest.raises(ValueError, match="Out of range float values"):
+        bundle.reseal(sealed, {"run_id": "run-1", "profile": float("nan")})
+    with pytest.raises(BundleError, match=r"incomplete: no MANIFEST\.json"):
+        bundle.read(sealed)
 
 
 def test_full_disk_says_that_the_bundle_is_incomplete(tmp_path: Path) -> None:

@@ -1,0 +1,229 @@
+"""`launch build`: an image from a recipe, unless the engine has it; then its registry, if asked."""
+
+import os
+import re
+import shutil
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, TextIO
+
+from launcher import images
+from launcher.engine import Engine, Event, Image
+from launcher.images import Flavour, Recipe
+from workload.errors import RooflaunchError, ToolError, UsageError
+
+# Enough to see what a failing command said.
+LAST_LINES = 15
+# PyTorch with CUDA is 6 GB in an image, and the builder holds a layer twice while it commits it.
+NEEDED_BYTES = 14 * 10**9
+STEP_WIDTH = 100
+STEP = re.compile(r"^Step (\d+)/(\d+) : (.*)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Built:
+    """What a build gave; `digest` is the registry's and empty until the image is pushed."""
+
+    flavour: str
+    tag: str
+    image_id: str
+    digest: str
+    base: str
+    base_digest: str
+    size_bytes: int
+    commit: str
+    seconds: float
+    cached: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values by field name."""
+        return asdict(self)
+
+    def text(self) -> str:
+        """A line per fact."""
+        base = self.base_digest or "no digest: the tag's content on the day of the build (launch build --pin)"
+        lines = {
+            "image": self.tag + (" (built before; nothing has changed)" if self.cached else ""),
+            "id": self.image_id,
+            "digest": self.digest or "none until it is pushed",
+            "base": f"{self.base}, {base}",
+            "size": f"{self.size_bytes / 1e9:.2f} GB",
+            "commit": self.commit or "unknown",
+            "took": f"{self.seconds:.0f} s",
+            "next": f"launch local --runtime docker --image {self.tag}",
+        }
+        return "\n".join(f"{name:<8} {text}" for name, text in lines.items())
+
+
+def build(engine: Engine, recipe: Recipe, *, network: str | None = None, cached: bool = True) -> Built:
+    """The image of a recipe; one that the engine has under the recipe's tag is not built again."""
+    began_s = time.monotonic()
+    found = engine.image(recipe.tag) if cached else None
+    if found is None:
+        _require_space(engine)
+        log = log_path(recipe.tag)
+        print(f"building {recipe.tag}; log: {log}", file=sys.stderr)
+        with _opened(log) as written:
+            image_id = _follow(_events(engine, recipe, network=network, cached=cached), written, log)
+        image = engine.image(image_id)
+        if image is None:
+            raise ToolError(f"the engine lost image {image_id} right after the build", hint="launch doctor docker")
+    else:
+        image = found
+    # The plain name is the newest image of the flavour, for `docker run rooflaunch:cpu` by hand.
+    engine.tag(image.id, f"{images.REPOSITORY}:{recipe.flavour.name}")
+    return _built(recipe, image, seconds=time.monotonic() - began_s, cached=found is not None)
+
+
+def push(engine: Engine, built: Built, repository: str) -> Built:
+    """Push to `repository` (`HOST/PROJECT/NAME`, no tag); the result has the digest that the registry gave."""
+    name = f"{repository}:{built.tag.partition(':')[2]}"
+    engine.tag(built.image_id, name)
+    print(f"pushing {name}", file=sys.stderr)
+    digest, shown, again = "", _Shown(sys.stderr), "docker login, then launch build --push again"
+    for event in engine.push(name):
+        if event.error:
+            shown.clear()
+            raise ToolError(f"'{name}' was not pushed: {event.error}", hint=again)
+        digest = event.digest or digest
+        shown.line(event.text)
+    shown.clear()
+    if not digest:
+        raise ToolError(f"the registry gave no digest for '{name}'", hint=again)
+    return replace(built, tag=name, digest=digest)
+
+
+def pin(engine: Engine, flavour: Flavour) -> str:
+    """Ask the registry for the digest of the flavour's base and write it into images.toml; returns it."""
+    digest = engine.registry_digest(flavour.base)
+    if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
+        raise ToolError(
+            f"the registry's digest of '{flavour.base}' is no sha256: '{digest}'", hint="launch doctor docker"
+        )
+    images.write_digest(images.table_path(), flavour.name, digest)
+    return digest
+
+
+def require_repository(repository: str | None) -> str:
+    """Where `--push` goes, or `UsageError`."""
+    if not repository or ":" in repository.rpartition("/")[2] or "/" not in repository:
+        raise UsageError(
+            f"--push needs a repository without a tag; got '{repository or ''}'",
+            hint="--repository us-central1-docker.pkg.dev/PROJECT/rooflaunch/trainer",
+        )
+    return repository
+
+
+def log_path(tag: str) -> Path:
+    """Where the build of `tag` is logged: the user's cache folder."""
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(cache).expanduser() / "rooflaunch" / f"build-{tag.replace(':', '-')}.log"
+
+
+def _opened(path: Path) -> TextIO:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("w", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"the build's log '{path}' cannot be written: {error.strerror}",
+            hint="set XDG_CACHE_HOME to a folder you own",
+        ) from error
+
+
+def _require_space(engine: Engine) -> None:
+    free = engine.free_bytes()
+    if free is not None and free < NEEDED_BYTES:
+        raise ToolError(
+            f"{free / 1e9:.1f} GB are free in {engine.root_folder}; a build needs {NEEDED_BYTES / 1e9:.0f} GB",
+            hint="docker image prune, or docker system prune",
+        )
+
+
+def _events(engine: Engine, recipe: Recipe, *, network: str | None, cached: bool) -> Iterator[Event]:
+    return engine.build(
+        recipe.context(),
+        dockerfile=images.DOCKERFILE,
+        tag=recipe.tag,
+        build_args=recipe.build_args(version=images.version()),
+        labels={images.INPUTS_LABEL: recipe.inputs},
+        network=network,
+        cached=cached,
+    )
+
+
+def _follow(events: Iterator[Event], log: TextIO, path: Path) -> str:
+    """Log and show a build; returns the image's id. Raises `ToolError` with what the failing step said."""
+    shown, last, step, image_id = _Shown(sys.stderr), deque[str](maxlen=LAST_LINES), "the start", ""
+    hint = f"the whole log: {path}"
+    try:
+        for event in events:
+            log.write(event.text + ("\n" if event.text and not event.text.endswith("\n") else ""))
+            image_id = event.image_id or image_id
+            for line in filter(str.strip, event.text.splitlines()):
+                if found := STEP.match(line):
+                    step = f"step {found[1]} of {found[2]}: {_shortened(found[3])}"
+                    last.clear()
+                    shown.step(step)
+                else:
+                    last.append(line.rstrip())
+                    shown.line(line)
+            if event.error:
+                log.write(event.error + "\n")
+                said = "".join(f"\n  {line}" for line in last)
+                raise ToolError(f"the build failed at {step}\n  {event.error.strip()}{said}", hint=hint)
+    except RooflaunchError as error:
+        shown.clear()
+        raise type(error)(str(error), hint=hint) from error
+    shown.clear()
+    if not image_id:
+        raise ToolError("the build ended without an image", hint=hint)
+    return image_id
+
+
+def _shortened(command: str) -> str:
+    words = " ".join(command.split())
+    return words if len(words) <= STEP_WIDTH else words[: STEP_WIDTH - 1] + "…"
+
+
+def _built(recipe: Recipe, image: Image, *, seconds: float, cached: bool) -> Built:
+    return Built(
+        flavour=recipe.flavour.name,
+        tag=recipe.tag,
+        image_id=image.id,
+        digest=image.digest,
+        base=recipe.base,
+        base_digest=recipe.base_digest,
+        size_bytes=image.size_bytes,
+        commit=image.labels.get("org.opencontainers.image.revision", ""),
+        seconds=seconds,
+        cached=cached,
+    )
+
+
+class _Shown:
+    """Progress on stderr: each step a line; on a terminal the newest output below it, in one line."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._is_terminal = stream.isatty()
+
+    def step(self, text: str) -> None:
+        self.clear()
+        width = shutil.get_terminal_size().columns - 1
+        print(text[:width] if self._is_terminal else text, file=self._stream, flush=True)
+
+    def line(self, text: str) -> None:
+        if self._is_terminal and text.strip():
+            width = shutil.get_terminal_size().columns - 5
+            self._stream.write(f"\r    {text.strip()[:width]:<{width}}")
+            self._stream.flush()
+
+    def clear(self) -> None:
+        if self._is_terminal:
+            self._stream.write("\r\033[K")
+            self._stream.flush()

@@ -1,0 +1,158 @@
+"""The trainer in a container: what it is given, how it is followed, and what its end means."""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from launcher import images, sizes
+from launcher.engine import Container, Ended, Engine, Running
+from launcher.runtime import Choice
+from workload import bundle
+from workload.bundle import Status
+from workload.errors import BundleError, ExitCode, OutOfDeviceMemoryError, RooflaunchError, RunFailedError
+from workload.interrupt import handled_by
+from workload.spec import CIFAR10, IMAGENETTE, SYNTHETIC, RunSpec
+
+RUN_LABEL = "rooflaunch.run"
+# Variables of the caller's that change what is computed or where; nothing else of theirs gets in.
+FORWARDED = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "ONEDNN_MAX_CPU_ISA", "NVIDIA_TF32_OVERRIDE")
+# DataLoader workers hand over batches there; Docker's 64 MB are too few for one batch of 128 images.
+DEFAULT_SHM_BYTES = 2 * sizes.UNIT_BYTES["g"]
+DRIVER_PARAMETERS = Path("/proc/driver/nvidia/params")
+KILLED = 128 + 9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What the container may use; None: as much as the machine has."""
+
+    shm_bytes: int = DEFAULT_SHM_BYTES
+    memory_bytes: int | None = None
+    cpus: float | None = None
+
+
+def place_paths(spec: RunSpec) -> RunSpec:
+    """The spec with absolute paths: a folder is mounted in the container where it lies on the host."""
+    if spec.dataset in (CIFAR10, IMAGENETTE):
+        return replace(spec, data_dir=_absolute(spec.data_dir))
+    return spec if spec.dataset == SYNTHETIC else replace(spec, dataset=_absolute(spec.dataset))
+
+
+def describe(choice: Choice, spec: RunSpec, *, output: Path, command: Sequence[str], limits: Limits) -> Container:
+    """The container that runs `command`, the trainer's words, for a spec with absolute paths."""
+    assert choice.image is not None
+    assert choice.engine is not None
+    readable, writable = _folders(spec)
+    return Container(
+        image=choice.image.id,
+        command=tuple(command),
+        user=choice.engine.caller,
+        environment={name: os.environ[name] for name in FORWARDED if name in os.environ},
+        writable=(str(output.absolute()), *writable),
+        readable=readable,
+        network="bridge" if spec.download else "none",
+        gpus=choice.gpus,
+        shm_bytes=limits.shm_bytes,
+        memory_bytes=limits.memory_bytes,
+        cpus=limits.cpus,
+        labels={RUN_LABEL: images.version()},
+    )
+
+
+def for_profile(timing: Container, command: Sequence[str], *, restricted: bool) -> Container:
+    """The container of the profile pass: the timing run's, and CAP_SYS_ADMIN only if the driver restricts counters.
+
+    Docker gives capabilities to root alone: setpriv hands the one over to the caller, so that files stay theirs.
+    """
+    pass_two = replace(timing, command=tuple(command))
+    if not restricted:
+        return pass_two
+    user, _, group = timing.user.partition(":")
+    become = ("setpriv", f"--reuid={user}", f"--regid={group}", "--clear-groups")
+    keep = ("--inh-caps=-all,+sys_admin", "--ambient-caps=-all,+sys_admin", "--bounding-set=-all,+sys_admin")
+    return replace(
+        pass_two,
+        user="0:0",
+        capabilities=("SYS_ADMIN", "SETUID", "SETGID", "SETPCAP"),
+        entrypoint=(*become, *keep, "python", "-m", "workload"),
+    )
+
+
+def counters_restricted(parameters: Path = DRIVER_PARAMETERS) -> bool:
+    """Whether the host's driver keeps GPU counters to administrators (`RmProfilingAdminOnly`); no driver: no."""
+    try:
+        lines = parameters.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return False
+    return any(line.replace(" ", "") == "RmProfilingAdminOnly:1" for line in lines)
+
+
+def follow(engine: Engine, container: Container, *, on_line: Callable[[str], None]) -> Ended:
+    """Run a container to its end; `on_line` gets its stdout, our stderr its messages.
+
+    Ctrl-C and SIGTERM become SIGTERM for the trainer, which seals its bundle; a second one becomes SIGKILL.
+    """
+    asked = 0
+    running: Running | None = None
+
+    def stop(*_: object) -> None:
+        nonlocal asked
+        asked += 1
+        if running:
+            running.signal("SIGTERM" if asked == 1 else "SIGKILL")
+
+    with handled_by(stop), engine.started(container) as started:
+        running = started
+        if asked:  # while the engine was starting it
+            started.signal("SIGTERM")
+        return started.follow(on_stdout=on_line, on_stderr=lambda line: print(line, file=sys.stderr, flush=True))
+
+
+def explain(ended: Ended, folders: Sequence[Path], limits: Limits) -> RooflaunchError | None:
+    """What to say of a container that was killed; the bundles that it left open are sealed as they are.
+
+    None for a trainer that came to its own end: it has sealed its bundle and said what there was to say.
+    """
+    # A data worker alone may be killed for its memory and the run go on.
+    if ended.out_of_memory and ended.exit_code != ExitCode.DONE:
+        where = (
+            "for want of memory"
+            if limits.memory_bytes is None
+            else f"at the container's limit of {sizes.text(limits.memory_bytes)} of memory"
+        )
+        error: RooflaunchError = OutOfDeviceMemoryError(
+            f"the run was killed {where}",
+            hint="a smaller --batch-size, fewer --workers, or more --memory",
+        )
+        status = Status.OUT_OF_MEMORY
+    elif ended.exit_code == KILLED:
+        error = RunFailedError("the container was killed (SIGKILL)", hint="run again; `docker events` tells who did it")
+        status = Status.FAILED
+    else:
+        return None
+    for folder in folders:
+        with suppress(BundleError):  # it had not come to write its record
+            bundle.close_broken(folder, status, str(error))
+    return error
+
+
+def exit_code(ended: Ended, error: RooflaunchError | None) -> int:
+    """The code for the shell: the trainer's own, or that of what happened to it."""
+    return ended.exit_code if error is None else ExitCode(error.exit_code)
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().absolute())
+
+
+def _folders(spec: RunSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What to mount read-only and writable; a folder that is not there is the trainer's to complain about."""
+    if spec.dataset == SYNTHETIC:
+        return (), ()
+    path = spec.data_dir if spec.dataset in (CIFAR10, IMAGENETTE) else spec.dataset
+    if spec.download:
+        return (), (path,)
+    return ((path,), ()) if Path(path).is_dir() else ((), ())

@@ -1,0 +1,282 @@
+"""`launch doctor`: what a run needs from this machine, looked at one by one."""
+
+import platform
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from launcher import build, containers, images, runtime
+from launcher import engine as docker_engine
+from launcher.engine import Engine
+from workload.errors import ExitCode, ToolError
+
+TOOL_LIMIT_S = 20
+GPU_FIELDS = ("name", "compute_cap", "driver_version", "memory.total")
+NCU_FOLDERS = ("/opt/nvidia/nsight-compute/*/ncu", "/usr/local/cuda*/bin/ncu")
+UNLOCK = (
+    "options nvidia NVreg_RestrictProfilingToAdminUsers=0 in /etc/modprobe.d/, then reboot; "
+    "or --runtime docker, which asks for CAP_SYS_ADMIN in the profile pass alone"
+)
+
+
+class Part(StrEnum):
+    """What can be examined."""
+
+    DOCKER = "docker"
+    GPU = "gpu"
+
+
+class State(StrEnum):
+    """`note`: nothing to repair, and worth knowing."""
+
+    OK = "ok"
+    NOTE = "note"
+    PROBLEM = "problem"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One line: what was looked at, what was found, and what to do about it."""
+
+    part: Part
+    name: str
+    state: State
+    found: str
+    cure: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values by field name."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """A GPU as nvidia-smi shows it; `capability` is (major, minor)."""
+
+    name: str
+    capability: tuple[int, int]
+    driver: str
+    memory: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """What is looked at; a test lays out a machine of its own. `tool` gives None for a program that is absent."""
+
+    tool: Callable[[Sequence[str]], str | None]
+    connect: Callable[[], Engine]
+    counters_restricted: Callable[[], bool]
+    find_ncu: Callable[[], str | None]
+
+
+def this_host() -> Host:
+    """The machine that we are on."""
+    return Host(
+        tool=run_tool,
+        connect=docker_engine.connect,
+        counters_restricted=containers.counters_restricted,
+        find_ncu=find_ncu,
+    )
+
+
+def examine(parts: Sequence[Part], host: Host | None = None) -> list[Check]:
+    """Every check of these parts, in order; a check that cannot go on ends its part."""
+    host = host or this_host()
+    checks: list[Check] = []
+    for part in dict.fromkeys(parts):
+        match part:
+            case Part.DOCKER:
+                checks += _docker_checks(host)
+            case Part.GPU:
+                checks += _gpu_checks(host)
+    return checks
+
+
+def render(checks: Sequence[Check]) -> str:
+    """A line per check, the cure below it."""
+    width = max(len(check.name) for check in checks)
+    lines = []
+    for check in checks:
+        lines.append(f"{check.state:<8} {check.name:<{width}}  {check.found}")
+        lines += [f"{'':<8} {'':<{width}}  -> {check.cure}"] if check.cure else []
+    return "\n".join(lines)
+
+
+def exit_code(checks: Sequence[Check]) -> ExitCode:
+    """4 if there is a problem."""
+    return ExitCode.TOOL if any(check.state is State.PROBLEM for check in checks) else ExitCode.DONE
+
+
+def run_tool(command: Sequence[str]) -> str | None:
+    """What a program prints; None where it is absent, fails or hangs."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TOOL_LIMIT_S, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def find_ncu() -> str | None:
+    """Nsight Compute's command line on this machine: from PATH, else the newest in its usual folders."""
+    if found := shutil.which("ncu"):
+        return found
+    usual = (path for pattern in NCU_FOLDERS for path in sorted(Path("/").glob(pattern[1:]), reverse=True))
+    return next((str(path) for path in usual), None)
+
+
+def _docker_checks(host: Host) -> Iterator[Check]:
+    try:
+        engine = host.connect()
+    except ToolError as error:
+        yield _problem(Part.DOCKER, "engine", str(error), error.hint)
+        return
+    yield _version_check(engine)
+    yield _gpu_runtime_check(engine, host)
+    yield _space_check(engine)
+    yield from _image_checks(engine)
+    yield _leftover_check(engine)
+
+
+def _version_check(engine: Engine) -> Check:
+    found = tuple(int(number) for number in re.findall(r"\d+", engine.version)[:2])
+    wanted = ".".join(f"{number:02}" for number in docker_engine.MIN_VERSION)
+    if found < docker_engine.MIN_VERSION:
+        return _problem(Part.DOCKER, "engine", f"Docker {engine.version}; {wanted} is needed", "upgrade Docker")
+    rootless = ", rootless" if engine.rootless else ""
+    memory = f"{engine.memory_bytes / 1e9:.1f} GB of memory"
+    return _ok(Part.DOCKER, "engine", f"Docker {engine.version}{rootless}; {engine.cpus} CPUs, {memory}")
+
+
+def _gpu_runtime_check(engine: Engine, host: Host) -> Check:
+    if engine.has_gpus:
+        return _ok(Part.DOCKER, "GPUs", "the engine can give containers NVIDIA GPUs")
+    if _gpus(host):
+        return _problem(Part.DOCKER, "GPUs", "this machine has a GPU that containers cannot get", runtime.TOOLKIT)
+    return _note(Part.DOCKER, "GPUs", "no NVIDIA runtime, and no GPU here that would need it")
+
+
+def _space_check(engine: Engine) -> Check:
+    free, needed = engine.free_bytes(), build.NEEDED_BYTES
+    if free is None:
+        return _note(Part.DOCKER, "disk", f"{engine.root_folder} cannot be seen from here")
+    found = f"{free / 1e9:.1f} GB free in {engine.root_folder}"
+    if free < needed:
+        return _problem(Part.DOCKER, "disk", f"{found}; a build needs {needed / 1e9:.0f} GB", "docker system prune")
+    return _ok(Part.DOCKER, "disk", found)
+
+
+def _image_checks(engine: Engine) -> Iterator[Check]:
+    for name, flavour in images.load_flavours().items():
+        recipe = images.make_recipe(flavour)
+        held = engine.images({images.FLAVOUR_LABEL: name})
+        current = [image for image in held if image.labels.get(images.INPUTS_LABEL) == recipe.inputs]
+        subject = f"image {name}"
+        if current:
+            base = current[0].labels.get(images.BASE_LABEL, images.UNPINNED)
+            told = "its base has no digest" if base == images.UNPINNED else f"base {base}"
+            yield _ok(Part.DOCKER, subject, f"{current[0].name}; {told}")
+        else:
+            found = "built from other code" if held else "not built"
+            yield _note(Part.DOCKER, subject, found, f"launch build --flavour {name}")
+        if not flavour.digest:
+            yield _note(
+                Part.DOCKER, f"base of {name}", f"{flavour.base} has no digest", f"launch build --flavour {name} --pin"
+            )
+
+
+def _leftover_check(engine: Engine) -> Check:
+    """Containers that a launcher which was killed has left behind."""
+    left = [name for name, _ in engine.containers(containers.RUN_LABEL)]
+    if left:
+        return _note(Part.DOCKER, "containers", f"of earlier runs: {', '.join(left)}", f"docker rm -f {' '.join(left)}")
+    return _ok(Part.DOCKER, "containers", "none left over")
+
+
+def _gpu_checks(host: Host) -> Iterator[Check]:
+    gpus = _gpus(host)
+    if not gpus:
+        cure = "install NVIDIA's driver" if platform.system() == "Linux" else "use a machine with an NVIDIA GPU"
+        yield _problem(Part.GPU, "driver", "nvidia-smi shows no GPU", f"{cure}; --cpu needs none")
+        return
+    for index, gpu in enumerate(gpus):
+        yield _ok(Part.GPU, f"GPU {index}", f"{gpu.name}, compute capability {_dotted(gpu.capability)}, {gpu.memory}")
+    # One driver serves all GPUs of a machine; what it must be depends on each.
+    kinds = {gpu.capability: gpu for gpu in reversed(gpus)}.values()
+    yield from (_driver_check(gpu, "driver" if len(kinds) == 1 else f"driver for {gpu.name}") for gpu in kinds)
+    yield _counters_check(host)
+    yield _dcgm_check(host)
+    yield _ncu_check(host)
+
+
+def _driver_check(gpu: Gpu, name: str) -> Check:
+    flavour = images.flavour_for(gpu.capability)
+    if flavour is None:
+        wanted = f"{gpu.name} has compute capability {_dotted(gpu.capability)}: no image flavour has code for it"
+        return _problem(Part.GPU, name, wanted, "--runtime process with a torch build that knows the GPU")
+    found = f"{gpu.driver}; flavour {flavour.name} needs {flavour.driver}"
+    if flavour.driver and _numbers(gpu.driver) < _numbers(flavour.driver):
+        return _problem(Part.GPU, name, found, f"install driver {flavour.driver} or newer")
+    if flavour.driver_below and _numbers(gpu.driver) >= _numbers(flavour.driver_below):
+        return _problem(Part.GPU, name, f"{found}, below {flavour.driver_below}", "install driver branch 580")
+    return _ok(Part.GPU, name, found)
+
+
+def _counters_check(host: Host) -> Check:
+    if host.counters_restricted():
+        return _note(Part.GPU, "counters", "for administrators only (RmProfilingAdminOnly: 1)", UNLOCK)
+    return _ok(Part.GPU, "counters", "open to every user")
+
+
+def _dcgm_check(host: Host) -> Check:
+    if host.tool(("pgrep", "-x", "nv-hostengine")):
+        cure = "sudo systemctl stop nvidia-dcgm during --profile ncu, or dcgmi profile --pause"
+        return _problem(Part.GPU, "DCGM", "nv-hostengine runs and may hold the counters", cure)
+    return _ok(Part.GPU, "DCGM", "does not run")
+
+
+def _ncu_check(host: Host) -> Check:
+    path = host.find_ncu()
+    if path is None:
+        cure = "install Nsight Compute, or --runtime docker: flavours cuda and volta hold it"
+        return _note(Part.GPU, "ncu", "not on this machine", cure)
+    version = re.search(r"Version (\S+)", host.tool((path, "--version")) or "")
+    if version is None:
+        return _problem(Part.GPU, "ncu", f"{path} does not tell its version", "install Nsight Compute again")
+    return _ok(Part.GPU, "ncu", f"{version[1]} ({path})")
+
+
+def _gpus(host: Host) -> list[Gpu]:
+    printed = host.tool(("nvidia-smi", f"--query-gpu={','.join(GPU_FIELDS)}", "--format=csv,noheader")) or ""
+    rows = [[cell.strip() for cell in line.split(",")] for line in printed.splitlines()]
+    return [_gpu(row) for row in rows if len(row) == len(GPU_FIELDS) and re.fullmatch(r"\d+\.\d+", row[1])]
+
+
+def _gpu(row: Sequence[str]) -> Gpu:
+    name, capability, driver, memory = row
+    major, minor = _numbers(capability)
+    return Gpu(name=name, capability=(major, minor), driver=driver, memory=memory)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version))
+
+
+def _dotted(capability: tuple[int, int]) -> str:
+    return f"{capability[0]}.{capability[1]}"
+
+
+def _ok(part: Part, name: str, found: str) -> Check:
+    return Check(part=part, name=name, state=State.OK, found=found)
+
+
+def _note(part: Part, name: str, found: str, cure: str = "") -> Check:
+    return Check(part=part, name=name, state=State.NOTE, found=found, cure=cure)
+
+
+def _problem(part: Part, name: str, found: str, cure: str) -> Check:
+    return Check(part=part, name=name, state=State.PROBLEM, found=found, cure=cure)

@@ -1,0 +1,380 @@
+"""The border to Docker: everything that is asked of an engine, and its failures as our errors.
+
+The SDK is imported by `connect` alone. Images and containers are named by id or tag; sizes are bytes.
+"""
+
+import io
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from workload.errors import ToolError
+
+if TYPE_CHECKING:
+    import docker
+
+DEFAULT_SOCKET = Path("/var/run/docker.sock")
+# The first engine with everything that a run needs; https://docs.docker.com/engine/release-notes/20.10.
+MIN_VERSION = (20, 10)
+ASK_LIMIT_S = 60
+JOIN_GROUP = "sudo usermod -aG docker $USER, then log in again"
+START_DOCKER = "start Docker (`sudo systemctl start docker`, or Docker Desktop)"
+
+Line = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Image:
+    """An image that the engine holds. `digest`: the registry's, where it has been pushed or pulled; else empty."""
+
+    id: str
+    tags: tuple[str, ...]
+    digest: str
+    size_bytes: int
+    created: str
+    labels: Mapping[str, str]
+
+    @property
+    def name(self) -> str:
+        """The tag that says most: the one with the content's hash; the id of an image without tags."""
+        return max(self.tags, key=len, default=self.id)
+
+    @property
+    def identity(self) -> str:
+        """What names this content for ever: the registry's digest, else the local id (both sha256)."""
+        return self.digest or self.id
+
+
+@dataclass(frozen=True, kw_only=True)
+class Container:
+    """Everything about one container before it exists. Folders are mounted at their own path."""
+
+    image: str
+    command: tuple[str, ...]
+    user: str
+    entrypoint: tuple[str, ...] | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    writable: tuple[str, ...] = ()
+    readable: tuple[str, ...] = ()
+    network: str = "none"
+    gpus: bool = False
+    capabilities: tuple[str, ...] = ()
+    shm_bytes: int | None = None
+    memory_bytes: int | None = None
+    cpus: float | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    def as_words(self) -> list[str]:
+        """The `docker run` command line that does the same, to show and to repeat by hand."""
+        words = ["docker", "run", "--rm", "--read-only", "--tmpfs", "/tmp:exec", "--cap-drop", "ALL"]  # noqa: S108 - in the container
+        words += ["--security-opt", "no-new-privileges", "--network", self.network, "--user", self.user]
+        words += [word for name in self.capabilities for word in ("--cap-add", name)]
+        words += ["--gpus", "all"] if self.gpus else []
+        words += [] if self.shm_bytes is None else ["--shm-size", str(self.shm_bytes)]
+        if self.memory_bytes is not None:
+            words += ["--memory", str(self.memory_bytes), "--memory-swap", str(self.memory_bytes)]
+        words += [] if self.cpus is None else ["--cpus", f"{self.cpus:g}"]
+        for path in self.writable:
+            words += ["--volume", f"{path}:{path}"]
+        for path in self.readable:
+            words += ["--volume", f"{path}:{path}:ro"]
+        words += [word for name, value in self.environment.items() for word in ("--env", f"{name}={value}")]
+        words += ["--entrypoint", self.entrypoint[0]] if self.entrypoint else []
+        return [*words, self.image, *(self.entrypoint or ("",))[1:], *self.command]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How a container ended; `out_of_memory`: the kernel killed a process of it at its memory limit."""
+
+    exit_code: int
+    out_of_memory: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """One message of a build or a push: text of a step, an id of what was made, or the error that ended it."""
+
+    text: str = ""
+    image_id: str = ""
+    digest: str = ""
+    error: str = ""
+
+
+class Engine:
+    """A Docker engine that has answered."""
+
+    def __init__(self, client: "docker.DockerClient", info: Mapping[str, Any], version: str) -> None:
+        self._client = client
+        self.version = version
+        self.runtimes = frozenset(info.get("Runtimes") or ())
+        self.cdi_folders = tuple(info.get("CDISpecDirs") or ())
+        self.root_folder = str(info.get("DockerRootDir") or "")
+        self.cpus = int(info.get("NCPU") or 0)
+        self.memory_bytes = int(info.get("MemTotal") or 0)
+        self.rootless = "name=rootless" in (info.get("SecurityOptions") or ())
+
+    @property
+    def has_gpus(self) -> bool:
+        """Whether containers can be given NVIDIA GPUs: by the toolkit's runtime, or the hook that --gpus looks for."""
+        return "nvidia" in self.runtimes or shutil.which("nvidia-container-runtime-hook") is not None
+
+    @property
+    def caller(self) -> str:
+        """`user:group` whose files in a mounted folder belong to the caller; a rootless engine maps root to them."""
+        return "0:0" if self.rootless or not hasattr(os, "getuid") else f"{os.getuid()}:{os.getgid()}"
+
+    def free_bytes(self) -> int | None:
+        """Free space where images are kept; None for an engine elsewhere."""
+        try:
+            return shutil.disk_usage(self.root_folder).free
+        except OSError:
+            return None
+
+    def image(self, name: str) -> Image | None:
+        """The image of that id or tag."""
+        import docker.errors  # noqa: PLC0415 - see the module
+
+        with translated():
+            try:
+                return _image(self._client.images.get(name).attrs)
+            except docker.errors.ImageNotFound:
+                return None
+
+    def images(self, labels: Mapping[str, str]) -> list[Image]:
+        """The images with all these labels, newest first."""
+        wanted = [f"{name}={value}" for name, value in labels.items()]
+        with translated():
+            found = [_image(each.attrs) for each in self._client.images.list(filters={"label": wanted})]
+        return sorted(found, key=lambda each: each.created, reverse=True)
+
+    def containers(self, label: str) -> list[tuple[str, str]]:
+        """(name, state) of every container with this label, running or not."""
+        with translated():
+            found = self._client.containers.list(all=True, filters={"label": label}, ignore_removed=True)
+            return [(str(each.name), str(each.status)) for each in found]
+
+    def tag(self, image: str, name: str) -> None:
+        """Give an image one more name."""
+        with translated():
+            self._client.images.get(image).tag(name)
+
+    def registry_digest(self, name: str) -> str:
+        """What the registry serves for `name` today. Raises `ToolError` where it cannot be reached."""
+        with translated(f"cannot look up '{name}'", "log in with `docker login`, or try from a machine with a network"):
+            return str(self._client.images.get_registry_data(name).id)
+
+    def build(
+        self,
+        context: bytes,
+        *,
+        dockerfile: str,
+        tag: str,
+        build_args: Mapping[str, str],
+        labels: Mapping[str, str],
+        network: str | None,
+        cached: bool,
+    ) -> Iterator[Event]:
+        """Send a build; yields what the engine says, line by line."""
+        with translated("the build broke off"):
+            stream = self._client.api.build(
+                fileobj=io.BytesIO(context),
+                custom_context=True,
+                dockerfile=dockerfile,
+                tag=tag,
+                buildargs=dict(build_args),
+                labels=dict(labels),
+                network_mode=network,
+                nocache=not cached,
+                rm=True,
+                forcerm=True,
+                decode=True,
+            )
+            yield from map(_event, stream)
+
+    def push(self, name: str) -> Iterator[Event]:
+        """Send an image to its registry; one event carries the digest."""
+        with translated(f"'{name}' was not pushed", "docker login, and a repository that you may write"):
+            yield from map(_event, self._client.api.push(name, stream=True, decode=True))
+
+    @contextmanager
+    def started(self, container: Container) -> Iterator["Running"]:
+        """Start a container; it is stopped and removed at the end, however that comes."""
+        with translated(f"a container of '{container.image}' did not start"):
+            created = self._client.containers.create(**_creation(container))
+        try:
+            with translated(f"a container of '{container.image}' did not start"):
+                # Attached before the start: no line is lost.
+                stream = created.attach(stdout=True, stderr=True, stream=True, demux=True)
+                created.start()
+            yield Running(created, stream)
+        finally:
+            # The engine may be gone: then there is nobody to ask, and what broke off is told already.
+            with suppress(Exception):
+                created.remove(force=True, v=True)
+
+
+class Running:
+    """A container that has been started."""
+
+    def __init__(self, container: Any, stream: Iterator[tuple[bytes | None, bytes | None]]) -> None:
+        self._container = container
+        self._stream = stream
+        self.name = str(container.name)
+
+    def follow(self, *, on_stdout: Line, on_stderr: Line) -> Ended:
+        """Hand over every line as it comes, until the container ends."""
+        out, err = _Lines(on_stdout), _Lines(on_stderr)
+        for stdout, stderr in self._pieces():
+            out.feed(stdout)
+            err.feed(stderr)
+        out.close()
+        err.close()
+        with self._while_running():
+            self._container.wait()
+            self._container.reload()
+        state = self._container.attrs["State"]
+        return Ended(exit_code=int(state["ExitCode"]), out_of_memory=bool(state["OOMKilled"]))
+
+    def _pieces(self) -> Iterator[tuple[bytes | None, bytes | None]]:
+        with self._while_running():
+            yield from self._stream
+
+    def _while_running(self) -> AbstractContextManager[None]:
+        return translated(f"the Docker engine went away while container {self.name} ran", START_DOCKER)
+
+    def signal(self, name: str) -> None:
+        """Send a signal; a container that has ended already is past it."""
+        with suppress(Exception):
+            self._container.kill(signal=name)
+
+
+def connect() -> Engine:
+    """The engine that `docker` would use. Raises `ToolError`: no SDK, no engine, no permission."""
+    if not socket_exists():
+        raise ToolError(f"no Docker engine: {DEFAULT_SOCKET} does not exist", hint=START_DOCKER)
+    try:
+        import docker  # noqa: PLC0415 - 0.2 s, for those who use it
+    except ModuleNotFoundError as error:
+        raise ToolError("the package docker is missing", hint="pip install 'rooflaunch[launcher]'") from error
+    with translated("no Docker engine answers", START_DOCKER):
+        address = None if os.environ.get("DOCKER_HOST") else _current_context()
+        client = docker.DockerClient(base_url=address, timeout=ASK_LIMIT_S) if address else docker.from_env()
+        return Engine(client, client.info(), str(client.version()["Version"]))
+
+
+def socket_exists() -> bool:
+    """Whether an engine could be there at all: asked before the SDK is loaded."""
+    configured = Path("~/.docker/config.json").expanduser()
+    return bool(os.environ.get("DOCKER_HOST")) or DEFAULT_SOCKET.exists() or "currentContext" in _text(configured)
+
+
+@contextmanager
+def translated(what: str = "the Docker engine refused", hint: str = "launch doctor docker") -> Iterator[None]:
+    """Turn what the SDK and its HTTP libraries raise into a `ToolError`, with the cause kept."""
+    import docker.errors  # noqa: PLC0415 - see the module
+    import requests  # noqa: PLC0415
+    import urllib3  # noqa: PLC0415
+
+    try:
+        yield
+    except (docker.errors.DockerException, requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
+        if "Permission denied" in str(error):
+            raise ToolError(f"{what}: permission denied", hint=JOIN_GROUP) from error
+        raise ToolError(f"{what}: {_reason(error)}", hint=hint) from error
+
+
+def _reason(error: Exception) -> str:
+    explained = getattr(error, "explanation", None)
+    text = explained if isinstance(explained, str) and explained else str(error)
+    return text.strip().splitlines()[0] if text.strip() else type(error).__name__
+
+
+def _current_context() -> str | None:
+    """The address that `docker context use` has chosen, which the SDK does not read by itself."""
+    import docker.context  # noqa: PLC0415 - see the module
+
+    with suppress(Exception):  # a damaged ~/.docker is no reason not to try the default address
+        chosen = docker.context.ContextAPI.get_current_context()
+        return str(chosen.Host) if chosen is not None and chosen.Host else None
+    return None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _image(attributes: Mapping[str, Any]) -> Image:
+    digests: Sequence[str] = attributes.get("RepoDigests") or ()
+    return Image(
+        id=str(attributes["Id"]),
+        tags=tuple(attributes.get("RepoTags") or ()),
+        digest=digests[0].partition("@")[2] if digests else "",
+        size_bytes=int(attributes["Size"]),
+        created=str(attributes["Created"]),
+        labels=attributes["Config"].get("Labels") or {},
+    )
+
+
+def _event(message: Mapping[str, Any]) -> Event:
+    aux = message.get("aux") or {}
+    status = message.get("status") or ""
+    progress = f"{message['id']}: {status}" if status and message.get("id") else status
+    return Event(
+        text=str(message.get("stream") or progress),
+        image_id=str(aux.get("ID") or ""),
+        digest=str(aux.get("Digest") or ""),
+        error=str(message.get("error") or ""),
+    )
+
+
+def _creation(container: Container) -> dict[str, Any]:
+    """The arguments of the SDK's `containers.create`."""
+    import docker.types  # noqa: PLC0415 - see the module
+
+    mounts = [(path, False) for path in container.writable] + [(path, True) for path in container.readable]
+    return {
+        "image": container.image,
+        "command": list(container.command),
+        "entrypoint": list(container.entrypoint) if container.entrypoint else None,
+        "user": container.user,
+        "environment": dict(container.environment),
+        "mounts": [docker.types.Mount(path, path, type="bind", read_only=readonly) for path, readonly in mounts],
+        "network_mode": container.network,
+        "read_only": True,
+        "tmpfs": {"/tmp": "exec"},  # noqa: S108 - in the container; compiled kernels are loaded from there
+        "cap_drop": ["ALL"],
+        "cap_add": list(container.capabilities),
+        "security_opt": ["no-new-privileges"],
+        "device_requests": [docker.types.DeviceRequest(count=-1, capabilities=[["gpu"]])] if container.gpus else None,
+        "shm_size": container.shm_bytes,
+        "mem_limit": container.memory_bytes,
+        # As much as the memory: no swap, so that the limit is one.
+        "memswap_limit": container.memory_bytes,
+        "nano_cpus": None if container.cpus is None else round(container.cpus * 1e9),
+        "labels": dict(container.labels),
+    }
+
+
+class _Lines:
+    """Whole lines out of the pieces that a stream comes in."""
+
+    def __init__(self, on_line: Line) -> None:
+        self._on_line = on_line
+        self._rest = b""
+
+    def feed(self, piece: bytes | None) -> None:
+        *lines, self._rest = (self._rest + (piece or b"")).split(b"\n")
+        for line in lines:
+            self._on_line(line.decode(errors="replace"))
+
+    def close(self) -> None:
+        if self._rest:
+            self._on_line(self._rest.decode(errors="replace"))

@@ -1,0 +1,233 @@
+"""What an image is made of, and the names that follow from it. Reads files, never asks the engine."""
+
+import hashlib
+import importlib.util
+import io
+import re
+import subprocess
+import tarfile
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import metadata
+from pathlib import Path
+
+from workload.errors import ToolError, UsageError
+
+REPOSITORY = "rooflaunch"
+TABLE = "docker/images.toml"
+DOCKERFILE = "docker/Dockerfile"
+OWN_FILES = (DOCKERFILE, "docker/requirements.txt")
+CODE_SUFFIXES = frozenset({".py", ".toml"})
+# Labels of our images beside those of the OCI image specification.
+INPUTS_LABEL = "rooflaunch.inputs"
+FLAVOUR_LABEL = "rooflaunch.flavour"
+BASE_LABEL = "rooflaunch.base"
+UNPINNED = "unpinned"
+HASH_DIGITS = 12
+# As `--wheel-index`: whatever pip is set to on the base image.
+PIP_DEFAULT = "pip"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flavour:
+    """One row of images.toml; versions as their makers write them, `capabilities` as `8.9`."""
+
+    name: str
+    summary: str
+    base: str
+    digest: str
+    torch: str
+    torchvision: str
+    index: str
+    capabilities: tuple[str, ...]
+    driver: str | None = None
+    driver_below: str | None = None
+    ncu: str | None = None
+    ncu_url: str | None = None
+    ncu_sha256: str | None = None
+
+    @property
+    def pinned_base(self) -> str:
+        """The base image with its digest where that is known."""
+        return f"{self.base}@{self.digest}" if self.digest else self.base
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """What decides the content, whatever base and mirror it is built with."""
+        return {
+            "TORCH_VERSION": self.torch,
+            "TORCHVISION_VERSION": self.torchvision,
+            "NCU_SHA256": self.ncu_sha256 or "",
+            "CAPABILITIES": " ".join(self.capabilities),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Everything that a build gets: the same recipe gives the same image, so the tag is made from its content.
+
+    `files`: name inside the build context -> content. `base_id`: the local image that `base` stands for, if any.
+    `commit`: where the files are from.
+    """
+
+    flavour: Flavour
+    base: str
+    base_digest: str
+    index: str
+    base_id: str = ""
+    commit: str = ""
+    files: Mapping[str, bytes] = field(repr=False)
+
+    @cached_property
+    def inputs(self) -> str:
+        """Hash of our files and the versions: what an image for this code has as its label."""
+        return _hash(*_words(self.files), *_pairs(self.flavour.versions))
+
+    @property
+    def tag(self) -> str:
+        """`rooflaunch:cpu-0123456789ab`."""
+        source = (self.base, self.base_digest, self.base_id, self.index, self.flavour.ncu_url or "")
+        content = _hash(self.inputs, *source, self.commit)
+        return f"{REPOSITORY}:{self.flavour.name}-{content[:HASH_DIGITS]}"
+
+    def build_args(self, *, version: str) -> dict[str, str]:
+        """The Dockerfile's arguments."""
+        return {
+            **self.flavour.versions,
+            "BASE_IMAGE": f"{self.base}@{self.base_digest}" if self.base_digest else self.base,
+            "BASE_DIGEST": self.base_digest,
+            "TORCH_INDEX": "" if self.index == PIP_DEFAULT else self.index,
+            "NCU_URL": self.flavour.ncu_url or "",
+            "FLAVOUR": self.flavour.name,
+            "VERSION": version,
+            "COMMIT": self.commit,
+        }
+
+    def context(self) -> bytes:
+        """The build context: an uncompressed tar, byte for byte the same for the same files."""
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w") as archive:
+            for name, content in sorted(self.files.items()):
+                entry = tarfile.TarInfo(name)
+                entry.size, entry.mode = len(content), 0o644
+                archive.addfile(entry, io.BytesIO(content))
+        return packed.getvalue()
+
+
+def load_flavours(path: Path | None = None) -> dict[str, Flavour]:
+    """The rows of images.toml by name. Raises `ToolError` for an installation without them."""
+    table = tomllib.loads((path or table_path()).read_text(encoding="utf-8"))
+    rows = {name: {**row, "capabilities": tuple(row["capabilities"])} for name, row in table.items()}
+    return {name: Flavour(name=name, **row) for name, row in rows.items()}
+
+
+def require_flavour(name: str) -> Flavour:
+    """The row of that name, or `UsageError`."""
+    known = load_flavours()
+    if name not in known:
+        raise UsageError(f"flavour must be one of {', '.join(known)}; got '{name}'", hint="--flavour cpu")
+    return known[name]
+
+
+def flavour_for(capability: tuple[int, int]) -> Flavour | None:
+    """The flavour with code for a GPU of this compute capability: the same major version, not a later minor one."""
+    rows = load_flavours().values()
+    return next((row for row in rows if any(_serves(each, capability) for each in row.capabilities)), None)
+
+
+def _serves(built: str, capability: tuple[int, int]) -> bool:
+    major, _, minor = built.partition(".")
+    return int(major) == capability[0] and int(minor) <= capability[1]
+
+
+def table_path() -> Path:
+    """Where images.toml lies, for `--pin` to write it."""
+    return _root() / TABLE
+
+
+def make_recipe(
+    flavour: Flavour, *, base: str | None = None, base_id: str = "", index: str | None = None, commit: str = ""
+) -> Recipe:
+    """A flavour with this installation's code; `base` and `index` replace the row's."""
+    return Recipe(
+        flavour=flavour,
+        base=base or flavour.base,
+        base_digest="" if base else flavour.digest,
+        base_id=base_id,
+        index=index or flavour.index,
+        commit=commit,
+        files=_files(),
+    )
+
+
+def write_digest(path: Path, flavour: str, digest: str) -> None:
+    """Put `digest` into the row of `flavour`; every other character of the file stays."""
+    text = path.read_text(encoding="utf-8")
+    row = re.compile(rf'(^\[{re.escape(flavour)}\]$.*?^digest = )"[^"\n]*"', re.MULTILINE | re.DOTALL)
+    path.write_text(row.sub(rf'\g<1>"{digest}"', text, count=1), encoding="utf-8")
+
+
+def version() -> str:
+    """The installed version of rooflaunch."""
+    return metadata.version("rooflaunch")
+
+
+def current_commit() -> str:
+    """The last commit that touched what goes into an image, `-dirty` where the files differ; empty off a checkout."""
+    root = _root()
+    if not (root / ".git").exists():
+        return ""
+    paths = ["workload", *OWN_FILES]
+    found = _git(root, "log", "-1", "--format=%H", "--", *paths)
+    changed = _git(root, "status", "--porcelain", "--", *paths)
+    return f"{found}-dirty" if found and changed else found
+
+
+def _git(root: Path, *words: str) -> str:
+    try:
+        done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=False)
+    except OSError:
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def _root() -> Path:
+    """A checkout's root; for an installed wheel the folder that its copy of the files is in."""
+    here = Path(__file__).resolve().parent
+    for root in (here.parent, here / "image"):
+        if (root / TABLE).is_file():
+            return root
+    raise ToolError(
+        f"this installation lacks {TABLE}, which says how images are built", hint="install rooflaunch again"
+    )
+
+
+def _files() -> dict[str, bytes]:
+    root = _root()
+    own = {name: (root / name).read_bytes() for name in OWN_FILES}
+    return own | {f"workload/{name}": path.read_bytes() for name, path in _code()}
+
+
+def _code() -> Iterator[tuple[str, Path]]:
+    found = importlib.util.find_spec("workload")
+    assert found is not None
+    assert found.submodule_search_locations is not None
+    folder = Path(found.submodule_search_locations[0])
+    for path in sorted(folder.rglob("*")):
+        if path.suffix in CODE_SUFFIXES and path.is_file():
+            yield path.relative_to(folder).as_posix(), path
+
+
+def _words(files: Mapping[str, bytes]) -> Iterator[str]:
+    for name, content in sorted(files.items()):
+        yield f"{name}={hashlib.sha256(content).hexdigest()}"
+
+
+def _pairs(values: Mapping[str, str]) -> Iterator[str]:
+    return (f"{name}={value}" for name, value in sorted(values.items()))
+
+
+def _hash(*words: str) -> str:
+    return hashlib.sha256("\n".join(words).encode()).hexdigest()

@@ -1,0 +1,174 @@
+"""The border against an engine of the test's own, which it may kill, and against a real registry."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launcher import build, engine, images
+from launcher.containers import RUN_LABEL, follow
+from launcher.engine import Container, Engine
+from tests.docker_engine.commands import docker
+from workload.errors import ToolError
+
+pytestmark = [pytest.mark.world, pytest.mark.docker, pytest.mark.timeout(300)]
+
+
+def shell(image: str, script: str) -> Container:
+    return Container(image=image, entrypoint=("sh", "-c", script), command=(), user="0:0", labels={RUN_LABEL: "test"})
+
+
+def wait_for(what: str, is_there: object) -> None:
+    assert callable(is_there)
+    deadline = time.monotonic() + 30
+    while not is_there():
+        assert time.monotonic() < deadline, f"{what} did not come up"
+        time.sleep(0.1)
+
+
+def unmount_below(*folders: Path) -> None:
+    """What a killed engine has left mounted, innermost first."""
+    points = [Path(line.split()[1]) for line in Path("/proc/self/mounts").read_text().splitlines()]
+    for point in reversed(points):
+        if any(point.is_relative_to(folder) for folder in folders):
+            subprocess.run(["umount", str(point)], check=False)
+
+
+@pytest.fixture
+def own_engine(base_image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator["subprocess.Popen[bytes]"]:
+    """A second dockerd without networks, which holds the base image and nothing else."""
+    if os.geteuid() != 0 or shutil.which("dockerd") is None:
+        pytest.skip("an engine of the test's own needs root and dockerd")
+    # Short: the path of a socket has 108 characters at most.
+    home = Path("/run") / f"rooflaunch-test-{os.getpid()}"
+    address = f"unix://{home}/docker.sock"
+    # In a network of its own: an engine without a bridge removes that of the other engine.
+    words = ["unshare", "--net", "dockerd", "--data-root", str(tmp_path / "data"), "--exec-root", str(home / "exec")]
+    words += ["--pidfile", str(home / "pid"), "--host", address, "--bridge", "none", "--iptables=false"]
+    home.mkdir()
+    saved = tmp_path / "base.tar"
+    subprocess.run(["docker", "save", "--output", str(saved), base_image], check=True)
+    with (tmp_path / "dockerd.log").open("w") as log:
+        process = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True)
+    try:
+        monkeypatch.setenv("DOCKER_HOST", address)
+        wait_for("dockerd", lambda: docker("info").returncode == 0)
+        subprocess.run(["docker", "load", "--input", str(saved)], check=True, capture_output=True)
+        yield process
+    finally:
+        subprocess.run(["pkill", "--full", str(home)], check=False)
+        process.wait(timeout=30)
+        subprocess.run(["pkill", "--signal", "KILL", "--full", str(home)], check=False)
+        monkeypatch.undo()
+        unmount_below(home, tmp_path)
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def test_an_engine_that_dies_mid_run_is_said(own_engine: "subprocess.Popen[bytes]", base_image: str) -> None:
+    lines: list[str] = []
+
+    def kill_engine(line: str) -> None:
+        lines.append(line)
+        own_engine.send_signal(signal.SIGKILL)
+
+    container = shell(base_image, "echo before; sleep 60; echo after")
+    with pytest.raises(ToolError, match=r"the Docker engine went away while container \S+ ran") as caught:
+        follow(engine.connect(), container, on_line=kill_engine)
+    assert lines == ["before"]
+    assert caught.value.hint == engine.START_DOCKER
+
+
+def test_a_silent_container_is_waited_for(base_image: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "ASK_LIMIT_S", 1)
+    lines: list[str] = []
+    ended = follow(engine.connect(), shell(base_image, "sleep 3; echo late; exit 5"), on_line=lines.append)
+    assert (lines, ended.exit_code, ended.out_of_memory) == (["late"], 5, False)
+
+
+def test_one_capability_reaches_the_caller_and_no_other(base_image: str) -> None:
+    from launcher.containers import for_profile
+
+    timing = Container(image=base_image, command=(), user="12345:12345", labels={RUN_LABEL: "test"})
+    locked = for_profile(timing, (), restricted=True)
+    assert locked.entrypoint is not None
+    show = "id -u; id -g; grep -E 'CapEff|CapBnd|NoNewPrivs' /proc/self/status"
+    # The same words before the trainer's.
+    become = locked.entrypoint[: locked.entrypoint.index("python")]
+    lines: list[str] = []
+    asked = replace(locked, entrypoint=(*become, "sh", "-c", show))
+    assert follow(engine.connect(), asked, on_line=lines.append).exit_code == 0
+    sys_admin = f"{1 << 21:016x}"
+    assert lines[:2] == ["12345", "12345"]
+    assert set(lines[2:]) == {f"CapEff:\t{sys_admin}", f"CapBnd:\t{sys_admin}", "NoNewPrivs:\t1"}
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Iterator[str]:
+    """A real registry on the loopback; Docker allows plain HTTP there."""
+    program = shutil.which("docker-registry") or shutil.which("registry")
+    if program is None:
+        pytest.skip("no registry: apt-get install docker-registry")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    settings = tmp_path / "registry.yml"
+    settings.write_text(
+        f"version: 0.1\nstorage:\n  filesystem:\n    rootdirectory: {tmp_path}/registry\nhttp:\n  addr: {address}\n"
+    )
+    process = subprocess.Popen([program, "serve", str(settings)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield address
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+
+
+def held(connected: Engine, name: str) -> build.Built:
+    image = connected.image(name)
+    assert image is not None
+    return build.Built(
+        flavour="cpu", tag="rooflaunch:cpu-0123", image_id=image.id, digest="", base=name, base_digest="",
+        size_bytes=0, commit="", seconds=0, cached=True,
+    )  # fmt: skip
+
+
+def test_push_and_pin_agree_on_the_digest(
+    base_image: str, registry: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connected = engine.connect()
+    built = held(connected, base_image)
+    with socket.socket() as probe:
+        host, _, port = registry.partition(":")
+        wait_for("the registry", lambda: probe.connect_ex((host, int(port))) == 0)
+    pushed = build.push(connected, built, f"{registry}/team/trainer")
+    try:
+        assert pushed.tag == f"{registry}/team/trainer:cpu-0123"
+        assert pushed.digest.startswith("sha256:")
+        image = connected.image(pushed.tag)
+        assert image is not None
+        assert image.identity == pushed.digest, "from now on the run records the registry's digest"
+        table = tmp_path / "images.toml"
+        table.write_text(f'[cpu]\nbase = "{pushed.tag}"\ndigest = ""\n')
+        monkeypatch.setattr(images, "table_path", lambda: table)
+        row = replace(images.load_flavours(images._root() / images.TABLE)["cpu"], base=pushed.tag)
+        assert build.pin(connected, row) == pushed.digest
+        assert table.read_text() == f'[cpu]\nbase = "{pushed.tag}"\ndigest = "{pushed.digest}"\n'
+    finally:
+        docker("rmi", pushed.tag)
+
+
+def test_a_registry_that_does_not_answer(base_image: str) -> None:
+    connected = engine.connect()
+    with pytest.raises(ToolError, match=r"cannot look up '127\.0\.0\.1:9/x:1': ") as caught:
+        connected.registry_digest("127.0.0.1:9/x:1")
+    assert caught.value.hint.startswith("log in with `docker login`")
+    with pytest.raises(ToolError, match=r"'127\.0\.0\.1:9/x:cpu-0123' was not pushed"):
+        build.push(connected, held(connected, base_image), "127.0.0.1:9/x")
+    docker("rmi", "127.0.0.1:9/x:cpu-0123")

@@ -1,0 +1,125 @@
+"""`launch local --runtime docker` on the real engine: whole, killed, interrupted, out of memory."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.docker_engine.commands import TINY, Launch, docker, environment, launch_words
+from workload import bundle
+from workload.errors import ExitCode
+
+pytestmark = [pytest.mark.world, pytest.mark.docker, pytest.mark.timeout(900), pytest.mark.usefixtures("image")]
+
+ENDLESS = ["local", "--runtime", "docker", "--cpu", *TINY, "--iterations", "1000000", "-o", "out"]
+
+
+def test_a_run_from_plan_to_table(launch: Launch, image: dict[str, Any], images: Path, tmp_path: Path) -> None:
+    words = ["--cpu", *TINY, "--iterations", "3", "--dataset", str(images), "--workers", "1", "--repeats", "2"]
+    done = launch("local", *words, "--cpus", "1.5", "--memory", "3g", "-o", "my results", "--format", "json")
+    assert done.returncode == 0, done.stderr
+    runs = json.loads(done.stdout)["runs"]
+    assert [run["repeat"] for run in runs] == [{"index": 1, "of": 2}, {"index": 2, "of": 2}]
+    for run in runs:
+        found = bundle.read(tmp_path / run["path"])
+        where = found.record["environment"]
+        assert run["path"].startswith("my results/")
+        assert found.record["spec"]["dataset"] == str(images), "the folder keeps its name"
+        assert where["runtime"] == "docker"
+        assert "the image for this code, flavour cpu" in where["runtime_reason"]
+        assert where["container"]["image_digest"] == image["image_id"]
+        assert where["container"]["image"] == image["tag"]
+        assert where["container"]["cgroup_cpu_limit"] == 1.5
+        assert where["container"]["cgroup_memory_limit_bytes"] == 3 * 2**30
+        assert where["container"]["shm_bytes"] == 2 * 2**30
+        assert where["host"]["hostname"] == Path("/proc/sys/kernel/hostname").read_text().strip()
+        assert {path.stat().st_uid for path in found.path.iterdir()} == {os.getuid()}
+
+
+def test_the_profile_is_a_second_container(launch: Launch, tmp_path: Path) -> None:
+    words = ["--cpu", *TINY, "--iterations", "2", "--profile", "torch", "-o", "out"]
+    done = launch("local", "--runtime", "docker", *words)
+    assert done.returncode == 0, done.stderr
+    [first, second] = [line for line in done.stderr.splitlines() if "docker run" in line]
+    assert " train " in first
+    assert " profile " in second
+    assert "SYS_ADMIN" not in first + second, "a trace needs no privilege"
+    [folder] = (path for path in (tmp_path / "out").iterdir() if path.is_dir())
+    found = bundle.read(folder)
+    assert found.record["profile"]["status"] == "completed"
+    assert {"torch/kernels.csv", "torch/trace.json.gz"} <= {file.name for file in found.files}
+    assert "profile       torch: " in done.stdout
+
+
+def test_auto_takes_the_image_and_says_so(launch: Launch) -> None:
+    done = launch("local", "--cpu", "--dry-run")
+    assert "runtime    docker (Docker " in done.stdout
+    assert "--network none" in done.stdout
+    without = launch("local", "--cpu", "--flavour", "cuda", "--dry-run")
+    assert without.returncode == ExitCode.TOOL
+    assert "error: no image of flavour cuda is built for this code\nhint: launch build --flavour cuda" in without.stderr
+
+
+def test_the_trainers_own_errors_come_through(launch: Launch) -> None:
+    done = launch("local", "--runtime", "docker", "--cpu", "--model", "resnet19")
+    assert done.returncode == ExitCode.USAGE
+    assert "error: unknown model 'resnet19'" in done.stderr
+
+
+def test_out_of_memory_is_a_result(launch: Launch, tmp_path: Path) -> None:
+    big = ["--cpu", "--model", "resnet18", "--batch-size", "64", "--no-ceilings"]
+    done = launch("local", "--runtime", "docker", *big, "--memory", "512m", "-o", "out")
+    assert done.returncode == ExitCode.OUT_OF_MEMORY
+    assert done.stderr.endswith(
+        "error: the run was killed at the container's limit of 512m of memory\n"
+        "hint: a smaller --batch-size, fewer --workers, or more --memory\n"
+    )
+    [folder] = (path for path in (tmp_path / "out").iterdir() if path.is_dir())
+    assert bundle.read(folder).record["status"] == "out_of_memory"
+
+
+def running(tmp_path: Path) -> tuple["subprocess.Popen[str]", str, Path]:
+    """An endless run that has written steps: the launcher, its container, its bundle."""
+    process = subprocess.Popen(
+        launch_words(*ENDLESS),
+        cwd=tmp_path,
+        env=environment(),
+        text=True,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and process.poll() is None:
+        steps = list(tmp_path.glob("out/*/steps.csv"))
+        if steps and steps[0].read_text().count("\n") > 5:
+            names = docker("ps", "--quiet", "--filter", "label=rooflaunch.run").stdout.split()
+            return process, names[0], steps[0].parent
+        time.sleep(0.2)
+    process.kill()
+    pytest.fail(f"the run did not come to its steps: {process.communicate()}")
+
+
+def test_a_killed_container_keeps_its_steps(tmp_path: Path) -> None:
+    process, container, folder = running(tmp_path)
+    docker("kill", container)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == ExitCode.RUN_FAILED
+    assert "error: the container was killed (SIGKILL)" in stderr
+    found = bundle.read(folder)
+    assert (found.record["status"], found.record["error"]) == ("failed", "the container was killed (SIGKILL)")
+    assert len(found.steps()) > 3
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_the_container_in_order(tmp_path: Path, number: int) -> None:
+    process, container, folder = running(tmp_path)
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    assert process.returncode == ExitCode.INTERRUPTED
+    assert bundle.read(folder).record["status"] == "interrupted"
+    assert docker("inspect", container).returncode != 0, "it is removed"

@@ -1,0 +1,411 @@
+import json
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fake_docker import FakeDocker
+
+from launcher import containers, doctor, engine, images
+from launcher.__main__ import main
+from launcher.doctor import Check, Host, Part, State
+from workload.errors import ExitCode, ToolError
+
+QUERY = "nvidia-smi --query-gpu=name,compute_cap,driver_version,memory.total --format=csv,noheader"
+DCGM = "pgrep -x nv-hostengine"
+L4 = "NVIDIA L4, 8.9, 580.95.05, 23034 MiB\n"
+TOOLKIT = "install the NVIDIA Container Toolkit: docs.nvidia.com/datacenter/cloud-native/container-toolkit"
+UNLOCK = (
+    "options nvidia NVreg_RestrictProfilingToAdminUsers=0 in /etc/modprobe.d/, then reboot; "
+    "or --runtime docker, which asks for CAP_SYS_ADMIN in the profile pass alone"
+)
+
+LayOut = Callable[..., Host]
+Row = tuple[str, str, str, str]
+
+
+@pytest.fixture
+def lay_out(docker: FakeDocker) -> LayOut:
+    """A machine with an engine, an L4 and ncu, unless said otherwise; a tool that is not named must not be asked."""
+
+    def build(
+        *,
+        smi: str | None = L4,
+        dcgm: str | None = None,
+        ncu: str | None = "/opt/ncu",
+        restricted: bool = False,
+        **how: Any,
+    ) -> Host:
+        tools: Mapping[str, str | None] = {
+            QUERY: smi,
+            DCGM: dcgm,
+            "/opt/ncu --version": "NVIDIA (R) Nsight Compute\nVersion 2026.3.1.2 (build 1)\n",
+            "/opt/old --version": "Nsight\n",
+            "/opt/gone --version": None,
+        }
+        info = {"gpus": True, "NCPU": 2, "MemTotal": 8_300_000_000, "DockerRootDir": "/var/lib/docker"}
+        return Host(
+            tool=lambda command: tools[" ".join(command)],
+            connect=lambda: docker.engine(**info | how),
+            counters_restricted=lambda: restricted,
+            find_ncu=lambda: ncu,
+        )
+
+    return build
+
+
+@pytest.fixture(autouse=True)
+def disk(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Free bytes where images are kept; None: not on this machine."""
+    disk = SimpleNamespace(free=50_000_000_000)
+
+    def usage(path: str) -> SimpleNamespace:
+        if disk.free is None:
+            raise FileNotFoundError(path)
+        return disk
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    return disk
+
+
+def rows(checks: Sequence[Check]) -> list[Row]:
+    return [(check.name, check.state.value, check.found, check.cure) for check in checks]
+
+
+def row_of(checks: Sequence[Check], name: str) -> Row:
+    (row,) = (row for row in rows(checks) if row[0] == name)
+    return row
+
+
+def test_sound_gpu_machine(lay_out: LayOut) -> None:
+    driver = images.load_flavours()["cuda"].driver
+    assert rows(doctor.examine([Part.GPU], lay_out())) == [
+        ("GPU 0", "ok", "NVIDIA L4, compute capability 8.9, 23034 MiB", ""),
+        ("driver", "ok", f"580.95.05; flavour cuda needs {driver}", ""),
+        ("counters", "ok", "open to every user", ""),
+        ("DCGM", "ok", "does not run", ""),
+        ("ncu", "ok", "2026.3.1.2 (/opt/ncu)", ""),
+    ]
+
+
+def test_sound_engine(docker: FakeDocker, lay_out: LayOut, monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = images.load_flavours()["cpu"]
+    monkeypatch.setattr(images, "load_flavours", lambda: {"cpu": cpu})
+    inputs = images.make_recipe(cpu).inputs
+    labels = {"rooflaunch.flavour": "cpu", "rooflaunch.inputs": inputs, "rooflaunch.base": "unpinned"}
+    docker.hold("sha256:ab", "rooflaunch:cpu", "rooflaunch:cpu-0123456789ab", labels=labels)
+    assert rows(doctor.examine([Part.DOCKER], lay_out())) == [
+        ("engine", "ok", "Docker 28.2.2; 2 CPUs, 8.3 GB of memory", ""),
+        ("GPUs", "ok", "the engine can give containers NVIDIA GPUs", ""),
+        ("disk", "ok", "50.0 GB free in /var/lib/docker", ""),
+        ("image cpu", "ok", "rooflaunch:cpu-0123456789ab; its base has no digest", ""),
+        *(
+            []
+            if cpu.digest
+            else [("base of cpu", "note", f"{cpu.base} has no digest", "launch build --flavour cpu --pin")]
+        ),
+        ("containers", "ok", "none left over", ""),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("machine", "row"),
+    [
+        (
+            {"restricted": True},
+            ("counters", "note", "for administrators only (RmProfilingAdminOnly: 1)", UNLOCK),
+        ),
+        (
+            {"dcgm": "812\n"},
+            (
+                "DCGM",
+                "problem",
+                "nv-hostengine runs and may hold the counters",
+                "sudo systemctl stop nvidia-dcgm during --profile ncu, or dcgmi profile --pause",
+            ),
+        ),
+        (
+            {"ncu": None},
+            (
+                "ncu",
+                "note",
+                "not on this machine",
+                "install Nsight Compute, or --runtime docker: flavours cuda and volta hold it",
+            ),
+        ),
+        (
+            {"ncu": "/opt/old"},
+            ("ncu", "problem", "/opt/old does not tell its version", "install Nsight Compute again"),
+        ),
+        (
+            {"ncu": "/opt/gone"},
+            ("ncu", "problem", "/opt/gone does not tell its version", "install Nsight Compute again"),
+        ),
+    ],
+)
+def test_gpu_machine_with_something_amiss(machine: dict[str, Any], row: Row, lay_out: LayOut) -> None:
+    assert row_of(doctor.examine([Part.GPU], lay_out(**machine)), row[0]) == row
+
+
+@pytest.mark.parametrize(
+    ("capability", "driver", "state", "found", "cure"),
+    [
+        ("8.9", "580.65.06", "ok", "580.65.06; flavour cuda needs 580.65.06", ""),
+        (
+            "8.9",
+            "580.65.05",
+            "problem",
+            "580.65.05; flavour cuda needs 580.65.06",
+            "install driver 580.65.06 or newer",
+        ),
+        # As text 1000 would come before 580.
+        ("8.9", "1000.1", "ok", "1000.1; flavour cuda needs 580.65.06", ""),
+        ("7.0", "525.60.13", "ok", "525.60.13; flavour volta needs 525.60.13", ""),
+        ("7.0", "580.105.08", "ok", "580.105.08; flavour volta needs 525.60.13", ""),
+        (
+            "7.0",
+            "581.15",
+            "problem",
+            "581.15; flavour volta needs 525.60.13, below 581",
+            "install driver branch 580",
+        ),
+        (
+            "7.0",
+            "470.1",
+            "problem",
+            "470.1; flavour volta needs 525.60.13",
+            "install driver 525.60.13 or newer",
+        ),
+        # Code for 8.0 runs on 8.7, code for 7.0 does not run on 6.1.
+        ("8.7", "580.65.06", "ok", "580.65.06; flavour cuda needs 580.65.06", ""),
+        (
+            "6.1",
+            "580.65.06",
+            "problem",
+            "A GPU has compute capability 6.1: no image flavour has code for it",
+            "--runtime process with a torch build that knows the GPU",
+        ),
+    ],
+)
+def test_driver_against_the_images(
+    capability: str, driver: str, state: str, found: str, cure: str, lay_out: LayOut
+) -> None:
+    host = lay_out(smi=f"A GPU, {capability}, {driver}, 1 MiB\n")
+    assert row_of(doctor.examine([Part.GPU], host), "driver") == ("driver", state, found, cure)
+
+
+@pytest.mark.parametrize(
+    ("printed", "names"),
+    [
+        (f"{L4}Tesla V100-SXM2-16GB, 7.0, 580.95.05, 16384 MiB\n", ["NVIDIA L4", "Tesla V100-SXM2-16GB"]),
+        (f"\n{L4}\n", ["NVIDIA L4"]),
+        (f"Warning: something\n{L4}", ["NVIDIA L4"]),
+        ("NVIDIA L4, [N/A], 580.95.05, 23034 MiB\n", []),
+        ("No devices were found\n", []),
+        ("a, b, c, d, e\n", []),
+        ("", []),
+        (None, []),
+    ],
+)
+def test_gpus_that_nvidia_smi_shows(printed: str | None, names: list[str], lay_out: LayOut) -> None:
+    checks = doctor.examine([Part.GPU], lay_out(smi=printed))
+    found = [check.found.partition(",")[0] for check in checks if check.name.startswith("GPU")]
+    assert found == names
+    assert any(check.found == "nvidia-smi shows no GPU" for check in checks) is (names == [])
+
+
+def test_each_kind_of_gpu_asks_for_its_driver(lay_out: LayOut) -> None:
+    volta = "Tesla V100-SXM2-16GB, 7.0, 595.71.05, 16384 MiB\n"
+    checks = doctor.examine([Part.GPU], lay_out(smi=f"NVIDIA L4, 8.9, 595.71.05, 23034 MiB\n{volta}{volta}"))
+    assert {check.name: check.state for check in checks if "driver" in check.name} == {
+        "driver for NVIDIA L4": "ok",
+        "driver for Tesla V100-SXM2-16GB": "problem",
+    }
+
+
+@pytest.mark.parametrize(
+    ("system", "cure"),
+    [
+        ("Linux", "install NVIDIA's driver; --cpu needs none"),
+        ("Darwin", "use a machine with an NVIDIA GPU; --cpu needs none"),
+    ],
+)
+def test_no_gpu_ends_its_part(system: str, cure: str, lay_out: LayOut, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "system", lambda: system)
+    assert rows(doctor.examine([Part.GPU], lay_out(smi=None))) == [
+        ("driver", "problem", "nvidia-smi shows no GPU", cure)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("machine", "row"),
+    [
+        ({"version": "20.10.24+dfsg1"}, ("engine", "ok", "Docker 20.10.24+dfsg1; 2 CPUs, 8.3 GB of memory", "")),
+        ({"version": "20.9.1"}, ("engine", "problem", "Docker 20.9.1; 20.10 is needed", "upgrade Docker")),
+        (
+            {"SecurityOptions": ["name=rootless"]},
+            ("engine", "ok", "Docker 28.2.2, rootless; 2 CPUs, 8.3 GB of memory", ""),
+        ),
+        (
+            {"gpus": False},
+            ("GPUs", "problem", "this machine has a GPU that containers cannot get", TOOLKIT),
+        ),
+        (
+            {"gpus": False, "smi": None},
+            ("GPUs", "note", "no NVIDIA runtime, and no GPU here that would need it", ""),
+        ),
+        ({}, ("image cuda", "note", "not built", "launch build --flavour cuda")),
+    ],
+)
+def test_engine_with_something_amiss(machine: dict[str, Any], row: Row, lay_out: LayOut) -> None:
+    assert row_of(doctor.examine([Part.DOCKER], lay_out(**machine)), row[0]) == row
+
+
+@pytest.mark.parametrize(
+    ("free", "state", "found", "cure"),
+    [
+        (14_000_000_000, "ok", "14.0 GB free in /var/lib/docker", ""),
+        (
+            13_900_000_000,
+            "problem",
+            "13.9 GB free in /var/lib/docker; a build needs 14 GB",
+            "docker system prune",
+        ),
+        (None, "note", "/var/lib/docker cannot be seen from here", ""),
+    ],
+)
+def test_disk(free: int | None, state: str, found: str, cure: str, disk: SimpleNamespace, lay_out: LayOut) -> None:
+    disk.free = free
+    assert row_of(doctor.examine([Part.DOCKER], lay_out()), "disk") == ("disk", state, found, cure)
+
+
+def test_images_of_other_code_and_of_a_pinned_base(docker: FakeDocker, lay_out: LayOut) -> None:
+    inputs = images.make_recipe(images.load_flavours()["volta"]).inputs
+    docker.hold("sha256:ab", "rooflaunch:cuda", labels={"rooflaunch.flavour": "cuda", "rooflaunch.inputs": "other"})
+    docker.hold(
+        "sha256:cd",
+        "rooflaunch:volta",
+        labels={"rooflaunch.flavour": "volta", "rooflaunch.inputs": inputs, "rooflaunch.base": "sha256:ba"},
+    )
+    checks = doctor.examine([Part.DOCKER], lay_out())
+    assert row_of(checks, "image cuda")[1:3] == ("note", "built from other code")
+    assert row_of(checks, "image volta")[1:3] == ("ok", "rooflaunch:volta; base sha256:ba")
+
+
+def test_containers_that_were_left_behind(docker: FakeDocker, lay_out: LayOut) -> None:
+    for _ in range(2):
+        docker.containers.create(labels={"rooflaunch.run": "0.1"})
+    docker.containers.create(labels={})
+    row = ("containers", "note", "of earlier runs: fake_0, fake_1", "docker rm -f fake_0 fake_1")
+    assert row_of(doctor.examine([Part.DOCKER], lay_out()), "containers") == row
+
+
+def no_engine() -> Any:
+    raise ToolError("no Docker engine answers: permission denied", hint="log in again")
+
+
+def test_no_engine_ends_its_part(lay_out: LayOut) -> None:
+    host = Host(**{**vars(lay_out()), "connect": no_engine})
+    checks = doctor.examine([Part.DOCKER, Part.GPU, Part.DOCKER], host)
+    assert rows(checks)[0] == ("engine", "problem", "no Docker engine answers: permission denied", "log in again")
+    assert [check.part for check in checks] == [Part.DOCKER, *[Part.GPU] * 5], "a part that is named twice is one"
+
+
+CHECKS = [
+    Check(part=Part.GPU, name="driver", state=State.OK, found="580"),
+    Check(part=Part.GPU, name="counters", state=State.NOTE, found="restricted", cure="do this"),
+]
+PROBLEM = Check(part=Part.GPU, name="DCGM", state=State.PROBLEM, found="runs", cure="stop it")
+
+
+def test_a_line_per_check() -> None:
+    assert doctor.render([*CHECKS, PROBLEM]).splitlines() == [
+        "ok       driver    580",
+        "note     counters  restricted",
+        "                   -> do this",
+        "problem  DCGM      runs",
+        "                   -> stop it",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("checks", "code"), [(CHECKS, ExitCode.DONE), ([*CHECKS, PROBLEM], ExitCode.TOOL), ([], ExitCode.DONE)]
+)
+def test_exit_code(checks: list[Check], code: ExitCode) -> None:
+    assert doctor.exit_code(checks) is code
+
+
+def launch(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["launch", "doctor", *words])
+    return main()
+
+
+def test_command(lay_out: LayOut, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(doctor, "this_host", lay_out)
+    assert launch(monkeypatch, "gpu") == 0
+    assert capsys.readouterr().out.startswith("ok       GPU 0     NVIDIA L4, compute capability 8.9, 23034 MiB\n")
+    monkeypatch.setattr(doctor, "this_host", lambda: lay_out(dcgm="812\n"))
+    assert launch(monkeypatch, "gpu", "--format", "json") == 4
+    told = json.loads(capsys.readouterr().out)
+    assert [check["state"] for check in told] == ["ok", "ok", "ok", "problem", "ok"]
+    assert told[0] == {
+        "part": "gpu",
+        "name": "GPU 0",
+        "state": "ok",
+        "found": "NVIDIA L4, compute capability 8.9, 23034 MiB",
+        "cure": "",
+    }
+    assert launch(monkeypatch) == 4
+    assert {line.split()[0] for line in capsys.readouterr().out.splitlines()} == {"ok", "note", "problem", "->"}
+    assert launch(monkeypatch, "cloud") == 2
+
+
+def test_this_machine_is_asked_for_real() -> None:
+    host = doctor.this_host()
+    assert host.tool is doctor.run_tool
+    assert host.connect is engine.connect
+    assert host.counters_restricted is containers.counters_restricted
+    assert host.find_ncu is doctor.find_ncu
+
+
+@pytest.mark.world
+@pytest.mark.parametrize(
+    ("script", "printed"), [("print('hello')", "hello\n"), ("print('hello'); raise SystemExit(1)", None)]
+)
+def test_tool_that_fails_has_said_nothing(script: str, printed: str | None) -> None:
+    assert doctor.run_tool([sys.executable, "-c", script]) == printed
+
+
+@pytest.mark.world
+def test_tool_that_is_absent_or_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert doctor.run_tool(["rooflaunch-no-such-tool"]) is None
+    monkeypatch.setattr(doctor, "TOOL_LIMIT_S", 0.05)
+    assert doctor.run_tool([sys.executable, "-c", "import time; time.sleep(9)"]) is None
+
+
+def test_ncu_from_the_path_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", {"ncu": "/usr/bin/ncu"}.__getitem__)
+    assert doctor.find_ncu() == "/usr/bin/ncu"
+
+
+@pytest.mark.parametrize(
+    ("versions", "found"),
+    [
+        ([], None),
+        (["2025.3.1"], "2025.3.1"),
+        (["2024.1.0", "2025.3.1", "2022.4.1"], "2025.3.1"),
+    ],
+)
+def test_newest_ncu_of_the_usual_folders(
+    versions: list[str], found: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    monkeypatch.setattr(doctor, "NCU_FOLDERS", (f"{tmp_path}/nsight-compute/*/ncu",))
+    for version in versions:
+        (tmp_path / "nsight-compute" / version).mkdir(parents=True)
+        (tmp_path / "nsight-compute" / version / "ncu").touch()
+    assert doctor.find_ncu() == (found and f"{tmp_path}/nsight-compute/{found}/ncu")

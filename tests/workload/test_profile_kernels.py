@@ -1,0 +1,144 @@
+from pathlib import Path
+
+import pytest
+
+from workload.errors import ToolError
+from workload.profile.kernels import Kernel, parse, read
+
+ROLES = {
+    "smsp__sass_thread_inst_executed_op_fadd_pred_on.sum": "fp32_add",
+    "smsp__sass_thread_inst_executed_op_fmul_pred_on.sum": "fp32_mul",
+    "smsp__sass_thread_inst_executed_op_ffma_pred_on.sum": "fp32_fma",
+    "gpu__time_duration.sum": "time_s",
+    "dram__bytes.sum": "dram_bytes",
+    "sm__ops_path_tensor_src_fp16_dst_fp32.sum": "tensor_flop_fp16",
+    "sm__ops_path_tensor_src_fp16_dst_fp16.sum": "tensor_flop_fp16",
+}
+MARKS = "Id:Domain:Start/Stop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg"
+# What ncu puts around: messages before the table, columns that nobody asked for, a name with commas and quotes.
+WIDE = f"""==PROF== Connected to process 11884 (/usr/bin/python3.12)
+"ID","Process ID","Process Name","Host Name","thread Domain:Push/Pop_Range:PL_Type","{MARKS}","Kernel Name",\
+"Context","Device","CC","dram__bytes.sum","gpu__time_duration.sum","profiler__replayer_passes",\
+"smsp__sass_thread_inst_executed_op_fadd_pred_on.sum","smsp__sass_thread_inst_executed_op_ffma_pred_on.sum",\
+"smsp__sass_thread_inst_executed_op_fmul_pred_on.sum","sm__ops_path_tensor_src_fp16_dst_fp16.sum",\
+"sm__ops_path_tensor_src_fp16_dst_fp32.sum"
+"","","","","","","","","","","byte","nsecond","pass","inst","inst","inst","",""
+"0","11","python","127.0.0.1","","1  ""<default domain>:step 0 forward:none:none:none:none:none:none"" ",\
+"void k<float, ""a"">(int, T1 *)","1","0","8.9","4195712","31872","4","10","1000","3","0","2048"
+"1","11","python","127.0.0.1","","","fill","1","0","8.9","0","1500.50","4","0","0","0","n/a",""
+"""
+
+
+def lines(text: str) -> list[str]:
+    return text.splitlines(keepends=True)
+
+
+def test_columns_are_found_by_name() -> None:
+    first, second = parse(lines(WIDE), ROLES)
+    assert first.name == 'void k<float, "a">(int, T1 *)'
+    assert (first.process_id, first.index, first.passes) == ("11", "0", 4)
+    assert first.marks is not None
+    assert "step 0 forward" in first.marks
+    assert first.values["dram_bytes"] == 4195712
+    assert first.values["time_s"] == pytest.approx(31.872e-6)
+    assert first.values["tensor_flop_fp16"] == 2048, "metrics of one role are added up"
+    assert second.values["dram_bytes"] == 0, "0 bytes of one kernel are normal"
+    assert second.values["time_s"] == pytest.approx(1.5005e-6)
+    assert second.values["tensor_flop_fp16"] is None, "n/a is not 0"
+
+
+def test_windows_file(tmp_path: Path) -> None:
+    path = tmp_path / "kernels.csv"
+    path.write_bytes(b"\xef\xbb\xbf" + WIDE.partition("\n")[2].replace("\n", "\r\n").encode())
+    assert [kernel.name for kernel in read(path, ROLES)][1] == "fill"
+
+
+def test_metric_without_a_column_has_no_value() -> None:
+    kernel = parse(lines(WIDE), {"l1tex__t_bytes.sum": "l1_bytes"})[0]
+    assert kernel.values == {"l1_bytes": None}
+
+
+def test_table_without_ranges_says_so() -> None:
+    text = WIDE.replace(MARKS, "something else")
+    assert [kernel.marks for kernel in parse(lines(text), ROLES)] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (WIDE.replace('"4195712"', '"4,195,712"'), "'4,195,712' under dram__bytes.sum is no number"),
+        (WIDE.replace('"4195712"', '"nan"'), "'nan' under dram__bytes.sum is no number"),
+        (WIDE.replace('"byte"', '"Mbyte"'), "the unit of dram__bytes.sum is 'Mbyte', no base unit"),
+        (WIDE.replace('"4","10",', '"4",'), "a row has 17 cells under 18 columns"),
+        (WIDE.replace('"","","","","","","","","","","byte"', '"0","","","","","","","","","","byte"'), "no units"),
+        ("==PROF== x\n==ERROR== Failed to load report file 'a'.\n", "ncu says: ==ERROR== Failed to load report file"),
+        ("", "there is no table; ncu says: nothing"),
+        (WIDE.splitlines()[1] + "\n", "the second row holds no units"),
+    ],
+    ids=["thousands", "nan", "unit", "ragged", "no units", "error", "empty", "header only"],
+)
+def test_anything_unexpected_is_refused(broken: str, message: str) -> None:
+    with pytest.raises(ToolError) as caught:
+        parse(lines(broken), ROLES)
+    assert message in str(caught.value)
+    assert caught.value.hint.startswith("LC_ALL=C ncu --import")
+
+
+@pytest.mark.parametrize(
+    ("unit", "cell", "expected_s"), [("ns", "2000", 2e-6), ("usecond", "2.5", 2.5e-6), ("second", "1e-3", 1e-3)]
+)
+def test_time_units_of_several_versions(unit: str, cell: str, expected_s: float) -> None:
+    text = WIDE.replace('"nsecond"', f'"{unit}"').replace('"31872"', f'"{cell}"')
+    assert parse(lines(text), ROLES)[0].values["time_s"] == pytest.approx(expected_s)
+
+
+def kernel(name: str = "k", **values: float | None) -> Kernel:
+    return Kernel(process_id="1", index="0", name=name, marks="", passes=None, values=values)
+
+
+def plain(kind: str, add: float, mul: float, fma: float) -> dict[str, float]:
+    return {f"{kind}_add": add, f"{kind}_mul": mul, f"{kind}_fma": fma}
+
+
+def test_flop_are_add_plus_mul_plus_twice_fma_plus_tensor_operations() -> None:
+    counted = kernel(
+        **plain("fp64", 1, 2, 3),
+        **plain("fp32", 10, 20, 30),
+        **plain("fp16", 100, 200, 300),
+        tensor_flop_tf32=4096,
+        tensor_flop_fp16=0,
+    )
+    # By hand: 1+2+2*3, 10+20+2*30, 100+200+2*300; tensor operations count 2 per multiply-accumulate already.
+    assert counted.flop_by_class == {
+        "fp64": 9,
+        "fp32": 90,
+        "fp16": 900,
+        "tensor_tf32": 4096,
+        "tensor_fp16": 0,
+    }
+    assert counted.tensor_flop == 4096
+
+
+def test_flop_of_a_type_without_all_its_counters_are_unknown() -> None:
+    counted = kernel(fp32_add=1, fp32_mul=None, fp32_fma=1, **plain("fp64", 0, 0, 0))
+    assert counted.flop_by_class == {"fp64": 0, "fp32": None, "fp16": None}
+
+
+@pytest.mark.parametrize(
+    ("name", "instructions", "expected"),
+    [
+        ("k", 5, True),
+        ("ampere_sgemm_128x64_nn", 0, False),
+        ("sm80_xmma_fprop_implicit_gemm_tf32f32_tensorop", 0, False),
+        ("sm80_xmma_fprop_implicit_gemm_f16f16_tensorop", None, True),
+        ("turing_h1688cudnn_128x128", None, True),
+        ("volta_fp16_s884gemm_fp16_128x64", None, True),
+        ("ampere_fp16_s16816gemm_fp16", None, True),
+        ("sm90_xmma_gemm_bf16bf16_s64x128x16", None, True),
+        ("ampere_sgemm_128x64_nn", None, False),
+        ("vectorized_elementwise_kernel", None, False),
+    ],
+)
+def test_tensor_cores_by_counter_or_else_by_name(name: str, instructions: float | None, expected: bool) -> None:
+    values = {} if instructions is None else {"tensor_instructions": instructions}
+    assert kernel(name, **values).uses_tensor_cores is expected

@@ -1,0 +1,186 @@
+"""The profiled process without a GPU: its ranges, its watch over the one who started it."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from workload.errors import ExitCode
+from workload.profile import ncu_pass, profiled
+from workload.profile.summary import CALIBRATION_MARK, STEP_MARK
+from workload.recorder import Part
+from workload.spec import Device, Precision, RunSpec
+
+ROOT = Path(__file__).parents[2]
+
+
+class FakeNvtx:
+    """Open ranges by handle; ending one that is not open raises."""
+
+    def __init__(self) -> None:
+        self.open: dict[int, str] = {}
+        self.started: list[str] = []
+
+    def range_start(self, name: str) -> int:
+        assert not self.open, "one at a time, so that a launch has one name"
+        handle = len(self.started) + 7
+        self.started.append(name)
+        self.open[handle] = name
+        return handle
+
+    def range_end(self, handle: int) -> None:
+        del self.open[handle]
+
+
+@pytest.fixture
+def nvtx(monkeypatch: pytest.MonkeyPatch) -> FakeNvtx:
+    fake = FakeNvtx()
+    monkeypatch.setattr(profiled, "nvtx", fake)
+    return fake
+
+
+def test_every_part_of_a_step_has_its_range(nvtx: FakeNvtx) -> None:
+    marks = profiled._Marks(3, 1)
+    for part in (Part.DATA, Part.FORWARD, Part.BACKWARD):
+        assert list(nvtx.open.values()) == [f"step 3 {part}"], "open while the part runs"
+        marks.passed(part)
+    marks.passed(Part.OPTIMIZER)
+    assert nvtx.started == ["step 3 data", "step 3 forward", "step 3 backward", "step 3 optimizer"]
+    assert nvtx.open == {}
+    assert [match.groups() for name in nvtx.started if (match := STEP_MARK.fullmatch(name))] == [
+        ("3", "data"),
+        ("3", "forward"),
+        ("3", "backward"),
+        ("3", "optimizer"),
+    ]
+
+
+def test_accumulated_passes_have_theirs(nvtx: FakeNvtx) -> None:
+    marks = profiled._Marks(0, 2)
+    for part in (*(Part.DATA, Part.FORWARD, Part.BACKWARD) * 2, Part.OPTIMIZER):
+        assert list(nvtx.open.values()) == [f"step 0 {part}"]
+        marks.passed(part)
+    assert len(nvtx.started) == 7
+    assert nvtx.open == {}
+
+
+def test_range_closes_with_an_error(nvtx: FakeNvtx) -> None:
+    with pytest.raises(ValueError, match="x"), profiled._range("calibration fp32"):
+        raise ValueError("x")
+    assert nvtx.open == {}
+
+
+def test_every_precision_is_calibrated_in_what_it_computes_in() -> None:
+    assert set(profiled.PRODUCTS) == set(Precision)
+    names = {
+        precision: [profiled.TYPE_NAMES[each] for each in products] for precision, products in profiled.PRODUCTS.items()
+    }
+    assert names == {
+        Precision.FP32: ["fp32"],
+        Precision.TF32: ["tf32"],
+        Precision.AMP: ["fp16", "fp32"],
+        Precision.BF16: ["bf16", "fp32"],
+    }
+    for name in profiled.TYPE_NAMES.values():
+        assert CALIBRATION_MARK.fullmatch(f"calibration {name}")
+
+
+class FakeCuda:
+    """The calls in their order; a range must lie between profiler start and stop."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, nvtx: FakeNvtx) -> None:
+        self.calls: list[str] = []
+        cuda = torch.cuda
+        monkeypatch.setattr(cuda, "synchronize", lambda: self.calls.append("synchronize"))
+        monkeypatch.setattr(cuda.profiler, "start", lambda: self.calls.append("start"))
+        monkeypatch.setattr(cuda.profiler, "stop", lambda: self.calls.append("stop"))
+        monkeypatch.setattr(cuda, "mem_get_info", lambda: (5, 9))
+        properties = SimpleNamespace(name="NVIDIA L4", major=8, minor=9)
+        monkeypatch.setattr(cuda, "get_device_properties", lambda: properties)
+        monkeypatch.setattr(nvtx, "range_start", self._recorded(nvtx.range_start))
+        product = {"fp32": lambda: self.calls.append("product")}
+        monkeypatch.setattr(profiled, "_products", lambda _: product)
+
+    def _recorded(self, start: Callable[[str], int]) -> Callable[[str], int]:
+        def range_start(name: str) -> int:
+            self.calls.append(name)
+            return start(name)
+
+        return range_start
+
+
+TINY = RunSpec(device=Device.CPU, image_size=32, batch_size=2, profile_steps=2).filled(Device.CPU, cpus=1)
+PARTS = ("data", "forward", "backward", "optimizer")
+
+
+def test_only_calibration_and_steps_are_profiled(nvtx: FakeNvtx, monkeypatch: pytest.MonkeyPatch) -> None:
+    with profiled._prepared(TINY, 1) as session:
+        cuda = FakeCuda(monkeypatch, nvtx)
+        assert profiled._under_ncu(session, calibrate=True) == {"steps": 2}
+    steps = [f"step {number} {part}" for number in range(2) for part in PARTS]
+    assert cuda.calls == ["synchronize", "start", "calibration fp32", "product", *steps, "synchronize", "stop"]
+    assert nvtx.open == {}
+
+
+def test_whole_step_runs_without_calibration(nvtx: FakeNvtx, monkeypatch: pytest.MonkeyPatch) -> None:
+    with profiled._prepared(TINY, 1) as session:
+        cuda = FakeCuda(monkeypatch, nvtx)
+        profiled._under_ncu(session, calibrate=False)
+    assert "product" not in cuda.calls
+    assert cuda.calls[:3] == ["synchronize", "start", "step 0 data"]
+
+
+def test_count_says_what_the_pass_needs(nvtx: FakeNvtx, monkeypatch: pytest.MonkeyPatch) -> None:
+    with profiled._prepared(TINY, 1) as session:
+        FakeCuda(monkeypatch, nvtx)
+        counts = iter([60, 1])
+        monkeypatch.setattr(profiled, "_kernels_of", lambda work: (work(), next(counts))[1])
+        found = profiled._count(session)
+    assert 0 < found.pop("step_s") < 5
+    assert found == {
+        "device": "NVIDIA L4",
+        "compute_capability": "8.9",
+        "free_bytes": 5,
+        "torch": torch.__version__,
+        "kernels_per_step": 60,
+        "calibration_kernels": 1,
+        "calibration_flop": {"fp32": 2 * 2048**3},
+    }
+    wanted = {field.name for field in fields(ncu_pass._Counted)} - {"step_s", "start_s", "warmup_steps"}
+    assert set(found) == wanted, "the other side reads exactly this"
+
+
+def test_data_comes_from_the_profiled_process_itself(images: Path) -> None:
+    spec = replace(TINY, dataset=str(images), workers=4)
+    with profiled._prepared(spec, 1) as session:
+        assert session.spec.workers == 0
+        assert session.timed_s(2) > 0
+
+
+def test_owner_is_alive_or_not() -> None:
+    assert profiled._is_alive(os.getpid())
+    assert profiled._is_alive(1)
+
+
+@pytest.mark.world
+def test_process_ends_with_its_owner(tmp_path: Path) -> None:
+    owner = subprocess.Popen([sys.executable, "-c", "pass"])
+    owner.wait()
+    assert not profiled._is_alive(owner.pid)
+    words = ["--mode", "trace", "--report", str(tmp_path / "r.json"), "--owner", str(owner.pid)]
+    tiny = ["--device", "cpu", "--image-size", "32", "--batch-size", "2", "--profile-steps", "100000"]
+    done = subprocess.run(
+        [sys.executable, "-m", "workload", "profiled-step", *words, *tiny],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        cwd=ROOT,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == ExitCode.INTERRUPTED
+    assert not (tmp_path / "r.json").exists()

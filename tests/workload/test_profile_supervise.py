@@ -1,0 +1,131 @@
+"""Child processes that end well, badly, late and not at all."""
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from workload.interrupt import stoppable
+from workload.profile import supervise
+from workload.profile.supervise import End
+
+pytestmark = pytest.mark.world
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+def run(code: str, log: Path, *, limit_s: float = 30) -> End:
+    with stoppable():
+        return supervise.run(python(code), log=log, limit_s=limit_s)
+
+
+def is_gone(process_id: int) -> bool:
+    """Whether nothing of it is left; a zombie has ended."""
+    deadline_s = time.monotonic() + 5
+    while time.monotonic() < deadline_s:
+        try:
+            if Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except OSError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_both_streams_are_kept(tmp_path: Path) -> None:
+    log = tmp_path / "x.log"
+    log.write_text("before\n")
+    end = run("import sys; print('out'); print('err', file=sys.stderr); sys.exit(3)", log)
+    assert sorted(end.output.split()) == ["err", "out"]
+    assert sorted(log.read_text().split()) == ["before", "err", "out"]
+    assert (end.returncode, end.ok, end.timed_out, end.interrupted) == (3, False, False, False)
+    assert run("pass", log).ok
+
+
+def test_environment_and_closed_input(tmp_path: Path) -> None:
+    with stoppable():
+        end = supervise.run(
+            python("import os, sys; print(os.environ['LC_ALL'], repr(sys.stdin.read()))"),
+            log=tmp_path / "x",
+            limit_s=30,
+            environment={"LC_ALL": "C"},
+        )
+    assert end.output == "C ''\n"
+
+
+def test_lines_and_ticks_arrive_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervise, "TICK_S", 0.05)
+    seen: list[str] = []
+    at_tick: list[int] = []
+    with stoppable():
+        supervise.run(
+            python("import time; print('one', flush=True); time.sleep(1); print('two')"),
+            log=tmp_path / "x",
+            limit_s=30,
+            on_line=seen.append,
+            on_tick=lambda: at_tick.append(len(seen)),
+        )
+    assert seen == ["one\n", "two\n"]
+    assert 1 in at_tick
+
+
+def test_late_child_is_asked_first_and_may_write_its_report(tmp_path: Path) -> None:
+    code = (
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGINT, lambda *_: (print('saved'), sys.exit(0)))\n"
+        "print('ready', flush=True); time.sleep(60)"
+    )
+    end = run(code, tmp_path / "x", limit_s=1)
+    assert end.timed_out
+    assert not end.ok
+    assert end.output == "ready\nsaved\n"
+
+
+def test_deaf_child_is_killed_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervise, "GRACE_S", 0.3)
+    code = (
+        "import signal, subprocess, sys, time\n"
+        "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        "print(child.pid, flush=True); time.sleep(60)"
+    )
+    end = run(code, tmp_path / "x", limit_s=1)
+    assert end.timed_out
+    assert end.returncode == -signal.SIGKILL
+    assert end.elapsed_s < 10
+    assert is_gone(int(end.output))
+
+
+def test_child_of_a_child_does_not_outlive_it(tmp_path: Path) -> None:
+    code = "import subprocess, sys\nprint(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']).pid)"
+    end = run(code, tmp_path / "x")
+    assert end.ok
+    assert end.elapsed_s < 20
+    assert is_gone(int(end.output))
+
+
+def test_interruption_ends_the_child_in_order(tmp_path: Path) -> None:
+    code = (
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGINT, lambda *_: (print('saved'), sys.exit(0)))\n"
+        "print('ready', flush=True); time.sleep(60)"
+    )
+    ready = threading.Event()
+    threading.Thread(target=lambda: (ready.wait(20), os.kill(os.getpid(), signal.SIGTERM)), daemon=True).start()
+    with stoppable():
+        end = supervise.run(
+            python(code), log=tmp_path / "x", limit_s=40, on_line=lambda line: ready.set() if "ready" in line else None
+        )
+    assert end.interrupted
+    assert end.output == "ready\nsaved\n"
+
+
+def test_command_that_is_not_there(tmp_path: Path) -> None:
+    with stoppable(), pytest.raises(FileNotFoundError):
+        supervise.run([str(tmp_path / "absent")], log=tmp_path / "x", limit_s=1)

@@ -1,0 +1,53 @@
+import csv
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from workload.profile import trace
+from workload.profile.trace import Row
+
+EVENTS = [
+    {"cat": "kernel", "name": "gemm", "dur": 30.0},
+    {"cat": "kernel", "name": "gemm", "dur": 50.0},
+    {"cat": "kernel", "name": 'fill<"a,b">', "dur": 20.0},
+    {"cat": "gpu_memcpy", "name": "Memcpy HtoD", "dur": 900.0},
+    {"cat": "gpu_user_annotation", "name": "step 0", "dur": 900.0},
+    {"name": "process_name", "ph": "M"},
+]
+
+
+def test_only_kernels_count(tmp_path: Path) -> None:
+    path = tmp_path / trace.TRACE
+    with gzip.open(path, "wt") as text:
+        json.dump({"traceEvents": EVENTS}, text)
+    rows = trace.kernels(trace.read(path))
+    assert rows == [
+        Row(name="gemm", calls=2, total_s=pytest.approx(80e-6)),
+        Row(name='fill<"a,b">', calls=1, total_s=pytest.approx(20e-6)),
+    ]
+
+
+def test_table(tmp_path: Path) -> None:
+    trace.write(tmp_path / "k.csv", trace.kernels(EVENTS))
+    rows = list(csv.DictReader((tmp_path / "k.csv").open()))
+    assert rows[0] == {
+        "name": "gemm",
+        "calls": "2",
+        "total_s": "0.000080000",
+        "mean_s": "0.000040000",
+        "share": "0.800000",
+    }
+    assert rows[1]["name"] == 'fill<"a,b">'
+
+
+def test_top_is_per_step() -> None:
+    assert trace.top(trace.kernels(EVENTS), 2)[0] == {
+        "name": "gemm",
+        "calls_per_step": 1,
+        "time_s_per_step": pytest.approx(40e-6),
+        "share": pytest.approx(0.8),
+    }
+    assert len(trace.top([Row(name=str(each), calls=1, total_s=1) for each in range(9)], 1)) == 5
+    assert trace.top([Row(name="idle", calls=1, total_s=0)], 1)[0]["share"] == 0

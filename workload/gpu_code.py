@@ -1,0 +1,53 @@
+"""Does this build of torch hold code for given GPUs? Also a script: `python gpu_code.py 7.5 8.0` ends with 1 if not.
+
+A cubin runs on its own compute capability and on later minor ones of the same major version:
+docs.nvidia.com/cuda/ampere-compatibility-guide, "Binary compatibility". PTX, which is compiled at the first start,
+does not count: it takes minutes and is no measure of the machine.
+"""
+
+import sys
+from collections.abc import Iterable, Sequence
+
+
+def missing(capabilities: Iterable[str], targets: Sequence[str]) -> list[str]:
+    """The compute capabilities (`8.9`) that no target (`sm_86`) serves, in their order."""
+    built = {_split(target.removeprefix("sm_")) for target in targets if target.startswith("sm_")}
+    return [wanted for wanted in capabilities if not any(_serves(_pair(wanted), each) for each in built)]
+
+
+def built_targets() -> list[str]:
+    """What torch was built for: `sm_75`, `sm_80`, …; empty for a CPU build. Needs no GPU."""
+    import torch  # noqa: PLC0415 - only the script needs it
+
+    # torch.cuda.get_arch_list() is empty where there is no GPU.
+    flags = getattr(torch._C, "_cuda_getArchFlags", None)  # noqa: SLF001 - see above
+    text: str | None = flags() if flags else None
+    return (text or "").split()
+
+
+def _split(digits: str) -> tuple[int, int]:
+    """`86`, `90a` and `120` as major and minor."""
+    number = digits.rstrip("abcdefghijklmnopqrstuvwxyz")
+    return int(number[:-1]), int(number[-1])
+
+
+def _pair(capability: str) -> tuple[int, int]:
+    major, _, minor = capability.partition(".")
+    return int(major), int(minor)
+
+
+def _serves(wanted: tuple[int, int], built: tuple[int, int]) -> bool:
+    return wanted[0] == built[0] and wanted[1] >= built[1]
+
+
+def main(capabilities: Sequence[str]) -> int:
+    """Print what is missing; 0 if nothing is."""
+    targets = built_targets()
+    absent = missing(capabilities, targets)
+    if absent:
+        print(f"error: torch holds no code for compute capability {', '.join(absent)}; it has {' '.join(targets)}")
+    return 1 if absent else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

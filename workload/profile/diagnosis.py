@@ -1,0 +1,98 @@
+"""What an ncu that failed says, as a reason and a next step. The texts are those of Nsight Compute 2024.1.1."""
+
+import re
+from collections.abc import Sequence
+
+from workload.profile import preflight
+from workload.profile.status import ProfileError, ProfileStatus, unavailable
+
+# What ncu puts in front of its own lines.
+ERROR, WARNING = "==ERROR==", "==WARNING=="
+NOTHING_PROFILED = ("No kernels were profiled", "No ranges were profiled")
+
+# (what ncu prints, reason, hint), the cause before its consequences.
+KNOWN: tuple[tuple[str, str, str], ...] = (
+    (
+        "driver resource was unavailable",
+        "another tool holds the GPU's counters: DCGM, or a second profiler",
+        "dcgmi profile --pause (afterwards --resume), or end the other profiler, and profile again",
+    ),
+    (
+        "Failed to open/create lock file",
+        "the lock file of another user's ncu is in the way",
+        "TMPDIR=$HOME python -m workload profile BUNDLE",
+    ),
+    (
+        "driver is not compatible with Nsight Compute",
+        "this ncu needs a newer NVIDIA driver",
+        "upgrade the driver, or put an older ncu on PATH",
+    ),
+    (
+        "uses the Windows Subsystem for Linux",
+        "this driver allows no profiling under WSL",
+        "Windows 11 with driver 525 or newer, or --profile torch",
+    ),
+    (
+        "Confidential computing mode detected",
+        "the GPU runs in confidential computing mode, which forbids profiling",
+        "--profile torch",
+    ),
+    ("active SLI group", "the GPU is part of an SLI group, which cannot be profiled", "switch SLI off"),
+    (
+        "Profiling is not supported on device",
+        "this ncu does not support this GPU",
+        "`ncu --list-chips` shows which it does; another Nsight Compute, or --profile torch",
+    ),
+    (
+        "failed to connect to the CUDA driver",
+        "ncu finds no CUDA driver",
+        "`nvidia-smi` shows whether one is loaded; no stub libcuda.so may come before it",
+    ),
+    (
+        "Driver could not be loaded",
+        "ncu finds no CUDA driver",
+        "`nvidia-smi` shows whether one is loaded; no stub libcuda.so may come before it",
+    ),
+    (
+        "Failed to load Nsight Compute CUDA modules",
+        "ncu could not load its CUDA modules",
+        "another version of Nsight Compute, or --profile torch",
+    ),
+)
+
+
+def explain(output: str, *, in_container: bool) -> ProfileError | None:
+    """Why ncu failed, from what it and the profiled process printed; None where nothing says so."""
+    if "ERR_NVGPUCTRPERM" in output:
+        return preflight.restricted(in_container=in_container)
+    for text, reason, hint in KNOWN:
+        if text in output:
+            return unavailable(reason, hint=hint)
+    return own_error(output) or _unknown(output)
+
+
+def own_error(output: str) -> ProfileError | None:
+    """The two lines that our own process ended with."""
+    found = re.findall(r"^error: (.+)\nhint: (.+)$", output, re.MULTILINE)
+    if not found:
+        return None
+    reason, hint = found[-1]
+    return ProfileError(ProfileStatus.FAILED, f"the profiled process: {reason}", hint=hint)
+
+
+def _unknown(output: str) -> ProfileError | None:
+    if any(text in output for text in NOTHING_PROFILED):
+        return ProfileError(
+            ProfileStatus.FAILED,
+            "ncu profiled no kernel",
+            hint="ncu/ncu.log in the bundle has what it printed; --profile torch shows whether kernels run at all",
+        )
+    errors = _lines_of(output, ERROR)
+    if errors:
+        hint = "ncu/ncu.log in the bundle has what it printed"
+        return ProfileError(ProfileStatus.FAILED, f"ncu says: {errors[0]}", hint=hint)
+    return None
+
+
+def _lines_of(output: str, mark: str) -> Sequence[str]:
+    return [line.removeprefix(mark).strip() for line in output.splitlines() if line.startswith(mark)]

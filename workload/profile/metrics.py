@@ -1,0 +1,136 @@
+"""Which counters to ask for: the sourced table in metrics.toml, narrowed to what an ncu knows of a chip."""
+
+import functools
+import tomllib
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from workload.spec import Precision
+
+TABLE = Path(__file__).with_name("metrics.toml")
+
+# The operand types whose tensor FLOP are asked for; TF32 always, to unmask a library that uses it unasked.
+TENSOR_TYPES = {
+    Precision.FP32: ("tf32",),
+    Precision.TF32: ("tf32",),
+    Precision.AMP: ("fp16", "tf32"),
+    Precision.BF16: ("bf16", "tf32"),
+}
+TENSOR_PREFIX = "tensor_flop_"
+# What the whole-step run asks for: SASS metrics cannot be had of ranges.
+STEP_ROLES = ("dram_bytes", "dram_read_bytes", "dram_write_bytes", "l2_bytes", "l1_bytes", "time_s")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chips:
+    """One row of the table: what GPUs of one compute capability can count, and in how many passes."""
+
+    capability: str
+    chips: tuple[str, ...]
+    passes: int
+    throughput_passes: int
+    tensor: Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """metrics.toml: names by role, and the rows by compute capability."""
+
+    common: Mapping[str, tuple[str, ...]]
+    throughput: Mapping[str, tuple[str, ...]]
+    rows: Mapping[str, Chips]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricSet:
+    """The metrics to ask for, each with its role, and those that this ncu lacks: they are unavailable, never 0.
+
+    `passes` is what the table expects; None for a compute capability that is not listed.
+    """
+
+    roles: Mapping[str, str]
+    missing: tuple[str, ...]
+    passes: int | None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names as `ncu --metrics` takes them."""
+        return tuple(self.roles)
+
+
+@functools.cache
+def table() -> Table:
+    """The table of this version of rooflaunch."""
+    content = tomllib.loads(TABLE.read_text(encoding="utf-8"))
+    return Table(
+        common=_names(content["common"]),
+        throughput=_names(content["throughput"]),
+        rows={
+            capability: Chips(
+                capability=capability,
+                chips=tuple(row["chips"]),
+                passes=row["passes"],
+                throughput_passes=row["throughput_passes"],
+                tensor=_names(row["tensor"]),
+            )
+            for capability, row in content["capability"].items()
+        },
+    )
+
+
+def _names(rows: Mapping[str, list[str]]) -> dict[str, tuple[str, ...]]:
+    return {role: tuple(names) for role, names in rows.items()}
+
+
+def choose(capability: str, precision: Precision, known: Collection[str]) -> MetricSet:
+    """FLOP, bytes and time per kernel. `known`: the base names (`dram__bytes`) that the ncu at hand has."""
+    row = table().rows.get(capability)
+    wanted = dict(table().common)
+    alternatives, missing = _first_known(wanted, known)
+    tensor = [
+        (name, TENSOR_PREFIX + kind)
+        for kind in (TENSOR_TYPES[precision] if row else ())
+        for name in (row.tensor.get(kind, ()) if row else ())
+    ]
+    absent = [name for name, _ in tensor if base(name) not in known]
+    # Of a type that is half known only a part would be counted.
+    half = {role for name, role in tensor if name in absent}
+    return MetricSet(
+        roles=alternatives | {name: role for name, role in tensor if role not in half},
+        missing=(*missing, *absent),
+        passes=row.passes if row else None,
+    )
+
+
+def choose_throughput(capability: str, known: Collection[str]) -> MetricSet:
+    """SM %, memory % and DRAM % per kernel, and its time to weigh them with."""
+    row = table().rows.get(capability)
+    roles, missing = _first_known(table().throughput, known)
+    return MetricSet(roles=roles, missing=missing, passes=row.throughput_passes if row else None)
+
+
+def choose_step(known: Collection[str]) -> MetricSet:
+    """Bytes and time of a whole step as one range."""
+    wanted = {role: names for role, names in table().common.items() if role in STEP_ROLES}
+    roles, missing = _first_known(wanted, known)
+    return MetricSet(roles=roles, missing=missing, passes=1)
+
+
+def _first_known(wanted: Mapping[str, Iterable[str]], known: Collection[str]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The first known name of each role; the preferred name of a role without one."""
+    roles: dict[str, str] = {}
+    missing: list[str] = []
+    for role, names in wanted.items():
+        choices = tuple(names)
+        found = next((name for name in choices if base(name) in known), None)
+        if found:
+            roles[found] = role
+        else:
+            missing.append(choices[0])
+    return roles, tuple(missing)
+
+
+def base(name: str) -> str:
+    """The name without its suffix: `dram__bytes` of `dram__bytes.sum`."""
+    return name.partition(".")[0]

@@ -1,0 +1,469 @@
+"""A pass with Nsight Compute: count kernels, profile them, read what was counted. This process holds no GPU."""
+
+import json
+import logging
+import os
+import re
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from workload.environment.machine import Machine
+from workload.errors import InterruptedRunError, RooflaunchError
+from workload.profile import command, diagnosis, kernels, metrics, preflight, summary, supervise, tool
+from workload.profile.command import WARMUP_STEPS, Caches, Estimate, Mode, Replay
+from workload.profile.kernels import Kernel
+from workload.profile.metrics import MetricSet
+from workload.profile.status import ProfileError, ProfileStatus, unavailable
+from workload.profile.supervise import End
+from workload.progress import Progress
+from workload.spec import Profile, RunSpec
+
+FOLDER = "ncu"
+COMMANDS, LOG = "command.txt", "ncu.log"
+# Hundreds of kernels take a second; a slow disk and 20,000 of them some more.
+IMPORT_LIMIT_S = 300.0
+# Lines of ncu that say how far it is, by replay mode.
+PROGRESS_LINES = {
+    Replay.KERNEL: re.compile(r'==PROF== Profiling "'),
+    Replay.RANGE: re.compile(r"Application replay pass \d+"),
+}
+MINUTE_S = 60
+SHOW_MINUTES_FROM_S = 100
+COLD, WARM = "cold cache, per kernel", "caches as the step finds them, whole step"
+AGAIN = "python -m workload profile BUNDLE"
+LOOK = f"{FOLDER}/{LOG} in the bundle has what it printed"
+
+LOGGER = logging.getLogger("workload")
+
+_Extra = Callable[["_Counted", tool.Fitting], dict[str, Any]]
+
+
+class _Progress(Progress):
+    """Kernels or passes instead of training steps."""
+
+    def __init__(self, total: int, unit: str) -> None:
+        super().__init__("profile", total, images_per_step=1)
+        self._unit = unit
+
+    def _counts(self, done: int) -> str:
+        elapsed_s = self._now() - self._started_s
+        each = f", {elapsed_s / done:.2g} s each" if done else ""
+        left_s = elapsed_s * (self._total - done) / done if done else 0.0
+        left = f", {duration(left_s)} left" if left_s > 0 else ""
+        return f"{done}/{self._total} {self._unit}{each}{left}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Counted:
+    """What the counting process found; see `profiled`. `kernels_per_step` is None where it could not count."""
+
+    device: str
+    compute_capability: str
+    free_bytes: int
+    torch: str
+    step_s: float
+    start_s: float
+    warmup_steps: int
+    kernels_per_step: int | None
+    calibration_kernels: int | None
+    calibration_flop: Mapping[str, float]
+
+    def kernels(self, steps: int, *, calibrated: bool) -> int | None:
+        """How many launches a run under ncu has to profile."""
+        if self.kernels_per_step is None:
+            return None
+        return steps * self.kernels_per_step + (self.calibration_kernels or 0 if calibrated else 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Plan:
+    """One run under ncu. `total` is what the progress counts towards."""
+
+    name: str
+    table: str
+    mode: Mode
+    metrics: MetricSet
+    replay: Replay
+    caches: Caches
+    estimate: Estimate
+    total: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    """What came of a plan; `finished`: the process trained all its steps."""
+
+    end: End
+    launches: Sequence[Kernel]
+    finished: bool
+
+
+def profile(spec: RunSpec, record: Mapping[str, Any], folder: Path, machine: Machine | None = None) -> dict[str, Any]:
+    """Run.json's `profile` of the bundle with this `record`; files go to `folder`, which exists.
+
+    Raises `ProfileError` where nothing could be collected. Call it within `interrupt.stoppable`.
+    """
+    facts = preflight.gather(spec.device, machine or Machine())
+    if obstacle := preflight.obstacle(facts):
+        raise obstacle
+    return NcuPass(spec, record, folder, facts).run()
+
+
+class NcuPass:
+    """One bundle's pass; the first run counts FLOP and bytes per kernel, the others are optional."""
+
+    def __init__(self, spec: RunSpec, record: Mapping[str, Any], folder: Path, facts: preflight.Facts) -> None:
+        self._spec = spec
+        self._record = record
+        self._folder = folder
+        self._facts = facts
+
+    def run(self) -> dict[str, Any]:
+        """Everything, in order."""
+        counted = self._count()
+        self._require_same_gpu(counted)
+        candidates = [tool.Ncu(path=path) for path in self._facts.ncus]
+        fitting = tool.choose(candidates, counted.compute_capability)
+        plan = self._main_plan(counted, fitting)
+        done = self._under_ncu(fitting, plan)
+        if not done.launches:
+            raise self._why_nothing(done.end, plan.estimate)
+        found = self._describe(counted, fitting, plan, done)
+        if not (done.end.interrupted or done.end.timed_out):
+            found |= self._extras(counted, fitting)
+        return found | {"files": self._files()}
+
+    # --- counting
+
+    def _count(self) -> _Counted:
+        """How many kernels a step has, what the GPU is, and how long the process takes to get there."""
+        LOGGER.info("profile    counting the kernels of a step")
+        report = self._folder / "count.json"
+        words = command.profiled_process(self._spec, Mode.COUNT, report, os.getpid())
+        median = (self._record.get("timing") or {}).get("step_s") or {}
+        limit_s = command.trace_limit_s(median.get("median") or 1.0, WARMUP_STEPS)
+        end = self._start(words, limit_s=limit_s, under_ncu=False)
+        found = _answer(report)
+        if found is None:
+            raise self._why_not_counted(end, limit_s)
+        return _Counted(**found)
+
+    def _why_not_counted(self, end: End, limit_s: float) -> ProfileError:
+        broken_off = _broken_off(end, limit_s, "before a kernel was profiled")
+        own = diagnosis.own_error(end.output)
+        reason = f"the process that counts kernels ended with exit code {end.returncode}"
+        return broken_off or own or ProfileError(ProfileStatus.FAILED, reason, hint=LOOK)
+
+    def _require_same_gpu(self, counted: _Counted) -> None:
+        timed = ((self._record.get("environment") or {}).get("device") or {}).get("name")
+        if timed and timed != counted.device:
+            raise unavailable(
+                f"the run was on {timed}, this is {counted.device}: a profile belongs to its GPU",
+                hint="profile where the run was, or train here with --profile ncu",
+            )
+
+    # --- runs under ncu
+
+    def _main_plan(self, counted: _Counted, fitting: tool.Fitting) -> _Plan:
+        chosen = metrics.choose(counted.compute_capability, self._spec.precision, fitting.metrics)
+        total = counted.kernels(self._spec.profile_steps, calibrated=True)
+        estimate = command.estimate_kernels(total, chosen.passes, counted.start_s)
+        self._announce(total, chosen, estimate)
+        return _Plan(
+            name="profile",
+            table="kernels",
+            mode=Mode.CALIBRATED,
+            metrics=chosen,
+            replay=Replay.KERNEL,
+            caches=Caches.ALL,
+            estimate=estimate,
+            total=total,
+        )
+
+    def _announce(self, total: int | None, chosen: MetricSet, estimate: Estimate) -> None:
+        if chosen.missing:
+            LOGGER.info("note       this ncu lacks %s: unavailable", ", ".join(chosen.missing))
+        number = "an unknown number of" if total is None else f"{total}"
+        steps = command.counted_steps(self._spec.profile_steps)
+        expected = duration(estimate.expected_s)
+        limit = duration(estimate.limit_s)
+        LOGGER.info("profile    %s kernels in %s: about %s, at most %s", number, steps, expected, limit)
+
+    def _under_ncu(self, fitting: tool.Fitting, plan: _Plan) -> _Run:
+        ncu = fitting.ncu
+        report, answer = self._folder / f"{plan.name}.ncu-rep", self._folder / f"{plan.name}.json"
+        words = command.profile(
+            ncu.path,
+            report,
+            plan.metrics,
+            command.profiled_process(self._spec, plan.mode, answer, os.getpid()),
+            replay=plan.replay,
+            caches=plan.caches,
+            plain_suffixes=ncu.has_option("--disable-extra-suffixes"),
+        )
+        end = self._start(words, limit_s=plan.estimate.limit_s, under_ncu=True, plan=plan)
+        finished = _answer(answer) is not None
+        launches = self._import(ncu, report, plan) if report.is_file() else []
+        return _Run(end=end, launches=launches, finished=finished)
+
+    def _start(self, words: Sequence[str], *, limit_s: float, under_ncu: bool, plan: _Plan | None = None) -> End:
+        self._echo(words, under_ncu=under_ncu)
+        watch = _Watch(plan) if plan else None
+        try:
+            end = supervise.run(
+                words,
+                log=self._folder / LOG,
+                limit_s=limit_s,
+                environment=command.LOCALE if under_ncu else None,
+                on_line=watch.on_line if watch else lambda _: None,
+                on_tick=watch.on_tick if watch else lambda: None,
+            )
+        except OSError as error:
+            hint = "the commands are in command.txt"
+            raise ProfileError(ProfileStatus.FAILED, f"{words[0]} cannot be started: {error}", hint=hint) from error
+        if watch:
+            watch.finish()
+        return end
+
+    def _echo(self, words: Sequence[str], *, under_ncu: bool) -> None:
+        line = command.quoted(words, under_ncu=under_ncu)
+        LOGGER.info("command    %s", line)
+        with (self._folder / COMMANDS).open("a", encoding="utf-8") as text:
+            text.write(f"{line}\n")
+
+    def _import(self, ncu: tool.Ncu, report: Path, plan: _Plan) -> list[Kernel]:
+        """The table as ncu writes it, kept and read. Raises `ToolError` where it cannot be read."""
+        words = command.import_report(ncu.path, report)
+        table = self._folder / f"{plan.table}.csv"
+        self._echo(words, under_ncu=True)
+        environment = {**os.environ, **command.LOCALE}
+        with table.open("wb") as out, (self._folder / LOG).open("ab") as errors:
+            subprocess.run(
+                words,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=errors,
+                timeout=IMPORT_LIMIT_S,
+                check=False,
+            )
+        return kernels.read(table, plan.metrics.roles)
+
+    def _why_nothing(self, end: End, estimate: Estimate) -> ProfileError:
+        said = diagnosis.explain(end.output, in_container=self._facts.in_container)
+        reason = f"ncu ended with exit code {end.returncode} and without a profile"
+        return (
+            _broken_off(end, estimate.limit_s, "before a kernel was profiled")
+            or said
+            or ProfileError(ProfileStatus.FAILED, reason, hint=LOOK)
+        )
+
+    # --- what it means
+
+    def _describe(self, counted: _Counted, fitting: tool.Fitting, plan: _Plan, done: _Run) -> dict[str, Any]:
+        labelled = summary.label(done.launches)
+        complete = labelled.complete(finished=done.finished) if labelled else None
+        problem = self._problem(plan, done, complete)
+        return {
+            "status": problem.status if problem else ProfileStatus.COMPLETED,
+            "reason": str(problem) if problem else None,
+            "hint": problem.hint if problem else None,
+            "kind": Profile.NCU,
+            "steps": self._spec.profile_steps,
+            "warmup_steps": counted.warmup_steps,
+            "device": counted.device,
+            "compute_capability": counted.compute_capability,
+            "torch": counted.torch,
+            "ncu": {
+                "version": fitting.version,
+                "path": str(fitting.ncu.path),
+                "metrics_known_of": fitting.chip or counted.device,
+            },
+            "replay_mode": plan.replay,
+            "cache_control": plan.caches,
+            "bytes_are": COLD,
+            "clock_control": "none",
+            "metrics": list(plan.metrics.names),
+            "missing": list(plan.metrics.missing),
+            "passes": summary.passes(done.launches),
+            "expected_passes": plan.metrics.passes,
+            "kernels_profiled": len(done.launches),
+            "expected_kernels": plan.total,
+            "expected_kernels_per_step": counted.kernels_per_step,
+            "expected_s": plan.estimate.expected_s,
+            "limit_s": plan.estimate.limit_s,
+            "elapsed_s": done.end.elapsed_s,
+            "step_s_without_profiler": counted.step_s,
+            "free_bytes": counted.free_bytes,
+            **(self._figures(counted, complete) if complete and complete.steps else {"steps_profiled": 0}),
+        }
+
+    def _problem(self, plan: _Plan, done: _Run, complete: summary.Labelled | None) -> ProfileError | None:
+        """Why the profile is not whole; None if it is."""
+        number = f"after {len(done.launches)} kernels"
+        said = diagnosis.explain(done.end.output, in_container=self._facts.in_container)
+        if broken_off := _broken_off(done.end, plan.estimate.limit_s, number):
+            return broken_off
+        if said:
+            return ProfileError(ProfileStatus.PARTIAL, f"{said}; {number}", hint=said.hint)
+        if complete is None:
+            reason = "the table names no ranges: kernels of the steps and of the calibration cannot be told apart"
+        elif len(complete.steps) < self._spec.profile_steps or not done.end.ok:
+            reason = f"ncu ended with exit code {done.end.returncode} {number}"
+        else:
+            return None
+        return ProfileError(ProfileStatus.PARTIAL, reason, hint=LOOK)
+
+    def _figures(self, counted: _Counted, complete: summary.Labelled) -> dict[str, Any]:
+        figures = summary.per_step(complete)
+        backward = summary.backward(complete)
+        complexity = self._record.get("complexity") or {}
+        model = summary.model_flop(
+            figures, complexity.get("train_flop_per_step"), has_backward=bool(backward["present"])
+        )
+        calibration = summary.calibrations(complete, counted.calibration_flop)
+        return figures | {
+            "checks": {
+                "calibration": calibration,
+                "flop_verified": all(each["verified"] for each in calibration.values()),
+                "backward": backward,
+                "model_flop": model,
+                "kernels_outside_steps": len(complete.outside),
+            }
+        }
+
+    # --- further runs
+
+    def _extras(self, counted: _Counted, fitting: tool.Fitting) -> dict[str, Any]:
+        """Those that were asked for, until one is interrupted; the first profile is kept whatever becomes of them."""
+        wanted: dict[str, tuple[bool, _Extra]] = {
+            "step_bytes": (self._spec.profile_step_bytes, self._step_bytes),
+            "throughput": (self._spec.profile_throughput, self._throughput),
+        }
+        found: dict[str, Any] = {}
+        for name, (is_wanted, work) in wanted.items():
+            if is_wanted:
+                found[name] = _attempt(name, partial(work, counted, fitting))
+                if found[name]["status"] == ProfileStatus.INTERRUPTED:
+                    break
+        return found
+
+    def _step_bytes(self, counted: _Counted, fitting: tool.Fitting) -> dict[str, Any]:
+        chosen = metrics.choose_step(fitting.metrics)
+        plan = _Plan(
+            name="step",
+            table="step",
+            mode=Mode.STEPS,
+            metrics=chosen,
+            replay=Replay.RANGE,
+            caches=Caches.NONE,
+            estimate=command.estimate_range(chosen.passes, counted.start_s),
+            total=chosen.passes,
+        )
+        done = self._whole(fitting, plan)
+        return _settings(plan, WARM, done) | summary.step_bytes(done.launches, self._spec.profile_steps)
+
+    def _throughput(self, counted: _Counted, fitting: tool.Fitting) -> dict[str, Any]:
+        chosen = metrics.choose_throughput(counted.compute_capability, fitting.metrics)
+        total = counted.kernels(self._spec.profile_steps, calibrated=False)
+        plan = _Plan(
+            name="throughput",
+            table="throughput",
+            mode=Mode.STEPS,
+            metrics=chosen,
+            replay=Replay.KERNEL,
+            caches=Caches.ALL,
+            estimate=command.estimate_kernels(total, chosen.passes, counted.start_s),
+            total=total,
+        )
+        done = self._whole(fitting, plan)
+        labelled = summary.label(done.launches)
+        if labelled is None:
+            raise ProfileError(ProfileStatus.FAILED, "the table names no ranges", hint=LOOK)
+        return _settings(plan, COLD, done) | summary.throughput(labelled)
+
+    def _whole(self, fitting: tool.Fitting, plan: _Plan) -> _Run:
+        """A further run is of use only if it came to its end."""
+        LOGGER.info("profile    %s: about %s", plan.name, duration(plan.estimate.expected_s))
+        done = self._under_ncu(fitting, plan)
+        if not done.launches or not done.end.ok or not done.finished:
+            raise self._why_nothing(done.end, plan.estimate)
+        return done
+
+    def _files(self) -> list[str]:
+        for leftover in self._folder.glob("*.json*"):
+            leftover.unlink()
+        return sorted(f"{FOLDER}/{path.name}" for path in self._folder.iterdir())
+
+
+def _attempt(name: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    try:
+        return {"status": ProfileStatus.COMPLETED, "reason": None, "hint": None} | work()
+    except ProfileError as error:
+        failed = error
+    except InterruptedRunError as error:
+        failed = ProfileError(ProfileStatus.INTERRUPTED, str(error), hint=AGAIN)
+    except (RooflaunchError, OSError, subprocess.SubprocessError) as error:
+        failed = ProfileError(ProfileStatus.FAILED, str(error), hint=LOOK)
+    LOGGER.warning("note       %s: %s: %s", name, failed.status, failed)
+    return failed.to_json()
+
+
+class _Watch:
+    """Follows what ncu prints; the lines come from a thread of their own."""
+
+    def __init__(self, plan: _Plan) -> None:
+        self._pattern = PROGRESS_LINES[plan.replay]
+        self._done = 0
+        unit = "kernels" if plan.replay is Replay.KERNEL else "passes"
+        self._progress = _Progress(plan.total or command.UNKNOWN_KERNELS, unit)
+
+    def on_line(self, line: str) -> None:
+        """Count what the line reports."""
+        self._done += len(self._pattern.findall(line))
+
+    def on_tick(self) -> None:
+        """Show it."""
+        self._progress.update(self._done)
+
+    def finish(self) -> None:
+        """Leave a last line."""
+        self._progress.finish(self._done)
+
+
+def _settings(plan: _Plan, bytes_are: str, done: _Run) -> dict[str, Any]:
+    return {
+        "replay_mode": plan.replay,
+        "cache_control": plan.caches,
+        "bytes_are": bytes_are,
+        "metrics": list(plan.metrics.names),
+        "missing": list(plan.metrics.missing),
+        "elapsed_s": done.end.elapsed_s,
+    }
+
+
+def _broken_off(end: End, limit_s: float, when: str) -> ProfileError | None:
+    if end.interrupted:
+        return ProfileError(ProfileStatus.INTERRUPTED, f"interrupted {when}", hint=AGAIN)
+    if end.timed_out:
+        reason = f"the time limit of {duration(limit_s)} ended it {when}"
+        return ProfileError(ProfileStatus.TIMED_OUT, reason, hint="fewer --profile-steps, or a smaller model")
+    return None
+
+
+def _answer(report: Path) -> dict[str, Any] | None:
+    """What the profiled process wrote; None if it did not come to that."""
+    try:
+        found: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    return found
+
+
+def duration(seconds: float) -> str:
+    """`45 s`, `12 min`."""
+    return f"{seconds:.0f} s" if seconds < SHOW_MINUTES_FROM_S else f"{seconds / MINUTE_S:.0f} min"

@@ -1,0 +1,96 @@
+"""What can be known before a profile starts: each check says what is in the way and what to do about it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from workload.environment.container import runtime
+from workload.environment.machine import Machine, fields
+from workload.profile import tool
+from workload.profile.status import ProfileError, unavailable
+from workload.spec import Device
+
+# capabilities(7): the bit that lets a process use restricted counters.
+CAP_SYS_ADMIN = 21
+# The driver's own parameters, and WSL's device, behind which there is no /proc/driver/nvidia.
+DRIVER_VERSION, DRIVER_PARAMETERS, WSL_DEVICE = "/proc/driver/nvidia/version", "/proc/driver/nvidia/params", "/dev/dxg"
+UNLOCK_CONTAINER = (
+    "docker run --cap-add=SYS_ADMIN … for the profile pass, or the module option NVreg_RestrictProfilingToAdminUsers=0 "
+    "on the host"
+)
+UNLOCK = (
+    "sudo for the profile pass, or the module option NVreg_RestrictProfilingToAdminUsers=0: "
+    "developer.nvidia.com/ERR_NVGPUCTRPERM"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What the checks look at. `admin_only`: the driver restricts counters; None where it does not say."""
+
+    device: Device
+    driver: bool
+    ncus: tuple[Path, ...]
+    admin_only: bool | None
+    is_admin: bool
+    in_container: bool
+
+
+def gather(device: Device, machine: Machine) -> Facts:
+    """The facts of this machine, for a spec that ran on `device`."""
+    parameters = fields(machine.text(DRIVER_PARAMETERS))
+    restricted = parameters.get("RmProfilingAdminOnly")
+    return Facts(
+        device=device,
+        driver=any(machine.exists(path) for path in (DRIVER_VERSION, WSL_DEVICE)),
+        ncus=tuple(tool.find(machine.environ, machine.root)),
+        admin_only=None if restricted is None else restricted != "0",
+        is_admin=has_capability(machine.text("/proc/self/status"), CAP_SYS_ADMIN),
+        in_container=runtime(machine) is not None,
+    )
+
+
+def has_capability(status: str | None, bit: int) -> bool:
+    """Whether /proc/self/status lists the capability as effective."""
+    try:
+        return bool(int(fields(status).get("CapEff", "0"), 16) >> bit & 1)
+    except ValueError:
+        return False
+
+
+def obstacle(facts: Facts) -> ProfileError | None:
+    """The first thing in the way, or None."""
+    checks: tuple[Callable[[Facts], ProfileError | None], ...] = (_no_gpu_used, _no_driver, _no_ncu, _restricted)
+    return next((found for check in checks if (found := check(facts)) is not None), None)
+
+
+def _no_gpu_used(facts: Facts) -> ProfileError | None:
+    if facts.device is Device.CUDA:
+        return None
+    return unavailable(f"ncu counts on NVIDIA GPUs; the run was on {facts.device}", hint="--profile torch")
+
+
+def _no_driver(facts: Facts) -> ProfileError | None:
+    if facts.driver:
+        return None
+    return unavailable(
+        "no NVIDIA driver is loaded here", hint="profile where the run was; `nvidia-smi` shows the driver"
+    )
+
+
+def _no_ncu(facts: Facts) -> ProfileError | None:
+    return None if facts.ncus else tool.no_ncu()
+
+
+def _restricted(facts: Facts) -> ProfileError | None:
+    if not facts.admin_only or facts.is_admin:
+        return None
+    return restricted(in_container=facts.in_container)
+
+
+def restricted(*, in_container: bool) -> ProfileError:
+    """Counters are for administrators only, found beforehand or said by ncu."""
+    return unavailable(
+        "the driver restricts counters to administrators (RmProfilingAdminOnly: 1, ERR_NVGPUCTRPERM)",
+        hint=UNLOCK_CONTAINER if in_container else UNLOCK,
+    )

@@ -1,0 +1,268 @@
+"""The profiled process: trains the very step of the timing run, a few times, and marks what is to be profiled.
+
+`python -m workload profiled-step` is started by a profile pass, for counting kernels, under ncu, or with
+torch.profiler. It answers in a JSON file, which it writes last.
+"""
+
+import json
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.cuda import nvtx
+from torch.profiler import ProfilerActivity
+
+from workload import ceilings, data, device, models
+from workload.clock import clock_for
+from workload.data import Batch
+from workload.errors import ExitCode
+from workload.profile import trace
+from workload.profile.command import WARMUP_STEPS, Mode
+from workload.profile.summary import CALIBRATION
+from workload.recorder import Part
+from workload.spec import Device, Precision, RunSpec
+from workload.step import TrainingStep
+
+# For the step time without a profiler.
+TIMED_STEPS = 5
+# A multiple of every tile, so that padding adds nothing; 17 GFLOP.
+PRODUCT_EDGE = 2048
+# Which products to calibrate with, by what the step computes in. Autocast leaves some of it in fp32.
+PRODUCTS = {
+    Precision.FP32: (Precision.FP32,),
+    Precision.TF32: (Precision.TF32,),
+    Precision.AMP: (Precision.AMP, Precision.FP32),
+    Precision.BF16: (Precision.BF16, Precision.FP32),
+}
+TYPE_NAMES = {Precision.FP32: "fp32", Precision.TF32: "tf32", Precision.AMP: "fp16", Precision.BF16: "bf16"}
+OWNER_CHECK_S = 1.0
+ACTIVITIES = {Device.CPU: (ProfilerActivity.CPU,), Device.MPS: (ProfilerActivity.CPU,)}
+
+Product = Callable[[], object]
+
+
+class _Session:
+    """A model, its data and its optimizer, warmed up; call it for a step."""
+
+    def __init__(self, spec: RunSpec, batches: Iterator[Batch], step: TrainingStep) -> None:
+        self.spec = spec
+        self.clock = clock_for(spec.device)
+        self._batches = batches
+        self._step = step
+
+    def train(self, steps: int, mark: Callable[[Part], None] = lambda _: None) -> None:
+        """Train without waiting for the device."""
+        for _ in range(steps):
+            self._step(self._batches, mark)
+
+    def timed_s(self, steps: int) -> float:
+        """Seconds per step, device time included."""
+        self.clock.synchronize()
+        began_s = time.perf_counter()
+        self.train(steps)
+        self.clock.synchronize()
+        return (time.perf_counter() - began_s) / steps
+
+
+def run(mode: Mode, spec: RunSpec, report: Path, *, owner: int) -> None:
+    """Profile `spec`, which is filled, and write the report. Raises what training raises."""
+    _end_with(owner)
+    began_s = time.perf_counter()
+    warmup = max(1, spec.warmup or 0) if mode is Mode.TRACE else WARMUP_STEPS
+    with _prepared(spec, warmup) as session:
+        start_s = time.perf_counter() - began_s
+        match mode:
+            case Mode.COUNT:
+                found = _count(session) | {"start_s": start_s}
+            case Mode.CALIBRATED:
+                found = _under_ncu(session, calibrate=True)
+            case Mode.STEPS:
+                found = _under_ncu(session, calibrate=False)
+            case Mode.TRACE:
+                found = _trace(session, report.parent)
+    temporary = report.with_name(report.name + ".tmp")
+    temporary.write_text(json.dumps(found | {"warmup_steps": warmup}), encoding="utf-8")
+    temporary.replace(report)
+
+
+def _end_with(owner: int) -> None:
+    """End this process when the one that wants its profile has gone, also by SIGKILL: it holds a GPU."""
+
+    def watch() -> None:
+        while _is_alive(owner):
+            time.sleep(OWNER_CHECK_S)
+        os._exit(ExitCode.INTERRUPTED)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _is_alive(process_id: int) -> bool:
+    try:
+        os.kill(process_id, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+@contextmanager
+def _prepared(spec: RunSpec, warmup: int) -> Generator[_Session]:
+    """As the timing run prepares it, but data comes from this process: workers would be profiled too."""
+    alone = replace(spec, workers=0)
+    device.choose(alone.device)
+    device.prepare(alone, cpus=device.usable_cpus())
+    source = data.open_source(alone)
+    assert alone.image_size is not None
+    model = models.build(alone.model, num_classes=source.classes, image_size=alone.image_size)
+    with closing(source.batches()) as batches:
+        session = _Session(alone, batches, TrainingStep(model, alone))
+        session.train(warmup)
+        session.clock.synchronize()
+        yield session
+
+
+# --- counting
+
+
+def _count(session: _Session) -> dict[str, Any]:
+    products = _products(session.spec)
+    properties = torch.cuda.get_device_properties()
+    step_s = session.timed_s(TIMED_STEPS)
+    return {
+        "device": properties.name,
+        "compute_capability": f"{properties.major}.{properties.minor}",
+        "free_bytes": torch.cuda.mem_get_info()[0],
+        "torch": torch.__version__,
+        "step_s": step_s,
+        "kernels_per_step": _kernels_of(lambda: session.train(1)),
+        "calibration_kernels": _kernels_of(lambda: [product() for product in products.values()]),
+        "calibration_flop": dict.fromkeys(products, 2 * PRODUCT_EDGE**3),
+    }
+
+
+def _kernels_of(work: Callable[[], object]) -> int | None:
+    """How many kernels `work` launches; None where torch.profiler sees none at all."""
+    with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        work()
+        torch.cuda.synchronize()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / trace.TRACE
+        profiler.export_chrome_trace(str(path))
+        return sum(row.calls for row in trace.kernels(trace.read(path))) or None
+
+
+# --- under ncu
+
+
+def _under_ncu(session: _Session, *, calibrate: bool) -> dict[str, Any]:
+    """What lies between profiler start and stop is profiled, whichever thread launches it."""
+    products = _products(session.spec) if calibrate else {}
+    torch.cuda.synchronize()
+    torch.cuda.profiler.start()
+    for name, product in products.items():
+        with _range(f"{CALIBRATION} {name}"):
+            product()
+    for number in range(session.spec.profile_steps):
+        marks = _Marks(number, session.spec.grad_accumulation)
+        session.train(1, marks.passed)
+    torch.cuda.synchronize()
+    torch.cuda.profiler.stop()
+    return {"steps": session.spec.profile_steps}
+
+
+class _Marks:
+    """A process-wide range around each part of a step, one at a time: autograd launches from a thread of its own."""
+
+    def __init__(self, number: int, passes: int) -> None:
+        parts = [*(Part.DATA, Part.FORWARD, Part.BACKWARD) * passes, Part.OPTIMIZER]
+        self._names = iter([f"step {number} {part}" for part in parts])
+        self._handle: int | None = nvtx.range_start(next(self._names))
+
+    def passed(self, _: Part) -> None:
+        """Close the part that has ended and open the next."""
+        assert self._handle is not None
+        nvtx.range_end(self._handle)
+        name = next(self._names, None)
+        self._handle = nvtx.range_start(name) if name else None
+
+
+@contextmanager
+def _range(name: str) -> Iterator[None]:
+    handle = nvtx.range_start(name)
+    try:
+        yield
+    finally:
+        nvtx.range_end(handle)
+
+
+def _products(spec: RunSpec) -> dict[str, Product]:
+    """A matrix product per type, called once so that libraries and workspaces are there."""
+    products = {TYPE_NAMES[precision]: _product(precision) for precision in PRODUCTS[spec.precision]}
+    for product in products.values():
+        product()
+    torch.cuda.synchronize()
+    return products
+
+
+def _product(precision: Precision) -> Product:
+    generator = torch.Generator("cuda").manual_seed(0)
+    shape = (PRODUCT_EDGE, PRODUCT_EDGE)
+    left, right = (
+        torch.randn(shape, generator=generator, device="cuda").to(ceilings.DTYPES[precision]) for _ in range(2)
+    )
+    out = torch.empty_like(left)
+
+    def multiply() -> Tensor:
+        with ceilings.matmul_precision(precision):
+            return torch.mm(left, right, out=out)
+
+    return multiply
+
+
+# --- with torch.profiler
+
+
+def _trace(session: _Session, folder: Path) -> dict[str, Any]:
+    spec, step_s = session.spec, []
+    plain_s = session.timed_s(1)
+    with torch.profiler.profile(activities=ACTIVITIES.get(spec.device)) as profiler:
+        for number in range(spec.profile_steps):
+            with torch.profiler.record_function(f"step {number}"):
+                step_s.append(session.timed_s(1))
+    profiler.export_chrome_trace(str(folder / trace.TRACE))
+    rows = trace.kernels(trace.read(folder / trace.TRACE)) if spec.device is Device.CUDA else _operators(profiler)
+    trace.write(folder / trace.TABLE, rows)
+    steps = spec.profile_steps
+    return {
+        "steps": steps,
+        "rows": "kernels" if spec.device is Device.CUDA else "operators",
+        "calls_per_step": sum(row.calls for row in rows) / steps,
+        "step_s": step_s,
+        "step_without_profiler_s": plain_s,
+        "time_s_per_step": sum(row.total_s for row in rows) / steps,
+        "top": trace.top(rows, steps),
+        "device": _device_name(spec.device),
+        "torch": torch.__version__,
+    }
+
+
+def _operators(profiler: torch.profiler.profile) -> list[trace.Row]:
+    """The time of each operator without those that it calls."""
+    return trace.ordered(
+        trace.Row(name=each.key, calls=each.count, total_s=each.self_cpu_time_total / trace.US_PER_S)
+        for each in profiler.key_averages()
+        if not each.is_user_annotation
+    )
+
+
+def _device_name(used: Device) -> str | None:
+    return torch.cuda.get_device_name() if used is Device.CUDA else None

@@ -1,0 +1,154 @@
+"""The profile of one complete bundle: collected beside it, then put into it and sealed with it.
+
+Until then the bundle stays as it is: whoever kills the pass loses the profile and nothing else.
+"""
+
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, assert_never
+
+from workload import bundle, log
+from workload.bundle import Bundle, Status
+from workload.errors import InterruptedRunError, RooflaunchError, UsageError
+from workload.interrupt import stoppable, undisturbed
+from workload.profile import ncu_pass, torch_pass
+from workload.profile.status import ProfileError, ProfileStatus, is_collected
+from workload.spec import Profile, RunSpec, options, resolve
+
+WORK = "profile.tmp"
+FOLDERS = {Profile.NCU: ncu_pass.FOLDER, Profile.TORCH: torch_pass.FOLDER}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What the user asks for; None: as the bundle's own spec says."""
+
+    profile: Profile | None = None
+    profile_steps: int | None = None
+    profile_step_bytes: bool | None = None
+    profile_throughput: bool | None = None
+
+
+def profile(folder: Path, request: Request) -> dict[str, Any]:
+    """Profile the configuration of a bundle and seal the result into it; returns run.json's `profile`.
+
+    A pass that collects nothing is recorded, unless the bundle holds an earlier profile, which then stays. Raises
+    `BundleError` or `UsageError` where there is nothing to profile, and otherwise never for a failed pass.
+    """
+    found = bundle.read(folder)
+    spec = wanted_spec(found, request)
+    with bundle.guarded_writes(folder), _work_folder(folder) as work:
+        with log.to_file(work / bundle.LOG):
+            collected = _collect(spec, found, work)
+            replaces = _replaces(found, collected)
+        with undisturbed():
+            _close(found, collected if replaces else None, spec.profile, work)
+        return collected
+
+
+def wanted_spec(found: Bundle, request: Request) -> RunSpec:
+    """The bundle's spec with the request's profile. Raises `UsageError` where that makes no sense."""
+    status = found.record.get("status")
+    if status != Status.COMPLETED:
+        raise UsageError(
+            f"'{found.path}' cannot be profiled: the run is '{status}', not completed",
+            hint="profile a completed run, or run again with --profile",
+        )
+    given = {name: value for name, value in vars(request).items() if value is not None}
+    # The extras of an earlier request by ncu mean nothing to torch.
+    if request.profile is Profile.TORCH:
+        given = {"profile_step_bytes": False, "profile_throughput": False} | given
+    spec = replace(_recorded_spec(found), **given).checked()
+    if spec.profile is Profile.NONE:
+        raise UsageError(f"'{found.path}' asks for no profile of its own", hint="--profile ncu, or --profile torch")
+    _refuse_replacing(found, spec.profile)
+    return spec
+
+
+def _recorded_spec(found: Bundle) -> RunSpec:
+    """As recorded, filled; options that are newer than the bundle have their defaults."""
+    recorded = found.record.get("spec") or {}
+    known = {option.name for option in options()}
+    values = {name: value for name, value in recorded.items() if name in known and value is not None}
+    return resolve(values, {}, None).spec
+
+
+def _refuse_replacing(found: Bundle, wanted: Profile) -> None:
+    held = found.record.get("profile") or {}
+    if is_collected(held) and held.get("kind") != wanted:
+        raise UsageError(
+            f"'{found.path}' already holds a profile by {held.get('kind')}; run.json has room for one",
+            hint=f"a run of its own: python -m workload train … --profile {wanted}",
+        )
+
+
+@contextmanager
+def _work_folder(folder: Path) -> Iterator[Path]:
+    work = folder / WORK
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir()
+    try:
+        yield work
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _collect(spec: RunSpec, found: Bundle, work: Path) -> dict[str, Any]:
+    """Run.json's `profile`, whatever happens but a bug."""
+    try:
+        with stoppable():
+            return _run(spec, found.record, work)
+    except ProfileError as error:
+        failed = error
+    except InterruptedRunError as error:
+        failed = ProfileError(ProfileStatus.INTERRUPTED, str(error), hint="python -m workload profile BUNDLE")
+    except (RooflaunchError, OSError, subprocess.SubprocessError) as error:
+        hint = error.hint if isinstance(error, RooflaunchError) else "log.txt in the bundle"
+        failed = ProfileError(ProfileStatus.FAILED, str(error), hint=hint)
+    log.LOGGER.error("%s", failed.report())
+    return failed.to_json() | {"kind": spec.profile}
+
+
+def _run(spec: RunSpec, record: Mapping[str, Any], work: Path) -> dict[str, Any]:
+    folder = work / FOLDERS[spec.profile]
+    folder.mkdir()
+    match spec.profile:
+        case Profile.NCU:
+            return ncu_pass.profile(spec, record, folder)
+        case Profile.TORCH:
+            return torch_pass.profile(spec, record, folder)
+        case Profile.NONE:
+            raise ValueError("no profile was asked for")
+        case _:
+            assert_never(spec.profile)
+
+
+def _replaces(found: Bundle, collected: Mapping[str, Any]) -> bool:
+    """Whether the bundle is to hold this: an earlier profile is worth more than the record of a failure."""
+    if is_collected(collected) or not is_collected(found.record.get("profile") or {}):
+        return True
+    log.LOGGER.info("note       the profile that the bundle held stays")
+    return False
+
+
+def _close(found: Bundle, collected: dict[str, Any] | None, kind: Profile, work: Path) -> None:
+    """Put log, files and record into the bundle and seal it; None: the bundle keeps the profile that it has."""
+    record = found.record
+    if collected is not None:
+        _move(work / FOLDERS[kind], found.path / FOLDERS[kind])
+        record = {**record, "profile": collected}
+    with (found.path / bundle.LOG).open("ab") as kept:
+        kept.write((work / bundle.LOG).read_bytes())
+    shutil.rmtree(work)
+    bundle.reseal(found.path, record)
+
+
+def _move(source: Path, target: Path) -> None:
+    """Replace a folder; one without files leaves none."""
+    shutil.rmtree(target, ignore_errors=True)
+    if source.is_dir() and any(source.iterdir()):
+        source.replace(target)

@@ -1,0 +1,63 @@
+"""How a profile pass ended, as run.json's `profile` says it."""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+from workload.errors import ExitCode, RooflaunchError
+from workload.spec import Profile
+
+
+class ProfileStatus(StrEnum):
+    """`partial`: figures are there, and `reason` says which are not; `unavailable`: this machine does not allow it."""
+
+    NOT_REQUESTED = "not requested"
+    NOT_PROFILED = "not profiled"
+    COMPLETED = "completed"
+    PARTIAL = "partial"
+    UNAVAILABLE = "unavailable"
+    FAILED = "failed"
+    TIMED_OUT = "timed out"
+    INTERRUPTED = "interrupted"
+
+
+class ProfileError(RooflaunchError):
+    """Why there is no profile; the timing run stays what it is."""
+
+    exit_code = ExitCode.TOOL
+
+    def __init__(self, status: ProfileStatus, reason: str, *, hint: str) -> None:
+        super().__init__(reason, hint=hint)
+        self.status = status
+
+    def report(self) -> str:
+        """The two lines that a user sees."""
+        return f"error: profile {self.status}: {self}\nhint: {self.hint}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The start of run.json's `profile`."""
+        return {"status": self.status, "reason": str(self), "hint": self.hint}
+
+
+def unavailable(reason: str, *, hint: str) -> ProfileError:
+    """Something that the machine lacks or forbids."""
+    return ProfileError(ProfileStatus.UNAVAILABLE, reason, hint=hint)
+
+
+def before_the_pass(profile: Profile, *, repeat: int, repeats: int) -> dict[str, Any]:
+    """What the timing run itself writes of its profile."""
+    if profile is Profile.NONE:
+        return {"status": ProfileStatus.NOT_REQUESTED}
+    reason = "the profile pass has not run yet" if repeat == 1 else f"repeat 1 of {repeats} holds the profile"
+    return {"status": ProfileStatus.NOT_PROFILED, "kind": profile, "reason": reason}
+
+
+def is_collected(profile: Mapping[str, Any]) -> bool:
+    """Whether run.json's `profile` has something to show: kernels or a trace, if only of a part."""
+    return bool(profile.get("files"))
+
+
+def was_interrupted(profile: Mapping[str, Any]) -> bool:
+    """Whether the user ended the pass, or one of its further runs."""
+    parts = (profile, profile.get("step_bytes") or {}, profile.get("throughput") or {})
+    return any(part.get("status") == ProfileStatus.INTERRUPTED for part in parts)

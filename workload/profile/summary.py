@@ -1,0 +1,260 @@
+"""From kernels to the figures of a step, and the checks that say how far they can be trusted. Pure."""
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from workload.profile.kernels import FLOATS, Kernel
+from workload.profile.metrics import TENSOR_PREFIX
+
+# What the profiled process names its ranges; kernels between them belong to no step.
+STEP_MARK = re.compile(r"step (\d+) (data|forward|backward|optimizer)")
+CALIBRATION_MARK = re.compile(r"calibration (\w+)")
+FORWARD, BACKWARD = "forward", "backward"
+CALIBRATION = "calibration"
+
+# Libraries pad and reduce: a few per cent more than 2 n^3. Less means that something is not counted.
+CALIBRATED_FROM, CALIBRATED_TO = 0.98, 1.10
+# Two products backward for one forward, one less in the first layer, fewer in kernels that work with less FLOP.
+BACKWARD_OVER_FORWARD = 0.5
+MODEL_RATIO_FROM, MODEL_RATIO_TO = 0.7, 1.5
+TOP_KERNELS = 5
+
+TOTALS = ("dram_bytes", "dram_read_bytes", "dram_write_bytes", "l2_bytes", "l1_bytes")
+PERCENTAGES = ("sm_percent", "memory_percent", "dram_percent")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Labelled:
+    """Kernels by where they were launched: `steps[number][part]`, calibrations by type, and the rest."""
+
+    steps: Mapping[int, Mapping[str, Sequence[Kernel]]]
+    calibrations: Mapping[str, Sequence[Kernel]]
+    outside: Sequence[Kernel]
+
+    def complete(self, *, finished: bool) -> "Labelled":
+        """Without the last step where the profile broke off in it."""
+        if finished or not self.steps:
+            return self
+        last = max(self.steps)
+        kept = {number: parts for number, parts in self.steps.items() if number != last}
+        return Labelled(steps=kept, calibrations=self.calibrations, outside=self.outside)
+
+
+def label(kernels: Sequence[Kernel]) -> Labelled | None:
+    """By the ranges around each launch; None where the table does not tell."""
+    if any(kernel.marks is None for kernel in kernels):
+        return None
+    steps: dict[int, dict[str, list[Kernel]]] = {}
+    calibrations: dict[str, list[Kernel]] = defaultdict(list)
+    outside: list[Kernel] = []
+    for kernel in kernels:
+        if step := STEP_MARK.search(kernel.marks or ""):
+            steps.setdefault(int(step[1]), {}).setdefault(step[2], []).append(kernel)
+        elif calibration := CALIBRATION_MARK.search(kernel.marks or ""):
+            calibrations[calibration[1]].append(kernel)
+        else:
+            outside.append(kernel)
+    return Labelled(steps=steps, calibrations=calibrations, outside=outside)
+
+
+def per_step(labelled: Labelled) -> dict[str, Any]:
+    """The mean over the steps: figures, parts, and the kernels that take longest."""
+    number = len(labelled.steps)
+    every = [kernel for parts in labelled.steps.values() for kernels in parts.values() for kernel in kernels]
+    by_part: dict[str, list[Kernel]] = defaultdict(list)
+    for parts in labelled.steps.values():
+        for part, kernels in parts.items():
+            by_part[part] += kernels
+    return {
+        "steps_profiled": number,
+        **figures(every, number),
+        "by_part": {part: _part(kernels, number) for part, kernels in by_part.items()},
+        "top_kernels": top(every, number),
+    }
+
+
+def figures(kernels: Sequence[Kernel], steps: int) -> dict[str, Any]:
+    """Sums per step; None for what was not counted of every kernel."""
+    flop_by_class = _flop_by_class(kernels, steps)
+    flop = _total([flop_by_class[kind] for kind in flop_by_class])
+    sums = {f"{role}_per_step": _sum(kernels, role, steps) for role in TOTALS}
+    dram_bytes = sums["dram_bytes_per_step"]
+    hidden = hidden_tensor_work(kernels)
+    return {
+        "kernels_per_step": len(kernels) / steps,
+        "kernel_time_s_per_step": _sum(kernels, "time_s", steps),
+        "flop_per_step": flop,
+        "flop_by_class": flop_by_class,
+        "tensor_flop_per_step": _tensor_flop(kernels, flop_by_class),
+        "flop_is_lower_bound": hidden is not None,
+        "lower_bound_reason": hidden,
+        **sums,
+        "intensity_flop_per_byte": flop / dram_bytes if flop is not None and dram_bytes else None,
+    }
+
+
+def _part(kernels: Sequence[Kernel], steps: int) -> dict[str, Any]:
+    return {
+        "kernels_per_step": len(kernels) / steps,
+        "kernel_time_s_per_step": _sum(kernels, "time_s", steps),
+        "flop_per_step": _flop(kernels, steps),
+        "dram_bytes_per_step": _sum(kernels, "dram_bytes", steps),
+    }
+
+
+def _sum(kernels: Sequence[Kernel], role: str, steps: int) -> float | None:
+    total = _total([kernel.values.get(role) for kernel in kernels])
+    return None if total is None else total / steps
+
+
+def _total(values: Sequence[float | None]) -> float | None:
+    """None as soon as one is not known: a sum without it would be too low."""
+    known = [value for value in values if value is not None]
+    return sum(known) if values and len(known) == len(values) else None
+
+
+def _flop(kernels: Sequence[Kernel], steps: int) -> float | None:
+    return _total(list(_flop_by_class(kernels, steps).values()))
+
+
+def _flop_by_class(kernels: Sequence[Kernel], steps: int) -> dict[str, float | None]:
+    columns: dict[str, list[float | None]] = {kind: [] for kind in FLOATS}
+    for kernel in kernels:
+        for kind, flop in kernel.flop_by_class.items():
+            columns.setdefault(kind, []).append(flop)
+    totals = {kind: _total(column) for kind, column in columns.items()}
+    return {kind: None if total is None else total / steps for kind, total in totals.items()}
+
+
+def _tensor_flop(kernels: Sequence[Kernel], flop_by_class: Mapping[str, float | None]) -> float | None:
+    counted = [flop for kind, flop in flop_by_class.items() if kind.startswith("tensor_")]
+    if counted:
+        return _total(counted)
+    # None of them was asked for: 0 only where the counter of tensor instructions says so.
+    idle = all(kernel.values.get("tensor_instructions") == 0 for kernel in kernels)
+    return 0.0 if kernels and idle else None
+
+
+def hidden_tensor_work(kernels: Sequence[Kernel]) -> str | None:
+    """Why the counted FLOP are too few: kernels that use tensor cores, of which no FLOP were counted."""
+    hidden = [kernel for kernel in kernels if kernel.uses_tensor_cores and kernel.tensor_flop == 0]
+    if not hidden:
+        return None
+    asked = any(role.startswith(TENSOR_PREFIX) for kernel in hidden for role in kernel.values)
+    what = "no metric that was asked for counts" if asked else "this ncu has no metric to count"
+    number = f"{len(hidden)} kernel launches use" if len(hidden) > 1 else "1 kernel launch uses"
+    return f"{number} tensor cores, whose FLOP {what}: {hidden[0].name[:80]}"
+
+
+def top(kernels: Sequence[Kernel], steps: int) -> list[dict[str, Any]]:
+    """The kernels that take most of the time, by name."""
+    by_name: dict[str, list[float]] = defaultdict(list)
+    for kernel in kernels:
+        by_name[kernel.name].append(kernel.values.get("time_s") or 0.0)
+    total = sum(sum(times) for times in by_name.values())
+    longest = sorted(by_name.items(), key=lambda item: -sum(item[1]))[:TOP_KERNELS]
+    return [
+        {
+            "name": name,
+            "calls_per_step": len(times) / steps,
+            "time_s_per_step": sum(times) / steps,
+            "share": sum(times) / total if total else None,
+        }
+        for name, times in longest
+    ]
+
+
+# --- checks
+
+
+def calibrations(labelled: Labelled, known_flop: Mapping[str, float]) -> dict[str, dict[str, Any]]:
+    """Per type: a matrix product of known size against what was counted of it."""
+    found = {}
+    for kind, known in known_flop.items():
+        counted = _flop(labelled.calibrations.get(kind, ()), 1)
+        ratio = None if counted is None else counted / known
+        found[kind] = {
+            "known_flop": known,
+            "counted_flop": counted,
+            "ratio": ratio,
+            "verified": ratio is not None and CALIBRATED_FROM <= ratio <= CALIBRATED_TO,
+        }
+    return found
+
+
+def backward(labelled: Labelled) -> dict[str, Any]:
+    """Whether the kernels of the backward pass, which another thread launches, are in the profile."""
+    number = len(labelled.steps)
+    parts = {
+        part: [kernel for step in labelled.steps.values() for kernel in step.get(part, ())]
+        for part in (FORWARD, BACKWARD)
+    }
+    forward_flop, backward_flop = (_flop(parts[part], number) for part in (FORWARD, BACKWARD))
+    ratio = backward_flop / forward_flop if backward_flop is not None and forward_flop else None
+    return {
+        "kernels_per_step": len(parts[BACKWARD]) / number,
+        "flop_over_forward": ratio,
+        "present": bool(parts[BACKWARD]) and (ratio is None or ratio >= BACKWARD_OVER_FORWARD),
+    }
+
+
+def model_flop(figure: Mapping[str, Any], model_flop_per_step: float | None, *, has_backward: bool) -> dict[str, Any]:
+    """Counted FLOP against those of the model's formulas; outside the band with the likely cause."""
+    counted = figure["flop_per_step"]
+    ratio = counted / model_flop_per_step if counted is not None and model_flop_per_step else None
+    flagged = ratio is not None and not MODEL_RATIO_FROM <= ratio <= MODEL_RATIO_TO
+    too_few = ratio is not None and ratio < MODEL_RATIO_FROM
+    cause = _likely_cause(figure, too_few=too_few, has_backward=has_backward) if flagged else None
+    return {
+        "model_flop_per_step": model_flop_per_step,
+        "counted_over_model": ratio,
+        "flagged": flagged,
+        "likely_cause": cause,
+    }
+
+
+def _likely_cause(figure: Mapping[str, Any], *, too_few: bool, has_backward: bool) -> str:
+    if not too_few:
+        return "kernels that compute more than the model needs: padded tiles, recomputation, element-wise work"
+    if not has_backward:
+        return "the backward pass is missing from the profile"
+    if figure["flop_is_lower_bound"]:
+        return f"hidden tensor operations: {figure['lower_bound_reason']}"
+    return "Winograd or FFT kernels, which execute fewer FLOP than the formula counts"
+
+
+# --- further runs
+
+
+def step_bytes(kernels: Sequence[Kernel], steps: int) -> dict[str, Any]:
+    """The range of all steps as one row, per step."""
+    return {
+        **{f"{role}_per_step": _sum(kernels, role, steps) for role in TOTALS},
+        "range_time_s_per_step": _sum(kernels, "time_s", steps),
+    }
+
+
+def throughput(labelled: Labelled) -> dict[str, Any]:
+    """Percentages of peak, weighted by the time of each kernel."""
+    every = [kernel for parts in labelled.steps.values() for kernels in parts.values() for kernel in kernels]
+    return {f"{role}_time_weighted": _weighted(every, role) for role in PERCENTAGES} | {
+        "kernels": len(every),
+        "passes": passes(every),
+    }
+
+
+def _weighted(kernels: Sequence[Kernel], role: str) -> float | None:
+    pairs = [(kernel.values.get(role), kernel.values.get("time_s")) for kernel in kernels]
+    known = [(value, time_s) for value, time_s in pairs if value is not None and time_s is not None]
+    total_s = sum(time_s for _, time_s in known)
+    if len(known) < len(pairs) or not total_s:
+        return None
+    return sum(value * time_s for value, time_s in known) / total_s
+
+
+def passes(kernels: Sequence[Kernel]) -> float | None:
+    """The most that ncu took for a kernel."""
+    return max((kernel.passes for kernel in kernels if kernel.passes is not None), default=None)

@@ -1,0 +1,122 @@
+"""A child process under watch: its output goes to a log, its time is limited, and nothing of it is left behind."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Thread
+from typing import IO
+
+from workload.errors import InterruptedRunError
+
+# ncu writes the report of what it has when it is interrupted; of a thousand kernels that takes seconds.
+GRACE_S = 30.0
+TICK_S = 0.5
+READER_LIMIT_S = 5.0
+
+OnLine = Callable[[str], None]
+OnTick = Callable[[], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class End:
+    """How a child ended; `output` is what it printed. `returncode` is negative for a signal."""
+
+    returncode: int
+    output: str
+    elapsed_s: float
+    timed_out: bool = False
+    interrupted: bool = False
+
+    @property
+    def ok(self) -> bool:
+        """Whether it ended by itself and well."""
+        return self.returncode == 0 and not self.timed_out and not self.interrupted
+
+
+def run(
+    command: Sequence[str],
+    *,
+    log: Path,
+    limit_s: float,
+    environment: Mapping[str, str] | None = None,
+    on_line: OnLine = lambda _: None,
+    on_tick: OnTick = lambda: None,
+) -> End:
+    """Run `command` in a process group of its own until it ends, its time is over or the user interrupts.
+
+    Call it within `interrupt.stoppable`, whose error is taken as the order to end the child. Then the group gets
+    SIGINT, as from a terminal, and after 30 s SIGKILL. `OSError` where it cannot be started.
+    """
+    began_s = time.monotonic()
+    timed_out = interrupted = False
+    lines: list[str] = []
+    with log.open("a", encoding="utf-8") as kept, _start(command, environment) as child:
+        reader = Thread(target=_read, args=(child.stdout, kept, lines, on_line), daemon=True)
+        reader.start()
+        try:
+            timed_out = not _wait(child, began_s + limit_s, on_tick)
+        except InterruptedRunError:
+            interrupted = True
+        finally:
+            _end_group(child, GRACE_S if timed_out or interrupted else 0.0)
+        reader.join(READER_LIMIT_S)
+    return End(
+        returncode=child.returncode,
+        output="".join(lines),
+        elapsed_s=time.monotonic() - began_s,
+        timed_out=timed_out,
+        interrupted=interrupted,
+    )
+
+
+def _start(command: Sequence[str], environment: Mapping[str, str] | None) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        command,
+        env={**os.environ, **(environment or {})},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        errors="replace",
+        start_new_session=True,
+    )
+
+
+def _read(source: IO[str], kept: IO[str], lines: list[str], on_line: OnLine) -> None:
+    # The log may be closed under a reader that a left-over process keeps waiting.
+    with suppress(ValueError):
+        for line in source:
+            kept.write(line)
+            kept.flush()
+            lines.append(line)
+            on_line(line)
+
+
+def _wait(child: "subprocess.Popen[str]", end_s: float, on_tick: OnTick) -> bool:
+    """Whether the child ended in time."""
+    while time.monotonic() < end_s:
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(TICK_S)
+            return True
+        on_tick()
+    return child.poll() is not None
+
+
+def _end_group(child: "subprocess.Popen[str]", grace_s: float) -> None:
+    """The group outlives its leader where the profiled process hangs: it is killed in any case."""
+    if grace_s:
+        _signal(child, signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired, InterruptedRunError):
+            child.wait(grace_s)
+    _signal(child, signal.SIGKILL)
+    child.wait()
+
+
+def _signal(child: "subprocess.Popen[str]", number: signal.Signals) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, number)

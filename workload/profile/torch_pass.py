@@ -1,0 +1,63 @@
+"""A pass with torch.profiler: no privileges, any device. This process imports no torch itself."""
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from workload.profile import command, diagnosis, supervise
+from workload.profile.command import Mode
+from workload.profile.status import ProfileError, ProfileStatus
+from workload.spec import Profile, RunSpec
+
+FOLDER = "torch"
+LOG, COMMANDS = "torch.log", "command.txt"
+LOOK = f"{FOLDER}/{LOG} in the bundle has what it printed"
+
+LOGGER = logging.getLogger("workload")
+
+
+def profile(spec: RunSpec, record: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Run.json's `profile` of the bundle with this `record`; files go to `folder`, which exists.
+
+    Raises `ProfileError` where nothing could be collected. Call it within `interrupt.stoppable`.
+    """
+    report = folder / "answer.json"
+    words = command.profiled_process(spec, Mode.TRACE, report, os.getpid())
+    line = command.quoted(words, under_ncu=False)
+    LOGGER.info("profile    %s with torch.profiler", command.counted_steps(spec.profile_steps))
+    LOGGER.info("command    %s", line)
+    (folder / COMMANDS).write_text(f"{line}\n", encoding="utf-8")
+    limit_s = _limit_s(spec, record)
+    end = supervise.run(words, log=folder / LOG, limit_s=limit_s)
+    if not report.is_file():
+        raise _why_nothing(end, limit_s)
+    found: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
+    report.unlink()
+    return {
+        "status": ProfileStatus.COMPLETED,
+        "reason": None,
+        "hint": None,
+        "kind": Profile.TORCH,
+        **found,
+        "device": found["device"] or ((record.get("environment") or {}).get("device") or {}).get("name"),
+        "elapsed_s": end.elapsed_s,
+        "files": sorted(f"{FOLDER}/{path.name}" for path in folder.iterdir()),
+    }
+
+
+def _limit_s(spec: RunSpec, record: Mapping[str, Any]) -> float:
+    step_s = ((record.get("timing") or {}).get("step_s") or {}).get("median") or 1.0
+    return command.trace_limit_s(step_s, (spec.warmup or 0) + spec.profile_steps + 1)
+
+
+def _why_nothing(end: supervise.End, limit_s: float) -> ProfileError:
+    if end.interrupted:
+        return ProfileError(ProfileStatus.INTERRUPTED, "interrupted", hint="python -m workload profile BUNDLE")
+    if end.timed_out:
+        reason = f"the time limit of {limit_s:.0f} s ended it"
+        return ProfileError(ProfileStatus.TIMED_OUT, reason, hint="fewer --profile-steps, or a smaller model")
+    reason = f"the profiled process ended with exit code {end.returncode}"
+    return diagnosis.own_error(end.output) or ProfileError(ProfileStatus.FAILED, reason, hint=LOOK)

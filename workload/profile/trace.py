@@ -1,0 +1,75 @@
+"""What torch.profiler leaves: a Chrome trace, and the kernels or operators in it as a table."""
+
+import csv
+import gzip
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+TRACE, TABLE = "trace.json.gz", "kernels.csv"
+COLUMNS = ("name", "calls", "total_s", "mean_s", "share")
+# Kineto's category of GPU kernels; copies and fills have their own.
+KERNEL_CATEGORY = "kernel"
+US_PER_S = 1e6
+TOP = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A kernel, or on a CPU an operator without those that it calls; over all profiled steps."""
+
+    name: str
+    calls: int
+    total_s: float
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The events of a trace."""
+    with gzip.open(path, "rt", encoding="utf-8", errors="replace") as text:
+        events: list[dict[str, Any]] = json.load(text)["traceEvents"]
+    return events
+
+
+def kernels(events: Iterable[dict[str, Any]]) -> list[Row]:
+    """The GPU kernels by name, longest first."""
+    found: dict[str, list[float]] = {}
+    for event in events:
+        if event.get("cat") == KERNEL_CATEGORY:
+            found.setdefault(event["name"], []).append(event["dur"] / US_PER_S)
+    return ordered(Row(name=name, calls=len(times), total_s=sum(times)) for name, times in found.items())
+
+
+def ordered(rows: Iterable[Row]) -> list[Row]:
+    """Longest first."""
+    return sorted(rows, key=lambda row: -row.total_s)
+
+
+def write(path: Path, rows: Sequence[Row]) -> None:
+    """As CSV."""
+    total_s = sum(row.total_s for row in rows)
+    with path.open("w", newline="", encoding="utf-8") as text:
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        for row in rows:
+            seconds = (row.total_s, row.total_s / row.calls)
+            writer.writerow([row.name, row.calls, *(f"{each:.9f}" for each in seconds), f"{_share(row, total_s):.6f}"])
+
+
+def top(rows: Sequence[Row], steps: int) -> list[dict[str, Any]]:
+    """The longest, per step."""
+    total_s = sum(row.total_s for row in rows)
+    return [
+        {
+            "name": row.name,
+            "calls_per_step": row.calls / steps,
+            "time_s_per_step": row.total_s / steps,
+            "share": _share(row, total_s),
+        }
+        for row in rows[:TOP]
+    ]
+
+
+def _share(row: Row, total_s: float) -> float:
+    return row.total_s / total_s if total_s else 0.0
