@@ -5,6 +5,7 @@ The SDK is imported by `connect` alone. Images and containers are named by id or
 
 import io
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -290,8 +291,11 @@ def translated(what: str = "the Docker engine refused", hint: str = "launch doct
 
 def _reason(error: Exception) -> str:
     explained = getattr(error, "explanation", None)
-    text = explained if isinstance(explained, str) and explained else str(error)
-    return text.strip().splitlines()[0] if text.strip() else type(error).__name__
+    text = (explained if isinstance(explained, str) and explained else str(error)).strip()
+    # What the system said, out of the layers of libraries around it.
+    if system := re.search(r"\[Errno \d+\] ([^'\")]+)", text):
+        return system[1]
+    return text.splitlines()[0] if text else type(error).__name__
 
 
 def _current_context() -> str | None:
