@@ -16,7 +16,7 @@ run: $(READY)
 	$(BIN)/launch local --cpu
 
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadgroup
 
 lint: $(READY)
 	$(BIN)/ruff check

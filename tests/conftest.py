@@ -1,5 +1,6 @@
 """Unit tests touch nothing outside their process; a test marked `world` may."""
 
+import os
 import socket
 import subprocess
 import time
@@ -8,6 +9,18 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+
+# Two workers whose OpenMP threads spin for the same cores slow each other down tenfold.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Workers share out files; the tests of the one Docker engine stay together."""
+    for item in items:
+        together = "docker_engine" in item.path.parts
+        item.add_marker(pytest.mark.xdist_group("docker" if together else str(item.path)))
 
 
 def _forbid(what: str) -> Callable[..., NoReturn]:
@@ -20,8 +33,6 @@ def _forbid(what: str) -> Callable[..., NoReturn]:
 @pytest.fixture(autouse=True)
 def closed_world(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Network, processes and sleeping raise, and no option of the developer's own leaks in."""
-    import os
-
     for name in [name for name in os.environ if name.startswith(("ROOFLAUNCH_", "SLURM_"))]:
         monkeypatch.delenv(name)
     if request.node.get_closest_marker("world"):

@@ -17,6 +17,7 @@ class ExitCode(IntEnum):
     OUT_OF_MEMORY = 7
     BAD_BUNDLE = 8
     NOT_POOLABLE = 9
+    FINDINGS = 10
     INTERRUPTED = 130
 
 

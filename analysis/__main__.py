@@ -1,0 +1,60 @@
+"""`analyze`: the analysis's door, and the only place that prints an error."""
+
+import os
+import sys
+
+from workload.errors import ExitCode, RooflaunchError
+
+# What the commands need; a missing one is told like any other missing tool.
+PACKAGES = {"typer", "pandas", "numpy", "pyarrow", "scipy", "google", "altair", "jinja2", "vl_convert"}
+
+
+def main() -> int:
+    """Run `analyze` with the arguments of this process; returns its exit code."""
+    try:
+        return _run()
+    except RooflaunchError as error:
+        print(error.report(), file=sys.stderr)
+        return error.exit_code
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in PACKAGES:
+            raise
+        print(f"error: analyze needs the package {package}\nhint: pip install 'rooflaunch[analysis]'", file=sys.stderr)
+        return ExitCode.TOOL
+    except BrokenPipeError:
+        # `analyze … | head`: the reader has seen enough, and what is still in the buffer cannot be written at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.DONE
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return ExitCode.INTERRUPTED
+
+
+def _run() -> int:
+    import typer  # noqa: PLC0415 - may be missing
+
+    from analysis.app import app  # noqa: PLC0415
+
+    try:
+        # Not `app()`: it replaces the process's excepthook by one that hides parts of a bug's traceback.
+        code = int(typer.main.get_command(app).main(prog_name="analyze", standalone_mode=False) or 0)
+        sys.stdout.flush()
+    except typer.Abort:
+        code = ExitCode.INTERRUPTED
+    except typer.TyperException as error:
+        print(f"error: {error.format_message()}\nhint: analyze --help", file=sys.stderr)
+        return ExitCode.USAGE
+    except SystemExit as error:
+        # typer's answer to a closed pipe is exit code 1, which here means a bug.
+        if isinstance(error.__context__, BrokenPipeError):
+            return ExitCode.DONE
+        raise
+    if code == ExitCode.INTERRUPTED:
+        # typer returns it for Ctrl-C, without a word.
+        print("interrupted", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,324 @@
+"""Published figures, a row of a CSV each, against what the model needs and the device can do.
+
+Every column is optional but `name`, `device_name` and `model`; each rule looks at the rows that have what it needs.
+Units are in the names of the columns, as in all our tables: `flop_per_s`, `step_s`, `efficiency` as a fraction.
+"""
+
+import csv
+import functools
+import math
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from analysis import peaks
+from analysis.audit.finding import Finding, Severity, by_severity
+from analysis.audit.flop import COUNTED_FROM, COUNTED_TO, OVER_PEAK
+from analysis.peaks import Peak
+from workload.errors import UsageError
+from workload.spec import Precision
+
+_TABLE = Path(__file__).with_name("model_flop.toml")
+# MACs are half of the FLOP; means of rates and rounding move published figures by some 20 %.
+MAC_SHARE_FROM, MAC_SHARE_TO = 0.4, 0.6
+# Vendors round, and clocks differ between boards; another device differs by more.
+PEAK_WITHIN = 0.07
+# A slip of a unit is a factor of 1000; nothing else is that near to it.
+THOUSAND_FROM, THOUSAND_TO = 800.0, 1250.0
+# Published with three digits and more.
+INTENSITY_WITHIN = 0.02
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """One row. `efficiency`: fraction of `peak_flop_per_s`; `estimated_step_s`: FLOP over peak, as published."""
+
+    name: str
+    device_name: str
+    model: str
+    batch_size: float | None = None
+    image_size: float | None = None
+    precision: str | None = None
+    images_per_s: float | None = None
+    step_s: float | None = None
+    flop_per_s: float | None = None
+    flop_per_step: float | None = None
+    bytes_per_s: float | None = None
+    intensity_flop_per_byte: float | None = None
+    efficiency: float | None = None
+    peak_flop_per_s: float | None = None
+    estimated_step_s: float | None = None
+
+    @property
+    def flop_per_image(self) -> float | None:
+        """As the published rate implies."""
+        rate = self.flop_per_s or (self.efficiency or 0.0) * (self.peak_flop_per_s or 0.0)
+        return rate / self.images_per_s if rate and self.images_per_s else None
+
+    @property
+    def model_flop_per_image(self) -> float | None:
+        """Of training; None for an unknown model, or at another size than 224 x 224."""
+        found = model_flop().get(self.model)
+        return found["train_flop_per_image"] if found and self.image_size in {None, TABLE_IMAGE_SIZE} else None
+
+    @property
+    def peak(self) -> Peak | None:
+        return peaks.find(self.device_name, precision=self.precision or Precision.FP32)
+
+
+TEXTS = ("name", "device_name", "model", "precision")
+REQUIRED = ("name", "device_name", "model")
+TABLE_IMAGE_SIZE = 224.0
+
+
+@functools.cache
+def model_flop() -> Mapping[str, Mapping[str, float]]:
+    """model_flop.toml by model."""
+    found: Mapping[str, Mapping[str, float]] = tomllib.loads(_TABLE.read_text(encoding="utf-8"))
+    return found
+
+
+def read(path: Path) -> list[Claim]:
+    """The rows of a CSV; `UsageError` names what cannot be read."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"'{path}' cannot be read: {error}", hint="--claims FILE.csv") from error
+    lines = csv.DictReader(text.splitlines())
+    known = [field.name for field in fields(Claim)]
+    unknown = [name for name in lines.fieldnames or () if name not in known]
+    lacking = [name for name in REQUIRED if name not in (lines.fieldnames or ())]
+    if unknown or lacking:
+        what = f"has the unknown column '{unknown[0][:80]}'" if unknown else f"has no column {lacking[0]}"
+        raise UsageError(f"'{path}' {what}", hint=f"columns: {', '.join(known)}")
+    try:
+        return [_claim(path, number, row) for number, row in enumerate(lines, start=2)]
+    except csv.Error as error:
+        raise UsageError(f"'{path}' is no CSV: {error}", hint="--claims FILE.csv") from error
+
+
+def _claim(path: Path, line: int, row: Mapping[str | None, str | None]) -> Claim:
+    cells: dict[str, Any] = {}
+    for name, cell in row.items():
+        if name is None:
+            raise UsageError(f"'{path}' line {line} has too many cells", hint="quote cells that hold a comma")
+        value = (cell or "").strip()
+        if value and name in TEXTS:
+            cells[name] = value
+        elif value:
+            cells[name] = _number(path, line, name, value)
+    if lacking := [name for name in REQUIRED if name not in cells]:
+        raise UsageError(f"'{path}' line {line} has no {lacking[0]}", hint="fill the cell")
+    return Claim(**cells)
+
+
+def _number(path: Path, line: int, name: str, value: str) -> float:
+    try:
+        found = float(value)
+    except ValueError:
+        found = math.nan
+    if not math.isfinite(found) or found <= 0:
+        raise UsageError(
+            f"'{path}' line {line}: {name} must be a positive number; got '{value[:80]}'", hint="correct the cell"
+        )
+    return found
+
+
+# --- rules
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClaimRule:
+    """As `Rule`, for a published figure."""
+
+    name: str
+    severity: Severity
+    threshold: str
+    why: str
+    cure: str
+    check: Callable[[Claim], str | None]
+
+
+def audit_claims(claims: Iterable[Claim]) -> list[Finding]:
+    """Everything that breaks a rule, errors first."""
+    found = [
+        Finding(
+            rule=rule.name,
+            severity=rule.severity,
+            subject=(claim.name,),
+            figure=figure,
+            threshold=rule.threshold,
+            why=rule.why,
+            cure=rule.cure,
+        )
+        for rule in CLAIM_RULES
+        for claim in claims
+        if (figure := rule.check(claim)) is not None
+    ]
+    return by_severity(found)
+
+
+def mac_as_flop(claim: Claim) -> str | None:
+    stated, model = claim.flop_per_image, claim.model_flop_per_image
+    if not stated or not model or not MAC_SHARE_FROM <= stated / model <= MAC_SHARE_TO:
+        return None
+    figure = (
+        f"{stated / 1e9:.3g} GFLOP per image are published, training takes {model / 1e9:.3g}: {stated / model:.2f} x"
+    )
+    return f"{figure}{_corrected(claim, model)}"
+
+
+def _corrected(claim: Claim, model: float) -> str:
+    """The efficiency that the published rate has by the model's FLOP and the device's own peak."""
+    peak = claim.peak
+    if peak is None or not claim.images_per_s:
+        return ""
+    rate = claim.images_per_s * model
+    right = f"{rate / peak.flop_per_s:.1%}"
+    if peak.flop_per_s_low:
+        right += f" to {rate / peak.flop_per_s_low:.1%} (by power limit)"
+    was = f", not {claim.efficiency:.1%}" if claim.efficiency else ""
+    return f"; {right} of the peak of {peak.gpu}{was}"
+
+
+def wrong_peak(claim: Claim) -> str | None:
+    peak, stated = claim.peak, claim.peak_flop_per_s
+    if peak is None or not stated:
+        return None
+    low, high = peak.flop_per_s_low or peak.flop_per_s, peak.flop_per_s
+    if low * (1 - PEAK_WITHIN) <= stated <= high * (1 + PEAK_WITHIN):
+        return None
+    span = f"{low / 1e12:g} to {high / 1e12:g}" if low < high else f"{high / 1e12:g}"
+    of = sorted({gpu.gpu for gpu in peaks.gpus() for row in gpu.peaks if row.tflop_per_s * 1e12 == stated})
+    whose = f", which is that of {', '.join(of)}" if of else ""
+    return f"{stated / 1e12:g} TFLOP/s{whose}; {peak.gpu} has {span}"
+
+
+def above_peak(claim: Claim) -> str | None:
+    peak = claim.peak
+    if peak is None:
+        return None
+    said = [
+        f"{rate / limit:.0%} of {limit:.3g} {unit}"
+        for rate, limit, unit in (
+            (claim.flop_per_s, peak.flop_per_s, "FLOP/s"),
+            (claim.bytes_per_s, peak.bytes_per_s, "bytes/s"),
+        )
+        if rate and rate > OVER_PEAK * limit
+    ]
+    return ", ".join(said) or None
+
+
+def _counted_over_model(claim: Claim) -> float | None:
+    model = claim.model_flop_per_image
+    if not claim.flop_per_s or not claim.step_s or not claim.batch_size or not model:
+        return None
+    return claim.flop_per_s * claim.step_s / (model * claim.batch_size)
+
+
+def _may_hide_tensor_work(claim: Claim) -> bool:
+    """On a device with TF32, which PyTorch uses for fp32 convolutions unless told otherwise."""
+    return claim.precision in {None, Precision.FP32, Precision.TF32} and bool(
+        peaks.find(claim.device_name, precision=Precision.TF32)
+    )
+
+
+def tensor_flop_missing(claim: Claim) -> str | None:
+    ratio = _counted_over_model(claim)
+    if ratio is None or ratio >= COUNTED_FROM or not _may_hide_tensor_work(claim):
+        return None
+    return f"{_counts(claim, ratio)}, on a device with TF32"
+
+
+def counted_against_model(claim: Claim) -> str | None:
+    ratio = _counted_over_model(claim)
+    if ratio is None or COUNTED_FROM <= ratio <= COUNTED_TO:
+        return None
+    return None if ratio < COUNTED_FROM and _may_hide_tensor_work(claim) else _counts(claim, ratio)
+
+
+def _counts(claim: Claim, ratio: float) -> str:
+    assert claim.flop_per_s is not None
+    assert claim.step_s is not None
+    counted = claim.flop_per_s * claim.step_s
+    return f"{counted / 1e9:.4g} GFLOP per step counted, {ratio:.2f} x those of training"
+
+
+def wrong_unit(claim: Claim) -> str | None:
+    if not claim.estimated_step_s or not claim.flop_per_step or not claim.peak_flop_per_s:
+        return None
+    right = claim.flop_per_step / claim.peak_flop_per_s
+    if not THOUSAND_FROM <= claim.estimated_step_s / right <= THOUSAND_TO:
+        return None
+    return f"{claim.estimated_step_s:g} s are published for {claim.flop_per_step:.3g} FLOP: {right * 1e3:.4g} ms"
+
+
+def wrong_intensity(claim: Claim) -> str | None:
+    if not claim.flop_per_s or not claim.bytes_per_s or not claim.intensity_flop_per_byte:
+        return None
+    right = claim.flop_per_s / claim.bytes_per_s
+    if abs(claim.intensity_flop_per_byte / right - 1) <= INTENSITY_WITHIN:
+        return None
+    return f"{claim.intensity_flop_per_byte:.4g} FLOP/byte are published, FLOP/s over bytes/s is {right:.4g}"
+
+
+CLAIM_RULES: Sequence[ClaimRule] = (
+    ClaimRule(
+        name="MACs counted as FLOP",
+        severity=Severity.ERROR,
+        threshold=f"not {MAC_SHARE_FROM:g} to {MAC_SHARE_TO:g} of the model's training FLOP, which is where MACs lie",
+        why="vendors' peaks count a fused multiply-add as 2: the efficiency comes out half",
+        cure="count a multiply-accumulate as 2 FLOP, forward and backward",
+        check=mac_as_flop,
+    ),
+    ClaimRule(
+        name="wrong peak",
+        severity=Severity.ERROR,
+        threshold=f"within {PEAK_WITHIN:.0%} of the vendor's figure for this device, over its power limits",
+        why="a fraction of another device's peak says nothing about this one",
+        cure="the peak of this very device: analysis/peaks.toml",
+        check=wrong_peak,
+    ),
+    ClaimRule(
+        name="above a roof",
+        severity=Severity.ERROR,
+        threshold=f"at most {OVER_PEAK:.0%} of the vendor's peak: nothing runs faster than the device",
+        why="the roof is another device's or another precision's, or the FLOP are too many",
+        cure="check device and precision: fp32 on a device with TF32 is often TF32",
+        check=above_peak,
+    ),
+    ClaimRule(
+        name="tensor FLOP missing",
+        severity=Severity.ERROR,
+        threshold=f"at least {COUNTED_FROM:g} x the model's training FLOP: Winograd and FFT kernels save less",
+        why="fadd, fmul and ffma do not see tensor cores: FLOP/s and intensity are many times too low",
+        cure="count tensor operations too (launch local --profile ncu), or measure with TF32 off",
+        check=tensor_flop_missing,
+    ),
+    ClaimRule(
+        name="counted FLOP against model",
+        severity=Severity.WARNING,
+        threshold=f"{COUNTED_FROM:g} to {COUNTED_TO:g} x the model's training FLOP",
+        why="something was not counted, counted twice, or is not the model or the image size that the label says",
+        cure="compare the counters with a product of known size; check model, image size and steps",
+        check=counted_against_model,
+    ),
+    ClaimRule(
+        name="wrong unit of time",
+        severity=Severity.ERROR,
+        threshold=f"an estimate that is not {THOUSAND_FROM:g} to {THOUSAND_TO:g} x FLOP over peak: a slip of a unit",
+        why="milliseconds were published as seconds",
+        cure="FLOP / (FLOP/s) is in seconds",
+        check=wrong_unit,
+    ),
+    ClaimRule(
+        name="wrong intensity",
+        severity=Severity.ERROR,
+        threshold=f"within {INTENSITY_WITHIN:.0%} of FLOP/s over bytes/s: both are of the same time",
+        why="the point stands in the wrong place of the roofline; a mean over kernels or a prefix of 1024 does this",
+        cure="sum of FLOP over sum of bytes, decimal prefixes",
+        check=wrong_intensity,
+    ),
+)

@@ -1,0 +1,44 @@
+"""What rules look at: runs with their series, the groups of those that may be pooled, and profiled kernels."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import pandas as pd
+
+from analysis import cases as all_cases
+from analysis.cases import Case
+from analysis.configurations import group, measured
+from analysis.loading import Results
+from analysis.ncu.marks import calibration_of
+
+# Statuses of a profile that left kernels.
+WITH_KERNELS = ("completed", "partial")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Evidence:
+    """Of some results; what takes long is read when a rule asks for it."""
+
+    results: Results
+
+    @cached_property
+    def cases(self) -> Sequence[Case]:
+        """One per run."""
+        return all_cases.cases(self.results)
+
+    @cached_property
+    def groups(self) -> Sequence[Sequence[Case]]:
+        """Measured runs that may be pooled."""
+        by_id = {case.run_id: case for case in self.cases}
+        return [[by_id[run_id] for run_id in each.runs["run_id"]] for each in group(measured(self.results.runs))]
+
+    @cached_property
+    def kernels(self) -> Mapping[str, pd.DataFrame]:
+        """By run, the launches of its profile without those of our calibration; empty without any profile by ncu."""
+        if not self.results.runs["profile_status"].isin(WITH_KERNELS).any():
+            return {}
+        table = self.results.kernels
+        marks = [mark for mark in table["range"].unique() if isinstance(mark, str) and calibration_of(mark)]
+        work = table[~table["range"].isin(marks)]
+        return {str(run_id): rows for run_id, rows in work.groupby("run_id", observed=True)}

@@ -1,0 +1,301 @@
+"""Rules on FLOP, bytes and roofs: what is counted, and what it is divided by."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pandas as pd
+
+from analysis import peaks
+from analysis.audit.evidence import WITH_KERNELS, Evidence
+from analysis.audit.finding import Hit, Rule, Severity, each_case
+from analysis.cases import Case, rows
+from analysis.ncu.families import is_backward, uses_tensor_cores
+from workload.spec import Precision
+
+# 1 multiply-accumulate is 2 FLOP; counters of operations that are no products reach 1.9 to 2.1 (fvcore on MobileNetV2
+# and ViT), MACs taken for FLOP give 1.
+FLOP_PER_MAC_FROM, FLOP_PER_MAC_TO = 1.5, 2.5
+# Training is the forward pass and two products for each of its products, one less in the first layer; recomputation
+# adds a forward pass.
+TRAIN_OVER_FORWARD_FROM, TRAIN_OVER_FORWARD_TO = 2.0, 4.1
+# DESIGN.md, "FLOP, bytes, roofline": counters count padding and, less, what Winograd and FFT kernels save.
+COUNTED_FROM, COUNTED_TO = 0.7, 1.5
+# A measured ceiling is a median, and noise in it of a few per cent is no fault; a vendor's peak cannot be passed.
+OVER_CEILING, OVER_PEAK = 1.05, 1.0
+# ncu empties the caches before each kernel: the sum holds reads that a step in one piece does not make.
+OVER_BANDWIDTH = 1.25
+# facts/profiling.md: products reach 80 to 90 % of a peak, copies 77 to 92 %; half is another device, or a busy one.
+CEILING_FROM, CEILING_TO = 0.5, 1.03
+# facts/profiling.md: model FLOP utilisation outside this "deserves a warning".
+MFU_FROM, MFU_TO = 0.01, 0.60
+
+INCOMPLETE_PROFILES = ("partial", "failed", "timed out", "interrupted")
+
+
+def mac_as_flop(case: Case) -> str | None:
+    flop, mac, train = (case[f"{name}_per_image"] for name in ("forward_flop", "forward_mac", "train_flop"))
+    if flop and mac and not FLOP_PER_MAC_FROM <= flop / mac <= FLOP_PER_MAC_TO:
+        return f"{flop:.4g} FLOP for {mac:.4g} multiply-accumulates in the forward pass: {flop / mac:.2f} per MAC"
+    if flop and train and not TRAIN_OVER_FORWARD_FROM <= train / flop <= TRAIN_OVER_FORWARD_TO:
+        return f"{train:.4g} training FLOP for {flop:.4g} in the forward pass: {train / flop:.2f} x"
+    return None
+
+
+# --- roofs
+
+
+def above_roof(case: Case) -> str | None:
+    said = [f"{ratio:.0%} of {roof}" for roof, ratio, limit in _fractions(case) if ratio > limit]
+    return ", ".join(said) or None
+
+
+def _fractions(case: Case) -> Iterator[tuple[str, float, float]]:
+    """Of each roof that is known: its name, how much of it was attained, and the most that may be."""
+    peak = _peak(case)
+    if rate := flop_per_s(case):
+        if ceiling := case["ceiling_flop_per_s"]:
+            yield f"the measured ceiling, {ceiling:.3g} FLOP/s", rate / ceiling, OVER_CEILING
+        # Above the fp32 peak it is tf32: a rule of its own.
+        if peak and case["precision"] != Precision.FP32:
+            yield f"the vendor's peak, {peak.flop_per_s:.3g} FLOP/s", rate / peak.flop_per_s, OVER_PEAK
+    if moved := _dram_bytes_per_s(case):
+        if ceiling := case["ceiling_bytes_per_s"]:
+            yield f"the measured ceiling, {ceiling:.3g} bytes/s", moved / ceiling, OVER_BANDWIDTH
+        if peak:
+            yield f"the vendor's peak, {peak.bytes_per_s:.3g} bytes/s", moved / peak.bytes_per_s, OVER_BANDWIDTH
+
+
+def flop_per_s(case: Case) -> float | None:
+    """Of the median step, by the model's formulas; where those are unknown, by counters."""
+    flop, step_s = case["train_flop_per_step"] or case["counted_flop_per_step"], case["step_median_s"]
+    return flop / step_s if flop and step_s else None
+
+
+def _dram_bytes_per_s(case: Case) -> float | None:
+    """Counted bytes only: modelled ones are an interval."""
+    moved, step_s = case["counted_dram_bytes_per_step"], case["step_median_s"]
+    return moved / step_s if moved and step_s else None
+
+
+def _peak(case: Case, precision: str | None = None) -> peaks.Peak | None:
+    return peaks.find(case["device_name"], precision=precision or case["precision"])
+
+
+def wrong_peak(evidence: Evidence) -> Iterator[Hit]:
+    """Measured ceilings that no device of this name reaches, or that are far below what it can do."""
+    device = {case.run_id: case for case in evidence.cases}
+    for row in rows(evidence.results.ceilings):
+        case, best = device.get(row["run_id"]), row["best_per_s"] or row["median_per_s"]
+        if case is None or not best:
+            continue
+        is_compute = row["quantity"] == "flop_per_s"
+        peak = _peak(case, row["name"] if is_compute else case["precision"])
+        if peak is None:
+            continue
+        limit = peak.flop_per_s if is_compute else peak.bytes_per_s
+        if not CEILING_FROM <= best / limit <= CEILING_TO:
+            unit = "FLOP/s" if is_compute else "bytes/s"
+            figure = f"{row['name']}: {best:.3g} {unit} measured, {limit:.3g} the vendor's peak of {peak.gpu}"
+            yield Hit(subject=(case.run_id,), figure=f"{figure}: {best / limit:.0%}")
+
+
+def odd_utilisation(case: Case) -> str | None:
+    peak, rate, flop = _peak(case), case["images_per_s"], case["train_flop_per_image"]
+    if peak is None or not rate or not flop:
+        return None
+    share = rate * flop / peak.flop_per_s
+    if MFU_FROM <= share <= MFU_TO:
+        return None
+    return f"{share:.1%} of the vendor's {case['precision']} peak of {peak.gpu}, {peak.flop_per_s:.3g} FLOP/s"
+
+
+# --- counters
+
+
+def fp32_is_tf32(evidence: Evidence) -> Iterator[Hit]:
+    for case in evidence.cases:
+        if case["precision"] == Precision.FP32:
+            said = [*_tensor_work(case, evidence.kernels.get(case.run_id)), *_above_fp32(case)]
+            if said:
+                yield Hit(subject=(case.run_id,), figure="; ".join(said))
+
+
+def _tensor_work(case: Case, kernels: pd.DataFrame | None) -> Iterator[str]:
+    if case["counted_tensor_flop_per_step"]:
+        yield f"{case['counted_tensor_flop_per_step']:.3g} FLOP per step on tensor cores"
+    named = [] if kernels is None else [name for name in map(str, kernels["name"]) if uses_tensor_cores(name)]
+    if named:
+        yield f"{len(named)} launches of kernels for tensor cores, as {named[0][:60]}"
+
+
+def _above_fp32(case: Case) -> Iterator[str]:
+    peak, rate = _peak(case), flop_per_s(case)
+    if peak and rate and rate > OVER_PEAK * peak.flop_per_s:
+        yield f"{rate:.3g} FLOP/s, above the fp32 peak of {peak.gpu}, {peak.flop_per_s:.3g}"
+
+
+def tensor_flop_missing(case: Case) -> str | None:
+    if case["flop_is_lower_bound"]:
+        reason = case.recorded("profile.lower_bound_reason") or "kernels use tensor cores whose FLOP were not counted"
+        return f"counted FLOP are a lower bound: {reason}"
+    if case["precision"] in {None, Precision.FP32} or not case["counted_flop_per_step"]:
+        return None
+    if case["counted_tensor_flop_per_step"]:
+        return None
+    return f"{case['precision']}, and no FLOP of tensor cores among {case['counted_flop_per_step']:.3g} per step"
+
+
+def counted_against_model(case: Case) -> str | None:
+    counted, model = case["counted_flop_per_step"], case["train_flop_per_step"]
+    if not counted or not model or COUNTED_FROM <= counted / model <= COUNTED_TO:
+        return None
+    cause = case.recorded("profile.checks.model_flop.likely_cause")
+    because = f"; likely {cause}" if isinstance(cause, str) else ""
+    return f"{counted:.4g} FLOP per step counted, {model:.4g} by the model: {counted / model:.2f} x{because}"
+
+
+def unverified(case: Case) -> str | None:
+    if case["calibration_verified"] is not False:
+        return None
+    found = case.recorded("profile.checks.calibration")
+    off = [
+        f"{kind} {_ratio(one)}"
+        for kind, one in (found.items() if isinstance(found, Mapping) else ())
+        if isinstance(one, Mapping) and not one.get("verified")
+    ]
+    counted = ", ".join(off) or "not within the limits"
+    return f"counters against products of known size: {counted}"
+
+
+def _ratio(calibration: Mapping[str, Any]) -> str:
+    ratio = calibration.get("ratio")
+    return f"{ratio:.2f} x" if isinstance(ratio, int | float) else "not counted"
+
+
+def no_backward(evidence: Evidence) -> Iterator[Hit]:
+    """By our own profile's ranges; of foreign ones by the names of their kernels."""
+    for case in evidence.cases:
+        if case["backward_kernels"] is not None:
+            if not case["backward_kernels"]:
+                yield Hit(subject=(case.run_id,), figure="no kernels in the backward range, or too little work in them")
+            continue
+        kernels = evidence.kernels.get(case.run_id)
+        if kernels is not None and not any(is_backward(str(name)) for name in kernels["name"].unique()):
+            launches = "1 launch" if len(kernels) == 1 else f"{len(kernels)} launches"
+            yield Hit(subject=(case.run_id,), figure=f"{launches}, none of a kernel that only a backward pass has")
+
+
+def partial_profile(case: Case) -> str | None:
+    if case["profile_status"] not in INCOMPLETE_PROFILES:
+        return None
+    reason = f": {case['profile_reason']}" if case["profile_reason"] else ""
+    return f"{case['profile_status']}{reason}"
+
+
+def uncounted(evidence: Evidence) -> Iterator[Hit]:
+    """Profiles of which no FLOP or no bytes are known."""
+    for case in evidence.cases:
+        kernels = evidence.kernels.get(case.run_id)
+        if case["profile_status"] not in WITH_KERNELS or kernels is None:
+            continue
+        lacking = [what for column, what in UNCOUNTED.items() if bool(kernels[column].isna().all())]
+        if lacking:
+            yield Hit(subject=(case.run_id,), figure=f"{' and '.join(lacking)} are unavailable: no counter tells them")
+
+
+UNCOUNTED = {"flop": "FLOP", "dram_bytes": "DRAM bytes"}
+
+RULES = (
+    Rule(
+        name="MACs counted as FLOP",
+        severity=Severity.ERROR,
+        threshold=f"{FLOP_PER_MAC_FROM:g} to {FLOP_PER_MAC_TO:g} FLOP per multiply-accumulate (a fused one is 2), and"
+        f" {TRAIN_OVER_FORWARD_FROM:g} to {TRAIN_OVER_FORWARD_TO:g} x the forward pass for training: the backward pass"
+        " has two products for one",
+        why="vendors' peaks count a fused multiply-add as 2: with MACs, efficiency and intensity come out half",
+        cure="multiply MACs by 2, and count forward and backward",
+        check=each_case(mac_as_flop),
+    ),
+    Rule(
+        name="above a roof",
+        severity=Severity.ERROR,
+        threshold=f"more than {OVER_CEILING:.0%} of a measured ceiling or {OVER_PEAK:.0%} of a vendor's peak, of"
+        f" bandwidth {OVER_BANDWIDTH:.0%} (cold caches): nothing runs faster than the device",
+        why="the roof is another device's or another precision's, or the FLOP are too many",
+        cure="check device, precision and peak; measure the ceilings again on a quiet machine",
+        check=each_case(above_roof),
+    ),
+    Rule(
+        name="wrong peak",
+        severity=Severity.WARNING,
+        threshold=f"a measured ceiling of {CEILING_FROM:.0%} to {CEILING_TO:.0%} of the vendor's peak: products reach"
+        " 80 % to 90 %, copies 77 % to 92 %",
+        why="fractions of this peak say nothing about this device",
+        cure="check the device's name and precision; if they are right, what held the ceilings down",
+        check=wrong_peak,
+    ),
+    Rule(
+        name="odd utilisation",
+        severity=Severity.NOTE,
+        threshold=f"{MFU_FROM:.0%} to {MFU_TO:.0%} of the vendor's peak: outside, FLOP or peak are often wrong",
+        why="more is rarely true, less is rarely the device's fault",
+        cure="check precision and FLOP where it is high, data waits and launches where it is low",
+        check=each_case(odd_utilisation),
+    ),
+    Rule(
+        name="fp32 that is tf32",
+        severity=Severity.ERROR,
+        threshold="fp32 with any work on tensor cores, or above the fp32 peak: fp32 has no tensor cores",
+        why="PyTorch sends fp32 convolutions to tensor cores unless told otherwise: label and roof are wrong",
+        cure="torch.backends.cudnn.allow_tf32 = False, or call it tf32 and use that roof",
+        check=fp32_is_tf32,
+    ),
+    Rule(
+        name="tensor FLOP missing",
+        severity=Severity.ERROR,
+        threshold="work on tensor cores that no metric counts: fadd, fmul and ffma do not see it",
+        why="FLOP/s and intensity are then many times too low, and the point lies in another part of the roofline",
+        cure="launch local --profile ncu with ncu 2023.2 or newer, which counts them by compute capability",
+        check=each_case(tensor_flop_missing),
+    ),
+    Rule(
+        name="counted FLOP against model",
+        severity=Severity.WARNING,
+        threshold=f"{COUNTED_FROM:g} to {COUNTED_TO:g} x the model's: padding adds, Winograd and FFT save less",
+        why="something was not counted, counted twice, or is not the model that the label says",
+        cure="look at the likely cause; analyze kernels shows where the FLOP are",
+        check=each_case(counted_against_model),
+    ),
+    Rule(
+        name="calibration unverified",
+        severity=Severity.WARNING,
+        threshold="counted FLOP within 0.98 to 1.10 of a product of known size: libraries pad a few per cent",
+        why="the metric does not count on this GPU what it says, and every FLOP figure of the profile is in doubt",
+        cure="another version of ncu; until then use the model's FLOP",
+        check=each_case(unverified),
+    ),
+    Rule(
+        name="no backward kernels",
+        severity=Severity.ERROR,
+        threshold="at least one kernel of a backward pass: a training step has a gradient for every layer",
+        why="two thirds of the work are missing: autograd has its own thread, which a push/pop range does not cover",
+        cure="cudaProfilerStart/Stop or a process-wide range: launch local --profile ncu",
+        check=no_backward,
+    ),
+    Rule(
+        name="partial profile",
+        severity=Severity.WARNING,
+        threshold="a profile that ended by itself, without an error of ncu's",
+        why="sums over its kernels are those of a part of the step",
+        cure="profile again: python -m workload profile BUNDLE",
+        check=each_case(partial_profile),
+    ),
+    Rule(
+        name="counters unavailable",
+        severity=Severity.NOTE,
+        threshold="at least one launch with a count of FLOP and of DRAM bytes",
+        why="such a profile gives no intensity: unavailable is not 0",
+        cure="ask ncu for the metrics: launch local --profile ncu does",
+        check=uncounted,
+    ),
+)

@@ -1,0 +1,180 @@
+"""Rules on the machine: clocks, memory, other work, and settings that slow a run down on purpose."""
+
+import functools
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from analysis import peaks
+from analysis.audit.evidence import Evidence
+from analysis.audit.finding import Hit, Rule, Severity, each_case
+from analysis.cases import Case
+from analysis.causes import (
+    COMPETED_SHARE,
+    LEAST_HELD,
+    LEAST_TIME_SHARE,
+    SPILL_RATIO,
+    Reason,
+    capped_by_design,
+    cgroup_throttled,
+    competed,
+    held_reasons,
+    spills,
+    steal,
+)
+
+_VARIABLES = Path(__file__).with_name("debug_variables.toml")
+# Where a power cap holds the clock down for less than half of the run, it is the run's own peaks that meet it.
+LEAST_CAPPED = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variable:
+    """An environment variable that makes runs slow, or other than they say, unless it has a harmless value."""
+
+    name: str
+    harmless: tuple[str, ...]
+    effect: str
+    source: str
+
+
+@functools.cache
+def variables() -> Mapping[str, Variable]:
+    """debug_variables.toml by name."""
+    rows = tomllib.loads(_VARIABLES.read_text(encoding="utf-8"))
+    return {
+        name: Variable(name=name, harmless=tuple(row["harmless"]), effect=row["effect"], source=row["source"])
+        for name, row in rows.items()
+    }
+
+
+def throttled(case: Case) -> str | None:
+    shares = {reason: share for reason, share in held_reasons(case).items() if reason is not Reason.POWER_CAP}
+    if not shares:
+        return None
+    _, temperatures = case.samples("temperature_c")
+    heat = f"; up to {temperatures.max():.0f} °C" if temperatures.size else ""
+    return ", ".join(f"{reason} in {share:.0%} of the samples" for reason, share in shares.items()) + heat
+
+
+def power_capped(case: Case) -> str | None:
+    share = held_reasons(case).get(Reason.POWER_CAP, 0.0)
+    if share < LEAST_CAPPED or capped_by_design(case):
+        return None
+    _, watts = case.samples("power_w")
+    drawn = f" at {watts.mean():.0f} W" if watts.size else ""
+    return f"the power limit held the clock down in {share:.0%} of the samples{drawn}"
+
+
+def spilling(evidence: Evidence) -> Iterator[Hit]:
+    for run_id, found in spills(evidence.cases).items():
+        yield Hit(
+            subject=(run_id,),
+            figure=(
+                f"{found.images_per_s:.4g} images/s at batch size {found.batch_size}, "
+                f"{found.smaller_images_per_s:.4g} at {found.smaller_batch_size}: {found.ratio:.2f} x"
+            ),
+            cure=f"--batch-size {found.smaller_batch_size}; --grad-accumulation for the same step",
+        )
+
+
+def competing(case: Case) -> str | None:
+    lost = competed(case)
+    return None if lost is None else f"the run got {case['cpus_used']:.1f} of {case['threads']:.0f} CPUs"
+
+
+def held_back(case: Case) -> str | None:
+    """By a CPU quota or by the hypervisor."""
+    parts = {"a CPU quota": cgroup_throttled(case), "other virtual machines (steal)": steal(case)}
+    said = [f"{share:.1%} of the CPU time went to {what}" for what, share in parts.items() if share]
+    return ", ".join(said) or None
+
+
+def debug_variables(case: Case) -> str | None:
+    found = case.recorded("environment.software.variables")
+    if not isinstance(found, Mapping):
+        return None
+    odd = [
+        f"{name}={found[name]}: {variable.effect}"
+        for name, variable in variables().items()
+        if name in found and str(found[name]) not in variable.harmless
+    ]
+    return "; ".join(odd) or None
+
+
+def other_bandwidth(case: Case) -> str | None:
+    """A memory clock and bus that another device has than the name says."""
+    gpu = peaks.find_gpu(case["device_name"])
+    if gpu is None:
+        return None
+    clock, width = (case.recorded(f"environment.device.{name}") for name in BANDWIDTH_FACTS)
+    known = [value for value in (clock, width) if isinstance(value, int | float) and not isinstance(value, bool)]
+    if len(known) < len(BANDWIDTH_FACTS):
+        return None
+    return peaks.bandwidth_warning(gpu, memory_clock_mhz=float(clock), bus_width_bits=float(width))
+
+
+BANDWIDTH_FACTS = ("memory_clock_max_mhz", "memory_bus_width_bits")
+
+RULES = (
+    Rule(
+        name="throttling",
+        severity=Severity.WARNING,
+        threshold=f"thermal limit, hardware slowdown or power brake in {LEAST_HELD:.0%} of the samples: a clock that is"
+        " held down is no property of the machine",
+        why="the run measured the cooling or the power supply, and a longer or shorter one would read differently",
+        cure="cool it, warm up until the temperature holds, or lock a clock that it keeps",
+        check=each_case(throttled),
+    ),
+    Rule(
+        name="at the power limit",
+        severity=Severity.NOTE,
+        threshold=f"in {LEAST_CAPPED:.0%} of the samples, on a board that need not meet it (T4 and L4 always do)",
+        why="the figure holds for this power limit only",
+        cure="say the limit beside the figure; nvidia-smi --power-limit changes it",
+        check=each_case(power_capped),
+    ),
+    Rule(
+        name="spill cliff",
+        severity=Severity.ERROR,
+        threshold=f"below {SPILL_RATIO:.0%} of the images/s of a smaller batch: a device that is full does not get"
+        " slower with a bigger batch, one whose memory has run out does",
+        why="tensors live in the host's memory and cross the bus in every step: this is no speed of the device",
+        cure="a smaller batch",
+        check=spilling,
+    ),
+    Rule(
+        name="CPU competition",
+        severity=Severity.WARNING,
+        threshold=f"less than {COMPETED_SHARE:.0%} of the CPUs that it has threads for: alone it gets 90 % to 100 %",
+        why="other work had the rest: the figure is that of a busy machine",
+        cure="stop other work and run again, or give the run fewer threads",
+        check=each_case(competing),
+    ),
+    Rule(
+        name="CPU held back",
+        severity=Severity.WARNING,
+        threshold=f"more than {LEAST_TIME_SHARE:.0%} of the CPU time, the accuracy of a wall time",
+        why="the limit of a container or a neighbour on the host decides the speed",
+        cure="--cpus as many as threads, or no limit; a machine type without shared CPUs",
+        check=each_case(held_back),
+    ),
+    Rule(
+        name="debug variables",
+        severity=Severity.ERROR,
+        threshold="a variable of debug_variables.toml with another than its harmless value",
+        why="it was set to look for an error, and changes what is measured",
+        cure="unset it, and run again",
+        check=each_case(debug_variables),
+    ),
+    Rule(
+        name="memory is another device's",
+        severity=Severity.WARNING,
+        threshold=f"bandwidth from memory clock and bus more than {peaks.BANDWIDTH_TOLERANCE:.0%} from the table's:"
+        " vendors round by less",
+        why="the roof is then that of another device of a similar name",
+        cure="check the device's name in nvidia-smi -q, and its row in analysis/peaks.toml",
+        check=each_case(other_bandwidth),
+    ),
+)

@@ -1,0 +1,215 @@
+"""Rules on what is known of a run: labels, versions, prices, and what an imported file does not say."""
+
+import re
+from collections.abc import Iterator
+from datetime import UTC, date, datetime
+from typing import Any
+
+from analysis import costs
+from analysis.audit.evidence import Evidence
+from analysis.audit.finding import Hit, Rule, Severity, each_case
+from analysis.cases import Case
+
+# Names of GPUs as people write them into labels and files: `rtx4080laptop`, `Tesla V100-SXM2-16GB`, `H100_SXM5`.
+GPU = re.compile(
+    r"(?<![a-z0-9])(?:(?:(?:geforce|quadro)[-_ ]*)?(rtx|gtx)[-_ ]*(\d{4})([-_ ]*ti|[-_ ]*super)?"
+    r"|(p4|p40|p100|v100|t4|a10|a30|a40|a100|l4|l40|h100|h200))(?![0-9])",
+    re.IGNORECASE,
+)
+LAPTOP = re.compile(r"laptop|mobile", re.IGNORECASE)
+MODEL = re.compile(
+    r"(resnet|vgg|densenet|alexnet|googlenet|squeezenet|mobilenet|efficientnet|convnext|vit|swin|inception)[-_]?(\d*)",
+    re.IGNORECASE,
+)
+BATCH = re.compile(r"(?<![a-z])(?:b|bs|batch)[-_]?(\d+)(?![0-9])", re.IGNORECASE)
+# NVIDIA, developer.nvidia.com/cuda-gpus and /cuda-legacy-gpus, read 2026-11.
+COMPUTE_CAPABILITY = {
+    "p4": "6.1",
+    "p40": "6.1",
+    "p100": "6.0",
+    "v100": "7.0",
+    "t4": "7.5",
+    "a100": "8.0",
+    "a10": "8.6",
+    "a30": "8.0",
+    "a40": "8.6",
+    "l4": "8.9",
+    "l40": "8.9",
+    "h100": "9.0",
+    "h200": "9.0",
+}
+GEFORCE_CAPABILITY = {"20": "7.5", "30": "8.6", "40": "8.9", "50": "12.0"}
+# What an import calls the place of a run where neither file nor user says one.
+NO_PLACE = "imported"
+# A choice: a quarter. Spot prices move faster than that, list prices mostly slower.
+PRICE_DAYS = 90
+MONTH = re.compile(r"\d{4}-\d{2}", re.ASCII)
+# Without one of these, a run can be compared with nothing.
+NEEDED_FACTS = {
+    "device_name": "device",
+    "precision": "precision",
+    "images_per_s": "images over wall time",
+    "driver_version": "driver",
+    "torch": "torch",
+    "dataset": "data set",
+    "image_size": "image size",
+}
+
+
+def gpus_named(text: str) -> set[str]:
+    """Short names of the GPUs in a text: `tesla v100-sxm2` names `v100`; a laptop's is another than a desktop's."""
+    laptop = " laptop" if LAPTOP.search(text) else ""
+    found = set()
+    for match in GPU.finditer(text.replace("_", " ")):
+        family, number, suffix, other = match.groups()
+        geforce = f"{family}{number}{(suffix or '').strip('-_ ')}{laptop}"
+        found.add((other or geforce).lower())
+    return found
+
+
+def capability_of(gpu: str) -> str | None:
+    """The compute capability of a short name; None for an unknown one."""
+    if geforce := re.match(r"rtx(\d\d)", gpu):
+        return GEFORCE_CAPABILITY.get(geforce[1])
+    return COMPUTE_CAPABILITY.get(gpu)
+
+
+def labels_disagree(case: Case) -> str | None:
+    """The figures in which a run's labels contradict what the device or the run says of itself."""
+    said = [*_device_labels(case), *_configuration_labels(case)]
+    return "; ".join(dict.fromkeys(said)) or None
+
+
+def _device_labels(case: Case) -> Iterator[str]:
+    device, capability = case["device_name"], case["compute_capability"]
+    for what, text in _labels(case):
+        for gpu in sorted(gpus_named(text)):
+            known = gpus_named(device) if device else set()
+            if known and gpu not in known:
+                yield f"{what} '{text}' names {gpu}, the device is '{device}'"
+            elif capability and (expected := capability_of(gpu)) not in {None, capability}:
+                yield f"{what} '{text}' names {gpu}, compute capability {expected}; the device has {capability}"
+
+
+def _labels(case: Case) -> Iterator[tuple[str, str]]:
+    for what, text in (
+        ("the file", case["imported_file"]),
+        ("the place", case["place"]),
+        ("--gpu", case.recorded("imported.given.gpu")),
+        ("the file's label", case.recorded("imported.labels.device_name")),
+        ("the device", case["device_name"]),
+    ):
+        if isinstance(text, str):
+            yield what, text
+
+
+def _configuration_labels(case: Case) -> Iterator[str]:
+    """A model or a batch size in the name of an imported file that is not the run's."""
+    name = case["imported_file"] or ""
+    models = {f"{family}{size}".lower() for family, size in MODEL.findall(name)}
+    own = {f"{family}{size}".lower() for family, size in MODEL.findall(case["model"])}
+    if models and own and not models & own:
+        yield f"the file '{name}' names {', '.join(sorted(models))}, the run is of '{case['model']}'"
+    batches = {int(number) for number in BATCH.findall(name)}
+    if batches and case["batch_size"] not in batches:
+        numbers = ", ".join(map(str, sorted(batches)))
+        yield f"the file '{name}' names batch size {numbers}, the run has {case['batch_size']}"
+
+
+def labels(evidence: Evidence) -> Iterator[Hit]:
+    """Labels against the device, and one name for a place that stands for several devices."""
+    yield from each_case(labels_disagree)(evidence)
+    places: dict[str, dict[str, list[str]]] = {}
+    for case in evidence.cases:
+        if case["place"] in {None, NO_PLACE}:
+            continue
+        named = gpus_named(case["device_name"] or "") or gpus_named(case["imported_file"] or "")
+        for device in named or {case["device_name"]} - {None}:
+            places.setdefault(case["place"], {}).setdefault(device, []).append(case.run_id)
+    for place, devices in places.items():
+        if len(devices) > 1:
+            subject = tuple(run_id for run_ids in devices.values() for run_id in run_ids)
+            yield Hit(
+                subject=subject, figure=f"the place '{place}' stands for {len(devices)} devices: {_list(devices)}"
+            )
+
+
+def _list(devices: dict[str, list[str]]) -> str:
+    return ", ".join(f"{device} ({len(run_ids)})" for device, run_ids in sorted(devices.items()))
+
+
+def unknown_facts(case: Case) -> str | None:
+    if not case["imported"]:
+        return None
+    absent = [said for fact, said in NEEDED_FACTS.items() if case[fact] is None]
+    return f"the file does not say: {', '.join(absent)}" if absent else None
+
+
+def dirty_commit(case: Case) -> str | None:
+    return f"commit {case['commit'][:12]} and changes on top of it" if case["commit"] and case["commit_dirty"] else None
+
+
+def old_price(case: Case) -> str | None:
+    """A price that was not of the time of the run, or of no time at all: its own, or else that of prices.toml."""
+    usd_per_h, read = case["usd_per_h"], case.recorded("cost.price_date")
+    if not usd_per_h:
+        facts = {name: case[name] for name in ("machine_type", "device_name", "region", "spot")}
+        listed = costs.list_price(**facts)
+        if listed is None:
+            return None
+        usd_per_h, read = listed.usd_per_h, listed.source.removeprefix("list of ")
+    read, began = _day(read), case["started_at"]
+    price = f"{usd_per_h:g} USD/h"
+    if read is None:
+        return f"{price} without the date of the price"
+    if began is None or (days := (began.date() - read).days) <= PRICE_DAYS:
+        return None
+    return f"{price} as of {read}, {days} days before the run"
+
+
+def _day(text: Any) -> date | None:
+    """Of a date, a time stamp, or a month, which is taken for its first day."""
+    if not isinstance(text, str):
+        return None
+    try:
+        if MONTH.fullmatch(text):
+            return date.fromisoformat(f"{text}-01")
+        return datetime.fromisoformat(text).astimezone(UTC).date() if "T" in text else date.fromisoformat(text)
+    except (ValueError, OverflowError):
+        return None
+
+
+RULES = (
+    Rule(
+        name="labels disagree",
+        severity=Severity.ERROR,
+        threshold="file, label and place name what the device says of itself; one device per place",
+        why="names are given by people: a public 'resnet18-v100' is VGG11 on an A100",
+        cure="trust the device's attributes; import again with --gpu and --model, and name each place differently",
+        check=labels,
+    ),
+    Rule(
+        name="imported without facts",
+        severity=Severity.NOTE,
+        threshold=f"{', '.join(NEEDED_FACTS.values())} are known: each has explained a difference between runs before",
+        why="such a run can be looked at, but a difference to another one cannot be explained",
+        cure="analyze import --precision, --gpu; or measure it: launch local",
+        check=each_case(unknown_facts),
+    ),
+    Rule(
+        name="uncommitted changes",
+        severity=Severity.WARNING,
+        threshold="a trainer that is exactly a commit",
+        why="nobody can run this code again",
+        cure="commit, and run again",
+        check=each_case(dirty_commit),
+    ),
+    Rule(
+        name="price out of date",
+        severity=Severity.WARNING,
+        threshold=f"a dated price, read at most {PRICE_DAYS} days before the run: a quarter",
+        why="cost per million images follows the price",
+        cure="read the price list again, and give the run's price with its date",
+        check=each_case(old_price),
+    ),
+)

@@ -1,0 +1,257 @@
+"""Rules on time: timers, throughput, steadiness, repeats."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from analysis.audit.evidence import Evidence
+from analysis.audit.finding import Hit, Rule, Severity, each_case, each_group
+from analysis.cases import Case
+from analysis.statistics import drift, period_scan, steady_state
+from analysis.statistics.samples import Floats, Mask
+from workload.bundle import Status
+
+# A print or an epoch boundary makes single steps odd; a print frequency makes a regular share of them odd.
+LEAST_ODD_STEPS = 3
+LEAST_ODD_SHARE = 0.05
+# No step of fixed shapes ends in half of the time of the others.
+SHORT = 0.5
+# Where the time stamps of odd steps read like those of the others within this, the timer is what is odd.
+STAMPS_ALIKE = 0.1
+# DESIGN.md, "Measuring": steps and waits must add up to the wall time within 2 %.
+EXPLAINED_WITHIN = 0.02
+# Two runs give a t interval of 12.7 standard errors, three one of 4.3.
+LEAST_RUNS = 3
+# A change of 1 % decides between machines; it is also what `steady_state` tolerates.
+CHANGE = 0.01
+# An audit looks at thousands of runs: 1 false alarm in 1000, not in 20.
+DRIFT_LEVEL = 0.999
+# Public logs of machines without other work: p95 within 1 % of p5. Half as long again is no noise of a clock's.
+SCATTER = 1.5
+# Public logs: repeats on one machine differ by about 0.6 %.
+RUNS_APART = 0.05
+LEAST_STEPS = 20
+
+
+def unsynchronised(case: Case) -> str | None:
+    """The figure where the timer shows short steps that the time stamps deny."""
+    timer, stamps = case.iteration_s, case.interval_s
+    known = np.isfinite(timer) & np.isfinite(stamps)
+    timer, stamps = timer[known], stamps[known]
+    if timer.size < LEAST_STEPS:
+        return None
+    found = period_scan(timer)
+    if found.found and found.period is not None and found.phase is not None:
+        odd = np.arange(timer.size) % found.period == found.phase
+        if _denied(odd, timer, stamps):
+            first = int(case.measured("step")[known][found.phase])
+            return _denial(f"every {found.period}th step from {first} on", odd, timer, stamps)
+    odd = timer < SHORT * np.median(timer)
+    if odd.sum() >= max(LEAST_ODD_STEPS, LEAST_ODD_SHARE * timer.size) and _denied(odd, timer, stamps):
+        return _denial(f"{odd.sum()} of {timer.size} steps", odd, timer, stamps)
+    return None
+
+
+def _ratio(odd: Mask, values: Floats) -> float:
+    return float(np.median(values[odd]) / np.median(values[~odd]))
+
+
+def _denied(odd: Mask, timer: Floats, stamps: Floats) -> bool:
+    return abs(_ratio(odd, stamps) - 1) <= STAMPS_ALIKE < abs(_ratio(odd, timer) - 1)
+
+
+def _denial(which: str, odd: Mask, timer: Floats, stamps: Floats) -> str:
+    read, said = _ratio(odd, timer), _ratio(odd, stamps)
+    return f"{which}: the timer reads {read:.0%} of the other steps, the time stamps {said:.0%}"
+
+
+def mean_of_rates(case: Case) -> str | None:
+    claimed, measured = case["claimed_images_per_s"], case["images_per_s"]
+    if not claimed or not measured or abs(claimed / measured - 1) <= EXPLAINED_WITHIN:
+        return None
+    return (
+        f"{claimed:.4g} images/s by the log's rates, {measured:.4g} by images over wall time: "
+        f"{claimed / measured:.2f} x"
+    )
+
+
+def unexplained(case: Case) -> str | None:
+    explained = case["explained_fraction"]
+    if explained is None or abs(explained - 1) <= EXPLAINED_WITHIN:
+        return None
+    if explained > 1:
+        return f"steps and waits add up to {explained:.1%} of the wall time: {explained - 1:.1%} too much"
+    return f"steps and waits add up to {explained:.1%} of the wall time: {1 - explained:.1%} lie outside the timed part"
+
+
+def too_few_runs(group: Sequence[Case]) -> str | None:
+    if len(group) >= LEAST_RUNS:
+        return None
+    return "one run: no interval" if len(group) == 1 else f"{len(group)} runs"
+
+
+def short_warmup(case: Case) -> str | None:
+    """The figure where the first measured steps are unlike the rest and move the mean."""
+    steps = case.step_s
+    found = steady_state(steps)
+    if found.steady is None or not found.warmup_steps:
+        return None
+    if found.warmup_steps > steps.size // 2:
+        return found.reason
+    first, rest = steps[: found.warmup_steps], steps[found.warmup_steps :]
+    moved = float(steps.mean() / rest.mean() - 1)
+    if abs(moved) <= CHANGE:
+        return None
+    ratio = float(np.median(first) / np.median(rest))
+    return (
+        f"the first {first.size} of {steps.size} steps take {ratio:.2f} x the rest; they move the mean by {moved:+.1%}"
+    )
+
+
+def drifting(case: Case) -> str | None:
+    steps = case.step_s
+    if steps.size < LEAST_STEPS:
+        return None
+    warmup = steady_state(steps).warmup_steps or 0
+    if warmup > steps.size // 2:
+        return None
+    found = drift(steps[warmup:], level=DRIFT_LEVEL)
+    if not found.certain or found.change is None or abs(found.change) <= CHANGE:
+        return None
+    return f"steps get {abs(found.change):.1%} {'slower' if found.change > 0 else 'faster'} over {found.n} steps"
+
+
+def scattered(case: Case) -> str | None:
+    """Of time stamps where there are any: they are right where the timer is not."""
+    stamps = case.interval_s
+    steps = stamps[np.isfinite(stamps)]
+    steps = case.step_s[np.isfinite(case.step_s)] if steps.size < LEAST_STEPS else steps
+    if steps.size < LEAST_STEPS or steps.min() <= 0:
+        return None
+    low, high = (float(value) for value in np.percentile(steps, [5, 95]))
+    if high / low <= SCATTER:
+        return None
+    inner = f"5 % to 95 % of the steps take {low:.3g} to {high:.3g} s: {high / low:.1f} x"
+    timer = case.step_s[np.isfinite(case.step_s)]
+    return f"{inner} ({_range(steps)} in all; the timer says {_range(timer)})"
+
+
+def _range(values: Floats) -> str:
+    return f"{values.min():.3g} to {values.max():.3g} s"
+
+
+def runs_apart(group: Sequence[Case]) -> str | None:
+    rates = [case["images_per_s"] for case in group if case["images_per_s"]]
+    if len(rates) < LEAST_RUNS - 1 or max(rates) / min(rates) - 1 <= RUNS_APART:
+        return None
+    return (
+        f"{len(rates)} runs from {min(rates):.4g} to {max(rates):.4g} images/s: {max(rates) / min(rates) - 1:.0%} apart"
+    )
+
+
+def broken_off(case: Case) -> str | None:
+    """A run of ours that did not come to its last step."""
+    planned, done = case["iterations"], int(case.is_measured.sum())
+    if case["imported"]:
+        return None
+    if case["status"] in {Status.COMPLETED, Status.RUNNING}:
+        return f"{done} of {planned:.0f} steps, and yet completed" if planned and 0 < done < planned else None
+    of = f"{done} of {planned:.0f} steps" if planned else f"{done} steps"
+    return f"{case['status'].replace('_', ' ')} after {of}"
+
+
+def incomplete_series(evidence: Evidence) -> Iterator[Hit]:
+    """Runs that stop early; of imported ones, those with fewer rows than another log of the same place and model."""
+    yield from each_case(broken_off)(evidence)
+    rows = {case.run_id: case.is_measured.size for case in evidence.cases if case["imported"] and case.is_measured.size}
+    logs = [case for case in evidence.cases if case.run_id in rows]
+    for case in logs:
+        siblings = [rows[other.run_id] for other in logs if _same_series(case, other)]
+        if rows[case.run_id] < max(siblings):
+            figure = f"stops after {rows[case.run_id]} rows; another log of {case['model']} in '{case['place']}' has "
+            yield Hit(subject=(case.run_id,), figure=f"{figure}{max(siblings)}")
+
+
+def _same_series(case: Case, other: Case) -> bool:
+    return all(case[fact] == other[fact] for fact in ("place", "model", "device_name"))
+
+
+RULES = (
+    Rule(
+        name="unsynchronised timing",
+        severity=Severity.ERROR,
+        threshold=f"a period found by chance in 1 of 1000 series, or {LEAST_ODD_SHARE:.0%} of the steps (at least"
+        f" {LEAST_ODD_STEPS}) below {SHORT:.0%} of the median, where time stamps agree within {STAMPS_ALIKE:.0%}:"
+        " no step ends before the device has done it",
+        why="a GPU works behind its program: a timer that does not wait for it reads how long the launch took",
+        cure="synchronise at both ends of the measured region, or time with CUDA events; use the time stamps",
+        check=each_case(unsynchronised),
+    ),
+    Rule(
+        name="mean of rates",
+        severity=Severity.ERROR,
+        threshold=f"more than {EXPLAINED_WITHIN:.0%} from images over wall time, the accuracy of a wall time",
+        why="a mean of images/s counts fast steps too much, and time outside the timed part not at all",
+        cure="use images over wall time, as `images_per_s` here is",
+        check=each_case(mean_of_rates),
+    ),
+    Rule(
+        name="wall time not explained",
+        severity=Severity.WARNING,
+        threshold=f"steps and data waits within {EXPLAINED_WITHIN:.0%} of the wall time: more is longer than any"
+        " bookkeeping takes",
+        why="step times alone then say too much: the rest of the time is the run's as well",
+        cure="find what runs between the timed parts (loading, logging, validation), or compare wall times only",
+        check=each_case(unexplained),
+    ),
+    Rule(
+        name="too few runs",
+        severity=Severity.NOTE,
+        threshold=f"fewer than {LEAST_RUNS} runs: an interval of 2 is 12.7 standard errors wide, one of 3 is 4.3",
+        why="steps of one run say nothing about the next run, and most of the variation is between runs",
+        cure="--repeats 3, or more",
+        check=each_group(too_few_runs),
+    ),
+    Rule(
+        name="runs disagree",
+        severity=Severity.WARNING,
+        threshold=f"repeats more than {RUNS_APART:.0%} apart; on a quiet machine they differ by about 0.6 %",
+        why="something that is not the configuration decided the speed",
+        cure="analyze variance shows the causes found; stop other work, and repeat",
+        check=each_group(runs_apart),
+    ),
+    Rule(
+        name="warm-up too short",
+        severity=Severity.WARNING,
+        threshold=f"first measured steps that move the mean by more than {CHANGE:.0%}, enough to decide between"
+        " machines, or no steady state",
+        why="compilation, autotuning and cold caches are then part of the measurement",
+        cure="--warmup 20, or more",
+        check=each_case(short_warmup),
+    ),
+    Rule(
+        name="drift",
+        severity=Severity.WARNING,
+        threshold=f"more than {CHANGE:.0%} over the run, at {DRIFT_LEVEL:.1%} confidence: many runs are looked at",
+        why="the figure then depends on how long the run was: heat, a falling clock, memory filling up",
+        cure="more warm-up, or more iterations until it levels off; analyze variance shows clock and temperature",
+        check=each_case(drifting),
+    ),
+    Rule(
+        name="scattered steps",
+        severity=Severity.WARNING,
+        threshold=f"95 % of the steps within {SCATTER:g} x of the fastest 5 %: the same work on an idle machine"
+        " varies by 1 %",
+        why="the median of such steps is the figure of no step; memory at its limit or other work looks like this",
+        cure="a smaller batch, or a machine without other work; analyze variance shows the causes found",
+        check=each_case(scattered),
+    ),
+    Rule(
+        name="incomplete series",
+        severity=Severity.WARNING,
+        threshold="fewer steps than planned, or fewer rows than another log of the same model in the same place",
+        why="what ended the run may have slowed it before, and the missing steps may be the slow ones",
+        cure="run again; launch sweep --resume repeats what did not complete",
+        check=incomplete_series,
+    ),
+)

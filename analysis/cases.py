@@ -1,0 +1,143 @@
+"""One run with its facts and its series, cut to what was measured. Pure, but for what is read when it is asked for."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from analysis.loading import Results
+from analysis.statistics.samples import Floats, Mask
+from workload.bundle import RECORD, STEP_COLUMNS, TELEMETRY_COLUMNS
+from workload.spec import Device
+
+MEASURED = "measured"
+STEP_NUMBERS = tuple(name for name in STEP_COLUMNS if name != "phase")
+EMPTY = np.empty(0)
+NO_ROWS = np.empty(0, dtype=np.intp)
+
+# A column of a run's rows by name, NaN for what is absent.
+Series = Mapping[str, Floats]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Case:
+    """A row of `runs` as `facts` (None where absent), its steps in order, and its telemetry.
+
+    `steps` are all of them; `is_measured` has their length.
+    """
+
+    facts: Mapping[str, Any]
+    steps: Series
+    is_measured: Mask
+    telemetry: Series
+
+    def __getitem__(self, fact: str) -> Any:
+        return self.facts[fact]
+
+    @property
+    def run_id(self) -> str:
+        return str(self.facts["run_id"])
+
+    @property
+    def on_cpu(self) -> bool:
+        return bool(self.facts["device_type"] == Device.CPU)
+
+    def measured(self, column: str) -> Floats:
+        """A column of the measured steps."""
+        return self.steps[column][self.is_measured]
+
+    @cached_property
+    def step_s(self) -> Floats:
+        """Of the measured steps, waits for data left out."""
+        return self.measured("step_s")
+
+    @cached_property
+    def iteration_s(self) -> Floats:
+        """Of the measured steps, waits for data included where they are known."""
+        return self.step_s + np.nan_to_num(self.measured("data_s"))
+
+    @cached_property
+    def interval_s(self) -> Floats:
+        """What the time stamps say of each measured step: from the end of the one before; NaN where nobody knows."""
+        intervals = np.diff(self.steps["ended_at_s"], prepend=np.nan)
+        return np.asarray(intervals[self.is_measured], dtype=np.float64)
+
+    @cached_property
+    def region_s(self) -> tuple[float, float] | None:
+        """From when to when steps were measured, on the clock of `t_s` and `ended_at_s`."""
+        ended = self.measured("ended_at_s")
+        if not ended.size or not np.isfinite(ended).all():
+            return None
+        return float(ended[0] - self.iteration_s[0]), float(ended[-1])
+
+    def samples(self, column: str) -> tuple[Floats, Floats]:
+        """Times and values of a column of the telemetry inside the measured region; none where it is not known."""
+        if self.region_s is None:
+            return EMPTY, EMPTY
+        at, values = self.telemetry["t_s"], self.telemetry[column]
+        start, end = self.region_s
+        inside = (at >= start) & (at <= end) & np.isfinite(values)
+        return at[inside], values[inside]
+
+    @cached_property
+    def record(self) -> Mapping[str, Any]:
+        """The whole run.json; empty where the bundle has gone since it was loaded."""
+        if not self.facts["path"]:
+            return {}
+        try:
+            document = json.loads((Path(self.facts["path"]) / RECORD).read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            return {}
+        return document if isinstance(document, dict) else {}
+
+    def recorded(self, where: str) -> Any:
+        """A field of run.json by its dotted path; None where it is absent."""
+        value: Any = self.record
+        for key in where.split("."):
+            value = value.get(key) if isinstance(value, Mapping) else None
+        return value
+
+
+def cases(results: Results) -> list[Case]:
+    """One per run, in the order of `results.runs`."""
+    steps, telemetry = _Table(results.steps, STEP_NUMBERS), _Table(results.telemetry, TELEMETRY_COLUMNS)
+    is_measured = (results.steps["phase"] == MEASURED).to_numpy(dtype=bool)
+    return [
+        Case(
+            facts=facts,
+            steps=steps.of(facts["run_id"]),
+            is_measured=is_measured[steps.positions(facts["run_id"])],
+            telemetry=telemetry.of(facts["run_id"]),
+        )
+        for facts in rows(results.runs)
+    ]
+
+
+def rows(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """Each row by column, None for what is absent."""
+    plain = table.astype(object)
+    found = plain.where(plain.notna(), None).to_dict("records")
+    return [{str(name): value for name, value in row.items()} for row in found]
+
+
+class _Table:
+    """The number columns of a table, to be taken apart by run."""
+
+    def __init__(self, table: pd.DataFrame, names: Sequence[str]) -> None:
+        self._columns = {name: np.asarray(pd.to_numeric(table[name]), dtype=np.float64) for name in names}
+        self._positions = {} if table.empty else table.groupby("run_id", observed=True, sort=False).indices
+
+    def positions(self, run_id: str) -> npt.NDArray[np.intp]:
+        """Of the rows of a run, in order."""
+        return np.asarray(self._positions.get(run_id, NO_ROWS), dtype=np.intp)
+
+    def of(self, run_id: str) -> Series:
+        """The columns of a run."""
+        where = self.positions(run_id)
+        return {name: values[where] for name, values in self._columns.items()}

@@ -1,0 +1,368 @@
+"""Why a run was slow or uneven, with the share that each cause explains. Pure."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis import peaks
+from analysis.cases import Case, cases
+from analysis.configurations import CONFIGURATION, PLACE
+from analysis.loading import Results
+from analysis.statistics import share_explained
+from analysis.statistics.samples import Floats
+from workload.bundle import Status
+from workload.spec import Device
+
+# Fewer samples of the telemetry than this make a line through anything: `share_explained` asks for as many pairs.
+LEAST_SAMPLES = 8
+# Less of the variation than this is not worth a line, however certain.
+LEAST_SHARE = 0.1
+# A single sample of a second is no state of a run.
+LEAST_HELD = 0.05
+# As much as the wall time is known to: DESIGN.md, "Measuring".
+LEAST_TIME_SHARE = 0.02
+# workload/train.py: training steps alone keep their threads 90 % to 100 % busy; two runs at once get about half each.
+COMPETED_SHARE = 0.75
+# A full GPU gives a bigger batch as many images/s or more; spilling into system memory takes 10 to 45 times as long.
+SPILL_RATIO = 0.5
+# Boards whose power limit, W, holds their clock down under any steady load: facts of their data sheets, no fault.
+CAPPED_BY_DESIGN = {"T4": 70, "L4": 72}
+
+
+class ShareOf(StrEnum):
+    """What a share is a share of."""
+
+    VARIATION = "variation of steps"
+    WALL_TIME = "wall time"
+    CPU_TIME = "CPU time"
+    STEP_TIME = "step time"
+
+
+class Reason(StrEnum):
+    """What holds a GPU's clock down, in NVML's words made short."""
+
+    POWER_CAP = "power cap"
+    THERMAL = "thermal limit"
+    SLOWDOWN = "hardware slowdown"
+    POWER_BRAKE = "power brake"
+
+
+# NVML, nvmlClocksEventReasons: the bits of `clock_event_reasons`.
+REASON_BITS: Mapping[Reason, int] = {
+    Reason.POWER_CAP: 0x4,
+    Reason.THERMAL: 0x20 | 0x40,
+    Reason.SLOWDOWN: 0x8,
+    Reason.POWER_BRAKE: 0x80,
+}
+REASON_CURES: Mapping[Reason, str] = {
+    Reason.POWER_CAP: "nvidia-smi --power-limit raises it where the board allows more; compare at equal limits",
+    Reason.THERMAL: "better cooling, more warm-up until the temperature holds, or a pause between runs",
+    Reason.SLOWDOWN: "the board protects itself: check cooling and power supply (nvidia-smi -q -d PERFORMANCE)",
+    Reason.POWER_BRAKE: "the power supply asks for less load: check it, or tell the provider",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Covariate:
+    """A column of the telemetry that step times may follow."""
+
+    cause: str
+    column: str
+    unit: str
+    cure: str
+
+
+COVARIATES = (
+    Covariate(
+        cause="GPU clock",
+        column="sm_clock_mhz",
+        unit="MHz",
+        cure="lock the clock (nvidia-smi --lock-gpu-clocks), or warm up until it holds",
+    ),
+    Covariate(cause="CPU clock", column="cpu_mhz", unit="MHz", cure="a fixed CPU governor, or more warm-up"),
+    Covariate(
+        cause="steal", column="cpu_steal_percent", unit="%", cure="a machine type without shared CPUs, or another host"
+    ),
+    Covariate(cause="CPU pressure", column="cpu_pressure_percent", unit="%", cure="stop other work on the machine"),
+)
+
+COLUMNS = (
+    "run_id",
+    "cause",
+    "share_explained",
+    "share_low",
+    "share_high",
+    "share_of",
+    "is_fault",
+    "evidence",
+    "cure",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cause:
+    """`share` of `share_of`, None where it cannot be told; `is_fault`: worth curing before the run is compared."""
+
+    cause: str
+    share: float | None
+    share_of: ShareOf
+    evidence: str
+    cure: str
+    low: float | None = None
+    high: float | None = None
+    is_fault: bool = True
+
+
+def causes(results: Results) -> pd.DataFrame:
+    """A row per run and cause that was found, columns as in `COLUMNS`; `share_explained` is a fraction of `share_of`.
+
+    Of the variation of steps: squared rank correlation with the telemetry at the step's time, and its interval.
+    Of time: the part of it that would be saved.
+    """
+    every = cases(results)
+    spilled = spills(every)
+    lines = [
+        {
+            "run_id": case.run_id,
+            "cause": found.cause,
+            "share_explained": found.share,
+            "share_low": found.low,
+            "share_high": found.high,
+            "share_of": str(found.share_of),
+            "is_fault": found.is_fault,
+            "evidence": found.evidence,
+            "cure": found.cure,
+        }
+        for case in every
+        for found in [*of_run(case), *_spill(spilled.get(case.run_id))]
+    ]
+    return pd.DataFrame(lines, columns=list(COLUMNS))
+
+
+def of_run(case: Case) -> Iterator[Cause]:
+    """What can be said of a run by itself."""
+    for covariate in COVARIATES:
+        yield from _followed(case, covariate)
+    for reason, share in held_reasons(case).items():
+        yield _held(case, reason, share)
+    yield from _time_shares(case)
+    yield from _retries(case)
+
+
+def held_reasons(case: Case) -> dict[Reason, float]:
+    """The share of the samples in the measured region in which each reason held the GPU's clock down."""
+    _, masks = case.samples("clock_event_reasons")
+    if not masks.size:
+        return {}
+    bits = masks.astype(np.int64)
+    shares = {reason: float(((bits & mask) != 0).mean()) for reason, mask in REASON_BITS.items()}
+    return {reason: share for reason, share in shares.items() if share >= LEAST_HELD}
+
+
+def capped_by_design(case: Case) -> int | None:
+    """The power limit, W, of a board that always meets it."""
+    gpu = peaks.find_gpu(case["device_name"])
+    return CAPPED_BY_DESIGN.get(gpu.gpu) if gpu else None
+
+
+# --- followed by the steps
+
+
+def _followed(case: Case, covariate: Covariate) -> Iterator[Cause]:
+    at, values = case.samples(covariate.column)
+    if at.size < LEAST_SAMPLES or np.ptp(values) == 0:
+        return
+    found = share_explained(case.step_s, _at_steps(case, at, values))
+    if found.value is None or found.interval is None or found.value < LEAST_SHARE or found.interval.low == 0:
+        return
+    yield Cause(
+        cause=covariate.cause,
+        share=found.value,
+        low=found.interval.low,
+        high=found.interval.high,
+        share_of=ShareOf.VARIATION,
+        evidence=f"{values.min():.4g} to {values.max():.4g} {covariate.unit} in {at.size} samples",
+        cure=covariate.cure,
+    )
+
+
+def _at_steps(case: Case, at: Floats, values: Floats) -> Floats:
+    """The telemetry in the middle of each step, between its samples in a straight line."""
+    middle = case.measured("ended_at_s") - case.step_s / 2
+    return np.asarray(np.interp(middle, at, values), dtype=np.float64)
+
+
+def _held(case: Case, reason: Reason, share: float) -> Cause:
+    at, masks = case.samples("clock_event_reasons")
+    held = ((masks.astype(np.int64) & REASON_BITS[reason]) != 0).astype(np.float64)
+    follows = share_explained(case.step_s, _at_steps(case, at, held)) if at.size >= LEAST_SAMPLES else None
+    limit = capped_by_design(case) if reason is Reason.POWER_CAP else None
+    evidence = f"in {share:.0%} of {at.size} samples"
+    if limit:
+        evidence += f"; normal: this board meets its {limit} W under any steady load"
+    return Cause(
+        cause=reason,
+        share=follows.value if follows else None,
+        low=follows.interval.low if follows and follows.interval else None,
+        high=follows.interval.high if follows and follows.interval else None,
+        share_of=ShareOf.VARIATION,
+        evidence=evidence,
+        cure="none needed" if limit else REASON_CURES[reason],
+        is_fault=limit is None,
+    )
+
+
+# --- shares of time
+
+
+def _time_shares(case: Case) -> Iterator[Cause]:
+    if (share := case["data_wait_fraction"]) and share > LEAST_TIME_SHARE:
+        yield Cause(
+            cause="data waits",
+            share=share,
+            share_of=ShareOf.WALL_TIME,
+            evidence=f"{share:.1%} of the wall time is spent waiting for data",
+            cure="--workers, smaller or pre-decoded images, faster storage",
+        )
+    if (explained := case["explained_fraction"]) and 1 - explained > LEAST_TIME_SHARE:
+        yield Cause(
+            cause="time outside the steps",
+            share=1 - explained,
+            share_of=ShareOf.WALL_TIME,
+            evidence=f"steps and waits add up to {explained:.1%} of the wall time",
+            cure="analyze audit says more",
+        )
+    yield from _cpu_shares(case)
+
+
+def _cpu_shares(case: Case) -> Iterator[Cause]:
+    if (lost := competed(case)) is not None:
+        yield Cause(
+            cause="CPU competition",
+            share=lost,
+            share_of=ShareOf.CPU_TIME,
+            evidence=f"the run got {case['cpus_used']:.1f} of the {case['threads']:.0f} CPUs that it has threads for",
+            cure="stop other work on the machine, or give the run fewer threads",
+        )
+    if (stolen := steal(case)) is not None:
+        yield Cause(
+            cause="steal",
+            share=stolen,
+            share_of=ShareOf.CPU_TIME,
+            evidence=f"{stolen:.1%} of the CPU time went to other virtual machines",
+            cure="a machine type without shared CPUs, or another host",
+        )
+    if (throttled := cgroup_throttled(case)) is not None:
+        yield Cause(
+            cause="CPU quota",
+            share=throttled,
+            share_of=ShareOf.CPU_TIME,
+            evidence=f"the container's CPU limit held its threads back for {throttled:.1%} of their time",
+            cure="--cpus as many as --threads, or no limit",
+        )
+
+
+def competed(case: Case) -> float | None:
+    """The share of its threads' time that a CPU run did not get, where other work must have had it."""
+    used, threads = case["cpus_used"], case["threads"]
+    if not case.on_cpu or used is None or not threads or used >= COMPETED_SHARE * threads:
+        return None
+    return float(1 - used / threads)
+
+
+def steal(case: Case) -> float | None:
+    """The share of CPU time that the hypervisor gave to others, where it matters."""
+    _, percent = case.samples("cpu_steal_percent")
+    share = float(percent.mean()) / 100 if percent.size else 0.0
+    return share if share > LEAST_TIME_SHARE else None
+
+
+def cgroup_throttled(case: Case) -> float | None:
+    """The share of the threads' time for which a CPU quota held them back, where it matters."""
+    at, seconds = case.samples("cgroup_throttled_s")
+    if at.size < 2 or at[-1] <= at[0]:  # noqa: PLR2004 - a difference needs two
+        return None
+    share = float((seconds[-1] - seconds[0]) / (at[-1] - at[0]) / max(case["threads"] or 1.0, 1.0))
+    return share if share > LEAST_TIME_SHARE else None
+
+
+def _retries(case: Case) -> Iterator[Cause]:
+    """The caching allocator gave its cache back and asked again: memory was full, and each time the GPU waited."""
+    retries = case.recorded("memory.allocator_retries") if case["device_type"] == Device.CUDA else None
+    if isinstance(retries, int) and retries > 0:
+        yield Cause(
+            cause="allocator retries",
+            share=None,
+            share_of=ShareOf.STEP_TIME,
+            evidence=f"{retries} times the allocator emptied its cache and asked again",
+            cure=f"--batch-size {max(1, case['batch_size'] // 2)}; --grad-accumulation for the same step",
+        )
+
+
+# --- over batch sizes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spill:
+    """`ratio`: images/s over the best of `smaller_batch_size`, the smaller batch that did best."""
+
+    images_per_s: float
+    batch_size: int
+    smaller_images_per_s: float
+    smaller_batch_size: int
+
+    @property
+    def ratio(self) -> float:
+        return self.images_per_s / self.smaller_images_per_s
+
+
+def spills(every: Sequence[Case]) -> dict[str, Spill]:
+    """By run, where a bigger batch gives less than half of the images/s of a smaller one: memory has run out."""
+    series: dict[tuple[Any, ...], list[Case]] = {}
+    facts = [fact for fact in (*CONFIGURATION, *PLACE) if fact != "batch_size"]
+    for case in every:
+        if case["images_per_s"] and case["status"] == Status.COMPLETED:
+            series.setdefault(tuple(case[fact] for fact in facts), []).append(case)
+    return {run_id: found for same in series.values() for run_id, found in _spills_in(same)}
+
+
+def _spills_in(same: Sequence[Case]) -> Iterator[tuple[str, Spill]]:
+    """Over the runs of one configuration by their batch sizes, the smallest first."""
+    best: Case | None = None
+    for _, group in groupby(sorted(same, key=_batch_size), key=_batch_size):
+        runs = list(group)
+        for case in runs:
+            if best and case["images_per_s"] < SPILL_RATIO * best["images_per_s"]:
+                yield (
+                    case.run_id,
+                    Spill(
+                        images_per_s=case["images_per_s"],
+                        batch_size=case["batch_size"],
+                        smaller_images_per_s=best["images_per_s"],
+                        smaller_batch_size=best["batch_size"],
+                    ),
+                )
+        best = max([*runs, *([best] if best else [])], key=lambda case: float(case["images_per_s"]))
+
+
+def _batch_size(case: Case) -> int:
+    return int(case["batch_size"])
+
+
+def _spill(found: Spill | None) -> Iterator[Cause]:
+    if found:
+        yield Cause(
+            cause="memory spill",
+            share=1 - found.ratio,
+            share_of=ShareOf.STEP_TIME,
+            evidence=(
+                f"{found.images_per_s:.4g} images/s at batch size {found.batch_size}, "
+                f"{found.smaller_images_per_s:.4g} at {found.smaller_batch_size}"
+            ),
+            cure=f"--batch-size {found.smaller_batch_size}; --grad-accumulation for the same step",
+        )

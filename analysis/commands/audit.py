@@ -1,0 +1,104 @@
+"""`analyze audit`."""
+
+import csv
+import io
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import assert_never
+
+from analysis.audit import RULES, Finding, Severity, audit, by_severity
+from analysis.audit.claims import CLAIM_RULES, audit_claims
+from analysis.audit.claims import read as read_claims
+from analysis.commands.shared import load, tell
+from analysis.problem import Problem
+from analysis.tables import Format, printable
+from workload.errors import ExitCode, UsageError
+
+# More run ids than this say less than their number.
+SHOWN_RUNS = 3
+
+
+def run(folders: Sequence[Path], *, claims: Path | None, strict: bool, verify: bool, form: Format) -> int:
+    """Print the findings on runs and published figures; `strict`: exit code 10 for an error or a warning."""
+    if not folders and not claims:
+        raise UsageError("nothing to audit was named", hint="analyze audit RESULTS, or --claims FILE.csv")
+    found: list[Finding] = []
+    looked_at: list[str] = []
+    problems: Sequence[Problem] = ()
+    if folders:
+        results = load(folders, verify=verify)
+        problems = results.problems
+        found += audit(results)
+        looked_at.append(f"{_counted(len(results.runs), 'run')}, {len(RULES)} rules")
+    if claims:
+        rows = read_claims(claims)
+        found += audit_claims(rows)
+        looked_at.append(f"{_counted(len(rows), 'published row')}, {len(CLAIM_RULES)} rules")
+    found = by_severity(found)
+    print(render(found, form, looked_at="; ".join(looked_at)))
+    tell(problems)
+    serious = any(finding.severity is not Severity.NOTE for finding in found)
+    return ExitCode.FINDINGS if strict and serious else ExitCode.DONE
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def render(findings: Sequence[Finding], form: Format, *, looked_at: str) -> str:
+    """Text without a final newline; JSON and CSV hold the fields of `Finding`."""
+    match form:
+        case Format.TABLE:
+            return _text(findings, looked_at=looked_at)
+        case Format.JSON:
+            return json.dumps([asdict(finding) for finding in findings], indent=1, ensure_ascii=False)
+        case Format.CSV:
+            return _csv(findings)
+        case _:
+            assert_never(form)
+
+
+def _text(findings: Sequence[Finding], *, looked_at: str) -> str:
+    """Findings of one rule together: threshold, reason and cure are said once."""
+    if not findings:
+        return f"nothing found: {looked_at}"
+    by_rule: dict[tuple[Severity, str], list[Finding]] = {}
+    for finding in findings:
+        by_rule.setdefault((finding.severity, finding.rule), []).append(finding)
+    counts = Counter(finding.severity for finding in findings)
+    total = ", ".join(_counted(counts[each], each) for each in Severity if counts[each])
+    return "\n\n".join([*(_rule(same) for same in by_rule.values()), f"{total}: {looked_at}"])
+
+
+def _rule(same: Sequence[Finding]) -> str:
+    first = same[0]
+    cures = dict.fromkeys(finding.cure for finding in same)
+    return "\n".join(
+        [
+            f"{first.severity}: {first.rule}",
+            *(f"  found      {printable(finding.figure)}  [{_subject(finding)}]" for finding in same),
+            f"  allowed    {first.threshold}",
+            f"  why        {first.why}",
+            *(f"  cure       {printable(cure)}" for cure in cures),
+        ]
+    )
+
+
+def _subject(finding: Finding) -> str:
+    more = len(finding.subject) - SHOWN_RUNS
+    shown = finding.subject if more <= 0 else finding.subject[:SHOWN_RUNS]
+    return printable(", ".join(shown)) + (f" and {more} more" if more > 0 else "")
+
+
+def _csv(findings: Sequence[Finding]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    names = [field.name for field in fields(Finding)]
+    writer.writerow(names)
+    for finding in findings:
+        row = asdict(finding) | {"subject": " ".join(finding.subject)}
+        writer.writerow([row[name] for name in names])
+    return text.getvalue().removesuffix("\n")

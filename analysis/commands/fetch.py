@@ -1,0 +1,155 @@
+"""`analyze fetch`: bundles from a bucket, with a bar, a table, and an exit code."""
+
+import json
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn, TextIO
+
+import typer
+
+from workload.errors import ExitCode, InterruptedRunError, NothingToDoError
+from workload.interrupt import handled_by
+
+if TYPE_CHECKING:
+    from analysis.fetch import Report
+
+EXAMPLES = """\b
+Examples:
+  analyze fetch gs://BUCKET -o results
+  analyze fetch gs://BUCKET/PREFIX --incomplete
+  analyze fetch gs://BUCKET/PREFIX/runs/RUN_ID --format json
+"""
+BAR_WIDTH = 30
+LINE_EVERY_S = 10.0
+
+
+class Format(StrEnum):
+    """How the result is printed on stdout."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+def run_fetch(
+    *,
+    source: Annotated[str, typer.Argument(metavar="gs://BUCKET/PREFIX", help="where runs/RUN_ID/ lie, or one run")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="folder for the bundles")] = Path("results"),
+    incomplete: Annotated[
+        bool, typer.Option("--incomplete", help="also runs without MANIFEST.json", show_default=False)
+    ] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="overwrite complete bundles that differ here", show_default=False)
+    ] = False,
+    jobs: Annotated[int, typer.Option(min=1, max=256, metavar="N", help="runs at a time")] = 8,
+    output_format: Annotated[Format, typer.Option("--format", help="what stdout gets")] = Format.TABLE,
+) -> int:
+    """Bring bundles home from Cloud Storage: only what is new, every file compared with its manifest."""
+    # Not for `analyze --help`: these make no sense without a bucket.
+    from analysis import bucket as remote  # noqa: PLC0415
+    from analysis import fetch as fetching  # noqa: PLC0415
+
+    place = fetching.parse_source(source)
+    with _stoppable():
+        bucket = remote.connect(place.bucket, prefix=place.prefix, jobs=jobs)
+        bar = Bar()
+        report = fetching.fetch(
+            bucket, place, output, incomplete=incomplete, replace=replace, jobs=jobs, on_progress=bar.update
+        )
+        bar.finish()
+    if not report.outcomes and not report.refused and not report.error:
+        raise NothingToDoError(
+            f"no run below {place}", hint=f"gcloud storage ls 'gs://{place.bucket}/**/MANIFEST.json'"
+        )
+    if output_format is Format.JSON:
+        print(json.dumps(report.to_json(), indent=1))
+    else:
+        print(render(report))
+    if report.error:
+        raise report.error
+    return ExitCode.BAD_BUNDLE if report.refused or report.count(fetching.State.REFUSED) else ExitCode.DONE
+
+
+def render(report: "Report") -> str:
+    """A line for each run and name except those that were here already, and the sums."""
+    from analysis.fetch import State  # noqa: PLC0415 - see `run_fetch`
+
+    shown = [each for each in report.outcomes if each.state is not State.SKIPPED or each.reason]
+    rows = [
+        (each.state.value, each.run_id, f"{each.files} files, {size(each.bytes)}" if each.files else "", each.reason)
+        for each in shown
+    ]
+    # Quoted as Python quotes: a name may hold what a terminal obeys.
+    rows += [("refused", ascii(each.name), "", each.reason) for each in report.refused]
+    widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
+    lines = [
+        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]).rstrip()
+        for row in rows
+    ]
+    refused = report.count(State.REFUSED) + len(report.refused)
+    counts = [
+        f"fetched {report.count(State.FETCHED)} ({size(sum(each.bytes for each in report.outcomes))})",
+        f"skipped {report.count(State.SKIPPED)}",
+        f"incomplete {report.count(State.INCOMPLETE)}",
+        f"refused {refused}",
+    ]
+    return "\n".join([*lines, *([""] if lines else []), f"{', '.join(counts)}: {report.source} -> {report.output}"])
+
+
+def size(count: int) -> str:
+    """Bytes with a decimal prefix: `size(3_400_000)` is `3.4 MB`."""
+    for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if count >= factor:
+            return f"{count / factor:.1f} {unit}"
+    return f"{count} B"
+
+
+class Bar:
+    """Progress on stderr: a bar on a terminal, a line every ten seconds elsewhere."""
+
+    def __init__(self, *, stream: TextIO = sys.stderr, now: Callable[[], float] = time.monotonic) -> None:
+        self._stream = stream
+        self._now = now
+        self._started_s = self._shown_s = now()
+        self._last = ""
+
+    def update(self, done: int, total: int, count: int) -> None:
+        """Show `done` runs of `total` and the bytes so far."""
+        elapsed_s = self._now() - self._started_s
+        rate = f", {size(int(count / elapsed_s))}/s" if count and elapsed_s > 0 else ""
+        text = f"{done}/{total} runs, {size(count)}{rate}" if total else "looking for runs"
+        if self._stream.isatty():
+            filled = BAR_WIDTH * done // max(total, 1)
+            width = shutil.get_terminal_size().columns - 1
+            line = f"fetch [{'#' * filled}{'.' * (BAR_WIDTH - filled)}] {text}"
+            self._write(f"\r{line[:width]:<{width}}")
+        elif self._now() - self._shown_s >= LINE_EVERY_S:
+            self._shown_s = self._now()
+            self._write(f"fetch {text}\n")
+
+    def finish(self) -> None:
+        """Take the bar away: the table says the rest."""
+        if self._stream.isatty():
+            self._write("\r\033[K")
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text)
+        self._stream.flush()
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """Raise `InterruptedRunError` on the first Ctrl-C or SIGTERM; what has come whole stays, the rest continues."""
+
+    def stop(number: int, _: object) -> NoReturn:
+        raise InterruptedRunError(
+            f"interrupted by {signal.Signals(number).name}", hint="the same command continues where it stopped"
+        )
+
+    with handled_by(stop):
+        yield

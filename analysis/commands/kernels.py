@@ -1,0 +1,130 @@
+"""`analyze kernels`."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from analysis import ncu
+from analysis.breakdown import ALL, COLUMNS, breakdown, in_steps, keys_of, per_step
+from analysis.by import By
+from analysis.commands.shared import load, tell
+from analysis.importing import DEVICE_NAME
+from analysis.ncu import NcuFile
+from analysis.problem import Problem
+from analysis.roofline import NAMED, frame, kernel_points
+from analysis.tables import Column, Format, render
+from workload.errors import ExitCode, NothingToDoError, UsageError
+
+FACTS = ("file", *NAMED, "profiles", "steps")
+TABLE = (
+    Column(name="file", heading="file", optional=True),
+    Column(name="place", heading="place", optional=True),
+    Column(name="device_name", heading="device", optional=True),
+    Column(name="model", heading="model", optional=True),
+    Column(name="batch_size", heading="batch", optional=True),
+    Column(name="precision", heading="precision", optional=True),
+    Column(name="steps", heading="steps", optional=True),
+    Column(name="family", heading="family"),
+    Column(name="name", heading="kernel", optional=True),
+    Column(name="launches", heading="launches"),
+    Column(name="duration_s", heading="time", unit="s", prefixed=True),
+    Column(name="share_of_time", heading="share", unit="%", digits=3),
+    Column(name="flop_per_s", heading="attained", unit="FLOP/s", prefixed=True, optional=True),
+    Column(name="intensity_flop_per_byte", heading="intensity", unit="FLOP/B", optional=True),
+    Column(name="l2_intensity", heading="of L2", unit="FLOP/B", optional=True),
+    Column(name="l1_intensity", heading="of L1", unit="FLOP/B", optional=True),
+    Column(name="sm_percent", heading="SM %", optional=True),
+    Column(name="memory_percent", heading="memory %", optional=True),
+    Column(name="dram_percent", heading="DRAM %", optional=True),
+    Column(name="remark", heading="note", optional=True),
+)
+LOWER_BOUND = "FLOP are a lower bound"
+# Template arguments follow; JSON and CSV have the whole name.
+SHOWN_CHARACTERS = 60
+
+
+def run(paths: Sequence[Path], *, by: By, top: int | None, verify: bool, form: Format) -> int:
+    """Print the kernels of bundles in folders, and of bare files of Nsight Compute."""
+    if top is not None and top < 1:
+        raise UsageError(f"--top must be a positive integer; got '{top}'", hint="--top 10")
+    folders = [path for path in paths if not path.is_file()]
+    problems = list[Problem]()
+    tables = [_of_file(path, by, problems) for path in paths if path.is_file()]
+    if folders:
+        results = load(folders, verify=verify)
+        tables += _of_results(kernel_points(results, by=by))
+        problems += [*results.problems, *results.kernel_problems]
+    if not tables:
+        where = ", ".join(f"'{folder}'" for folder in folders)
+        raise NothingToDoError(f"no run in {where} was profiled with ncu", hint="launch local --profile ncu")
+    shown = [table if top is None else pd.concat([table.head(top), table[table["family"] == ALL]]) for table in tables]
+    rows = frame([row for table in shown for row in _records(table)], (*FACTS, *keys_of(by), *COLUMNS, "remark"))
+    print(render(*_for_people(rows, by), form) if form is Format.TABLE else render(rows, _all_columns(by), form))
+    tell(problems)
+    return ExitCode.DONE
+
+
+def _of_file(path: Path, by: By, problems: list[Problem]) -> pd.DataFrame:
+    found = ncu.read(path)
+    problems += [Problem(path=str(path), reason=warning) for warning in found.warnings]
+    kernels, steps = in_steps(found.kernels)
+    rows = _with_total(per_step(breakdown(kernels, keys_of(by)), steps), _total(kernels, steps))
+    remark = "partial profile" if found.is_partial else None
+    return _remarked(rows.assign(file=path.name, device_name=_device(found), steps=steps), remark)
+
+
+def _device(found: NcuFile) -> str | None:
+    """What the file's own GPU says, or its compute capability: labels lie."""
+    capabilities = found.kernels["compute_capability"].dropna().unique()
+    known = found.attributes.get(DEVICE_NAME)
+    return known or (f"compute capability {capabilities[0]}" if len(capabilities) == 1 else None)
+
+
+def _total(kernels: pd.DataFrame, steps: int | None) -> pd.DataFrame:
+    return per_step(breakdown(kernels, ()), steps)
+
+
+def _with_total(rows: pd.DataFrame, total: pd.DataFrame) -> pd.DataFrame:
+    return pd.concat([rows.astype(object), total.assign(family=ALL).astype(object)], ignore_index=True)
+
+
+def _of_results(points: pd.DataFrame) -> list[pd.DataFrame]:
+    """A table per group of runs, each with its total."""
+    names = [*NAMED, "profiles", "steps", "note"]
+    groups = points.groupby(names, dropna=False, sort=False)
+    return [_remarked(_with_total(rows, _sum_of(rows, names)), None) for _, rows in groups]
+
+
+def _sum_of(rows: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
+    """The row for all kernels, from those of its parts: what a part lacks, the whole lacks."""
+    launches = rows["launches"].astype(float)
+    total = breakdown(rows, ())
+    facts = {name: rows[name].iloc[0] for name in names}
+    return total.assign(launches=launches.sum(), **facts)
+
+
+def _remarked(rows: pd.DataFrame, remark: str | None) -> pd.DataFrame:
+    notes = rows["note"] if "note" in rows else pd.Series(None, index=rows.index, dtype=object)
+    remarks = [
+        "; ".join(filter(None, [remark, LOWER_BOUND if low else None, None if pd.isna(note) else note])) or None
+        for low, note in zip(rows["flop_is_lower_bound"], notes, strict=True)
+    ]
+    return rows.assign(remark=pd.Series(remarks, index=rows.index, dtype=object))
+
+
+def _records(table: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    for row in table.to_dict("records"):
+        yield {str(name): value for name, value in row.items()}
+
+
+def _all_columns(by: By) -> tuple[Column, ...]:
+    return tuple(Column(name=name, heading=name) for name in (*FACTS, *keys_of(by), *COLUMNS, "remark"))
+
+
+def _for_people(rows: pd.DataFrame, by: By) -> tuple[pd.DataFrame, list[Column]]:
+    if by is By.FAMILY:
+        return rows, [column for column in TABLE if column.name != "name"]
+    short = rows["name"].map(lambda name: name if pd.isna(name) else str(name)[:SHOWN_CHARACTERS])
+    return rows.assign(name=short), list(TABLE)

@@ -1,0 +1,117 @@
+"""`analyze roofline`."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from analysis import roofline
+from analysis.commands.shared import load, tell
+from analysis.configurations import completed
+from analysis.loading import Results
+from analysis.problem import Problem
+from analysis.tables import Column, Format, render
+from workload.errors import ExitCode
+
+ROOFS = (
+    Column(name="place", heading="place"),
+    Column(name="device_name", heading="device"),
+    Column(name="threads", heading="threads", optional=True),
+    Column(name="precision", heading="precision"),
+    Column(name="kind", heading="roof"),
+    Column(name="flop_per_s", heading="compute", unit="FLOP/s", prefixed=True),
+    Column(name="bytes_per_s", heading="memory", unit="B/s", prefixed=True),
+    Column(name="ridge", heading="ridge", unit="FLOP/B"),
+    Column(name="source", heading="source"),
+    Column(name="note", heading="note", optional=True),
+)
+POINTS = (
+    Column(name="place", heading="place"),
+    Column(name="device_name", heading="device"),
+    Column(name="model", heading="model"),
+    Column(name="batch_size", heading="batch"),
+    Column(name="precision", heading="precision"),
+    Column(name="source", heading="source"),
+    Column(name="runs", heading="runs"),
+    Column(name="intensity_flop_per_byte", heading="intensity", unit="FLOP/B"),
+    Column(name="intensity_low", heading="low", unit="FLOP/B", optional=True),
+    Column(name="intensity_high", heading="high", unit="FLOP/B", optional=True),
+    Column(name="flop_per_s", heading="attained", unit="FLOP/s", prefixed=True),
+    Column(name="flop_per_s_low", heading="low", unit="FLOP/s", prefixed=True, optional=True),
+    Column(name="flop_per_s_high", heading="high", unit="FLOP/s", prefixed=True, optional=True),
+    Column(name="bound", heading="limited by"),
+    Column(name="roof", heading="roof"),
+    Column(name="fraction_of_roof", heading="of roof", unit="%", digits=3),
+    Column(name="fraction_of_peak", heading="of peak", unit="%", digits=3, optional=True),
+    Column(name="note", heading="note", optional=True),
+)
+SHIFTS = (
+    Column(name="place", heading="place"),
+    Column(name="device_name", heading="device"),
+    Column(name="model", heading="model"),
+    Column(name="source", heading="source"),
+    Column(name="changed", heading="changed"),
+    Column(name="left", heading="from"),
+    Column(name="right", heading="to"),
+    Column(name="at", heading="at"),
+    Column(name="intensity_left", heading="intensity", unit="FLOP/B"),
+    Column(name="intensity_right", heading="then", unit="FLOP/B"),
+    Column(name="intensity_ratio", heading="intensity x"),
+    Column(name="flop_per_s_ratio", heading="FLOP/s x"),
+    Column(name="bound_left", heading="limited by"),
+    Column(name="bound_right", heading="then"),
+)
+# In JSON and CSV every figure of a point.
+ALL_OF_POINTS = tuple(Column(name=name, heading=name) for name in roofline.POINT_COLUMNS)
+
+
+def run(folders: Sequence[Path], *, verify: bool, form: Format) -> int:
+    """Print the points; for people also roofs and shifts, on stdout, and what is not there, on stderr."""
+    results = load(folders, verify=verify)
+    found = roofline.points(results)
+    if form is Format.TABLE:
+        print(_for_people(results, found))
+    else:
+        print(render(found, ALL_OF_POINTS, form))
+    if absent := _absent(results):
+        sys.stdout.flush()
+        print(absent, file=sys.stderr)
+    tell([*results.problems, *_named(results)])
+    return ExitCode.DONE
+
+
+def _for_people(results: Results, found: pd.DataFrame) -> str:
+    roofs = roofline.roofs(results)
+    roofs["ridge"] = roofs["flop_per_s"] / roofs["bytes_per_s"]
+    # The precisions that were run: a machine measures them all.
+    used = set(results.runs["precision"].dropna())
+    roofs = roofs[roofs["precision"].isin(used)]
+    # The address of a source is for JSON and Python.
+    roofs["source"] = roofs["source"].str.partition(", http")[0]
+    shifts = roofline.shifts(results)
+    parts = {"roofs": (roofs, ROOFS), "steps": (found, POINTS), "shifts": (shifts, SHIFTS)}
+    texts = [
+        f"{title}\n{render(table, columns, Format.TABLE)}" for title, (table, columns) in parts.items() if len(table)
+    ]
+    return "\n\n".join(texts) or "no run here has FLOP or bytes, or a device whose roof is known"
+
+
+def _absent(results: Results) -> str | None:
+    """Completed runs without FLOP and bytes: a log says when steps ended, not what they did."""
+    columns = sorted({column for columns in roofline.WORK.values() for column in columns})
+    done = completed(results.runs)
+    number = int(done[columns].isna().all(axis=1).sum())
+    if not number:
+        return None
+    which = "1 run has" if number == 1 else f"{number} runs have"
+    return f"note       {which} neither FLOP nor bytes: no point on a roofline"
+
+
+def _named(results: Results) -> list[Problem]:
+    """Runs that did not complete, by status."""
+    broken = results.runs[~results.runs["run_id"].isin(completed(results.runs)["run_id"])]
+    return [
+        Problem(path=str(path), reason=f"{status}: no point")
+        for path, status in zip(broken["path"], broken["status"], strict=True)
+    ]

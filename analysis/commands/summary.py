@@ -1,0 +1,17 @@
+"""`analyze summary`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from analysis.commands.shared import load, tell
+from analysis.summary import COLUMNS, summarize
+from analysis.tables import Format, render
+from workload.errors import ExitCode
+
+
+def run(folders: Sequence[Path], *, verify: bool, form: Format) -> int:
+    """Print the table, then the problems on stderr."""
+    results = load(folders, verify=verify)
+    print(render(summarize(results.runs), COLUMNS, form))
+    tell(results.problems)
+    return ExitCode.DONE

@@ -1,0 +1,160 @@
+"""Which runs are the same measurement repeated: what the user chose, where it ran, and what must not differ. Pure."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pandas as pd
+
+from workload.bundle import Status
+from workload.errors import ExitCode, RooflaunchError
+
+# What the user chose.
+CONFIGURATION = (
+    "model",
+    "batch_size",
+    "precision",
+    "dataset",
+    "image_size",
+    "grad_accumulation",
+    "channels_last",
+    "compile",
+    "deterministic",
+    "optimizer",
+    "workers",
+)
+# Where it ran; the threads of a CPU run decide its ceilings.
+DEVICE = ("place", "device_type", "device_name", "threads")
+PLACE = (*DEVICE, "machine_type")
+# Runs of one configuration in one place that differ in one of these are not the same measurement.
+SOFTWARE = ("driver_version", "torch", "image_digest", "commit", "commit_dirty", "imported")
+# What names a line of a table; the rest is said in its note where lines of one name differ.
+NAMED = ("place", "device_name", "model", "batch_size", "precision")
+
+LABELS = {
+    "device_name": "gpu",
+    "driver_version": "driver",
+    "image_digest": "image digest",
+    "batch_size": "batch size",
+    "image_size": "image size",
+    "grad_accumulation": "gradient accumulation",
+    "device_type": "device type",
+    "commit_dirty": "uncommitted changes",
+}
+# A long identifier is told apart by its beginning.
+SHOWN_CHARACTERS = {"commit": 12, "image_digest": 19}
+
+
+class NotPoolableError(RooflaunchError):
+    """Runs that are different measurements were to be summarized as one."""
+
+    exit_code: ClassVar[ExitCode] = ExitCode.NOT_POOLABLE
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Group:
+    """Runs that may be pooled. `facts`: by column of `CONFIGURATION`, `PLACE` and `SOFTWARE`, None where unknown.
+
+    `apart`: how it differs from other groups with the same place, device, model, batch size and precision.
+    """
+
+    facts: Mapping[str, Any]
+    runs: pd.DataFrame
+    apart: tuple[str, ...]
+
+    def __getitem__(self, fact: str) -> Any:
+        return self.facts[fact]
+
+    def known(self, column: str) -> list[float]:
+        """The finite values of a column, one per run that has it."""
+        values = pd.to_numeric(self.runs[column], errors="coerce")
+        return [float(value) for value in values if math.isfinite(value)]
+
+    def texts(self, column: str) -> list[str]:
+        """The texts of a column, one per run that has it."""
+        return [str(value) for value in self.runs[column] if isinstance(value, str)]
+
+
+def completed(runs: pd.DataFrame) -> pd.DataFrame:
+    """Those that went to their end; imported profiles too, which have no times."""
+    return runs[runs["status"] == Status.COMPLETED]
+
+
+def measured(runs: pd.DataFrame) -> pd.DataFrame:
+    """Those that went to their end and timed their steps: what may be pooled."""
+    done = completed(runs)
+    return done[done["step_median_s"].notna() & (done["step_median_s"] > 0)]
+
+
+def group(runs: pd.DataFrame) -> list[Group]:
+    """Completed runs by configuration, place and software, in order of appearance: all in one group may be pooled."""
+    done = completed(runs)
+    columns = (*CONFIGURATION, *PLACE, *SOFTWARE)
+    rows: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+    for number, values in enumerate(_tuples(done, columns)):
+        rows[values].append(number)
+    apart = _apart(list(rows), columns)
+    return [
+        Group(facts=dict(zip(columns, values, strict=True)), runs=done.iloc[numbers], apart=apart[values])
+        for values, numbers in rows.items()
+    ]
+
+
+def require_poolable(runs: pd.DataFrame) -> None:
+    """`NotPoolableError` naming the first fact in which two of the runs differ; runs that broke off do not count."""
+    done = measured(runs)
+    columns = ("device_name", *SOFTWARE, *CONFIGURATION, *PLACE)
+    first: tuple[Any, ...] | None = None
+    for row, values in zip(done["run_id"], _tuples(done, columns), strict=True):
+        if first is None:
+            first, first_run = values, row
+        elif values != first:
+            fact = next(index for index, value in enumerate(values) if value != first[index])
+            raise NotPoolableError(
+                f"cannot pool: {label(columns[fact])} is {_quoted(first[fact])} in run {first_run}, "
+                f"{_quoted(values[fact])} in run {row}",
+                hint="analyze compare keeps them apart; or name folders that hold one configuration each",
+            )
+
+
+def label(column: str) -> str:
+    """What a message calls a column."""
+    return LABELS.get(column, column.replace("_", " "))
+
+
+def shown(column: str, value: Any) -> str:
+    """A fact for people: `driver 580.95.05`."""
+    return f"{label(column)} {_text(value)[: SHOWN_CHARACTERS.get(column)]}"
+
+
+def _tuples(runs: pd.DataFrame, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    """The rows, with None for what is absent: NaN does not equal itself."""
+    table = runs[list(columns)].astype(object)
+    return table.where(table.notna(), None).itertuples(index=False, name=None)
+
+
+def _apart(keys: Sequence[tuple[Any, ...]], columns: Sequence[str]) -> dict[tuple[Any, ...], tuple[str, ...]]:
+    by_name: dict[tuple[Any, ...], list[tuple[Any, ...]]] = defaultdict(list)
+    named = [columns.index(name) for name in NAMED]
+    for key in keys:
+        by_name[tuple(key[index] for index in named)].append(key)
+    found = {}
+    for same_name in by_name.values():
+        varying = [index for index in range(len(columns)) if len({key[index] for key in same_name}) > 1]
+        for key in same_name:
+            found[key] = tuple(shown(columns[index], key[index]) for index in varying)
+    return found
+
+
+def _quoted(value: Any) -> str:
+    return "unknown" if value is None else f"'{_text(value)}'"
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "unknown"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else str(value)

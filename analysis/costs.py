@@ -1,0 +1,172 @@
+"""What images cost: price per hour by images per hour, and the cheapest way to train each model. Pure.
+
+The price is the one that the run recorded; for a run without one, the list price of prices.toml where machine type,
+GPU and region are in it. A machine of one's own has no price here.
+"""
+
+import functools
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pandas as pd
+
+from analysis import peaks
+from analysis.configurations import Group, group, measured
+from analysis.loading import Results
+from analysis.roofline import frame
+from analysis.statistics import over_runs
+
+_TABLE = Path(__file__).with_name("prices.toml")
+SECONDS_PER_H = 3600
+MILLION = 1e6
+# ILSVRC 2012, training set: Russakovsky et al., IJCV 115 (2015), table 2.
+IMAGENET_IMAGES = 1_281_167
+# Prices within a group that differ by less are the same price, rounded.
+SAME_PRICE = 1e-6
+
+COLUMNS = (
+    "place",
+    "device_name",
+    "machine_type",
+    "spot",
+    "model",
+    "batch_size",
+    "precision",
+    "image_size",
+    "dataset",
+    "runs",
+    "images_per_s",
+    "usd_per_h",
+    "price",
+    "usd_per_million_images",
+    "usd_per_million_images_low",
+    "usd_per_million_images_high",
+    "usd_per_epoch",
+    "cheapest",
+    "note",
+)
+NAMED = ("place", "device_name", "machine_type", "model", "batch_size", "precision", "image_size", "dataset")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Price:
+    """USD per hour, and where the figure comes from: the run itself, or a list with its date."""
+
+    usd_per_h: float
+    source: str
+
+
+def usd_per_images(*, usd_per_h: float, images_per_s: float, images: float) -> float:
+    """The cost of training on so many images at this rate."""
+    return usd_per_h / SECONDS_PER_H / images_per_s * images
+
+
+def costs(results: Results) -> pd.DataFrame:
+    """A row per group of runs and price model (on demand, spot), the cheapest per model first, unpriced ones last.
+
+    `usd_per_million_images` follows from the median images/s over runs, its interval from that of the rate: the price
+    counts as exact. `usd_per_epoch` is one pass over ImageNet's 1,281,167 training images. `cheapest` marks the lowest
+    price per image of each model, image size and data set. `price` is `run` or the list and its date.
+    """
+    rows = [row for each in group(measured(results.runs)) for row in _rows(each)]
+    best: dict[tuple[Any, ...], float] = defaultdict(lambda: float("inf"))
+    for row in rows:
+        if row["usd_per_million_images"] is not None:
+            best[_task(row)] = min(best[_task(row)], row["usd_per_million_images"])
+    for row in rows:
+        usd = row["usd_per_million_images"]
+        row["cheapest"] = usd is not None and usd == best[_task(row)]
+    rows.sort(key=lambda row: (row["model"], _or_last(row["usd_per_million_images"]), -(row["images_per_s"] or 0)))
+    return frame(rows, COLUMNS)
+
+
+def list_price(
+    *, machine_type: str | None, device_name: str | None, region: str | None, spot: bool | None
+) -> Price | None:
+    """The price of prices.toml; None where it has none, or where nobody knows whether the machine was a spot one."""
+    gpu = peaks.find_gpu(device_name)
+    content = _content()
+    for row in content["price"]:
+        where = (row["machine_type"], row["gpu"], row["region"])
+        if gpu and spot is not None and where == (machine_type, gpu.gpu, region):
+            figure = row["usd_per_h_spot"] if spot else row["usd_per_h"]
+            return Price(usd_per_h=figure, source=f"list of {content['source']['read']}")
+    return None
+
+
+def prices() -> Sequence[Mapping[str, Any]]:
+    """The rows of prices.toml."""
+    rows: Sequence[Mapping[str, Any]] = _content()["price"]
+    return rows
+
+
+def _rows(each: Group) -> Iterator[dict[str, Any]]:
+    """On-demand and spot runs apart: they are as fast, and cost differently."""
+    spots = [value if isinstance(value, bool) else None for value in each.runs["spot"].astype(object)]
+    for spot in dict.fromkeys(spots):
+        runs = each.runs[[value is spot for value in spots]]
+        yield _row(Group(facts=each.facts, runs=runs, apart=each.apart), spot)
+
+
+def _row(each: Group, spot: bool | None) -> dict[str, Any]:
+    rate = over_runs(each.known("images_per_s"))
+    price, remark = _price(each, spot)
+    usd = low = high = epoch = None
+    if price and rate.value:
+        usd = usd_per_images(usd_per_h=price.usd_per_h, images_per_s=rate.value, images=MILLION)
+        epoch = usd * IMAGENET_IMAGES / MILLION
+        if rate.interval and rate.interval.low > 0:
+            # The fastest is the cheapest.
+            high, low = (
+                usd_per_images(usd_per_h=price.usd_per_h, images_per_s=end, images=MILLION)
+                for end in (rate.interval.low, rate.interval.high)
+            )
+    return {name: each[name] for name in NAMED} | {
+        "spot": spot,
+        "runs": rate.n,
+        "images_per_s": rate.value,
+        "usd_per_h": price.usd_per_h if price else None,
+        "price": price.source if price else None,
+        "usd_per_million_images": usd,
+        "usd_per_million_images_low": low,
+        "usd_per_million_images_high": high,
+        "usd_per_epoch": epoch,
+        "note": "; ".join(filter(None, [remark, *each.apart])) or None,
+    }
+
+
+def _price(each: Group, spot: bool | None) -> tuple[Price | None, str | None]:
+    """The price of a group of runs, and what to say about it."""
+    recorded = each.known("usd_per_h")
+    if recorded:
+        spread = max(recorded) - min(recorded)
+        remark = (
+            f"prices from {min(recorded):g} to {max(recorded):g} USD/h: their median" if spread > SAME_PRICE else None
+        )
+        return Price(usd_per_h=median(recorded), source="run"), remark
+    regions = set(each.texts("region"))
+    found = list_price(
+        machine_type=each["machine_type"],
+        device_name=each["device_name"],
+        region=regions.pop() if len(regions) == 1 else None,
+        spot=spot,
+    )
+    return found, None if found else "no price: none in the run, none listed for its machine and region"
+
+
+def _task(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return row["model"], row["image_size"], row["dataset"]
+
+
+def _or_last(figure: float | None) -> float:
+    return float("inf") if figure is None else figure
+
+
+@functools.cache
+def _content() -> dict[str, Any]:
+    return tomllib.loads(_TABLE.read_text(encoding="utf-8"))

@@ -1,0 +1,234 @@
+"""What figures are drawn from: one row per configuration and environment, and names that every figure shares. Pure."""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+import pandas as pd
+
+from analysis.configurations import CONFIGURATION, SOFTWARE, Group, completed, group, measured, shown
+from analysis.figures import labels, style
+from analysis.loading import Results
+from analysis.statistics import over_runs
+from workload.bundle import Status
+
+# Part of the task's name, not of the variant's.
+TASK = ("model", "image_size", "dataset")
+MEASURED_COLUMNS = (
+    "env",
+    "task",
+    "variant",
+    "series",
+    "model",
+    "batch_size",
+    "precision",
+    "place",
+    "device_name",
+    "device_type",
+    "runs",
+    "images_per_s",
+    "images_per_s_low",
+    "images_per_s_high",
+    "interval",
+    "step_s",
+    "flop_per_s",
+    "train_flop_per_image",
+    "train_flop_per_step",
+    "bound",
+    "bound_why",
+    "data_wait_fraction",
+    "peak_memory_bytes",
+    "usd_per_h",
+    "run_ids",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Material:
+    """The tables, with `env`, `task` (model and what else makes the images another task) and `variant` in each.
+
+    `every`: all runs. `measured`: one row per group of poolable runs, `MEASURED_COLUMNS`. `runs`: the runs in it, with
+    their row's number as `line`. `failed`: configurations of which no run came to its end. The rest as in
+    `analysis.roofline` and `analysis.costs`. `environments` and `tasks`: every name, in the order of the figures.
+    """
+
+    every: pd.DataFrame
+    runs: pd.DataFrame
+    measured: pd.DataFrame
+    failed: pd.DataFrame
+    points: pd.DataFrame = field(default_factory=pd.DataFrame)
+    roofs: pd.DataFrame = field(default_factory=pd.DataFrame)
+    kernel_points: pd.DataFrame = field(default_factory=pd.DataFrame)
+    costs: pd.DataFrame = field(default_factory=pd.DataFrame)
+    environments: Sequence[str] = ()
+    tasks: Sequence[str] = ()
+    variants: Sequence[str] = ()
+
+    @property
+    def environment_colours(self) -> Mapping[str, str]:
+        return style.colours(self.environments)
+
+    @property
+    def task_colours(self) -> Mapping[str, str]:
+        return style.colours(self.tasks)
+
+
+def named(runs: pd.DataFrame) -> pd.DataFrame:
+    """`runs` with `env`, `task` and `variant`."""
+    columns = list(dict.fromkeys(("place", "device_name", "threads", *CONFIGURATION)))
+    facts = [dict(zip(columns, row, strict=True)) for row in _tuples(runs, columns)]
+    return runs.assign(env=labels.environments(facts), task=labels.tasks(facts), variant=_variants(facts))
+
+
+Table: TypeAlias = Callable[[Results], pd.DataFrame]
+
+
+def make(
+    results: Results,
+    *,
+    points: Table | None = None,
+    roofs: Table | None = None,
+    kernel_points: Table | None = None,
+    costs: Table | None = None,
+) -> Material:
+    """From results and the functions that make the other tables of them."""
+    every = named(results.runs)
+    groups = group(measured(every))
+    lines = [_line(each) for each in groups]
+    table = pd.DataFrame(lines, columns=list(MEASURED_COLUMNS))
+    table["series"] = _series(groups, lines)
+    table = table.sort_values(["env", "task", "variant", "series", "batch_size"], kind="stable").reset_index(drop=True)
+    line_of = {run_id: line for line, run_ids in enumerate(table["run_ids"]) for run_id in run_ids}
+    kept = every[every["run_id"].isin(list(line_of))]
+    series, line = ("env", "task", "variant"), ("place", "device_name", "model", "batch_size", "precision")
+    return Material(
+        every=every,
+        runs=kept.assign(line=kept["run_id"].map(line_of)),
+        measured=table,
+        failed=_failed(every),
+        points=_split(results, every, points, line, series),
+        roofs=_split(results, every, roofs, ("place", "device_name"), ("env",)),
+        kernel_points=_split(results, every, kernel_points, line, series),
+        costs=_split(results, every, costs, line, series),
+        environments=_by_speed(every, table, "env"),
+        tasks=_by_speed(every, table, "task"),
+        variants=sorted(set(every["variant"])),
+    )
+
+
+def _split(
+    results: Results, every: pd.DataFrame, table: Table | None, keys: Sequence[str], names: Sequence[str]
+) -> pd.DataFrame:
+    """`table` with `names` as columns, looked up by its columns `keys`.
+
+    Where `keys` do not say all that the names stand for, runs of one key and different names are tabled one after the
+    other.
+    """
+    parts = []
+    for rows in _rounds(every, keys, names) if table else ():
+        part = table(replace(results, runs=results.runs.iloc[rows])) if table else every
+        if len(part):
+            chosen = every.iloc[rows]
+            known = dict(zip(_tuples(chosen, keys), _tuples(chosen, names), strict=True))
+            found = pd.DataFrame([known[key] for key in _tuples(part, keys)], columns=list(names), index=part.index)
+            parts.append(pd.concat([part, found], axis=1))
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+
+
+def _rounds(every: pd.DataFrame, keys: Sequence[str], names: Sequence[str]) -> list[list[int]]:
+    """Row numbers of `every` in as few parts as it takes for each key to have one set of names in a part."""
+    seen: dict[tuple[Any, ...], dict[tuple[Any, ...], int]] = defaultdict(dict)
+    rounds: dict[int, list[int]] = defaultdict(list)
+    for number, (key, name) in enumerate(zip(_tuples(every, keys), _tuples(every, names), strict=True)):
+        held = seen[key]
+        rounds[held.setdefault(name, len(held))].append(number)
+    return list(rounds.values())
+
+
+def _tuples(table: pd.DataFrame, columns: Sequence[str]) -> list[tuple[Any, ...]]:
+    plain = table[list(columns)].astype(object)
+    return list(plain.where(plain.notna(), None).itertuples(index=False, name=None))
+
+
+def _by_speed(every: pd.DataFrame, table: pd.DataFrame, column: str) -> list[str]:
+    """The fastest first; those without a time last."""
+    best = table.groupby(column)["images_per_s"].max() if len(table) else pd.Series(dtype=float)
+    return sorted(set(every[column]), key=lambda name: (-float(best.get(name, 0.0) or 0.0), name))
+
+
+def _variants(facts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Precision, and what else of the configuration differs between runs of one model."""
+    columns = [name for name in CONFIGURATION if name not in (*TASK, "batch_size", "precision")]
+    held = labels.known_values(facts, "model", columns)
+    return [
+        ", ".join(
+            [
+                labels.shown(each["precision"] or "unknown precision"),
+                *(labels.shown(shown(name, each[name])) for name in columns if len(held[each["model"]][name]) > 1),
+            ]
+        )
+        for each in facts
+    ]
+
+
+def _line(each: Group) -> dict[str, Any]:
+    rates = over_runs(each.known("images_per_s"))
+    flops = over_runs(_ratio(each.runs["train_flop_per_step"], each.runs["step_median_s"]))
+    first = each.runs.iloc[0]
+    bounds = Counter(each.texts("bound"))
+    return {
+        **{name: first[name] for name in ("env", "task", "variant", "place", "device_name", "device_type")},
+        **{name: each[name] for name in ("model", "batch_size", "precision")},
+        "runs": len(each.runs),
+        "images_per_s": rates.value,
+        "images_per_s_low": rates.interval.low if rates.interval else None,
+        "images_per_s_high": rates.interval.high if rates.interval else None,
+        "interval": f"{rates.interval.level:.0%}, {rates.interval.method}" if rates.interval else rates.reason,
+        "flop_per_s": flops.value,
+        **{name: _median(each, name) for name in ("train_flop_per_image", "train_flop_per_step", "usd_per_h")},
+        **{name: _median(each, name) for name in ("data_wait_fraction", "peak_memory_bytes")},
+        "step_s": _median(each, "step_median_s"),
+        "bound": ", ".join(f"{bound} {number}" for bound, number in bounds.most_common())
+        if len(bounds) > 1
+        else next(iter(bounds), None),
+        "bound_why": next(iter(each.texts("bound_why")), None),
+        "run_ids": list(each.runs["run_id"]),
+    }
+
+
+def _ratio(left: pd.Series, right: pd.Series) -> list[float]:
+    return [float(value) for value in (left / right).dropna()]
+
+
+def _median(each: Group, column: str) -> float | None:
+    known = each.known(column)
+    return float(pd.Series(known).median()) if known else None
+
+
+def _series(groups: Sequence[Group], lines: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Task and variant, and the software where it alone tells two lines apart."""
+    names = [(line["env"], line["task"], line["variant"], line["batch_size"]) for line in lines]
+    number = Counter(names)
+    return [
+        " · ".join([line["task"], line["variant"], *(_software(each) if number[name] > 1 else ())])
+        for each, line, name in zip(groups, lines, names, strict=True)
+    ]
+
+
+def _software(each: Group) -> list[str]:
+    words = {shown(name, each[name]) for name in SOFTWARE}
+    return [labels.shown(text) for text in each.apart if text in words]
+
+
+def _failed(every: pd.DataFrame) -> pd.DataFrame:
+    """One row per configuration and environment of which no run came to its end, with how it ended."""
+    keys = ["env", "task", "variant", "model", "batch_size", "precision"]
+    broken = every[~every["status"].isin([Status.COMPLETED, Status.RUNNING])]
+    done = set(completed(every)[keys].itertuples(index=False, name=None))
+    found: dict[tuple[Any, ...], Counter[str]] = defaultdict(Counter)
+    for row in broken[[*keys, "status"]].itertuples(index=False, name=None):
+        if row[:-1] not in done:
+            found[row[:-1]][row[-1]] += 1
+    rows = [(*key, " and ".join(status.replace("_", " ") for status in counts)) for key, counts in found.items()]
+    return pd.DataFrame(rows, columns=[*keys, "ending"])

@@ -1,0 +1,472 @@
+"""Every figure by name: what it is drawn from, when it is left out, and the words beside it. Pure."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+import altair as alt
+import pandas as pd
+
+from analysis.breakdown import ALL
+from analysis.figures import labels, rooflines, shares, throughput
+from analysis.figures.figure import Figure, Missing
+from analysis.figures.material import Material
+from analysis.tables import number
+
+Drawn: TypeAlias = Figure | Missing
+Builder: TypeAlias = Callable[[Material], Iterator[Drawn]]
+
+# Figures of a kind; who has more environments or models than this looks at the tables.
+MOST_OF_A_KIND = 24
+INTERVALS = "Bars are 95 % intervals over runs, where there are at least two."
+NO_RATE = "no completed run has a throughput"
+NO_KERNELS = "no run was profiled with --profile ncu"
+
+
+def figures(material: Material) -> list[Drawn]:
+    """All of them in the order of the report, those without data as `Missing`."""
+    # Altair checks every part against the schema as it is made: the tests let it; 40 figures would take 10 s longer.
+    with alt.utils.schemapi.debug_mode(False):
+        return [drawn for build in REGISTRY.values() for drawn in build(material)]
+
+
+def _throughput_env(material: Material) -> Iterator[Drawn]:
+    stems = labels.distinct(material.environments)
+    found = 0
+    for env in material.environments:
+        table = _of(material.measured, env)
+        table = table[table["images_per_s"].notna()]
+        if table.empty:
+            continue
+        found += 1
+        if found > MOST_OF_A_KIND:
+            yield _too_many("throughput_env-<ENV>", len(material.environments))
+            return
+        failed = _of(material.failed, env)
+        yield Figure(
+            name=f"throughput_env-{stems[env]}",
+            title=f"Throughput against batch size: {env}",
+            caption=f"{_devices(table)}. {INTERVALS}"
+            + (" A cross at the bottom marks a batch size of which no run came to its end." if len(failed) else ""),
+            text=_rate_text(table),
+            chart=throughput.against_batch(material, table, failed),
+        )
+    if not found:
+        yield Missing(name="throughput_env-<ENV>", reason=NO_RATE)
+
+
+def _variance(material: Material) -> Iterator[Drawn]:
+    name = "variance_fixed_config"
+    runs = fixed_configuration(material)
+    if runs is None:
+        yield Missing(name=name, reason="no configuration has two runs in one environment")
+        return
+    rows = shares.variance_rows(runs)
+    first = runs.iloc[0]
+    what = f"{first['task']}, batch {first['batch_size']:g}, {first['variant']}"
+    spread = rows.groupby("env", sort=False)["relative"].agg(["min", "max", "size"])
+    yield Figure(
+        name=name,
+        title=f"Variability of one configuration: {what}",
+        caption="Each point is a run, relative to the median of its environment; the line spans the middle 90 % of its "
+        "steps. The configuration that was repeated in most environments."
+        + (f" Of more than {shares.MOST_RUNS} runs, that many are drawn." if len(rows) < len(runs) else ""),
+        text="; ".join(
+            f"{env}: {size:g} runs from {low:+.1%} to {high:+.1%}"
+            for env, low, high, size in spread.itertuples(name=None)
+        ),
+        chart=shares.variance(material, rows),
+    )
+
+
+def fixed_configuration(material: Material) -> pd.DataFrame | None:
+    """Runs of the configuration with two runs or more in the most environments, then with the most runs."""
+    runs = material.runs[material.runs["images_per_s"].notna()]
+    best: tuple[tuple[int, int], pd.DataFrame] | None = None
+    for _, found in runs.groupby(["task", "batch_size", "variant"], sort=True):
+        # Lines of one configuration and environment that must not be pooled: the one with the most runs.
+        lines = found.groupby(["env", "line"]).size().reset_index(name="runs")
+        lines = lines.sort_values("runs", ascending=False, kind="stable").drop_duplicates("env")
+        lines = lines[lines["runs"] > 1]
+        rank = (len(lines), int(lines["runs"].sum()))
+        if len(lines) and (best is None or rank > best[0]):
+            best = rank, found[found["line"].isin(lines["line"])]
+    return best[1] if best else None
+
+
+def _roofline_env(material: Material) -> Iterator[Drawn]:
+    stems = labels.distinct(material.environments)
+    points = drawable(material.points)
+    found = 0
+    for env in material.environments:
+        table = _of(points, env)
+        if table.empty:
+            continue
+        found += 1
+        if found > MOST_OF_A_KIND:
+            yield _too_many("roofline_<ENV>", len(material.environments))
+            return
+        roofs = usable_roofs(_of(material.roofs, env), table)
+        yield Figure(
+            name=f"roofline_{stems[env]}",
+            title=f"Roofline: {env}",
+            caption=_roofline_caption(table, roofs),
+            text=_points_text(table),
+            chart=rooflines.steps(material, table, roofs),
+        )
+    if not found:
+        yield Missing(name="roofline_<ENV>", reason=_why_no_points(material))
+
+
+def _roofline_combined(material: Material) -> Iterator[Drawn]:
+    points = drawable(material.points)
+    environments = points["env"].nunique() if len(points) else 0
+    if environments < 2:  # noqa: PLR2004
+        reason = _why_no_points(material) if points.empty else "one environment: its own roofline says the same"
+        yield Missing(name="roofline_combined", reason=reason)
+        return
+    points = points.loc[points.groupby(["env", "task", "source"], sort=False)["flop_per_s"].idxmax()]
+    roofs = _one_roof_each(usable_roofs(material.roofs, points), points)
+    yield Figure(
+        name="roofline_combined",
+        title="Roofline: all environments",
+        caption="The configuration of each model and environment with the most FLOP/s. "
+        f"{_roofline_caption(points, roofs)} "
+        "One roof per environment: that of its most frequent precision.",
+        text=_points_text(points),
+        chart=rooflines.combined(material, points, roofs),
+    )
+
+
+def _intensity(material: Material) -> Iterator[Drawn]:
+    points = material.points
+    if len(points):
+        points = points[points["intensity_flop_per_byte"].notna() & (points["intensity_flop_per_byte"] > 0)]
+    tasks = [task for task in material.tasks if len(points) and (points["task"] == task).any()]
+    if not tasks:
+        yield Missing(name="ai_vs_batch_<model>", reason="no run has both FLOP and bytes of its step")
+        return
+    stems = labels.distinct(material.tasks)
+    for task in tasks[:MOST_OF_A_KIND]:
+        table = points[points["task"] == task]
+        yield Figure(
+            name=f"ai_vs_batch_{stems[task]}",
+            title=f"Arithmetic intensity against batch size: {task}",
+            caption=_source_caption(table) + " Points of one batch size stand side by side.",
+            text=_intensity_text(table),
+            chart=rooflines.against_batch(material, table),
+        )
+    if len(tasks) > MOST_OF_A_KIND:
+        yield _too_many("ai_vs_batch_<model>", len(tasks))
+
+
+def _throughput_comparison(material: Material) -> Iterator[Drawn]:
+    name = "throughput_comparison"
+    best = throughput.best(material.measured)
+    if best.empty:
+        yield Missing(name=name, reason=NO_RATE)
+        return
+    yield Figure(
+        name=name,
+        title="Best throughput of each model and environment",
+        caption=f"The fastest batch size and precision of each. {INTERVALS}",
+        text=_rate_text(best),
+        chart=throughput.comparison(material, best),
+    )
+
+
+def _scaling(material: Material) -> Iterator[Drawn]:
+    name = "batch_size_scaling"
+    known = material.measured[material.measured["images_per_s"].notna()]
+    table = throughput.relative_to_smallest(known)
+    if table.empty:
+        yield Missing(name=name, reason="no model ran with two batch sizes in one environment")
+        return
+    top = table.sort_values("relative").iloc[-1]
+    yield Figure(
+        name=name,
+        title="Throughput gained by larger batches",
+        caption="Throughput relative to the smallest batch of the same model, precision and environment. A flat line "
+        "means that larger batches no longer pay.",
+        text=f"Largest gain: {number(top['relative'], 3)} times, {top['series']} at batch {top['batch_size']:g}, "
+        f"{top['env']}",
+        chart=throughput.scaling(material, table),
+    )
+
+
+def _efficiency(material: Material) -> Iterator[Drawn]:
+    name = "efficiency_comparison"
+    table = efficiencies(material)
+    if table.empty:
+        yield Missing(name=name, reason="no run has attained FLOP/s beside a measured ceiling or a vendor's peak")
+        return
+    yield Figure(
+        name=name,
+        title="Attained share of what the device does",
+        caption="FLOP of the formulas by the unprofiled step time, for the fastest configuration of each model and "
+        f"environment, by the measured ceiling and by the vendor's peak of its precision. {INTERVALS}",
+        text="; ".join(
+            f"{row['task']}, {row['env']}: {row['fraction']:.1%} {row['of']}" for row in table.to_dict("records")[:12]
+        ),
+        chart=shares.efficiency(material, table),
+    )
+
+
+def efficiencies(material: Material) -> pd.DataFrame:
+    """The fastest line of each model and environment with `of` and `fraction`, a row per kind of roof."""
+    best = throughput.best(material.measured)
+    best = best[best["flop_per_s"].notna()]
+    if best.empty or material.roofs.empty:
+        return pd.DataFrame(columns=["fraction"])
+    roofs = material.roofs[material.roofs["flop_per_s"] > 0]
+    roofs = roofs.drop_duplicates(["env", "precision", "kind"])[["env", "precision", "kind", "flop_per_s"]]
+    table = best.drop(columns=["run_ids"]).merge(roofs, on=["env", "precision"], suffixes=("", "_roof"))
+    factor = table["flop_per_s"] / table["flop_per_s_roof"]
+    return table.assign(
+        of=table["kind"].map(shares.EFFICIENCY),
+        fraction=factor,
+        # FLOP per image are fixed: the interval is that of the throughput.
+        fraction_low=factor * table["images_per_s_low"] / table["images_per_s"],
+        fraction_high=factor * table["images_per_s_high"] / table["images_per_s"],
+    ).reset_index(drop=True)
+
+
+def _models(material: Material) -> Iterator[Drawn]:
+    name = "model_comparison"
+    best = throughput.best(material.measured)
+    known = best[best["train_flop_per_image"] > 0]
+    if known["task"].nunique() < 2:  # noqa: PLR2004
+        yield Missing(name=name, reason="fewer than two models with counted FLOP per image")
+        return
+    yield Figure(
+        name=name,
+        title="Models: work per image and throughput",
+        caption="Best throughput against training FLOP per image. Along a dotted diagonal the attained FLOP/s are "
+        f"equal: a model further up and right uses the device better. {INTERVALS}",
+        text=_rate_text(known),
+        chart=throughput.models(material, known),
+    )
+
+
+def _kernel_rooflines(material: Material) -> Iterator[Drawn]:
+    name = "kernel_roofline_<model>"
+    points = material.kernel_points
+    if len(points):
+        points = points[(points["flop_per_s"] > 0) & (points["intensity_flop_per_byte"] > 0)]
+        points = points[points["family"] != ALL]
+    if points.empty:
+        yield Missing(name=name, reason=NO_KERNELS)
+        return
+    held = [(str(task), str(env), found) for (task, env), found in points.groupby(["task", "env"], sort=False)]
+    environments = Counter(task for task, _, _ in held)
+    names = [f"{task} {env}" if environments[task] > 1 else task for task, env, _ in held]
+    stems = labels.distinct(names)
+    for (_, env, found), each in list(zip(held, names, strict=True))[:MOST_OF_A_KIND]:
+        table = _one_configuration(found)
+        first = table.iloc[0]
+        roofs = usable_roofs(_of(material.roofs, env), table)
+        yield Figure(
+            name=f"kernel_roofline_{stems[each]}",
+            title=f"Kernel families: {first['task']}, batch {_batch(first)}, {first['variant']}, {env}",
+            caption="Each point is a kernel family, its area the share of the profiled time; with L2 or L1 bytes "
+            "counted, a shape per level of memory. Rates are of the profiled kernels, not of whole steps.",
+            text=_kernels_text(table),
+            chart=rooflines.kernels(table, roofs, shares.FAMILY_COLOURS),
+        )
+    if len(held) > MOST_OF_A_KIND:
+        yield _too_many(name, len(held))
+
+
+def _cost(material: Material) -> Iterator[Drawn]:
+    name = "cost"
+    table = cheapest(material.costs)
+    if table.empty:
+        yield Missing(name=name, reason="no run has a price per hour")
+        return
+    yield Figure(
+        name=name,
+        title="Cost of a million images",
+        caption="Price per hour of the machine by throughput, for the cheapest configuration of each model and "
+        f"environment; setting up not included. {INTERVALS}",
+        text="; ".join(
+            f"{row['task']}, {row['env']}: {number(row['usd_per_million_images'], 3)} USD"
+            for row in table.to_dict("records")[:12]
+        ),
+        chart=shares.cost(material, table),
+    )
+
+
+def cheapest(costs: pd.DataFrame) -> pd.DataFrame:
+    """The cheapest line of each model and environment."""
+    if costs.empty:
+        return costs
+    known = costs[costs["usd_per_million_images"].notna()]
+    return known.loc[known.groupby(["env", "task"], sort=False)["usd_per_million_images"].idxmin()].reset_index(
+        drop=True
+    )
+
+
+def _breakdown(material: Material) -> Iterator[Drawn]:
+    name = "kernel_breakdown"
+    points = material.kernel_points
+    if len(points):
+        points = points[points["share_of_time"].notna() & (points["family"] != ALL)]
+    if points.empty:
+        yield Missing(name=name, reason=NO_KERNELS)
+        return
+    table = points.assign(configuration=[_configuration(row) for row in points.to_dict("records")])
+    kept = list(dict.fromkeys(table["configuration"]))[:MOST_OF_A_KIND]
+    table = table[table["configuration"].isin(kept)]
+    yield Figure(
+        name=name,
+        title="Time by kernel family",
+        caption="Share of the profiled kernels' time, by what a kernel is for.",
+        text=_kernels_text(table),
+        chart=shares.breakdown(table),
+    )
+
+
+REGISTRY: dict[str, Builder] = {
+    "throughput_comparison": _throughput_comparison,
+    "throughput_env": _throughput_env,
+    "batch_size_scaling": _scaling,
+    "model_comparison": _models,
+    "variance_fixed_config": _variance,
+    "roofline_env": _roofline_env,
+    "roofline_combined": _roofline_combined,
+    "ai_vs_batch": _intensity,
+    "efficiency_comparison": _efficiency,
+    "kernel_roofline": _kernel_rooflines,
+    "kernel_breakdown": _breakdown,
+    "cost": _cost,
+}
+
+
+# --- rows
+
+
+def drawable(points: pd.DataFrame) -> pd.DataFrame:
+    """Those with both coordinates."""
+    if points.empty:
+        return points
+    return points[(points["intensity_flop_per_byte"] > 0) & (points["flop_per_s"] > 0)]
+
+
+def usable_roofs(roofs: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
+    """Roofs with a rate, of the precisions that the points have."""
+    if roofs.empty or points.empty:
+        return roofs.iloc[:0]
+    usable = roofs[(roofs["flop_per_s"] > 0) & roofs["precision"].isin(list(points["precision"].dropna()))]
+    return usable.reset_index(drop=True)
+
+
+def _one_roof_each(roofs: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
+    """Per environment the measured roof, else the peak, of the precision that most of its points have."""
+    rows = []
+    for env, found in roofs.groupby("env", sort=False):
+        precisions = points.loc[points["env"] == env, "precision"].value_counts()
+        rank = {name: place for place, name in enumerate(precisions.index)}
+        kept = found[found["precision"].isin(list(rank))]
+        if len(kept):
+            order = [(str(row["kind"]) != "measured", rank[row["precision"]]) for row in kept.to_dict("records")]
+            rows.append(kept.iloc[[min(range(len(kept)), key=order.__getitem__)]])
+    return pd.concat(rows, ignore_index=True) if rows else roofs.iloc[:0]
+
+
+def _one_configuration(points: pd.DataFrame) -> pd.DataFrame:
+    """Of several profiled configurations the one with the largest batch."""
+    largest = points["batch_size"].max()
+    found = points[points["batch_size"] == largest] if pd.notna(largest) else points
+    same: pd.DataFrame = found[found["variant"] == found["variant"].iloc[0]].drop_duplicates("family")
+    return same
+
+
+def _of(table: pd.DataFrame, env: str) -> pd.DataFrame:
+    return table[table["env"] == env] if len(table) else table
+
+
+# --- words
+
+
+def _too_many(name: str, number_of: int) -> Missing:
+    return Missing(
+        name=name, reason=f"{number_of} of them: the first {MOST_OF_A_KIND} are drawn, all are in the tables"
+    )
+
+
+def _why_no_points(material: Material) -> str:
+    if material.measured.empty:
+        return NO_RATE
+    return "no run has FLOP and bytes of its step (modelled or counted) and a step time"
+
+
+def _devices(table: pd.DataFrame) -> str:
+    return ", ".join(labels.shown(name) for name in dict.fromkeys(table["device_name"].dropna())) or "unknown device"
+
+
+def _rate_text(table: pd.DataFrame) -> str:
+    rows = table.sort_values("images_per_s", ascending=False).to_dict("records")
+    parts = [
+        f"{row['series']}, batch {_batch(row)}, {row['env']}: {number(row['images_per_s'])} images/s{_between(row)}"
+        for row in rows[:6]
+    ]
+    more = f"; and {len(rows) - 6} more" if len(rows) > 6 else ""  # noqa: PLR2004
+    return "; ".join(parts) + more
+
+
+def _between(row: dict[Any, Any]) -> str:
+    if pd.isna(row.get("images_per_s_low")):
+        return ""
+    return f" ({number(row['images_per_s_low'])} to {number(row['images_per_s_high'])})"
+
+
+def _batch(row: Any) -> str:
+    return f"{row['batch_size']:g}" if pd.notna(row["batch_size"]) else "unknown"
+
+
+def _roofline_caption(points: pd.DataFrame, roofs: pd.DataFrame) -> str:
+    held = set(roofs["kind"]) if len(roofs) else set()
+    drawn = {"measured": "solid roofs were measured", "peak": "dashed ones are the vendor's peaks"}
+    said = "; ".join(text for kind, text in drawn.items() if kind in held)
+    roof_text = f" {said[0].upper()}{said[1:]}." if said else " No ceiling was measured and no peak is known: no roof."
+    bars = " Upright bars are 95 % intervals over runs." if points["flop_per_s_low"].notna().any() else ""
+    return _source_caption(points) + roof_text + bars
+
+
+def _source_caption(points: pd.DataFrame) -> str:
+    said = {
+        "counters": "Filled points: FLOP and DRAM bytes from the GPU's counters.",
+        "modelled": "Hollow points: FLOP by formula, bytes modelled, the dashed line from every operation going to "
+        "memory (left) to each tensor moved once (right).",
+    }
+    return " ".join(text for source, text in said.items() if source in set(points["source"]))
+
+
+def _points_text(points: pd.DataFrame) -> str:
+    rows = points.sort_values("flop_per_s", ascending=False).to_dict("records")
+    parts = [
+        f"{row['task']}, {row['variant']}, batch {_batch(row)}, {row['env']}: "
+        f"{rooflines.si(row['flop_per_s'], 'FLOP/s')} "
+        f"at {number(row['intensity_flop_per_byte'], 3)} FLOP/byte ({row['source']})"
+        for row in rows[:6]
+    ]
+    return "; ".join(parts) + (f"; and {len(rows) - 6} more" if len(rows) > 6 else "")  # noqa: PLR2004
+
+
+def _intensity_text(points: pd.DataFrame) -> str:
+    rows: Sequence[dict[Any, Any]] = points.sort_values("batch_size").to_dict("records")
+    ends = [rows[0], rows[-1]] if len(rows) > 1 else rows
+    return "; ".join(
+        f"batch {_batch(row)}, {row['variant']}, {row['env']}: {number(row['intensity_flop_per_byte'], 3)} FLOP/byte "
+        f"({row['source']})"
+        for row in ends
+    )
+
+
+def _kernels_text(points: pd.DataFrame) -> str:
+    rows = points.sort_values("share_of_time", ascending=False).to_dict("records")
+    return "; ".join(f"{row['task']}, {row['family']}: {row['share_of_time']:.0%} of the time" for row in rows[:6])
+
+
+def _configuration(row: dict[Any, Any]) -> str:
+    return f"{row['task']}, batch {_batch(row)}, {row['variant']}, {row['env']}"

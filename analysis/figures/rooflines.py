@@ -1,0 +1,324 @@
+"""Rooflines: attained FLOP/s against FLOP per byte, below what the device does and what its vendor claims."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import altair as alt
+import pandas as pd
+
+from analysis.figures import style
+from analysis.figures.material import Material
+from analysis.figures.style import Drawing
+from analysis.tables import number
+
+INTENSITY = "Arithmetic intensity [FLOP/byte]"
+RATE = "Attained [FLOP/s]"
+TITLES = {
+    "env": "environment",
+    "task": "model",
+    "variant": "precision",
+    "batch_size": "batch size",
+    "family": "kernels",
+    "level": "bytes of",
+    "source": "FLOP and bytes",
+    "intensity_flop_per_byte": "intensity",
+    "intensity_low": "intensity from",
+    "intensity_high": "to",
+    "flop_per_s": "attained [FLOP/s]",
+    "flop_per_s_low": "interval from [FLOP/s]",
+    "flop_per_s_high": "to [FLOP/s]",
+    "fraction_of_roof": "of the roof (1 = at it)",
+    "fraction_of_peak": "of the vendor's peak",
+    "share_of_time": "share of the time",
+    "launches": "launches",
+    "bound": "limited by",
+    "runs": "runs",
+    "note": "note",
+}
+# Lines of text as high as this, in pixels, do not touch.
+LABEL_HEIGHT = 15
+ROOF_DASHES = {"measured": [1, 0], "peak": [7, 4]}
+# By what factor a bar may widen the frame.
+MOST_OF_A_BAR = 3.0
+LEVELS = {"intensity_flop_per_byte": "DRAM", "l2_intensity": "L2", "l1_intensity": "L1"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frame:
+    """The part of the plane that a chart shows: FLOP/byte across, FLOP/s up."""
+
+    left: float
+    right: float
+    bottom: float
+    top: float
+    height: int = style.HEIGHT
+
+    @property
+    def x(self) -> alt.X:
+        scale, axis = style.log_axis(self.left, self.right, form="~g")
+        return alt.X("intensity_flop_per_byte:Q", scale=scale, axis=axis, title=INTENSITY)
+
+    @property
+    def y(self) -> alt.Y:
+        scale, axis = style.log_axis(self.bottom, self.top, form="~s")
+        return alt.Y("flop_per_s:Q", scale=scale, axis=axis, title=RATE)
+
+    def pixels(self, flop_per_s: float) -> float:
+        """From the top edge."""
+        return self.height * math.log(self.top / flop_per_s) / math.log(self.top / self.bottom)
+
+    def rate(self, pixels: float) -> float:
+        """The inverse of `pixels`."""
+        return float(self.top * (self.bottom / self.top) ** (pixels / self.height))
+
+
+def frame_of(points: pd.DataFrame, roofs: pd.DataFrame, *, height: int = style.HEIGHT) -> Frame:
+    """Around every point with its interval, and every roof with its ridge."""
+    across = _known(points, "intensity_flop_per_byte", "intensity_low", "intensity_high")
+    rates = _known(points, "flop_per_s")
+    # Longer bars are cut: those of two runs can span decades.
+    bars = _known(points, "flop_per_s_low", "flop_per_s_high")
+    up = [*rates, *(min(max(bar, min(rates) / MOST_OF_A_BAR), max(rates) * MOST_OF_A_BAR) for bar in bars)]
+    ridges = (roofs["flop_per_s"] / roofs["bytes_per_s"]).dropna().tolist() if len(roofs) else []
+    right = max([*across, *ridges]) * 2
+    left = min([*across, *ridges]) / 2
+    top = max([*up, *_known(roofs, "flop_per_s")]) * 1.6
+    return Frame(
+        left=style.rounded_down(left),
+        right=style.rounded_up(right),
+        bottom=style.rounded_down(min(up) / 1.6),
+        top=style.rounded_up(top),
+        height=height,
+    )
+
+
+def _known(table: pd.DataFrame, *columns: str) -> list[float]:
+    found = [table[name] for name in columns if name in table]
+    return [float(value) for column in found for value in pd.to_numeric(column, errors="coerce").dropna() if value > 0]
+
+
+def steps(material: Material, points: pd.DataFrame, roofs: pd.DataFrame) -> Drawing:
+    """Training steps of one environment below its roofs: counters filled, the model's interval of bytes as a line."""
+    frame = frame_of(points, roofs)
+    parameters, opacity = style.picked("task", "variant")
+    colour = style.colour("task", points["task"], material.task_colours, "Model")
+    base = style.chart(_drawn(points)).encode(x=frame.x, y=frame.y, color=colour, opacity=opacity)
+    shape = style.shape("variant", points["variant"], material.variants, "Precision")
+    layers = [
+        *_roof_layers(roofs, frame),
+        base.mark_line(strokeWidth=1, strokeDash=[1, 3]).encode(detail=["variant:N", "source:N"], order="batch_size:Q"),
+        *_spans(base, points),
+        *_points(base, points, shape),
+    ]
+    return alt.layer(*layers).add_params(*parameters).properties(width=style.WIDTH, height=frame.height)
+
+
+def combined(material: Material, points: pd.DataFrame, roofs: pd.DataFrame) -> Drawing:
+    """Training steps of every environment, and each one's measured roofs (peaks where none was measured)."""
+    frame = frame_of(points, roofs, height=430)
+    parameters, opacity = style.picked("env", "task")
+    colour = style.colour("env", [*points["env"], *roofs.get("env", [])], material.environment_colours, "Environment")
+    base = style.chart(_drawn(points)).encode(x=frame.x, y=frame.y, color=colour, opacity=opacity)
+    shape = style.shape("task", points["task"], material.tasks, "Model")
+    lines = (
+        style.chart(_lines(roofs, frame)).encode(x=frame.x, y=frame.y, color=colour, opacity=opacity)
+        if len(roofs)
+        else None
+    )
+    layers = [
+        *(
+            [lines.mark_line(strokeWidth=1.6, clip=True).encode(detail="roof:N", strokeDash=_kinds(roofs))]
+            if lines
+            else []
+        ),
+        *_spans(base, points),
+        *_points(base, points, shape),
+    ]
+    return alt.layer(*layers).add_params(*parameters).properties(width=style.WIDTH, height=frame.height)
+
+
+def kernels(points: pd.DataFrame, roofs: pd.DataFrame, families: Mapping[str, str]) -> Drawing:
+    """Kernel families of one profiled configuration: area by time, a shape per level of memory."""
+    table = _levels(points)
+    frame = frame_of(table, roofs)
+    parameters, opacity = style.picked("family")
+    base = style.chart(table).encode(
+        x=frame.x, y=frame.y, color=style.colour("family", table["family"], families, "Kernels"), opacity=opacity
+    )
+    shape = style.shape("level", table["level"], list(LEVELS.values()), "Bytes of")
+    size = alt.Size(
+        "share_of_time:Q",
+        scale=alt.Scale(type="linear", domain=[0, 1], range=[25, 1600]),
+        legend=alt.Legend(
+            format=".0%", values=[0.05, 0.2, 0.5], symbolType="circle", symbolFillColor="gray", symbolOpacity=0.6
+        ),
+        title="Share of the time",
+    )
+    marks = base.mark_point(filled=True, fillOpacity=0.55, stroke=None).encode(
+        shape=shape, size=size, tooltip=style.tooltips(table, TITLES)
+    )
+    return (
+        alt.layer(*_roof_layers(roofs, frame), marks)
+        .add_params(*parameters)
+        .properties(width=style.WIDTH, height=frame.height)
+    )
+
+
+def _levels(points: pd.DataFrame) -> pd.DataFrame:
+    """A row per kernel family and level of memory whose bytes were counted."""
+    kept = [name for name in points.columns if name not in LEVELS]
+    rows = [
+        points[kept].assign(intensity_flop_per_byte=points[column], level=level)
+        for column, level in LEVELS.items()
+        if column in points
+    ]
+    table = pd.concat(rows, ignore_index=True)
+    return table[(table["intensity_flop_per_byte"] > 0) & (table["flop_per_s"] > 0)].reset_index(drop=True)
+
+
+def against_batch(material: Material, points: pd.DataFrame) -> Drawing:
+    """Intensity of one model against batch size: counters filled, the model's interval as a line."""
+    environments = [name for name in material.environments if name in set(points["env"])]
+    # Side by side, or equal ones would hide each other.
+    shift = {name: 1.05 ** (place - (len(environments) - 1) / 2) for place, name in enumerate(environments)}
+    table = _drawn(points).assign(at=points["batch_size"] * points["env"].map(shift))
+    parameters, opacity = style.picked("env", "variant")
+    x = style.batch_axis(points["batch_size"], "at")
+    known = _known(points, "intensity_flop_per_byte", "intensity_low", "intensity_high")
+    scale, axis = style.log_axis(min(known) / 1.3, max(known) * 1.3, form="~g")
+    y = alt.Y("intensity_flop_per_byte:Q", scale=scale, axis=axis, title=INTENSITY)
+    colour = style.colour("env", points["env"], material.environment_colours, "Environment")
+    base = style.chart(table).encode(x=x, y=y, color=colour, opacity=opacity)
+    shape = style.shape("variant", points["variant"], material.variants, "Precision")
+    line = base.mark_line(strokeWidth=1, strokeDash=[1, 3]).encode(
+        detail=["variant:N", "source:N"], order="batch_size:Q"
+    )
+    spans = (
+        base.transform_filter("isValid(datum.intensity_low) && datum.source == 'modelled'")
+        .mark_rule(strokeWidth=1.5, strokeDash=[4, 2])
+        .encode(y="intensity_low:Q", y2="intensity_high:Q")
+    )
+    return (
+        alt.layer(line, spans, *_points(base, points, shape))
+        .add_params(*parameters)
+        .properties(width=style.WIDTH, height=320)
+    )
+
+
+def _drawn(points: pd.DataFrame) -> pd.DataFrame:
+    """What a point's row needs; the rest would only make the page larger."""
+    kept = ["env", "task", "variant", "batch_size", *TITLES]
+    return points[[name for name in dict.fromkeys(kept) if name in points]]
+
+
+def _spans(base: alt.Chart, points: pd.DataFrame) -> list[alt.Chart]:
+    """The interval of modelled bytes across, dashed; the interval over runs up, solid."""
+    layers = []
+    if (points["source"] == "modelled").any():
+        layers.append(
+            base.transform_filter("isValid(datum.intensity_low) && datum.source == 'modelled'")
+            .mark_rule(strokeWidth=1.5, strokeDash=[4, 2])
+            .encode(x="intensity_low:Q", x2="intensity_high:Q")
+        )
+    if points["flop_per_s_low"].notna().any():
+        layers.append(
+            base.transform_filter("isValid(datum.flop_per_s_low)")
+            .mark_rule(strokeWidth=1.5, clip=True)
+            .encode(y="flop_per_s_low:Q", y2="flop_per_s_high:Q")
+        )
+    return layers
+
+
+def _points(base: alt.Chart, points: pd.DataFrame, shape: alt.Shape) -> list[alt.Chart]:
+    """Filled where counters saw FLOP and bytes, hollow where a model says them."""
+    tips = style.tooltips(points, TITLES)
+    layers = []
+    sources = set(points["source"])
+    if "modelled" in sources:
+        # A hollow mark catches the pointer on its rim alone; a transparent fill makes the rest of it count.
+        hollow = base.transform_filter("datum.source == 'modelled'").mark_point(
+            size=70, strokeWidth=1.8, fill="transparent"
+        )
+        layers.append(hollow.encode(shape=shape, tooltip=tips))
+    if "counters" in sources:
+        filled = base.transform_filter("datum.source == 'counters'").mark_point(size=80, filled=True)
+        layers.append(filled.encode(shape=shape, tooltip=tips))
+    return layers
+
+
+def _kinds(roofs: pd.DataFrame) -> alt.StrokeDash:
+    held = [kind for kind in ROOF_DASHES if kind in set(roofs["kind"])]
+    scale = alt.Scale(domain=held, range=[ROOF_DASHES[kind] for kind in held])
+    legend = alt.Legend(symbolType="stroke", symbolStrokeColor="gray", symbolSize=500)
+    return alt.StrokeDash("kind:N", scale=scale, legend=legend, title="Roof")
+
+
+def _roof_layers(roofs: pd.DataFrame, frame: Frame) -> list[alt.Chart]:
+    if roofs.empty:
+        return []
+    lines = style.chart(_lines(roofs, frame)).mark_line(style="ink-line", strokeWidth=1.5, clip=True, opacity=0.8)
+    texts = style.chart(_labels(roofs, frame)).mark_text(
+        style="ink-text", align="right", baseline="bottom", dx=-4, dy=-3, fontSize=11, clip=True
+    )
+    return [
+        lines.encode(x=frame.x, y=frame.y, detail="roof:N", strokeDash=_kinds(roofs)),
+        texts.encode(x=frame.x, y=frame.y, text="label:N"),
+    ]
+
+
+def _lines(roofs: pd.DataFrame, frame: Frame) -> pd.DataFrame:
+    """Corners of each roof within the frame."""
+    rows = []
+    for name, roof in enumerate(roofs.to_dict("records")):
+        rate, bandwidth = roof["flop_per_s"], roof["bytes_per_s"]
+        corners: list[tuple[float, float]] = []
+        if bandwidth and bandwidth > 0:
+            begin = max(frame.left, frame.bottom / bandwidth)
+            corners.append((begin, min(rate, begin * bandwidth)))
+            if frame.left < rate / bandwidth < frame.right:
+                corners.append((rate / bandwidth, rate))
+        else:
+            corners.append((frame.left, rate))
+        corners.append((frame.right, min(rate, frame.right * bandwidth) if bandwidth and bandwidth > 0 else rate))
+        rows += [
+            {
+                "roof": str(name),
+                "kind": roof["kind"],
+                "env": roof.get("env"),
+                "task": None,
+                "intensity_flop_per_byte": intensity,
+                "flop_per_s": each,
+            }
+            for intensity, each in corners
+        ]
+    return pd.DataFrame(rows)
+
+
+def _labels(roofs: pd.DataFrame, frame: Frame) -> pd.DataFrame:
+    """A text per roof at the right edge: above its line, or where that touches the one above, below it."""
+    rows = []
+    lowest = 0.0
+    for roof in roofs.sort_values("flop_per_s", ascending=False).to_dict("records"):
+        line = frame.pixels(roof["flop_per_s"])
+        bottom = line if line - LABEL_HEIGHT >= lowest else max(line, lowest) + LABEL_HEIGHT
+        lowest = bottom
+        rows.append(
+            {"intensity_flop_per_byte": frame.right, "flop_per_s": frame.rate(bottom), "label": _roof_text(roof)}
+        )
+    return pd.DataFrame(rows)
+
+
+def _roof_text(roof: Mapping[Any, Any]) -> str:
+    bandwidth = roof["bytes_per_s"]
+    memory = f", {si(bandwidth, 'B/s')}" if bandwidth and bandwidth > 0 else ""
+    return f"{roof['kind']} {roof['precision']}: {si(roof['flop_per_s'], 'FLOP/s')}{memory}"
+
+
+def si(value: float, unit: str) -> str:
+    """`si(7.9e10, "FLOP/s")` is `79.0 GFLOP/s`."""
+    for factor, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= factor:
+            return f"{number(value / factor, 3)} {prefix}{unit}"
+    return f"{number(value, 3)} {unit}"

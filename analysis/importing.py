@@ -1,0 +1,506 @@
+"""Other people's measurements as bundles: what the file says or the user gave, and nothing else.
+
+An imported bundle is a normal one, sealed, whose run.json has `imported`: the file, its sha256, which column became
+what. Every fact that nobody stated is None. The file itself lies in the bundle.
+"""
+
+import hashlib
+import math
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import fmean, median, quantiles, stdev
+from typing import TYPE_CHECKING, Any
+
+from analysis import iteration_log
+from analysis.iteration_log import Log
+from workload import bundle
+from workload.bundle import Status
+from workload.errors import NothingToDoError, UsageError
+from workload.spec import Device, Precision, Profile, RunSpec
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from analysis.ncu import NcuFile
+
+# Where the file lies in the bundle; a profile lies where ours do.
+LOG_COPY = "imported/log.csv"
+KERNELS_COPY, REPORT_COPY = "ncu/kernels.csv", "ncu/profile.ncu-rep"
+REPORT_SUFFIX = ".ncu-rep"
+DEVICE_NAME = "device__attribute_display_name"
+# What ncu prints before its table, or the table's first columns, quoted or not.
+NCU_MARKS = re.compile(rb'^==[A-Z]+==|^"?ID"?,|"Kernel Name"', re.MULTILINE)
+LOOKED_AT_BYTES = 1 << 20
+# Larger ones are a mistake: the biggest batches ever published have five digits.
+MAX_BATCH_SIZE = 10**7
+MAX_NAME = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """What the user says of the run; it beats what the file says."""
+
+    model: str | None = None
+    batch_size: int | None = None
+    precision: str | None = None
+    gpu: str | None = None
+    profile_steps: int | None = None
+
+    def checked(self) -> "Given":
+        """This, or `UsageError` for a value that breaks its rule."""
+        for name in ("model", "gpu"):
+            text = getattr(self, name)
+            if text is not None and not (text.strip() and len(text) <= MAX_NAME):
+                raise UsageError(f"--{name} must be a name; got '{text[:80]}'", hint=f"--{name} NAME")
+        for name, limit in (("batch_size", MAX_BATCH_SIZE), ("profile_steps", MAX_BATCH_SIZE)):
+            number, flag = getattr(self, name), "--" + name.replace("_", "-")
+            if number is not None and not 1 <= number <= limit:
+                raise UsageError(f"{flag} must be a positive integer; got '{number}'", hint=f"{flag} 4")
+        if self.precision is not None:
+            _precision(self.precision, "--precision")
+        return self
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Facts:
+    """What is known of an imported run."""
+
+    model: str
+    batch_size: int
+    precision: str | None
+    device_name: str | None
+    device_type: str | None
+    place: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _File:
+    """The file that is being imported."""
+
+    path: Path
+    content: bytes
+    sha256: str
+
+    def to_json(self, kind: str, given: Given) -> dict[str, Any]:
+        """The start of run.json's `imported`."""
+        said = {name: value for name, value in asdict(given).items() if value is not None}
+        return {
+            "file": self.path.name,
+            "bytes": len(self.content),
+            "sha256": self.sha256,
+            "kind": kind,
+            "given": said,
+            "imported_at": datetime.now(UTC).isoformat(),
+        }
+
+
+def import_file(path: Path, given: Given, *, output: Path) -> Path:
+    """Make a bundle of one file; returns its folder.
+
+    Raises `UsageError` for a file that cannot be understood or lacks what is required, `NothingToDoError` for one that
+    `output` holds already.
+    """
+    file = _read(path)
+    _refuse_again(file, output)
+    if _is_ncu(file):
+        return _import_profile(file, given.checked(), output)
+    return _import_log(file, given.checked(), output)
+
+
+def _read(path: Path) -> _File:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"'{path}' cannot be read: {error.strerror}", hint="analyze import FILE.csv") from error
+    return _File(path=path, content=content, sha256=hashlib.sha256(content).hexdigest())
+
+
+def _refuse_again(file: _File, output: Path) -> None:
+    held = _imported(output).get(file.sha256)
+    if held:
+        raise NothingToDoError(
+            f"'{file.path}' is imported already: {held}", hint=f"remove {held} first to import it with other options"
+        )
+
+
+def _imported(output: Path) -> dict[str, str]:
+    """The imported bundles in `output`: folder by the sha256 of the file."""
+    from analysis.index import look  # noqa: PLC0415 - pyarrow, once the file was found to be there
+
+    if not output.is_dir():
+        return {}
+    table, _ = look(output)
+    pairs = zip(table["imported_sha256"].to_pylist(), table["path"].to_pylist(), strict=True)
+    return {sha256: path for sha256, path in pairs if sha256}
+
+
+def _is_ncu(file: _File) -> bool:
+    start = file.content[:LOOKED_AT_BYTES]
+    if file.path.suffix == REPORT_SUFFIX:
+        return True
+    first_line = start.split(b"\n", 1)[0].decode("utf-8-sig", "replace")
+    return not iteration_log.is_log(iteration_log.split_line(first_line)) and bool(NCU_MARKS.search(start))
+
+
+# --- per-iteration logs
+
+
+def _import_log(file: _File, given: Given, output: Path) -> Path:
+    log = iteration_log.parse(_text(file), file=str(file.path))
+    facts = _facts_of_log(file.path, log, given)
+    rows = _steps(file.path, log, facts.batch_size)
+    began_s = _first(log.series.get("timestamp", ()))
+    started_at = None if began_s is None else datetime.fromtimestamp(began_s, UTC)
+    timing, notes = _timing(rows, facts.batch_size)
+    about = file.to_json("iterations", given) | {
+        "columns": {field: asdict(meaning) for field, meaning in log.columns.items()},
+        "ignored": list(log.ignored),
+        "labels": dict(log.labels),
+        "rows": log.rows,
+        "rows_cut": log.cut,
+        "claimed_images_per_s": _mean(log.series.get("images_per_s", ())),
+    }
+    if log.cut:
+        notes.append("the file breaks off in its last row, which is left out")
+    measured = max(0, log.rows - 1)
+    record = _record(facts, given, about, started_at=started_at, measured=measured) | {
+        "notes": [*_told(facts, log), *notes]
+    }
+    record["timing"] |= timing
+    return _seal(output, record, {LOG_COPY: file.content, bundle.STEPS: _steps_csv(rows)})
+
+
+def _text(file: _File) -> str:
+    try:
+        return file.content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"'{file.path}' is no UTF-8 text: byte {error.start}", hint="save it as UTF-8, or import another file"
+        ) from error
+
+
+def _facts_of_log(path: Path, log: Log, given: Given) -> _Facts:
+    labels = log.labels
+    label = None if given.batch_size else labels.get("batch_size")
+    batch_size = given.batch_size if label is None else _batch_size(path, label)
+    model, batch_size = _required(path, given.model or labels.get("model"), batch_size)
+    if len(model) > MAX_NAME:
+        raise UsageError(f"'{path}': the model's name has {len(model)} characters", hint="--model NAME")
+    precision = given.precision or labels.get("precision")
+    device_type = (labels.get("device_type") or "").partition(":")[0].lower()
+    return _Facts(
+        model=model,
+        batch_size=batch_size,
+        precision=None if precision is None else _precision(precision, f"'{path}': precision"),
+        device_name=given.gpu or labels.get("device_name"),
+        device_type=device_type if device_type in set(Device) - {Device.AUTO} else None,
+        place=labels.get("place"),
+    )
+
+
+def _required(path: Path, model: str | None, batch_size: int | None) -> tuple[str, int]:
+    """Both, or `UsageError` naming the options for what nobody said."""
+    if model is not None and batch_size is not None:
+        return model, batch_size
+    lacking = {"the model": "--model resnet50"} if model is None else {}
+    lacking |= {"the batch size": "--batch-size 32"} if batch_size is None else {}
+    raise UsageError(
+        f"'{path}' does not say {' or '.join(lacking)}",
+        hint=f"analyze import {shlex.quote(str(path))} {' '.join(lacking.values())}",
+    )
+
+
+def _batch_size(path: Path, label: str) -> int:
+    if not re.fullmatch(r"\d{1,7}", label, re.ASCII) or int(label) < 1:
+        raise UsageError(f"'{path}': batch_size must be a positive integer; got '{label[:80]}'", hint="--batch-size 32")
+    return int(label)
+
+
+def _precision(label: str, who: str) -> str:
+    if label.lower() not in set(Precision):
+        raise UsageError(
+            f"{who} must be one of {', '.join(Precision)}; got '{label[:80]}'",
+            hint="--precision amp, if it was fp16 with loss scaling",
+        )
+    return label.lower()
+
+
+def _told(facts: _Facts, log: Log) -> list[str]:
+    """Where the user contradicts the file."""
+    return [
+        f"the file says {field.replace('_', ' ')} '{log.labels[field]}', the import was told '{known}'"
+        for field, known in asdict(facts).items()
+        if field in log.labels
+        and known is not None
+        and log.labels[field].lower() != str(known).lower()
+        and field != "device_type"
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Step:
+    """A row of steps.csv; None is an empty cell."""
+
+    step: int
+    phase: str
+    ended_at_s: float | None
+    step_s: float | None
+    data_s: float | None
+    images: int
+    loss: float | None
+
+
+def _steps(path: Path, log: Log, batch_size: int) -> list[_Step]:
+    """A row per iteration; the first is kept apart: nothing says when it began, and most are slower than the rest.
+
+    `step_s` is what the log's timer says, or follows from the rate that it gives; `ended_at_s` counts from the first
+    time stamp. The two are independent: comparing them shows a timer that does not synchronise.
+    """
+    nothing: Sequence[float | None] = (None,) * log.rows
+    stamps, losses, waits = (log.series.get(name, nothing) for name in ("timestamp", "loss", "data_s"))
+    began_s = _first(stamps)
+    timer = log.columns.get("step_s")
+    rows = []
+    for number in range(log.rows):
+        stamp_s, data_s = stamps[number], waits[number]
+        if timer is None:
+            rate = log.series["images_per_s"][number]
+            step_s = None if rate is None else batch_size / rate
+        else:
+            step_s = log.series["step_s"][number]
+            if step_s is not None and data_s is not None and timer.includes_data:
+                step_s = _without_wait(path, number, step_s, data_s)
+        rows.append(
+            _Step(
+                step=number,
+                phase="measured" if number else "warmup",
+                ended_at_s=None if stamp_s is None or began_s is None else stamp_s - began_s,
+                step_s=step_s,
+                data_s=data_s,
+                images=batch_size,
+                loss=losses[number],
+            )
+        )
+    return rows
+
+
+def _without_wait(path: Path, number: int, iteration_s: float, data_s: float) -> float:
+    if data_s >= iteration_s:
+        raise UsageError(
+            f"'{path}' line {number + 2}: the wait for data is as long as the iteration that holds it;"
+            f" got {data_s:g} s of {iteration_s:g} s",
+            hint="correct the file, or leave the column of data waits out",
+        )
+    return iteration_s - data_s
+
+
+def _steps_csv(rows: Sequence[_Step]) -> bytes:
+    cells = [[_cell(getattr(row, name, None)) for name in bundle.STEP_COLUMNS] for row in rows]
+    return "".join(",".join(line) + "\n" for line in [bundle.STEP_COLUMNS, *cells]).encode()
+
+
+def _cell(value: float | str | None) -> str:
+    """Every digit but the noise of a change of unit."""
+    if value is None:
+        return ""
+    return f"{value:.12g}" if isinstance(value, float) else str(value)
+
+
+def _timing(rows: Sequence[_Step], batch_size: int) -> tuple[dict[str, Any], list[str]]:
+    """Of the rows after the first: from its time stamp on, the wall clock is known."""
+    measured = rows[1:]
+    steps = [row.step_s for row in measured if row.step_s is not None]
+    wall_s, note = _wall_s(rows)
+    images = batch_size * len(measured)
+    timing = {
+        "measured_s": wall_s,
+        "images": images,
+        "images_per_s": images / wall_s if wall_s and images else None,
+        "step_s": _describe(steps) if steps else None,
+    }
+    data = [row.data_s for row in measured if row.data_s is not None]
+    if wall_s and len(steps) == len(measured):
+        timing["explained_fraction"] = (sum(steps) + sum(data)) / wall_s
+    if wall_s and data and len(data) == len(measured):
+        timing["data_wait_fraction"] = sum(data) / wall_s
+    return timing, [note] if note else []
+
+
+def _wall_s(rows: Sequence[_Step]) -> tuple[float | None, str | None]:
+    first, last = rows[0].ended_at_s, rows[-1].ended_at_s
+    if all(row.ended_at_s is None for row in rows):
+        return None, "the file has no time stamps: wall time and images/s are unknown"
+    if first is None or last is None:
+        return None, "the first or the last row has no time stamp: wall time and images/s are unknown"
+    if len(rows) == 1:
+        return None, "the file has a single row: wall time and images/s are unknown"
+    if last <= first:
+        return None, "the time stamps do not advance: wall time and images/s are unknown"
+    return last - first, None
+
+
+def _describe(seconds: Sequence[float]) -> dict[str, float | int | None]:
+    """As the trainer describes its own steps."""
+    several = len(seconds) > 1
+    twentieths = quantiles(seconds, n=20, method="inclusive") if several else None
+    return {
+        "n": len(seconds),
+        "median": median(seconds),
+        "mean": fmean(seconds),
+        "stdev": stdev(seconds) if several else None,
+        "min": min(seconds),
+        "max": max(seconds),
+        "p5": twentieths[0] if twentieths else None,
+        "p95": twentieths[-1] if twentieths else None,
+    }
+
+
+def _first(values: Sequence[float | None]) -> float | None:
+    return values[0] if values else None
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
+
+
+# --- profiles by ncu
+
+
+def _import_profile(file: _File, given: Given, output: Path) -> Path:
+    from analysis import ncu  # noqa: PLC0415 - pandas, once the file was found to be there
+
+    found = ncu.read(file.path)
+    model, batch_size = _required(file.path, given.model, given.batch_size)
+    device_name = found.attributes.get(DEVICE_NAME)
+    facts = _Facts(
+        model=model,
+        batch_size=batch_size,
+        precision=None if given.precision is None else given.precision.lower(),
+        # The device's own word beats a label.
+        device_name=device_name or given.gpu,
+        device_type=Device.CUDA,
+        place=None,
+    )
+    notes = [f"ncu: {warning}" for warning in found.warnings]
+    if device_name and given.gpu and device_name.lower() != given.gpu.lower():
+        notes.append(f"the profile says device '{device_name}', the import was told '{given.gpu}'")
+    copy = REPORT_COPY if file.path.suffix == REPORT_SUFFIX else KERNELS_COPY
+    record = _record(facts, given, file.to_json(Profile.NCU, given), started_at=None, measured=None) | {
+        "profile": _profile(found, given.profile_steps) | {"files": [copy]},
+        "notes": notes,
+    }
+    record["environment"]["device"]["compute_capability"] = _one(found.kernels["compute_capability"])
+    return _seal(output, record, {copy: file.content})
+
+
+def _one(values: "pd.Series[str]") -> str | None:
+    """What all launches say."""
+    known = values.dropna().unique()
+    return str(known[0]) if len(known) == 1 else None
+
+
+def _profile(found: "NcuFile", steps: int | None) -> dict[str, Any]:
+    """Run.json's `profile`; figures per step only where the user says how many steps the profile holds."""
+    kernels = found.kernels
+    return {
+        "status": "partial" if found.is_partial else "completed",
+        "reason": "; ".join(found.warnings) or None if found.is_partial else None,
+        "kind": Profile.NCU,
+        "ncu": {"version": found.ncu_version},
+        "kernels_profiled": len(kernels),
+        "steps_profiled": steps,
+        "kernel_time_s_per_step": _per_step(kernels["duration_s"], steps),
+        "flop_per_step": _per_step(kernels["flop"], steps),
+        "tensor_flop_per_step": _per_step(kernels["flop_tensor"], steps),
+        "flop_is_lower_bound": bool(kernels["flop_is_lower_bound"].any()),
+        "dram_bytes_per_step": _per_step(kernels["dram_bytes"], steps),
+        "l2_bytes_per_step": _per_step(kernels["l2_bytes"], steps),
+        "l1_bytes_per_step": _per_step(kernels["l1_bytes"], steps),
+    }
+
+
+def _per_step(values: "pd.Series[float]", steps: int | None) -> float | None:
+    """None as soon as one launch lacks it: a sum without it would be too low."""
+    if steps is None or values.empty or values.isna().any():
+        return None
+    total = float(values.sum()) / steps
+    return total if math.isfinite(total) else None
+
+
+# --- the bundle
+
+
+def _record(
+    facts: _Facts, given: Given, about: Mapping[str, Any], *, started_at: datetime | None, measured: int | None
+) -> dict[str, Any]:
+    """Run.json without figures; the run's own start where it is known."""
+    known = {
+        "model": facts.model,
+        "device": facts.device_type,
+        "batch_size": facts.batch_size,
+        "precision": facts.precision,
+        "iterations": measured,
+    }
+    origin = {
+        name: "option" if getattr(given, name, None) is not None else "file"
+        for name, value in known.items()
+        if value is not None
+    }
+    place = facts.place or facts.device_name or "imported"
+    return {
+        "run_id": bundle.make_run_id(
+            now=started_at or datetime.now(UTC),
+            place=f"imported-{place}"[:60],
+            model=_slug(facts.model),
+            batch_size=facts.batch_size,
+            precision=facts.precision or "unknown",
+        ),
+        "status": Status.COMPLETED,
+        "error": None,
+        "imported": dict(about),
+        "repeat": None,
+        "spec": {field.name: known.get(field.name) for field in fields(RunSpec)},
+        "spec_origin": origin,
+        "environment": {
+            "place": place,
+            "backend": None,
+            "runtime": None,
+            "host": None,
+            "device": {"type": facts.device_type, "name": facts.device_name},
+            "software": None,
+            "cloud": None,
+            "container": None,
+            "slurm": None,
+        },
+        "timing": {"started_at": started_at.isoformat() if started_at else None},
+        "complexity": None,
+        "ceilings": None,
+        "bound": None,
+        "memory": None,
+        "usage": None,
+        "profile": {"status": "not requested"},
+        "cost": None,
+        "notes": [],
+    }
+
+
+def _slug(name: str) -> str:
+    """Part of a folder's name; the record has the whole."""
+    return re.sub(r"[^a-zA-Z0-9_.]+", "-", name).strip("-.")[:60] or "unnamed"
+
+
+def _seal(output: Path, record: Mapping[str, Any], contents: Mapping[str, bytes]) -> Path:
+    folder = bundle.create(output, record["run_id"])
+    with bundle.guarded_writes(folder):
+        for name, content in contents.items():
+            path = folder / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(content)
+        bundle.write_record(folder, record)
+        bundle.seal(folder)
+    return folder

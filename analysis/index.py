@@ -1,0 +1,258 @@
+"""The bundles of a results folder, read once: `.analysis/bundles.parquet` in it answers the next time.
+
+One row per bundle with everything that the tables need. A row counts as long as the four files that it was read from
+keep size, modification time and inode; whoever changes a file and puts all three back is found by `verify` alone. The
+index is a cache: it is replaced as a whole, by renaming, so that processes never see half of one, and rebuilt without
+a word where it is missing, damaged or of another version. A folder that cannot be written works without.
+"""
+
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from analysis.problem import Problem
+from analysis.record import CEILING_COLUMNS, RUN_COLUMNS, Kind, Row, clean, row_of
+from analysis.series import LAYOUTS, Layout, parse
+from workload import bundle
+from workload.errors import BundleError
+
+FOLDER, FILE = ".analysis", "bundles.parquet"
+# A change in what a row holds, or in how it is read, makes older indexes worthless: count up.
+VERSION = b"1"
+VERSION_KEY = b"rooflaunch.index"
+# The files that a row is made from.
+SOURCES = (bundle.MANIFEST, bundle.RECORD, bundle.STEPS, bundle.TELEMETRY)
+# Enough that parsing joined files pays, few enough that their text stays small in memory.
+CHUNK = 500
+
+NAME, FINGERPRINT, REMARKS, CEILINGS = "_name", "_fingerprint", "_remarks", "_ceilings"
+ARROW_TYPES = {
+    Kind.TEXT: pa.string(),
+    Kind.COUNT: pa.int64(),
+    Kind.NUMBER: pa.float64(),
+    Kind.FLAG: pa.bool_(),
+    Kind.TIME: pa.timestamp("us", "UTC"),
+    Kind.TEXTS: pa.list_(pa.string()),
+}
+RUN_SCHEMA = pa.schema([(name, ARROW_TYPES[kind]) for name, (kind, _) in RUN_COLUMNS.items()])
+CEILING_STRUCT = pa.struct([(name, ARROW_TYPES[kind]) for name, kind in CEILING_COLUMNS.items()])
+SCHEMA = pa.schema(
+    [
+        (NAME, pa.binary()),
+        (FINGERPRINT, pa.string()),
+        (REMARKS, pa.list_(pa.string())),
+        *RUN_SCHEMA,
+        (CEILINGS, pa.list_(CEILING_STRUCT)),
+        *((f"_{name}", pa.list_(layout.struct)) for name, layout in LAYOUTS.items()),
+    ],
+    metadata={VERSION_KEY: VERSION},
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A folder that is a bundle, or was to become one. `name`: its path in the root; `fingerprint`: of its files."""
+
+    folder: str
+    name: bytes
+    fingerprint: str
+
+
+def look(root: Path, *, verify: bool = False) -> tuple[pa.Table, list[Problem]]:
+    """Every bundle in or below `root` as a row of `SCHEMA`, from the index where that still holds, by path."""
+    candidates, problems = find(str(root))
+    if len(candidates) == 1 and candidates[0].name == b"":
+        # A bundle by itself: its folder is sealed, nothing more goes into it.
+        fresh, more = read(candidates)
+        return _with_paths(fresh, root), problems + more
+    path = root / FOLDER / FILE
+    kept = None if verify else _load(path)
+    table, more = _updated(kept, candidates)
+    if candidates and (kept is None or kept is not table):
+        _store(path, table)
+    return _with_paths(table, root), problems + more
+
+
+def _with_paths(table: pa.Table, root: Path) -> pa.Table:
+    """`path` as `root` is called now: the index may have been moved, or written under another name for it."""
+    paths = [clean(os.path.join(root, os.fsdecode(name)) if name else str(root)) for name in table[NAME].to_pylist()]  # noqa: PTH118 - 10,000 bundles: a Path costs more than the call
+    return table.set_column(SCHEMA.get_field_index("path"), "path", pa.array(paths, pa.string()))
+
+
+def _updated(kept: pa.Table | None, candidates: Sequence[Candidate]) -> tuple[pa.Table, list[Problem]]:
+    """The rows of `candidates` in their order; `kept` itself where nothing has changed."""
+    known: dict[tuple[bytes, str], int] = {}
+    if kept is not None:
+        keys = zip(kept[NAME].to_pylist(), kept[FINGERPRINT].to_pylist(), strict=True)
+        known = {key: row for row, key in enumerate(keys)}
+    rows = [known.get((each.name, each.fingerprint)) for each in candidates]
+    if kept is not None and rows == list(range(kept.num_rows)):
+        return kept, []
+    fresh, problems = read([each for each, row in zip(candidates, rows, strict=True) if row is None])
+    reused = SCHEMA.empty_table() if kept is None else kept.take([row for row in rows if row is not None])
+    table = pa.concat_tables([reused, fresh])
+    return table.take(pc.sort_indices(table, sort_keys=[(NAME, "ascending")])), problems
+
+
+# --- the folders
+
+
+def find(root: str) -> tuple[list[Candidate], list[Problem]]:
+    """Folders with a manifest or a run.json, sorted by path, and those that hold files of something else."""
+    candidates, problems, visited, strangers = [], [], set[str](), list[str]()
+    waiting = [root]
+    while waiting:
+        folder = waiting.pop()
+        fingerprint = _fingerprint(folder)
+        if fingerprint is not None:
+            name = os.fsencode(os.path.relpath(folder, root)) if folder != root else b""
+            candidates.append(Candidate(folder=folder, name=name, fingerprint=fingerprint))
+            continue
+        try:
+            folders, has_files = _children(folder, visited)
+        except OSError as error:
+            problems.append(Problem(path=folder, reason=f"cannot be listed: {error.strerror}"))
+            continue
+        waiting += folders
+        if has_files:
+            strangers.append(folder)
+    candidates.sort(key=lambda each: each.name)
+    problems += _foreign(strangers, candidates, root)
+    return candidates, problems
+
+
+def _fingerprint(folder: str) -> str | None:
+    """Size, time and inode of each source; None where there is neither a manifest nor a run.json."""
+    parts = []
+    for name in SOURCES:
+        try:
+            found = os.stat(f"{folder}/{name}")  # noqa: PTH116 - 10,000 bundles: a Path costs more than the call
+            parts.append(f"{found.st_size} {found.st_mtime_ns} {found.st_ino}")
+        except (OSError, ValueError):
+            parts.append("-")
+    return None if parts[0] == parts[1] == "-" else ";".join(parts)
+
+
+def _children(folder: str, visited: set[str]) -> tuple[list[str], bool]:
+    """Sub-folders, hidden ones aside, and whether there are files; a link is followed once, so that a loop ends."""
+    folders, has_files = [], False
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith(".") or entry.name == "__pycache__":
+                continue
+            if not entry.is_dir():
+                has_files = True
+                continue
+            if entry.is_symlink():
+                target = os.path.realpath(entry.path)
+                if target in visited:
+                    continue
+                visited.add(target)
+            folders.append(entry.path)
+    return folders, has_files
+
+
+def _foreign(strangers: Sequence[str], candidates: Sequence[Candidate], root: str) -> Iterator[Problem]:
+    """The topmost folders with files in them and no bundle below."""
+    inhabited = {root}
+    for each in candidates:
+        folder = os.path.dirname(each.folder)  # noqa: PTH120 - as above
+        while folder not in inhabited and len(folder) > len(root):
+            inhabited.add(folder)
+            folder = os.path.dirname(folder)  # noqa: PTH120
+    told: list[str] = []
+    # Parents right before their children.
+    for folder in sorted(strangers, key=lambda each: Path(each).parts):
+        if folder in inhabited or (told and folder.startswith(f"{told[-1]}{os.sep}")):
+            continue
+        told.append(folder)
+        yield Problem(path=folder, reason=f"no rooflaunch bundle: neither {bundle.MANIFEST} nor {bundle.RECORD}")
+
+
+# --- reading bundles
+
+
+def read(candidates: Sequence[Candidate]) -> tuple[pa.Table, list[Problem]]:
+    """Verify and read bundles; one that is incomplete, damaged, foreign or too new is a problem instead of a row."""
+    tables, problems = [SCHEMA.empty_table()], list[Problem]()
+    for begin in range(0, len(candidates), CHUNK):
+        table, more = _read_chunk(candidates[begin : begin + CHUNK])
+        tables.append(table)
+        problems += more
+    return pa.concat_tables(tables), problems
+
+
+def _read_chunk(candidates: Sequence[Candidate]) -> tuple[pa.Table, list[Problem]]:
+    read_ones: list[tuple[Candidate, Row, dict[str, bytes | None]]] = []
+    problems = []
+    for each in candidates:
+        try:
+            read_ones.append((each, *_read_one(each.folder)))
+        except (BundleError, OSError, ValueError) as error:
+            problems.append(Problem(path=each.folder, reason=_reason(error, each.folder)))
+    series = {name: parse(layout, [contents[name] for _, _, contents in read_ones]) for name, layout in LAYOUTS.items()}
+    rows = [row for _, row, _ in read_ones]
+    remarks = [
+        [*row.remarks, *(remark for each in series.values() for remark in each.remarks[number])]
+        for number, row in enumerate(rows)
+    ]
+    columns: dict[str, Any] = {
+        NAME: pa.array([each.name for each, _, _ in read_ones], pa.binary()),
+        FINGERPRINT: pa.array([each.fingerprint for each, _, _ in read_ones], pa.string()),
+        REMARKS: pa.array(remarks, pa.list_(pa.string())),
+        **{field.name: pa.array([row.cells[field.name] for row in rows], field.type) for field in RUN_SCHEMA},
+        CEILINGS: pa.array([row.ceilings for row in rows], pa.list_(CEILING_STRUCT)),
+        **{f"_{name}": each.lists for name, each in series.items()},
+    }
+    return pa.table(columns, schema=SCHEMA), problems
+
+
+def _read_one(folder: str) -> tuple[Row, dict[str, bytes | None]]:
+    found = bundle.read(Path(folder))
+    listed = {file.name for file in found.files}
+    row = row_of(found.record)
+    return row, {name: _content(found.path, layout, listed) for name, layout in LAYOUTS.items()}
+
+
+def _content(folder: Path, layout: Layout, listed: set[str]) -> bytes | None:
+    """A file that the manifest does not list has not been verified."""
+    return (folder / layout.file).read_bytes() if layout.file in listed else None
+
+
+def _reason(error: Exception, folder: str) -> str:
+    """The message without the folder, which stands before it anyway."""
+    return str(error).removeprefix(f"'{folder}' ").removeprefix("is ")
+
+
+# --- the file
+
+
+def _load(path: Path) -> pa.Table | None:
+    """The index; None where it is not there, or not one of ours."""
+    try:
+        table = pq.read_table(path)
+    except (OSError, pa.ArrowException, ValueError):
+        return None
+    same = table.schema.equals(SCHEMA) and (table.schema.metadata or {}).get(VERSION_KEY) == VERSION
+    return table if same else None
+
+
+def _store(path: Path, table: pa.Table) -> None:
+    with suppress(OSError):
+        path.parent.mkdir(exist_ok=True)
+        # Not by tempfile: who shares a results folder may read its index too.
+        temporary = path.with_name(f"{path.name}.{secrets.token_hex(6)}")
+        try:
+            with temporary.open("xb") as file:
+                pq.write_table(table, file, compression="zstd", compression_level=1)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)

@@ -1,0 +1,162 @@
+"""`analysis.load`: folders of bundles as pandas tables."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from analysis.index import CEILINGS, FINGERPRINT, REMARKS, RUN_SCHEMA, look
+from analysis.problem import Problem
+from workload.bundle import RECORD
+from workload.errors import NothingToDoError, RooflaunchError, UsageError
+
+# Where a bundle has its kernels, the better source first.
+KERNEL_FILES = ("ncu/kernels.csv", "ncu/profile.ncu-rep")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Results:
+    """Tables of runs; a row is one thing, an absent value NaN, None or NaT, and units are in the names.
+
+    `runs`: one row per run, columns as in `analysis.record.RUN_COLUMNS`. `steps` and `telemetry`: `run_id` and the
+    columns of the bundle's files. `ceilings`: one row per measured rate, `analysis.record.CEILING_COLUMNS`. `kernels`:
+    one row per profiled launch, read when it is first asked for. `problems`: what is not in the tables, and why.
+    """
+
+    runs: pd.DataFrame
+    steps: pd.DataFrame
+    telemetry: pd.DataFrame
+    ceilings: pd.DataFrame
+    problems: tuple[Problem, ...]
+
+    @property
+    def kernels(self) -> pd.DataFrame:
+        """`run_id` and the columns of `analysis.ncu.read`; empty where no run was profiled with ncu."""
+        return self._kernels[0]
+
+    @property
+    def kernel_problems(self) -> tuple[Problem, ...]:
+        """The profiles that `kernels` lacks, and why."""
+        return self._kernels[1]
+
+    def kernel_files(self) -> dict[str, Path]:
+        """By `run_id`, the file that its kernels are read from."""
+        found = {}
+        for run_id, folder in zip(self.runs["run_id"], self.runs["path"], strict=True):
+            paths = (Path(folder) / name for name in KERNEL_FILES)
+            path = next((each for each in paths if each.is_file()), None)
+            if path:
+                found[str(run_id)] = path
+        return found
+
+    def record(self, run_id: str) -> Mapping[str, Any]:
+        """The whole run.json of a run; `UsageError` for an unknown one."""
+        paths = self.runs.loc[self.runs["run_id"] == run_id, "path"]
+        if paths.empty:
+            raise UsageError(f"no run is called '{run_id}'", hint="results.runs.run_id has their names")
+        document: dict[str, Any] = json.loads((Path(paths.iloc[0]) / RECORD).read_text(encoding="utf-8"))
+        return document
+
+    @cached_property
+    def _kernels(self) -> tuple[pd.DataFrame, tuple[Problem, ...]]:
+        tables, problems = [], []
+        for run_id, path in self.kernel_files().items():
+            try:
+                table = _read_kernels(path)
+            except (RooflaunchError, OSError) as error:
+                problems.append(Problem(path=str(path), reason=str(error)))
+            else:
+                table.insert(0, "run_id", run_id)
+                tables.append(table)
+        if not tables:
+            return pd.DataFrame({"run_id": pd.Series(dtype="str")}), tuple(problems)
+        return pd.concat(tables, ignore_index=True), tuple(problems)
+
+
+def _read_kernels(path: Path) -> pd.DataFrame:
+    from analysis import ncu  # noqa: PLC0415 - only for who asks for kernels
+
+    return ncu.read(path).kernels.copy()
+
+
+def load_folders(folders: Sequence[Path], *, verify: bool = False) -> Results:
+    """See `analysis.load`."""
+    if not folders:
+        raise UsageError("no results folder was named", hint='analysis.load("results")')
+    found = [look(_require_folder(folder), verify=verify) for folder in folders]
+    table, repeated = _without_repeats(pa.concat_tables([rows for rows, _ in found]))
+    problems = [*(problem for _, more in found for problem in more), *repeated]
+    if not table.num_rows:
+        raise _nothing(folders, problems)
+    problems += [
+        Problem(path=path, reason=remark)
+        for path, remarks in zip(table["path"].to_pylist(), table[REMARKS].to_pylist(), strict=True)
+        for remark in remarks
+    ]
+    run_ids = table["run_id"].to_pylist()
+    return Results(
+        runs=_runs(table),
+        steps=_flat(table["_steps"], run_ids),
+        telemetry=_flat(table["_telemetry"], run_ids),
+        ceilings=_flat(table[CEILINGS], run_ids),
+        problems=tuple(dict.fromkeys(problems)),
+    )
+
+
+def _require_folder(folder: Path) -> Path:
+    if not folder.exists():
+        raise UsageError(f"results folder '{folder}' does not exist", hint="name a folder of bundles, as results")
+    if not folder.is_dir():
+        raise UsageError(
+            f"'{folder}' is a file, not a folder of bundles", hint=f"analyze import {folder}, if it is a log of a run"
+        )
+    return folder
+
+
+def _nothing(folders: Sequence[Path], problems: Sequence[Problem]) -> NothingToDoError:
+    where = ", ".join(f"'{folder}'" for folder in folders)
+    if not problems:
+        return NothingToDoError(f"no bundle in {where}", hint=f"launch local -o {folders[0]}")
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    return NothingToDoError(
+        f"no complete bundle in {where}; {problems[0]}{more}", hint=f"run again: launch local -o {folders[0]}"
+    )
+
+
+def _without_repeats(table: pa.Table) -> tuple[pa.Table, list[Problem]]:
+    """Each run once: a copy of a bundle is no further measurement. The same folder named twice needs no word."""
+    first: dict[str, int] = {}
+    rows, problems = [], []
+    run_ids, paths, prints = (table[name].to_pylist() for name in ("run_id", "path", FINGERPRINT))
+    for row, run_id in enumerate(run_ids):
+        kept = first.setdefault(run_id, row)
+        if kept == row:
+            rows.append(row)
+        elif prints[kept] != prints[row]:
+            problems.append(Problem(path=paths[row], reason=f"holds the same run as {paths[kept]}; counted once"))
+    return (table if len(rows) == table.num_rows else table.take(rows)), problems
+
+
+def _runs(table: pa.Table) -> pd.DataFrame:
+    runs: pd.DataFrame = table.select(RUN_SCHEMA.names).drop_columns(["notes"]).to_pandas()
+    runs["notes"] = pd.Series(table["notes"].to_pylist(), index=runs.index, dtype=object)
+    return runs
+
+
+def _flat(column: pa.ChunkedArray, run_ids: Sequence[str]) -> pd.DataFrame:
+    """A list of rows per run as one table, each row with its run's id."""
+    lengths = pc.list_value_length(column).fill_null(0).to_numpy()
+    structs = pc.list_flatten(column)
+    frame: pd.DataFrame = pa.Table.from_struct_array(structs).to_pandas()
+    codes = np.repeat(np.arange(len(run_ids)), lengths)
+    frame.insert(0, "run_id", pd.Series(pd.Categorical.from_codes(codes, categories=pd.Index(list(run_ids)))))
+    if "phase" in frame:
+        frame["phase"] = frame["phase"].astype("category")
+    return frame

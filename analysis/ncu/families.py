@@ -1,0 +1,64 @@
+"""What a kernel is for, by its name: the ordered patterns of families.toml."""
+
+import functools
+import re
+import tomllib
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+_TABLE = Path(__file__).with_name("families.toml")
+# Names of thousands of characters are template arguments after the part that tells.
+_TELLING_CHARACTERS = 2000
+
+
+class Family(StrEnum):
+    """Kinds of kernels in a training step."""
+
+    CONVOLUTION = "convolution"
+    GEMM = "GEMM"
+    BATCH_NORM = "batch norm"
+    LAYER_NORM = "layer norm"
+    ELEMENTWISE = "elementwise"
+    POOLING = "pooling"
+    REDUCTION = "reduction"
+    ATTENTION = "softmax/attention"
+    OPTIMIZER = "optimizer"
+    COPY = "copy"
+    OTHER = "other"
+
+
+def family(name: str) -> Family:
+    """Of the first rule that matches; `other` where none does."""
+    telling = name[:_TELLING_CHARACTERS]
+    return next((family for pattern, family in _rules() if pattern.search(telling)), Family.OTHER)
+
+
+def uses_tensor_cores(name: str) -> bool:
+    """Whether NVIDIA's libraries name kernels for tensor cores so."""
+    return _one("tensor_cores").search(name[:_TELLING_CHARACTERS]) is not None
+
+
+def is_backward(name: str) -> bool:
+    """Whether only a backward pass launches kernels of this name; many of its kernels have names that do not tell."""
+    return _one("backward").search(name[:_TELLING_CHARACTERS]) is not None
+
+
+@functools.cache
+def _content() -> dict[str, Any]:
+    return tomllib.loads(_TABLE.read_text(encoding="utf-8"))
+
+
+@functools.cache
+def _rules() -> tuple[tuple[re.Pattern[str], Family], ...]:
+    return tuple((_any_of(rule["names"]), Family(rule["family"])) for rule in _content()["rule"])
+
+
+@functools.cache
+def _one(section: str) -> re.Pattern[str]:
+    return _any_of(_content()[section]["names"])
+
+
+def _any_of(patterns: Sequence[str]) -> re.Pattern[str]:
+    return re.compile("|".join(f"(?:{pattern})" for pattern in patterns), re.IGNORECASE)

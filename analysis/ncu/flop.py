@@ -1,0 +1,150 @@
+"""FLOP and bytes of launches: from counts or, where a file has none, from the rates of ncu's roofline sections.
+
+FLOP = add + mul + 2 fma per type, and tensor operations, which count 2 per multiply-accumulate already.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from analysis.ncu.metrics import tensor_operations
+from analysis.ncu.numbers import Floats
+
+# By role, in base units; a role that the file does not have is not there.
+Values = Mapping[str, Floats]
+Flags = npt.NDArray[np.bool_]
+
+TYPES = ("fp64", "fp32", "fp16")
+_OPERATIONS = {"add": 1, "mul": 1, "fma": 2}
+TIME_FROM_CYCLES = "kernel times are cycles / clock: the file has no durations"
+FLOP_FROM_RATES = "FLOP are operations per cycle x clock x time, rounded as ncu prints them: the file has no counts"
+BYTES_FROM_RATES = "DRAM bytes are bytes per second x time, rounded as ncu prints them: the file has no counts"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What each launch did. None for what the file does not tell, NaN where it does not tell it of a launch.
+
+    `flop` adds up the types that are counted. `is_lower_bound`: there were tensor operations that nothing counted, or
+    of a type not all operations are counted. `remarks` say what was computed from what.
+    """
+
+    duration_s: Floats | None
+    flop_by_type: Mapping[str, Floats]
+    flop_tensor: Floats | None
+    flop: Floats | None
+    is_lower_bound: Flags
+    dram_read: Floats | None
+    dram_write: Floats | None
+    dram: Floats | None
+    remarks: tuple[str, ...]
+
+
+def work(values: Values, is_named_for_tensor_cores: Flags) -> Work:
+    """Of each launch, from its metrics and, where none tells of tensor cores, from its name."""
+    duration_s = _duration(values)
+    by_type = _by_type(values, duration_s)
+    tensor_counts = [values[name] for name in tensor_operations(values)]
+    uses_tensor_cores = _uses_tensor_cores(values, is_named_for_tensor_cores)
+    tensor = _total(tensor_counts)
+    hidden = uses_tensor_cores if tensor is None else uses_tensor_cores & ~(tensor > 0)
+    bytes_read, bytes_written = (_dram(values, f"dram_{way}", duration_s) for way in ("read", "write"))
+    dram = _first(values.get("dram"), _total_of_all(bytes_read, bytes_written), _dram(values, "dram", duration_s))
+    return Work(
+        duration_s=duration_s,
+        flop_by_type=by_type,
+        flop_tensor=_idle(values) if tensor is None else tensor,
+        flop=_total([*by_type.values(), *tensor_counts]),
+        is_lower_bound=hidden | any(_is_partly_counted(values, kind) for kind in TYPES),
+        dram_read=bytes_read,
+        dram_write=bytes_written,
+        dram=dram,
+        remarks=_remarks(values, by_type, dram),
+    )
+
+
+def _duration(values: Values) -> Floats | None:
+    if "duration" in values or not {"cycles", "clock"} <= set(values):
+        return values.get("duration")
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(values["clock"] > 0, values["cycles"] / values["clock"], np.nan)
+
+
+def _by_type(values: Values, duration_s: Floats | None) -> dict[str, Floats]:
+    found = {}
+    for kind in TYPES:
+        if counts := _operations(values, kind, ""):
+            found[kind] = _weighted(counts)
+        elif (rates := _operations(values, kind, "_rate")) and "clock" in values and duration_s is not None:
+            found[kind] = _weighted(rates) * values["clock"] * duration_s
+    return found
+
+
+def _operations(values: Values, kind: str, suffix: str) -> list[tuple[Floats, int]]:
+    """Each operation with its FLOP; nothing where one of them is missing."""
+    names = {f"{kind}_{operation}{suffix}": flop for operation, flop in _OPERATIONS.items()}
+    return [(values[name], flop) for name, flop in names.items()] if names.keys() <= values.keys() else []
+
+
+def _weighted(operations: Iterable[tuple[Floats, int]]) -> Floats:
+    found = _total([values if flop == 1 else values * flop for values, flop in operations])
+    assert found is not None
+    return found
+
+
+def _is_partly_counted(values: Values, kind: str) -> bool:
+    number = sum(f"{kind}_{operation}" in values for operation in _OPERATIONS)
+    return 0 < number < len(_OPERATIONS)
+
+
+def _uses_tensor_cores(values: Values, is_named_for_them: Flags) -> Flags:
+    """By the counter of their instructions, else by the time their pipe was busy, else by the kernel's name."""
+    uses = is_named_for_them
+    for role in ("tensor_percent", "tensor_instructions"):
+        if role in values:
+            uses = np.where(np.isnan(values[role]), uses, values[role] > 0)
+    return uses
+
+
+def _idle(values: Values) -> Floats | None:
+    """0 where the counter of tensor instructions says so, without any metric for their operations."""
+    instructions = values.get("tensor_instructions")
+    return None if instructions is None else np.where(instructions == 0, 0.0, np.nan)
+
+
+def _dram(values: Values, role: str, duration_s: Floats | None) -> Floats | None:
+    if role in values or duration_s is None or f"{role}_rate" not in values:
+        return values.get(role)
+    return values[f"{role}_rate"] * duration_s
+
+
+def _total(arrays: list[Floats]) -> Floats | None:
+    """NaN where one of them is; None of nothing."""
+    if not arrays:
+        return None
+    total = arrays[0].copy()
+    for array in arrays[1:]:
+        total += array
+    return total
+
+
+def _total_of_all(*arrays: Floats | None) -> Floats | None:
+    known = [array for array in arrays if array is not None]
+    return _total(known) if len(known) == len(arrays) else None
+
+
+def _first(*arrays: Floats | None) -> Floats | None:
+    return next((array for array in arrays if array is not None), None)
+
+
+def _remarks(values: Values, by_type: Mapping[str, Floats], dram: Floats | None) -> tuple[str, ...]:
+    found = []
+    if "duration" not in values and {"cycles", "clock"} <= set(values):
+        found.append(TIME_FROM_CYCLES)
+    if any(not _operations(values, kind, "") for kind in by_type):
+        found.append(FLOP_FROM_RATES)
+    if dram is not None and "dram" not in values and not {"dram_read", "dram_write"} <= set(values):
+        found.append(BYTES_FROM_RATES)
+    return tuple(found)

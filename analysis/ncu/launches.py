@@ -1,0 +1,319 @@
+"""From the cells of a table to one row per launch: who it was, and its metrics in base units by role."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from analysis.ncu import layout, marks, metrics, numbers
+from analysis.ncu.layout import ID, METRIC, NAME, PROCESS, PUSHED, STARTED, UNIT, VALUE, Layout
+from analysis.ncu.metrics import WHOLE_UNITS, Role
+from analysis.ncu.numbers import Floats, NumberFormat
+from analysis.ncu.table import Section
+from analysis.ncu.units import factor
+
+Codes = npt.NDArray[np.integer]
+# Counting so many codes costs nothing; beyond that and the number of rows, sorting is cheaper.
+_FEW = 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launches:
+    """The launches of one table. `identity` by column of ours; `by_role`: metrics in base units, NaN where absent.
+
+    `units`: how the file spells the units of the metrics that were read. `attributes`: those of the first launch's GPU.
+    """
+
+    identity: Mapping[str, pd.Categorical]
+    by_role: Mapping[str, Floats]
+    metrics: frozenset[str]
+    units: Mapping[str, tuple[str, ...]]
+    attributes: Mapping[str, str]
+    warnings: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.identity["name"])
+
+
+def is_misread(section: Section) -> bool:
+    """Whether numbers that were read as floats may be whole ones with a thousands mark: 117.344 instructions."""
+    if not section.is_numeric:
+        return False
+    return any(is_whole and bool(np.any(np.floor(values) < values)) for values, is_whole in _floats(section))
+
+
+def _floats(section: Section) -> Iterable[tuple[Floats, bool]]:
+    for column, is_whole in _columns(section):
+        yield column.to_numpy(), is_whole
+
+
+def number_columns(section: Section) -> list[tuple[numbers.Text, bool]]:
+    """The numbers of a table as text, each column with whether they are whole by nature."""
+    return [] if section.is_numeric else list(_columns(section))
+
+
+def _columns(section: Section) -> Iterable[tuple[pa.ChunkedArray, bool]]:
+    if section.plan.layout is Layout.WIDE:
+        for metric in section.plan.numbers:
+            yield section.columns.column(metric), section.plan.units.get(metric) in WHOLE_UNITS
+        return
+    values = section.columns.column(VALUE)
+    names = section.columns.column(METRIC)
+    wanted = {metric for role in metrics.known(_present(names)) for metric in role.metrics}
+    is_read = pc.is_in(names, value_set=pa.array(sorted(wanted), pa.string()))
+    if UNIT in section.columns.column_names:
+        is_whole = pc.is_in(section.columns.column(UNIT), value_set=pa.array(sorted(WHOLE_UNITS), pa.string()))
+        yield values.filter(pc.and_(is_read, is_whole)), True
+        yield values.filter(pc.and_(is_read, pc.invert(is_whole))), False
+    else:
+        yield values.filter(is_read), False
+
+
+def _present(names: pa.ChunkedArray) -> list[str]:
+    return [name for name in names.unique().to_pylist() if name is not None]
+
+
+def of(section: Section, form: NumberFormat) -> Launches:
+    """The launches of a table, whose numbers are written in this format."""
+    return _of_wide(section, form) if section.plan.layout is Layout.WIDE else _of_long(section, form)
+
+
+# --- wide
+
+
+def _of_wide(section: Section, form: NumberFormat) -> Launches:
+    values: dict[str, Floats] = {}
+    warnings = list(section.plan.warnings)
+    for reading in section.plan.readings:
+        found, foreign = _numbers(section.columns.column(reading.metric), form)
+        values[reading.role.name] = _scaled(found, reading.factor)
+        warnings += _foreign(reading.metric, foreign)
+    return Launches(
+        identity=_identity(section.columns),
+        by_role=values,
+        metrics=frozenset(name for name in section.plan.header if not metrics.is_label(name)),
+        units={reading.metric: (reading.unit,) for reading in section.plan.readings},
+        attributes=section.attributes,
+        warnings=tuple(warnings),
+    )
+
+
+def _numbers(column: pa.ChunkedArray, form: NumberFormat) -> tuple[Floats, str | None]:
+    if pa.types.is_floating(column.type):
+        return numbers.finite(column.to_numpy()), None
+    return numbers.convert(column, form)
+
+
+def _scaled(values: Floats, base_units: float) -> Floats:
+    return values if base_units == 1 else values * base_units
+
+
+def _foreign(metric: str, text: str | None) -> list[str]:
+    return [] if text is None else [f"{metric} is absent where its value is no number: '{text[:80]}'"]
+
+
+# --- long
+
+
+def _of_long(section: Section, form: NumberFormat) -> Launches:
+    columns = section.columns
+    launch, first = _launch_of_row(columns)
+    metric_codes, metric_names = _coded(columns.column(METRIC))
+    unit_codes, unit_names = _units_of_rows(columns)
+    known = metrics.known(metric_names)
+    read = {metric for role in known for metric in role.metrics}
+    wanted = _flags(metric_names, lambda name: name in read)[metric_codes]
+    cells, foreign = _numbers(columns.column(VALUE).filter(pa.array(wanted)), form)
+    rows = _Rows(
+        launch=launch[wanted],
+        metric=metric_codes[wanted],
+        unit=unit_codes[wanted],
+        value=cells,
+        metric_names=metric_names,
+        unit_names=unit_names,
+    )
+    values, warnings = {}, _foreign("a metric", foreign)
+    for role in known:
+        found = rows.of(role, len(first))
+        if found is None:
+            warnings += rows.unknown_units(role)
+        else:
+            values[role.name] = found
+    return Launches(
+        identity=_identity(columns.take(pa.array(first))),
+        by_role=values,
+        metrics=frozenset(metric_names),
+        units=rows.units(),
+        attributes=_attributes(columns, launch == 0),
+        warnings=tuple(warnings),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Rows:
+    """The rows of a long table that hold a metric with a role; names by code."""
+
+    launch: Codes
+    metric: Codes
+    unit: Codes
+    value: Floats
+    metric_names: Sequence[str]
+    unit_names: Sequence[str]
+
+    def of(self, role: Role, launches: int) -> Floats | None:
+        """By launch, from the first metric of the role that has a value in a unit of its kind."""
+        factors = np.array([_nan_if_none(factor(role.kind, unit)) for unit in self.unit_names])
+        for metric in role.metrics:
+            rows = self.metric == self.metric_names.index(metric)
+            scaled = self.value[rows] * factors[self.unit[rows]]
+            is_known = ~np.isnan(scaled)
+            if is_known.any():
+                found = np.full(launches, np.nan)
+                # In reverse: a details page repeats some metrics, the first one counts.
+                found[self.launch[rows][is_known][::-1]] = scaled[is_known][::-1]
+                return found
+        return None
+
+    def unknown_units(self, role: Role) -> list[str]:
+        """A warning for numbers that have no unit of the role's kind; labels may be meant for another role."""
+        for metric in role.metrics:
+            rows = (self.metric == self.metric_names.index(metric)) & ~np.isnan(self.value)
+            if rows.any() and not metrics.is_label(metric):
+                return [layout.unknown_unit(metric, self.unit_names[self.unit[rows].item(0)], role)]
+        return []
+
+    def units(self) -> dict[str, tuple[str, ...]]:
+        """How the units of each metric are spelled."""
+        width = len(self.unit_names)
+        number = np.bincount(self.metric * width + self.unit, minlength=width * len(self.metric_names))
+        found: dict[str, list[str]] = defaultdict(list)
+        for pair in np.flatnonzero(number).tolist():
+            found[self.metric_names[pair // width]].append(self.unit_names[pair % width])
+        return {metric: tuple(units) for metric, units in found.items()}
+
+
+def _nan_if_none(value: float | None) -> float:
+    return np.nan if value is None else value
+
+
+def _launch_of_row(columns: pa.Table) -> tuple[Codes, Codes]:
+    """The number of each row's launch in order of appearance, and the first row of each launch.
+
+    A launch is a process and an ID: name, block and grid are those of many launches.
+    """
+    ids = columns.column(ID).to_numpy()
+    processes, names = _coded(columns.column(PROCESS)) if PROCESS in columns.column_names else (np.zeros_like(ids), [])
+    if len(names) > 1:
+        ids = pd.factorize(ids)[0] * len(names) + processes
+    begins = np.flatnonzero(np.diff(ids, prepend=ids[0] - 1 if len(ids) else 0))
+    if len(np.unique(ids[begins])) == len(begins):
+        launch = np.zeros(len(ids), np.int64)
+        launch[begins] = 1
+        return np.cumsum(launch) - 1, begins
+    launch, unique = pd.factorize(ids)
+    first = np.full(len(unique), len(ids))
+    np.minimum.at(first, launch, np.arange(len(ids)))
+    return launch.astype(np.int64), first
+
+
+def _units_of_rows(columns: pa.Table) -> tuple[Codes, list[str]]:
+    if UNIT not in columns.column_names:
+        return np.zeros(len(columns), np.int64), [""]
+    return _coded(columns.column(UNIT))
+
+
+def _flags(names: Sequence[str], test: Callable[[str], bool]) -> npt.NDArray[np.bool_]:
+    return np.array([test(name) for name in names], dtype=bool)
+
+
+def _coded(column: pa.ChunkedArray) -> tuple[Codes, list[str]]:
+    """Codes and what they stand for; an absent text is the empty one."""
+    whole = column.unify_dictionaries().combine_chunks()
+    names = [name or "" for name in whole.dictionary.to_pylist()]
+    if whole.null_count == 0:
+        return whole.indices.to_numpy(), names
+    return pc.fill_null(whole.indices, len(names)).to_numpy(), [*names, ""]
+
+
+def _attributes(columns: pa.Table, rows: npt.NDArray[np.bool_]) -> dict[str, str]:
+    first = columns.filter(pa.array(rows))
+    pairs = zip(first.column(METRIC).to_pylist(), first.column(VALUE).to_pylist(), strict=True)
+    return {name: str(value) for name, value in pairs if name and name.startswith(layout.ATTRIBUTE)}
+
+
+# --- who a launch was
+
+
+def _identity(columns: pa.Table) -> dict[str, pd.Categorical]:
+    """The columns of ours that say which launch it was, in the order of the rows."""
+    present = frozenset(columns.column_names)
+
+    def text(name: str) -> pd.Categorical:
+        return _categorical(columns.column(name)) if name in present else _nothing(len(columns))
+
+    return {
+        "process_id": text(PROCESS),
+        "range": _combined(columns, [_starting(present, STARTED), _starting(present, PUSHED)], marks.text),
+        "name": text(NAME),
+        "compute_capability": (
+            text(layout.CAPABILITY)
+            if layout.CAPABILITY in present
+            else _combined(columns, [_only(present, layout.MAJOR), _only(present, layout.MINOR)], _capability)
+        ),
+        "device": text(layout.DEVICE_NAME),
+        "block": text(layout.BLOCK),
+        "grid": text(layout.GRID),
+    }
+
+
+def _capability(major: str | None, minor: str | None) -> str | None:
+    return f"{major}.{minor}" if major and minor else None
+
+
+def _starting(names: Iterable[str], beginning: str) -> str | None:
+    return next((name for name in sorted(names) if name.startswith(beginning)), None)
+
+
+def _only(names: frozenset[str], name: str) -> str | None:
+    return name if name in names else None
+
+
+def _nothing(length: int) -> pd.Categorical:
+    return pd.Categorical.from_codes(np.full(length, -1), categories=pd.Index([], dtype=object))
+
+
+def _categorical(column: pa.ChunkedArray) -> pd.Categorical:
+    codes, names = _coded(column)
+    return _recoded(codes, [name or None for name in names])
+
+
+def _recoded(codes: Codes, names: Sequence[str | None]) -> pd.Categorical:
+    """With one category for each different name, and none for None."""
+    new_codes, categories = pd.factorize(np.array([*names, None], dtype=object))
+    return pd.Categorical.from_codes(new_codes[codes], categories=pd.Index(categories, dtype=object))
+
+
+def _combined(
+    columns: pa.Table, names: Sequence[str | None], combine: Callable[[str | None, str | None], str | None]
+) -> pd.Categorical:
+    """Of two columns, of which either may be missing, one text; computed once per pair of texts."""
+    (left, left_names), (right, right_names) = (
+        (np.zeros(len(columns), np.int64), [""]) if name is None else _coded(columns.column(name)) for name in names
+    )
+    width = len(right_names)
+    pairs, codes = _compact(left.astype(np.int64) * width + right, len(left_names) * width)
+    texts = [combine(left_names[pair // width] or None, right_names[pair % width] or None) for pair in pairs]
+    return _recoded(codes, texts)
+
+
+def _compact(codes: Codes, number: int) -> tuple[Codes, Codes]:
+    """The codes that occur, of the `number` that there are, and each code's position among them."""
+    if number > len(codes) + _FEW:
+        return np.unique(codes, return_inverse=True)
+    occurs = np.bincount(codes, minlength=number) > 0
+    return np.flatnonzero(occurs), (np.cumsum(occurs) - 1)[codes]

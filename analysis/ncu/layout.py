@@ -1,0 +1,113 @@
+"""The two shapes of ncu's tables, and which of their columns are read.
+
+Wide (`--page raw`): a row per launch, a column per metric, units in the second row. Long (`--page details`, and what
+ncu prints while it profiles): a row per launch and metric; a details page has columns for its rules as well, and
+rows that end before them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from analysis.ncu import metrics
+from analysis.ncu.metrics import Role
+from analysis.ncu.units import factor
+
+
+class Layout(StrEnum):
+    """Where a launch's metrics stand."""
+
+    WIDE = "wide"
+    LONG = "long"
+    DETAILS = "details"
+    REPORT = "report"  # not a table: a .ncu-rep file
+
+
+ID, PROCESS, NAME = "ID", "Process ID", "Kernel Name"
+BLOCK, GRID, CAPABILITY, DEVICE = "Block Size", "Grid Size", "CC", "Device"
+METRIC, UNIT, VALUE, RULE = "Metric Name", "Metric Unit", "Metric Value", "Rule Name"
+# Their names go on with what the cells hold.
+STARTED, PUSHED = "Id:Domain:Start/Stop_Range", "thread Domain:Push/Pop_Range"
+ATTRIBUTE = "device__attribute_"
+DEVICE_NAME = f"{ATTRIBUTE}display_name"
+MAJOR, MINOR = f"{ATTRIBUTE}compute_capability_major", f"{ATTRIBUTE}compute_capability_minor"
+
+_IDENTITY = (PROCESS, NAME, BLOCK, GRID, CAPABILITY, DEVICE, DEVICE_NAME, MAJOR, MINOR)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """A metric of a wide table that is read: for which role, in which unit, and how many base units that is."""
+
+    role: Role
+    metric: str
+    unit: str
+    factor: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Which columns are read, by name: as text, and as numbers. `readings` and `units` are those of a wide table."""
+
+    layout: Layout
+    header: tuple[str, ...]
+    texts: tuple[str, ...]
+    numbers: tuple[str, ...]
+    readings: tuple[Reading, ...] = ()
+    units: Mapping[str, str]
+    warnings: tuple[str, ...] = ()
+
+    def position(self, name: str) -> int:
+        """The first column of this name."""
+        return self.header.index(name)
+
+
+def layout_of(header: Sequence[str]) -> Layout:
+    """By the columns that only one of them has."""
+    if METRIC in header and VALUE in header:
+        return Layout.DETAILS if RULE in header else Layout.LONG
+    return Layout.WIDE
+
+
+def plan(header: tuple[str, ...], units: Sequence[str] | None) -> Plan:
+    """What to read of a table with this header; `units` is the second row of a wide one, None where it has none."""
+    layout = layout_of(header)
+    marks = tuple(name for name in dict.fromkeys(header) if name.startswith((STARTED, PUSHED)))
+    identity = tuple(name for name in _IDENTITY if name in header) + marks
+    if layout is not Layout.WIDE:
+        own = tuple(name for name in (METRIC, UNIT) if name in header)
+        return Plan(layout=layout, header=header, texts=identity + own, numbers=(VALUE,), units={})
+    # In reverse: of two columns with one name the first counts.
+    unit_of = dict(zip(reversed(header), reversed(units), strict=True)) if units else {}
+    chosen = {role: _reading(role, unit_of) for role in metrics.known(header)}
+    readings = tuple(reading for reading in chosen.values() if reading)
+    return Plan(
+        layout=layout,
+        header=header,
+        texts=identity,
+        numbers=tuple(dict.fromkeys(reading.metric for reading in readings)),
+        readings=readings,
+        units=unit_of,
+        warnings=tuple(_unknown(role, unit_of) for role, reading in chosen.items() if reading is None),
+    )
+
+
+def _reading(role: Role, unit_of: Mapping[str, str]) -> Reading | None:
+    """The first metric whose unit fits the role; without units only what needs none."""
+    for metric in role.metrics:
+        unit = unit_of.get(metric, "")
+        found = factor(role.kind, unit)
+        if found is not None:
+            return Reading(role=role, metric=metric, unit=unit, factor=found)
+    return None
+
+
+def _unknown(role: Role, unit_of: Mapping[str, str]) -> str:
+    metric = role.metrics[0]
+    return unknown_unit(metric, unit_of.get(metric, ""), role)
+
+
+def unknown_unit(metric: str, unit: str, role: Role) -> str:
+    """The warning that a metric is left out, because nobody knows what its numbers are."""
+    said = f"its unit '{unit}' is no known unit of" if unit else "the file gives no unit of"
+    return f"{metric} is unavailable: {said} {role.kind.replace('_', ' ')}"

@@ -1,0 +1,149 @@
+"""How a file writes numbers, decided once for the whole of it: 2,433,449.5 or 2.433.449,5 or without marks.
+
+ncu follows the locale of the machine it ran on, and prints 2 or 6 digits after the decimal mark: exactly 3 digits
+after a mark are thousands, unless nothing says so.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+Text: TypeAlias = pa.ChunkedArray
+Floats = npt.NDArray[np.float64]
+
+ABSENT = ("", "n/a", "N/A", "nan", "-nan", "inf", "-inf")
+
+_NUMBER = r"^\s*[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?\s*$"
+# A mark of each kind that can be nothing else; {0} separates thousands, {1} the fraction.
+_SURE = r"\d{0}\d\d\d{0}\d|{0}\d\d\d{1}\d|{1}\d{{1,2}}$|{1}\d{{4,}}|^[-+]?0{1}\d|\d\d\d\d{1}\d"
+# How many rows from either end are looked at first.
+_END_ROWS = 10_000
+# Grouping that is no punctuation: 1'234, 1 234 with any kind of blank.
+_OTHER_GROUPS = "(\\d)['\u2019\u00a0\u202f\u2009 ](\\d)"
+
+
+class NumberFormat(StrEnum):
+    """Thousands and decimal marks of a file."""
+
+    PLAIN = "1234.5"
+    ENGLISH = "1,234.5"
+    EUROPEAN = "1.234,5"
+
+
+class MixedNumbersError(ValueError):
+    """Two numbers of one file that no single format can read."""
+
+    def __init__(self, english: str, european: str) -> None:
+        super().__init__(f"'{english}' and '{european}' cannot be numbers of one format")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Evidence:
+    """What numbers say: one that can only be English, one that can only be European, and which marks there are.
+
+    `whole_dots`, `whole_commas`: 3 digits after that mark in a number that is whole by nature.
+    """
+
+    english: str | None = None
+    european: str | None = None
+    commas: bool = False
+    whole_dots: bool = False
+    whole_commas: bool = False
+
+    @property
+    def is_sure(self) -> bool:
+        return self.english is not None or self.european is not None
+
+    def __or__(self, other: "_Evidence") -> "_Evidence":
+        return _Evidence(
+            english=self.english if other.english is None else other.english,
+            european=self.european if other.european is None else other.european,
+            commas=self.commas or other.commas,
+            whole_dots=self.whole_dots or other.whole_dots,
+            whole_commas=self.whole_commas or other.whole_commas,
+        )
+
+
+def decide(columns: Sequence[tuple[Text, bool]]) -> NumberFormat:
+    """The format of all columns together; beside each column whether its values are whole numbers by nature.
+
+    Both ends of the file decide, if they can, else all of it. Raises `MixedNumbersError`.
+    """
+    ends = [(part, is_whole) for column, is_whole in columns for part in (column[:_END_ROWS], column[-_END_ROWS:])]
+    found = _evidence(ends)
+    if not found.is_sure:
+        found = _evidence(columns)
+    if found.english is not None and found.european is not None:
+        raise MixedNumbersError(found.english, found.european)
+    if found.european is not None or (found.english is None and found.whole_dots and not found.whole_commas):
+        return NumberFormat.EUROPEAN
+    return NumberFormat.ENGLISH if found.commas or found.english is not None else NumberFormat.PLAIN
+
+
+def _evidence(columns: Iterable[tuple[Text, bool]]) -> _Evidence:
+    found = _Evidence()
+    for column, is_whole in columns:
+        commas = _has(column, ",")
+        if commas or _has(column, "."):
+            found |= _Evidence(
+                english=_first(column, _SURE.format(",", r"\.")),
+                european=_first(column, _SURE.format(r"\.", ",")),
+                commas=commas,
+                whole_dots=is_whole and _first(column, r"\.\d\d\d$") is not None,
+                whole_commas=is_whole and _first(column, r",\d\d\d$") is not None,
+            )
+    return found
+
+
+def convert(column: Text, form: NumberFormat) -> tuple[Floats, str | None]:
+    """As floats, NaN where there is no number, and the first text that is neither a number nor absent."""
+    match form:
+        case NumberFormat.ENGLISH if _has(column, ","):
+            column = pc.replace_substring(column, ",", "")
+        case NumberFormat.EUROPEAN:
+            column = pc.replace_substring(pc.replace_substring(column, ".", ""), ",", ".")
+        case _:
+            pass
+    foreign = None
+    try:
+        numbers = pc.cast(column, pa.float64())
+    except pa.ArrowInvalid:
+        column = _ungrouped(column)
+        is_number = pc.match_substring_regex(column, _NUMBER)
+        foreign = _first_foreign(column.filter(pc.invert(pc.fill_null(is_number, fill_value=True))))
+        kept = pc.if_else(is_number, pc.utf8_trim_whitespace(column), pa.scalar(None, pa.string()))
+        numbers = pc.cast(kept, pa.float64())
+    return finite(numbers.to_numpy()), foreign
+
+
+def finite(values: Floats) -> Floats:
+    """With NaN for infinities, which ncu prints where it divided by 0."""
+    infinite = np.isinf(values)
+    return np.where(infinite, np.nan, values) if infinite.any() else values
+
+
+def _ungrouped(column: Text) -> Text:
+    # Twice: matches that share a digit, as in 1'234'567 with a group of one digit, are found in turn.
+    for _ in range(2):
+        column = pc.replace_substring_regex(column, _OTHER_GROUPS, r"\1\2")
+    return column
+
+
+def _first_foreign(texts: Text) -> str | None:
+    return next((text for text in texts.unique().to_pylist() if text.strip() not in ABSENT), None)
+
+
+def _has(column: Text, mark: str) -> bool:
+    return pc.any(pc.match_substring(column, mark)).as_py() is True
+
+
+def _first(column: Text, pattern: str) -> str | None:
+    position = pc.index(pc.match_substring_regex(column, pattern), value=True).as_py()
+    found: str | None = None if position < 0 else column[position].as_py()
+    return found

@@ -1,0 +1,210 @@
+"""A file of Nsight Compute, of any version and layout, as one row per kernel launch."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from analysis.ncu import families, flop, launches, metrics, numbers, preamble, report, table
+from analysis.ncu.errors import Failure, NcuFileError
+from analysis.ncu.families import Family
+from analysis.ncu.launches import Launches
+from analysis.ncu.layout import Layout
+from analysis.ncu.numbers import Floats, MixedNumbersError, NumberFormat
+from analysis.ncu.preamble import ERROR, Preamble
+from analysis.ncu.table import Section
+from analysis.ncu.units import Kind
+
+_WARNINGS_LIMIT = 100
+# In lines without quotes; "1, 2" may be anything.
+_FEW_CELLS = 3
+_ADDITIVE = {Kind.TIME, Kind.BYTES, Kind.COUNT}
+
+
+@dataclass(frozen=True, kw_only=True)
+class NcuFile:
+    """What a file tells. Every figure is in base units; a counter that the file lacks is NaN, never 0.
+
+    `kernels`: a row per launch in the order of the file; texts are categories. `range` has the names of the NVTX ranges
+    around a launch: `marks.step_of` and `marks.calibration_of` read those of our own profiles.
+    `totals`: the sum over all launches of what can be added up, by role of metrics.toml (`fp32_fma`, `dram_read`,
+    `duration`) or name of a tensor metric; NaN where a launch has no value.
+    `metrics`: the names of all metrics in the file. `units`: how it spells the units of those that were read.
+    `attributes`: `device__attribute_*` of the first launch's GPU. `warnings`: ncu's own errors and warnings, and what
+    could not be read. `is_partial`: ncu reported an error, or rows are missing.
+    """
+
+    path: Path
+    layout: Layout
+    kernels: pd.DataFrame
+    totals: Mapping[str, float]
+    metrics: frozenset[str]
+    units: Mapping[str, tuple[str, ...]]
+    number_format: NumberFormat
+    attributes: Mapping[str, str]
+    ncu_version: str | None
+    warnings: tuple[str, ...]
+    is_partial: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Content:
+    """The launches of a file, table by table, and what is known beside them."""
+
+    layout: Layout
+    tables: Sequence[Launches]
+    number_format: NumberFormat
+    version: str | None
+    warnings: tuple[str, ...]
+    is_partial: bool
+
+
+def read(path: Path) -> NcuFile:
+    """Read a CSV that ncu printed, or its report where NVIDIA's `ncu_report` is installed.
+
+    Raises `NcuFileError` with the failure by name where there is no table of launches, `ToolError` for a report
+    that nothing here can read.
+    """
+    path = Path(path)
+    content = _of_report(path) if path.suffix == report.SUFFIX else _of_csv(path)
+    tables = [_kernels(each) for each in content.tables]
+    kernels = _joined([each for each, _ in tables])
+    kernels.insert(0, "launch", np.arange(len(kernels)))
+    first = content.tables[0]
+    said = [*content.warnings, *(warning for each in content.tables for warning in each.warnings)]
+    remarks = [remark for _, found in tables for remark in found]
+    return NcuFile(
+        path=path,
+        layout=content.layout,
+        kernels=kernels,
+        totals=_totals(content.tables),
+        metrics=frozenset().union(*(each.metrics for each in content.tables)),
+        units=_merged([each.units for each in content.tables]),
+        number_format=content.number_format,
+        attributes=first.attributes,
+        ncu_version=content.version,
+        warnings=tuple(dict.fromkeys([*said, *remarks]))[:_WARNINGS_LIMIT],
+        is_partial=content.is_partial,
+    )
+
+
+# --- the two kinds of files
+
+
+def _of_report(path: Path) -> _Content:
+    found = report.read(path)
+    return _Content(
+        layout=Layout.REPORT,
+        tables=[found],
+        number_format=NumberFormat.PLAIN,
+        version=None,
+        warnings=(),
+        is_partial=False,
+    )
+
+
+def _of_csv(path: Path) -> _Content:
+    source = preamble.source_of(path)
+    found = preamble.find(source)
+    sections = table.sections(source, found)
+    if any(launches.is_misread(section) for section in sections):
+        sections = table.sections(source, found, as_text=True)
+    sections = [section for section in sections if len(section.columns)]
+    if not sections:
+        reason = "there is a header, but no launch below it"
+        raise NcuFileError(path, Failure.NO_LAUNCHES, reason, hint="profile again; --launch-count 0 profiles all")
+    try:
+        form = numbers.decide([column for each in sections for column in launches.number_columns(each)])
+    except MixedNumbersError as error:
+        raise NcuFileError(path, Failure.MIXED_NUMBERS, str(error), hint="export again with LC_ALL=C") from error
+    said, is_broken = _around(found, sections)
+    return _Content(
+        layout=sections[0].plan.layout,
+        tables=[launches.of(section, form) for section in sections],
+        number_format=form,
+        version=found.version,
+        warnings=tuple(said),
+        is_partial=is_broken or any(line.startswith(ERROR) for line in said),
+    )
+
+
+def _around(found: Preamble, sections: Sequence[Section]) -> tuple[list[str], bool]:
+    """What ncu said before and between rows, and whether rows are broken."""
+    said = list(found.messages)
+    broken = int(found.is_cut)
+    for line in (line for section in sections for line in section.rejected):
+        said += preamble.messages_in(line)
+        broken += _is_row(line)
+    if broken:
+        said.append(f"{broken} broken row{'s' if broken > 1 else ''} left out: the file is cut off or damaged")
+    return said, broken > 0
+
+
+def _is_row(line: str) -> bool:
+    """Whether it looks like what is left of a launch, and not like output of the program."""
+    return line.startswith('"') or (line[:1].isdigit() and line.count(",") >= _FEW_CELLS)
+
+
+# --- one row per launch
+
+
+def _kernels(table: Launches) -> tuple[pd.DataFrame, tuple[str, ...]]:
+    """The table of kernels, and remarks on how it was computed."""
+    names = table.identity["name"]
+    is_named = np.array([families.uses_tensor_cores(str(name)) for name in names.categories] + [False])
+    roles = table.by_role
+    done = flop.work(roles, is_named[names.codes])
+    columns = {
+        "process_id": table.identity["process_id"],
+        "range": table.identity["range"],
+        "name": names,
+        "family": _families(names),
+        **{name: table.identity[name] for name in ("compute_capability", "device", "block", "grid")},
+        "duration_s": done.duration_s,
+        "cycles": roles.get("cycles"),
+        **{f"flop_{kind}": done.flop_by_type.get(kind) for kind in flop.TYPES},
+        "flop_tensor": done.flop_tensor,
+        "flop": done.flop,
+        "flop_is_lower_bound": done.is_lower_bound,
+        "dram_bytes": done.dram,
+        "dram_read_bytes": done.dram_read,
+        "dram_write_bytes": done.dram_write,
+        "l2_bytes": roles.get("l2"),
+        "l1_bytes": roles.get("l1"),
+        **{name: roles.get(name) for name in ("sm_percent", "memory_percent", "dram_percent")},
+    }
+    absent = np.full(len(table), np.nan)
+    filled = {name: absent if column is None else column for name, column in columns.items()}
+    return pd.DataFrame(filled), done.remarks
+
+
+def _joined(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """One below the other, with the categories of all of them."""
+    if len(tables) == 1:
+        return tables[0]
+    joined = pd.concat(tables, ignore_index=True)
+    return joined.astype(dict.fromkeys(joined.select_dtypes(exclude=["number", "bool"]).columns, "category"))
+
+
+def _families(names: pd.Categorical) -> pd.Categorical:
+    every = [str(family) for family in Family]
+    found = [families.family(str(name)) for name in names.categories] + [Family.OTHER]
+    codes = np.array([every.index(family) for family in found])
+    return pd.Categorical.from_codes(codes[names.codes], categories=pd.Index(every, dtype=object))
+
+
+def _totals(tables: Sequence[Launches]) -> dict[str, float]:
+    rates = {role.name for role in metrics.roles() if role.kind not in _ADDITIVE}
+    roles = dict.fromkeys(role for table in tables for role in table.by_role if role not in rates)
+    return {role: float(sum(_sum(table.by_role.get(role)) for table in tables)) for role in roles}
+
+
+def _sum(values: Floats | None) -> float:
+    return np.nan if values is None else float(values.sum())
+
+
+def _merged(units: Sequence[Mapping[str, tuple[str, ...]]]) -> dict[str, tuple[str, ...]]:
+    names = dict.fromkeys(metric for each in units for metric in each)
+    return {name: tuple(dict.fromkeys(unit for each in units for unit in each.get(name, ()))) for name in names}

@@ -1,0 +1,152 @@
+"""A report of Nsight Compute (.ncu-rep), through NVIDIA's own module `ncu_report`, which needs no GPU."""
+
+import importlib
+import shlex
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.ncu import layout, metrics
+from analysis.ncu.errors import Failure, NcuFileError
+from analysis.ncu.launches import Launches
+from analysis.ncu.units import factor
+from workload.errors import ToolError
+
+SUFFIX = ".ncu-rep"
+_MAGIC = b"NVR\x00"
+_MODULE = "ncu_report"
+_AXES = ("x", "y", "z")
+
+# An action of ncu_report: what was profiled as one, as a rule a kernel.
+Action = Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Value:
+    """A metric's value in base units of its role, and how its unit is spelled."""
+
+    metric: str
+    unit: str
+    base_units: float
+
+
+def read(path: Path) -> Launches:
+    """Every launch of a report. Raises `ToolError` without `ncu_report`, `NcuFileError` for what is no report."""
+    _check(path)
+    actions = _actions(_load(path), path)
+    names = sorted({name for action in actions for name in action.metric_names()})
+    values: dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]] = {}
+    units: dict[str, dict[str, None]] = defaultdict(dict)
+    for role in metrics.known(names):
+        found = [_value(action, role) for action in actions]
+        if any(found):
+            values[role.name] = np.array([np.nan if each is None else each.base_units for each in found])
+        for each in filter(None, found):
+            units[each.metric][each.unit] = None
+    return Launches(
+        identity={name: pd.Categorical([text(action) for action in actions]) for name, text in _IDENTITY.items()},
+        by_role=values,
+        metrics=frozenset(names),
+        units={metric: tuple(spellings) for metric, spellings in units.items()},
+        attributes={
+            name: text
+            for name in names
+            if name.startswith(layout.ATTRIBUTE) and (text := _text(actions[0], name)) is not None
+        },
+        warnings=(),
+    )
+
+
+def _check(path: Path) -> None:
+    try:
+        with path.open("rb") as file:
+            is_report = file.read(len(_MAGIC)) == _MAGIC
+    except OSError as error:
+        reason = f"it cannot be read: {error.strerror or error}"
+        raise NcuFileError(path, Failure.ABSENT, reason, hint="look at the path") from error
+    if not is_report:
+        reason = f"its name ends in {SUFFIX}, but it is no report"
+        raise NcuFileError(path, Failure.DAMAGED, reason, hint="copy it again from the machine that made it")
+
+
+def _load(path: Path) -> Any:
+    try:
+        module = importlib.import_module(_MODULE)
+    except ImportError as error:
+        export = f"LC_ALL=C ncu --import {shlex.quote(str(path))} --csv --page raw --print-units base > kernels.csv"
+        raise ToolError(
+            f"'{path}' is a report of Nsight Compute, and there is no {_MODULE} to read it with",
+            hint=f"pip install ncu-report, or {export}",
+        ) from error
+    try:
+        return module.load_report(str(path))
+    except (OSError, RuntimeError, ValueError) as error:
+        raise _damaged(path, str(error)) from error
+
+
+def _actions(context: Any, path: Path) -> list[Action]:
+    found = [action for profiled_range in context for action in profiled_range]
+    # Of a report that is cut off it makes one without a name.
+    if not any(action.name() for action in found):
+        raise _damaged(path, "it holds no kernel")
+    return found
+
+
+def _damaged(path: Path, reason: str) -> NcuFileError:
+    hint = f"ncu --import {shlex.quote(str(path))} shows what ncu itself says of it"
+    return NcuFileError(path, Failure.DAMAGED, f"{_MODULE} cannot read it: {reason}", hint=hint)
+
+
+def _value(action: Action, role: metrics.Role) -> _Value | None:
+    """From the first metric of the role that was measured."""
+    for name in role.metrics:
+        metric = action.metric_by_name(name)
+        value = None if metric is None else metric.value()
+        base_units = None if metric is None else factor(role.kind, metric.unit())
+        if isinstance(value, int | float) and base_units is not None and np.isfinite(value):
+            return _Value(metric=name, unit=metric.unit(), base_units=value * base_units)
+    return None
+
+
+def _text(action: Action, name: str) -> str | None:
+    metric = action.metric_by_name(name)
+    value = None if metric is None else metric.value()
+    # Whole numbers come as floats.
+    return None if value is None else f"{value:.15g}" if isinstance(value, float) else str(value)
+
+
+def _dimensions(pattern: str) -> Callable[[Action], str | None]:
+    def text(action: Action) -> str | None:
+        found = [_text(action, pattern.format(axis)) for axis in _AXES]
+        return None if None in found else f"({', '.join(filter(None, found))})"
+
+    return text
+
+
+def _capability(action: Action) -> str | None:
+    major, minor = _text(action, layout.MAJOR), _text(action, layout.MINOR)
+    return f"{major}.{minor}" if major and minor else None
+
+
+def _range(action: Action) -> str | None:
+    state = action.nvtx_state()
+    domains = [] if state is None else [state.domain_by_id(each) for each in state.domains()]
+    started = [name for domain in domains for name in domain.start_end_ranges()]
+    pushed = [name for domain in domains for name in domain.push_pop_ranges()]
+    return "/".join([*started, *pushed]) or None
+
+
+_IDENTITY: Mapping[str, Callable[[Action], str | None]] = {
+    "process_id": lambda _: None,
+    "range": _range,
+    "name": lambda action: action.name(action.NameBase_DEMANGLED) or action.name(),
+    "compute_capability": _capability,
+    "device": lambda action: _text(action, layout.DEVICE_NAME),
+    "block": _dimensions("launch__block_dim_{}"),
+    "grid": _dimensions("launch__grid_dim_{}"),
+}

@@ -1,0 +1,292 @@
+"""The rows below a header as columns: by pyarrow where they are regular, by the csv module where they are not."""
+
+import codecs
+import csv
+import io
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import BinaryIO
+
+import pyarrow as pa
+import pyarrow.csv
+
+from analysis.ncu import layout, numbers, preamble
+from analysis.ncu.errors import Failure, NcuFileError
+from analysis.ncu.layout import ID, NAME, Layout, Plan
+from analysis.ncu.preamble import Preamble, Source
+
+_SAMPLED_LINES = 200
+# More rows that fit no header than a broken file or a chatty program leaves: the table has another form.
+_REJECTED_LIMIT = 1000
+_KEPT_CHARACTERS = 500
+# Larger than any cell that ncu writes; csv's own limit of 128 KB is not.
+_CELL_LIMIT = 16 << 20
+_CHUNK_ROWS = 1 << 16
+_ID_DIGITS = 18  # within 64 bits
+
+_TEXT = pa.dictionary(pa.int32(), pa.string())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """One table: `columns` has the plan's columns and the launches' IDs; numbers are floats already, or still text.
+
+    `rejected`: lines between its rows that are none. `attributes`: those of the first launch's GPU, in a wide table.
+    """
+
+    plan: Plan
+    columns: pa.Table
+    rejected: tuple[str, ...]
+    attributes: Mapping[str, str]
+
+    @property
+    def is_numeric(self) -> bool:
+        """Whether the numbers were read as floats."""
+        return all(pa.types.is_floating(self.columns.schema.field(name).type) for name in self.plan.numbers)
+
+
+def sections(source: Source, found: Preamble, *, as_text: bool = False) -> list[Section]:
+    """Every table of the file: the one, or those of several runs that were written one after the other.
+
+    `as_text` leaves numbers as they are written. Raises `NcuFileError`.
+    """
+    units, start = _units(source, found)
+    plan = layout.plan(found.header, units)
+    texts = (True,) if as_text or not _has_plain_numbers(source, found, plan, start) else (False, True)
+    for each in texts:
+        section = _regular(source, found, plan, start, as_text=each)
+        if section is not None:
+            return [section]
+    return list(_irregular(source, found))
+
+
+# --- regular tables
+
+
+class _Range(io.RawIOBase):
+    """The bytes of a file from `start` to `stop`, with question marks for what is no UTF-8.
+
+    pyarrow hands rows that it rejects to Python as text, and cannot say that one of them is none.
+    """
+
+    def __init__(self, file: BinaryIO, start: int, stop: int) -> None:
+        super().__init__()
+        self._file = file
+        self._left = max(0, stop - start)
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="surrogateescape")
+        file.seek(start)
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        while True:
+            # What is held back of a character has up to three bytes, which come on top.
+            found = self._file.read(min(self._left, max(size - 3, 1)) if size >= 0 else self._left)
+            self._left -= len(found)
+            if found.isascii() and not self._decoder.getstate()[0]:
+                return found
+            valid = self._decoder.decode(found, final=not found).encode(errors="replace")
+            if valid or not found:
+                return valid
+
+
+def _regular(source: Source, found: Preamble, plan: Plan, start: int, *, as_text: bool) -> Section | None:
+    """With a cell in every column of every row; None where the table is not like that."""
+    rejected: list[str] = []
+
+    def reject(row: pyarrow.csv.InvalidRow) -> str:
+        rejected.append(row.text[:_KEPT_CHARACTERS])
+        return "skip" if _is_no_row(row, plan, found.delimiter) and len(rejected) < _REJECTED_LIMIT else "error"
+
+    names = [str(position) for position in range(len(plan.header))]
+    types = {ID: pa.int64()} | dict.fromkeys(plan.texts, _TEXT)
+    types |= dict.fromkeys(plan.numbers, pa.string() if as_text else pa.float64())
+    positions = {name: str(plan.position(name)) for name in types}
+    try:
+        with source.open() as file:
+            columns = pyarrow.csv.read_csv(
+                pa.PythonFile(_Range(file, start, found.stop), mode="r"),
+                pyarrow.csv.ReadOptions(column_names=names),
+                pyarrow.csv.ParseOptions(delimiter=found.delimiter, invalid_row_handler=reject),
+                pyarrow.csv.ConvertOptions(
+                    include_columns=list(positions.values()),
+                    column_types={positions[name]: kind for name, kind in types.items()},
+                    null_values=list(numbers.ABSENT),
+                    strings_can_be_null=True,
+                ),
+            )
+    except pa.ArrowException:
+        return None
+    return Section(
+        plan=plan,
+        columns=_with_id(columns.rename_columns(list(types))),
+        rejected=tuple(rejected),
+        attributes=_attributes(plan, _first_row(source, found, start)),
+    )
+
+
+def _is_no_row(row: "pyarrow.csv.InvalidRow", plan: Plan, delimiter: str) -> bool:
+    """Whether the line may be left out: a message, or of a wide table a row that breaks off."""
+    if row.actual_columns == 1:
+        return True
+    return plan.layout is Layout.WIDE and not _is_header(preamble.cells(row.text, delimiter))
+
+
+def _is_header(row: Sequence[str]) -> bool:
+    return row[:1] == [ID] and NAME in row
+
+
+def _with_id(columns: pa.Table) -> pa.Table:
+    launches = columns.column(ID)
+    return columns.filter(launches.is_valid()) if launches.null_count else columns
+
+
+def _first_row(source: Source, found: Preamble, start: int) -> list[str]:
+    with source.open() as file:
+        file.seek(start)
+        rows = (preamble.cells(line.decode(errors="replace"), found.delimiter) for line in preamble.byte_lines(file))
+        return next((row for row in rows if len(row) == len(found.header)), [])
+
+
+def _attributes(plan: Plan, row: Sequence[str]) -> dict[str, str]:
+    pairs = zip(plan.header, row, strict=False)
+    return {name: value for name, value in pairs if name.startswith(layout.ATTRIBUTE) and value not in numbers.ABSENT}
+
+
+def _units(source: Source, found: Preamble) -> tuple[list[str] | None, int]:
+    """The second row of a wide table, where it holds units, and where the rows of launches start."""
+    start = found.start
+    if layout.layout_of(found.header) is Layout.WIDE:
+        with source.open() as file:
+            file.seek(start)
+            for line in preamble.byte_lines(file):
+                start += len(line)
+                row = preamble.cells(line.decode(errors="replace"), found.delimiter)
+                if units := _units_in(row, found.header):
+                    return units, start
+                if any(row):
+                    break
+    return None, found.start
+
+
+def _units_in(row: Sequence[str], header: Sequence[str]) -> list[str] | None:
+    is_units = len(row) == len(header) and not row[header.index(ID)].strip()
+    return [cell.strip() for cell in row] if is_units else None
+
+
+def _has_plain_numbers(source: Source, found: Preamble, plan: Plan, start: int) -> bool:
+    """Whether the first rows have numbers as a programming language writes them, or none."""
+    positions = [plan.position(name) for name in plan.numbers]
+    with source.open() as file:
+        file.seek(start)
+        for line in itertools.islice(preamble.byte_lines(file), _SAMPLED_LINES):
+            row = preamble.cells(line.decode(errors="replace"), found.delimiter)
+            if any(not _is_plain(row[position]) for position in positions if position < len(row)):
+                return False
+    return True
+
+
+def _is_plain(text: str) -> bool:
+    if text in numbers.ABSENT:
+        return True
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+# --- irregular tables
+
+
+class _Collector:
+    """Takes rows one by one and keeps the cells that are wanted, as columns."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._names = (ID, *plan.texts, *plan.numbers)
+        self._positions = [plan.position(name) for name in self._names]
+        self._rows: list[list[str]] = []
+        self._chunks: list[pa.Table] = []
+        self._rejected: list[str] = []
+        self._attributes: dict[str, str] = {}
+
+    def take(self, row: list[str]) -> None:
+        """Keep the row, if it is one."""
+        if self._fits(row):
+            self._attributes = self._attributes or _attributes(self._plan, row)
+            self._rows.append([row[position] for position in self._positions])
+            if len(self._rows) == _CHUNK_ROWS:
+                self._flush()
+        elif any(row) and len(self._rejected) < _REJECTED_LIMIT:
+            self._rejected.append(",".join(row)[:_KEPT_CHARACTERS])
+
+    def _fits(self, row: list[str]) -> bool:
+        # Of a details page rows of metrics end before the columns of rules.
+        shortest = len(self._plan.header) if self._plan.layout is Layout.WIDE else max(self._positions) + 1
+        return shortest <= len(row) <= len(self._plan.header) and _is_id(row[self._positions[0]])
+
+    def _flush(self) -> None:
+        columns = dict(zip(self._names, zip(*self._rows, strict=True), strict=True)) if self._rows else {}
+        self._rows.clear()
+        arrays = {name: _known(columns.get(name, ())) for name in self._names}
+        arrays[ID] = arrays[ID].cast(pa.int64())
+        for name in self._plan.texts:
+            arrays[name] = arrays[name].dictionary_encode()
+        self._chunks.append(pa.table(arrays))
+
+    def section(self) -> Section:
+        """All rows so far."""
+        self._flush()
+        return Section(
+            plan=self._plan,
+            columns=pa.concat_tables(self._chunks),
+            rejected=tuple(self._rejected),
+            attributes=self._attributes,
+        )
+
+
+def _known(cells: Sequence[str]) -> pa.Array:
+    return pa.array([None if cell in numbers.ABSENT else cell for cell in cells], pa.string())
+
+
+def _is_id(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= _ID_DIGITS
+
+
+def _irregular(source: Source, found: Preamble) -> Iterator[Section]:
+    """Row by row: rows of several lengths, lines of the program between them, further headers."""
+    header: tuple[str, ...] = found.header
+    collector: _Collector | None = None
+    rows = csv.reader(preamble.text_lines(source, found), delimiter=found.delimiter)
+    with _large_cells():
+        try:
+            for row in rows:
+                if _is_header(row):
+                    if collector:
+                        yield collector.section()
+                    header, collector = tuple(row), None
+                elif collector:
+                    collector.take(row)
+                elif any(row):
+                    units = _units_in(row, header) if layout.layout_of(header) is Layout.WIDE else None
+                    collector = _Collector(layout.plan(header, units))
+                    if units is None:
+                        collector.take(row)
+        except csv.Error as error:
+            reason = f"line {rows.line_num} below its header is damaged: {error}"
+            raise NcuFileError(source.path, Failure.DAMAGED, reason, hint="export or download it again") from error
+    if collector:
+        yield collector.section()
+
+
+@contextmanager
+def _large_cells() -> Iterator[None]:
+    before = csv.field_size_limit(_CELL_LIMIT)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(before)

@@ -1,0 +1,155 @@
+"""Vendors' figures for a device, from peaks.toml: an unknown device has none."""
+
+import functools
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_TABLE = Path(__file__).with_name("peaks.toml")
+# A device says that it has up to 7 % more than its vendor's round figure (GiB for GB), or up to 2 % less (ECC).
+MEMORY_FROM, MEMORY_TO = 0.95, 1.10
+# Vendors round, and HBM runs up to 3 % above its nominal clock; another memory differs by more.
+BANDWIDTH_TOLERANCE = 0.07
+# Double data rate: two transfers per clock.
+TRANSFERS_PER_CLOCK = 2
+BITS_PER_BYTE = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peak:
+    """The most that a vendor claims, dense, a fused multiply-add as 2 FLOP. `source` has title, address and date.
+
+    Where the rate depends on the power limit, `flop_per_s` is that of the highest, `flop_per_s_low` of the lowest.
+    """
+
+    gpu: str
+    precision: str
+    flop_per_s: float
+    flop_per_s_low: float | None
+    bytes_per_s: float
+    source: str
+    note: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """What peaks.toml says of one precision; clocks in MHz, rates in 1e12 FLOP/s."""
+
+    precision: str
+    dense: bool
+    tflop_per_s: float
+    flop_per_clock_per_sm: int
+    clock_mhz: float
+    source: str
+    tflop_per_s_low: float | None = None
+    clock_mhz_low: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """What peaks.toml says of one device."""
+
+    gpu: str
+    names: tuple[str, ...]
+    memory_gb: tuple[float, ...]
+    sms: int
+    gb_per_s: float
+    source: str
+    note: str | None
+    peaks: tuple[Row, ...]
+
+    @property
+    def bytes_per_s(self) -> float:
+        return self.gb_per_s * 1e9
+
+
+def find(device_name: str | None, *, precision: str | None, memory_bytes: float | None = None) -> Peak | None:
+    """The peak of a device by the name that NVML or torch gives it; None for an unknown one, or one without the units.
+
+    `memory_bytes`, where known, must fit: it tells devices of one name apart, and a laptop's from a desktop's.
+    """
+    gpu = find_gpu(device_name, memory_bytes=memory_bytes)
+    row = next((row for row in gpu.peaks if row.precision == precision), None) if gpu else None
+    if gpu is None or row is None:
+        return None
+    return Peak(
+        gpu=gpu.gpu,
+        precision=row.precision,
+        flop_per_s=row.tflop_per_s * 1e12,
+        flop_per_s_low=None if row.tflop_per_s_low is None else row.tflop_per_s_low * 1e12,
+        bytes_per_s=gpu.bytes_per_s,
+        source=source(row.source),
+        note=gpu.note,
+    )
+
+
+def find_gpu(device_name: str | None, *, memory_bytes: float | None = None) -> Gpu | None:
+    """The one device of this name and memory; None where there is none, or more than one."""
+    name = _folded(device_name or "")
+    named = [gpu for gpu in gpus() if name in map(_folded, gpu.names)]
+    if memory_bytes is not None:
+        named = [gpu for gpu in named if _fits(gpu, memory_bytes)]
+    return named[0] if len(named) == 1 else None
+
+
+def formula_flop_per_s(gpu: Gpu, row: Row, *, clock_mhz: float | None = None) -> float:
+    """SMs x FLOP per clock and SM x clock: the arithmetic behind every vendor's figure."""
+    return gpu.sms * row.flop_per_clock_per_sm * (clock_mhz or row.clock_mhz) * 1e6
+
+
+def bandwidth(*, memory_clock_mhz: float, bus_width_bits: float) -> float:
+    """Bytes/s from what the device says of its memory: 2 x clock x bus width / 8."""
+    return TRANSFERS_PER_CLOCK * memory_clock_mhz * 1e6 * bus_width_bits / BITS_PER_BYTE
+
+
+def bandwidth_warning(gpu: Gpu, *, memory_clock_mhz: float | None, bus_width_bits: float | None) -> str | None:
+    """What to say where the device's own memory clock and bus give another bandwidth than the table."""
+    if not memory_clock_mhz or not bus_width_bits:
+        return None
+    own = bandwidth(memory_clock_mhz=memory_clock_mhz, bus_width_bits=bus_width_bits)
+    off = own / gpu.bytes_per_s - 1
+    if abs(off) <= BANDWIDTH_TOLERANCE:
+        return None
+    return (
+        f"the device's memory clock and bus give {own / 1e9:.0f} GB/s, the table has {gpu.gb_per_s:g} ({off:+.0%}): "
+        "is it the device that its name says?"
+    )
+
+
+def source(key: str) -> str:
+    """Title and date of a source."""
+    found = _content()["source"][key]
+    return f"{found['title']}, read {found['read']}"
+
+
+@functools.cache
+def gpus() -> tuple[Gpu, ...]:
+    """Every device of the table."""
+    return tuple(_gpu(each) for each in _content()["gpu"])
+
+
+def _gpu(entry: Mapping[str, Any]) -> Gpu:
+    rest = {name: entry[name] for name in ("gpu", "sms", "gb_per_s", "source")}
+    return Gpu(
+        **rest,
+        names=tuple(entry["names"]),
+        memory_gb=tuple(entry["memory_gb"]),
+        note=entry.get("note"),
+        peaks=tuple(Row(**row) for row in entry["peak"]),
+    )
+
+
+def _fits(gpu: Gpu, memory_bytes: float) -> bool:
+    return any(MEMORY_FROM <= memory_bytes / (size * 1e9) <= MEMORY_TO for size in gpu.memory_gb)
+
+
+def _folded(name: str) -> str:
+    """Without what people vary: case and blanks at the ends or doubled."""
+    return " ".join(name.casefold().split())
+
+
+@functools.cache
+def _content() -> dict[str, Any]:
+    return tomllib.loads(_TABLE.read_text(encoding="utf-8"))

@@ -1,0 +1,58 @@
+"""The whole report as content: the answer first, then the sections of a lab report. Pure."""
+
+from collections.abc import Callable
+
+import pandas as pd
+
+from analysis.report import words
+from analysis.report.content import Report, Section
+from analysis.report.evidence import Evidence
+from analysis.report.sections import (
+    answer,
+    complexity,
+    context,
+    design,
+    discussion,
+    measurements,
+    rooflines,
+    variability,
+)
+
+# The order of the lab reports that this one answers: design, complexity, measurement, roofline, analysis, environment.
+SECTIONS: tuple[Callable[[Evidence], Section], ...] = (
+    answer.section,
+    design.section,
+    complexity.section,
+    measurements.section,
+    variability.section,
+    rooflines.section,
+    discussion.section,
+    context.environment,
+    context.audit,
+    context.limits,
+    context.reproduce,
+)
+
+
+def compose(evidence: Evidence) -> Report:
+    """Every section, and below the title what the report is about."""
+    runs = evidence.results.runs
+    facts = [
+        words.counted(len(runs), "run"),
+        words.counted(len(evidence.material.measured), "configuration"),
+        words.counted(len(evidence.material.environments), "environment"),
+        words.counted(runs["model"].nunique(), "model"),
+    ]
+    days = _days(runs["started_at"].dropna())
+    return Report(
+        title="Training throughput, and what limits it",
+        facts=[*facts, *([days] if days else [])],
+        sections=[build(evidence) for build in SECTIONS],
+    )
+
+
+def _days(started: "pd.Series[pd.Timestamp]") -> str | None:
+    if started.empty:
+        return None
+    first, last = (f"{when:%Y-%m-%d}" for when in (started.min(), started.max()))
+    return first if first == last else f"{first} to {last}"

@@ -1,0 +1,106 @@
+"""What a report rests on: every table of the analysis, made once. What cannot be made says why."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import pandas as pd
+
+from analysis import audit, causes, compare, costs, roofline, variance
+from analysis.audit.finding import Finding
+from analysis.figures import material, registry
+from analysis.figures.figure import Figure, Missing
+from analysis.figures.material import Material
+from analysis.loading import Results
+from workload.errors import RooflaunchError
+
+# run.json is read again for what the tables do not hold: once per configuration.
+NOTHING: Mapping[str, Any] = {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """`analysis.compare.compare`, or why there is nothing."""
+
+    table: pd.DataFrame
+    reason: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Evidence:
+    """Results, and what was made of them."""
+
+    results: Results
+    material: Material
+    drawn: Sequence[Figure | Missing]
+
+    @cached_property
+    def between(self) -> pd.DataFrame:
+        return variance.between(self.results)
+
+    @cached_property
+    def causes(self) -> pd.DataFrame:
+        return causes.causes(self.results)
+
+    @cached_property
+    def findings(self) -> list[Finding]:
+        return audit.audit(self.results)
+
+    @cached_property
+    def by_place(self) -> Compared:
+        return self.compared("place")
+
+    @cached_property
+    def by_precision(self) -> Compared:
+        return self.compared("precision")
+
+    @cached_property
+    def shifts(self) -> pd.DataFrame:
+        return roofline.shifts(self.results)
+
+    def compared(self, by: str, runs: pd.DataFrame | None = None) -> Compared:
+        """All runs, or some of them, by one fact."""
+        results = self.results if runs is None else replace(self.results, runs=runs)
+        try:
+            return Compared(table=compare.compare(results, by))
+        except RooflaunchError as error:
+            return Compared(table=pd.DataFrame(), reason=str(error))
+
+    def figures(self, *names: str) -> list[Figure]:
+        """Those that are called one of `names`, or begin with one that ends in `_` or `-`."""
+        return [
+            each
+            for each in self.drawn
+            if isinstance(each, Figure) and any(_is_named(each.name, name) for name in names)
+        ]
+
+    @property
+    def missing(self) -> list[Missing]:
+        return [each for each in self.drawn if isinstance(each, Missing)]
+
+    def record(self, run_id: str) -> Mapping[str, Any]:
+        """run.json; empty where the bundle has gone since it was loaded."""
+        with suppress(OSError, ValueError, RooflaunchError, RecursionError):
+            found = self.results.record(run_id)
+            return found if isinstance(found, Mapping) else NOTHING
+        return NOTHING
+
+
+def _is_named(name: str, wanted: str) -> bool:
+    return name == wanted or (wanted.endswith(("_", "-")) and name.startswith(wanted))
+
+
+def gather(results: Results, *, on_stage: Callable[[str], None] = lambda _: None) -> Evidence:
+    """The tables that figures need, and the figures; the rest when a section asks for it."""
+    on_stage("tables")
+    found = material.make(
+        results,
+        points=roofline.points,
+        roofs=roofline.roofs,
+        kernel_points=roofline.kernel_points,
+        costs=costs.costs,
+    )
+    on_stage("figures")
+    return Evidence(results=results, material=found, drawn=registry.figures(found))

@@ -1,0 +1,85 @@
+"""The report as one HTML file that asks nobody for anything: scripts, styles and figures are in it.
+
+Whatever a bundle holds is text: Jinja escapes it, figures come as JSON in a block that no parser runs, and the page's
+policy runs two scripts alone, by their hashes. Vega's expressions are interpreted, so `eval` is not needed either.
+"""
+
+import base64
+import functools
+import hashlib
+import json
+from importlib import resources
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from analysis.figures import style
+from analysis.figures.export import specification
+from analysis.report.content import Report
+
+_FOLDER = resources.files("analysis.report")
+
+
+def render(report: Report) -> str:
+    """The page as text."""
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(_file),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    css, libraries, script = _file("page.css"), _libraries(), _file("page.js")
+    return environment.get_template("page.html").render(
+        report=report,
+        policy=policy(styles=[css], scripts=[libraries, script]),
+        # Ours, and put where HTML ends them at </style> and </script> alone.
+        css=_raw(css, "</style"),
+        libraries=_raw(libraries, "</script"),
+        script=_raw(script, "</script"),
+        figures=json_block({figure.name: specification(figure) for figure in report.figures()}),
+        theme=json_block(style.PAGE),
+    )
+
+
+def json_block(value: Any) -> Markup:
+    """JSON for a `<script type="application/json">`: no character in it begins a tag, a comment or an entity."""
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)  # noqa: S704 - nothing in it can end the block it stands in
+
+
+def policy(*, styles: list[str], scripts: list[str]) -> str:
+    """Content Security Policy: nothing from anywhere, and of inline code what has these hashes."""
+    allowed = {name: " ".join(map(_hash, texts)) for name, texts in (("style", styles), ("script", scripts))}
+    return (
+        f"default-src 'none'; script-src {allowed['script']}; style-src {allowed['style']}; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def _hash(text: str) -> str:
+    digest = hashlib.sha256(text.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+
+def _raw(text: str, end: str) -> Markup:
+    if end in text.lower() or "<!--" in text:
+        raise ValueError(f"the inlined code holds {end} or a comment: it would end its block")
+    return Markup(text)  # noqa: S704 - a file of this package, or Vega
+
+
+@functools.cache
+def _libraries() -> str:
+    """Vega, Vega-Lite and Vega-Embed as one script, from vl-convert."""
+    import vl_convert  # noqa: PLC0415 - 40 MB
+
+    # A byte order or line end that HTML's parser changes would change the hash.
+    bundle = str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"))
+    return bundle.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "\\0")
+
+
+def _file(name: str) -> str:
+    return (_FOLDER / name).read_text(encoding="utf-8")

@@ -1,0 +1,105 @@
+"""The report as Markdown, figures as files beside it. Nothing that a bundle holds becomes markup."""
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import assert_never
+from urllib.parse import quote
+
+from analysis.report.content import Block, Bullets, Commands, Paragraph, Picture, Report, Section, Table
+
+# Every character by which CommonMark, GFM and their common extensions begin anything inside a line.
+SPECIAL = re.compile(r"[\\`*\[\]<>|~$&{}]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|://|@|\bwww\.")
+# At the beginning of a line these make lists, headings, rules or blocks of their own.
+LEADING = re.compile(r"^([#+=:-]+(?=\s|$)|:::|\d+[.)](?=\s|$))")
+
+
+def render(report: Report, *, figures: str | None) -> str:
+    """`figures`: where the pictures are, as the Markdown file sees it; None leaves their words alone."""
+    lines = [f"# {escape(report.title)}", "", escape(" · ".join(report.facts)), ""]
+    for section in report.sections:
+        lines += _section(section, 2, figures)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def escape(text: str) -> str:
+    """`text` as it is, on one line: whatever could be markup is a backslash and itself, or an entity."""
+    line = " ".join(text.split())
+    return LEADING.sub(_leading, SPECIAL.sub(_inline, line))
+
+
+def _inline(found: re.Match[str]) -> str:
+    character = found[0]
+    if character in ENTITIES:
+        return ENTITIES[character]
+    # GFM makes links of bare addresses; a backslash before the punctuation ends that.
+    return (
+        character.replace(":", "\\:") if character == "://" else ("www\\." if character == "www." else f"\\{character}")
+    )
+
+
+ENTITIES = {"<": "&lt;", ">": "&gt;", "&": "&amp;"}
+
+
+def _leading(found: re.Match[str]) -> str:
+    mark = found[1]
+    return f"{mark[:-1]}\\{mark[-1]}" if mark[0].isdigit() else f"\\{mark}"
+
+
+def _section(section: Section, level: int, figures: str | None) -> Iterator[str]:
+    yield f"{'#' * level} {escape(section.title)}"
+    yield ""
+    for block in section.blocks:
+        yield from _block(block, figures)
+        yield ""
+    for part in section.parts:
+        yield from _section(part, level + 1, figures)
+
+
+def _block(block: Block, figures: str | None) -> Iterator[str]:
+    match block:
+        case Paragraph():
+            yield escape(block.text)
+        case Bullets():
+            yield from (f"- {escape(item)}" for item in block.sentences)
+        case Table():
+            yield from _table(block)
+        case Picture():
+            yield from _picture(block, figures)
+        case Commands():
+            yield from _commands(block.lines)
+        case _:
+            assert_never(block)
+
+
+def _table(table: Table) -> Iterator[str]:
+    yield f"*{escape(table.caption)}*"
+    yield ""
+    if not table.rows:
+        yield "(no rows)"
+        return
+    yield _row([heading.text for heading in table.headings])
+    yield "|" + "|".join(" ---: " if heading.numeric else " --- " for heading in table.headings) + "|"
+    for row in table.rows:
+        yield _row(row)
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(escape(cell) for cell in cells)} |"
+
+
+def _picture(picture: Picture, figures: str | None) -> Iterator[str]:
+    figure = picture.figure
+    if figures is not None:
+        yield f"![{escape(figure.title)}]({quote(f'{figures}/{figure.name}.png')})"
+        yield ""
+    yield f"**{escape(figure.title)}.** {escape(figure.caption)}"
+    yield ""
+    yield f"In words: {escape(figure.text)}"
+
+
+def _commands(lines: Sequence[str]) -> Iterator[str]:
+    longest = max((len(run) for line in lines for run in re.findall(r"`+", line)), default=0)
+    fence = "`" * max(3, longest + 1)
+    yield f"{fence}sh"
+    yield from lines
+    yield fence

@@ -1,0 +1,211 @@
+"""What surrounds the figures: environments, audit, limits, how to reproduce, and what is not in the report."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+import pandas as pd
+
+from analysis.audit.finding import Finding, Severity
+from analysis.figures.labels import file_stem
+from analysis.report import words
+from analysis.report.content import Block, Bullets, Commands, Paragraph, Section
+from analysis.report.evidence import Evidence
+from analysis.report.reproduce import commands
+
+SHOWN_RUNS = 3
+MOST_FIGURES = 6
+MOST_NOTES = 12
+# Of commands, before they are folded.
+MOST_LINES = 40
+MOST_PROBLEMS = 100
+FIGURE = re.compile(r"\d+(?:\.\d+)?")
+# Of a hash; enough to tell commits and digests apart.
+HASH_CHARACTERS = 19
+LIMITS = (
+    "A few measured steps per run: long trainings meet heat, other tenants and data that these do not.",
+    (
+        "Modelled bytes are an interval from each tensor once to every operation from and to memory; caches "
+        "decide where in it a step falls. Only counters know."
+    ),
+    (
+        "FLOP by formula count matrix products and convolutions; counters also see element-wise work and padding, "
+        "and miss what they have no metric for. Both are shown where both exist."
+    ),
+    (
+        "Measured ceilings are what simple kernels reached on the same machine, at the clock of that moment; a "
+        "step can come near them, vendors' peaks are for the sheet's clock."
+    ),
+    "Synthetic data wait for no disk: runs on it say nothing about input pipelines.",
+    "Intervals of 2 to 5 runs suppose that runs differ as a normal sample does.",
+    (
+        "Prices are those recorded with the runs, or list prices of the day in the table; disks, network and idle "
+        "time are not in them."
+    ),
+)
+
+
+def environment(evidence: Evidence) -> Section:
+    """The environment table of report D, a row per environment and set of software."""
+    runs = evidence.material.every
+    facts = [
+        "env",
+        "hostname",
+        "os",
+        "kernel",
+        "device_name",
+        "driver_version",
+        "cuda_build",
+        "cudnn",
+        "python",
+        "torch",
+    ]
+    facts += [
+        "torchvision",
+        "machine_type",
+        "zone",
+        "hypervisor",
+        "cpu_model",
+        "image_digest",
+        "commit",
+        "commit_dirty",
+    ]
+    distinct = runs.groupby(facts, dropna=False, sort=False).size().reset_index(name="runs")
+    columns = [
+        ("environment", False),
+        ("host", False),
+        ("OS, kernel", False),
+        ("device", False),
+        ("driver", False),
+        ("CUDA, cuDNN", False),
+        ("Python", False),
+        ("torch, torchvision", False),
+        ("storage", False),
+        ("machine, zone", False),
+        ("virtualisation", False),
+        ("CPU", False),
+        ("image", False),
+        ("commit", False),
+        ("runs", True),
+    ]
+    storage = _storage(evidence, runs)
+    rows = [
+        [
+            row["env"],
+            words.text(row["hostname"]),
+            _joined(row["os"], row["kernel"]),
+            words.text(row["device_name"]),
+            words.text(row["driver_version"]),
+            _joined(row["cuda_build"], row["cudnn"]),
+            words.text(row["python"]),
+            _joined(row["torch"], row["torchvision"]),
+            storage.get(row["env"], words.ABSENT),
+            _joined(row["machine_type"], row["zone"]),
+            words.text(row["hypervisor"]),
+            words.text(row["cpu_model"]),
+            words.text(row["image_digest"])[:HASH_CHARACTERS],
+            words.text(row["commit"])[:12] + (" with changes" if row["commit_dirty"] is True else ""),
+            str(row["runs"]),
+        ]
+        for row in words.rows_of(distinct)
+    ]
+    table = words.table("Environments; a row for each set of software", columns, rows)
+    return Section(name="environment", title="Environments", blocks=[table])
+
+
+def _joined(*values: object) -> str:
+    known = [words.text(value) for value in values if words.is_known(value)]
+    return ", ".join(known) or words.ABSENT
+
+
+def _storage(evidence: Evidence, runs: pd.DataFrame) -> dict[str, str]:
+    """What the data set lay on, from the first run of each environment."""
+    found = {}
+    for row in words.rows_of(runs.drop_duplicates("env")):
+        facts = evidence.record(row["run_id"]).get("environment")
+        host = facts.get("host") if isinstance(facts, Mapping) else None
+        storage = host.get("dataset_storage") if isinstance(host, Mapping) else None
+        if isinstance(storage, Mapping):
+            found[row["env"]] = _joined(*storage.values())
+        elif row["dataset"] == "synthetic":
+            found[row["env"]] = "none: synthetic data"
+    return found
+
+
+def audit(evidence: Evidence) -> Section:
+    """Findings, those of one rule together, errors first."""
+    by_rule: dict[tuple[Severity, str], list[Finding]] = defaultdict(list)
+    for finding in evidence.findings:
+        by_rule[finding.severity, finding.rule].append(finding)
+    order = {severity: rank for rank, severity in enumerate(Severity)}
+    parts = [_rule(by_rule[key]) for key in sorted(by_rule, key=lambda key: order[key[0]])]
+    nothing = [Paragraph(text="No rule of the audit found anything.")]
+    return Section(name="audit", title="Audit", blocks=[] if parts else nothing, parts=parts)
+
+
+def _rule(same: Sequence[Finding]) -> Section:
+    first = same[0]
+    more = [f"and {len(same) - MOST_FIGURES} more: analyze audit lists them"] if len(same) > MOST_FIGURES else []
+    cures = list(dict.fromkeys(finding.cure for finding in same))[:SHOWN_RUNS]
+    return Section(
+        name=f"audit-{file_stem(first.rule)}",
+        title=f"{first.severity}: {first.rule} ({len(same)})",
+        blocks=[
+            Bullets(sentences=[*(f"{each.figure} ({_subject(each)})" for each in same[:MOST_FIGURES]), *more]),
+            Paragraph(text=f"Threshold: {first.threshold}. Why: {first.why}. Cure: {'; '.join(cures)}."),
+        ],
+    )
+
+
+def _subject(finding: Finding) -> str:
+    more = f" and {len(finding.subject) - SHOWN_RUNS} more" if len(finding.subject) > SHOWN_RUNS else ""
+    return ", ".join(finding.subject[:SHOWN_RUNS]) + more
+
+
+def limits(evidence: Evidence) -> Section:
+    """What these figures do not say; and the figures that could not be drawn, with the reason."""
+    blocks: list[Block] = [Bullets(sentences=LIMITS)]
+    if evidence.missing:
+        blocks.append(Paragraph(text="Figures left out:"))
+        blocks.append(Bullets(sentences=[f"{each.name}: {each.reason}" for each in evidence.missing]))
+    problems = [*evidence.results.problems, *evidence.results.kernel_problems]
+    if problems:
+        blocks.append(Paragraph(text=f"Not in the tables ({len(problems)}):"))
+        more = [f"and {len(problems) - MOST_PROBLEMS} more"] if len(problems) > MOST_PROBLEMS else []
+        blocks.append(Bullets(sentences=[*map(str, problems[:MOST_PROBLEMS]), *more]))
+    notes = _notes(evidence)
+    if notes:
+        blocks.append(Paragraph(text="What the runs say of themselves:"))
+        blocks.append(Bullets(sentences=notes))
+    return Section(name="limits", title="Limits", blocks=blocks)
+
+
+def _notes(evidence: Evidence) -> list[str]:
+    """Notes that differ in their figures alone are one, with the first as its example."""
+    held: dict[str, list[str]] = defaultdict(list)
+    every: Iterable[Sequence[str]] = evidence.results.runs["notes"]
+    for notes in every:
+        for note in dict.fromkeys(notes):
+            held[FIGURE.sub("#", note)].append(note)
+    ordered = sorted(held.values(), key=len, reverse=True)
+    more = [f"and {len(ordered) - MOST_NOTES} other notes"] if len(ordered) > MOST_NOTES else []
+    return [*(f"{notes[0]} ({_runs(notes)})" for notes in ordered[:MOST_NOTES]), *more]
+
+
+def _runs(notes: Sequence[str]) -> str:
+    like = "" if len(set(notes)) == 1 else ", with other figures"
+    return f"{words.counted(len(notes), 'run')}{like}"
+
+
+def reproduce(evidence: Evidence) -> Section:
+    """The command line of every configuration, from the spec in the bundle."""
+    found = commands(evidence)
+    intro = (
+        "The command of each configuration, from the spec in its bundle; only what differs from the defaults is named. "
+        "Repeats of one configuration have one line."
+    )
+    return Section(
+        name="reproduce",
+        title="Reproduce",
+        blocks=[Paragraph(text=intro), Commands(lines=found, folded=len(found) > MOST_LINES)],
+    )

@@ -1,0 +1,124 @@
+"""Experiment design: what was asked, what ran where, and how it was timed."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+
+from analysis.configurations import completed
+from analysis.report import words
+from analysis.report.content import Block, Bullets, Paragraph, Section
+from analysis.report.evidence import Evidence
+
+QUESTIONS = (
+    "Does expensive hardware win, in time and per million images?",
+    "Which models are limited by memory, which by compute, and where?",
+    "From which batch size on do larger batches no longer pay, and what does lower precision change?",
+    "What do virtualisation, placement and zone change?",
+)
+METHOD = (
+    (
+        "Warm-up steps are recorded and kept apart. The device is synchronised at both ends of the measured "
+        "region; inside it CUDA steps are timed with events. Images/s is measured images over measured wall time, "
+        "never a mean of rates."
+    ),
+    (
+        "The replicate is the run: medians over runs, 95 % intervals from runs (Student's t on logarithms below 6 "
+        "runs, order statistics from there on). Runs whose device, driver, torch, image digest, precision or "
+        "commit differ are never pooled. One run has no interval, and no claim rests on it."
+    ),
+    (
+        "FLOP are counted by formula, forward and backward, 1 fused multiply-add = 2 FLOP. Bytes are the GPU's "
+        "counters where a profile was taken, else modelled as an interval. Profiles are a second pass: time "
+        "always comes from the unprofiled run."
+    ),
+)
+
+
+def section(evidence: Evidence) -> Section:
+    """Questions, run matrix, method, and what broke off."""
+    runs = evidence.material.every
+    blocks: list[Block] = [
+        Paragraph(text="The questions:"),
+        Bullets(sentences=QUESTIONS),
+        _matrix(evidence, runs),
+        Paragraph(text="How it was measured:"),
+        Bullets(sentences=METHOD),
+    ]
+    broken = runs.drop(completed(runs).index)
+    if len(broken):
+        blocks.append(_broken(broken))
+    return Section(name="design", title="Experiment design", blocks=blocks)
+
+
+def _matrix(evidence: Evidence, runs: pd.DataFrame) -> Block:
+    columns = [
+        ("environment", False),
+        ("device", False),
+        ("backend, runtime", False),
+        ("models", False),
+        ("data, image size", False),
+        ("precision", False),
+        ("batch sizes", False),
+        ("measured steps", True),
+        ("repeats", True),
+        ("completed", True),
+        ("runs", True),
+    ]
+    cells = [_matrix_row(env, runs[runs["env"] == env]) for env in evidence.material.environments]
+    return words.table("Run matrix", columns, cells)
+
+
+def _matrix_row(env: str, runs: pd.DataFrame) -> list[str]:
+    repeats = completed(runs).groupby(["task", "variant", "batch_size"]).size()
+    return [
+        env,
+        words.listed(runs["device_name"]),
+        words.listed(
+            f"{row['backend'] or 'unknown'}, {row['runtime'] or 'unknown'}"
+            for row in words.rows_of(runs[["backend", "runtime"]])
+        ),
+        words.listed(sorted(set(runs["model"]))),
+        words.listed(_data(row) for row in words.rows_of(runs[["dataset", "image_size"]])),
+        words.listed(sorted(set(runs["variant"]))),
+        words.listed(sorted(set(runs["batch_size"].dropna()))),
+        _range(runs["iterations"].dropna()),
+        _range(repeats),
+        str(len(completed(runs))),
+        str(len(runs)),
+    ]
+
+
+def _data(row: dict[str, Any]) -> str:
+    size = f" {row['image_size']:g} px" if words.is_known(row["image_size"]) else ""
+    return f"{row['dataset'] or 'unknown'}{size}"
+
+
+def _range(values: "pd.Series[Any]") -> str:
+    if values.empty:
+        return words.ABSENT
+    low, high = values.min(), values.max()
+    return f"{low:g}" if low == high else f"{low:g} to {high:g}"
+
+
+def _broken(runs: pd.DataFrame) -> Block:
+    columns = [
+        ("run", False),
+        ("environment", False),
+        ("model", False),
+        ("batch", True),
+        ("ended", False),
+        ("error", False),
+    ]
+    cells: Sequence[Sequence[str]] = [
+        [
+            words.text(row["run_id"]),
+            row["env"],
+            row["task"],
+            words.text(row["batch_size"]),
+            words.text(row["status"]).replace("_", " "),
+            words.text(row["error"]),
+        ]
+        for row in words.rows_of(runs)
+    ]
+    return words.table("Runs that did not come to their end", columns, cells)

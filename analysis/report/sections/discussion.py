@@ -1,0 +1,360 @@
+"""The four hypotheses of the reports that asked this question first, answered where the runs allow it.
+
+A sentence that claims a difference holds its interval; where there is none, it says that nothing can be said.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from enum import StrEnum
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+import pandas as pd
+
+from analysis import statistics
+from analysis.figures import registry
+from analysis.report import words
+from analysis.report.content import Bullets, Paragraph, Section, Table
+from analysis.report.evidence import Evidence
+from analysis.report.sections.answer import rates
+from analysis.roofline import Bound
+from analysis.statistics.power import ALPHA
+
+# A doubled batch that gains less has found the device full; published doublings from 64 to 128 gain 2 %.
+WORTHWHILE = 1.05
+MOST_SENTENCES = 12
+LEAST_TO_COMPARE = 2
+UNCORRECTED = "Each interval is a 95 % one by itself: of twenty such statements one may be wrong."
+
+
+def section(evidence: Evidence) -> Section:
+    """One part per hypothesis."""
+    hardware = [*hardware_sentences(evidence)]
+    bounds = [*memory_sentences(evidence)]
+    batches, table = batch_sentences(evidence)
+    return Section(
+        name="discussion",
+        title="Discussion",
+        blocks=[Paragraph(text=UNCORRECTED)],
+        parts=[
+            _part("hardware", "Does expensive hardware win?", hardware),
+            _part("memory", "Which models are limited by memory?", bounds),
+            Section(
+                name="batches",
+                title="Where do larger batches stop paying?",
+                blocks=[Bullets(sentences=batches), *([table] if table else [])],
+            ),
+            _part("precision-gain", "What does lower precision change?", [*precision_sentences(evidence)]),
+            _part("virtualization", "What do virtualisation, placement and zone change?", [*zone_sentences(evidence)]),
+        ],
+    )
+
+
+def _part(name: str, title: str, items: Sequence[str]) -> Section:
+    return Section(name=name, title=title, blocks=[Bullets(sentences=_first(items))])
+
+
+def _first(items: Sequence[str]) -> list[str]:
+    more = [f"{len(items) - MOST_SENTENCES} more are in the tables."] if len(items) > MOST_SENTENCES else []
+    return [*items[:MOST_SENTENCES], *more]
+
+
+# --- hardware
+
+
+def hardware_sentences(evidence: Evidence) -> Iterator[str]:
+    """Per model, the dearest environment against the cheapest per hour: time, and money per million images."""
+    costs = registry.cheapest(evidence.material.costs)
+    if costs.empty or costs["env"].nunique() < LEAST_TO_COMPARE:
+        yield from _without_prices(evidence)
+        return
+    said = False
+    for task in evidence.material.tasks:
+        rows = words.rows_of(costs[costs["task"] == task].sort_values("usd_per_h"))
+        if len(rows) >= LEAST_TO_COMPARE and rows[0]["usd_per_h"] < rows[-1]["usd_per_h"]:
+            said = True
+            yield _dearest(evidence, task, rows)
+    if not said:
+        yield "No model ran on two environments of different price."
+
+
+def _dearest(evidence: Evidence, task: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    cheap, dear = rows[0], rows[-1]
+    price = dear["usd_per_h"] / cheap["usd_per_h"]
+    where = f"{task}: {dear['env']} costs {words.figure(price)} x as much per hour as {cheap['env']}"
+    lines = [_line(evidence, row) for row in (cheap, dear)]
+    found = statistics.compare(*(rates(evidence, line["run_ids"]) if line else [] for line in lines))
+    if found.ratio is None or found.interval is None:
+        reason = next(iter(found.reasons), "no throughput")
+        return f"{where}; how much faster it is cannot be said ({reason})."
+    ends = words.between(found.interval.low, found.interval.high)
+    speed = f"at each one's cheapest configuration {words.figure(found.ratio)} x the images/s (95 % interval {ends})"
+    money = [price / end for end in (found.interval.high, found.interval.low)]
+    if money[1] < 1:
+        verdict = f"per million images it is cheaper: {words.between(*money)} x the cost. Expensive hardware wins twice"
+    elif money[0] > 1:
+        verdict = f"per million images it is dearer: {words.between(*money)} x the cost. Cheap hardware wins on money"
+    else:
+        verdict = f"per million images no difference is certain: {words.between(*money)} x the cost"
+    return f"{where}; {speed}; {verdict}."
+
+
+def _line(evidence: Evidence, cost: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The line of `measured` that a cost is of."""
+    table = evidence.material.measured
+    same = table[
+        (table["env"] == cost["env"])
+        & (table["task"] == cost["task"])
+        & (table["variant"] == cost["variant"])
+        & (table["batch_size"] == cost["batch_size"])
+    ]
+    rows = words.rows_of(same)
+    return max(rows, key=lambda row: row["images_per_s"] or 0.0) if rows else None
+
+
+def _without_prices(evidence: Evidence) -> Iterator[str]:
+    yield (
+        "Fewer than two environments have a price per hour, so nothing is said about money. Runs on Compute "
+        "Engine record "
+        "their price."
+    )
+    if evidence.material.measured["env"].nunique() < LEAST_TO_COMPARE:
+        yield "One environment was measured: whether dearer hardware is faster cannot be answered from these runs."
+        return
+    peaks = _peaks(evidence)
+    for row in words.rows_of(evidence.by_place.table)[:MOST_SENTENCES]:
+        yield f"{row['model']}, batch {words.text(row['batch_size'])}, {row['precision']}: {row['verdict']}."
+    if peaks:
+        yield f"The vendors' peaks: {peaks}."
+
+
+def _peaks(evidence: Evidence) -> str:
+    roofs = evidence.material.roofs
+    peaks = roofs[roofs["kind"] == "peak"] if len(roofs) else roofs
+    return "; ".join(
+        f"{row['env']} {row['precision']} {words.si(row['flop_per_s'], 'FLOP/s')}" for row in words.rows_of(peaks)
+    )
+
+
+# --- memory
+
+
+def memory_sentences(evidence: Evidence) -> Iterator[str]:
+    """Per model and environment, what limits it, with the interval of the intensity against the ridge."""
+    points = evidence.material.points
+    known = points[points["bound"].notna()] if len(points) else points
+    if known.empty:
+        yield "No run has a bound: ceilings, FLOP or bytes are missing."
+        return
+    for task in evidence.material.tasks:
+        rows = words.rows_of(known[known["task"] == task])
+        if rows:
+            yield _bounds(evidence, task, rows)
+
+
+def _bounds(evidence: Evidence, task: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    parts = []
+    for env in evidence.material.environments:
+        here = [row for row in rows if row["env"] == env]
+        if here:
+            counts = Counter(str(row["bound"]) for row in here)
+            said = ", ".join(f"{bound} in {number} of {len(here)}" for bound, number in counts.most_common())
+            parts.append(f"{env} {said}{_ridges(evidence, env, here)}")
+    limited = sum(1 for row in rows if row["bound"] == Bound.MEMORY)
+    known = [row for row in rows if words.is_known(row["intensity_low"]) and words.is_known(row["intensity_high"])]
+    lows, highs = ([row[f"intensity_{end}"] for row in known] for end in ("low", "high"))
+    where = f" at {words.between(min(lows), max(highs))} FLOP/byte" if known else ""
+    modelled = any(row["source"] == "modelled" for row in rows)
+    unsure = " Bytes are modelled: the intensity is known to that interval only." if modelled and limited else ""
+    return (
+        f"{task} is limited by memory in {limited} of {words.counted(len(rows), 'configuration')}{where}: "
+        f"{'; '.join(parts)}.{unsure}"
+    )
+
+
+def _ridges(evidence: Evidence, env: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    roofs = registry.usable_roofs(evidence.material.roofs, pd.DataFrame(rows))
+    here = (
+        roofs[(roofs["env"] == env) & (roofs["kind"] == "measured") & roofs["bytes_per_s"].notna()]
+        if len(roofs)
+        else roofs
+    )
+    ridges = [row["flop_per_s"] / row["bytes_per_s"] for row in words.rows_of(here)]
+    if not ridges:
+        return ""
+    shown = words.figure(ridges[0]) if len(ridges) == 1 else words.between(min(ridges), max(ridges))
+    return f" (ridge {shown})"
+
+
+# --- batches
+
+
+class Pays(StrEnum):
+    """What the intervals say about larger batches."""
+
+    STOPS = "a larger batch certainly gains less than the limit"
+    PAYS = "every larger batch pays"
+    OPEN = "the intervals leave it open"
+
+
+def batch_sentences(evidence: Evidence) -> tuple[list[str], Table | None]:
+    """From which batch size on a larger one gains less than `WORTHWHILE`, per series; and the table behind it."""
+    rows: list[list[str]] = []
+    found: dict[Pays, list[str]] = {each: [] for each in Pays}
+    for env, series, steps in _gains(evidence):
+        rows += [[env, series, *_gain_cells(step)] for step in steps]
+        answer, sentence = _where_it_stops(steps)
+        found[answer].append(f"{series} on {env}: {sentence}.")
+    full = _out_of_memory(evidence)
+    if not rows:
+        return [*full, "No model ran with two batch sizes in one environment: this cannot be answered."], None
+    total = sum(map(len, found.values()))
+    counts = ", ".join(f"in {len(said)} {each}" for each, said in found.items() if said)
+    first = f"Of {total} series of batch sizes {counts} (limit: {words.change(WORTHWHILE)} per step)."
+    columns = [
+        ("environment", False),
+        ("model", False),
+        ("batch", True),
+        ("to", True),
+        ("throughput", True),
+        ("95 % interval", True),
+        ("note", False),
+    ]
+    sentences = _first([sentence for said in found.values() for sentence in said])
+    return [first, *sentences, *_first(full)], words.table("Gain by each larger batch", columns, rows)
+
+
+def _gains(evidence: Evidence) -> Iterator[tuple[str, str, list[dict[str, Any]]]]:
+    """Environment, series, and its steps from each batch size to the next."""
+    measured = evidence.material.measured
+    known = measured[measured["images_per_s"].notna()]
+    for env in evidence.material.environments:
+        for series, table in known[known["env"] == env].groupby("series", sort=False):
+            steps = [_gain(evidence, *pair) for pair in pairwise(words.rows_of(table.sort_values("batch_size")))]
+            if steps:
+                yield env, str(series), steps
+
+
+def _gain(evidence: Evidence, left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, Any]:
+    found = statistics.compare(*(rates(evidence, row["run_ids"]) for row in (left, right)))
+    return {
+        "left": left["batch_size"],
+        "right": right["batch_size"],
+        "ratio": found.ratio,
+        "low": found.interval.low if found.interval else None,
+        "high": found.interval.high if found.interval else None,
+        "reason": None if found.interval else next(iter(found.reasons), "no interval"),
+    }
+
+
+def _gain_cells(step: Mapping[str, Any]) -> list[str]:
+    return [
+        words.text(step["left"]),
+        words.text(step["right"]),
+        f"{words.figure(step['ratio'])} x",
+        words.between(step["low"], step["high"]),
+        words.text(step["reason"]),
+    ]
+
+
+def _where_it_stops(steps: Sequence[Mapping[str, Any]]) -> tuple[Pays, str]:
+    """The first larger batch whose gain is certainly below `WORTHWHILE`, or that none or no interval shows it."""
+    for step in steps:
+        if words.is_known(step["high"]) and step["high"] < WORTHWHILE:
+            what = "makes it slower" if step["high"] < 1 else "gains little"
+            left, right = f"{step['left']:g}", f"{step['right']:g}"
+            return (
+                Pays.STOPS,
+                f"batch {right} after {left} {what}{_ends(step)}, so larger batches stop paying at {left}",
+            )
+    last = steps[-1]
+    if all(words.is_known(step["low"]) and step["low"] > 1 for step in steps):
+        return Pays.PAYS, f"every batch up to {last['right']:g} pays, the last step from {last['left']:g}{_ends(last)}"
+    if all(not words.is_known(step["low"]) for step in steps):
+        return Pays.OPEN, f"cannot be said: {steps[0]['reason']}"
+    widest = max(steps, key=lambda step: step["high"] / step["low"] if words.is_known(step["low"]) else 1.0)
+    return Pays.OPEN, f"open, as from batch {widest['left']:g} to {widest['right']:g}{_ends(widest)}"
+
+
+def _ends(step: Mapping[str, Any]) -> str:
+    ends = f"95 % interval {words.change(step['low'])} to {words.change(step['high'])}"
+    return f" ({words.change(step['ratio'])}, {ends})"
+
+
+def _out_of_memory(evidence: Evidence) -> list[str]:
+    failed = evidence.material.failed
+    found = failed[failed["ending"].str.contains("out of memory")] if len(failed) else failed
+    return [
+        f"{task}, {variant} on {env}: batch {words.listed(sorted(set(table['batch_size'])))} does not fit into memory."
+        for (env, task, variant), table in (found.groupby(["env", "task", "variant"], sort=False) if len(found) else ())
+    ]
+
+
+# --- precision
+
+
+def precision_sentences(evidence: Evidence) -> Iterator[str]:
+    """What `analysis.compare` says by precision: those that are certain, and how many are not."""
+    found = evidence.by_precision
+    if found.reason is not None:
+        yield f"This cannot be answered: {found.reason}."
+        return
+    yield from _verdicts(words.rows_of(found.table))
+
+
+def _verdicts(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    certain = [row for row in rows if words.is_known(row["p_holm"]) and row["p_holm"] < ALPHA]
+    for row in certain:
+        where = f" ({row['note']})" if words.is_known(row.get("note")) else ""
+        yield f"{row['model']}, batch {words.text(row['batch_size'])}{where}: {row['verdict']}."
+    rest = len(rows) - len(certain)
+    if rest:
+        limits = [
+            float(row["smallest_detectable_ratio"]) for row in rows if words.is_known(row["smallest_detectable_ratio"])
+        ]
+        seen = f"; a ratio of {words.figure(median(limits))} would typically have been seen" if limits else ""
+        yield f"{words.counted(rest, 'comparison')} of {len(rows)} without a certain difference{seen}."
+
+
+# --- zones
+
+
+def zone_sentences(evidence: Evidence) -> Iterator[str]:
+    """How far runs lie apart in each environment, and one device in different zones or under different hypervisors."""
+    yield from _spread(evidence)
+    said = False
+    runs = evidence.material.runs
+    for fact in ("zone", "hypervisor", "backend", "runtime"):
+        for device, table in runs.groupby("device_name", sort=False):
+            known = table[table[fact].notna()]
+            if known[fact].nunique() < LEAST_TO_COMPARE:
+                continue
+            said = True
+            found = evidence.compared(fact, evidence.results.runs.loc[known.index])
+            if found.reason is not None:
+                yield f"{device} by {fact}: no comparison: {found.reason}."
+            else:
+                yield from (f"{device} by {fact}: {sentence}" for sentence in _verdicts(words.rows_of(found.table)))
+    if not said:
+        yield (
+            "No device ran in two zones, under two hypervisors or on two backends: what placement changes cannot be "
+            "answered from these runs."
+        )
+
+
+def _spread(evidence: Evidence) -> Iterator[str]:
+    between = evidence.between
+    for (place, device), table in between.groupby(["place", "device_name"], sort=False, dropna=False):
+        known = words.rows_of(table[table["cov_between"].notna() & table["cov_between_low"].notna()])
+        if not known:
+            continue
+        typical = sorted(known, key=lambda row: row["cov_between"])[len(known) // 2]
+        ends = f"{words.percent(typical['cov_between_low'])} to {words.percent(typical['cov_between_high'])}"
+        yield (
+            f"On {words.text(place)} ({words.text(device)}) runs of one configuration typically vary by "
+            f"{words.percent(typical['cov_between'])} (95 % interval {ends}, {words.text(typical['model'])} at batch "
+            f"{words.text(typical['batch_size'])}, {words.counted(int(typical['runs']), 'run')}), and steps "
+            f"within a run by "
+            f"{words.percent(typical['cov_within'])}."
+        )

@@ -1,0 +1,113 @@
+"""Figures as a reader meets them: a number with its unit and its interval, or why there is none."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from analysis.report.content import Heading, Table
+from analysis.tables import number
+
+ABSENT = "\N{EN DASH}"
+# More rows than fit on a screen are folded.
+ROWS_UNFOLDED = 24
+PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+SMALL_PREFIXES = ((1.0, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n"))
+
+
+def is_known(value: Any) -> bool:
+    """Whether there is a figure or text at all."""
+    if value is None:
+        return False
+    return not (isinstance(value, float) and not math.isfinite(value)) and value is not pd.NaT and value is not pd.NA
+
+
+def figure(value: Any, digits: int = 3) -> str:
+    return number(float(value), digits) if is_known(value) else ABSENT
+
+
+def si(value: Any, unit: str, digits: int = 3) -> str:
+    """`79.2 GFLOP/s`."""
+    if not is_known(value):
+        return ABSENT
+    size = abs(float(value))
+    factor, prefix = next(((each, prefix) for each, prefix in PREFIXES if size >= each), (1.0, ""))
+    return f"{number(float(value) / factor, digits)} {prefix}{unit}"
+
+
+def seconds(value: Any) -> str:
+    """`12.3 ms`."""
+    if not is_known(value):
+        return ABSENT
+    size = abs(float(value))
+    factor, prefix = next(((each, prefix) for each, prefix in SMALL_PREFIXES if size >= each), SMALL_PREFIXES[-1])
+    return f"{number(float(value) / factor, 3)} {prefix}s"
+
+
+def percent(value: Any, digits: int = 2) -> str:
+    return f"{number(100 * float(value), digits)} %" if is_known(value) else ABSENT
+
+
+def change(ratio: float) -> str:
+    """A ratio as a change: 1.05 is `+5 %`."""
+    percent_more = 100 * (ratio - 1)
+    return f"{percent_more:+.0f} %" if abs(percent_more) >= 10 else f"{percent_more:+.1f} %"  # noqa: PLR2004 - two digits
+
+
+def text(value: Any) -> str:
+    """A cell; long texts stay whole, unknown ones are a dash."""
+    if not is_known(value):
+        return ABSENT
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def between(low: Any, high: Any, digits: int = 3) -> str:
+    """`12.1 to 12.9`, or a dash."""
+    return f"{figure(low, digits)} to {figure(high, digits)}" if is_known(low) and is_known(high) else ABSENT
+
+
+def rate_with_interval(row: Mapping[str, Any], field: str = "images_per_s", unit: str = "images/s") -> str:
+    """`123 images/s (95 % interval 120 to 126, 3 runs)`; of one run, that it has no interval."""
+    shown = f"{figure(row[field], 4)} {unit}"
+    if is_known(row.get(f"{field}_low")):
+        ends = between(row[f"{field}_low"], row[f"{field}_high"], 4)
+        return f"{shown} (95 % interval {ends}, {counted(int(row['runs']), 'run')})"
+    reason = row.get("interval")
+    return f"{shown} ({text(reason) if is_known(reason) else 'no interval'})"
+
+
+def counted(number_of: int, noun: str, plural: str | None = None) -> str:
+    """`1 run`, `3 runs`."""
+    return f"{number_of} {noun if number_of == 1 else plural or noun + 's'}"
+
+
+def listed(names: Iterable[Any], limit: int = 12) -> str:
+    """Names in their order, each once."""
+    every = list(dict.fromkeys(text(name) for name in names if is_known(name)))
+    more = [f"and {len(every) - limit} more"] if len(every) > limit else []
+    return ", ".join([*every[:limit], *more]) or ABSENT
+
+
+def table(caption: str, columns: Sequence[tuple[str, bool]], rows: Sequence[Sequence[str]]) -> Table:
+    """`columns`: heading, and whether its cells are numbers. Columns without any content are left out."""
+    kept = [place for place in range(len(columns)) if not rows or any(row[place] != ABSENT for row in rows)]
+    return Table(
+        caption=caption,
+        headings=[Heading(text=columns[place][0], numeric=columns[place][1]) for place in kept],
+        rows=[[row[place] for place in kept] for row in rows],
+        folded=len(rows) > ROWS_UNFOLDED,
+    )
+
+
+def rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Each row by column, None for what is absent."""
+    names = [str(name) for name in frame.columns]
+    columns = [_plain(frame[name]) for name in frame.columns]
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _plain(column: "pd.Series[Any]") -> list[Any]:
+    return [None if absent else value for value, absent in zip(column.tolist(), column.isna().tolist(), strict=True)]

@@ -1,0 +1,554 @@
+"""Rooflines: what a device can do, where training steps and kernels stand below it, and what limits them. Pure.
+
+Williams, Waterman, Patterson, "Roofline: an insightful visual performance model", CACM 52 (2009): a step of intensity I
+(FLOP per byte of DRAM) reaches at most min(FLOP/s of the device, I x bytes/s of its memory). The time of a step always
+comes from the run without a profiler, whose counters give FLOP and bytes alone.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+import pandas as pd
+
+from analysis import peaks
+from analysis.breakdown import COLUMNS, breakdown, in_steps, keys_of, per_step
+from analysis.by import By
+from analysis.configurations import CONFIGURATION, DEVICE, PLACE, Group, completed, group
+from analysis.loading import Results
+from analysis.peaks import Gpu, Peak
+from analysis.statistics import over_runs
+from analysis.statistics.samples import counted
+
+# As workload/verdict.py, which writes a run's own bound: a test holds the two together.
+INPUT_BOUND_FRACTION = 0.10
+OVERHEAD_FRACTION = 0.25
+# Counted against model FLOP: outside, something is missing or padded (Winograd 0.7, element-wise work 1.1).
+MODEL_RATIO_FROM, MODEL_RATIO_TO = 0.7, 1.5
+# Rounding alone is no figure above a roof.
+ABOVE = 1 + 1e-9
+
+
+class Source(StrEnum):
+    """Where FLOP and bytes of a step come from."""
+
+    COUNTERS = "counters"
+    MODELLED = "modelled"
+
+
+class Kind(StrEnum):
+    """What a roof is: reached by this machine, or claimed by its vendor."""
+
+    MEASURED = "measured"
+    PEAK = "peak"
+
+
+class Bound(StrEnum):
+    """What a step waits for."""
+
+    COMPUTE = "compute"
+    MEMORY = "memory"
+    OVERHEAD = "overhead"
+    INPUT = "input"
+
+
+ROOF_COLUMNS = (
+    "place",
+    "device_name",
+    "threads",
+    "precision",
+    "kind",
+    "flop_per_s",
+    "bytes_per_s",
+    "runs",
+    "source",
+    "note",
+)
+POINT_COLUMNS = (
+    "place",
+    "device_name",
+    "model",
+    "batch_size",
+    "precision",
+    "image_size",
+    "source",
+    "runs",
+    "intensity_flop_per_byte",
+    "intensity_low",
+    "intensity_high",
+    "flop_per_s",
+    "flop_per_s_low",
+    "flop_per_s_high",
+    "interval",
+    "bound",
+    "roof",
+    "roof_flop_per_s",
+    "fraction_of_roof",
+    "fraction_of_peak",
+    "flop_per_step",
+    "counted_over_model",
+    "flop_is_lower_bound",
+    "note",
+)
+NAMED = ("place", "device_name", "model", "batch_size", "precision", "image_size")
+SHIFT_COLUMNS = (
+    "place",
+    "device_name",
+    "model",
+    "source",
+    "changed",
+    "left",
+    "right",
+    "at",
+    "intensity_left",
+    "intensity_right",
+    "intensity_ratio",
+    "flop_per_s_ratio",
+    "bound_left",
+    "bound_right",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roof:
+    """The most that a device does: right of the ridge `flop_per_s`, left of it `bytes_per_s` times intensity."""
+
+    kind: Kind
+    flop_per_s: float
+    bytes_per_s: float
+
+    def at(self, intensity: float) -> float:
+        """FLOP/s that a step of this intensity (FLOP/byte) can reach."""
+        return min(self.flop_per_s, intensity * self.bytes_per_s)
+
+    @property
+    def ridge(self) -> float:
+        """FLOP/byte from which on arithmetic is the limit."""
+        return self.flop_per_s / self.bytes_per_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """A step: its FLOP, and from how many to how many bytes it moves; None for what nobody knows."""
+
+    flop: float | None
+    bytes_low: float | None
+    bytes_high: float | None
+
+    def moved(self, step_s: float | None, roof: Roof | None) -> float | None:
+        """The bytes to place the step by: the upper end, but no more than the memory can move in its time.
+
+        Eager PyTorch writes each operation's result to memory, so the upper end is the better guess; what lies beyond
+        the measured bandwidth must have stayed in caches.
+        """
+        if self.bytes_low is None or self.bytes_high is None:
+            return None
+        if step_s is None or roof is None:
+            return self.bytes_high
+        return max(self.bytes_low, min(self.bytes_high, step_s * roof.bytes_per_s))
+
+
+def intensity(flop: float | None, moved_bytes: float | None) -> float | None:
+    """FLOP per byte: of a step the sum of FLOP by the sum of bytes, never a mean over kernels."""
+    return flop / moved_bytes if flop is not None and moved_bytes else None
+
+
+def classify(work: Work, *, step_s: float, roof: Roof, data_wait_fraction: float | None) -> Bound | None:
+    """What limits a step, by the rule of workload/verdict.py; None where FLOP or bytes are not known."""
+    if is_input_bound(data_wait_fraction):
+        return Bound.INPUT
+    if work.flop is None or work.bytes_low is None or work.bytes_high is None:
+        return None
+    compute = work.flop / roof.flop_per_s / step_s
+    low, high = (moved / roof.bytes_per_s / step_s for moved in (work.bytes_low, work.bytes_high))
+    if max(compute, high) < OVERHEAD_FRACTION:
+        return Bound.OVERHEAD
+    return Bound.COMPUTE if compute >= max(low, min(high, 1.0)) else Bound.MEMORY
+
+
+def is_input_bound(data_wait_fraction: float | None) -> bool:
+    """Whether waiting for data takes so much of the wall time that the step does not decide the throughput."""
+    return data_wait_fraction is not None and data_wait_fraction > INPUT_BOUND_FRACTION
+
+
+def counted_over_model(counted_flop: float | None, model_flop: float | None) -> float | None:
+    """Executed FLOP by those of the model's formulas."""
+    return counted_flop / model_flop if counted_flop is not None and model_flop else None
+
+
+def model_warning(ratio: float | None) -> str | None:
+    """What to say where a counter and the formulas disagree by more than kernels explain."""
+    if ratio is None or MODEL_RATIO_FROM <= ratio <= MODEL_RATIO_TO:
+        return None
+    cause = (
+        "tensor operations or the backward pass are missing"
+        if ratio < MODEL_RATIO_FROM
+        else "padding, recomputation, or more steps than were said"
+    )
+    return f"counted FLOP are {ratio:.3g} x the model's: {cause}"
+
+
+# --- roofs
+
+
+def roofs(results: Results) -> pd.DataFrame:
+    """What each device reached and what its vendor claims, a row per place, device, precision and kind.
+
+    `flop_per_s` and `bytes_per_s`: medians over the runs that measured them (`runs`), copy for the bytes; vendors'
+    figures from peaks.toml. A device without a known peak has no row of kind `peak`.
+    """
+    rows = [row for keys, runs in _by_place(completed(results.runs)) for row in _roofs(results, keys, runs)]
+    return frame(rows, ROOF_COLUMNS)
+
+
+def _by_place(runs: pd.DataFrame) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]:
+    for values, found in runs.groupby(list(DEVICE), dropna=False, sort=False):
+        yield {name: _none_if_absent(value) for name, value in zip(DEVICE, values, strict=True)}, found
+
+
+def _roofs(results: Results, keys: Mapping[str, Any], runs: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    ceilings = results.ceilings[results.ceilings["run_id"].isin(runs["run_id"])]
+    rates = ceilings[ceilings["quantity"] == "flop_per_s"]
+    copies = ceilings.loc[(ceilings["quantity"] == "bytes_per_s") & (ceilings["name"] == "copy"), "median_per_s"]
+    where = {name: keys[name] for name in ("place", "device_name", "threads")}
+    for precision, found in rates.groupby("name", sort=False, observed=True):
+        yield where | {
+            "precision": precision,
+            "kind": str(Kind.MEASURED),
+            "flop_per_s": float(found["median_per_s"].median()),
+            "bytes_per_s": float(copies.median()) if len(copies) else None,
+            "runs": len(found),
+            "source": f"median of {counted(len(found), 'run')}",
+        }
+    device = _device(results, keys, runs)
+    for precision in dict.fromkeys([*rates["name"], *runs["precision"].dropna()]):
+        peak = device.peak(str(precision))
+        if peak:
+            yield where | {
+                "precision": precision,
+                "kind": str(Kind.PEAK),
+                "flop_per_s": peak.flop_per_s,
+                "bytes_per_s": peak.bytes_per_s,
+                "source": peak.source,
+                "note": _joined([_range_note(peak), device.warning]),
+            }
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Device:
+    """The device of a place, and what its own memory says against the table."""
+
+    name: str | None
+    memory_bytes: float | None
+    gpu: Gpu | None
+    warning: str | None
+
+    def peak(self, precision: str | None) -> Peak | None:
+        return peaks.find(self.name, precision=precision, memory_bytes=self.memory_bytes)
+
+
+def _device(results: Results, keys: Mapping[str, Any], runs: pd.DataFrame) -> _Device:
+    """From the first run's own record: two devices of one name in one place would be two places."""
+    name = keys["device_name"]
+    facts: Mapping[str, Any] = {}
+    if name is not None and keys["device_type"] == "cuda":
+        # The bundle may have moved since it was loaded: its device's name has to do then.
+        with suppress(OSError, ValueError):
+            facts = results.record(str(runs["run_id"].iloc[0]))["environment"]["device"]
+    memory, clock, width = (
+        _number(facts.get(field)) for field in ("memory_total_bytes", "memory_clock_max_mhz", "memory_bus_width_bits")
+    )
+    gpu = peaks.find_gpu(name, memory_bytes=memory)
+    warning = peaks.bandwidth_warning(gpu, memory_clock_mhz=clock, bus_width_bits=width) if gpu else None
+    return _Device(name=name, memory_bytes=memory, gpu=gpu, warning=warning)
+
+
+def _range_note(peak: Peak) -> str | None:
+    if peak.flop_per_s_low is None:
+        return peak.note
+    low, high = peak.flop_per_s_low / 1e12, peak.flop_per_s / 1e12
+    return f"{low:.1f} to {high:.1f} TFLOP/s {peak.note or ''}; shown is the highest".replace(" ;", ";")
+
+
+# --- steps
+
+
+def points(results: Results) -> pd.DataFrame:
+    """Where training steps stand: a row per group of runs that may be pooled, and source of FLOP and bytes.
+
+    `flop_per_s`: FLOP of a step by the median over runs of their median unprofiled step time, with its 95 % interval
+    over runs; NaN where no step was timed. Modelled bytes are an interval, and so is the intensity: `intensity_low`
+    and `intensity_high`, between them the point; counted bytes are one figure. `roof` says which roof
+    `roof_flop_per_s` is of: the measured one, or the vendor's where none was measured. `fraction_of_peak` is of the
+    vendor's FLOP/s.
+    """
+    return frame([row for _, row in _points(results)], POINT_COLUMNS)
+
+
+def _points(results: Results) -> Iterator[tuple[Group, dict[str, Any]]]:
+    devices: dict[tuple[Any, ...], _Device] = {}
+    for each in group(results.runs):
+        place = tuple(each[name] for name in DEVICE)
+        if place not in devices:
+            devices[place] = _device(results, each.facts, each.runs)
+        for source in Source:
+            if _has(each, source):
+                yield each, _point(each, source, devices[place])
+
+
+# Columns of `runs` by source: FLOP, the fewest and the most bytes of a step.
+WORK = {
+    Source.COUNTERS: ("counted_flop_per_step", "counted_dram_bytes_per_step", "counted_dram_bytes_per_step"),
+    Source.MODELLED: ("train_flop_per_step", "bytes_lower_per_step", "bytes_upper_per_step"),
+}
+
+
+def _has(each: Group, source: Source) -> bool:
+    return any(each.known(column) for column in WORK[source])
+
+
+def work_of(each: Group, source: Source) -> Work:
+    """FLOP and bytes of a step: medians over the runs that have them."""
+    flop, low, high = (_median(each.known(column)) for column in WORK[source])
+    return Work(flop=flop, bytes_low=low, bytes_high=high)
+
+
+def roof_of(each: Group, peak: Peak | None) -> Roof | None:
+    """The measured roof of a group, or the vendor's where FLOP/s or bytes/s were not measured."""
+    flop_per_s, bytes_per_s = (_median(each.known(f"ceiling_{name}")) for name in ("flop_per_s", "bytes_per_s"))
+    if flop_per_s and bytes_per_s:
+        return Roof(kind=Kind.MEASURED, flop_per_s=flop_per_s, bytes_per_s=bytes_per_s)
+    return Roof(kind=Kind.PEAK, flop_per_s=peak.flop_per_s, bytes_per_s=peak.bytes_per_s) if peak else None
+
+
+def _point(each: Group, source: Source, device: _Device) -> dict[str, Any]:
+    peak = device.peak(each["precision"])
+    work, roof = work_of(each, source), roof_of(each, peak)
+    steps = [step_s for step_s in each.known("step_median_s") if step_s > 0]
+    step_s = _median(steps)
+    estimate = over_runs([] if work.flop is None else [work.flop / each_s for each_s in steps])
+    # Of the median time, as in run.json: not the median of rates, which differs from it for an even number of runs.
+    rate = work.flop / step_s if work.flop is not None and step_s else None
+    placed = intensity(work.flop, work.moved(step_s, roof))
+    waits = _median(each.known("data_wait_fraction"))
+    limit = roof.at(placed) if roof and placed is not None else None
+    bound = classify(work, step_s=step_s, roof=roof, data_wait_fraction=waits) if roof and step_s else None
+    interval = estimate.interval
+    row = {name: each[name] for name in NAMED} | {
+        "source": str(source),
+        "runs": len(steps),
+        "intensity_flop_per_byte": placed,
+        "intensity_low": intensity(work.flop, work.bytes_high) if source is Source.MODELLED else None,
+        "intensity_high": intensity(work.flop, work.bytes_low) if source is Source.MODELLED else None,
+        "flop_per_s": rate,
+        "flop_per_s_low": interval.low if interval else None,
+        "flop_per_s_high": interval.high if interval else None,
+        "interval": f"{interval.level:.0%}, {interval.method}" if interval else estimate.reason if steps else None,
+        "bound": str(bound or Bound.INPUT) if bound or is_input_bound(waits) else None,
+        "roof": str(roof.kind) if roof else None,
+        "roof_flop_per_s": limit,
+        "fraction_of_roof": rate / limit if rate is not None and limit else None,
+        "fraction_of_peak": rate / peak.flop_per_s if rate is not None and peak else None,
+        "flop_per_step": work.flop,
+        "counted_over_model": _ratio(each, source),
+        "flop_is_lower_bound": source is Source.COUNTERS and _any(each, "flop_is_lower_bound"),
+    }
+    return row | {"note": _joined([*_notes(each, source, row), *_roof_notes(row, roof, peak), *each.apart])}
+
+
+def _ratio(each: Group, source: Source) -> float | None:
+    if source is not Source.COUNTERS:
+        return None
+    return counted_over_model(work_of(each, source).flop, work_of(each, Source.MODELLED).flop)
+
+
+def _notes(each: Group, source: Source, row: Mapping[str, Any]) -> Iterator[str | None]:
+    """What to know about FLOP, bytes and time."""
+    if not row["runs"]:
+        yield "no time without a profiler: no rate"
+    match source:
+        case Source.COUNTERS:
+            yield "bytes with a cold cache, per kernel"
+            if row["flop_per_step"] is None:
+                yield "FLOP not counted"
+            if row["flop_is_lower_bound"]:
+                yield "FLOP are a lower bound: tensor operations that nothing counts"
+            elif any(value is False for value in each.runs["calibration_verified"].astype(object)):
+                yield "FLOP unverified: the calibration's product was counted wrong"
+            yield model_warning(row["counted_over_model"])
+            if any(value is False for value in each.runs["backward_kernels"].astype(object)):
+                yield "no backward kernels in the profile"
+        case Source.MODELLED:
+            low, high = row["intensity_low"], row["intensity_high"]
+            if row["bound"] == Bound.MEMORY and None not in (low, high) and high > low:
+                yield "bytes modelled: compute, if caches help more than the upper estimate says"
+            yield _other_verdicts(each, row["bound"])
+
+
+def _other_verdicts(each: Group, bound: str | None) -> str | None:
+    """Where runs of a group say something else than their medians."""
+    said = each.texts("bound")
+    others = [text for text in said if bound is not None and text != bound]
+    return f"{len(others)} of {len(said)} runs say {others[0]}" if others else None
+
+
+# What can be wrong where a point lies above a roof.
+_ABOVE_A_ROOF = {
+    Source.COUNTERS: "the roof, the precision's label or the bytes (cold cache) are wrong",
+    Source.MODELLED: (
+        "the roof or the precision's label is wrong, or kernels execute fewer FLOP than modelled (Winograd)"
+    ),
+}
+
+
+def _roof_notes(row: Mapping[str, Any], roof: Roof | None, peak: Peak | None) -> Iterator[str | None]:
+    if roof is None and row["precision"] is None:
+        yield "no roof: the precision is unknown"
+    elif roof is None:
+        yield "no roof: no ceiling was measured and the device has no known peak"
+    elif roof.kind is Kind.PEAK:
+        yield "the roof is the vendor's: no ceiling was measured"
+    if peak and peak.flop_per_s_low is not None:
+        yield f"peak {_range_note(peak)}"
+    fractions = {f"the {row['roof']} roof": row["fraction_of_roof"], "the vendor's peak": row["fraction_of_peak"]}
+    for what, fraction in fractions.items():
+        if fraction is not None and fraction > ABOVE:
+            yield f"{fraction:.1%} of {what}: {_ABOVE_A_ROOF[Source(row['source'])]}"
+
+
+# --- kernels
+
+
+def kernel_points(results: Results, *, by: By = By.FAMILY) -> pd.DataFrame:
+    """Where the kernels of profiled runs stand: a row per group of runs and family (or kernel), the longest first.
+
+    `launches` and `duration_s` are those of one step where the profile tells how many `steps` it holds, otherwise of
+    the whole profile. Intensities are FLOP per byte of DRAM, L2 and L1, NaN where the bytes were not counted. The time
+    is the profiler's, so `flop_per_s` compares kernels; it is not the rate of the step.
+    """
+    launches = results.kernels.groupby("run_id", sort=False).indices
+    profiled = [each for each in group(results.runs) if not launches.keys().isdisjoint(each.runs["run_id"])]
+    tables = [_kernel_rows(results, each, launches, by) for each in profiled]
+    columns = [*NAMED, "profiles", "steps", *keys_of(by), *COLUMNS, "note"]
+    return pd.concat(tables, ignore_index=True)[columns] if tables else pd.DataFrame(columns=columns)
+
+
+def _kernel_rows(results: Results, each: Group, launches: Mapping[Any, Any], by: By) -> pd.DataFrame:
+    """`launches`: by run, the positions of its rows in `results.kernels`."""
+    parts, steps = [], list[int | None]()
+    for run_id in each.runs["run_id"]:
+        if run_id in launches:
+            found, number = in_steps(results.kernels.iloc[launches[run_id]])
+            parts.append(found)
+            steps.append(number or _steps_said(results, run_id))
+    known = [number for number in steps if number]
+    number = sum(known) if len(known) == len(steps) else None
+    rows = per_step(breakdown(pd.concat(parts), keys_of(by)), number)
+    facts = {name: each[name] for name in NAMED} | {"profiles": len(parts), "steps": number}
+    return rows.assign(**facts, note=_joined(each.apart))
+
+
+def _steps_said(results: Results, run_id: str) -> int | None:
+    """How many steps a foreign profile holds, where the user said so when importing it."""
+    with suppress(OSError, ValueError):
+        profile = results.record(run_id).get("profile")
+        said = profile.get("steps_profiled") if isinstance(profile, Mapping) else None
+        return said if isinstance(said, int) and said > 0 else None
+    return None
+
+
+# --- shifts
+
+
+def shifts(results: Results) -> pd.DataFrame:
+    """How batch size and precision move a step: a row per step from one to the next, all else being equal.
+
+    `changed` is `batch_size` or `precision`, from `left` to `right` at the value `at` of the other one; ratios are
+    right by left.
+    """
+    rows = [{**each.facts, **row} for each, row in _points(results)]
+    pairs = [pair for changed in ("batch_size", "precision") for pair in _pairs(rows, changed)]
+    return frame(pairs, SHIFT_COLUMNS)
+
+
+# From the slow and exact to the fast.
+_PRECISIONS = ("fp32", "tf32", "bf16", "amp")
+
+
+def _pairs(rows: Sequence[Mapping[str, Any]], changed: str) -> Iterator[dict[str, Any]]:
+    other = "precision" if changed == "batch_size" else "batch_size"
+    fixed = [name for name in (*CONFIGURATION, *PLACE, "driver_version", "torch", "source") if name != changed]
+    series: dict[tuple[Any, ...], list[Mapping[str, Any]]] = defaultdict(list)
+    for row in rows:
+        if row[changed] is not None:
+            series[tuple(row[name] for name in fixed)].append(row)
+    for line in series.values():
+        line.sort(key=lambda row: _rank(row[changed]))
+        for left, right in pairwise(line):
+            if left[changed] != right[changed]:
+                yield {name: left[name] for name in ("place", "device_name", "model", "source")} | {
+                    "changed": changed,
+                    "left": str(left[changed]),
+                    "right": str(right[changed]),
+                    "at": str(left[other]) if left[other] is not None else None,
+                    "intensity_left": left["intensity_flop_per_byte"],
+                    "intensity_right": right["intensity_flop_per_byte"],
+                    "intensity_ratio": _quotient(right, left, "intensity_flop_per_byte"),
+                    "flop_per_s_ratio": _quotient(right, left, "flop_per_s"),
+                    "bound_left": left["bound"],
+                    "bound_right": right["bound"],
+                }
+
+
+def _rank(value: Any) -> float:
+    if isinstance(value, str):
+        return _PRECISIONS.index(value) if value in _PRECISIONS else len(_PRECISIONS)
+    return float(value)
+
+
+def _quotient(right: Mapping[str, Any], left: Mapping[str, Any], name: str) -> float | None:
+    return right[name] / left[name] if right[name] is not None and left[name] else None
+
+
+# --- shared
+
+
+def frame(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> pd.DataFrame:
+    """A table in which an absent number is NaN: a column without any text holds numbers."""
+    table = pd.DataFrame(list(rows), columns=list(columns))
+    for name in columns:
+        is_empty = table[name].isna().all()
+        if table[name].dtype == object and (is_empty or not table[name].dropna().map(_is_text_or_flag).any()):
+            table[name] = pd.to_numeric(table[name])
+    return table
+
+
+def _is_text_or_flag(value: Any) -> bool:
+    return isinstance(value, str | bool)
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return median(values) if values else None
+
+
+def _any(each: Group, flag: str) -> bool:
+    return any(value is True for value in each.runs[flag].astype(object))
+
+
+def _number(value: Any) -> float | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and math.isfinite(value) else None
+
+
+def _none_if_absent(value: Any) -> Any:
+    return None if pd.isna(value) else value
+
+
+def _joined(parts: Iterable[str | None]) -> str | None:
+    return "; ".join(part for part in parts if part) or None

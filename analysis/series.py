@@ -1,0 +1,155 @@
+"""steps.csv and telemetry.csv as Arrow tables: every column typed, an empty cell absent."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyarrow import csv
+
+from workload.bundle import STEP_COLUMNS, STEPS, TELEMETRY, TELEMETRY_COLUMNS
+
+# A bit mask, which the file has in hexadecimal.
+MASK = "clock_event_reasons"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """A file of a bundle, and the types in which its columns are read; in the tables all but these are floats."""
+
+    file: str
+    types: Mapping[str, pa.DataType]
+
+    @property
+    def header(self) -> bytes:
+        """The first line as this version writes it."""
+        return ",".join(self.types).encode() + b"\n"
+
+    @property
+    def struct(self) -> pa.DataType:
+        """One row, as the index keeps it."""
+        return pa.struct([(name, kept_type(kind)) for name, kind in self.types.items()])
+
+
+def kept_type(read_as: pa.DataType) -> pa.DataType:
+    """A mask is kept as a number like the rest: it fits, and an absent one is NaN."""
+    return pa.float64() if read_as == pa.uint64() else read_as
+
+
+LAYOUTS = {
+    "steps": Layout(
+        file=STEPS,
+        types={name: pa.float64() for name in STEP_COLUMNS} | {"phase": pa.string()},
+    ),
+    "telemetry": Layout(
+        file=TELEMETRY,
+        types={name: pa.float64() for name in TELEMETRY_COLUMNS} | {MASK: pa.uint64()},
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """The rows of several files in one list array, a list per file, and per file what could not be read of it."""
+
+    lists: pa.ListArray
+    remarks: Sequence[Sequence[str]]
+
+
+def parse(layout: Layout, contents: Sequence[bytes | None]) -> Series:
+    """The rows of one file per bundle; None where a bundle has none."""
+    joined = _parse_joined(layout, contents)
+    return joined if joined is not None else _parse_each(layout, contents)
+
+
+def _parse_joined(layout: Layout, contents: Sequence[bytes | None]) -> Series | None:
+    """All files as one, which takes a fraction of the time; None where one of them is not as we write them."""
+    bodies = []
+    for content in contents:
+        whole = _whole_lines(content)
+        if whole is None or not whole.startswith(layout.header):
+            return None
+        bodies.append(whole[len(layout.header) :])
+    counts = [body.count(b"\n") for body in bodies]
+    try:
+        table = _read(layout, layout.header + b"".join(bodies))
+    except pa.ArrowException:
+        return None
+    if table.num_rows != sum(counts):
+        return None
+    return Series(lists=_lists(layout, table, counts), remarks=[[] for _ in contents])
+
+
+def _parse_each(layout: Layout, contents: Sequence[bytes | None]) -> Series:
+    tables, remarks = [], []
+    for content in contents:
+        table, remark = _parse_one(layout, content)
+        tables.append(table)
+        remarks.append(remark)
+    lists = _lists(layout, pa.concat_tables(tables), [table.num_rows for table in tables])
+    return Series(lists=lists, remarks=remarks)
+
+
+def _parse_one(layout: Layout, content: bytes | None) -> tuple[pa.Table, list[str]]:
+    whole = _whole_lines(content)
+    nothing = _read(layout, layout.header)
+    if not whole:
+        return nothing, []
+    ragged: list[int] = []
+    try:
+        whole.decode()
+    except UnicodeDecodeError as error:
+        return nothing, [f"{layout.file} is no UTF-8 text: byte {error.start}; left out"]
+    try:
+        table = _read(layout, whole, on_ragged=ragged.append)
+    except pa.ArrowException as error:
+        return nothing, [f"{layout.file} cannot be read: {_first_line(error)}; left out"]
+    if table.num_rows and not set(layout.types) & set(_header_names(whole)):
+        return nothing, [f"{layout.file} has none of the columns {', '.join(layout.types)}; left out"]
+    remarks = [f"{layout.file}: {len(ragged)} rows with too many or too few cells; left out"] if ragged else []
+    return table, remarks
+
+
+def _header_names(whole: bytes) -> list[str]:
+    return whole.split(b"\n", 1)[0].decode("utf-8", "replace").strip().split(",")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).split("\n", 1)[0][:200]
+
+
+def _whole_lines(content: bytes | None) -> bytes | None:
+    """Without a last line that a killed run left half written; None where there is no line at all."""
+    return None if content is None else content[: content.rfind(b"\n") + 1] or None
+
+
+def _read(layout: Layout, data: bytes, *, on_ragged: Callable[[int], None] | None = None) -> pa.Table:
+    """Raises ArrowException for a cell of another type, and without `on_ragged` for a row of another length."""
+
+    def skip(row: csv.InvalidRow) -> str:
+        if on_ragged:
+            on_ragged(row.number or 0)
+        return "skip"
+
+    table = csv.read_csv(
+        pa.BufferReader(data),
+        # Threads cost more than they save at this size, and rows have numbers only without them.
+        read_options=csv.ReadOptions(use_threads=False, block_size=max(1 << 20, len(data))),
+        parse_options=csv.ParseOptions(quote_char=False, invalid_row_handler=skip if on_ragged else None),
+        convert_options=csv.ConvertOptions(
+            column_types=dict(layout.types),
+            include_columns=list(layout.types),
+            include_missing_columns=True,
+            null_values=[""],
+            strings_can_be_null=True,
+        ),
+    )
+    return table.cast(pa.schema([(name, kept_type(kind)) for name, kind in layout.types.items()]), safe=False)
+
+
+def _lists(layout: Layout, table: pa.Table, counts: Sequence[int]) -> pa.ListArray:
+    offsets = [0]
+    for count in counts:
+        offsets.append(offsets[-1] + count)
+    rows = table.combine_chunks().to_struct_array()
+    flat = rows.combine_chunks() if isinstance(rows, pa.ChunkedArray) else rows
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), flat.cast(layout.struct))

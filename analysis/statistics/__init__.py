@@ -1,0 +1,61 @@
+"""Pure statistics on arrays of step times: the run is the replicate, and what cannot be said is said so.
+
+Every result names its reason where a figure or an interval is absent; nothing here raises on odd data (too few values,
+NaN, no spread). A ValueError means a wrong call: shapes that do not fit, a p-value of 2.
+
+Values that are not finite are dropped and counted where the order of steps does not matter, and refused where it does.
+Every random draw comes from `seed` (default 0, or a numpy Generator): the same data give the same figures.
+"""
+
+from analysis.statistics.autocorrelation import Correlogram, EffectiveN, correlogram, effective_n
+from analysis.statistics.blocks import BlockLength, block_length
+from analysis.statistics.comparison import Comparison, PermutationTest, cliffs_delta, compare, hedges_g, permutation
+from analysis.statistics.components import VarianceSplit, variance_split
+from analysis.statistics.corrections import benjamini_hochberg, holm
+from analysis.statistics.explained import share_explained
+from analysis.statistics.intervals import hierarchical_bootstrap, over_runs, within_run
+from analysis.statistics.periods import Period, period_scan
+from analysis.statistics.power import Detectable, runs_needed, smallest_detectable
+from analysis.statistics.samples import Estimate, Interval, Method
+from analysis.statistics.steady import SteadyState, steady_state
+from analysis.statistics.summary import Outliers, Summary, outliers, summarize
+from analysis.statistics.trend import Drift, drift
+
+__all__ = [
+    "BlockLength",
+    "Comparison",
+    "Correlogram",
+    "Detectable",
+    "Drift",
+    "EffectiveN",
+    "Estimate",
+    "Interval",
+    "Method",
+    "Outliers",
+    "Period",
+    "PermutationTest",
+    "SteadyState",
+    "Summary",
+    "VarianceSplit",
+    "benjamini_hochberg",
+    "block_length",
+    "cliffs_delta",
+    "compare",
+    "correlogram",
+    "drift",
+    "effective_n",
+    "hedges_g",
+    "hierarchical_bootstrap",
+    "holm",
+    "outliers",
+    "over_runs",
+    "period_scan",
+    "permutation",
+    "runs_needed",
+    "share_explained",
+    "smallest_detectable",
+    "steady_state",
+    "summarize",
+    "variance_split",
+    "within_run",
+]

@@ -1,0 +1,42 @@
+"""The hierarchical bootstrap: runs are drawn, then blocks of steps within each run."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from analysis.statistics.blocks import resampled_medians
+from analysis.statistics.samples import Floats
+
+RESAMPLES = 2000
+# Resampled medians kept of each run, from which every later draw picks: 400 give the spread of a median within 4 %.
+POOL = 400
+
+
+def hierarchical_medians(
+    runs: Sequence[Floats], *, rng: np.random.Generator, resamples: int = RESAMPLES, shrink: bool = True
+) -> Floats:
+    """Resampled medians over runs of the median of their steps, shape (resamples,); every run has finite steps.
+
+    The spread of run medians holds the spread within runs already, so drawing blocks on top of runs counts it twice:
+    where steps are noisy, 95 % intervals would cover 99 %. `shrink` moves the run medians towards their middle (with
+    few runs, apart) until between and within together are the observed spread. Davison & Hinkley, Bootstrap Methods,
+    1997, section 3.8; Ng, Grieve & Carpenter, Two-stage nonparametric bootstrap sampling with shrinkage correction for
+    clustered data, Stata Journal 13 (2013).
+    """
+    medians = np.array([np.median(run) for run in runs], dtype=np.float64)
+    pool = min(POOL, resamples)
+    within = np.stack([resampled_medians(run, rng=rng, resamples=pool) for run in runs]) - medians[:, None]
+    if shrink:
+        medians = _shrunk(medians, within_variance=float(within.var(axis=1).mean()))
+    drawn = rng.integers(len(runs), size=(resamples, len(runs)))
+    noise = within[drawn, rng.integers(pool, size=drawn.shape)]
+    return np.asarray(np.median(medians[drawn] + noise, axis=1), dtype=np.float64)
+
+
+def _shrunk(medians: Floats, *, within_variance: float) -> Floats:
+    observed = float(medians.var(ddof=1)) if medians.size > 1 else 0.0
+    if observed == 0:
+        return medians
+    between = max(observed - within_variance, 0.0) * medians.size / (medians.size - 1)
+    middle = np.median(medians)
+    return np.asarray(middle + np.sqrt(between / observed) * (medians - middle), dtype=np.float64)

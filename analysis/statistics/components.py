@@ -1,0 +1,184 @@
+"""How much of the variance of step times lies within runs, and how much between them."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import chdtri, fdtri
+from scipy.stats import hmean
+
+from analysis.statistics.autocorrelation import LEAST_STEPS, acf, integrated_time, unbiased_lag1
+from analysis.statistics.samples import (
+    LEAST_FOR_SPREAD,
+    LEVEL,
+    Estimate,
+    Floats,
+    Interval,
+    Method,
+    Runs,
+    counted,
+    finite,
+)
+from analysis.statistics.summary import outliers
+
+
+@dataclass(frozen=True, kw_only=True)
+class VarianceSplit:
+    """Standard deviations are of logarithms, so fractions of the step time: 0.006 = 0.6 %.
+
+    `icc` (intraclass correlation) = between / (between + within) of the variances: the share that more iterations
+    cannot reduce. `outliers` steps were left out; `effective` = independent steps in all.
+    """
+
+    runs: int
+    steps: int
+    outliers: int
+    dropped: int
+    effective: float | None
+    within: Estimate
+    between: Estimate
+    icc: Estimate
+    reason: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Parts:
+    means: Floats
+    within_variance: float
+    effective: Floats
+
+    @property
+    def steps(self) -> float:
+        """Harmonic mean over runs of the independent steps."""
+        return float(hmean(self.effective))
+
+    @property
+    def degrees(self) -> tuple[float, float]:
+        return self.means.size - 1.0, float((self.effective - 1).sum())
+
+    @property
+    def ratio(self) -> float:
+        """F: variance of the run means against what the spread within runs gives them."""
+        return float(self.means.var(ddof=1) / (self.within_variance / self.steps))
+
+
+def variance_split(runs: Runs, *, level: float = LEVEL) -> VarianceSplit:
+    """One-way random effects of the logarithms of positive step times, runs of unequal length, steps autocorrelated.
+
+    Unweighted means (Thomas & Hultquist, Annals of Statistics 6, 1978) with each run's effective n for its n:
+    else slow waves within runs would pass for differences between them. Interval of `between`: Williams (1962) and
+    Tukey; of `icc`: Searle, Linear Models, 1971, section 9.9. Negative estimates are set to 0.
+    """
+    cleaned = [finite(run) for run in runs]
+    usable = [steps[steps > 0] for steps, _ in cleaned]
+    offered = sum(steps.size + dropped for steps, dropped in cleaned)
+    dropped = offered - sum(steps.size for steps in usable)
+    kept = [np.asarray(np.log(steps[~outliers(steps).mask]), dtype=np.float64) for steps in usable]
+    series = [steps for steps in kept if steps.size >= LEAST_STEPS and np.ptp(steps) > 0]
+    parts = _parts(series) if series else None
+    reason = _refusal(len(series), offered=len(kept))
+    total = sum(steps.size for steps in series)
+    between, icc = _between(parts, level=level, reason=reason), _icc(parts, level=level, reason=reason)
+    return VarianceSplit(
+        runs=len(series),
+        steps=total,
+        outliers=sum(steps.size for steps in usable) - sum(steps.size for steps in kept),
+        dropped=dropped,
+        effective=float(parts.effective.sum()) if parts else None,
+        within=_within(parts, level=level, n=total),
+        between=between,
+        icc=icc,
+        reason=reason,
+    )
+
+
+def _refusal(used: int, *, offered: int) -> str | None:
+    lost = offered - used
+    left_out = (
+        f"{counted(lost, 'run')} with fewer than {LEAST_STEPS} steps or none that varies left out" if lost else ""
+    )
+    if used < LEAST_FOR_SPREAD:
+        few = f"{counted(used, 'run')}: no variance between runs"
+        return f"{few}; {left_out}" if left_out else few
+    return left_out or None
+
+
+def _parts(series: list[Floats]) -> _Parts:
+    rho = _pooled_lag1(series)
+    effective = np.array([_effective(steps.size, rho) for steps in series])
+    # The spread about a run's own mean is too small by (effective - 1) / effective, as with n for independent steps.
+    squares = np.array([steps.var() for steps in series]) * effective
+    return _Parts(
+        means=np.array([steps.mean() for steps in series]),
+        within_variance=float(squares.sum() / (effective - 1).sum()),
+        effective=effective,
+    )
+
+
+def _pooled_lag1(series: list[Floats]) -> float:
+    """Of the first-order autoregression that fades as slowly as what the runs share; one run tells it badly."""
+    shortest = min(steps.size for steps in series)
+    sizes = np.array([steps.size for steps in series], dtype=np.float64)
+    pooled = np.average([acf(steps)[:shortest] for steps in series], axis=0, weights=sizes)
+    tau = integrated_time(np.asarray(pooled, dtype=np.float64))
+    unbiased = unbiased_lag1(float(pooled[1]), n=float(np.average(sizes, weights=sizes)), runs=len(series))
+    return max((tau - 1) / (tau + 1), unbiased)
+
+
+def _effective(n: int, rho: float) -> float:
+    """Variance of one step / variance of the mean of n; at least 1.5, as less leaves no spread within a run."""
+    lags = np.arange(1, n)
+    return max(n / (1 + 2 * float((1 - lags / n) @ rho**lags)), 1.5)
+
+
+def _chi2(share_below: float, degrees: float) -> float:
+    return float(chdtri(degrees, 1 - share_below))
+
+
+def _f(share_below: float, degrees: tuple[float, float]) -> float:
+    return float(fdtri(*degrees, share_below))
+
+
+def _tails(level: float) -> tuple[float, float]:
+    return (1 - level) / 2, (1 + level) / 2
+
+
+def _within(parts: _Parts | None, *, level: float, n: int) -> Estimate:
+    if parts is None:
+        return Estimate(value=None, n=n, reason="no run whose steps vary")
+    low, high = _tails(level)
+    _, degrees = parts.degrees
+    ends = [np.sqrt(parts.within_variance * degrees / _chi2(tail, degrees)) for tail in (high, low)]
+    interval = Interval(low=float(ends[0]), high=float(ends[1]), level=level, method=Method.F_AND_CHI2)
+    return Estimate(value=float(np.sqrt(parts.within_variance)), interval=interval, n=n)
+
+
+def _between(parts: _Parts | None, *, level: float, reason: str | None) -> Estimate:
+    if parts is None or parts.means.size < LEAST_FOR_SPREAD:
+        return Estimate(value=None, n=0 if parts is None else 1, reason=reason)
+    low, high = _tails(level)
+    squares = float(((parts.means - parts.means.mean()) ** 2).sum())
+    noise = parts.within_variance / parts.steps
+    by_noise = parts.degrees[0] * noise
+    variances = [
+        max(0.0, squares - _f(tail, parts.degrees) * by_noise) / _chi2(tail, parts.degrees[0]) for tail in (high, low)
+    ]
+    interval = Interval(low=variances[0] ** 0.5, high=variances[1] ** 0.5, level=level, method=Method.F_AND_CHI2)
+    value = max(0.0, float(parts.means.var(ddof=1)) - noise) ** 0.5
+    return Estimate(value=value, interval=interval, n=parts.means.size, reason=_no_more_than_noise(value))
+
+
+def _icc(parts: _Parts | None, *, level: float, reason: str | None) -> Estimate:
+    if parts is None or parts.means.size < LEAST_FOR_SPREAD:
+        return Estimate(value=None, n=0 if parts is None else 1, reason=reason)
+
+    def share(ratio: float) -> float:
+        return max(0.0, (ratio - 1) / (ratio - 1 + parts.steps))
+
+    low, high = (share(parts.ratio / _f(tail, parts.degrees)) for tail in reversed(_tails(level)))
+    interval = Interval(low=low, high=high, level=level, method=Method.F_AND_CHI2)
+    value = share(parts.ratio)
+    return Estimate(value=value, interval=interval, n=parts.means.size, reason=_no_more_than_noise(value))
+
+
+def _no_more_than_noise(value: float) -> str | None:
+    return "runs differ no more than the steps within them explain" if value == 0 else None

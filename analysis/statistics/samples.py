@@ -1,0 +1,106 @@
+"""What every statistic shares: samples as arrays, intervals and estimates that say what they rest on."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+Mask: TypeAlias = npt.NDArray[np.bool_]
+# One entry per run: its steps in order, or the one figure of the run.
+Runs: TypeAlias = Sequence[npt.ArrayLike]
+
+LEVEL = 0.95
+LEAST_FOR_SPREAD = 2
+# Any fixed number: the same bundles give the same report.
+SEED = 0
+# 1 / Phi^-1(3/4): makes the median absolute deviation of a normal sample its standard deviation.
+MAD_TO_STDEV = 1.4826022185056018
+# sqrt(pi / 2): the same for the mean absolute deviation.
+MEAN_AD_TO_STDEV = 1.2533141373155003
+
+
+class Method(StrEnum):
+    """Where an interval comes from."""
+
+    STUDENT_T = "Student t over runs"
+    ORDER_STATISTICS = "order statistics over runs"
+    WELCH = "Welch t over runs"
+    HIERARCHICAL_BOOTSTRAP = "bootstrap of runs and blocks of steps"
+    EFFECTIVE_STEPS = "Student t over effective steps"
+    EFFECTIVE_N = "Kendall's S with effective n"
+    FISHER_Z = "Fisher z with effective n"
+    F_AND_CHI2 = "F and chi-square distributions"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """A confidence interval in the unit of its estimate."""
+
+    low: float
+    high: float
+    level: float = LEVEL
+    method: Method
+
+    def holds(self, value: float) -> bool:
+        return self.low <= value <= self.high
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """A figure from `n` usable values (`dropped` were not finite).
+
+    `reason` says why figure or interval are absent, or what the interval rests on; None where there is nothing to add.
+    """
+
+    value: float | None
+    interval: Interval | None = None
+    n: int
+    dropped: int = 0
+    reason: str | None = None
+
+
+def finite(values: npt.ArrayLike) -> tuple[Floats, int]:
+    """The finite values as a 1-D array, and how many were not; a single number is an array of one."""
+    array = np.atleast_1d(np.asarray(values, dtype=np.float64))
+    if array.ndim != 1:
+        raise ValueError(f"one series of numbers is needed; got an array of {array.ndim} dimensions")
+    kept = array[np.isfinite(array)]
+    return kept, array.size - kept.size
+
+
+def ordered(values: npt.ArrayLike, *, least: int) -> tuple[Floats, str | None]:
+    """The series, and why what depends on the order of steps cannot be read from it: gaps, too short, constant."""
+    kept, dropped = finite(values)
+    if dropped:
+        total = kept.size + dropped
+        return kept, f"{dropped} of {total} steps are not finite numbers: the order of steps is lost"
+    if kept.size < least:
+        return kept, f"{counted(kept.size, 'step')}: at least {least} are needed"
+    if np.ptp(kept) == 0:
+        return kept, f"all {kept.size} steps read the same: nothing varies"
+    return kept, None
+
+
+def counted(number: int, noun: str) -> str:
+    """As in `1 run`, `3 runs`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def robust_stdev(values: Floats) -> float:
+    """1.4826 x the median absolute deviation; where more than half of the values are equal, from the mean one.
+
+    Iglewicz & Hoaglin, How to Detect and Handle Outliers, 1993, p. 11.
+    """
+    deviations = np.abs(values - np.median(values))
+    return float(MAD_TO_STDEV * np.median(deviations)) or float(MEAN_AD_TO_STDEV * deviations.mean())
+
+
+def run_medians(runs: Runs) -> tuple[Floats, int]:
+    """Each run's median of its finite steps, shape (runs,), and the steps dropped; an empty run is left out."""
+    cleaned = [finite(run) for run in runs]
+    medians = [float(np.median(steps)) for steps, _ in cleaned if steps.size]
+    return np.array(medians, dtype=np.float64), sum(dropped for _, dropped in cleaned)

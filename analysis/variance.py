@@ -1,0 +1,166 @@
+"""How much step times vary: inside each run, and between the runs of a configuration. Pure."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.cases import Case, cases
+from analysis.configurations import NAMED, Group, group, measured
+from analysis.loading import Results
+from analysis.statistics import (
+    Drift,
+    drift,
+    effective_n,
+    over_runs,
+    period_scan,
+    steady_state,
+    summarize,
+    variance_split,
+)
+from analysis.statistics.samples import Estimate
+from analysis.tables import Column
+
+WITHIN_COLUMNS = (
+    Column(name="run_id", heading="run"),
+    Column(name="place", heading="place"),
+    Column(name="model", heading="model"),
+    Column(name="batch_size", heading="batch"),
+    Column(name="precision", heading="precision"),
+    Column(name="steps", heading="steps"),
+    Column(name="step_median_s", heading="step", unit="s", prefixed=True),
+    Column(name="step_p5_s", heading="p5", unit="s", prefixed=True),
+    Column(name="step_p95_s", heading="p95", unit="s", prefixed=True),
+    Column(name="robust_cov", heading="robust CoV", unit="%", digits=3),
+    Column(name="cov", heading="CoV", unit="%", digits=3),
+    Column(name="autocorrelation", heading="lag 1", digits=2),
+    Column(name="effective_steps", heading="worth steps", digits=3),
+    Column(name="warmup_steps", heading="warm-up left"),
+    Column(name="steady", heading="steady"),
+    Column(name="drift", heading="drift", unit="%", digits=2),
+    Column(name="drift_low", heading="low", unit="%", digits=2),
+    Column(name="drift_high", heading="high", unit="%", digits=2),
+    Column(name="period_steps", heading="period", optional=True),
+    Column(name="period_ratio", heading="ratio", digits=3, optional=True),
+    Column(name="note", heading="note", optional=True),
+)
+BETWEEN_COLUMNS = (
+    Column(name="place", heading="place"),
+    Column(name="device_name", heading="device"),
+    Column(name="model", heading="model"),
+    Column(name="batch_size", heading="batch"),
+    Column(name="precision", heading="precision"),
+    Column(name="runs", heading="runs"),
+    Column(name="images_per_s", heading="images/s"),
+    Column(name="images_per_s_low", heading="low"),
+    Column(name="images_per_s_high", heading="high"),
+    Column(name="interval", heading="interval"),
+    Column(name="cov_between", heading="between runs", unit="%", digits=3),
+    Column(name="cov_between_low", heading="low", unit="%", digits=3),
+    Column(name="cov_between_high", heading="high", unit="%", digits=3),
+    Column(name="cov_within", heading="within runs", unit="%", digits=3),
+    Column(name="icc", heading="ICC", digits=3),
+    Column(name="icc_low", heading="low", digits=3),
+    Column(name="icc_high", heading="high", digits=3),
+    Column(name="effective_steps", heading="worth steps", digits=3),
+    Column(name="note", heading="note", optional=True),
+)
+
+
+def within(results: Results) -> pd.DataFrame:
+    """A row per run with measured steps, columns as in `WITHIN_COLUMNS`; CoV, drift and its interval are fractions.
+
+    `effective_steps`: the independent steps that the run is worth. `warmup_steps`: measured ones that are still unlike
+    the rest. `drift`: change over the steady part. `period_steps` only where a period was found.
+    """
+    lines = [_within(case) for case in cases(results) if np.isfinite(case.step_s).any()]
+    return pd.DataFrame(lines, columns=[column.name for column in WITHIN_COLUMNS])
+
+
+def _within(case: Case) -> dict[str, Any]:
+    steps = case.step_s
+    figures, worth, state, period = summarize(steps), effective_n(steps), steady_state(steps), period_scan(steps)
+    warmup = state.warmup_steps or 0
+    rest = steps[warmup:] if warmup <= steps.size // 2 else steps
+    change = drift(rest)
+    low, high = _relative_ends(change, float(np.median(rest)))
+    reasons = (
+        figures.reason,
+        worth.reason,
+        period.reason if period.found else None,
+        _unsteady(state.steady, state.reason),
+    )
+    return {
+        **{name: case[name] for name in ("run_id", "place", "model", "batch_size", "precision")},
+        "steps": figures.n,
+        "step_median_s": figures.median,
+        "step_p5_s": figures.p5,
+        "step_p95_s": figures.p95,
+        "robust_cov": figures.robust_cov,
+        "cov": figures.cov,
+        "autocorrelation": worth.lag1,
+        "effective_steps": worth.effective,
+        "warmup_steps": state.warmup_steps,
+        "steady": state.steady,
+        "drift": change.change,
+        "drift_low": low,
+        "drift_high": high,
+        "period_steps": period.period if period.found else None,
+        "period_ratio": period.ratio if period.found else None,
+        "note": "; ".join(dict.fromkeys(reason for reason in reasons if reason)) or None,
+    }
+
+
+def _relative_ends(change: Drift, median: float) -> tuple[float | None, float | None]:
+    """The interval of a slope as one of the change over the series, a fraction of its median."""
+    if change.interval is None or not median > 0:
+        return None, None
+    scale = (change.n - 1) / median
+    return change.interval.low * scale, change.interval.high * scale
+
+
+def _unsteady(steady: bool | None, reason: str) -> str | None:
+    return None if steady else reason
+
+
+def between(results: Results) -> pd.DataFrame:
+    """A row per configuration and place, columns as in `BETWEEN_COLUMNS`; runs that may not be pooled have their own.
+
+    `images_per_s` with its interval over runs; `cov_between` and `cov_within` are standard deviations of the logarithm
+    of step times between and within runs, so fractions; `icc` is the part of the variance that more steps leave.
+    """
+    by_id = {case.run_id: case for case in cases(results)}
+    groups = group(measured(results.runs))
+    lines = [_between(each, [by_id[run_id] for run_id in each.runs["run_id"]]) for each in groups]
+    return pd.DataFrame(lines, columns=[column.name for column in BETWEEN_COLUMNS])
+
+
+def _between(found: Group, runs: list[Case]) -> dict[str, Any]:
+    split = variance_split([case.step_s for case in runs])
+    rates = over_runs([case["images_per_s"] for case in runs if case["images_per_s"] is not None])
+    return {
+        **{name: found[name] for name in NAMED},
+        "runs": len(runs),
+        **_with_ends("images_per_s", rates),
+        "interval": f"{rates.interval.level:.0%}, {rates.interval.method}" if rates.interval else rates.reason,
+        **_with_ends("cov_between", split.between),
+        "cov_within": split.within.value,
+        **_with_ends("icc", split.icc),
+        "effective_steps": split.effective,
+        "note": "; ".join(dict.fromkeys(text for text in _notes(found, split.reason, split.between) if text)) or None,
+    }
+
+
+def _with_ends(name: str, estimate: Estimate) -> dict[str, float | None]:
+    ends = estimate.interval
+    return {
+        name: estimate.value,
+        f"{name}_low": ends.low if ends else None,
+        f"{name}_high": ends.high if ends else None,
+    }
+
+
+def _notes(found: Group, reason: str | None, estimate: Estimate) -> tuple[str | None, ...]:
+    # Of one run, the interval's own words say it.
+    alone = len(found.runs) == 1
+    return (None if alone else reason, None if alone else estimate.reason, *found.apart)

@@ -1,0 +1,131 @@
+"""Results made by hand: rows of facts and series, everything else absent, as `analysis.load` would give them."""
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.loading import Results
+from analysis.record import CEILING_COLUMNS, RUN_COLUMNS, Kind
+from workload import bundle
+from workload.bundle import STEP_COLUMNS, TELEMETRY_COLUMNS
+
+# A clean run of ours; a test says what is different.
+CLEAN: Mapping[str, Any] = {
+    "status": "completed",
+    "imported": False,
+    "place": "local-cuda",
+    "backend": "local",
+    "runtime": "process",
+    "started_at": datetime(2026, 11, 21, tzinfo=UTC),
+    "device_type": "cuda",
+    "device_name": "NVIDIA L4",
+    "compute_capability": "8.9",
+    "driver_version": "580.95.05",
+    "model": "resnet18",
+    "batch_size": 32,
+    "precision": "fp32",
+    "dataset": "synthetic",
+    "image_size": 224.0,
+    "grad_accumulation": 1.0,
+    "explained_fraction": 0.999,
+    "data_wait_fraction": 0.001,
+    "forward_mac_per_image": 1.8140e9,
+    "forward_flop_per_image": 3.6281e9,
+    "train_flop_per_image": 10.6484e9,
+    "train_flop_per_step": 32 * 10.6484e9,
+    "torch": "2.15.0",
+    "commit": "0123456789abcdef",
+    "commit_dirty": False,
+    "profile_status": "not requested",
+}
+FLAT = (0.1,) * 40
+
+
+def run(run_id: str = "a", *, steps: Sequence[float] | None = None, **facts: Any) -> dict[str, Any]:
+    """The facts of one run; figures that follow from its steps are put in where they are not given."""
+    series = noisy(seed=sum(map(ord, run_id))) if steps is None else list(steps)
+    given = {**CLEAN, "run_id": run_id, "steps": series, **facts}
+    images = given["batch_size"] * len(series)
+    if series:
+        given = {
+            "measured_s": sum(series),
+            "images": images,
+            "images_per_s": images / sum(series),
+            "step_median_s": float(np.median(series)),
+            "step_p5_s": float(np.percentile(series, 5)),
+            "step_p95_s": float(np.percentile(series, 95)),
+            "iterations": float(len(series)),
+        } | given
+    return given
+
+
+def noisy(*, seed: int = 0, n: int = 60, step_s: float = 0.1, share: float = 0.001) -> list[float]:
+    """Steps that vary by `share`, as those of a quiet machine do."""
+    return list(step_s * (1 + share * np.random.default_rng(seed).standard_normal(n)))
+
+
+def results(*runs: Mapping[str, Any], folder: Path | None = None) -> Results:
+    """Of rows made by `run`; besides facts they may hold ended_at_s, data_s, telemetry, record, ceilings, kernels."""
+    series = {"steps": _steps, "telemetry": _telemetry, "ceilings": _ceilings}
+    tables = {name: pd.concat([table(each) for each in runs], ignore_index=True) for name, table in series.items()}
+    made = Results(runs=pd.DataFrame([_facts(each, folder) for each in runs]), problems=(), **tables)
+    launches = [each["kernels"].assign(run_id=each["run_id"]) for each in runs if "kernels" in each]
+    # What `Results.kernels` would read from files.
+    made.__dict__["_kernels"] = (pd.concat([kernels().assign(run_id=""), *launches], ignore_index=True), ())
+    return made
+
+
+def _facts(given: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
+    facts = {name: given.get(name) for name in RUN_COLUMNS}
+    facts = {
+        name: np.nan if facts[name] is None and kind is Kind.NUMBER else facts[name]
+        for name, (kind, _) in RUN_COLUMNS.items()
+    }
+    facts["notes"] = given.get("notes", [])
+    facts["steps"] = float(len(given["steps"])) or np.nan
+    if "record" in given:
+        assert folder is not None
+        facts["path"] = str(folder / given["run_id"])
+        (folder / given["run_id"]).mkdir()
+        bundle.write_record(folder / given["run_id"], given["record"])
+    return facts
+
+
+def _steps(given: Mapping[str, Any]) -> pd.DataFrame:
+    """One warm-up step, then the measured ones; time stamps follow the steps unless given."""
+    series = given["steps"]
+    if not len(series):
+        return pd.DataFrame(columns=["run_id", *STEP_COLUMNS])
+    data = given.get("data_s", [0.0] * len(series))
+    ended = given.get("ended_at_s", 5.0 + np.cumsum(np.add(series, data)))
+    table = pd.DataFrame({"step_s": [0.2, *series], "data_s": [0.0, *data], "ended_at_s": [5.0, *ended]})
+    table["phase"] = ["warmup", *["measured"] * len(series)]
+    table["step"] = np.arange(len(table), dtype=float)
+    table["images"] = float(given["batch_size"])
+    return table.reindex(columns=list(STEP_COLUMNS)).assign(run_id=given["run_id"])
+
+
+def _telemetry(given: Mapping[str, Any]) -> pd.DataFrame:
+    """Columns by name, all of one length, spread evenly over the measured region; `t_s` unless given."""
+    columns = dict(given.get("telemetry", {}))
+    size = max((len(values) for values in columns.values()), default=0)
+    if size and "t_s" not in columns:
+        steps = _steps(given)
+        columns["t_s"] = np.linspace(steps["ended_at_s"].iloc[0], steps["ended_at_s"].iloc[-1], size)
+    table = pd.DataFrame(columns, dtype=float).reindex(columns=list(TELEMETRY_COLUMNS))
+    return table.assign(run_id=given["run_id"])
+
+
+def _ceilings(given: Mapping[str, Any]) -> pd.DataFrame:
+    rows = [{"run_id": given["run_id"], **row} for row in given.get("ceilings", ())]
+    return pd.DataFrame(rows, columns=["run_id", *CEILING_COLUMNS])
+
+
+def kernels(*names: str, **columns: Any) -> pd.DataFrame:
+    """Launches of kernels, with the columns that the analysis reads."""
+    table = {"name": list(names), "range": np.nan, "flop": 1.0, "dram_bytes": 1.0, "flop_tensor": np.nan}
+    return pd.DataFrame(table | columns)

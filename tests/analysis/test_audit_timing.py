@@ -1,0 +1,232 @@
+"""Rules on time, each on both sides of its threshold."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from by_hand import noisy, results, run
+
+from analysis.audit import RULES, Finding, audit
+
+SPREAD = "0.1 to 0.152 s"
+
+
+def found(*runs: dict[str, Any], rule: str) -> list[Finding]:
+    return [finding for finding in audit(results(*runs)) if finding.rule == rule]
+
+
+def figures(*runs: dict[str, Any], rule: str) -> list[str]:
+    return [finding.figure for finding in found(*runs, rule=rule)]
+
+
+def repeats(**facts: Any) -> list[dict[str, Any]]:
+    return [run(name, **facts) for name in "abc"]
+
+
+def test_three_clean_runs_break_no_rule() -> None:
+    assert audit(results(*repeats())) == []
+
+
+def test_every_rule_says_threshold_reason_and_cure() -> None:
+    names = [rule.name for rule in RULES]
+
+    assert len(set(names)) == len(names)
+    assert all(rule.threshold and rule.why and rule.cure for rule in RULES)
+
+
+# --- unsynchronised timing
+
+
+def every(period: int, factor: float, *, n: int = 60) -> list[float]:
+    steps = np.array(noisy(n=n))
+    steps[::period] *= factor
+    return list(steps)
+
+
+def stamps_of(steps: Sequence[float]) -> list[float]:
+    return list(5.0 + np.cumsum(steps))
+
+
+@pytest.mark.parametrize(
+    ("timer", "real", "expected"),
+    [
+        pytest.param(
+            every(10, 0.4),
+            noisy(),
+            ["every 10th step from 1 on: the timer reads 40% of the other steps, the time stamps 100%"],
+            id="period that the stamps deny",
+        ),
+        pytest.param(every(10, 0.4), every(10, 0.4), [], id="period that the stamps confirm"),
+        pytest.param(
+            [0.02, 0.03, 0.04, *noisy(n=40)],
+            noisy(n=43),
+            ["3 of 43 steps: the timer reads 30% of the other steps, the time stamps 100%"],
+            id="3 impossible steps of 43",
+        ),
+        pytest.param([0.02, 0.03, *noisy(n=41)], noisy(n=43), [], id="2 are too few"),
+        pytest.param(
+            [0.02, 0.03, 0.04, *noisy(n=40)], [0.02, 0.03, 0.04, *noisy(n=40)], [], id="3 steps that were short"
+        ),
+        pytest.param(every(6, 0.4, n=18), noisy(n=18), [], id="fewer steps than can be judged"),
+    ],
+)
+def test_unsynchronised_timing(timer: list[float], real: list[float], expected: list[str]) -> None:
+    case = run(steps=timer, ended_at_s=stamps_of(real))
+
+    assert figures(case, rule="unsynchronised timing") == expected
+
+
+def test_a_timer_without_stamps_is_not_accused() -> None:
+    case = run(steps=every(10, 0.4), ended_at_s=[np.nan] * 60)
+
+    assert figures(case, rule="unsynchronised timing") == []
+
+
+# --- rates and wall time
+
+
+@pytest.mark.parametrize(
+    ("claimed", "expected"),
+    [
+        pytest.param(None, [], id="ours claims nothing"),
+        pytest.param(101.9, [], id="within 2 %"),
+        pytest.param(103.0, ["103 images/s by the log's rates, 100 by images over wall time: 1.03 x"], id="above"),
+        pytest.param(97.0, ["97 images/s by the log's rates, 100 by images over wall time: 0.97 x"], id="below"),
+    ],
+)
+def test_mean_of_rates(claimed: float | None, expected: list[str]) -> None:
+    assert figures(run(images_per_s=100.0, claimed_images_per_s=claimed), rule="mean of rates") == expected
+
+
+@pytest.mark.parametrize(
+    ("explained", "expected"),
+    [
+        pytest.param(0.981, [], id="within 2 %"),
+        pytest.param(
+            0.979, ["steps and waits add up to 97.9% of the wall time: 2.1% lie outside the timed part"], id="less"
+        ),
+        pytest.param(1.021, ["steps and waits add up to 102.1% of the wall time: 2.1% too much"], id="more"),
+        pytest.param(None, [], id="unknown"),
+    ],
+)
+def test_wall_time_not_explained(explained: float | None, expected: list[str]) -> None:
+    assert figures(run(explained_fraction=explained), rule="wall time not explained") == expected
+
+
+# --- repeats
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    [(1, ["one run: no interval"]), (2, ["2 runs"]), (3, [])],
+)
+def test_too_few_runs(count: int, expected: list[str]) -> None:
+    assert figures(*repeats()[:count], rule="too few runs") == expected
+
+
+def test_runs_of_other_configurations_are_no_repeats() -> None:
+    assert len(found(*repeats(), run("d", batch_size=64), rule="too few runs")) == 1
+
+
+def test_runs_that_broke_off_are_no_repeats() -> None:
+    assert figures(*repeats()[:2], run("c", status="interrupted"), rule="too few runs") == ["2 runs"]
+
+
+@pytest.mark.parametrize(
+    ("fastest", "expected"),
+    [(104.9, []), (105.1, ["3 runs from 100 to 105.1 images/s: 5% apart"])],
+)
+def test_runs_disagree(fastest: float, expected: list[str]) -> None:
+    runs = [run(name, images_per_s=rate) for name, rate in zip("abc", (100.0, 101.0, fastest), strict=True)]
+
+    assert figures(*runs, rule="runs disagree") == expected
+
+
+# --- steadiness
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        pytest.param(noisy(), [], id="steady"),
+        pytest.param(
+            [0.5] * 4 + noisy(n=56),
+            ["the first 4 of 60 steps take 5.00 x the rest; they move the mean by +26.7%"],
+            id="4 slow ones",
+        ),
+        pytest.param([0.104, *noisy(n=59)], [], id="one that does not move the mean by 1 %"),
+        pytest.param([0.5] * 35 + noisy(n=25), ["still changing after 35 of 60 steps: no steady state"], id="never"),
+        pytest.param([0.1] * 10, [], id="too few to say"),
+    ],
+)
+def test_warmup_too_short(steps: list[float], expected: list[str]) -> None:
+    assert figures(run(steps=steps), rule="warm-up too short") == expected
+
+
+@pytest.mark.parametrize(
+    ("slope", "expected"),
+    [
+        (0.00001, []),
+        (0.00003, ["steps get 1.8% slower over 60 steps"]),
+        (-0.00003, ["steps get 1.4% faster over 52 steps"]),
+    ],
+)
+def test_drift(slope: float, expected: list[str]) -> None:
+    steps = np.array(noisy(share=0.001)) + slope * np.arange(60)
+
+    assert figures(run(steps=list(steps)), rule="drift") == expected
+
+
+@pytest.mark.parametrize(
+    ("slow", "expected"),
+    [
+        pytest.param(0.148, [], id="1.48 x"),
+        pytest.param(
+            0.152,
+            [f"5 % to 95 % of the steps take {SPREAD}: 1.5 x ({SPREAD} in all; the timer says {SPREAD})"],
+            id="1.52 x",
+        ),
+    ],
+)
+def test_scattered_steps(slow: float, expected: list[str]) -> None:
+    assert figures(run(steps=[0.1, 0.1, slow] * 20), rule="scattered steps") == expected
+
+
+def test_steps_are_not_scattered_where_only_the_timer_is() -> None:
+    case = run(steps=every(10, 0.4), ended_at_s=stamps_of(noisy()))
+
+    assert figures(case, rule="scattered steps") == []
+
+
+# --- series
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        pytest.param({}, [], id="all of them"),
+        pytest.param({"iterations": 100.0}, ["60 of 100 steps, and yet completed"], id="completed too early"),
+        pytest.param(
+            {"iterations": 100.0, "status": "out_of_memory"}, ["out of memory after 60 of 100 steps"], id="broken off"
+        ),
+        pytest.param(
+            {"iterations": None, "status": "preempted"}, ["preempted after 60 steps"], id="nobody knows how many"
+        ),
+    ],
+)
+def test_incomplete_series(facts: dict[str, Any], expected: list[str]) -> None:
+    assert figures(run(**facts), rule="incomplete series") == expected
+
+
+def test_an_imported_log_is_measured_by_its_siblings() -> None:
+    logs = [
+        run("short", imported=True, steps=noisy(n=38), iterations=38.0),
+        run("whole", imported=True, steps=noisy(n=99), iterations=99.0, batch_size=64),
+        run("other", imported=True, steps=noisy(n=199), iterations=199.0, model="vgg16"),
+    ]
+
+    (finding,) = found(*logs, rule="incomplete series")
+
+    assert finding.subject == ("short",)
+    assert finding.figure == "stops after 39 rows; another log of resnet18 in 'local-cuda' has 100"

@@ -1,0 +1,257 @@
+"""Comparisons: ratios, intervals, corrected p-values and what would have been seen, by hand or by scipy."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from by_hand import noisy, results, run
+from scipy.stats import ttest_ind
+
+from analysis.compare import COLUMNS, compare
+from analysis.configurations import NotPoolableError
+from analysis.statistics import holm
+from workload.errors import ExitCode, NothingToDoError, UsageError
+
+
+def side(name: str, rates: tuple[float, ...], **facts: Any) -> list[dict[str, Any]]:
+    """Runs of 32 images a step at these rates."""
+    return [
+        run(f"{name}{number}", steps=noisy(seed=number, step_s=32 / rate), images_per_s=rate, **facts)
+        for number, rate in enumerate(rates)
+    ]
+
+
+LEFT = (100.0, 101.0, 102.0)
+RIGHT = (150.0, 151.0, 153.0)
+A100 = {"device_name": "NVIDIA A100-SXM4-80GB", "compute_capability": "8.0"}
+
+
+def rows(*runs: dict[str, Any], by: str = "place", **options: Any) -> list[dict[str, Any]]:
+    return [
+        {str(name): value for name, value in row.items()}
+        for row in compare(results(*runs), by, **options).to_dict("records")
+    ]
+
+
+def test_two_places() -> None:
+    (row,) = rows(*side("l", LEFT, place="here"), *side("r", RIGHT, place="there", **A100))
+
+    assert (row["left"], row["right"]) == ("here (NVIDIA L4)", "there (NVIDIA A100-SXM4-80GB)")
+    assert (row["runs_left"], row["runs_right"]) == (3, 3)
+    assert row["ratio"] == pytest.approx(151 / 101)
+    welch = ttest_ind(np.log(RIGHT), np.log(LEFT), equal_var=False)
+    ends = np.exp(welch.confidence_interval(0.95))
+    assert (row["ratio_low"], row["ratio_high"]) == pytest.approx(tuple(ends))
+    assert row["p"] == row["p_holm"] == pytest.approx(welch.pvalue)
+    assert row["test"] == "Welch t over runs"
+    assert row["effect"] > 10
+    assert row["smallest_detectable_ratio"] == pytest.approx(1.03, abs=0.01)
+    assert row["verdict"] == ("there (NVIDIA A100-SXM4-80GB) is 1.5 x as fast as here (NVIDIA L4) (95%: 1.46 to 1.53)")
+    assert row["note"] is None
+
+
+def test_the_slower_side_may_be_on_the_right() -> None:
+    (row,) = rows(*side("l", RIGHT, place="here"), *side("r", LEFT, place="there"))
+
+    assert row["ratio"] == pytest.approx(101 / 151)
+    assert row["effect"] < -10
+    assert row["verdict"] == "here (NVIDIA L4) is 1.5 x as fast as there (NVIDIA L4) (95%: 1.46 to 1.53)"
+
+
+def test_no_difference_says_what_would_have_been_seen() -> None:
+    (row,) = rows(*side("l", LEFT, place="here"), *side("r", (100.5, 101.0, 101.8), place="there"))
+
+    assert row["p_holm"] > 0.5
+    percent = 100 * (row["smallest_detectable_ratio"] - 1)
+    assert 2 < percent < 4
+    assert row["verdict"] == f"no difference found: {percent:.2g} % or more would have been seen"
+
+
+@pytest.mark.parametrize("counts", [(1, 1), (1, 3), (3, 1)])
+def test_one_run_has_no_interval(counts: tuple[int, int]) -> None:
+    (row,) = rows(*side("l", LEFT[: counts[0]], place="here"), *side("r", RIGHT[: counts[1]], place="there"))
+
+    assert pd.isna(row["ratio_low"])
+    assert pd.isna(row["p_holm"])
+    assert row["verdict"].startswith("one run: no interval; there (NVIDIA L4) is 1.")
+
+
+def test_copies_of_one_run_have_no_interval() -> None:
+    (row,) = rows(*side("l", (100.0, 100.0), place="here"), *side("r", (150.0, 150.0), place="there"))
+
+    assert row["verdict"] == (
+        "there (NVIDIA L4) is 1.5 x as fast as here (NVIDIA L4) in these runs; "
+        "no interval: the runs of one side read exactly the same: no interval (copies of one run?)"
+    )
+
+
+def test_holm_over_all_pairs() -> None:
+    places = {"a": (100.0, 101.0, 102.0), "b": (103.0, 104.0, 105.0), "c": (103.5, 104.5, 106.0)}
+    found = rows(*(each for name, rates in places.items() for each in side(name, rates, place=name)))
+
+    assert [(row["left"][0], row["right"][0]) for row in found] == [("a", "b"), ("a", "c"), ("b", "c")]
+    assert [row["p_holm"] for row in found] == pytest.approx(list(holm([row["p"] for row in found])))
+    assert found[0]["p"] < 0.05
+    assert found[2]["p_holm"] > 0.05
+
+
+def test_alone_it_would_be_a_difference() -> None:
+    close = (103.2, 104.2, 105.2)
+    alone = rows(*side("a", LEFT, place="a"), *side("b", close, place="b"))
+    many = rows(
+        *side("a", LEFT, place="a"),
+        *side("b", close, place="b"),
+        *(each for name in "cdef" for each in side(name, (100.2, 101.1, 101.9), place=name)),
+    )
+
+    assert alone[0]["p_holm"] == alone[0]["p"] < 0.05
+    assert many[0]["p"] == alone[0]["p"]
+    # The 15 pairs of 6 places; that of the greatest difference is multiplied by 15.
+    assert many[0]["p_holm"] > 0.05
+    assert many[0]["smallest_detectable_ratio"] > alone[0]["smallest_detectable_ratio"]
+    assert alone[0]["verdict"] == "b (NVIDIA L4) is 1.03 x as fast as a (NVIDIA L4) (95%: 1.01 to 1.05)"
+    assert many[0]["verdict"] == (
+        "no certain difference among all that were compared: 6.4 % or more would have been seen; "
+        "alone, b (NVIDIA L4) is 1.03 x as fast as a (NVIDIA L4) (1.01 to 1.05)"
+    )
+
+
+def test_six_runs_on_a_side_are_dealt_anew() -> None:
+    rates = tuple(100.0 + number for number in range(6))
+    (row,) = rows(*side("l", rates, place="here"), *side("r", tuple(1.5 * rate for rate in rates), place="there"))
+
+    assert row["test"] == "permutation of runs"
+    # 2 of the 924 ways to deal 6 + 6.
+    assert row["p"] == pytest.approx(2 / 924)
+
+
+def test_the_figure_of_a_run_is_images_over_wall_time() -> None:
+    """A timer that reads half of the time does not make a run faster."""
+    honest = [run(f"h{number}", place="here", steps=noisy(seed=number)) for number in range(2)]
+    wrong = [
+        run(f"w{number}", place="there", steps=noisy(seed=number, step_s=0.05), images_per_s=320.0)
+        for number in range(2)
+    ]
+
+    (row,) = rows(*honest, *wrong)
+
+    assert row["ratio"] == pytest.approx(1.0, abs=0.001)
+
+
+# --- what is compared with what
+
+
+def test_precisions_on_each_place() -> None:
+    runs = [
+        *side("a", LEFT, place="here"),
+        *side("b", RIGHT, place="here", precision="amp"),
+        *side("c", LEFT, place="there"),
+    ]
+
+    (row,) = rows(*runs, by="precision")
+
+    assert (row["left"], row["right"], row["note"]) == ("amp", "fp32", "on here")
+
+
+def test_batch_sizes_are_in_order_and_named() -> None:
+    runs = [each for size in (128, 32, 64) for each in side(f"b{size}", LEFT, batch_size=size)]
+
+    found = rows(*runs, by="batch_size")
+
+    assert [(row["left"], row["right"]) for row in found] == [
+        ("batch size 32", "batch size 64"),
+        ("batch size 32", "batch size 128"),
+        ("batch size 64", "batch size 128"),
+    ]
+
+
+def test_other_configurations_are_pairs_of_their_own() -> None:
+    runs = [
+        each
+        for model in ("resnet18", "vgg16")
+        for place, rates in (("here", LEFT), ("there", RIGHT))
+        for each in side(f"{model}{place}", rates, place=place, model=model)
+    ]
+
+    assert [row["model"] for row in rows(*runs)] == ["resnet18", "vgg16"]
+
+
+def test_what_differs_besides_is_told() -> None:
+    runs = [*side("l", LEFT, place="here"), *side("r", RIGHT, place="there", torch="2.14.0", driver_version=None)]
+
+    (row,) = rows(*runs)
+
+    assert row["note"] == "driver differs too: 580.95.05 against unknown; torch differs too: 2.15.0 against 2.14.0"
+
+
+def test_broken_off_runs_are_not_compared() -> None:
+    runs = [*side("l", LEFT, place="here"), *side("r", RIGHT, place="there", status="failed")]
+
+    with pytest.raises(NothingToDoError):
+        rows(*runs)
+
+
+# --- refusals
+
+
+def mixed(**facts: Any) -> list[dict[str, Any]]:
+    odd = [run("odd", place="here", steps=noisy(step_s=0.2), **facts)]
+    return [*side("l", LEFT, place="here"), *odd, *side("r", RIGHT, place="there")]
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        ({"driver_version": "570.1"}, "cannot pool: driver is '580.95.05' in run l0, '570.1' in run odd"),
+        ({"device_name": "Tesla T4"}, "cannot pool: gpu is 'NVIDIA L4' in run l0, 'Tesla T4' in run odd"),
+        ({"commit": "f" * 16}, "cannot pool: commit is '0123456789abcdef' in run l0, 'ffffffffffffffff' in run odd"),
+    ],
+)
+def test_unlike_runs_are_refused(facts: dict[str, Any], message: str) -> None:
+    with pytest.raises(NotPoolableError) as refused:
+        rows(*mixed(**facts))
+
+    assert str(refused.value) == message
+    assert refused.value.exit_code == ExitCode.NOT_POOLABLE == 9
+
+
+def test_unlike_runs_are_pooled_where_that_is_asked_for() -> None:
+    (row,) = rows(*mixed(driver_version="570.1"), allow_mixed=["driver_version"])
+
+    assert row["runs_left"] == 4
+    assert row["note"] == "driver differs too: 570.1 and 580.95.05 against 580.95.05"
+
+
+def test_another_column_than_the_one_that_differs_does_not_help() -> None:
+    with pytest.raises(NotPoolableError):
+        rows(*mixed(driver_version="570.1"), allow_mixed=["torch"])
+
+
+def test_an_unknown_column_is_named_with_the_nearest() -> None:
+    with pytest.raises(UsageError) as refused:
+        rows(*side("l", LEFT), by="batchsize")
+
+    assert refused.value.report() == ("error: runs cannot be compared by 'batchsize'\nhint: --by batch_size")
+
+
+def test_a_figure_is_no_fact_to_compare_by() -> None:
+    with pytest.raises(UsageError) as refused:
+        rows(*side("l", LEFT), by="qqq")
+
+    assert refused.value.hint == "--by place | device_name | precision | batch_size | zone | torch"
+
+
+def test_nothing_to_compare() -> None:
+    with pytest.raises(NothingToDoError) as refused:
+        rows(*side("l", LEFT, place="here"))
+
+    assert str(refused.value) == (
+        "nothing to compare: no two runs that differ in place and agree in the rest; place is here"
+    )
+
+
+def test_the_columns_are_those_that_are_shown() -> None:
+    table = compare(results(*side("l", LEFT, place="here"), *side("r", RIGHT, place="there")))
+
+    assert list(table.columns) == [column.name for column in COLUMNS]

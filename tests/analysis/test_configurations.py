@@ -1,0 +1,105 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import analysis
+from analysis.configurations import NotPoolableError, completed, group, measured, require_poolable
+from benchmarks.synthetic_bundles import make
+from workload.errors import ExitCode
+
+# A field of run.json, another value for it, and what a message says of the two.
+UNLIKE = [
+    ("environment__device__name", "NVIDIA L4", "gpu is 'Tesla T4'", "'NVIDIA L4'"),
+    ("environment__device__driver_version", "535.1", "driver is '580.95.05'", "'535.1'"),
+    ("environment__software__torch", "2.14.0", "torch is '2.15.0+cu132'", "'2.14.0'"),
+    (
+        "environment__container__image_digest",
+        None,
+        "image digest is 'sha256:" + "0" * 64 + "'",
+        "unknown",
+    ),
+    ("environment__software__commit", "f" * 40, "commit is 'b9eda8a56f3bee44574ffd9f352fafb5ad3e19b3'", "'" + "f" * 40),
+    ("environment__software__commit_dirty", True, "uncommitted changes is 'no'", "'yes'"),
+    ("spec__precision", "amp", "precision is 'fp32'", "'amp'"),
+    ("spec__model", "vgg16", "model is 'resnet18'", "'vgg16'"),
+    ("spec__batch_size", 64, "batch size is '32'", "'64'"),
+    ("spec__image_size", 32, "image size is '224'", "'32'"),
+    ("spec__compile", True, "compile is 'no'", "'yes'"),
+    ("spec__optimizer", "adam", "optimizer is 'sgd'", "'adam'"),
+    ("spec__workers", 4, "workers is '0'", "'4'"),
+    ("spec__dataset", "cifar10", "dataset is 'synthetic'", "'cifar10'"),
+    ("environment__place", "gcp-t4-b", "place is 'gcp-t4-us-central1-a'", "'gcp-t4-b'"),
+    ("environment__cloud__machine_type", "n1-standard-8", "machine type is 'n1-standard-4'", "'n1-standard-8'"),
+]
+
+
+@pytest.mark.parametrize(("field", "value", "first", "second"), UNLIKE)
+def test_unlike_runs_are_not_pooled(tmp_path: Path, field: str, value: Any, first: str, second: str) -> None:
+    one, other = make(tmp_path, 1), make(tmp_path, 2, **{field: value})
+    runs = analysis.load(tmp_path).runs
+    assert [len(each.runs) for each in group(runs)] == [1, 1]
+    with pytest.raises(NotPoolableError) as caught:
+        require_poolable(runs)
+    message = str(caught.value)
+    assert message.startswith(f"cannot pool: {first} in run {one.name}, {second}")
+    assert message.endswith(f" in run {other.name}")
+    assert caught.value.hint == "analyze compare keeps them apart; or name folders that hold one configuration each"
+    assert caught.value.exit_code == ExitCode.NOT_POOLABLE == 9
+
+
+@pytest.mark.parametrize(
+    "field",
+    ["spec__seed", "spec__iterations", "environment__host__hostname", "environment__cloud__preemptible"],
+)
+def test_repeats_are_pooled(tmp_path: Path, field: str) -> None:
+    make(tmp_path, 1)
+    make(tmp_path, 2, **{field: {"spec__seed": 1, "spec__iterations": 50}.get(field)})
+    runs = analysis.load(tmp_path).runs
+    require_poolable(runs)
+    (found,) = group(runs)
+    assert len(found.runs) == 2
+    assert found.apart == ()
+
+
+def test_unknown_is_like_unknown(tmp_path: Path) -> None:
+    for number in range(2):
+        make(tmp_path, number, environment__software__torch=None, spec__image_size=None)
+    require_poolable(analysis.load(tmp_path).runs)
+    (found,) = group(analysis.load(tmp_path).runs)
+    assert found["torch"] is None
+    assert found["image_size"] is None
+    assert found["batch_size"] == 32
+
+
+def test_runs_that_broke_off_do_not_count(tmp_path: Path) -> None:
+    make(tmp_path, 1)
+    make(tmp_path, 2, status="failed", spec__model="vgg16")
+    make(tmp_path, 3, timing__step_s=None, environment__software__torch="2.14.0")
+    runs = analysis.load(tmp_path).runs
+    require_poolable(runs)
+    assert len(completed(runs)) == 2
+    assert len(measured(runs)) == 1
+    # A profile without times is a group of its own, not lost.
+    assert [len(each.runs) for each in group(runs)] == [1, 1]
+
+
+def test_groups_of_one_name_say_how_they_differ(tmp_path: Path) -> None:
+    make(tmp_path, 1)
+    make(tmp_path, 2, environment__device__driver_version=None, environment__software__commit="f" * 40)
+    make(tmp_path, 3, spec__model="vgg16", environment__device__driver_version="535.1")
+    apart = {(each["model"], each["driver_version"]): each.apart for each in group(analysis.load(tmp_path).runs)}
+    assert apart == {
+        ("resnet18", "580.95.05"): ("driver 580.95.05", "commit b9eda8a56f3b"),
+        ("resnet18", None): ("driver unknown", "commit ffffffffffff"),
+        ("vgg16", "535.1"): (),
+    }
+
+
+def test_known_values_of_a_group(tmp_path: Path) -> None:
+    make(tmp_path, 1, timing__step_s__median=0.5)
+    make(tmp_path, 2, timing__step_s__median=None)
+    (found,) = group(analysis.load(tmp_path).runs)
+    assert found.known("step_median_s") == [0.5]
+    assert found.known("usd_per_h") == []
+    assert found.texts("bound") == ["compute", "compute"]

@@ -1,0 +1,117 @@
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+import analysis
+from analysis import costs, peaks
+from benchmarks.synthetic_bundles import make
+
+FAST = {"timing__measured_s": 1.0, "timing__images": 200}
+SLOW = {"timing__measured_s": 1.0, "timing__images": 100}
+
+
+def table(tmp_path: Path, *runs: Mapping[str, Any]) -> pd.DataFrame:
+    for number, changes in enumerate(runs):
+        make(tmp_path, number, **changes)
+    return costs.costs(analysis.load(tmp_path))
+
+
+def test_price_by_hand() -> None:
+    # 0.36 USD an hour are 0.0001 a second; at 100 images/s 1e-6 an image.
+    assert costs.usd_per_images(usd_per_h=0.36, images_per_s=100, images=1e6) == pytest.approx(1.0)
+
+
+def test_recorded_price(tmp_path: Path) -> None:
+    (row,) = table(tmp_path, {**SLOW, "cost": {"usd_per_h": 0.36}}).to_dict("records")
+    assert (row["usd_per_h"], row["price"]) == (0.36, "run")
+    assert row["usd_per_million_images"] == pytest.approx(1.0)
+    assert row["usd_per_epoch"] == pytest.approx(1.281167)
+    assert math.isnan(row["usd_per_million_images_low"])
+    assert row["cheapest"] is True
+    assert row["spot"] is True
+
+
+def test_list_price_where_the_run_has_none(tmp_path: Path) -> None:
+    rows = table(tmp_path, SLOW, {**SLOW, "environment__cloud__preemptible": False}).to_dict("records")
+    # n1-standard-4 with a T4 in us-central1: 0.255 as spot, 0.540 on demand.
+    assert [(row["spot"], row["usd_per_h"], row["price"]) for row in rows] == [
+        (True, 0.255, "list of 2026-07"),
+        (False, 0.540, "list of 2026-07"),
+    ]
+    assert rows[0]["usd_per_million_images"] == pytest.approx(0.255 / 3600 / 100 * 1e6)
+    assert [row["cheapest"] for row in rows] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("environment__cloud__machine_type", "n1-standard-16"),
+        ("environment__cloud__zone", "europe-west4-a"),
+        ("environment__device__name", "NVIDIA L4"),
+        ("environment__cloud__preemptible", None),
+        ("environment__cloud", None),
+    ],
+)
+def test_unlisted_is_unpriced_never_a_similar_one(tmp_path: Path, field: str, value: Any) -> None:
+    (row,) = table(tmp_path, {**SLOW, field: value}).to_dict("records")
+    for name in ("usd_per_h", "usd_per_million_images", "usd_per_epoch"):
+        assert math.isnan(row[name])
+    assert row["cheapest"] is False
+    assert row["note"] == "no price: none in the run, none listed for its machine and region"
+    assert row["images_per_s"] == 100.0
+
+
+def test_interval_is_that_of_the_rate(tmp_path: Path) -> None:
+    runs = [
+        {"timing__measured_s": 1.0, "timing__images": images, "cost": {"usd_per_h": 0.36}} for images in (98, 100, 102)
+    ]
+    (row,) = table(tmp_path, *runs).to_dict("records")
+    assert row["runs"] == 3
+    assert row["usd_per_million_images"] == pytest.approx(1.0)
+    logs = [math.log(images) for images in (98, 100, 102)]
+    centre = sum(logs) / 3
+    reach = 4.302653 * math.sqrt(sum((each - centre) ** 2 for each in logs) / 2 / 3)
+    # The fastest is the cheapest.
+    assert row["usd_per_million_images_low"] == pytest.approx(100 / math.exp(centre + reach), rel=1e-6)
+    assert row["usd_per_million_images_high"] == pytest.approx(100 / math.exp(centre - reach), rel=1e-6)
+
+
+def test_cheapest_of_each_task(tmp_path: Path) -> None:
+    price = {"cost": {"usd_per_h": 0.36}}
+    found = table(
+        tmp_path,
+        {**SLOW, **price},
+        {**FAST, **price, "spec__batch_size": 64},
+        {**FAST, "environment__cloud__preemptible": False, "spec__batch_size": 128},
+        # Smaller images are another task.
+        {**SLOW, **price, "spec__image_size": 32},
+        {**SLOW, "environment__cloud": None, "spec__model": "vgg16"},
+    )
+    cheapest = [tuple(row) for row in found[found["cheapest"]][["model", "image_size", "batch_size"]].to_numpy()]
+    assert cheapest == [("resnet18", 224, 64), ("resnet18", 32, 32)]
+    # Per model the cheapest first, the unpriced last.
+    assert found["batch_size"].tolist() == [64, 128, 32, 32, 32]
+
+
+def test_prices_that_differ_within_a_group(tmp_path: Path) -> None:
+    runs = [{**SLOW, "cost": {"usd_per_h": usd}} for usd in (0.2, 0.3, 0.36)]
+    (row,) = table(tmp_path, *runs).to_dict("records")
+    assert row["usd_per_h"] == 0.3
+    assert row["note"] == "prices from 0.2 to 0.36 USD/h: their median"
+
+
+def test_runs_that_broke_off_cost_nothing_here(tmp_path: Path) -> None:
+    assert table(tmp_path, {**SLOW, "status": "failed"}).empty
+    assert list(table(tmp_path).columns) == list(costs.COLUMNS)
+
+
+def test_price_list_is_plausible() -> None:
+    gpus = {gpu.gpu for gpu in peaks.gpus()}
+    for row in costs.prices():
+        assert 0 < row["usd_per_h_spot"] < row["usd_per_h"]
+        assert row["gpu"] in gpus
+    assert len({(row["machine_type"], row["gpu"], row["region"]) for row in costs.prices()}) == len(costs.prices())

@@ -1,0 +1,923 @@
+import errno
+import io
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path, PureWindowsPath
+from typing import Any
+
+import pytest
+import requests
+from fake_gcs import NAME, FakeStorage
+from google.api_core import exceptions as api
+from google.auth import exceptions as auth
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analysis import bucket, fetch
+from analysis.bucket import Patience, RemoteObject
+from analysis.commands import fetch as command
+from analysis.fetch import Outcome, Refused, Report, Source, State
+from workload import bundle
+from workload.errors import BundleError, ExitCode, InterruptedRunError, NothingToDoError, ToolError, UsageError
+
+RUN = "20261121T142530Z-local-cpu-resnet18-b16-fp32-0000aa"
+OTHER_RUN = "20261121T142530Z-local-cpu-resnet18-b16-fp32-0000bb"
+FILES = ["MANIFEST.json", "ncu/kernels.csv", "run.json", "steps.csv"]
+STEPS = b"step,phase\n0,warmup\n1,measured\n"
+Make = Callable[..., Path]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    """`make(run_id)`: the folder of a real, small, complete bundle, apart from where bundles are fetched to."""
+
+    def make_bundle(run_id: str = RUN, *, steps: bytes = STEPS) -> Path:
+        folder = tmp_path / "made" / run_id
+        folder.mkdir(parents=True)
+        bundle.write_record(folder, {"run_id": run_id, "status": "completed"})
+        (folder / "steps.csv").write_bytes(steps)
+        (folder / "ncu").mkdir()
+        (folder / "ncu" / "kernels.csv").write_bytes(b"ID,Kernel Name\n")
+        bundle.seal(folder)
+        return folder
+
+    return make_bundle
+
+
+@pytest.fixture
+def storage() -> FakeStorage:
+    return FakeStorage()
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    return tmp_path / "results"
+
+
+def fetch_all(storage: FakeStorage, output: Path, **options: Any) -> Report:
+    return fetch.fetch(storage.opened(), fetch.parse_source(f"gs://{NAME}"), output, jobs=2, **options)
+
+
+def only(report: Report) -> Outcome:
+    assert report.error is None
+    (outcome,) = report.outcomes
+    return outcome
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+# Where runs lie
+
+
+@pytest.mark.parametrize(
+    ("text", "folder", "run_id"),
+    [
+        ("gs://abc", "runs/", None),
+        ("gs://abc/", "runs/", None),
+        ("gs://abc/runs", "runs/", None),
+        ("gs://abc/a/b", "a/b/runs/", None),
+        ("gs://abc/a/b/", "a/b/runs/", None),
+        ("gs://abc/a/runs/", "a/runs/", None),
+        (f"gs://abc/runs/{RUN}", "runs/", RUN),
+        (f"gs://abc/a/runs/{RUN}/", "a/runs/", RUN),
+    ],
+)
+def test_sources(text: str, folder: str, run_id: str | None) -> None:
+    source = fetch.parse_source(text)
+    assert source == Source(bucket="abc", folder=folder, run_id=run_id)
+    assert str(source) == f"gs://abc/{folder}" + (f"{run_id}/" if run_id else "")
+
+
+@pytest.mark.parametrize("text", ["", "results", "s3://abc/x", "gs:/abc", "gs://", "gs://A_B/x", "gs://ab", "gs://-ab"])
+def test_a_source_is_a_bucket(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        fetch.parse_source(text)
+    assert caught.value.report() == (
+        f"error: a bucket is written gs://BUCKET/PREFIX; got '{text}'\n"
+        "hint: analyze fetch gs://BUCKET/PREFIX -o results"
+    )
+
+
+def test_a_run_named_in_the_source_cannot_leave_either() -> None:
+    with pytest.raises(UsageError, match=r"^'\.\.' is no run: leaves its folder$"):
+        fetch.parse_source("gs://abc/runs/..")
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("run.json", ""),
+        ("ncu/kernels.csv", ""),
+        (".hidden", ""),
+        ("a..b/c...d", ""),
+        ("ab:c", ""),
+        ("a:b", "a drive letter"),
+        ("ncu/C:evil", "a drive letter"),
+        ("messungen/größe.csv", ""),
+        ("x" * 255, ""),
+        ("x" * 256, "a part of more than 255 bytes"),
+        ("ü" * 128, "a part of more than 255 bytes"),
+        ("/etc/passwd", "an absolute path"),
+        ("../evil", "leaves its folder"),
+        ("a/../../evil", "leaves its folder"),
+        ("..", "leaves its folder"),
+        ("a\\..\\evil", "a backslash"),
+        ("C:/evil", "a drive letter"),
+        ("c:evil", "a drive letter"),
+        ("a//b", "an empty part"),
+        ("a/", "an empty part"),
+        ("", "an empty part"),
+        ("nul\0x", "a control character"),
+        ("line\nfeed", "a control character"),
+        ("\x1b[31mred", "a control character"),
+        ("\x9b31mred", "a control character"),
+        ("a/./b", "a part that ends in a dot or a space"),
+        ("run.json.", "a part that ends in a dot or a space"),
+        ("folder /run.json", "a part that ends in a dot or a space"),
+        ("\ud800", "no valid Unicode"),
+    ],
+)
+def test_unsafe_names(name: str, reason: str) -> None:
+    assert fetch.why_unsafe(name) == reason
+
+
+@given(st.text(st.sampled_from("ab./\\:C \0\n~é\ud800")) | st.text())
+def test_a_safe_name_stays_below_its_folder_everywhere(name: str) -> None:
+    if fetch.why_unsafe(name):
+        return
+    posix, windows = Path("/base") / name, PureWindowsPath("D:\\base") / name
+    assert os.path.normpath(posix) == str(posix)
+    assert posix.is_relative_to("/base")
+    assert posix != Path("/base")
+    assert windows.is_relative_to("D:\\base")
+    assert ".." not in windows.parts
+
+
+def listed(*names: str, size: int = 1) -> list[RemoteObject]:
+    return [RemoteObject(name=name, bytes=size, crc32c="", generation=1) for name in names]
+
+
+def test_taking_stock() -> None:
+    stock = fetch.take_stock(
+        listed(
+            "p/runs/b/run.json",
+            "p/runs/a/MANIFEST.json",
+            "p/runs/a/ncu/kernels.csv",
+            "p/runs/README.md",  # lies beside the runs: not ours to judge
+            "p/runs/../evil",
+            "p/runs//evil",
+            "p/runs/a/../b/run.json",
+        ),
+        "p/runs/",
+    )
+    assert [(run.run_id, sorted(run.objects)) for run in stock.runs] == [
+        ("a", ["MANIFEST.json", "ncu/kernels.csv"]),
+        ("b", ["run.json"]),
+    ]
+    assert [run.manifest is None for run in stock.runs] == [False, True]
+    assert stock.refused == (
+        Refused(name="p/runs/../evil", reason="leaves its folder"),
+        Refused(name="p/runs//evil", reason="an absolute path"),
+        Refused(name="p/runs/a/../b/run.json", reason="leaves its folder"),
+    )
+
+
+def test_what_shows_a_folder_in_consoles_is_no_object() -> None:
+    shown = listed("runs/", "runs/a/", "runs/a/ncu/", size=0)
+    assert fetch.take_stock(shown, "runs/") == fetch.Inventory(runs=(), refused=())
+    stock = fetch.take_stock(listed("runs/a/ncu/", size=3), "runs/")
+    assert stock.refused == (Refused(name="runs/a/ncu/", reason="an empty part"),)
+
+
+@pytest.mark.parametrize(
+    ("names", "refused"),
+    [
+        (["ncu", "ncu/kernels.csv"], {"ncu": "a folder of other objects has this name"}),
+        (["ncu/a", "ncu/a/b/c"], {"ncu/a": "a folder of other objects has this name"}),
+        (["NCU", "ncu/a"], {"NCU": "a folder of other objects has this name"}),
+        (["Log.txt", "log.txt"], {"log.txt": "differs from 'Log.txt' only in case"}),
+        (["ncu/a", "ncu/b", "ncua"], {}),
+        (["manifest.json"], {"manifest.json": "a name that the fetch itself uses"}),
+        (["MANIFEST.json.tmp"], {"MANIFEST.json.tmp": "a name that the fetch itself uses"}),
+        (["MANIFEST.json/x"], {"MANIFEST.json/x": "a name that the fetch itself uses"}),
+        ([".fetch/x"], {".fetch/x": "a name that the fetch itself uses"}),
+        (["ncu/MANIFEST.json", "MANIFEST.json"], {}),
+    ],
+)
+def test_names_that_cannot_lie_together(names: list[str], refused: dict[str, str]) -> None:
+    stock = fetch.take_stock(listed("runs/a/run.json", *(f"runs/a/{name}" for name in names)), "runs/")
+    assert {each.name.removeprefix("runs/a/"): each.reason for each in stock.refused} == refused
+    assert set(stock.runs[0].objects) == {"run.json", *names} - refused.keys()
+
+
+# Fetching
+
+
+def test_round_trip(storage: FakeStorage, make: Make, output: Path) -> None:
+    folder = make()
+    storage.put_folder(folder)
+    total = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    report = fetch_all(storage, output)
+    assert only(report) == Outcome(run_id=RUN, state=State.FETCHED, files=4, bytes=total)
+    assert names_in(output / RUN) == FILES
+    assert bundle.read(output / RUN).record["status"] == "completed"
+    assert (output / RUN / "steps.csv").read_bytes() == STEPS
+    assert storage.asked_for() == FILES
+
+
+def test_what_is_here_is_not_fetched_again(storage: FakeStorage, make: Make, output: Path) -> None:
+    storage.put_folder(make())
+    fetch_all(storage, output)
+    storage.asked_for()
+    assert only(fetch_all(storage, output)) == Outcome(run_id=RUN, state=State.SKIPPED)
+    assert storage.asked_for() == []
+
+
+@pytest.mark.parametrize(
+    ("damage", "asked_for"),
+    [
+        (lambda folder: (folder / "steps.csv").write_bytes(STEPS[:-1]), ["MANIFEST.json", "steps.csv"]),
+        (lambda folder: (folder / "steps.csv").write_bytes(STEPS[:-2] + b"?\n"), ["MANIFEST.json", "steps.csv"]),
+        (lambda folder: (folder / "run.json").unlink(), ["MANIFEST.json", "run.json"]),
+        (lambda folder: (folder / "MANIFEST.json").unlink(), ["MANIFEST.json"]),
+        (lambda folder: (folder / "MANIFEST.json").write_text("{}"), ["MANIFEST.json"]),
+    ],
+    ids=["cut", "changed", "gone", "no manifest", "other manifest"],
+)
+def test_a_damaged_bundle_is_repaired(
+    storage: FakeStorage, make: Make, output: Path, damage: Callable[[Path], None], asked_for: list[str]
+) -> None:
+    storage.put_folder(make())
+    fetch_all(storage, output)
+    storage.asked_for()
+    damage(output / RUN)
+    assert only(fetch_all(storage, output)).state is State.FETCHED
+    assert storage.asked_for() == asked_for
+    bundle.read(output / RUN)
+
+
+def test_a_complete_bundle_that_differs_is_kept(storage: FakeStorage, make: Make, output: Path) -> None:
+    storage.put_folder(make())
+    fetch_all(storage, output)
+    bundle.reseal(output / RUN, {"run_id": RUN, "status": "completed", "profile": "made here"})
+    outcome = only(fetch_all(storage, output))
+    assert (outcome.state, outcome.reason) == (
+        State.REFUSED,
+        f"'{output / RUN}' is complete and another bundle: --replace overwrites it",
+    )
+    assert "profile" in bundle.read(output / RUN).record
+    assert only(fetch_all(storage, output, replace=True)).state is State.FETCHED
+    assert "profile" not in bundle.read(output / RUN).record
+
+
+def test_an_incomplete_run_comes_only_when_asked_for(storage: FakeStorage, make: Make, output: Path) -> None:
+    folder = make()
+    storage.put_folder(folder, without=["MANIFEST.json"])
+    assert only(fetch_all(storage, output)) == Outcome(
+        run_id=RUN,
+        state=State.INCOMPLETE,
+        reason="no MANIFEST.json: it still runs, or was cut off; --incomplete fetches it",
+    )
+    assert not (output / RUN).exists()
+    outcome = only(fetch_all(storage, output, incomplete=True))
+    assert (outcome.state, outcome.files) == (State.INCOMPLETE, 3)
+    assert names_in(output / RUN) == FILES[1:]
+    storage.asked_for()
+    # It went on meanwhile: what is the same stays; then it ends.
+    storage.put(f"runs/{RUN}/steps.csv", STEPS + b"2,measured\n")
+    assert only(fetch_all(storage, output, incomplete=True)).files == 1
+    assert storage.asked_for() == ["steps.csv"]
+    storage.put_folder(folder)
+    assert only(fetch_all(storage, output)).state is State.FETCHED
+    bundle.read(output / RUN)
+
+
+def test_a_run_complete_here_and_incomplete_there_stays(storage: FakeStorage, make: Make, output: Path) -> None:
+    storage.put_folder(make())
+    fetch_all(storage, output)
+    del storage.objects[f"runs/{RUN}/MANIFEST.json"]
+    assert only(fetch_all(storage, output, incomplete=True)) == Outcome(
+        run_id=RUN, state=State.SKIPPED, reason="complete here, not in the bucket"
+    )
+    bundle.read(output / RUN)
+
+
+def test_one_run_alone(storage: FakeStorage, make: Make, output: Path) -> None:
+    storage.put_folder(make(), "p/")
+    storage.put_folder(make(RUN + "b"), "p/")
+    source = fetch.parse_source(f"gs://{NAME}/p/runs/{RUN}")
+    assert only(fetch.fetch(storage.opened(), source, output)).run_id == RUN
+    assert [path.name for path in output.iterdir()] == [RUN]
+
+
+def test_hostile_names_are_refused_and_the_rest_goes_on(storage: FakeStorage, make: Make, output: Path) -> None:
+    storage.put_folder(make())
+    for name in ("../../evil", "..\\evil", "ncu/nul\0", "/etc/passwd", "C:evil"):
+        storage.put(f"runs/{RUN}/{name}")
+    report = fetch_all(storage, output)
+    assert only(report).state is State.FETCHED
+    assert {each.name.removeprefix(f"runs/{RUN}/"): each.reason for each in report.refused} == {
+        "../../evil": "leaves its folder",
+        "..\\evil": "a backslash",
+        "ncu/nul\0": "a control character",
+        "/etc/passwd": "an empty part",
+        "C:evil": "a drive letter",
+    }
+    assert names_in(output.parent / "results") == [f"{RUN}/{name}" for name in FILES]
+
+
+@pytest.mark.parametrize(
+    ("stray", "refused"),
+    [
+        ("run.json/evil", True),
+        ("ncu", True),
+        ("Steps.csv", True),
+        ("ncu/Kernels.csv", True),
+        ("startup.log", False),
+        ("ncu/more.csv", False),
+    ],
+)
+def test_a_stray_object_does_not_keep_a_complete_run_away(
+    storage: FakeStorage, make: Make, output: Path, stray: str, refused: bool
+) -> None:
+    storage.put_folder(make())
+    storage.put(f"runs/{RUN}/{stray}")
+    expected = (Refused(name=f"runs/{RUN}/{stray}", reason="cannot lie beside the files that the manifest lists"),)
+    for state in (State.FETCHED, State.SKIPPED):
+        report = fetch_all(storage, output)
+        assert only(report).state is state
+        assert report.refused == (expected if refused else ())
+        assert names_in(output / RUN) == FILES
+
+
+def test_runs_come_in_parallel(storage: FakeStorage, make: Make, output: Path) -> None:
+    both_are_there = threading.Barrier(2, timeout=10)
+    for run_id in (RUN, OTHER_RUN):
+        storage.put_folder(make(run_id))
+        storage.before[f"runs/{run_id}/MANIFEST.json"] = both_are_there.wait  # type: ignore[assignment]
+    assert fetch_all(storage, output).count(State.FETCHED) == 2
+
+
+def manifest_of(folder: Path, change: Callable[[dict[str, Any]], object]) -> bytes:
+    document = json.loads((folder / "MANIFEST.json").read_text())
+    change(document)
+    return json.dumps(document).encode()
+
+
+def add_file(name: Any, **other: Any) -> Callable[[dict[str, Any]], object]:
+    return lambda document: document["files"].append(document["files"][0] | {"name": name} | other)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (add_file("../evil"), "damaged in the bucket: MANIFEST.json names '../evil': leaves its folder"),
+        (add_file("/evil"), "damaged in the bucket: MANIFEST.json names '/evil': an absolute path"),
+        (
+            add_file("MANIFEST.json"),
+            "damaged in the bucket: MANIFEST.json names 'MANIFEST.json': a name that the fetch itself uses",
+        ),
+        (
+            add_file("ncu"),
+            "damaged in the bucket: MANIFEST.json names 'ncu': a folder of other objects has this name",
+        ),
+        (add_file("absent"), "damaged in the bucket: absent is missing"),
+        (add_file(7), "damaged in the bucket: MANIFEST.json does not list its files"),
+        (add_file("run.json", bytes=True), "damaged in the bucket: MANIFEST.json does not list its files"),
+        (add_file("run.json", colour="red"), "damaged in the bucket: MANIFEST.json does not list its files"),
+        (
+            lambda document: document["files"].clear(),
+            "damaged in the bucket: MANIFEST.json lists no run.json",
+        ),
+        (
+            lambda document: document["files"][0].update(bytes=3),
+            "damaged in the bucket: ncu/kernels.csv has 15 bytes, the manifest says 3",
+        ),
+        (
+            lambda document: document["files"][0].update(crc32c="AAAAAA=="),
+            "damaged in the bucket: ncu/kernels.csv was changed after the run: its crc32c differs",
+        ),
+        (
+            lambda document: document["files"][0].update(sha256="0" * 64),
+            "ncu/kernels.csv arrived damaged 2 times",
+        ),
+        (
+            lambda document: document.update(schema_version=99),
+            "MANIFEST.json has bundle schema 99; this version reads up to schema 1",
+        ),
+        (lambda document: document.clear(), "damaged in the bucket: MANIFEST.json has no schema_version"),
+        (
+            lambda document: document.update(schema_version=True),
+            "damaged in the bucket: MANIFEST.json has no schema_version",
+        ),
+        (
+            lambda document: document.update(schema_version=0),
+            "damaged in the bucket: MANIFEST.json has no schema_version",
+        ),
+        (lambda document: document.pop("files"), "damaged in the bucket: MANIFEST.json does not list its files"),
+    ],
+)
+def test_a_run_that_its_manifest_does_not_describe_is_refused(
+    storage: FakeStorage, make: Make, output: Path, change: Callable[[dict[str, Any]], object], reason: str
+) -> None:
+    folder = make()
+    storage.put_folder(folder)
+    storage.put_folder(make(OTHER_RUN))
+    storage.put(f"runs/{RUN}/MANIFEST.json", manifest_of(folder, change))
+    refused, fetched = fetch_all(storage, output).outcomes
+    assert (refused.state, refused.reason) == (State.REFUSED, reason)
+    assert not (output / RUN / "MANIFEST.json").exists()
+    assert fetched == Outcome(run_id=OTHER_RUN, state=State.FETCHED, files=4, bytes=fetched.bytes)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "is no readable JSON"),
+        (b"{", "is no readable JSON"),
+        (b"\xff", "is no readable JSON"),
+        (b"[" * 100_000, "is no readable JSON"),
+        (b"[]", "has no schema_version"),
+        (b'{"schema_version": 1, "files": 7}', "does not list its files"),
+        (b'{"schema_version": 1, "files": ["run.json"]}', "does not list its files"),
+    ],
+)
+def test_a_manifest_of_anything_else(storage: FakeStorage, make: Make, output: Path, content: bytes, why: str) -> None:
+    storage.put_folder(make())
+    storage.put(f"runs/{RUN}/MANIFEST.json", content)
+    assert only(fetch_all(storage, output)).reason == f"damaged in the bucket: MANIFEST.json {why}"
+
+
+VALUES = st.none() | st.booleans() | st.integers() | st.text() | st.lists(st.text(), max_size=2)
+ROWS = st.fixed_dictionaries(
+    {"name": VALUES | st.just("run.json"), "bytes": VALUES, "sha256": VALUES | st.text(), "crc32c": VALUES | st.text()}
+)
+
+
+@given(
+    st.binary() | st.lists(ROWS | VALUES).map(lambda rows: json.dumps({"schema_version": 1, "files": rows}).encode())
+)
+def test_any_manifest_is_read_or_refused(content: bytes) -> None:
+    run = fetch.RemoteRun(run_id="a", objects={"run.json": listed("runs/a/run.json")[0]})
+    try:
+        assert {each.name for each in fetch.wanted_files(run, content)} == {"run.json"}
+    except BundleError as error:
+        assert str(error).startswith("damaged in the bucket: ")  # noqa: PT017 - both ends are right
+
+
+def test_a_run_whose_record_nobody_can_read_is_refused(storage: FakeStorage, make: Make, output: Path) -> None:
+    folder = make()
+    (folder / "run.json").write_text("{}")
+    bundle.seal(folder)
+    storage.put_folder(folder)
+    assert only(fetch_all(storage, output)).reason == "damaged in the bucket: run.json has no schema_version"
+    assert not (output / RUN / "MANIFEST.json").exists()
+
+
+def test_a_manifest_that_would_fill_the_memory(
+    storage: FakeStorage, make: Make, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make()
+    storage.put_folder(folder)
+    size = (folder / "MANIFEST.json").stat().st_size
+    monkeypatch.setattr(fetch, "MAX_MANIFEST_BYTES", size - 1)
+    assert only(fetch_all(storage, output)).reason == f"damaged in the bucket: MANIFEST.json has {size} bytes"
+    monkeypatch.setattr(fetch, "MAX_MANIFEST_BYTES", size)
+    assert only(fetch_all(storage, output)).state is State.FETCHED
+
+
+def test_bytes_that_arrive_wrong_come_once_more(storage: FakeStorage, make: Make, output: Path) -> None:
+    storage.put_folder(make())
+    storage.spoil[f"runs/{RUN}/steps.csv"] = 1
+    assert only(fetch_all(storage, output)).state is State.FETCHED
+    assert storage.asked_for() == sorted([*FILES, "steps.csv"])
+    assert (output / RUN / "steps.csv").read_bytes() == STEPS
+
+
+@pytest.mark.parametrize("name", ["steps.csv", "MANIFEST.json"])
+def test_bytes_that_always_arrive_wrong_leave_no_complete_folder(
+    storage: FakeStorage, make: Make, output: Path, name: str
+) -> None:
+    storage.put_folder(make())
+    storage.spoil[f"runs/{RUN}/{name}"] = 99
+    reason = {
+        "steps.csv": "steps.csv arrived damaged 2 times",
+        "MANIFEST.json": "MANIFEST.json did not arrive as it was sent",
+    }
+    assert only(fetch_all(storage, output)) == Outcome(run_id=RUN, state=State.REFUSED, reason=reason[name])
+    assert not (output / RUN / "MANIFEST.json").exists()
+
+
+def test_a_connection_that_breaks_is_continued(storage: FakeStorage, make: Make, output: Path) -> None:
+    storage.put_folder(make())
+    name = f"runs/{RUN}/steps.csv"
+    storage.break_after[name] = [10, 9]
+    assert only(fetch_all(storage, output)).state is State.FETCHED
+    assert [start for asked, start in storage.downloads if asked == name] == [0, 10, 19]
+    assert (output / RUN / "steps.csv").read_bytes() == STEPS
+
+
+def test_a_bucket_that_goes_away_ends_the_fetch_and_the_next_one_continues(
+    storage: FakeStorage, make: Make, output: Path
+) -> None:
+    storage.put_folder(make())
+    name = f"runs/{RUN}/steps.csv"
+    storage.break_after[name] = [10, 0]
+    report = fetch_all(storage, output)
+    assert report.outcomes == ()
+    assert isinstance(report.error, bucket.UnreachableError)
+    assert report.error.report() == (
+        "error: bucket 'bucket' cannot be reached at https://storage.googleapis.com: Connection reset by peer\n"
+        "hint: check the network and its proxy (curl -I https://storage.googleapis.com), then run again"
+    )
+    assert not (output / RUN / "MANIFEST.json").exists()
+    storage.downloads.clear()
+    outcome = only(fetch_all(storage, output))
+    assert (name, 10) in storage.downloads
+    assert names_in(output / RUN) == FILES
+    assert outcome.state is State.FETCHED
+    bundle.read(output / RUN)
+
+
+def test_a_piece_with_wrong_bytes_is_thrown_away(storage: FakeStorage, make: Make, output: Path) -> None:
+    storage.put_folder(make())
+    name = f"runs/{RUN}/steps.csv"
+    storage.break_after[name] = [10, 0]
+    fetch_all(storage, output)
+    (piece,) = (output / RUN / ".fetch").iterdir()
+    piece.write_bytes(b"?" * 10)
+    storage.downloads.clear()
+    assert only(fetch_all(storage, output)).state is State.FETCHED
+    assert [start for asked, start in storage.downloads if asked == name] == [10, 0]
+    assert (output / RUN / "steps.csv").read_bytes() == STEPS
+
+
+def test_a_piece_of_an_older_object_is_not_continued(storage: FakeStorage, make: Make, output: Path) -> None:
+    folder = make()
+    storage.put_folder(folder)
+    name = f"runs/{RUN}/steps.csv"
+    storage.break_after[name] = [10, 0]
+    fetch_all(storage, output)
+    storage.put_folder(folder)
+    storage.downloads.clear()
+    assert only(fetch_all(storage, output)).state is State.FETCHED
+    assert (name, 0) in storage.downloads
+    assert names_in(output / RUN) == FILES
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_an_object_that_changes_meanwhile_is_noticed(
+    storage: FakeStorage, make: Make, output: Path, gone: bool
+) -> None:
+    storage.put_folder(make())
+    name = f"runs/{RUN}/steps.csv"
+    storage.before[name] = lambda: storage.objects.pop(name, None) if gone else storage.put(name, STEPS)  # type: ignore[func-returns-value]
+    outcome = only(fetch_all(storage, output))
+    assert (outcome.state, outcome.reason) == (State.REFUSED, f"'{name}' changed in the bucket meanwhile")
+    assert not (output / RUN / "MANIFEST.json").exists()
+
+
+def test_a_server_without_preconditions_is_not_trusted(storage: FakeStorage) -> None:
+    storage.put("runs/a/x", b"new")
+    found = next(iter(storage.opened().objects("runs/")))
+    blob = storage.bucket(NAME).blob("runs/a/x")
+    blob.download_to_file = lambda *_, **__: setattr(blob, "generation", found.generation + 1)
+    storage.bucket = lambda _: type("B", (), {"blob": lambda *_: blob})()  # type: ignore[method-assign]
+    with pytest.raises(BundleError, match=r"^'runs/a/x' changed in the bucket meanwhile$"):
+        storage.opened().download(found, io.BytesIO())
+
+
+# The disk
+
+
+def test_a_full_disk_ends_the_fetch(storage: FakeStorage, make: Make, output: Path) -> None:
+    storage.put_folder(make())
+    storage.put_folder(make(OTHER_RUN))
+
+    def fill() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    storage.before[f"runs/{RUN}/steps.csv"] = fill
+    report = fetch_all(storage, output)
+    assert isinstance(report.error, ToolError)
+    assert report.error.report() == (
+        f"error: No space left on device while writing '{output / RUN}'\n"
+        "hint: free some space, or -o FOLDER on another disk; the same command continues"
+    )
+    assert not (output / RUN / "MANIFEST.json").exists()
+
+
+def test_a_run_whose_place_is_taken_is_refused_alone(storage: FakeStorage, make: Make, output: Path) -> None:
+    storage.put_folder(make())
+    storage.put_folder(make(OTHER_RUN))
+    output.mkdir()
+    (output / RUN).write_text("a file")
+    refused, fetched = fetch_all(storage, output).outcomes
+    assert (refused.state, refused.reason) == (
+        State.REFUSED,
+        f"'{output / RUN}' cannot be written: File exists",
+    )
+    assert fetched.state is State.FETCHED
+    assert (output / RUN).read_text() == "a file"
+
+
+def test_an_output_that_is_a_file(storage: FakeStorage, make: Make, output: Path) -> None:
+    storage.put_folder(make())
+    output.write_text("a file")
+    with pytest.raises(UsageError, match=f"^output folder '{output}' cannot be written: File exists$"):
+        fetch_all(storage, output)
+
+
+def test_an_interruption_stops_the_workers(storage: FakeStorage, make: Make, output: Path) -> None:
+    storage.put_folder(make())
+    storage.put_folder(make(OTHER_RUN))
+
+    def interrupt(done: int, total: int, count: int) -> None:
+        if total:
+            raise InterruptedRunError(f"{done}/{total}", hint=f"{count}")
+
+    with pytest.raises(InterruptedRunError, match=r"^[01]/2$"):
+        fetch_all(storage, output, on_progress=interrupt)
+    assert not [each for each in threading.enumerate() if each.name.endswith("(work)")]
+
+
+def test_a_bug_in_a_worker_keeps_its_traceback(storage: FakeStorage, make: Make, output: Path) -> None:
+    storage.put_folder(make())
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    storage.before[f"runs/{RUN}/steps.csv"] = fail
+    with pytest.raises(ZeroDivisionError):
+        fetch_all(storage, output)
+
+
+# What the bucket answers
+
+
+def refused_connection() -> Exception:
+    system = ConnectionRefusedError(111, "Connection refused")
+    return requests.ConnectionError(OSError("pool", system))
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "report"),
+    [
+        (
+            api.NotFound("GET https://x: Not Found"),
+            UsageError,
+            "error: bucket 'bucket' does not exist\nhint: gcloud storage ls",
+        ),
+        (
+            api.Forbidden("GET https://x/b/bucket/o?prefix=runs%2F: me@x does not have storage.objects.list access"),
+            ToolError,
+            (
+                "error: no permission to read bucket 'bucket': me@x does not have storage.objects.list access\n"
+                "hint: ask its owner for roles/storage.objectViewer, or change the account: "
+                "gcloud auth application-default login"
+            ),
+        ),
+        (
+            api.Unauthorized("Anonymous caller"),
+            ToolError,
+            (
+                "error: no permission to read bucket 'bucket': Anonymous caller\n"
+                "hint: ask its owner for roles/storage.objectViewer, or change the account: "
+                "gcloud auth application-default login"
+            ),
+        ),
+        (
+            auth.DefaultCredentialsError("Your default credentials were not found.\nmore"),
+            ToolError,
+            (
+                "error: no usable credentials for Google Cloud: Your default credentials were not found.\n"
+                "hint: gcloud auth application-default login"
+            ),
+        ),
+        (
+            auth.RefreshError("Reauthentication is needed."),
+            ToolError,
+            (
+                "error: no usable credentials for Google Cloud: Reauthentication is needed.\n"
+                "hint: gcloud auth application-default login"
+            ),
+        ),
+        (
+            api.BadRequest("Invalid bucket name"),
+            ToolError,
+            "error: bucket 'bucket': Invalid bucket name\nhint: run again; then report it",
+        ),
+        *(
+            (
+                error,
+                bucket.UnreachableError,
+                (
+                    f"error: bucket 'bucket' cannot be reached at https://storage.googleapis.com: {why}\n"
+                    "hint: check the network and its proxy (curl -I https://storage.googleapis.com), then run again"
+                ),
+            )
+            for error, why in [
+                (refused_connection(), "Connection refused"),
+                (api.RetryError("Timeout of 5 s", refused_connection()), "Connection refused"),
+                (auth.TransportError(refused_connection()), "Connection refused"),
+                (requests.ReadTimeout("read timed out"), "no answer within 8 s"),
+                (requests.ConnectTimeout("timed out"), "no connection within 5 s"),
+                (TimeoutError(), "no answer within 15 s"),
+                (api.ServiceUnavailable("Backend Error"), "Backend Error"),
+            ]
+        ),
+    ],
+)
+def test_errors_of_the_client_in_our_words(
+    storage: FakeStorage, monkeypatch: pytest.MonkeyPatch, error: Exception, kind: type[ToolError], report: str
+) -> None:
+    monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
+    storage.list_error = error
+    monkeypatch.setattr(bucket, "_client", lambda _: storage)
+    if isinstance(error, api.RetryError):
+        error.__cause__ = error.cause
+    with pytest.raises(kind) as caught:
+        bucket.connect(NAME, prefix="runs/")
+    assert caught.value.report() == report
+    assert caught.value.__cause__ is error
+
+
+def test_an_emulator_is_named_where_it_does_not_answer(storage: FakeStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "localhost:9023")
+    storage.list_error = refused_connection()
+    monkeypatch.setattr(bucket, "_client", lambda _: storage)
+    with pytest.raises(bucket.UnreachableError) as caught:
+        bucket.connect(NAME, prefix="runs/")
+    assert caught.value.report() == (
+        "error: bucket 'bucket' cannot be reached at localhost:9023: Connection refused\n"
+        "hint: start that server, or unset STORAGE_EMULATOR_HOST"
+    )
+
+
+def test_a_client_that_never_comes_back_is_given_up(storage: FakeStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    released = threading.Event()
+
+    def hang(_: int) -> FakeStorage:
+        released.wait(60)
+        return storage
+
+    monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
+    monkeypatch.setattr(bucket, "_client", hang)
+    with pytest.raises(bucket.UnreachableError, match=r"no answer within 0\.01 s$"):
+        bucket.connect(NAME, prefix="", patience=Patience(first_answer_s=0.01))
+    released.set()
+
+
+def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "google.cloud.storage", None)
+    with pytest.raises(ToolError) as caught:
+        bucket.connect(NAME, prefix="")
+    assert caught.value.report() == (
+        "error: the package google-cloud-storage is missing\nhint: pip install 'rooflaunch[analysis]'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("variable", "endpoint"),
+    [("http://localhost:9023", "http://localhost:9023"), ("localhost:9023", "http://localhost:9023")],
+)
+def test_with_an_emulator_credentials_are_anonymous(
+    monkeypatch: pytest.MonkeyPatch, variable: str, endpoint: str
+) -> None:
+    from google.auth.credentials import AnonymousCredentials
+
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", variable)
+    client = bucket._client(3)
+    assert isinstance(client._credentials, AnonymousCredentials)
+    assert client.api_endpoint == endpoint
+
+
+@pytest.mark.parametrize(
+    ("content", "checksum"),
+    [(b"", "AAAAAA=="), (b"123456789", "4waSgw==")],  # RFC 3720's check value E3069283
+)
+def test_crc32c(content: bytes, checksum: str) -> None:
+    assert bucket.crc32c(io.BytesIO(content)) == checksum
+
+
+# The command
+
+
+@pytest.fixture
+def run(storage: FakeStorage, output: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    monkeypatch.setattr(bucket, "connect", lambda *_, **__: storage.opened())
+    return lambda **options: command.run_fetch(**{"source": f"gs://{NAME}", "output": output, **options})
+
+
+def test_the_table(
+    storage: FakeStorage, make: Make, output: Path, run: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    storage.put_folder(make("run-a"))
+    storage.put_folder(make("run-bb"), without=["MANIFEST.json"])
+    assert run() == ExitCode.DONE
+    sent = sum(len(each.content) for name, each in storage.objects.items() if "run-a" in name)
+    first = capsys.readouterr()
+    assert first.out == (
+        f"fetched     run-a   4 files, {sent} B\n"
+        "incomplete  run-bb                  no MANIFEST.json: it still runs, or was cut off; --incomplete fetches it\n"
+        "\n"
+        f"fetched 1 ({sent} B), skipped 0, incomplete 1, refused 0: gs://bucket/runs/ -> {output}\n"
+    )
+    del storage.objects["runs/run-bb/run.json"], storage.objects["runs/run-bb/steps.csv"]
+    del storage.objects["runs/run-bb/ncu/kernels.csv"]
+    assert run() == ExitCode.DONE
+    assert capsys.readouterr().out == (
+        f"fetched 0 (0 B), skipped 1, incomplete 0, refused 0: gs://bucket/runs/ -> {output}\n"
+    )
+
+
+def test_refused_names_are_quoted_and_make_the_exit_code(
+    storage: FakeStorage, make: Make, run: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    storage.put_folder(make("run-a"))
+    run()
+    capsys.readouterr()
+    storage.put("runs/run-a/\x1b]0;evil")
+    assert run() == ExitCode.BAD_BUNDLE
+    assert capsys.readouterr().out.splitlines()[0] == "refused  'runs/run-a/\\x1b]0;evil'    a control character"
+
+
+def test_json(
+    storage: FakeStorage, make: Make, output: Path, run: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    storage.put_folder(make("run-a"))
+    storage.put("runs/../evil")
+    assert run(output_format=command.Format.JSON) == ExitCode.BAD_BUNDLE
+    sent = sum(len(each.content) for name, each in storage.objects.items() if "run-a" in name)
+    assert json.loads(capsys.readouterr().out) == {
+        "source": "gs://bucket/runs/",
+        "output": str(output),
+        "counts": {"fetched": 1, "skipped": 0, "incomplete": 0, "refused": 0},
+        "bytes": sent,
+        "runs": [{"run_id": "run-a", "state": "fetched", "files": 4, "bytes": sent, "reason": ""}],
+        "refused_names": [{"name": "runs/../evil", "reason": "leaves its folder"}],
+        "error": None,
+    }
+
+
+def test_nothing_there(run: Callable[..., int]) -> None:
+    with pytest.raises(NothingToDoError) as caught:
+        run(source=f"gs://{NAME}/p")
+    assert caught.value.report() == (
+        "error: no run below gs://bucket/p/runs/\nhint: gcloud storage ls 'gs://bucket/**/MANIFEST.json'"
+    )
+
+
+def test_what_ended_the_fetch_is_raised_after_the_table(
+    storage: FakeStorage, make: Make, run: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    storage.put_folder(make("run-a"))
+    storage.break_after["runs/run-a/steps.csv"] = [0]
+    with pytest.raises(bucket.UnreachableError):
+        run()
+    assert capsys.readouterr().out.startswith("fetched 0 (0 B), skipped 0")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_bar_on_a_terminal() -> None:
+    clock = iter([0.0, 0.0, 2.0])
+    screen = Terminal()
+    bar = command.Bar(stream=screen, now=lambda: next(clock))
+    bar.update(0, 0, 0)
+    assert screen.getvalue().rstrip() == f"\rfetch [{'.' * 30}] looking for runs"
+    screen.truncate(0)
+    screen.seek(0)
+    bar.update(50, 200, 3_400_000)
+    shown = screen.getvalue()
+    assert shown.startswith("\rfetch [#######.......................] 50/200 runs, 3.4 MB, 1.7 MB/s")
+    bar.finish()
+    assert screen.getvalue() == shown + "\r\033[K"
+
+
+def test_lines_elsewhere() -> None:
+    clock = iter([0.0, 9.9, 9.9, 10.0, 10.0, 10.0, 19.9, 19.9])
+    lines = io.StringIO()
+    bar = command.Bar(stream=lines, now=lambda: next(clock))
+    for done in (1, 2, 3):
+        bar.update(done, 3, 1000 * done)
+    bar.finish()
+    assert lines.getvalue() == "fetch 2/3 runs, 2.0 kB, 200 B/s\n"
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (3_400_000, "3.4 MB"), (2_000_000_000, "2.0 GB")]
+)
+def test_size(count: int, text: str) -> None:
+    assert command.size(count) == text

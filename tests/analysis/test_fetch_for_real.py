@@ -1,0 +1,366 @@
+"""`analyze fetch` against the real fake-gcs-server, over HTTP, in processes of its own where it gets killed."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import gcs_server
+import google_crc32c
+import pytest
+from gcs_server import BUCKET, GcsServer, Relay
+
+from analysis import bucket, fetch
+from analysis.bucket import Patience
+from analysis.commands.fetch import Format, run_fetch
+from workload import bundle
+from workload.errors import BundleError, ExitCode, ToolError, UsageError
+
+pytestmark = pytest.mark.world
+
+ROOT = Path(__file__).parents[2]
+MEBIBYTE = 1 << 20
+# The door without what else it loads; the last line of stderr is the process's largest memory, in kB
+# (`ru_maxrss` would count the test's own process, from before the exec).
+DOOR = """
+import pathlib, re, sys, typer
+from analysis.commands.fetch import Format, run_fetch
+from workload.errors import RooflaunchError
+app = typer.Typer()
+app.command()(run_fetch)
+try:
+    code = typer.main.get_command(app).main(sys.argv[1:], standalone_mode=False)
+except RooflaunchError as error:
+    print(error.report(), file=sys.stderr)
+    code = error.exit_code
+status = pathlib.Path("/proc/self/status")
+print(re.search("VmHWM:\\s+(\\d+)", status.read_text())[1] if status.exists() else 0, file=sys.stderr)
+sys.exit(code)
+"""
+Make = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def _running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GcsServer]:
+    with gcs_server.running(tmp_path_factory.mktemp("gcs") / "log") as server:
+        yield server
+
+
+@pytest.fixture
+def server(_running: GcsServer, monkeypatch: pytest.MonkeyPatch) -> GcsServer:
+    """One server for all tests of this file; each test uses a prefix of its own."""
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", _running.url)
+    return _running
+
+
+@pytest.fixture
+def prefix(request: pytest.FixtureRequest) -> str:
+    return re.sub(r"\W", "-", request.node.name)
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+    """A real, complete bundle; its log.txt has `size` bytes that do not repeat."""
+    # The standard library's own is 1000 times slower, and has its own tests.
+    monkeypatch.setattr(bundle, "crc32c", lambda data, crc=0: google_crc32c.extend(crc, data))
+
+    def make_bundle(index: int = 0, *, size: int = 20) -> Path:
+        run_id = f"20261121T142530Z-local-cpu-resnet18-b16-fp32-{index:06x}"
+        folder = bundle.create(tmp_path / "made", run_id)
+        bundle.write_record(folder, {"run_id": run_id, "status": "completed", "index": index})
+        (folder / "steps.csv").write_text("step,phase\n" + f"{index},measured\n" * 100)
+        (folder / "telemetry.csv").write_text("t_s\n")
+        (folder / "log.txt").write_bytes(os.urandom(size))
+        (folder / "ncu").mkdir()
+        (folder / "ncu" / "kernels.csv").write_text("ID\n")
+        bundle.seal(folder)
+        return folder
+
+    return make_bundle
+
+
+def start(url: str, *arguments: str, limit: str = "") -> subprocess.Popen[str]:
+    environment = os.environ | {"STORAGE_EMULATOR_HOST": url}
+    return subprocess.Popen(
+        [sys.executable, "-c", limit + DOOR, *arguments],
+        cwd=ROOT,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def content_of(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
+    }
+
+
+def test_round_trip_and_nothing_twice(
+    server: GcsServer, prefix: str, make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = [make(index) for index in range(3)]
+    for folder in made:
+        server.put_folder(folder, f"{prefix}/")
+    assert run_fetch(source=f"gs://{BUCKET}/{prefix}/", output=tmp_path / "results") == ExitCode.DONE
+    for folder in made:
+        assert content_of(tmp_path / "results" / folder.name) == content_of(folder)
+        bundle.read(tmp_path / "results" / folder.name)
+    asked = len(server.downloads())
+    assert asked >= 3 * 6
+    assert run_fetch(source=f"gs://{BUCKET}/{prefix}", output=tmp_path / "results") == ExitCode.DONE
+    assert len(server.downloads()) == asked
+    assert capsys.readouterr().out.splitlines()[-1].startswith("fetched 0 (0 B), skipped 3, incomplete 0, refused 0")
+
+
+def test_200_bundles_in_parallel(server: GcsServer, prefix: str, make: Make, tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda index: server.put_folder(make(index), f"{prefix}/"), range(200)))
+    source = fetch.parse_source(f"gs://{BUCKET}/{prefix}")
+    took_s = {}
+    for jobs, output in ((8, "many"), (8, "many")):
+        began_s = time.perf_counter()
+        opened = bucket.connect(BUCKET, prefix=source.prefix, jobs=jobs)
+        report = fetch.fetch(opened, source, tmp_path / output, jobs=jobs)
+        took_s[f"{output}, {report.count(fetch.State.SKIPPED)} here"] = time.perf_counter() - began_s
+        assert len(report.outcomes) == 200
+        assert report.error is None
+    print(took_s)
+    assert took_s["many, 0 here"] < 20
+    assert took_s["many, 200 here"] < 3
+    for folder in (tmp_path / "many").iterdir():
+        assert content_of(folder) == content_of(tmp_path / "made" / folder.name)
+
+
+def test_killed_and_continued(server: GcsServer, prefix: str, make: Make, tmp_path: Path) -> None:
+    small, large = make(0), make(1, size=3 * MEBIBYTE)
+    server.put_folder(small, f"{prefix}/")
+    server.put_folder(large, f"{prefix}/")
+    output = tmp_path / "results"
+    arguments = [f"gs://{BUCKET}/{prefix}", "-o", str(output), "--jobs", "1"]
+    with Relay(server, limit_bytes=2 * MEBIBYTE) as relay, start(relay.url, *arguments) as killed:
+        assert relay.reached.wait(20)
+        await_that(lambda: piece_bytes(output) > MEBIBYTE)
+        killed.send_signal(signal.SIGKILL)
+        assert killed.wait(10) == -signal.SIGKILL
+    bundle.read(output / small.name)
+    with pytest.raises(BundleError):
+        bundle.read(output / large.name)
+    assert "MANIFEST.json" not in content_of(output / large.name)
+    before = len(server.downloads())
+    assert run_fetch(source=arguments[0], output=output) == ExitCode.DONE
+    assert content_of(output / large.name) == content_of(large)
+    again = [(name.rpartition("/")[2], status) for name, status, _ in server.downloads()[before:]]
+    assert ("log.txt", 206) in again, "the rest of the file alone"
+    assert ("log.txt", 200) not in again
+
+
+def piece_bytes(output: Path) -> int:
+    return sum(path.stat().st_size for path in output.glob("*/.fetch/*"))
+
+
+def await_that(condition: Callable[[], bool], limit_s: float = 10) -> None:
+    deadline_s = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def test_ctrl_c_does_not_wait_for_the_network(server: GcsServer, prefix: str, make: Make, tmp_path: Path) -> None:
+    server.put_folder(make(size=3 * MEBIBYTE), f"{prefix}/")
+    output = tmp_path / "results"
+    with (
+        Relay(server, limit_bytes=2 * MEBIBYTE) as relay,
+        start(relay.url, f"gs://{BUCKET}/{prefix}", "-o", str(output)) as stopped,
+    ):
+        assert relay.reached.wait(20)
+        began_s = time.monotonic()
+        stopped.send_signal(signal.SIGINT)
+        out, err = stopped.communicate(timeout=8)
+        assert time.monotonic() - began_s < 5
+    assert stopped.returncode == ExitCode.INTERRUPTED
+    assert out == ""
+    assert err.splitlines()[:2] == [
+        "error: interrupted by SIGINT",
+        "hint: the same command continues where it stopped",
+    ]
+    assert run_fetch(source=f"gs://{BUCKET}/{prefix}", output=output) == ExitCode.DONE
+
+
+def test_a_broken_connection_goes_unnoticed(
+    server: GcsServer, prefix: str, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make(size=3 * MEBIBYTE)
+    server.put_folder(folder, f"{prefix}/")
+    with Relay(server, limit_bytes=2 * MEBIBYTE, breaks=True) as relay:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", relay.url)
+        assert run_fetch(source=f"gs://{BUCKET}/{prefix}", output=tmp_path / "results") == ExitCode.DONE
+        assert relay.reached.is_set()
+    assert content_of(tmp_path / "results" / folder.name) == content_of(folder)
+
+
+def test_memory_stays_flat(server: GcsServer, prefix: str, make: Make, tmp_path: Path) -> None:
+    peak_kb = {}
+    for size in (20, 64 * MEBIBYTE):
+        server.put_folder(make(size, size=size), f"{prefix}/{size}/")
+        with start(server.url, f"gs://{BUCKET}/{prefix}/{size}", "-o", str(tmp_path / "results")) as process:
+            _, err = process.communicate(timeout=60)
+        assert process.returncode == 0
+        peak_kb[size] = int(err.splitlines()[-1])
+    print(peak_kb)
+    assert peak_kb[64 * MEBIBYTE] - peak_kb[20] < 16_000
+
+
+def test_a_full_disk(server: GcsServer, prefix: str, make: Make, tmp_path: Path) -> None:
+    folder = make(size=3 * MEBIBYTE)
+    server.put_folder(folder, f"{prefix}/")
+    # A limit on the size of a file stands in for a disk of that size.
+    limit = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({MEBIBYTE}, {MEBIBYTE}))\n"
+    output = tmp_path / "results"
+    with start(server.url, f"gs://{BUCKET}/{prefix}", "-o", str(output), limit=limit) as process:
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == ExitCode.TOOL
+    assert err.splitlines()[:2] == [
+        f"error: File too large while writing '{output / folder.name}'",
+        "hint: free some space, or -o FOLDER on another disk; the same command continues",
+    ]
+    assert "MANIFEST.json" not in content_of(output / folder.name)
+    assert run_fetch(source=f"gs://{BUCKET}/{prefix}", output=output) == ExitCode.DONE
+
+
+def test_hostile_names_of_a_real_server(
+    server: GcsServer, prefix: str, make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make()
+    server.put_folder(folder, f"{prefix}/")
+    run = f"{prefix}/runs/{folder.name}"
+    hostile = {
+        f"{run}/../../../evil": "leaves its folder",
+        f"{run}//etc/passwd": "an empty part",
+        f"{run}/..\\evil": "a backslash",
+        f"{run}/C:/evil": "a drive letter",
+        f"{run}/nul\0x": "a control character",
+        f"{run}/line\nfeed": "a control character",
+        f"{run}/run.json/x/y": "cannot lie beside the files that the manifest lists",
+        f"{prefix}/runs/../evil": "leaves its folder",
+        f"{prefix}/runs//evil/x": "an absolute path",
+    }
+    for name in hostile:
+        server.put(name, b"evil")
+    code = run_fetch(source=f"gs://{BUCKET}/{prefix}", output=tmp_path / "results" / "here", output_format=Format.JSON)
+    assert code == ExitCode.BAD_BUNDLE
+    printed = json.loads(capsys.readouterr().out)
+    assert {each["name"]: each["reason"] for each in printed["refused_names"]} == hostile
+    assert [each["state"] for each in printed["runs"]] == ["fetched"]
+    assert content_of(tmp_path / "results" / "here" / folder.name) == content_of(folder)
+    assert [path for path in tmp_path.rglob("*") if "evil" in path.name or "passwd" in path.name] == []
+
+
+def test_an_incomplete_run(server: GcsServer, prefix: str, make: Make, tmp_path: Path) -> None:
+    folder = make()
+    server.put_folder(folder, f"{prefix}/", without=("MANIFEST.json",))
+    source, output = f"gs://{BUCKET}/{prefix}/runs/{folder.name}", tmp_path / "results"
+    assert run_fetch(source=source, output=output) == ExitCode.DONE
+    assert not (output / folder.name).exists()
+    assert run_fetch(source=source, output=output, incomplete=True) == ExitCode.DONE
+    assert content_of(output / folder.name).keys() == content_of(folder).keys() - {"MANIFEST.json"}
+    server.put_folder(folder, f"{prefix}/")
+    assert run_fetch(source=source, output=output) == ExitCode.DONE
+    bundle.read(output / folder.name)
+
+
+def test_an_object_that_changes_after_the_list(server: GcsServer, prefix: str, tmp_path: Path) -> None:
+    server.put(f"{prefix}/x", b"old")
+    opened = bucket.connect(BUCKET, prefix=prefix)
+    (found,) = opened.objects(prefix)
+    server.put(f"{prefix}/x", b"new")
+    with (tmp_path / "x").open("wb") as sink, pytest.raises(bucket.ObjectChangedError):
+        opened.download(found, sink)
+
+
+@pytest.mark.usefixtures("server")
+def test_a_bucket_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        run_fetch(source="gs://no-such-bucket/x", output=tmp_path)
+    assert caught.value.report() == (
+        "error: bucket 'no-such-bucket' does not exist\nhint: gcloud storage ls (STORAGE_EMULATOR_HOST is set)"
+    )
+
+
+def test_an_unreachable_bucket_says_so_within_20_s(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent, socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # bound, not listening: connections are refused
+        urls = [f"http://127.0.0.1:{each.getsockname()[1]}" for each in (silent, closed)]
+        began_s = time.monotonic()
+        processes = [start(url, "gs://some-bucket/x", "-o", str(tmp_path)) for url in urls]
+        said, took_s = [], []
+        for process in reversed(processes):
+            with process:
+                said.append(process.communicate(timeout=30)[1].splitlines()[:2])
+            took_s.append(time.monotonic() - began_s)
+            assert process.returncode == ExitCode.TOOL
+    print(took_s)
+    hint = "hint: start that server, or unset STORAGE_EMULATOR_HOST"
+    assert said == [
+        [f"error: bucket 'some-bucket' cannot be reached at {urls[1]}: Connection refused", hint],
+        [f"error: bucket 'some-bucket' cannot be reached at {urls[0]}: no answer within 8 s", hint],
+    ]
+    assert max(took_s) < 20
+
+
+def test_a_token_that_never_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import rsa
+
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048).private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        account = {
+            "type": "service_account",
+            "client_email": "me@example.invalid",
+            "private_key": key.decode(),
+            "token_uri": f"http://127.0.0.1:{silent.getsockname()[1]}/token",
+        }
+        (tmp_path / "key.json").write_text(json.dumps(account))
+        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "key.json"))
+        monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
+        began_s = time.monotonic()
+        with pytest.raises(bucket.UnreachableError, match=r": no answer within 1 s$"):
+            bucket.connect("some-bucket", prefix="", patience=Patience(first_answer_s=1))
+        assert time.monotonic() - began_s < 3
+
+
+def test_without_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("STORAGE_EMULATOR_HOST", "GOOGLE_APPLICATION_CREDENTIALS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    with pytest.raises(ToolError) as caught:
+        bucket.connect("some-bucket", prefix="")
+    lines = caught.value.report().splitlines()
+    assert lines[0].startswith("error: no usable credentials for Google Cloud: Your default credentials were not found")
+    assert lines[1:] == ["hint: gcloud auth application-default login"]
+
+
+def test_an_output_that_cannot_be_written(server: GcsServer, prefix: str, make: Make, tmp_path: Path) -> None:
+    server.put_folder(make(), f"{prefix}/")
+    (tmp_path / "file").write_text("")
+    output = tmp_path / "file" / "results"
+    with pytest.raises(UsageError, match=f"^output folder '{output}' cannot be written: Not a directory$"):
+        run_fetch(source=f"gs://{BUCKET}/{prefix}", output=output)
+
+
+def test_the_command_loads_no_google_module_before_it_runs() -> None:
+    heavy = ("google", "requests", "urllib3", "analysis.bucket", "analysis.fetch", "pandas")
+    code = f"import sys, analysis.commands.fetch; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -1,0 +1,302 @@
+import errno
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from analysis import index
+from analysis.index import FILE, FOLDER, look
+from benchmarks.synthetic_bundles import make
+from workload import bundle
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    for number in range(3):
+        make(tmp_path / "results", number)
+    return tmp_path / "results"
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The folders that were read in full, by name."""
+    seen: list[str] = []
+    real = bundle.read
+
+    def spy(folder: Path) -> bundle.Bundle:
+        seen.append(folder.name)
+        return real(folder)
+
+    monkeypatch.setattr(index.bundle, "read", spy)
+    return seen
+
+
+def runs(root: Path, **options: Any) -> list[str]:
+    table, problems = look(root, **options)
+    assert problems == []
+    return [str(path) for path in table["path"].to_pylist()]
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.is_dir() and path.name != FOLDER)
+
+
+def test_second_look_reads_nothing(results: Path, reads: list[str]) -> None:
+    first = look(results)[0]
+    assert reads == names(results)
+    reads.clear()
+    assert look(results)[0].equals(first)
+    assert reads == []
+    assert first["model"].to_pylist() == ["resnet18"] * 3
+    assert [len(steps) for steps in first["_steps"].to_pylist()] == [110] * 3
+
+
+def test_added_changed_and_removed_bundles_are_noticed(results: Path, reads: list[str]) -> None:
+    runs(results)
+    reads.clear()
+    added = make(results, 7)
+    changed, removed, kept = (results / name for name in names(results)[:3])
+    record = json.loads((changed / "run.json").read_text())
+    bundle.reseal(changed, {**record, "spec": {**record["spec"], "model": "vgg16"}})
+    shutil.rmtree(removed)
+    table = look(results)[0]
+    assert sorted(reads) == sorted([added.name, changed.name])
+    assert dict(zip(table["path"].to_pylist(), table["model"].to_pylist(), strict=True)) == {
+        str(changed): "vgg16",
+        str(kept): "resnet18",
+        str(added): "resnet18",
+    }
+    reads.clear()
+    assert runs(results) == [str(results / name) for name in names(results)]
+    assert reads == []
+
+
+@pytest.mark.parametrize("name", ["steps.csv", "telemetry.csv", "run.json", "MANIFEST.json"])
+def test_changed_source_is_read_again_and_found_out(results: Path, name: str) -> None:
+    runs(results)
+    victim = results / names(results)[1]
+    (victim / name).write_text("{}")
+    table, problems = look(results)
+    assert table.num_rows == 2
+    assert [problem.path for problem in problems] == [str(victim)]
+    # Put right again, it counts again.
+    shutil.rmtree(victim)
+    make(results, 1)
+    assert len(runs(results)) == 3
+
+
+def test_change_that_keeps_size_time_and_inode_is_found_by_verify_alone(results: Path) -> None:
+    runs(results)
+    path = results / names(results)[0] / "steps.csv"
+    before = path.stat()
+    text = path.read_bytes()
+    with path.open("r+b") as file:
+        file.write(text.replace(b"warmup", b"warmux"))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert len(runs(results)) == 3
+    table, problems = look(results, verify=True)
+    assert table.num_rows == 2
+    assert [str(problem) for problem in problems] == [
+        f"{path.parent}: damaged: steps.csv was changed after the run: its sha256 differs"
+    ]
+    # And from then on the index knows.
+    assert look(results)[0].num_rows == 2
+
+
+def older(path: Path) -> None:
+    table = pq.read_table(path)
+    pq.write_table(table.replace_schema_metadata({index.VERSION_KEY: b"0"}), path)
+
+
+def without_a_column(path: Path) -> None:
+    pq.write_table(pq.read_table(path).drop_columns(["model"]), path)
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "older version": older,
+    "other columns": without_a_column,
+    "another table": lambda path: pq.write_table(pa.table({"a": [1]}), path),
+    "empty": lambda path: path.write_bytes(b""),
+    "cut off": lambda path: path.write_bytes(path.read_bytes()[:-100]),
+    "no Parquet": lambda path: path.write_text("PAR1" * 100),
+    "bytes in the middle": lambda path: path.write_bytes(
+        path.read_bytes()[:500] + b"\0" * 500 + path.read_bytes()[1000:]
+    ),
+    "a folder": lambda path: (path.unlink(), path.mkdir()),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
+def test_unusable_index_is_rebuilt_without_a_word(results: Path, damage: Callable[[Path], object]) -> None:
+    whole = look(results)[0]
+    damage(results / FOLDER / FILE)
+    assert look(results)[0].equals(whole)
+
+
+def test_index_has_the_rights_of_other_files(results: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        look(results)
+    finally:
+        os.umask(before)
+    assert (results / FOLDER / FILE).stat().st_mode & 0o777 == 0o640
+    assert [path.name for path in (results / FOLDER).iterdir()] == [FILE]
+
+
+@pytest.mark.parametrize("broken", ["mkdir", "open", "replace"])
+def test_folder_that_cannot_be_written_works_without(
+    results: Path, broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    real_open = Path.open
+    refusing_open = lambda path, mode="r", *rest, **more: (  # noqa: E731
+        refuse() if "x" in mode else real_open(path, mode, *rest, **more)
+    )
+    monkeypatch.setattr(Path, broken, refusing_open if broken == "open" else refuse)
+    for _ in range(2):
+        assert len(runs(results)) == 3
+    monkeypatch.undo()
+    leftovers = [path.name for path in (results / FOLDER).iterdir()] if (results / FOLDER).exists() else []
+    assert leftovers == []
+
+
+def test_moved_folder_shows_its_new_path(results: Path, reads: list[str]) -> None:
+    runs(results)
+    reads.clear()
+    moved = results.rename(results.with_name("archive"))
+    assert runs(moved) == [str(moved / name) for name in names(moved)]
+    assert reads == []
+
+
+def test_nested_folders_and_a_bundle_by_itself(tmp_path: Path) -> None:
+    monday, tuesday = make(tmp_path / "all" / "monday", 1), make(tmp_path / "all" / "deep" / "er" / "tuesday", 2)
+    assert runs(tmp_path / "all") == [str(tuesday), str(monday)]
+    assert runs(monday) == [str(monday)]
+    assert sorted(path.name for path in monday.iterdir()) == [
+        "MANIFEST.json",
+        "log.txt",
+        "run.json",
+        "steps.csv",
+        "telemetry.csv",
+    ]
+
+
+def test_problems_have_a_path_and_a_reason(results: Path) -> None:
+    incomplete, damaged, newer, foreign = (make(results, number) for number in range(10, 14))
+    (incomplete / "MANIFEST.json").unlink()
+    (damaged / "telemetry.csv").unlink()
+    for name in ("MANIFEST.json", "run.json"):
+        path = newer / name
+        path.write_text(path.read_text().replace('"schema_version": 1', '"schema_version": 2'))
+    bundle.reseal(foreign, {"schema": "ours"})
+    (results / "plots" / "more").mkdir(parents=True)
+    (results / "plots" / "a.png").write_text("")
+    (results / "plots" / "more" / "b.png").write_text("")
+    (results / "empty").mkdir()
+    (results / ".cache").mkdir()
+    (results / ".cache" / "c").write_text("")
+    (results / "notes.txt").write_text("")
+    table, problems = look(results)
+    assert table.num_rows == 3
+    assert {Path(problem.path).name: problem.reason for problem in problems} == {
+        incomplete.name: (
+            "incomplete: no MANIFEST.json, the run did not end by itself; its steps so far are in steps.csv"
+        ),
+        damaged.name: "damaged: telemetry.csv is missing",
+        newer.name: "has bundle schema 2; this version reads up to schema 1",
+        foreign.name: "run.json has no usable run_id",
+        "plots": "no rooflaunch bundle: neither MANIFEST.json nor run.json",
+    }
+    # They are looked at again each time: whoever repairs one need not touch its manifest.
+    (damaged / "telemetry.csv").write_bytes(make(results.with_name("other"), 11).joinpath("telemetry.csv").read_bytes())
+    assert look(results)[0].num_rows == 4
+
+
+def test_hostile_manifest_is_a_problem(results: Path) -> None:
+    victim = results / names(results)[0]
+    manifest = json.loads((victim / "MANIFEST.json").read_text())
+    for name in ("x" * 300, "a\0b", "/etc/passwd", "../../secret"):
+        changed = {**manifest, "files": [*manifest["files"], {**manifest["files"][0], "name": name}]}
+        (victim / "MANIFEST.json").write_text(json.dumps(changed))
+        table, problems = look(results)
+        assert table.num_rows == 2
+        assert [Path(problem.path) for problem in problems] == [victim]
+
+
+def test_file_outside_the_manifest_is_not_read(results: Path) -> None:
+    folder = make(results, 20)
+    manifest = json.loads((folder / "MANIFEST.json").read_text())
+    manifest["files"] = [row for row in manifest["files"] if row["name"] != "steps.csv"]
+    (folder / "MANIFEST.json").write_text(json.dumps(manifest))
+    table, _ = look(results)
+    lengths = {Path(row["path"]).name: len(row["_steps"]) for row in table.to_pylist()}
+    assert lengths[folder.name] == 0
+    assert set(lengths.values()) == {0, 110}
+
+
+def test_links_are_followed_and_loops_end(results: Path, tmp_path: Path) -> None:
+    (results / "loop").symlink_to(results)
+    elsewhere = make(tmp_path / "elsewhere", 30)
+    (results / "linked").symlink_to(elsewhere.parent)
+    paths = {Path(path).resolve() for path in look(results)[0]["path"].to_pylist()}
+    assert paths == {*(results / name for name in names(results) if name not in ("loop", "linked")), elsewhere}
+
+
+def test_folder_name_that_is_no_text(tmp_path: Path) -> None:
+    folder = make(tmp_path / "results", 1)
+    try:
+        folder.rename(Path(os.fsdecode(os.fsencode(folder.parent) + b"/\xff-run")))
+    except OSError:
+        pytest.skip("this file system has text names only")
+    for _ in range(2):
+        table, problems = look(tmp_path / "results")
+        assert problems == []
+        assert table["path"].to_pylist() == [f"{tmp_path}/results/\\udcff-run"]
+
+
+def _look_and_count(root: Path) -> int:
+    return look(root)[0].num_rows
+
+
+@pytest.mark.world
+def test_processes_at_once_never_see_half_an_index(results: Path) -> None:
+    with ProcessPoolExecutor(3, mp_context=get_context("spawn")) as pool:
+        counts = list(pool.map(_look_and_count, [results] * 6))
+        for number in range(40, 44):
+            make(results, number)
+            counts += pool.map(_look_and_count, [results] * 6)
+    assert counts == [3] * 6 + [4] * 6 + [5] * 6 + [6] * 6 + [7] * 6
+    assert [path.name for path in (results / FOLDER).iterdir()] == [FILE]
+    assert pq.read_table(results / FOLDER / FILE).num_rows == 7
+
+
+@pytest.mark.world
+def test_time_grows_with_the_number_of_bundles_alone(tmp_path: Path) -> None:
+    source = make(tmp_path / "one", 0)
+
+    def seconds(count: int) -> float:
+        root = tmp_path / f"of-{count}"
+        for number in range(count):
+            shutil.copytree(source, root / f"run-{number}")
+        look(root)
+        best = 1e9
+        for _ in range(3):
+            begin_s = time.perf_counter()
+            look(root)
+            best = min(best, time.perf_counter() - begin_s)
+        return best
+
+    few_s, many_s = seconds(50), seconds(400)
+    # Eight times as many; twice that is room for a busy machine, quadratic growth would be 64.
+    assert many_s < 16 * few_s + 0.05

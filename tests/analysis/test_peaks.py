@@ -1,0 +1,140 @@
+import pytest
+
+from analysis import peaks
+from analysis.peaks import Gpu, Row
+
+ROWS = [pytest.param(gpu, row, id=f"{gpu.gpu} {row.precision}") for gpu in peaks.gpus() for row in gpu.peaks]
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "memory_bytes", "flop_per_s", "bytes_per_s"),
+    [
+        # As NVML and torch write them.
+        ("Tesla T4", "fp32", None, 8.1e12, 320e9),
+        ("Tesla T4", "amp", 15360 << 20, 65e12, 320e9),
+        ("NVIDIA L4", "fp32", 23034 << 20, 30.3e12, 300e9),
+        ("NVIDIA L4", "amp", None, 121e12, 300e9),
+        ("Tesla V100-SXM2-16GB", "fp32", 16928342016, 15.7e12, 900e9),
+        ("Tesla V100-PCIE-16GB", "fp32", None, 14.0e12, 900e9),
+        ("NVIDIA A100-SXM4-40GB", "tf32", 40960 << 20, 156e12, 1555e9),
+        ("NVIDIA A100 80GB PCIe", "bf16", None, 312e12, 1935e9),
+        ("NVIDIA A100-SXM4-80GB", "fp32", None, 19.5e12, 2039e9),
+        ("NVIDIA H100 80GB HBM3", "amp", 81559 << 20, 989.4e12, 3350e9),
+        ("NVIDIA H200", "fp32", 143771 << 20, 67e12, 4800e9),
+        ("NVIDIA GeForce RTX 4080", "fp32", 16376 << 20, 48.7e12, 716.8e9),
+        ("NVIDIA GeForce RTX 4080 Laptop GPU", "fp32", 12282 << 20, 33.9e12, 432e9),
+        ("NVIDIA GeForce RTX 4090", "amp", 24564 << 20, 165.2e12, 1008e9),
+        # Case and blanks vary; a short name is enough where it is unique, the memory tells others apart.
+        (" tesla  T4 ", "fp32", None, 8.1e12, 320e9),
+        ("A100", "fp32", 40e9, 19.5e12, 1555e9),
+    ],
+)
+def test_known_devices(
+    name: str, precision: str, memory_bytes: float | None, flop_per_s: float, bytes_per_s: float
+) -> None:
+    peak = peaks.find(name, precision=precision, memory_bytes=memory_bytes)
+    assert peak is not None
+    assert (peak.flop_per_s, peak.bytes_per_s) == pytest.approx((flop_per_s, bytes_per_s), rel=1e-12)
+    assert ", read 2026-" in peak.source
+    assert peak.source.endswith("read 2026-11")
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "memory_bytes"),
+    [
+        (None, "fp32", None),
+        ("", "fp32", None),
+        ("Intel(R) Xeon(R) Processor", "fp32", None),
+        ("NVIDIA GeForce RTX 5070", "fp32", None),
+        # Longer or shorter names are other devices.
+        ("NVIDIA GeForce RTX 4080 SUPER", "fp32", None),
+        ("Tesla V100", "fp32", None),
+        # No units, nobody said which.
+        ("Tesla T4", "tf32", None),
+        ("Tesla T4", "bf16", None),
+        ("Tesla V100-SXM2-16GB", "tf32", None),
+        ("Tesla T4", None, None),
+        ("Tesla T4", "fp8", None),
+        # Several devices of one name, and one with another memory: a laptop's 12 GB are no desktop card's.
+        ("A100", "fp32", None),
+        ("A100", "fp32", 80e9),
+        ("RTX 4080", "fp32", 12282 << 20),
+        ("Tesla T4", "fp32", 24e9),
+    ],
+)
+def test_unknown_is_none_never_a_similar_one(
+    name: str | None, precision: str | None, memory_bytes: float | None
+) -> None:
+    assert peaks.find(name, precision=precision, memory_bytes=memory_bytes) is None
+
+
+def test_laptop_depends_on_its_power_limit() -> None:
+    peak = peaks.find("NVIDIA GeForce RTX 4080 Laptop GPU", precision="amp")
+    assert peak is not None
+    assert (peak.flop_per_s_low, peak.flop_per_s) == (40e12, 67.7e12)
+    assert peak.note == "by power limit, 60 to 150 W; a desktop RTX 4080 has 48.7"
+    desktop = peaks.find("NVIDIA GeForce RTX 4080", precision="amp")
+    assert desktop is not None
+    assert desktop.flop_per_s_low is None
+
+
+@pytest.mark.parametrize(("gpu", "row"), ROWS)
+def test_figures_follow_from_units_and_clock(gpu: Gpu, row: Row) -> None:
+    assert row.dense
+    assert peaks.formula_flop_per_s(gpu, row) == pytest.approx(row.tflop_per_s * 1e12, rel=0.02)
+    if row.tflop_per_s_low is not None:
+        low = peaks.formula_flop_per_s(gpu, row, clock_mhz=row.clock_mhz_low)
+        assert low == pytest.approx(row.tflop_per_s_low * 1e12, rel=0.02)
+        assert row.tflop_per_s_low < row.tflop_per_s
+
+
+def test_no_row_twice() -> None:
+    rows = [(gpu.gpu, row.precision) for gpu in peaks.gpus() for row in gpu.peaks]
+    assert len(rows) == len(set(rows))
+    assert {row.precision for gpu in peaks.gpus() for row in gpu.peaks} == {"fp32", "tf32", "amp", "bf16"}
+
+
+@pytest.mark.parametrize(
+    ("name", "clock_mhz", "bits", "gb_per_s"),
+    [
+        ("Tesla T4", 5001, 256, 320.064),
+        ("NVIDIA L4", 6251, 192, 300.048),
+        ("Tesla V100-SXM2-16GB", 877, 4096, 898.048),
+        ("NVIDIA H200", 3201, 6144, 4916.736),
+    ],
+)
+def test_bandwidth_from_the_device(name: str, clock_mhz: float, bits: float, gb_per_s: float) -> None:
+    assert peaks.bandwidth(memory_clock_mhz=clock_mhz, bus_width_bits=bits) == pytest.approx(gb_per_s * 1e9)
+    gpu = peaks.find_gpu(name)
+    assert gpu is not None
+    assert peaks.bandwidth_warning(gpu, memory_clock_mhz=clock_mhz, bus_width_bits=bits) is None
+
+
+@pytest.mark.parametrize(
+    ("clock_mhz", "warning"),
+    [
+        # 320 GB/s is 5000 MHz x 256 bit; 7 % more is 5350, 7 % less 4650.
+        (5349, None),
+        (
+            5351,
+            (
+                "the device's memory clock and bus give 342 GB/s, the table has 320 (+7%): "
+                "is it the device that its name says?"
+            ),
+        ),
+        (4651, None),
+        (
+            4649,
+            (
+                "the device's memory clock and bus give 298 GB/s, the table has 320 (-7%): "
+                "is it the device that its name says?"
+            ),
+        ),
+        (None, None),
+        (0, None),
+    ],
+)
+def test_another_bandwidth_is_said(clock_mhz: float | None, warning: str | None) -> None:
+    gpu = peaks.find_gpu("Tesla T4")
+    assert gpu is not None
+    assert peaks.bandwidth_warning(gpu, memory_clock_mhz=clock_mhz, bus_width_bits=256) == warning

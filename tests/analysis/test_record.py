@@ -1,0 +1,204 @@
+import copy
+import json
+import math
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analysis.record import RUN_COLUMNS, Kind, row_of
+from benchmarks.synthetic_bundles import change, make_record
+from workload.errors import BundleError
+
+STEP_S = [0.1, 0.11, 0.09, 0.1, 0.12]
+
+
+def record(**changes: Any) -> dict[str, Any]:
+    made = make_record(0, STEP_S)
+    for where, value in changes.items():
+        change(made, where, value)
+    return made
+
+
+def test_facts_keep_their_values() -> None:
+    row = row_of(record())
+    cells = row.cells
+    assert row.remarks == []
+    assert set(cells) == set(RUN_COLUMNS)
+    assert cells["run_id"] == "20261101T000000Z-gcp-t4-us-central1-a-resnet18-b32-fp32-000000"
+    assert (cells["model"], cells["batch_size"], cells["precision"]) == ("resnet18", 32, "fp32")
+    assert (cells["device_name"], cells["driver_version"], cells["zone"]) == ("Tesla T4", "580.95.05", "us-central1-a")
+    assert (cells["spot"], cells["commit_dirty"], cells["imported"]) == (True, False, False)
+    assert cells["started_at"] == datetime(2026, 11, 1, tzinfo=UTC)
+    assert (cells["step_median_s"], cells["step_mean_s"], cells["steps"]) == (0.1, pytest.approx(0.104), 5)
+    assert (cells["repeat"], cells["repeats"]) == (1, 3)
+
+
+def test_what_is_derived() -> None:
+    cells = row_of(record(spec__grad_accumulation=4)).cells
+    assert cells["images_per_step"] == 128
+    # 160 images in 0.52 s x 1.001.
+    assert cells["images_per_s"] == pytest.approx(160 / 0.52052, rel=1e-12)
+    assert cells["region"] == "us-central1"
+    assert cells["ceiling_flop_per_s"] == 7.2e12
+    assert cells["ceiling_bytes_per_s"] == 2.6e11
+    assert json.loads(cells["ceiling_conditions"]) == {"sm_clock_mhz": 1590, "power_w": 69.8, "temperature_c": 61}
+    assert cells["peak_memory_bytes"] == 2_400_000_000
+
+
+@pytest.mark.parametrize(
+    ("changes", "column", "value"),
+    [
+        ({"environment__device__type": "cpu"}, "peak_memory_bytes", 2_900_000_000),
+        ({"environment__device__type": "mps"}, "peak_memory_bytes", None),
+        ({"timing__measured_s": None}, "images_per_s", None),
+        ({"timing__measured_s": 0}, "images_per_s", None),
+        ({"timing__measured_s": -1.0}, "images_per_s", None),
+        ({"timing__images": 0}, "images_per_s", None),
+        ({"timing__step_s": None}, "step_median_s", None),
+        ({"ceilings": None}, "ceiling_flop_per_s", None),
+        ({"spec__precision": "bf16"}, "ceiling_flop_per_s", None),
+        ({"spec__precision": None}, "ceiling_flop_per_s", None),
+        ({"environment__cloud": None}, "region", None),
+        ({"environment__cloud__zone": "nowhere"}, "region", None),
+        ({"spec__grad_accumulation": None}, "images_per_step", None),
+        ({"notes": ["a", "b"]}, "notes", ["a", "b"]),
+        ({"notes": None}, "notes", []),
+        ({"imported": {"file": "log.csv", "sha256": "0" * 64}}, "imported", True),
+        ({"imported": {"file": "log.csv", "sha256": "0" * 64}}, "imported_file", "log.csv"),
+    ],
+)
+def test_absent_is_none_never_zero(changes: dict[str, Any], column: str, value: Any) -> None:
+    made = record()
+    for where, changed in changes.items():
+        if where == "imported":
+            made[where] = changed
+        else:
+            change(made, where, changed)
+    row = row_of(made)
+    assert row.cells[column] == value
+    assert row.remarks == []
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "column", "remark"),
+    [
+        ("timing__measured_s", "fast", "measured_s", "timing.measured_s is not a finite number"),
+        ("timing__measured_s", True, "measured_s", "timing.measured_s is not a finite number"),
+        ("timing__measured_s", math.nan, "measured_s", "timing.measured_s is not a finite number"),
+        ("timing__measured_s", math.inf, "images_per_s", "timing.measured_s is not a finite number"),
+        ("timing__images", 10**400, "images", "timing.images is not a finite number"),
+        ("environment__place", 3, "place", "environment.place is not text"),
+        ("environment__device", "T4", "device_name", "environment.device is not an object"),
+        ("environment__cloud__preemptible", "yes", "spot", "environment.cloud.preemptible is not true or false"),
+        (
+            "timing__started_at",
+            "2026-11-01T00:00:00",
+            "started_at",
+            "timing.started_at is not a time stamp with its zone",
+        ),
+        ("timing__started_at", "soon", "started_at", "timing.started_at is not a time stamp with its zone"),
+        (
+            "timing__started_at",
+            "0001-01-01T00:00:00+10:00",
+            "started_at",
+            "timing.started_at is not a time stamp with its zone",
+        ),
+        ("ceilings__flop_per_s", [], "ceiling_flop_per_s", "ceilings.flop_per_s is not an object"),
+        ("ceilings__flop_per_s__fp32", 7, "ceiling_flop_per_s", "ceilings.flop_per_s.fp32 is not an object"),
+        (
+            "ceilings__flop_per_s__fp32__median",
+            -1,
+            "ceiling_flop_per_s",
+            "ceilings.flop_per_s.fp32.median is not a positive number",
+        ),
+        ("notes", "text", "notes", "notes is not a list of texts"),
+        ("notes", ["text", 3], "notes", "notes is not a list of texts"),
+    ],
+)
+def test_wrong_type_is_left_out_and_said(where: str, value: Any, column: str, remark: str) -> None:
+    row = row_of(record(**{where: value}))
+    assert row.cells[column] in (None, [])
+    assert row.remarks == [f"run.json: {remark}; left out"]
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "message"),
+    [
+        ("run_id", None, "run.json has no usable run_id"),
+        ("run_id", 7, "run.json has no usable run_id"),
+        ("status", None, "run.json has no usable status"),
+        ("status", "fine", "run.json has the unknown status 'fine'"),
+        ("spec", None, "run.json has no usable spec.model"),
+        ("spec", [], "run.json has no usable spec.model"),
+        ("spec__batch_size", 0, "run.json has no usable spec.batch_size"),
+        ("spec__batch_size", True, "run.json has no usable spec.batch_size"),
+        ("spec__batch_size", 2**70, "run.json has no usable spec.batch_size"),
+    ],
+)
+def test_run_without_what_every_run_has_is_refused(where: str, value: Any, message: str) -> None:
+    with pytest.raises(BundleError) as caught:
+        row_of(record(**{where: value}))
+    assert str(caught.value) == message
+    assert caught.value.hint == "it is no run of rooflaunch; move the folder away"
+
+
+def test_half_a_surrogate_pair_can_be_stored() -> None:
+    cells = row_of(record(spec__model=json.loads('"res\\ud800net"'))).cells
+    assert cells["model"] == "res\\ud800net"
+    cells["model"].encode()
+
+
+def test_ceilings_are_a_row_each() -> None:
+    ceilings = row_of(record()).ceilings
+    assert [(each["quantity"], each["name"]) for each in ceilings] == [
+        ("flop_per_s", "fp32"),
+        ("bytes_per_s", "copy"),
+        ("bytes_per_s", "triad"),
+    ]
+    assert ceilings[0]["median_per_s"] == 7.2e12
+    assert ceilings[0]["samples"] == 30
+    assert ceilings[1]["conditions"] is None
+    assert ceilings[1]["measured_at"] == datetime(2026, 11, 1, tzinfo=UTC)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def paths(value: Any, above: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    if not isinstance(value, dict):
+        return [above]
+    return [above, *(path for key, each in value.items() for path in paths(each, (*above, key)))]
+
+
+EVERYWHERE = [path for path in paths(make_record(0, STEP_S)) if path]
+
+
+@given(st.lists(st.tuples(st.sampled_from(EVERYWHERE), JSON), max_size=4))
+def test_any_content_is_a_row_or_refused(changes: list[tuple[tuple[str, ...], Any]]) -> None:
+    made = copy.deepcopy(record())
+    for path, value in changes:
+        target: Any = made
+        for key in path[:-1]:
+            target = target.get(key) if isinstance(target, dict) else None
+        if isinstance(target, dict):
+            target[path[-1]] = value
+    try:
+        cells = row_of(made).cells
+    except BundleError:
+        return
+    for name, (kind, _) in RUN_COLUMNS.items():
+        value = cells[name]
+        match kind:
+            case Kind.NUMBER:
+                assert value is None or math.isfinite(value)
+            case Kind.TEXT:
+                assert value is None or value.encode("utf-8") is not None
+            case _:
+                assert value is None or isinstance(value, bool | int | datetime | list)

@@ -1,0 +1,569 @@
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import analysis
+from analysis import roofline
+from analysis.__main__ import main
+from analysis.by import By
+from analysis.roofline import Bound, Kind, Roof, Source, Work
+from benchmarks.synthetic_bundles import change, make, make_record
+from tests.analysis.ncu_files import DRAM, FADD, FFMA, FMUL, STARTED, TIME, wide
+from workload import bundle, verdict
+
+L1, L2, TENSOR = "l1tex__t_bytes.sum", "lts__t_bytes.sum", "sm__inst_executed_pipe_tensor.sum"
+T4 = Roof(kind=Kind.MEASURED, flop_per_s=7.2e12, bytes_per_s=2.6e11)
+WRONG = "the roof or the precision's label is wrong, or kernels execute fewer FLOP than modelled (Winograd)"
+POSITIVE = st.floats(1e-6, 1e6)
+
+
+def only(table: pd.DataFrame) -> dict[str, Any]:
+    (row,) = table.to_dict("records")
+    return {str(name): None if _is_nan(value) else value for name, value in row.items()}
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)
+
+
+def points(tmp_path: Path, *runs: Mapping[str, Any]) -> pd.DataFrame:
+    for number, changes in enumerate(runs):
+        make(tmp_path, number, **changes)
+    return roofline.points(analysis.load(tmp_path))
+
+
+# --- the rule of workload/verdict.py
+
+
+def test_thresholds_are_those_of_the_verdict() -> None:
+    assert roofline.INPUT_BOUND_FRACTION == verdict.INPUT_BOUND_FRACTION
+    assert roofline.OVERHEAD_FRACTION == verdict.OVERHEAD_FRACTION
+    assert [str(bound) for bound in Bound] == [str(bound) for bound in verdict.Bound]
+
+
+@given(
+    compute=st.floats(1e-3, 3), low=st.floats(1e-3, 3), more=st.floats(1, 10), waits=st.floats(0, 1), step_s=POSITIVE
+)
+def test_classifies_as_the_verdict_does(compute: float, low: float, more: float, waits: float, step_s: float) -> None:
+    work = Work(
+        flop=compute * step_s * T4.flop_per_s,
+        bytes_low=low * step_s * T4.bytes_per_s,
+        bytes_high=more * low * step_s * T4.bytes_per_s,
+    )
+    assert work.flop is not None
+    assert work.bytes_low is not None
+    assert work.bytes_high is not None
+    said = verdict.judge(
+        step_s=step_s,
+        data_wait_fraction=waits,
+        flop_per_step=work.flop,
+        bytes_low=work.bytes_low,
+        bytes_high=work.bytes_high,
+        ceiling_flop_per_s=T4.flop_per_s,
+        ceiling_bytes_per_s=T4.bytes_per_s,
+    )
+    assert str(roofline.classify(work, step_s=step_s, roof=T4, data_wait_fraction=waits)) == str(said.bound)
+
+
+@pytest.mark.parametrize(
+    ("compute", "low", "high", "waits", "bound"),
+    [
+        (0.5, 0.1, 0.4, 0.0, Bound.COMPUTE),
+        (0.5, 0.1, 0.51, 0.0, Bound.MEMORY),
+        # Beyond the bandwidth a byte came from a cache: full bandwidth is no more than full arithmetic.
+        (1.0, 0.1, 3.0, 0.0, Bound.COMPUTE),
+        (0.99, 0.1, 3.0, 0.0, Bound.MEMORY),
+        (0.249, 0.1, 0.249, 0.0, Bound.OVERHEAD),
+        (0.249, 0.1, 0.25, 0.0, Bound.MEMORY),
+        (0.25, 0.1, 0.249, 0.0, Bound.COMPUTE),
+        (0.5, 0.1, 0.4, 0.10, Bound.COMPUTE),
+        (0.5, 0.1, 0.4, 0.11, Bound.INPUT),
+        (0.5, 0.1, 0.4, None, Bound.COMPUTE),
+    ],
+)
+def test_bounds(compute: float, low: float, high: float, waits: float | None, bound: Bound) -> None:
+    work = Work(flop=compute * 7.2e12, bytes_low=low * 2.6e11, bytes_high=high * 2.6e11)
+    assert roofline.classify(work, step_s=1.0, roof=T4, data_wait_fraction=waits) is bound
+
+
+def test_no_bound_without_flop_or_bytes() -> None:
+    for work in (Work(flop=None, bytes_low=1, bytes_high=1), Work(flop=1, bytes_low=None, bytes_high=None)):
+        assert roofline.classify(work, step_s=1.0, roof=T4, data_wait_fraction=0.0) is None
+        assert roofline.classify(work, step_s=1.0, roof=T4, data_wait_fraction=0.5) is Bound.INPUT
+
+
+@pytest.mark.parametrize(
+    ("step_s", "bytes_", "waits"),
+    [
+        (0.01, (3.1e9, 9.8e9), 0.01),
+        (0.05, (3.1e9, 9.8e9), 0.01),
+        (0.1, (3.1e9, 9.8e9), 0.01),
+        (0.1, (2e10, 5e10), 0.01),
+        (0.1, (3e10, 5e10), 0.01),
+        (0.3, (1e9, 2e9), 0.01),
+        (0.3, (3.1e9, 2e10), 0.01),
+        (0.3, (3.1e9, 2e10), 0.2),
+    ],
+)
+def test_points_agree_with_the_recorded_bound(
+    tmp_path: Path, step_s: float, bytes_: tuple[float, float], waits: float
+) -> None:
+    record = make_record(0, [step_s] * 5)
+    record["timing"]["data_wait_fraction"] = waits
+    record["complexity"]["bytes_per_step_lower"], record["complexity"]["bytes_per_step_upper"] = bytes_
+    said = verdict.from_record(record)
+    assert said is not None
+    changes = {
+        "timing": record["timing"],
+        "complexity": record["complexity"],
+        "bound": said.to_json(),
+    }
+    row = only(points(tmp_path, changes))
+    assert row["bound"] == said.bound
+    assert "runs say" not in (row["note"] or "")
+    fractions = [said.compute_fraction, said.memory_fraction_low, min(said.memory_fraction_high or 0, 1.0)]
+    assert row["fraction_of_roof"] == pytest.approx(max(each for each in fractions if each is not None))
+
+
+@pytest.mark.world
+def test_point_agrees_with_a_real_bundle(tmp_path: Path) -> None:
+    options = ["--model", "squeezenet1_1", "--batch-size", "2", "--image-size", "32", "--iterations", "5"]
+    subprocess.run(
+        [sys.executable, "-m", "launcher", "local", "--runtime", "process", "--cpu", *options, "-o", str(tmp_path)],
+        check=True,
+        capture_output=True,
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    results = analysis.load(tmp_path)
+    row, run = only(roofline.points(results)), results.runs.iloc[0]
+    assert row["bound"] == run["bound"]
+    assert row["runs"] == 1
+    assert row["flop_per_s"] == pytest.approx(run["train_flop_per_step"] / run["step_median_s"])
+    assert row["intensity_low"] <= row["intensity_flop_per_byte"] <= row["intensity_high"]
+    compute, low, high = run["compute_fraction"], run["memory_fraction_low"], run["memory_fraction_high"]
+    assert row["fraction_of_roof"] == pytest.approx(max(compute, low, min(high, 1.0)))
+    assert set(roofline.roofs(results)["kind"]) == {"measured"}
+
+
+# --- roofs
+
+
+def test_roof() -> None:
+    assert T4.ridge == pytest.approx(7.2e12 / 2.6e11)
+    assert T4.at(10) == 2.6e12
+    assert T4.at(100) == 7.2e12
+
+
+def test_measured_and_vendor_roofs(tmp_path: Path) -> None:
+    for number, rate in enumerate([7.0e12, 7.1e12, 7.4e12]):
+        make(tmp_path, number, ceilings__flop_per_s__fp32__median=rate)
+    table = roofline.roofs(analysis.load(tmp_path))
+    measured, peak = table.to_dict("records")
+    assert measured["place"] == peak["place"] == "gcp-t4-us-central1-a"
+    assert (measured["kind"], measured["precision"], measured["runs"]) == ("measured", "fp32", 3)
+    assert (measured["flop_per_s"], measured["bytes_per_s"]) == (7.1e12, 2.6e11)
+    assert measured["source"] == "median of 3 runs"
+    assert (peak["kind"], peak["flop_per_s"], peak["bytes_per_s"]) == ("peak", 8.1e12, 320e9)
+    assert peak["source"].startswith("NVIDIA T4 datasheet, read ")
+
+
+def test_unknown_device_has_no_vendor_roof(tmp_path: Path) -> None:
+    make(tmp_path, 1, environment__device__name="NVIDIA GeForce RTX 5070", environment__device__memory_total_bytes=12e9)
+    assert roofline.roofs(analysis.load(tmp_path))["kind"].tolist() == ["measured"]
+
+
+def test_device_that_denies_its_name(tmp_path: Path) -> None:
+    device = make_record(0, [0.1, 0.1])["environment"]["device"]
+    make(tmp_path, 1, environment__device=device | {"memory_clock_max_mhz": 6251, "memory_bus_width_bits": 256})
+    make(tmp_path, 2, environment__place="b", environment__device=device | {"memory_total_bytes": 24e9})
+    table = roofline.roofs(analysis.load(tmp_path))
+    assert table["kind"].tolist() == ["measured", "peak", "measured"]
+    assert table["note"].tolist()[1] == (
+        "the datasheet rounds to 300 GB/s; memory clock x bus width gives 320.06; the device's memory clock and bus "
+        "give 400 GB/s, the table has 320 (+25%): is it the device that its name says?"
+    )
+    # 24 GB are no T4's: no peak.
+    assert table["place"].tolist()[2] == "b"
+
+
+# --- steps
+
+
+def test_modelled_point_by_hand(tmp_path: Path) -> None:
+    # 340.736 GFLOP in 0.1 s; 3.1 to 9.8 GB, of which 2.6e11 x 0.1 s = 26 GB could have been moved.
+    row = only(points(tmp_path, {"timing__step_s__median": 0.1}))
+    assert row == {
+        "place": "gcp-t4-us-central1-a",
+        "device_name": "Tesla T4",
+        "model": "resnet18",
+        "batch_size": 32,
+        "precision": "fp32",
+        "image_size": 224,
+        "source": "modelled",
+        "runs": 1,
+        "intensity_flop_per_byte": pytest.approx(340.736 / 9.8),
+        "intensity_low": pytest.approx(340.736 / 9.8),
+        "intensity_high": pytest.approx(340.736 / 3.1),
+        "flop_per_s": pytest.approx(3.40736e12),
+        "flop_per_s_low": None,
+        "flop_per_s_high": None,
+        "interval": "one run: no interval",
+        "bound": "compute",
+        "roof": "measured",
+        # Right of the ridge at 27.7.
+        "roof_flop_per_s": 7.2e12,
+        "fraction_of_roof": pytest.approx(3.40736 / 7.2),
+        "fraction_of_peak": pytest.approx(3.40736 / 8.1),
+        "flop_per_step": 340_736_000_000,
+        "counted_over_model": None,
+        "flop_is_lower_bound": False,
+        "note": None,
+    }
+
+
+def test_interval_is_over_runs(tmp_path: Path) -> None:
+    row = only(points(tmp_path, *({"timing__step_s__median": step_s} for step_s in (0.10, 0.11, 0.12))))
+    assert row["runs"] == 3
+    assert row["flop_per_s"] == pytest.approx(340.736e9 / 0.11)
+    # ln of 10, 100/11, 100/12 (per s): mean 2.2092722, standard deviation 0.0911954; t(2, 97.5 %) = 4.302653.
+    rates = [math.log(340.736e9 / step_s) for step_s in (0.10, 0.11, 0.12)]
+    centre = sum(rates) / 3
+    reach = 4.302653 * math.sqrt(sum((rate - centre) ** 2 for rate in rates) / 2 / 3)
+    assert row["flop_per_s_low"] == pytest.approx(math.exp(centre - reach), rel=1e-6)
+    assert row["flop_per_s_high"] == pytest.approx(math.exp(centre + reach), rel=1e-6)
+    assert row["interval"] == "95%, Student t over runs"
+
+
+def test_modelled_bytes_beyond_the_bandwidth_stayed_in_caches(tmp_path: Path) -> None:
+    # 26 GB could be moved in 0.1 s; the model says 3.1 to 50.
+    changes = {"timing__step_s__median": 0.1, "complexity__bytes_per_step_upper": 50e9, "bound__bound": "memory"}
+    row = only(points(tmp_path, changes))
+    assert row["intensity_flop_per_byte"] == pytest.approx(340.736 / 26)
+    assert row["intensity_low"] == pytest.approx(340.736 / 50)
+    assert row["bound"] == "memory"
+    assert row["fraction_of_roof"] == pytest.approx(1.0)
+    assert row["note"] == "bytes modelled: compute, if caches help more than the upper estimate says"
+
+
+COUNTED = {
+    "profile": {
+        "status": "completed",
+        "flop_per_step": 350e9,
+        "tensor_flop_per_step": 0.0,
+        "dram_bytes_per_step": 10e9,
+        "l2_bytes_per_step": 30e9,
+        "flop_is_lower_bound": False,
+        "checks": {"flop_verified": True, "backward": {"present": True}},
+    },
+    "timing__step_s__median": 0.1,
+}
+
+
+def counter_point(tmp_path: Path, **changes: Any) -> dict[str, Any]:
+    made: dict[str, Any] = {"profile": dict(COUNTED["profile"])}  # type: ignore[call-overload]
+    for where, value in changes.items():
+        change(made, where, value)
+    table = points(tmp_path, {**COUNTED, **made})
+    return only(table[table["source"] == Source.COUNTERS])
+
+
+def test_counter_point_by_hand(tmp_path: Path) -> None:
+    row = counter_point(tmp_path)
+    assert row["intensity_flop_per_byte"] == 35.0
+    assert (row["intensity_low"], row["intensity_high"]) == (None, None)
+    # The time is that of the run without a profiler.
+    assert row["flop_per_s"] == pytest.approx(3.5e12)
+    assert row["fraction_of_roof"] == pytest.approx(3.5 / 7.2)
+    assert row["counted_over_model"] == pytest.approx(350 / 340.736)
+    assert row["bound"] == "compute"
+    assert row["note"] == "bytes with a cold cache, per kernel"
+
+
+@pytest.mark.parametrize(
+    ("changes", "note"),
+    [
+        (
+            {"profile__flop_per_step": 40e9, "profile__flop_is_lower_bound": True},
+            (
+                "FLOP are a lower bound: tensor operations that nothing counts; counted FLOP are 0.117 x the model's: "
+                "tensor operations or the backward pass are missing"
+            ),
+        ),
+        (
+            {"profile__flop_per_step": 600e9},
+            "counted FLOP are 1.76 x the model's: padding, recomputation, or more steps than were said",
+        ),
+        (
+            {"profile__checks": {"flop_verified": False, "backward": {"present": False}}},
+            "FLOP unverified: the calibration's product was counted wrong; no backward kernels in the profile",
+        ),
+        ({"profile__flop_per_step": None}, "FLOP not counted"),
+    ],
+)
+def test_notes_on_counters(tmp_path: Path, changes: Mapping[str, Any], note: str) -> None:
+    row = counter_point(tmp_path, **changes)
+    assert row["note"] == f"bytes with a cold cache, per kernel; {note}"
+
+
+@pytest.mark.parametrize(
+    ("ratio", "is_said"), [(None, False), (0.7, False), (0.699, True), (1.5, False), (1.501, True)]
+)
+def test_counted_against_model(ratio: float | None, is_said: bool) -> None:
+    assert (roofline.model_warning(ratio) is not None) is is_said
+
+
+@pytest.mark.parametrize(
+    ("step_s", "note"),
+    [
+        # 340.736 GFLOP at 7.2 TFLOP/s take 0.04732 s, at the vendor's 8.1 0.04207 s.
+        (0.0474, None),
+        (0.0473, f"100.1% of the measured roof: {WRONG}"),
+        (0.0421, f"112.4% of the measured roof: {WRONG}"),
+        (0.0420, f"112.7% of the measured roof: {WRONG}; 100.2% of the vendor's peak: {WRONG}"),
+    ],
+)
+def test_above_a_roof_is_said(tmp_path: Path, step_s: float, note: str | None) -> None:
+    assert only(points(tmp_path, {"timing__step_s__median": step_s}))["note"] == note
+
+
+def test_counters_above_a_roof(tmp_path: Path) -> None:
+    # 30 GB in 0.1 s are more than the measured 26.
+    row = counter_point(tmp_path, profile__dram_bytes_per_step=30e9)
+    assert row["fraction_of_roof"] == pytest.approx(30 / 26)
+    assert row["bound"] == "memory"
+    assert row["note"] == (
+        "bytes with a cold cache, per kernel; 115.4% of the measured roof: "
+        "the roof, the precision's label or the bytes (cold cache) are wrong"
+    )
+
+
+def test_vendor_roof_where_none_was_measured(tmp_path: Path) -> None:
+    row = only(points(tmp_path, {"ceilings": None, "bound": None, "timing__step_s__median": 0.1}))
+    assert (row["roof"], row["roof_flop_per_s"]) == ("peak", 8.1e12)
+    assert row["fraction_of_roof"] == pytest.approx(3.40736 / 8.1)
+    assert row["bound"] == "compute"
+    assert row["note"] == "the roof is the vendor's: no ceiling was measured"
+
+
+def test_no_roof_at_all(tmp_path: Path) -> None:
+    changes = {"ceilings": None, "bound": None, "environment__device__name": "Some GPU"}
+    row = only(points(tmp_path, changes))
+    assert (row["roof"], row["roof_flop_per_s"], row["fraction_of_roof"], row["bound"]) == (None, None, None, None)
+    assert row["intensity_flop_per_byte"] == pytest.approx(340.736 / 9.8)
+    assert row["note"] == "no roof: no ceiling was measured and the device has no known peak"
+
+
+def test_waiting_for_data_needs_no_roof(tmp_path: Path) -> None:
+    changes = {"ceilings": None, "environment__device__name": "Some GPU", "timing__data_wait_fraction": 0.2}
+    assert only(points(tmp_path, {**changes, "bound": {"bound": "input"}}))["bound"] == "input"
+
+
+def test_laptop_peak_is_a_range(tmp_path: Path) -> None:
+    device = {
+        "environment__device__name": "NVIDIA GeForce RTX 4080 Laptop GPU",
+        "environment__device__memory_total_bytes": 12282 << 20,
+    }
+    row = only(points(tmp_path, {**device, "timing__step_s__median": 0.1}))
+    assert row["fraction_of_peak"] == pytest.approx(3.40736 / 33.9)
+    assert row["note"] == (
+        "peak 20.0 to 33.9 TFLOP/s by power limit, 60 to 150 W; a desktop RTX 4080 has 48.7; shown is the highest"
+    )
+
+
+def test_profile_without_times(tmp_path: Path) -> None:
+    table = points(tmp_path, {**COUNTED, "timing__step_s": None, "complexity": None, "bound": None})
+    row = only(table)
+    assert (row["source"], row["runs"], row["intensity_flop_per_byte"]) == ("counters", 0, 35.0)
+    assert (row["flop_per_s"], row["fraction_of_roof"], row["bound"]) == (None, None, None)
+    assert row["note"] == "no time without a profiler: no rate; bytes with a cold cache, per kernel"
+
+
+def test_runs_of_a_group_that_say_something_else(tmp_path: Path) -> None:
+    row = only(points(tmp_path, {}, {}, {"bound__bound": "memory"}))
+    assert row["bound"] == "compute"
+    assert row["note"] == "1 of 3 runs say memory"
+
+
+def test_unlike_runs_are_points_of_their_own(tmp_path: Path) -> None:
+    table = points(tmp_path, {}, {"environment__device__driver_version": "535.1"})
+    assert table["runs"].tolist() == [1, 1]
+    assert table["note"].tolist() == ["driver 580.95.05", "driver 535.1"]
+
+
+def test_run_without_work_is_no_point(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make(tmp_path, 1, complexity=None, bound=None)
+    make(tmp_path, 2, status="failed")
+    table = roofline.points(analysis.load(tmp_path))
+    assert table.empty
+    assert list(table.columns) == list(roofline.POINT_COLUMNS)
+    assert command(tmp_path) == 0
+    said = capsys.readouterr()
+    assert "note       1 run has neither FLOP nor bytes: no point on a roofline" in said.err
+    assert "failed: no point" in said.err
+    assert said.out.startswith("roofs\n")
+
+
+# --- shifts
+
+
+def test_batch_and_precision_shift_the_intensity(tmp_path: Path) -> None:
+    flop = {"complexity__train_flop_per_step": 600e9, "complexity__bytes_per_step_upper": 12e9}
+    make(tmp_path, 1, timing__step_s__median=0.1)
+    make(tmp_path, 2, timing__step_s__median=0.15, spec__batch_size=64, **flop)
+    make(tmp_path, 3, timing__step_s__median=0.05, spec__precision="amp", ceilings=None, bound=None)
+    make(tmp_path, 4, timing__step_s__median=0.1, spec__batch_size=64, spec__optimizer="adam")
+    batch, precision = roofline.shifts(analysis.load(tmp_path)).to_dict("records")
+    assert (batch["changed"], batch["left"], batch["right"], batch["at"]) == ("batch_size", "32", "64", "fp32")
+    assert batch["intensity_left"] == pytest.approx(340.736 / 9.8)
+    assert batch["intensity_right"] == pytest.approx(50.0)
+    assert batch["intensity_ratio"] == pytest.approx(50 * 9.8 / 340.736)
+    assert batch["flop_per_s_ratio"] == pytest.approx(4e12 / 3.40736e12)
+    assert (precision["changed"], precision["left"], precision["right"]) == ("precision", "fp32", "amp")
+    assert precision["at"] == "32"
+    assert precision["flop_per_s_ratio"] == pytest.approx(2.0)
+
+
+# --- kernels
+
+UNITS = {
+    TIME: "ns",
+    FADD: "inst",
+    FMUL: "inst",
+    FFMA: "inst",
+    DRAM: "byte",
+    L2: "byte",
+    L1: "byte",
+    TENSOR: "inst",
+}
+
+
+def mark(name: str) -> str:
+    return f'1  "<default domain>:{name}:none:none:none:none:none:none" '
+
+
+def profile(folder: Path, rows: list[list[object]], names: list[str]) -> None:
+    """`rows`: range, then metrics in the order of `UNITS`."""
+    cells = [[mark(str(first)), *rest] for first, *rest in rows]
+    (folder / "ncu").mkdir()
+    (folder / "ncu" / "kernels.csv").write_text(wide(UNITS, cells, names=names, extra=[STARTED]))
+    (folder / bundle.MANIFEST).unlink()
+    bundle.seal(folder)
+
+
+CONV, BN = "ampere_sgemm_128x128", "void cudnn::bn_fw_tr_1C11_kernel_NCHW<float>"
+#        time ns  fadd fmul ffma  DRAM  L2    L1    tensor
+STEPS: list[list[object]] = [
+    ["calibration fp32", 9000, 0, 0, 9999, 10, 10, 10, 0],
+    ["step 0 forward", 1000, 100, 100, 400, 500, 1000, 4000, 0],
+    ["step 0 backward", 3000, 0, 0, 1500, 500, 2000, 2000, 0],
+    ["step 0 forward", 500, 50, 50, 0, 1000, 1000, 1000, 0],
+    ["step 1 forward", 1000, 100, 100, 400, 500, 1000, 4000, 0],
+    ["step 1 backward", 3000, 0, 0, 1500, 500, 2000, 2000, 0],
+    ["step 1 forward", 500, 50, 50, 0, 1000, 1000, 1000, 0],
+]
+NAMES = ["ampere_sgemm_calibration", CONV, CONV, BN, CONV, CONV, BN]
+
+
+def test_kernels_of_a_step_by_hand(tmp_path: Path) -> None:
+    profile(make(tmp_path, 1), STEPS, NAMES)
+    gemm, norm = roofline.kernel_points(analysis.load(tmp_path)).to_dict("records")
+    # Two steps; the calibration's product is in neither. FLOP of GEMM: 2 x (100 + 100 + 800 + 3000) = 8000.
+    assert (gemm["family"], gemm["steps"], gemm["launches"]) == ("GEMM", 2, 2)
+    assert gemm["duration_s"] == pytest.approx(4e-6)
+    assert gemm["share_of_time"] == pytest.approx(8 / 9)
+    assert gemm["intensity_flop_per_byte"] == pytest.approx(4000 / 1000)
+    assert gemm["l2_intensity"] == pytest.approx(4000 / 3000)
+    assert gemm["l1_intensity"] == pytest.approx(4000 / 6000)
+    assert gemm["flop_per_s"] == pytest.approx(4000 / 4e-6)
+    assert (norm["family"], norm["launches"]) == ("batch norm", 1)
+    assert norm["intensity_flop_per_byte"] == pytest.approx(0.1)
+    assert norm["share_of_time"] == pytest.approx(1 / 9)
+
+
+def test_repeats_are_averaged_per_step(tmp_path: Path) -> None:
+    for number in range(2):
+        profile(make(tmp_path, number), STEPS, NAMES)
+    gemm, _ = roofline.kernel_points(analysis.load(tmp_path)).to_dict("records")
+    assert (gemm["profiles"], gemm["steps"], gemm["launches"]) == (2, 4, 2)
+    assert gemm["duration_s"] == pytest.approx(4e-6)
+
+
+def test_by_kernel(tmp_path: Path) -> None:
+    profile(make(tmp_path, 1), STEPS, NAMES)
+    table = roofline.kernel_points(analysis.load(tmp_path), by=By.KERNEL)
+    assert table["name"].tolist() == [CONV, BN]
+
+
+def test_missing_counters_are_absent_never_zero(tmp_path: Path) -> None:
+    rows = [list(row) for row in STEPS]
+    rows[2][2] = "n/a"  # fadd of one launch
+    rows[3][5] = rows[6][5] = 0  # no byte of DRAM
+    profile(make(tmp_path, 1), rows, NAMES)
+    gemm, norm = roofline.kernel_points(analysis.load(tmp_path)).to_dict("records")
+    assert math.isnan(gemm["flop"])
+    assert math.isnan(gemm["intensity_flop_per_byte"])
+    assert math.isnan(gemm["flop_per_s"])
+    assert gemm["dram_bytes"] == 1000
+    assert math.isnan(norm["intensity_flop_per_byte"])
+    assert norm["l2_intensity"] == pytest.approx(0.1)
+
+
+def test_uncounted_tensor_work_is_a_lower_bound(tmp_path: Path) -> None:
+    rows = [list(row) for row in STEPS]
+    rows[1][8] = 640
+    profile(make(tmp_path, 1), rows, NAMES)
+    table = roofline.kernel_points(analysis.load(tmp_path))
+    assert table["flop_is_lower_bound"].tolist() == [True, False]
+
+
+def test_no_profile_no_kernels(tmp_path: Path) -> None:
+    make(tmp_path, 1)
+    table = roofline.kernel_points(analysis.load(tmp_path))
+    assert table.empty
+    assert "family" in table.columns
+
+
+# --- the command
+
+
+def command(*words: object) -> int:
+    sys.argv = ["analyze", "roofline", *map(str, words)]
+    return main()
+
+
+def test_command_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make(tmp_path, 1, timing__step_s__median=0.1)
+    make(tmp_path, 2, timing__step_s__median=0.1, spec__batch_size=64)
+    assert command(tmp_path) == 0
+    said = capsys.readouterr()
+    roofs, steps, shifts = said.out.split("\n\n")
+    assert roofs.splitlines()[0] == "roofs"
+    assert "NVIDIA T4 datasheet" in roofs
+    assert "https" not in roofs
+    assert steps.splitlines()[2].split()[:6] == ["gcp-t4-us-central1-a", "Tesla", "T4", "resnet18", "32", "fp32"]
+    assert shifts.splitlines()[0] == "shifts"
+    assert said.err == ""
+
+
+def test_command_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make(tmp_path, 1)
+    assert command(tmp_path, "--format", "csv") == 0
+    header, row = capsys.readouterr().out.splitlines()
+    assert header == ",".join(roofline.POINT_COLUMNS)
+    assert row.startswith("gcp-t4-us-central1-a,Tesla T4,resnet18,32,fp32,224.0,modelled,1,")
+
+
+def test_hostile_names_stay_on_their_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make(tmp_path, 1, spec__model="<script>\x1b[2J\n")
+    assert command(tmp_path) == 0
+    assert "<script>\\x1b[2J\\n" in capsys.readouterr().out

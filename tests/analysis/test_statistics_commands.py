@@ -1,0 +1,190 @@
+"""`analyze variance`, `compare` and `audit` from the command line's side: formats, exit codes, messages."""
+
+import csv
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from by_hand import noisy, results, run
+
+from analysis.__main__ import main
+from analysis.loading import Results
+from workload.errors import ExitCode
+
+PLACES = ("here", "there")
+
+
+@pytest.fixture
+def analyze(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Run a command on results made by hand; returns exit code, stdout and stderr."""
+
+    def call(*arguments: str, on: Results | None = None) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["analyze", *arguments])
+        if on is not None:
+            for command in ("variance", "compare", "audit"):
+                monkeypatch.setattr(f"analysis.commands.{command}.load", lambda *_, **__: on)
+        code = main()
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+def two_places(**facts: Any) -> Results:
+    runs = [
+        run(f"{place}{number}", place=place, steps=noisy(seed=number, step_s=0.1 + 0.001 * number), **facts)
+        for place in PLACES
+        for number in range(3)
+    ]
+    return results(*runs)
+
+
+# --- variance
+
+
+def test_variance_prints_all_three_tables(analyze: Any) -> None:
+    code, out, _ = analyze("variance", "results", on=two_places(data_wait_fraction=0.3))
+
+    assert code == ExitCode.DONE
+    assert out.startswith("between runs, by configuration and place\nplace  device")
+    assert "\n\nwithin runs\nrun     place" in out
+    assert "\n\ncauses\nrun     cause" in out
+
+
+def test_variance_without_causes_says_so(analyze: Any) -> None:
+    _, out, _ = analyze("variance", "results", on=two_places())
+
+    assert out.endswith("causes\nno cause found in steps and telemetry\n")
+
+
+@pytest.mark.parametrize(("part", "length"), [("between", 2), ("within", 6), ("causes", 6)])
+def test_variance_as_data(analyze: Any, part: str, length: int) -> None:
+    made = two_places(data_wait_fraction=0.3)
+
+    _, whole, _ = analyze("variance", "results", "--format", "json", on=made)
+    _, one, _ = analyze("variance", "results", "--part", part, "--format", "json", on=made)
+    _, lines, _ = analyze("variance", "results", "--part", part, "--format", "csv", on=made)
+
+    assert len(json.loads(one)) == length
+    assert json.loads(whole)[part] == json.loads(one)
+    assert len(list(csv.DictReader(io.StringIO(lines)))) == length
+
+
+def test_csv_holds_what_is_between_runs(analyze: Any) -> None:
+    _, out, _ = analyze("variance", "results", "--format", "csv", on=two_places())
+
+    assert out.startswith("place,device_name,model,batch_size,precision,runs,images_per_s,")
+
+
+# --- compare
+
+
+def test_compare(analyze: Any) -> None:
+    code, out, _ = analyze("compare", "results", "--format", "json", on=two_places())
+
+    (row,) = json.loads(out)
+    assert code == ExitCode.DONE
+    assert (row["left"], row["right"]) == ("here (NVIDIA L4)", "there (NVIDIA L4)")
+    assert row["verdict"].startswith("no difference found: ")
+
+
+def test_unlike_runs_are_exit_code_9(analyze: Any) -> None:
+    odd = run("odd", place="here", driver_version="570.1")
+    made = results(odd, run("a", place="here"), run("b", place="there"))
+
+    code, out, err = analyze("compare", "results", on=made)
+    allowed, _, _ = analyze("compare", "results", "--allow-mixed", "driver_version", on=made)
+
+    assert (code, out) == (9, "")
+    assert err.startswith("error: cannot pool: driver is '570.1' in run odd, '580.95.05' in run a\nhint: ")
+    assert allowed == ExitCode.DONE
+
+
+def test_nothing_to_compare_is_exit_code_3(analyze: Any) -> None:
+    code, _, err = analyze("compare", "results", "--by", "precision", on=two_places())
+
+    assert code == ExitCode.NOTHING_TO_DO
+    assert err.startswith("error: nothing to compare: no two runs that differ in precision and agree in the rest;")
+
+
+# --- audit
+
+
+def test_an_audit_that_finds_nothing(analyze: Any) -> None:
+    code, out, _ = analyze("audit", "results", "--strict", on=two_places(explained_fraction=0.99))
+
+    assert code == ExitCode.DONE
+    assert out.startswith("nothing found: 6 runs, ")
+
+
+@pytest.mark.parametrize(
+    ("facts", "options", "code"),
+    [
+        pytest.param({"commit_dirty": True}, [], 0, id="findings are no failure"),
+        pytest.param({"commit_dirty": True}, ["--strict"], 10, id="unless they are to be"),
+        pytest.param({"imported": True, "dataset": None}, ["--strict"], 0, id="notes never are"),
+    ],
+)
+def test_exit_codes_of_an_audit(analyze: Any, facts: dict[str, Any], options: list[str], code: int) -> None:
+    found, out, _ = analyze("audit", "results", *options, on=two_places(**facts))
+
+    assert found == code
+    assert not out.startswith("nothing found")
+
+
+def test_findings_of_one_rule_stand_together(analyze: Any) -> None:
+    _, out, _ = analyze("audit", "results", on=results(run("a", explained_fraction=0.5, repeats=1)))
+
+    assert out.splitlines()[:2] == [
+        "warning: wall time not explained",
+        "  found      steps and waits add up to 50.0% of the wall time: 50.0% lie outside the timed part  [a]",
+    ]
+    assert out.splitlines()[2].startswith("  allowed    steps and data waits within 2% of the wall time: ")
+    assert out.splitlines()[3].startswith("  why        ")
+    assert out.splitlines()[4].startswith("  cure       ")
+    assert out.splitlines()[-1].startswith("1 warning, 1 note: 1 run, ")
+
+
+def test_an_audit_as_data(analyze: Any) -> None:
+    made = two_places(commit_dirty=True)
+
+    _, text, _ = analyze("audit", "results", "--format", "json", on=made)
+    _, lines, _ = analyze("audit", "results", "--format", "csv", on=made)
+
+    findings, rows = json.loads(text), list(csv.DictReader(io.StringIO(lines)))
+    assert len(findings) == len(rows) == 1
+    assert findings[0]["rule"] == rows[0]["rule"] == "uncommitted changes"
+    assert (
+        findings[0]["subject"]
+        == rows[0]["subject"].split()
+        == [f"{place}{number}" for place in PLACES for number in range(3)]
+    )
+    assert set(findings[0]) == {"rule", "severity", "subject", "figure", "threshold", "why", "cure"}
+
+
+def test_names_from_files_cannot_move_the_cursor(analyze: Any) -> None:
+    _, out, _ = analyze("audit", "results", on=results(run("a", imported=True, imported_file="vgg16\x1b[2J_x.csv")))
+
+    assert "vgg16\\x1b[2J_x.csv" in out
+    assert "\x1b" not in out
+
+
+def test_published_figures_alone(analyze: Any, tmp_path: Path) -> None:
+    path = tmp_path / "published.csv"
+    path.write_text("name,device_name,model,peak_flop_per_s\nA,NVIDIA L4,resnet50,242e12\n", encoding="utf-8")
+
+    code, out, _ = analyze("audit", "--claims", str(path), "--strict")
+
+    assert code == 10
+    assert "  found      242 TFLOP/s; L4 has 30.3  [A]\n" in out
+    assert out.endswith("1 error: 1 published row, 7 rules\n")
+
+
+def test_nothing_to_audit(analyze: Any) -> None:
+    code, _, err = analyze("audit")
+
+    assert code == ExitCode.USAGE
+    assert err == "error: nothing to audit was named\nhint: analyze audit RESULTS, or --claims FILE.csv\n"

@@ -1,0 +1,227 @@
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from analysis.statistics import (
+    Method,
+    benjamini_hochberg,
+    cliffs_delta,
+    compare,
+    hedges_g,
+    holm,
+    permutation,
+    runs_needed,
+    smallest_detectable,
+)
+from analysis.statistics.comparison import pooled_stdev
+from analysis.statistics.power import power_of
+
+FAST = [1.00, 1.02, 0.99]
+SLOW = [1.10, 1.12, 1.08, 1.13]
+
+
+def test_few_runs_by_scipys_welch() -> None:
+    found = compare(FAST, SLOW)
+    expected = stats.ttest_ind(np.log(SLOW), np.log(FAST), equal_var=False).confidence_interval()
+    assert found.ratio == pytest.approx(1.11)
+    assert found.percent == pytest.approx(11)
+    assert found.interval is not None
+    assert (found.interval.low, found.interval.high) == (
+        pytest.approx(math.exp(expected.low)),
+        pytest.approx(math.exp(expected.high)),
+    )
+    assert found.interval.method is Method.WELCH
+    assert (found.runs_baseline, found.runs_other, found.dropped) == (3, 4, 0)
+    assert found.cliffs_delta == 1.0
+    # 2 of the 35 ways to deal 7 runs are as extreme as this.
+    assert found.test.p_value == pytest.approx(2 / 35)
+    assert found.reasons == (
+        "3 against 4 runs: the interval supposes that runs differ as a normal sample does",
+        "3 against 4 runs: no p-value below 0.057 can be reached",
+    )
+
+
+def test_many_runs_by_the_bootstrap() -> None:
+    rng = np.random.default_rng(0)
+    base = [np.exp(0.01 * rng.normal() + 0.002 * rng.normal(size=60)) for _ in range(8)]
+    slow = [1.05 * np.exp(0.01 * rng.normal() + 0.002 * rng.normal(size=50)) for _ in range(6)]
+    found = compare(base, slow)
+    assert found == compare(base, slow)
+    assert found.interval is not None
+    assert found.interval.method is Method.HIERARCHICAL_BOOTSTRAP
+    assert found.interval.holds(1.05)
+    assert not found.interval.holds(1.0)
+    assert found.test.p_value == pytest.approx(2 / math.comb(14, 6))
+    assert found.reasons == ()
+
+
+def test_the_other_way_round() -> None:
+    there, back = compare(FAST, SLOW), compare(SLOW, FAST)
+    assert there.interval is not None
+    assert back.interval is not None
+    assert back.ratio == pytest.approx(1 / (there.ratio or 0))
+    assert back.interval.low == pytest.approx(1 / there.interval.high)
+    assert back.hedges_g == pytest.approx(-(there.hedges_g or 0))
+    assert (back.cliffs_delta, back.test.p_value) == (-1.0, there.test.p_value)
+    assert back.detectable == there.detectable
+
+
+NO_TEST = "one run on a side: no test"
+COPIES = "the runs of one side read exactly the same: no interval (copies of one run?)"
+
+
+@pytest.mark.parametrize(
+    ("baseline", "other", "ratio", "p_value", "g", "reasons"),
+    [
+        ([], [], None, None, None, ("0 against 0 runs: no interval with fewer than 2 on either side", NO_TEST)),
+        ([[1.0]], [], None, None, None, ("1 against 0 runs: no interval with fewer than 2 on either side", NO_TEST)),
+        ([1.0], [2.0], 2.0, None, None, ("1 against 1 run: no interval with fewer than 2 on either side", NO_TEST)),
+        ([1.0, 1.0], [2.0, 2.0], 2.0, 1 / 3, None, (COPIES, "2 against 2 runs: no p-value below 0.33 can be reached")),
+        # Identical samples are never significant.
+        ([1.0] * 3, [1.0] * 3, 1.0, 1.0, None, (COPIES, "3 against 3 runs: no p-value below 0.1 can be reached")),
+        ([1.0] * 8, [1.0] * 8, 1.0, 1.0, None, (COPIES,)),
+    ],
+)
+def test_written_answers(
+    baseline: Any, other: Any, ratio: float | None, p_value: float | None, g: float | None, reasons: tuple[str, ...]
+) -> None:
+    found = compare(baseline, other)
+    assert (found.ratio, found.interval, found.hedges_g) == (ratio, None, g)
+    assert found.test.p_value == (None if p_value is None else pytest.approx(p_value))
+    assert found.reasons == reasons
+    assert found.detectable.difference is None
+
+
+def test_figures_that_are_no_times_are_dropped_and_counted() -> None:
+    found = compare([[1.0, math.nan, 1.0], [1.1, 0.0], [-1.0]], [[2.0], [2.1, math.inf]])
+    assert (found.runs_baseline, found.runs_other, found.dropped) == (2, 2, 4)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "p_value", "smallest"),
+    [
+        # 20 deals; the observed sum is the smallest: 1 in 20 on each side.
+        ([1, 2, 3], [4, 5, 6], 0.1, 0.1),
+        # Hands with a sum of 7 or less: 123, 124.
+        ([1, 2, 4], [3, 5, 6], 0.2, 0.1),
+        ([1, 2], [3, 4, 5], 0.2, 0.2),
+    ],
+)
+def test_permutation_by_hand(first: list[float], second: list[float], p_value: float, smallest: float) -> None:
+    found = permutation(np.array(first, float), np.array(second, float))
+    assert (found.p_value, found.smallest_p) == (pytest.approx(p_value), pytest.approx(smallest))
+    assert found.exact
+    assert found.reason == f"{len(first)} against {len(second)} runs: no p-value below {smallest:.2g} can be reached"
+
+
+@pytest.mark.parametrize(
+    ("size", "exact", "smallest"), [(4, True, 2 / 70), (8, True, 2 / 12_870), (9, False, 2 / 10_000)]
+)
+def test_smallest_p(size: int, exact: bool, smallest: float) -> None:
+    found = permutation(np.arange(size) / 10, 100 + np.arange(size) / 10)
+    assert (found.exact, found.smallest_p, found.reason) == (exact, smallest, None)
+    assert found.p_value == pytest.approx(smallest)
+
+
+def test_effect_sizes_by_hand() -> None:
+    first, second = np.array([1.0, 2.0, 3.0]), np.array([3.0, 4.0, 5.0])
+    # Pooled standard deviation 1, difference 2; J(4) = gamma(2) / (sqrt(2) gamma(1.5)) = 0.797885.
+    assert hedges_g(first, second) == pytest.approx(2 * 0.7978846)
+    # 9 pairs: 8 larger, 1 equal.
+    assert cliffs_delta(first, second) == pytest.approx(8 / 9)
+    many = np.arange(200.0)
+    assert hedges_g(many, many + 10) == pytest.approx((1 - 3 / (4 * 398 - 1)) * 10 / many.std(ddof=1), rel=1e-5)
+    assert hedges_g(np.array([1.0]), np.array([2.0])) is None
+    assert hedges_g(first, np.array([])) is None
+    assert cliffs_delta(first, np.array([])) is None
+
+
+def test_pooled_stdev_by_hand() -> None:
+    # (2 + 2) / (2 + 1): sums of squares 2 of 3 values, 2 of 2, 0 of 1.
+    assert pooled_stdev(np.array([1.0, 2.0, 3.0]), np.array([3.0, 5.0]), np.array([9.0])) == pytest.approx(
+        math.sqrt(4 / 3)
+    )
+    assert pooled_stdev(np.array([1.0]), np.array([])) is None
+
+
+# statsmodels 0.15.0, TTestIndPower.
+@pytest.mark.parametrize(
+    ("runs", "difference"), [((3, 3), 3.0708922696), ((5, 10), 1.6603065246), ((30, 30), 0.7356198334)]
+)
+def test_smallest_detectable(runs: tuple[int, int], difference: float) -> None:
+    found = smallest_detectable(1.0, runs=runs)
+    assert found.difference == pytest.approx(difference, rel=1e-5)
+    assert smallest_detectable(0.006, runs=runs[::-1]).difference == pytest.approx(0.006 * difference, rel=1e-5)
+    assert (found.alpha, found.power, found.reason) == (0.05, 0.8, None)
+
+
+def test_a_difference_of_logarithms_in_per_cent() -> None:
+    found = smallest_detectable(0.006, runs=(3, 3))
+    assert found.percent == pytest.approx(100 * math.expm1(0.006 * 3.0708922696))
+    assert smallest_detectable(None, runs=(3, 3)).percent is None
+
+
+@pytest.mark.parametrize("alpha", [0.05, 0.001, 1e-6])
+@pytest.mark.parametrize("runs", [(2, 2), (3, 3), (10, 10), (500, 500)])
+def test_its_power_is_what_was_asked_for(runs: tuple[int, int], alpha: float) -> None:
+    found = smallest_detectable(1.0, runs=runs, alpha=alpha)
+    shift = (found.difference or 0) / math.sqrt(1 / runs[0] + 1 / runs[1])
+    assert power_of(shift, degrees=sum(runs) - 2, alpha=alpha) == pytest.approx(0.8, abs=1e-6)
+
+
+def test_power_of_nothing_is_alpha() -> None:
+    assert power_of(0.0, degrees=7, alpha=0.05) == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize(
+    ("stdev", "runs", "reason"),
+    [
+        (1.0, (1, 1), "1 against 1 run: no test with fewer than 2 on either side"),
+        (1.0, (1, 5), "1 against 5 runs: no test with fewer than 2 on either side"),
+        (None, (3, 3), "no spread between runs: any difference would be seen, or the runs are copies"),
+        (0.0, (3, 3), "no spread between runs: any difference would be seen, or the runs are copies"),
+        (math.nan, (3, 3), "no spread between runs: any difference would be seen, or the runs are copies"),
+    ],
+)
+def test_nothing_detectable(stdev: float | None, runs: tuple[int, int], reason: str) -> None:
+    found = smallest_detectable(stdev, runs=runs)
+    assert (found.difference, found.reason) == (None, reason)
+
+
+# statsmodels gives 63.77, 16.71 and 5.09 for standardised differences of 0.5, 1 and 2.
+@pytest.mark.parametrize(("difference", "runs"), [(0.5, 64), (1.0, 17), (2.0, 6), (100.0, 2), (0.01, None)])
+def test_runs_needed(difference: float, runs: int | None) -> None:
+    assert runs_needed(difference, stdev=1.0) == runs
+
+
+def test_runs_needed_for_nothing() -> None:
+    with pytest.raises(ValueError, match=r"difference and spread must be positive; got 0 and 1\.0"):
+        runs_needed(0, stdev=1.0)
+
+
+# statsmodels 0.15.0, multipletests.
+P_VALUES = [0.01, 0.04, 0.03, 0.005, 0.5]
+
+
+def test_corrections() -> None:
+    assert holm(P_VALUES).tolist() == pytest.approx([0.04, 0.09, 0.09, 0.025, 0.5])
+    assert benjamini_hochberg(P_VALUES).tolist() == pytest.approx([0.025, 0.05, 0.05, 0.025, 0.5])
+    assert holm([0.4, 0.9]).tolist() == pytest.approx([0.8, 0.9])
+    assert holm([0.9, 0.9]).tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("correct", [holm, benjamini_hochberg])
+def test_what_was_not_tested_is_not_counted(correct: Any) -> None:
+    found = correct([0.01, math.nan, 0.04])
+    assert found[[0, 2]].tolist() == correct([0.01, 0.04]).tolist()
+    assert math.isnan(found[1])
+    assert correct([]).tolist() == []
+    assert np.isnan(correct([math.nan])).all()
+    given = np.array([0.01, 0.04])
+    correct(given)
+    assert given.tolist() == [0.01, 0.04]
+    with pytest.raises(ValueError, match="a p-value lies between 0 and 1"):
+        correct([0.5, 1.1])

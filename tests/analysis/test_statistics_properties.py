@@ -1,0 +1,111 @@
+"""What must not matter - the unit, the order of runs, what comes first - does not; and nothing raises."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from analysis import statistics
+
+TIMES = st.floats(min_value=1e-4, max_value=1e3)
+SERIES = st.lists(TIMES, max_size=40)
+# Readings of a coarse clock tie often.
+TIED = st.lists(st.integers(1, 4).map(float), min_size=1, max_size=40)
+RUNS = st.lists(st.one_of(SERIES, TIED), max_size=5)
+ANYTHING = st.lists(st.floats(), max_size=40)
+# Powers of two change no digit.
+SCALES = st.integers(-8, 8).map(lambda exponent: 2.0**exponent)
+
+OF_ONE_SERIES = [
+    statistics.summarize,
+    statistics.outliers,
+    statistics.correlogram,
+    statistics.effective_n,
+    statistics.block_length,
+    statistics.steady_state,
+    statistics.drift,
+    statistics.period_scan,
+    statistics.within_run,
+    statistics.over_runs,
+]
+
+
+@pytest.mark.parametrize("function", OF_ONE_SERIES, ids=lambda function: function.__name__)
+@settings(max_examples=30, deadline=None)
+@given(values=ANYTHING)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # sums of numbers near 1e308 overflow
+def test_nothing_raises(function: Any, values: list[float]) -> None:
+    function(values)
+
+
+@settings(max_examples=40, deadline=None)
+@given(first=RUNS, second=RUNS)
+def test_runs_of_any_length_are_answered(first: list[list[float]], second: list[list[float]]) -> None:
+    split = statistics.variance_split(first)
+    assert (split.icc.interval is None) is (split.runs < 2)
+    found = statistics.compare(first, second, resamples=50)
+    assert (found.interval is None) <= bool(found.reasons)
+    if found.interval is not None:
+        assert found.ratio is not None
+        assert found.interval.low <= found.interval.high
+    estimate = statistics.hierarchical_bootstrap(first, resamples=50)
+    assert estimate.interval is not None or estimate.reason
+
+
+@settings(max_examples=50, deadline=None)
+@given(values=TIED, scale=SCALES)
+def test_the_unit_does_not_matter(values: list[float], scale: float) -> None:
+    series = np.array(values)
+    one, other = statistics.summarize(series), statistics.summarize(scale * series)
+    assert (one.robust_cov, one.cov) == (pytest.approx(other.robust_cov), pytest.approx(other.cov))
+    assert statistics.outliers(series).mask.tolist() == statistics.outliers(scale * series).mask.tolist()
+    assert statistics.effective_n(series) == statistics.effective_n(scale * series)
+    first, second = statistics.period_scan(series), statistics.period_scan(scale * series)
+    assert (first.period, first.phase, first.p_value) == (second.period, second.phase, second.p_value)
+    first_steady, second_steady = statistics.steady_state(series), statistics.steady_state(scale * series)
+    assert (first_steady.steady, first_steady.warmup_steps) == (second_steady.steady, second_steady.warmup_steps)
+
+
+@settings(max_examples=50, deadline=None)
+@given(figures=st.lists(TIMES, min_size=1, max_size=12), scale=SCALES, order=st.randoms(use_true_random=False))
+def test_over_runs_by_scale_and_order(figures: list[float], scale: float, order: Any) -> None:
+    mixed = order.sample(figures, len(figures))
+    found, other = statistics.over_runs(figures), statistics.over_runs(scale * np.array(mixed))
+    assert other.value == pytest.approx(scale * (found.value or 0))
+    if found.interval is None:
+        assert other.interval is None
+        return
+    assert other.interval is not None
+    assert other.interval.low == pytest.approx(scale * found.interval.low, rel=1e-6)
+    assert found.interval.low <= (found.value or 0) <= found.interval.high
+
+
+@settings(max_examples=30, deadline=None)
+@given(values=st.lists(st.integers(0, 1000).map(float), min_size=8, max_size=40), shift=st.integers(-50, 50))
+def test_a_shift_moves_no_slope(values: list[float], shift: int) -> None:
+    series = np.array(values)
+    found, other = statistics.drift(series), statistics.drift(series + shift)
+    assert found.slope == (None if other.slope is None else pytest.approx(other.slope))
+    backwards = statistics.drift(series[::-1])
+    assert found.slope == (None if backwards.slope is None else pytest.approx(-backwards.slope))
+    assert statistics.correlogram(series).values == pytest.approx(
+        statistics.correlogram(series + shift).values, abs=1e-6
+    )
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    p_values=st.lists(st.one_of(st.floats(0, 1), st.just(math.nan)), max_size=12),
+    order=st.randoms(use_true_random=False),
+)
+def test_corrections_by_order(p_values: list[float], order: Any) -> None:
+    for correct in (statistics.holm, statistics.benjamini_hochberg):
+        adjusted = correct(p_values)
+        places = order.sample(range(len(p_values)), len(p_values))
+        mixed = correct([p_values[place] for place in places])
+        assert mixed.tolist() == pytest.approx([adjusted[place] for place in places], nan_ok=True)
+        assert ((adjusted >= np.array(p_values)) | np.isnan(adjusted)).all()
+        assert (statistics.holm(p_values) >= statistics.benjamini_hochberg(p_values) - 1e-12)[~np.isnan(adjusted)].all()

@@ -1,0 +1,169 @@
+import csv
+import io
+import json
+import math
+from datetime import UTC, datetime
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analysis.tables import Column, Format, number, printable, render
+
+COLUMNS = (
+    Column(name="model", heading="model"),
+    Column(name="step_s", heading="step", unit="s", prefixed=True),
+    Column(name="flop_per_s", heading="attained", unit="FLOP/s", prefixed=True),
+    Column(name="wait_fraction", heading="data waits", unit="%", digits=3),
+    Column(name="runs", heading="runs"),
+    Column(name="spot", heading="spot"),
+    Column(name="note", heading="note", optional=True),
+)
+
+
+def frame(**changes: list[object]) -> pd.DataFrame:
+    plain: dict[str, list[object]] = {
+        "model": ["resnet18", "vgg16"],
+        "step_s": [0.0123456789, 0.1],
+        "flop_per_s": [1.234567e12, math.nan],
+        "wait_fraction": [0.00123456, 0.5],
+        "runs": [3, 1],
+        "spot": [True, None],
+        "note": [None, None],
+    }
+    return pd.DataFrame(plain | changes)
+
+
+def test_table_has_units_in_its_headings() -> None:
+    assert render(frame(), COLUMNS, Format.TABLE).splitlines() == [
+        "model     step [ms]  attained [TFLOP/s]  data waits [%]  runs  spot",
+        "resnet18      12.35               1.235           0.123     3  yes",
+        "vgg16         100.0                   -            50.0     1  -",
+    ]
+
+
+def test_optional_column_shows_where_one_row_has_it() -> None:
+    text = render(frame(note=[None, "2 failed"]), COLUMNS, Format.TABLE)
+    assert text.splitlines()[0].endswith("spot  note")
+    assert text.splitlines()[2].endswith("-     2 failed")
+
+
+def test_json_keeps_every_digit_and_says_null() -> None:
+    found = json.loads(render(frame(), COLUMNS, Format.JSON))
+    assert found[0] == {
+        "model": "resnet18",
+        "step_s": 0.0123456789,
+        "flop_per_s": 1.234567e12,
+        "wait_fraction": 0.00123456,
+        "runs": 3,
+        "spot": True,
+        "note": None,
+    }
+    assert found[1]["flop_per_s"] is None
+
+
+def test_csv_keeps_every_digit_and_leaves_absent_cells_empty() -> None:
+    assert render(frame(), COLUMNS, Format.CSV).splitlines() == [
+        "model,step_s,flop_per_s,wait_fraction,runs,spot,note",
+        "resnet18,0.0123456789,1234567000000.0,0.00123456,3,true,",
+        "vgg16,0.1,,0.5,1,,",
+    ]
+
+
+def test_times_and_lists() -> None:
+    columns = (Column(name="at", heading="at"), Column(name="notes", heading="notes"))
+    table = pd.DataFrame({"at": pd.to_datetime([datetime(2026, 11, 21, tzinfo=UTC), None]), "notes": [["a", "b"], []]})
+    assert json.loads(render(table, columns, Format.JSON)) == [
+        {"at": "2026-11-21T00:00:00+00:00", "notes": ["a", "b"]},
+        {"at": None, "notes": []},
+    ]
+    assert render(table, columns, Format.CSV).splitlines()[1:] == ['2026-11-21T00:00:00+00:00,"[""a"", ""b""]"', ",[]"]
+    assert render(table, columns, Format.TABLE).splitlines()[1:] == ["2026-11-21T00:00:00+00:00  a; b", "-"]
+
+
+@pytest.mark.parametrize("form", Format)
+def test_no_row(form: Format) -> None:
+    text = render(frame().iloc[:0], COLUMNS, form)
+    assert (
+        text
+        == {
+            Format.TABLE: "model  step [s]  attained [FLOP/s]  data waits [%]  runs  spot",
+            Format.JSON: "[]",
+            Format.CSV: "model,step_s,flop_per_s,wait_fraction,runs,spot,note",
+        }[form]
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "heading", "cells"),
+    [
+        ([5.07, 0.0009], "t [s]", ["5.070", "0.0009000"]),
+        ([7200.0], "t [s]", ["7200"]),
+        ([0.9994], "t [ms]", ["999.4"]),
+        ([1e-3], "t [ms]", ["1.000"]),
+        ([2e-5], "t [µs]", ["20.00"]),
+        ([3e-9], "t [µs]", ["0.003000"]),
+        ([0.0], "t [s]", ["0"]),
+        ([math.inf], "t [s]", ["-"]),
+    ],
+)
+def test_prefix_suits_the_largest_value(values: list[float], heading: str, cells: list[str]) -> None:
+    column = Column(name="t", heading="t", unit="s", prefixed=True)
+    lines = render(pd.DataFrame({"t": values}), (column,), Format.TABLE).splitlines()
+    assert [line.strip() for line in lines] == [heading, *cells]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"),
+        (32.0, "32.00"),
+        (1107.0, "1107"),
+        (1234567.0, "1234567"),
+        (312.185, "312.2"),
+        (0.000123456, "0.0001235"),
+        (0.0000123456, "1.235e-05"),
+        (1e15, "1.000e+15"),
+        (-2.5, "-2.500"),
+        (9.99996, "10.000"),
+    ],
+)
+def test_numbers_have_significant_digits(value: float, text: str) -> None:
+    assert number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "cell"), [(3, "3"), (32.0, "32"), (2.5, "2.500"), (10**400, "1" + "0" * 400), (True, "yes")]
+)
+def test_counts_have_no_decimals(value: object, cell: str) -> None:
+    table = pd.DataFrame({"a": [value]}, dtype=object)
+    assert render(table, (Column(name="a", heading="a"),), Format.TABLE).splitlines()[1] == cell
+
+
+def test_names_from_files_cannot_break_the_table() -> None:
+    assert printable("a\nb\x1b[31m\u202ec\ud800") == "a\\nb\\x1b[31m\\u202ec\\ud800"
+    text = render(frame(model=["<b>\n\x1b[2J", "é µ"]), COLUMNS, Format.TABLE)
+    assert len(text.splitlines()) == 3
+    assert "\x1b" not in text
+    assert "é µ" in text
+
+
+CELLS = st.none() | st.text() | st.integers() | st.floats() | st.booleans()
+
+
+@given(st.lists(st.tuples(CELLS, CELLS), max_size=5))
+def test_any_cells_can_be_printed(cells: list[tuple[object, object]]) -> None:
+    columns = (Column(name="a", heading="a", unit="s", prefixed=True), Column(name="b", heading="b"))
+    table = pd.DataFrame({"a": [a for a, _ in cells], "b": [b for _, b in cells]}, dtype=object)
+    assert len(render(table, columns, Format.TABLE).split("\n")) == len(cells) + 1
+    assert len(json.loads(render(table, columns, Format.JSON))) == len(cells)
+    text = render(table, columns, Format.CSV)
+    if not any(isinstance(cell, str) and ("\r" in cell or "\0" in cell) for row in cells for cell in row):
+        assert len(list(csv.reader(io.StringIO(text + "\n", newline="")))) == len(cells) + 1
+
+
+def test_numpy_values_are_plain_numbers() -> None:
+    table = pd.DataFrame({"a": np.array([1.5], np.float32)})
+    assert json.loads(render(table, (Column(name="a", heading="a"),), Format.JSON)) == [{"a": 1.5}]
