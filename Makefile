@@ -16,7 +16,8 @@ run: $(READY)
 	$(BIN)/launch local --cpu
 
 test: $(READY)
-	$(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadgroup
+	$(BIN)/python -m pytest --ignore tests/docker_engine --numprocesses logical --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest tests/docker_engine # one engine: one test at a time
 
 lint: $(READY)
 	$(BIN)/ruff check

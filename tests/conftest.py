@@ -15,14 +15,6 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Workers share out files; the tests of the one Docker engine stay together."""
-    for item in items:
-        together = "docker_engine" in item.path.parts
-        item.add_marker(pytest.mark.xdist_group("docker" if together else str(item.path)))
-
-
 def _forbid(what: str) -> Callable[..., NoReturn]:
     def refuse(*_: Any, **__: Any) -> NoReturn:
         pytest.fail(f"a unit test must not {what}; mark it `world` if it has to")
