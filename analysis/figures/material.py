@@ -13,6 +13,8 @@ from analysis.loading import Results
 from analysis.statistics import over_runs
 from workload.bundle import Status
 
+# Ten million times what all computers of the world do in a second, in FLOP or bytes.
+LARGEST = 1e30
 # Part of the task's name, not of the variant's.
 TASK = ("model", "image_size", "dataset")
 MEASURED_COLUMNS = (
@@ -96,7 +98,7 @@ def make(
     every = named(results.runs)
     groups = group(measured(every))
     lines = [_line(each) for each in groups]
-    table = pd.DataFrame(lines, columns=list(MEASURED_COLUMNS))
+    table = _plausible(pd.DataFrame(lines, columns=list(MEASURED_COLUMNS)))
     table["series"] = _series(groups, lines)
     table = table.sort_values(["env", "task", "variant", "series", "batch_size"], kind="stable").reset_index(drop=True)
     line_of = {run_id: line for line, run_ids in enumerate(table["run_ids"]) for run_id in run_ids}
@@ -104,7 +106,7 @@ def make(
     series, line = ("env", "task", "variant"), ("place", "device_name", "model", "batch_size", "precision")
     return Material(
         every=every,
-        runs=kept.assign(line=kept["run_id"].map(line_of)),
+        runs=_plausible(kept).assign(line=kept["run_id"].map(line_of)),
         measured=table,
         failed=_failed(every),
         points=_split(results, every, points, line, series),
@@ -127,13 +129,22 @@ def _split(
     """
     parts = []
     for rows in _rounds(every, keys, names) if table else ():
-        part = table(replace(results, runs=results.runs.iloc[rows])) if table else every
+        # The same results where they are whole: what they have read from profiles is kept.
+        chosen = results if len(rows) == len(every) else replace(results, runs=results.runs.iloc[rows])
+        part = table(chosen) if table else every
         if len(part):
-            chosen = every.iloc[rows]
-            known = dict(zip(_tuples(chosen, keys), _tuples(chosen, names), strict=True))
+            held = every.iloc[rows]
+            known = dict(zip(_tuples(held, keys), _tuples(held, names), strict=True))
             found = pd.DataFrame([known[key] for key in _tuples(part, keys)], columns=list(names), index=part.index)
             parts.append(pd.concat([part, found], axis=1))
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+    return _plausible(pd.concat(parts, ignore_index=True)) if parts else pd.DataFrame()
+
+
+def _plausible(table: pd.DataFrame) -> pd.DataFrame:
+    """Without figures that no machine has and no axis can hold: a bundle may claim 1e300 images/s."""
+    numbers = table.select_dtypes("float")
+    size = numbers.abs()
+    return table.assign(**numbers.where((size == 0) | ((size > 1 / LARGEST) & (size < LARGEST))))
 
 
 def _rounds(every: pd.DataFrame, keys: Sequence[str], names: Sequence[str]) -> list[list[int]]:

@@ -437,7 +437,7 @@ def _source_caption(points: pd.DataFrame) -> str:
     said = {
         "counters": "Filled points: FLOP and DRAM bytes from the GPU's counters.",
         "modelled": "Hollow points: FLOP by formula, bytes modelled, the dashed line from every operation going to "
-        "memory (left) to each tensor moved once (right).",
+        "memory (low intensity) to each tensor moved once (high).",
     }
     return " ".join(text for source, text in said.items() if source in set(points["source"]))
 

@@ -103,9 +103,9 @@ def steps(material: Material, points: pd.DataFrame, roofs: pd.DataFrame) -> Draw
     """Training steps of one environment below its roofs: counters filled, the model's interval of bytes as a line."""
     frame = frame_of(points, roofs)
     parameters, opacity = style.picked("task", "variant")
-    colour = style.colour("task", points["task"], material.task_colours, "Model")
+    colour = style.colour("task", points["task"], material.task_colours, "Model", style.RINGS)
     base = style.chart(_drawn(points)).encode(x=frame.x, y=frame.y, color=colour, opacity=opacity)
-    shape = style.shape("variant", points["variant"], material.variants, "Precision")
+    shape = style.shape("variant", points["variant"], material.variants, "Precision", style.RINGS)
     layers = [
         *_roof_layers(roofs, frame),
         base.mark_line(strokeWidth=1, strokeDash=[1, 3]).encode(detail=["variant:N", "source:N"], order="batch_size:Q"),
@@ -119,9 +119,11 @@ def combined(material: Material, points: pd.DataFrame, roofs: pd.DataFrame) -> D
     """Training steps of every environment, and each one's measured roofs (peaks where none was measured)."""
     frame = frame_of(points, roofs, height=430)
     parameters, opacity = style.picked("env", "task")
-    colour = style.colour("env", [*points["env"], *roofs.get("env", [])], material.environment_colours, "Environment")
+    colour = style.colour(
+        "env", [*points["env"], *roofs.get("env", [])], material.environment_colours, "Environment", style.RINGS
+    )
     base = style.chart(_drawn(points)).encode(x=frame.x, y=frame.y, color=colour, opacity=opacity)
-    shape = style.shape("task", points["task"], material.tasks, "Model")
+    shape = style.shape("task", points["task"], material.tasks, "Model", style.RINGS)
     lines = (
         style.chart(_lines(roofs, frame)).encode(x=frame.x, y=frame.y, color=colour, opacity=opacity)
         if len(roofs)
@@ -189,9 +191,9 @@ def against_batch(material: Material, points: pd.DataFrame) -> Drawing:
     known = _known(points, "intensity_flop_per_byte", "intensity_low", "intensity_high")
     scale, axis = style.log_axis(min(known) / 1.3, max(known) * 1.3, form="~g")
     y = alt.Y("intensity_flop_per_byte:Q", scale=scale, axis=axis, title=INTENSITY)
-    colour = style.colour("env", points["env"], material.environment_colours, "Environment")
+    colour = style.colour("env", points["env"], material.environment_colours, "Environment", style.RINGS)
     base = style.chart(table).encode(x=x, y=y, color=colour, opacity=opacity)
-    shape = style.shape("variant", points["variant"], material.variants, "Precision")
+    shape = style.shape("variant", points["variant"], material.variants, "Precision", style.RINGS)
     line = base.mark_line(strokeWidth=1, strokeDash=[1, 3]).encode(
         detail=["variant:N", "source:N"], order="batch_size:Q"
     )

@@ -83,8 +83,8 @@ def chart(frame: pd.DataFrame) -> alt.Chart:
 
 
 def data(rows: Sequence[Mapping[str, Any]]) -> alt.Data:
-    """Rows as they are: Altair would check and copy a table's."""
-    return alt.Data(values=list(rows))  # type: ignore[no-untyped-call]
+    """Rows as they are: Altair would check and copy a table's, and copies lists, unlike tuples, at every call."""
+    return alt.Data(values=tuple(rows))  # type: ignore[no-untyped-call]
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
@@ -111,19 +111,30 @@ def colours(names: Iterable[str]) -> dict[str, str]:
     return {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
 
 
-def colour(field: str, held: Iterable[str], palette: Mapping[str, str], title: str) -> alt.Color:
+FILLED: Mapping[str, Any] = {}
+# Rings in the legend, for charts whose points are.
+RINGS: Mapping[str, Any] = {"symbolFillColor": "transparent"}
+# The dashes of lines would tear the rims of the symbols.
+WITHOUT_RIM: Mapping[str, Any] = {"symbolStrokeWidth": 0}
+
+
+def colour(
+    field: str, held: Iterable[str], palette: Mapping[str, str], title: str, legend: Mapping[str, Any] = FILLED
+) -> alt.Color:
     """`field` in the colours of `palette`, only what the chart holds in the legend."""
     shown = _in_order(held, palette)
     scale = alt.Scale(domain=shown, range=[palette[name] for name in shown])
-    return alt.Color(f"{field}:N", scale=scale, title=title)
+    return alt.Color(f"{field}:N", scale=scale, legend=alt.Legend(**legend), title=title)
 
 
-def shape(field: str, held: Iterable[str], order: Sequence[str], title: str) -> alt.Shape:
+def shape(
+    field: str, held: Iterable[str], order: Sequence[str], title: str, legend: Mapping[str, Any] = FILLED
+) -> alt.Shape:
     """`field` as the shape of points."""
     shapes = {name: SHAPES[number % len(SHAPES)] for number, name in enumerate(order)}
     shown = _in_order(held, shapes)
     scale = alt.Scale(domain=shown, range=[shapes[name] for name in shown])
-    return alt.Shape(f"{field}:N", scale=scale, title=title)
+    return alt.Shape(f"{field}:N", scale=scale, legend=alt.Legend(**legend), title=title)
 
 
 def dash(field: str, held: Iterable[str], order: Sequence[str], title: str) -> alt.StrokeDash:
@@ -131,7 +142,7 @@ def dash(field: str, held: Iterable[str], order: Sequence[str], title: str) -> a
     dashes = {name: DASHES[number % len(DASHES)] for number, name in enumerate(order)}
     shown = _in_order(held, dashes)
     scale = alt.Scale(domain=shown, range=[dashes[name] for name in shown])
-    return alt.StrokeDash(f"{field}:N", scale=scale, title=title)
+    return alt.StrokeDash(f"{field}:N", scale=scale, legend=alt.Legend(**WITHOUT_RIM), title=title)
 
 
 def _in_order(held: Iterable[str], order: Mapping[str, Any]) -> list[str]:

@@ -43,7 +43,7 @@ def against_batch(material: Material, table: pd.DataFrame, failed: pd.DataFrame)
         *_bars(base, table, "y"),
         base.mark_point(filled=True, size=60).encode(
             y=y,
-            shape=style.shape("variant", drawn["variant"], material.variants, "Precision"),
+            shape=style.shape("variant", drawn["variant"], material.variants, "Precision", style.WITHOUT_RIM),
             tooltip=style.tooltips(table, TITLES),
         ),
     ]
@@ -120,7 +120,7 @@ def scaling(material: Material, table: pd.DataFrame) -> Drawing:
         )
         titles = {**TITLES, "relative": "by the smallest batch's"}
         points = base.mark_point(filled=True, size=50).encode(
-            shape=style.shape("variant", table["variant"], material.variants, "Precision"),
+            shape=style.shape("variant", table["variant"], material.variants, "Precision", style.WITHOUT_RIM),
             tooltip=style.tooltips(rows, titles),
         )
         one = alt.Chart(style.data([{"relative": 1}])).mark_rule(style="ink-line", strokeDash=[4, 4], opacity=0.6)

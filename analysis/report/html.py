@@ -17,6 +17,7 @@ from markupsafe import Markup
 from analysis.figures import style
 from analysis.figures.export import specification
 from analysis.report.content import Report
+from analysis.report.words import readable
 
 _FOLDER = resources.files("analysis.report")
 
@@ -26,6 +27,7 @@ def render(report: Report) -> str:
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(_file),
         autoescape=True,
+        finalize=_shown,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -63,6 +65,11 @@ def policy(*, styles: list[str], scripts: list[str]) -> str:
 def _hash(text: str) -> str:
     digest = hashlib.sha256(text.encode()).digest()
     return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+
+def _shown(value: Any) -> Any:
+    """A text without what would move, hide or reorder the ones around it."""
+    return readable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _raw(text: str, end: str) -> Markup:

@@ -6,6 +6,7 @@ from typing import assert_never
 from urllib.parse import quote
 
 from analysis.report.content import Block, Bullets, Commands, Paragraph, Picture, Report, Section, Table
+from analysis.report.words import readable
 
 # Every character by which CommonMark, GFM and their common extensions begin anything inside a line.
 SPECIAL = re.compile(r"[\\`*\[\]<>|~$&{}]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|://|@|\bwww\.")
@@ -23,7 +24,7 @@ def render(report: Report, *, figures: str | None) -> str:
 
 def escape(text: str) -> str:
     """`text` as it is, on one line: whatever could be markup is a backslash and itself, or an entity."""
-    line = " ".join(text.split())
+    line = readable(" ".join(text.split()))
     return LEADING.sub(_leading, SPECIAL.sub(_inline, line))
 
 
@@ -101,5 +102,5 @@ def _commands(lines: Sequence[str]) -> Iterator[str]:
     longest = max((len(run) for line in lines for run in re.findall(r"`+", line)), default=0)
     fence = "`" * max(3, longest + 1)
     yield f"{fence}sh"
-    yield from lines
+    yield from map(readable, lines)
     yield fence

@@ -3,7 +3,10 @@
   const read = (id) => JSON.parse(document.getElementById(id).textContent);
   const figures = read("figures");
   const theme = read("theme");
-  const LEGEND_ENTRY = 170;
+  const LEGEND_ENTRY = 190;
+  const LEGEND_SYMBOL = 30;
+  const LEGEND_WIDTH = 0.75;
+  const MOST_COLUMNS = 4;
   const PANEL_MARGIN = 70;
   const PHONE = 520;
 
@@ -22,7 +25,10 @@
 
   const themed = (width) => {
     const config = structuredClone(theme);
-    config.legend.columns = Math.max(1, Math.min(5, Math.floor(width / LEGEND_ENTRY)));
+    const columns = Math.max(1, Math.min(MOST_COLUMNS, Math.floor(width / LEGEND_ENTRY)));
+    config.legend.columns = columns;
+    // Beside the labels of the axis, the legend has about this much of the width.
+    config.legend.labelLimit = Math.floor((width * LEGEND_WIDTH) / columns) - LEGEND_SYMBOL;
     if (width < PHONE) config.axis.labelLimit = 110;
     return config;
   };

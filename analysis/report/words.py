@@ -7,11 +7,13 @@ from typing import Any
 import pandas as pd
 
 from analysis.report.content import Heading, Table
-from analysis.tables import number
+from analysis.tables import number, printable
 
 ABSENT = "\N{EN DASH}"
 # More rows than fit on a screen are folded.
 ROWS_UNFOLDED = 24
+# Of one text; a bundle may hold one of any length.
+MOST_CHARACTERS = 5000
 PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 SMALL_PREFIXES = ((1.0, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n"))
 
@@ -21,6 +23,12 @@ def is_known(value: Any) -> bool:
     if value is None:
         return False
     return not (isinstance(value, float) and not math.isfinite(value)) and value is not pd.NaT and value is not pd.NA
+
+
+def readable(text: str) -> str:
+    """One line that neither moves, hides nor reorders what is around it, however long the text is."""
+    more = len(text) - MOST_CHARACTERS
+    return printable(text) if more <= 0 else f"{printable(text[:MOST_CHARACTERS])}… ({more} more characters)"
 
 
 def figure(value: Any, digits: int = 3) -> str:
@@ -47,6 +55,11 @@ def seconds(value: Any) -> str:
 
 def percent(value: Any, digits: int = 2) -> str:
     return f"{number(100 * float(value), digits)} %" if is_known(value) else ABSENT
+
+
+def quotient(over: Any, by: Any) -> float | None:
+    """None where one is unknown or `by` is 0."""
+    return float(over) / float(by) if is_known(over) and is_known(by) and by else None
 
 
 def change(ratio: float) -> str:

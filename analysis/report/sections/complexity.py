@@ -72,7 +72,7 @@ def _steps(evidence: Evidence) -> Block:
     for line, row in zip(table.index, words.rows_of(table), strict=True):
         low, high = (_number(runs, line, f"bytes_{end}_per_step") for end in ("lower", "upper"))
         flop = row["train_flop_per_step"]
-        intensity = words.between(flop / high, flop / low) if words.is_known(flop) and low and high else words.ABSENT
+        intensity = words.between(words.quotient(flop, high), words.quotient(flop, low))
         cells.append(
             [
                 row["task"],
@@ -167,4 +167,4 @@ def _layers() -> tuple[dict[str, str], ...]:
 
 
 def _ratio(row: Mapping[str, Any], over: str, by: str) -> float | None:
-    return row[over] / row[by] if words.is_known(row[over]) and words.is_known(row[by]) and row[by] else None
+    return words.quotient(row[over], row[by])

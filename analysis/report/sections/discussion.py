@@ -72,7 +72,7 @@ def hardware_sentences(evidence: Evidence) -> Iterator[str]:
     said = False
     for task in evidence.material.tasks:
         rows = words.rows_of(costs[costs["task"] == task].sort_values("usd_per_h"))
-        if len(rows) >= LEAST_TO_COMPARE and rows[0]["usd_per_h"] < rows[-1]["usd_per_h"]:
+        if len(rows) >= LEAST_TO_COMPARE and 0 < rows[0]["usd_per_h"] < rows[-1]["usd_per_h"]:
             said = True
             yield _dearest(evidence, task, rows)
     if not said:

@@ -42,9 +42,7 @@ def _roofs(evidence: Evidence) -> Block:
             words.text(row["kind"]),
             words.si(row["flop_per_s"], "FLOP/s"),
             words.si(row["bytes_per_s"], "B/s"),
-            words.figure(row["flop_per_s"] / row["bytes_per_s"])
-            if words.is_known(row["bytes_per_s"])
-            else words.ABSENT,
+            words.figure(words.quotient(row["flop_per_s"], row["bytes_per_s"])),
             words.text(row["source"]),
             words.text(row.get("note")),
         ]
