@@ -131,8 +131,15 @@ def shown(column: str, value: Any) -> str:
 
 def _tuples(runs: pd.DataFrame, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
     """The rows, with None for what is absent: NaN does not equal itself."""
-    table = runs[list(columns)].astype(object)
-    return table.where(table.notna(), None).itertuples(index=False, name=None)
+    # By column: a frame of objects takes ten times as long.
+    lists = [
+        [
+            None if absent else value
+            for value, absent in zip(runs[name].tolist(), runs[name].isna().tolist(), strict=True)
+        ]
+        for name in columns
+    ]
+    return zip(*lists, strict=True)
 
 
 def _apart(keys: Sequence[tuple[Any, ...]], columns: Sequence[str]) -> dict[tuple[Any, ...], tuple[str, ...]]:
