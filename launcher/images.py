@@ -10,9 +10,9 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib import metadata
 from pathlib import Path
 
+from workload import __version__
 from workload.errors import ToolError, UsageError
 
 REPOSITORY = "rooflaunch"
@@ -20,6 +20,10 @@ TABLE = "docker/images.toml"
 DOCKERFILE = "docker/Dockerfile"
 OWN_FILES = (DOCKERFILE, "docker/requirements.txt")
 CODE_SUFFIXES = frozenset({".py", ".toml"})
+# Of the launcher only what a VM runs (launcher/gcp/vm.py): another change of it makes no new image, so that runs before
+# and after it can be pooled.
+VM_MODULES = ("__init__", "containers", "engine", "images", "local", "runtime", "sizes")
+VM_FILES = tuple(f"launcher/{name}.py" for name in (*VM_MODULES, "gcp/__init__", "gcp/records", "gcp/vm"))
 # Labels of our images beside those of the OCI image specification.
 INPUTS_LABEL = "rooflaunch.inputs"
 FLAVOUR_LABEL = "rooflaunch.flavour"
@@ -170,8 +174,8 @@ def write_digest(path: Path, flavour: str, digest: str) -> None:
 
 
 def version() -> str:
-    """The installed version of rooflaunch."""
-    return metadata.version("rooflaunch")
+    """The version of rooflaunch."""
+    return __version__
 
 
 def current_commit() -> str:
@@ -179,7 +183,7 @@ def current_commit() -> str:
     root = _root()
     if not (root / ".git").exists():
         return ""
-    paths = ["workload", *OWN_FILES]
+    paths = ["workload", *OWN_FILES, *VM_FILES]
     found = _git(root, "log", "-1", "--format=%H", "--", *paths)
     changed = _git(root, "status", "--porcelain", "--", *paths)
     return f"{found}-dirty" if found and changed else found
@@ -207,6 +211,8 @@ def _root() -> Path:
 def _files() -> dict[str, bytes]:
     root = _root()
     own = {name: (root / name).read_bytes() for name in OWN_FILES}
+    launcher = Path(__file__).resolve().parents[1]
+    own |= {name: (launcher / name).read_bytes() for name in VM_FILES}
     return own | {f"workload/{name}": path.read_bytes() for name, path in _code()}
 
 

@@ -56,6 +56,12 @@ class ToolError(RooflaunchError):
     exit_code = ExitCode.TOOL
 
 
+class NoCapacityError(RooflaunchError):
+    """No zone has the machine now, or the project may not have it."""
+
+    exit_code = ExitCode.NO_CAPACITY
+
+
 class RunFailedError(RooflaunchError):
     """The training run broke off."""
 

@@ -17,7 +17,7 @@ from workload.errors import ExitCode, InterruptedRunError, NothingToDoError
 from workload.interrupt import handled_by
 
 if TYPE_CHECKING:
-    from analysis.fetch import Report
+    from workload.storage.fetch import Report
 
 EXAMPLES = """\b
 Examples:
@@ -51,8 +51,8 @@ def run_fetch(
 ) -> int:
     """Bring bundles home from Cloud Storage: only what is new, every file compared with its manifest."""
     # Not for `analyze --help`: these make no sense without a bucket.
-    from analysis import bucket as remote  # noqa: PLC0415
-    from analysis import fetch as fetching  # noqa: PLC0415
+    from workload.storage import bucket as remote  # noqa: PLC0415
+    from workload.storage import fetch as fetching  # noqa: PLC0415
 
     place = fetching.parse_source(source)
     with _stoppable():
@@ -77,7 +77,7 @@ def run_fetch(
 
 def render(report: "Report") -> str:
     """A line for each run and name except those that were here already, and the sums."""
-    from analysis.fetch import State  # noqa: PLC0415 - see `run_fetch`
+    from workload.storage.fetch import State  # noqa: PLC0415 - see `run_fetch`
 
     shown = [each for each in report.outcomes if each.state is not State.SKIPPED or each.reason]
     rows = [

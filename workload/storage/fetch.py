@@ -20,9 +20,9 @@ from pathlib import Path, PurePosixPath
 from queue import Empty, SimpleQueue
 from typing import Any, BinaryIO
 
-from analysis.bucket import Bucket, ObjectChangedError, RemoteObject, UnreachableError, crc32c
 from workload import bundle
 from workload.errors import BundleError, RooflaunchError, ToolError, UsageError
+from workload.storage.bucket import Bucket, ObjectChangedError, RemoteObject, UnreachableError, crc32c
 
 RUNS = "runs"
 # Pieces of files that have not come whole, inside the run's folder.

@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 import requests
-from fake_gcs import NAME, FakeStorage
 from google.api_core import exceptions as api
 from google.auth import exceptions as auth
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis import bucket, fetch
-from analysis.bucket import Patience, RemoteObject
 from analysis.commands import fetch as command
-from analysis.fetch import Outcome, Refused, Report, Source, State
+from tests.workload.storage.fake_gcs import NAME, FakeStorage
 from workload import bundle
 from workload.errors import BundleError, ExitCode, InterruptedRunError, NothingToDoError, ToolError, UsageError
+from workload.storage import bucket, fetch
+from workload.storage.bucket import Patience, RemoteObject
+from workload.storage.fetch import Outcome, Refused, Report, Source, State
 
 RUN = "20261121T142530Z-local-cpu-resnet18-b16-fp32-0000aa"
 OTHER_RUN = "20261121T142530Z-local-cpu-resnet18-b16-fp32-0000bb"
@@ -781,7 +781,7 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ToolError) as caught:
         bucket.connect(NAME, prefix="")
     assert caught.value.report() == (
-        "error: the package google-cloud-storage is missing\nhint: pip install 'rooflaunch[analysis]'"
+        "error: the package google-cloud-storage is missing\nhint: pip install 'rooflaunch[cloud]'"
     )
 
 

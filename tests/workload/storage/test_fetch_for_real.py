@@ -12,16 +12,16 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import gcs_server
 import google_crc32c
 import pytest
-from gcs_server import BUCKET, GcsServer, Relay
 
-from analysis import bucket, fetch
-from analysis.bucket import Patience
 from analysis.commands.fetch import Format, run_fetch
+from tests.workload.storage import gcs_server
+from tests.workload.storage.gcs_server import BUCKET, GcsServer, Relay
 from workload import bundle
 from workload.errors import BundleError, ExitCode, ToolError, UsageError
+from workload.storage import bucket, fetch
+from workload.storage.bucket import Patience
 
 pytestmark = pytest.mark.world
 
@@ -360,7 +360,7 @@ def test_an_output_that_cannot_be_written(server: GcsServer, prefix: str, make: 
 
 
 def test_the_command_loads_no_google_module_before_it_runs() -> None:
-    heavy = ("google", "requests", "urllib3", "analysis.bucket", "analysis.fetch", "pandas")
+    heavy = ("google", "requests", "urllib3", "workload.storage.bucket", "workload.storage.fetch", "pandas")
     code = f"import sys, analysis.commands.fetch; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -1,0 +1,1 @@
+"""Bundles into a bucket, each complete or absent."""
