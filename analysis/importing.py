@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import fmean, median, quantiles, stdev
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from analysis import iteration_log
@@ -320,7 +320,7 @@ def _timing(rows: Sequence[_Step], batch_size: int) -> tuple[dict[str, Any], lis
         "measured_s": wall_s,
         "images": images,
         "images_per_s": images / wall_s if wall_s and images else None,
-        "step_s": _describe(steps) if steps else None,
+        "step_s": bundle.describe_seconds(steps) if steps else None,
     }
     data = [row.data_s for row in measured if row.data_s is not None]
     if wall_s and len(steps) == len(measured):
@@ -341,22 +341,6 @@ def _wall_s(rows: Sequence[_Step]) -> tuple[float | None, str | None]:
     if last <= first:
         return None, "the time stamps do not advance: wall time and images/s are unknown"
     return last - first, None
-
-
-def _describe(seconds: Sequence[float]) -> dict[str, float | int | None]:
-    """As the trainer describes its own steps."""
-    several = len(seconds) > 1
-    twentieths = quantiles(seconds, n=20, method="inclusive") if several else None
-    return {
-        "n": len(seconds),
-        "median": median(seconds),
-        "mean": fmean(seconds),
-        "stdev": stdev(seconds) if several else None,
-        "min": min(seconds),
-        "max": max(seconds),
-        "p5": twentieths[0] if twentieths else None,
-        "p95": twentieths[-1] if twentieths else None,
-    }
 
 
 def _first(values: Sequence[float | None]) -> float | None:

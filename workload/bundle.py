@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path, PurePosixPath
+from statistics import fmean, median, quantiles, stdev
 from typing import Any
 
 from workload.errors import BundleError, ExitCode, RooflaunchError, RunFailedError, UsageError
@@ -162,6 +163,22 @@ def close_broken(folder: Path, status: Status, error: str) -> None:
             unfinished.unlink()
     write_record(folder, {**record, "status": status, "error": error})
     seal(folder)
+
+
+def describe_seconds(seconds: Sequence[float]) -> Mapping[str, float | int | None]:
+    """`step_s` of run.json: with the sample standard deviation; None where there are too few for a figure."""
+    several = len(seconds) > 1
+    twentieths = quantiles(seconds, n=20, method="inclusive") if several else None
+    return {
+        "n": len(seconds),
+        "median": median(seconds),
+        "mean": fmean(seconds),
+        "stdev": stdev(seconds) if several else None,
+        "min": min(seconds),
+        "max": max(seconds),
+        "p5": twentieths[0] if twentieths else None,
+        "p95": twentieths[-1] if twentieths else None,
+    }
 
 
 def is_write_failure(error: OSError) -> bool:

@@ -1,9 +1,8 @@
 """From recorded steps to the `timing` of run.json."""
 
-from collections.abc import Mapping, Sequence
-from statistics import fmean, median, quantiles, stdev
 from typing import Any
 
+from workload.bundle import describe_seconds
 from workload.recorder import PhaseTotals
 
 
@@ -21,23 +20,7 @@ def summarize(measured: PhaseTotals, *, wall_s: float, cpus_used: float) -> dict
         "cpus_used": cpus_used,
         "images": measured.images,
         "images_per_s": measured.images / wall_s,
-        "step_s": describe(measured.step_s),
+        "step_s": describe_seconds(measured.step_s),
         "data_wait_fraction": data_sum_s / wall_s,
         "explained_fraction": (step_sum_s + data_sum_s) / wall_s,
-    }
-
-
-def describe(seconds: Sequence[float]) -> Mapping[str, float | int | None]:
-    """Median, mean, sample standard deviation, extremes and 5th/95th percentiles; None where n is too small."""
-    several = len(seconds) > 1
-    twentieths = quantiles(seconds, n=20, method="inclusive") if several else None
-    return {
-        "n": len(seconds),
-        "median": median(seconds),
-        "mean": fmean(seconds),
-        "stdev": stdev(seconds) if several else None,
-        "min": min(seconds),
-        "max": max(seconds),
-        "p5": twentieths[0] if twentieths else None,
-        "p95": twentieths[-1] if twentieths else None,
     }

@@ -2,8 +2,9 @@ from array import array
 
 import pytest
 
+from workload.bundle import describe_seconds
 from workload.recorder import PhaseTotals
-from workload.timing import describe, summarize
+from workload.timing import summarize
 
 
 def test_throughput_is_images_over_wall_time_not_a_mean_of_rates() -> None:
@@ -17,7 +18,7 @@ def test_throughput_is_images_over_wall_time_not_a_mean_of_rates() -> None:
 
 
 def test_spread_of_known_numbers() -> None:
-    described = describe(array("d", [float(n) for n in range(1, 22)]))
+    described = describe_seconds(array("d", [float(n) for n in range(1, 22)]))
     assert described == {
         "n": 21,
         "median": 11.0,
@@ -31,7 +32,7 @@ def test_spread_of_known_numbers() -> None:
 
 
 def test_one_step_has_no_spread() -> None:
-    described = describe(array("d", [2.0]))
+    described = describe_seconds(array("d", [2.0]))
     assert (described["median"], described["stdev"], described["p5"], described["p95"]) == (2.0, None, None, None)
 
 

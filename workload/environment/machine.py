@@ -13,7 +13,7 @@ from pathlib import Path
 TOOL_LIMIT_S = 1.0
 
 
-def run_tool(*argv: str) -> str | None:
+def run_tool(*argv: str, limit_s: float = TOOL_LIMIT_S) -> str | None:
     """What the tool prints, whatever its exit status; None where it is absent, too slow or silent."""
     try:
         done = subprocess.run(
@@ -23,7 +23,7 @@ def run_tool(*argv: str) -> str | None:
             capture_output=True,
             encoding="utf-8",
             errors="replace",
-            timeout=TOOL_LIMIT_S,
+            timeout=limit_s,
             check=False,
         )
     except (OSError, subprocess.SubprocessError):

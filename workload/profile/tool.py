@@ -2,11 +2,11 @@
 
 import os
 import re
-import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from workload.environment.machine import run_tool
 from workload.profile.metrics import table
 from workload.profile.status import ProfileError, unavailable
 
@@ -25,21 +25,8 @@ INSTALL = (
 
 
 def ask(argv: Sequence[str]) -> str | None:
-    """What the tool prints to stdout, whatever its exit status; None where it does not start or answer."""
-    try:
-        done = subprocess.run(
-            argv,
-            env={**os.environ, "LC_ALL": "C"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=ANSWER_LIMIT_S,
-            check=False,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout
+    """What the tool prints to stdout, whatever its exit status; None where it does not start, answer or print."""
+    return run_tool(*argv, limit_s=ANSWER_LIMIT_S)
 
 
 @dataclass(frozen=True, kw_only=True)
