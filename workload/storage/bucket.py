@@ -5,13 +5,16 @@ CRC-32C, base64 of the big-endian value, as Cloud Storage and a bundle's manifes
 """
 
 import base64
+import io
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeVar
 
 from workload.errors import BundleError, ToolError, UsageError
@@ -25,7 +28,11 @@ EMULATOR_VARIABLE = "STORAGE_EMULATOR_HOST"
 PUBLIC_ENDPOINT = "https://storage.googleapis.com"
 LOG_IN = "gcloud auth application-default login"
 LISTED_FIELDS = "items(name,size,crc32c,generation),nextPageToken"
+FOLDER_FIELDS = "prefixes,nextPageToken"
 BLOCK_BYTES = 1 << 20
+# Held in memory, and sent again whole where a connection breaks; the client's own is 100 MiB.
+CHUNK_BYTES = 8 << 20
+ATTEMPTS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,20 +68,60 @@ class ObjectChangedError(BundleError):
     """An object was replaced or deleted after it was listed."""
 
 
+class ObjectExistsError(BundleError):
+    """An object is there that was to be made, or another than the one that was to be replaced."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Need:
+    """What was asked of a bucket, and the role that allows it."""
+
+    what: str
+    role: str
+
+
+READ = Need(what="read", role="roles/storage.objectViewer")
+WRITE = Need(what="write to", role="roles/storage.objectUser")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Access:
+    """How a bucket is set up; None where it does not tell. `public_access_prevention`: `enforced` or `inherited`."""
+
+    location: str
+    uniform: bool | None
+    public_access_prevention: str | None
+
+
 class Sink(Protocol):
     """What a download is written to."""
 
     def write(self, data: bytes, /) -> int: ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Content:
+    """What an object is to hold, and which generation of it to replace: 0 none, None whatever is there."""
+
+    name: str
+    source: BinaryIO
+    bytes: int
+    crc32c: str
+    generation: int | None
+
+
 class Bucket:
-    """One bucket, read only. Threads may share it."""
+    """One bucket. Threads may share it."""
 
     def __init__(self, client: "storage.Client", name: str, patience: Patience) -> None:
         self._client = client
         self._patience = patience
         self._timeout_s = (patience.connect_s, patience.read_s)
         self.name = name
+
+    def with_patience(self, patience: Patience) -> "Bucket":
+        """The same bucket, asked with other limits."""
+        return Bucket(self._client, self.name, patience)
 
     def require_answer(self, prefix: str) -> None:
         """Ask for one name; raises `UsageError` for a missing bucket, `ToolError` for no permission or no answer."""
@@ -91,6 +138,82 @@ class Bucket:
                     crc32c=blob.crc32c or "",
                     generation=int(blob.generation or 0),
                 )
+
+    def folders(self, prefix: str) -> list[str]:
+        """`a/` -> `["x", "y"]` where objects `a/x/…` and `a/y/…` exist: without `prefix` and slash, in order."""
+        with self._translated():
+            listed = self._list(prefix, retry_s=self._patience.retry_s, fields=FOLDER_FIELDS, delimiter="/")
+            for _ in listed.pages:
+                pass  # what a page has in `prefixes` is collected as it comes
+            return sorted(name.removeprefix(prefix).rstrip("/") for name in listed.prefixes)
+
+    def read(self, name: str) -> bytes | None:
+        """What a small object holds, compared with its checksum; None where there is no such object."""
+        blob = self._client.bucket(self.name).blob(name)
+        try:
+            with self._translated():
+                content = blob.download_as_bytes(
+                    timeout=self._timeout_s, retry=_retry(self._patience.retry_s), checksum="crc32c"
+                )
+        except UsageError:
+            return None  # 404; that the bucket exists was asked at the first contact
+        return bytes(content)
+
+    def write(self, name: str, content: bytes, *, if_absent: bool = False) -> bool:
+        """Make or replace an object; with `if_absent` False, and nothing done, where one is there already."""
+        wanted = _Content(
+            name=name,
+            source=io.BytesIO(content),
+            bytes=len(content),
+            crc32c=crc32c(io.BytesIO(content)),
+            generation=0 if if_absent else None,
+        )
+        unclear: list[Exception] = []
+        try:
+            self._put(wanted, unclear=unclear)
+        except ObjectExistsError:
+            # The answer to an attempt that went through may have been lost.
+            return bool(unclear) and self._checksum(name) == wanted.crc32c
+        return True
+
+    def upload(self, name: str, path: Path, *, crc32c: str, generation: int = 0) -> bool:
+        """Store a file whose checksum is known; False where the same content is there already.
+
+        It replaces the object of this `generation` alone, 0: none. Raises `BundleError` where another object is there,
+        or where the file is not what its checksum says.
+        """
+        with path.open("rb") as source:
+            size = os.fstat(source.fileno()).st_size
+            wanted = _Content(name=name, source=source, bytes=size, crc32c=crc32c, generation=generation)
+            try:
+                self._put(wanted)
+            except ObjectExistsError:
+                if self._checksum(name) != crc32c:
+                    raise
+                return False
+        return True
+
+    def access(self) -> Access:
+        """How the bucket is set up; needs storage.buckets.get, which roles/storage.objectUser lacks."""
+        with self._translated(WRITE):
+            found = self._client.get_bucket(
+                self.name, timeout=self._timeout_s, retry=_retry(self._patience.first_retry_s)
+            )
+            settings = found._properties.get("iamConfiguration", {})  # noqa: SLF001 - the client makes False of absent
+            return Access(
+                location=found.location or "",
+                uniform=settings.get("uniformBucketLevelAccess", {}).get("enabled"),
+                public_access_prevention=settings.get("publicAccessPrevention"),
+            )
+
+    def permitted(self, permissions: Collection[str]) -> frozenset[str]:
+        """Those of `permissions` that we have on this bucket."""
+        with self._translated():
+            bucket = self._client.bucket(self.name)
+            held = bucket.test_iam_permissions(
+                sorted(permissions), timeout=self._timeout_s, retry=_retry(self._patience.first_retry_s)
+            )
+            return frozenset(held)
 
     def download(self, found: RemoteObject, sink: Sink, *, start: int = 0) -> None:
         """Write the bytes of `found` from `start` on, as stored, in small pieces; `ObjectChangedError` if replaced."""
@@ -120,18 +243,90 @@ class Bucket:
         if blob.generation not in (None, found.generation):
             raise _changed(found)
 
-    def _list(self, prefix: str, *, retry_s: float, max_results: int | None = None) -> Any:
+    def _put(self, wanted: "_Content", *, unclear: list[Exception] | None = None) -> None:
+        """Store it; `unclear` gets the failures after which it was sent again."""
+        from google.api_core import exceptions as api  # noqa: PLC0415 - see the module
+
+        try:
+            self._send(wanted, unclear)
+        except (ToolError, ValueError) as error:
+            if isinstance(error.__cause__, api.PreconditionFailed):
+                raise ObjectExistsError(
+                    f"another '{wanted.name}' is in bucket '{self.name}' already",
+                    hint=f"gcloud storage ls -L gs://{self.name}/{wanted.name}",
+                ) from error
+            wanted.source.seek(0)
+            if isinstance(error, UnreachableError) or crc32c(wanted.source) == wanted.crc32c:
+                raise
+            raise _not_sealed(wanted.name) from error
+
+    def _send(self, wanted: "_Content", unclear: list[Exception] | None) -> None:
+        """Send it, from the start again where the server has lost track of it.
+
+        https://cloud.google.com/storage/docs/resumable-uploads#handling_errors: 404 and 410. The client does not go on
+        either where the server has kept a part of a chunk (`ValueError`), or nothing (308).
+        """
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                stored = self._send_once(wanted, unclear)
+            except (ValueError, ToolError, UsageError) as error:
+                is_lost = isinstance(error, ValueError) or getattr(error.__cause__, "code", 0) in (308, 404, 410)
+                if not is_lost or attempt == ATTEMPTS:
+                    raise
+            else:
+                if stored != wanted.crc32c:
+                    raise _not_sealed(wanted.name)
+                return
+
+    def _send_once(self, wanted: "_Content", unclear: list[Exception] | None) -> str | None:
+        """The checksum of what the server has then; it refuses what differs from ours before an object exists."""
+        blob = self._client.bucket(self.name).blob(wanted.name, chunk_size=CHUNK_BYTES)
+        blob.crc32c = wanted.crc32c
+        wanted.source.seek(0)
+        with self._translated(WRITE):
+            blob.upload_from_file(
+                wanted.source,
+                size=wanted.bytes,
+                content_type=_content_type(wanted.name),
+                if_generation_match=wanted.generation,
+                checksum=None,  # the client's own check deletes what differs, which we may not do
+                timeout=self._timeout_s,
+                retry=_retry(self._patience.retry_s, unclear),
+            )
+        return str(blob.crc32c)
+
+    def _checksum(self, name: str) -> str | None:
+        """The checksum of an object as it is now; None where it is gone."""
+        with self._translated():
+            blob = self._client.bucket(self.name).get_blob(
+                name, timeout=self._timeout_s, retry=_retry(self._patience.retry_s)
+            )
+            return str(blob.crc32c) if blob else None
+
+    def _list(
+        self,
+        prefix: str,
+        *,
+        retry_s: float,
+        fields: str = LISTED_FIELDS,
+        max_results: int | None = None,
+        **options: str,
+    ) -> Any:
         return self._client.list_blobs(
             self.name,
             prefix=prefix,
-            fields=LISTED_FIELDS,
+            fields=fields,
             max_results=max_results,
             timeout=self._timeout_s,
             retry=_retry(retry_s),
+            **options,
         )
 
-    def _translated(self) -> Any:
-        return translated(self.name, self._patience)
+    def _url(self, name: str) -> str:
+        return f"gs://{self.name}/{name}"
+
+    def _translated(self, need: Need = READ) -> Any:
+        return translated(self.name, self._patience, need)
 
 
 def connect(name: str, *, prefix: str, jobs: int = 1, patience: Patience | None = None) -> Bucket:
@@ -168,12 +363,13 @@ def crc32c(content: BinaryIO) -> str:
 
 
 @contextmanager
-def translated(bucket: str, patience: Patience) -> Iterator[None]:
+def translated(bucket: str, patience: Patience, need: Need = READ) -> Iterator[None]:
     """Turn what the client and its libraries raise into our errors, cause kept; a failing disk's `OSError` passes."""
     import requests  # noqa: PLC0415 - see the module
     import urllib3  # noqa: PLC0415
     from google.api_core import exceptions as api  # noqa: PLC0415
     from google.auth import exceptions as auth  # noqa: PLC0415
+    from google.cloud.storage import exceptions as client  # noqa: PLC0415
 
     try:
         yield
@@ -185,11 +381,13 @@ def translated(bucket: str, patience: Patience) -> Iterator[None]:
         raise UsageError(f"bucket '{bucket}' does not exist", hint=f"gcloud storage ls{_emulator_note()}") from error
     except (api.Forbidden, api.Unauthorized) as error:
         raise ToolError(
-            f"no permission to read bucket '{bucket}': {_first_line(error)}",
-            hint=f"ask its owner for roles/storage.objectViewer, or change the account: {LOG_IN}",
+            f"no permission to {need.what} bucket '{bucket}': {_first_line(error)}",
+            hint=f"ask its owner for {need.role}, or change the account: {LOG_IN}",
         ) from error
     except api.GoogleAPICallError as error:
         raise ToolError(f"bucket '{bucket}': {_first_line(error)}", hint="run again; then report it") from error
+    except client.DataCorruption as error:
+        raise ToolError(f"bucket '{bucket}' sent other bytes than it holds", hint="run again") from error
     except (requests.RequestException, urllib3.exceptions.HTTPError, ConnectionError, TimeoutError) as error:
         raise _unreachable(bucket, error, patience) from error
 
@@ -209,10 +407,12 @@ def _client(jobs: int) -> "storage.Client":
     return client
 
 
-def _retry(limit_s: float) -> Any:
+def _retry(limit_s: float, failures: list[Exception] | None = None) -> Any:
+    """The client's own way, for `limit_s`; `failures` gets what the repeated attempts failed with."""
     from google.cloud.storage.retry import DEFAULT_RETRY  # noqa: PLC0415 - see the module
 
-    return DEFAULT_RETRY.with_timeout(limit_s)
+    retry = DEFAULT_RETRY.with_timeout(limit_s)
+    return retry if failures is None else partial(retry, on_error=failures.append)
 
 
 def _within(limit_s: float, work: Callable[[], T]) -> T:
@@ -266,14 +466,34 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _first_line(error: BaseException) -> str:
-    text = str(getattr(error, "message", "") or error).strip()
+    text = (_answer(error) or str(getattr(error, "message", "") or error)).strip()
     # The client puts the whole request in front of what the server said.
     said = re.sub(r"^[A-Z]+ https?://\S+: ", "", text)
     return said.splitlines()[0][:300] if said else type(error).__name__
 
 
+def _answer(error: BaseException) -> str:
+    """What the server said, in the one place or the other where it says so; empty where it did not answer."""
+    response = getattr(error, "response", None)
+    try:
+        return str(response.json()["error"]["message"]) if response is not None else ""
+    except (ValueError, LookupError, TypeError):
+        return str(response.text) if response is not None else ""
+
+
 def _emulator_note() -> str:
     return f" ({EMULATOR_VARIABLE} is set)" if os.environ.get(EMULATOR_VARIABLE) else ""
+
+
+def _content_type(name: str) -> str:
+    """What a browser shows instead of storing it."""
+    suffix = name.rpartition(".")[2]
+    types = {"json": "application/json", "csv": "text/csv", "txt": "text/plain", "log": "text/plain"}
+    return types.get(suffix, "application/octet-stream")
+
+
+def _not_sealed(name: str) -> BundleError:
+    return BundleError(f"'{name}' differs from its checksum: it was changed after the run", hint="run again")
 
 
 def _changed(found: RemoteObject) -> ObjectChangedError:

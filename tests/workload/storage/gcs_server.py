@@ -87,14 +87,18 @@ def _await(url: str, process: subprocess.Popen[bytes]) -> None:
 class Relay:
     """Between a client and the server: after `limit_bytes` towards the client a connection goes silent, or breaks.
 
-    Only the first `times` connections that come so far do; `reached` is set when one has.
+    Only the first `times` connections that come so far do; `reached` is set when one has. With `of_uploads` the bytes
+    towards the server are counted.
     """
 
-    def __init__(self, server: GcsServer, *, limit_bytes: int, breaks: bool = False, times: int = 1) -> None:
+    def __init__(
+        self, server: GcsServer, *, limit_bytes: int, breaks: bool = False, times: int = 1, of_uploads: bool = False
+    ) -> None:
         self._port = urllib.parse.urlsplit(server.url).port
         self._limit_bytes = limit_bytes
         self._breaks = breaks
         self._left = times
+        self._of_uploads = of_uploads
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self.reached = threading.Event()
@@ -111,25 +115,24 @@ class Relay:
             while True:
                 client, _ = self._listener.accept()
                 upstream = socket.create_connection(("127.0.0.1", self._port))
-                threading.Thread(target=self._up, args=(client, upstream), daemon=True).start()
-                threading.Thread(target=self._down, args=(client, upstream), daemon=True).start()
+                limited = (client, upstream) if self._of_uploads else (upstream, client)
+                for limit_bytes, ends in ((self._limit_bytes, limited), (None, limited[::-1])):
+                    threading.Thread(target=self._pass, args=(*ends, limit_bytes), daemon=True).start()
 
-    def _up(self, client: socket.socket, upstream: socket.socket) -> None:
-        with suppress(OSError):
-            while data := client.recv(65536):
-                upstream.sendall(data)
-
-    def _down(self, client: socket.socket, upstream: socket.socket) -> None:
+    def _pass(self, source: socket.socket, sink: socket.socket, limit_bytes: int | None) -> None:
         sent = 0
         with suppress(OSError):
-            while data := upstream.recv(65536):
-                if sent + len(data) > self._limit_bytes and self._left:
-                    client.sendall(data[: self._limit_bytes - sent])
+            while data := source.recv(65536):
+                if limit_bytes is not None and sent + len(data) > limit_bytes and self._left:
+                    sink.sendall(data[: limit_bytes - sent])
                     self._left -= 1
                     self.reached.set()
                     if not self._breaks:
                         threading.Event().wait(60)
-                    client.shutdown(socket.SHUT_RDWR)
+                    for end in (source, sink):
+                        end.shutdown(socket.SHUT_RDWR)
+                        end.close()  # who still sends learns of it at once
                     return
-                client.sendall(data)
+                sink.sendall(data)
                 sent += len(data)
+            sink.shutdown(socket.SHUT_WR)

@@ -1,0 +1,274 @@
+"""Cloud Storage's side of an upload, as its documentation has it, where fake-gcs-server 1.54 is more lenient.
+
+fake-gcs-server stores an object whose crc32c differs from the one that was sent, does not look at ifGenerationMatch of
+a resumable upload, and knows neither testIamPermissions nor a bucket's uniform access. This server knows those, and the
+few requests around them; anything else answers 501. Sources: https://cloud.google.com/storage/docs/resumable-uploads,
+/docs/performing-resumable-uploads, /docs/request-preconditions, /docs/json_api/v1/objects/insert.
+"""
+
+import base64
+import email.parser
+import email.policy
+import json
+import re
+import socket
+import threading
+import urllib.parse
+from collections import Counter
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Self
+
+import google_crc32c
+
+BUCKET = "strict-test"
+# Cloud Storage keeps whole pieces of this size of a chunk whose connection broke.
+GRAIN_BYTES = 256 * 1024
+
+
+@dataclass
+class Stored:
+    content: bytes
+    generation: int
+    metadata: dict[str, Any]
+
+
+@dataclass
+class Session:
+    """One resumable upload."""
+
+    metadata: dict[str, Any]
+    if_generation: str | None
+    content: bytearray = field(default_factory=bytearray)
+    result: dict[str, Any] | None = None
+
+
+class StrictGcs:
+    """`fail[step]`: statuses that the next requests of that step get instead of an answer, 0: the connection breaks
+    after the work is done. Steps: multipart, start, chunk, list, get, media. `keep_bytes`: how much of the next whole
+    chunk is kept. `calls` counts steps; `received_bytes` what came as content.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"gcs": self}))
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self.reset()
+
+    def reset(self) -> None:
+        """As new."""
+        self.objects: dict[str, Stored] = {}
+        self.sessions: dict[str, Session] = {}
+        self.fail: dict[str, list[int]] = {}
+        self.keep_bytes: int | None = None
+        self.calls: Counter[str] = Counter()
+        self.received_bytes = 0
+        self.access: dict[str, Any] = {"uniformBucketLevelAccess": {"enabled": True}}
+        self.permissions: set[str] = set()
+        self._generation = 1000
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def why_not(self, name: str, if_generation: str | None) -> int | None:
+        """412 where the precondition does not hold."""
+        held = self.objects.get(name)
+        generation = held.generation if held else 0
+        return 412 if if_generation is not None and int(if_generation) != generation else None
+
+    def store(self, metadata: dict[str, Any], content: bytes) -> dict[str, Any] | int:
+        """The object's metadata, or 400 where its checksum differs."""
+        found = base64.b64encode(google_crc32c.Checksum(content).digest()).decode()
+        if metadata.get("crc32c", found) != found:
+            return 400
+        self._generation += 1
+        self.objects[metadata["name"]] = Stored(content, self._generation, metadata)
+        return self.describe(metadata["name"])
+
+    def describe(self, name: str) -> dict[str, Any]:
+        held = self.objects[name]
+        crc = base64.b64encode(google_crc32c.Checksum(held.content).digest()).decode()
+        generation = str(held.generation)
+        return {"kind": "storage#object", "bucket": BUCKET, "crc32c": crc, "generation": generation} | {
+            "name": name,
+            "size": str(len(held.content)),
+            "contentType": held.metadata.get("contentType", ""),
+        }
+
+
+class _Handler(BaseHTTPRequestHandler):
+    gcs: StrictGcs
+    protocol_version = "HTTP/1.1"
+    wbufsize = 1 << 16  # an answer in pieces waits for the acknowledgement of the first
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def do_POST(self) -> None:
+        path, query = self._asked()
+        body = self._body()
+        if path != f"/upload/storage/v1/b/{BUCKET}/o":
+            self._send(404 if path.startswith("/upload/storage/v1/b/") else 501, {"error": {"message": "not here"}})
+            return
+        with self.gcs.lock:
+            match query.get("uploadType"):
+                case "multipart":
+                    self._answer("multipart", lambda: self._multipart(query, body))
+                case "resumable":
+                    self._answer("start", lambda: self._start(query, body))
+                case other:
+                    self._send(501, {"what": other})
+
+    def do_PUT(self) -> None:
+        _, query = self._asked()
+        body = self._body()
+        with self.gcs.lock:
+            self._answer("chunk", lambda: self._chunk(query, body))
+
+    def do_GET(self) -> None:
+        path, query = self._asked()
+        objects = f"/storage/v1/b/{BUCKET}/o"
+        with self.gcs.lock:
+            if path == objects:
+                self._answer("list", lambda: self._list(query))
+            elif path.startswith(f"{objects}/"):
+                name = urllib.parse.unquote(path.removeprefix(f"{objects}/"))
+                self._answer("get", lambda: self.gcs.describe(name) if name in self.gcs.objects else 404)
+            elif path.startswith(f"/download{objects}/"):
+                self._media(urllib.parse.unquote(path.removeprefix(f"/download{objects}/")))
+            elif path == f"/storage/v1/b/{BUCKET}":
+                found = {"name": BUCKET, "location": "US-CENTRAL1", "iamConfiguration": self.gcs.access}
+                self._answer("bucket", lambda: found)
+            elif path == f"/storage/v1/b/{BUCKET}/iam/testPermissions":
+                asked = urllib.parse.parse_qs(urllib.parse.urlsplit(self.path).query)["permissions"]
+                held = [each for each in asked if each in self.gcs.permissions]
+                self._answer("permissions", lambda: {"permissions": held} if held else {})
+            else:
+                self._send(404 if path.startswith("/storage/v1/b/") else 501, {})
+
+    def _asked(self) -> tuple[str, dict[str, str]]:
+        parts = urllib.parse.urlsplit(self.path)
+        return parts.path, dict(urllib.parse.parse_qsl(parts.query))
+
+    def _body(self) -> bytes:
+        """What came: less than was announced where the connection broke."""
+        left, pieces = int(self.headers.get("Content-Length") or 0), []
+        while left and (piece := self.rfile.read1(min(left, 65536))):  # type: ignore[attr-defined]
+            pieces.append(piece)
+            left -= len(piece)
+        self.close_connection = left > 0
+        return b"".join(pieces)
+
+    def _answer(self, step: str, work: Any) -> None:
+        """The next fault of this step, or what `work` gives: a document, or a status."""
+        self.gcs.calls[step] += 1
+        faults = self.gcs.fail.get(step, [])
+        fault = faults.pop(0) if faults else None
+        if fault:
+            self._send(fault, {"error": {"code": fault, "message": "as the test wants"}})
+            return
+        found = work()
+        if fault == 0:
+            self.close_connection = True
+            self.connection.shutdown(socket.SHUT_RDWR)
+        elif found is not None:
+            status, document = (200, found) if isinstance(found, dict) else (found, {"error": {"message": "no"}})
+            self._send(status, document)
+
+    def _send(self, status: int, document: Any, headers: dict[str, str] | None = None) -> None:
+        content = document if isinstance(document, bytes) else json.dumps(document).encode()
+        self.send_response(status)
+        for name, value in (
+            {"Content-Type": "application/json", "Content-Length": str(len(content))} | (headers or {})
+        ).items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)
+
+    def _multipart(self, query: dict[str, str], body: bytes) -> dict[str, Any] | int:
+        head = f"Content-Type: {self.headers['Content-Type']}\r\n\r\n".encode()
+        parts = email.parser.BytesParser(policy=email.policy.HTTP).parsebytes(head + body)
+        first, second = parts.iter_parts()  # type: ignore[attr-defined]
+        metadata = json.loads(first.get_content()) | {"contentType": second.get_content_type()}
+        # Not through the parser: it changes line ends.
+        boundary = re.search(r'boundary="?([^";]+)', self.headers["Content-Type"])
+        assert boundary
+        last = body.split(b"--" + boundary[1].encode())[2]
+        content = last.partition(b"\r\n\r\n")[2].removesuffix(b"\r\n")
+        self.gcs.received_bytes += len(content)
+        if refused := self.gcs.why_not(metadata["name"], query.get("ifGenerationMatch")):
+            return refused
+        return self.gcs.store(metadata, content)
+
+    def _start(self, query: dict[str, str], body: bytes) -> dict[str, Any] | int | None:
+        metadata = json.loads(body) | {"contentType": self.headers["x-upload-content-type"]}
+        session = Session(metadata, query.get("ifGenerationMatch"))
+        if refused := self.gcs.why_not(session.metadata["name"], session.if_generation):
+            return refused
+        upload_id = f"session-{len(self.gcs.sessions)}"
+        self.gcs.sessions[upload_id] = session
+        self._send(200, b"", {"Location": f"{self.gcs.url}/upload/storage/v1/b/{BUCKET}/o?upload_id={upload_id}"})
+        return None
+
+    def _chunk(self, query: dict[str, str], body: bytes) -> dict[str, Any] | int | None:
+        session = self.gcs.sessions.get(query["upload_id"])
+        if session is None:
+            return 410
+        if session.result:
+            return session.result
+        found = re.fullmatch(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)", self.headers["Content-Range"])
+        assert found, self.headers["Content-Range"]
+        if found[1]:
+            self._keep(session, int(found[1]), int(found[2]) + 1, body)
+        if found[3] == "*" or len(session.content) < int(found[3]):
+            headers = {"Range": f"bytes=0-{len(session.content) - 1}"} if session.content else {}
+            self._send(308, b"", headers)
+            return None
+        if refused := self.gcs.why_not(session.metadata["name"], session.if_generation):
+            return refused
+        stored = self.gcs.store(session.metadata, bytes(session.content))
+        if isinstance(stored, dict):
+            session.result = stored
+        return stored
+
+    def _keep(self, session: Session, start: int, end: int, body: bytes) -> None:
+        """Bytes that are there already are not taken again; of a broken chunk whole grains are kept."""
+        self.gcs.received_bytes += len(body)
+        held = len(session.content)
+        assert start <= held, "a hole"
+        kept = body
+        if start + len(body) < end:
+            kept = body[: len(body) // GRAIN_BYTES * GRAIN_BYTES]
+        elif self.gcs.keep_bytes is not None:
+            kept, self.gcs.keep_bytes = body[: self.gcs.keep_bytes], None
+        session.content += kept[held - start :]
+
+    def _list(self, query: dict[str, str]) -> dict[str, Any]:
+        prefix, delimiter = query.get("prefix", ""), query.get("delimiter")
+        names = sorted(name for name in self.gcs.objects if name.startswith(prefix))
+        folders = {
+            prefix + inner.partition(delimiter)[0] + delimiter
+            for name in names
+            if delimiter and delimiter in (inner := name.removeprefix(prefix))
+        }
+        items = [self.gcs.describe(name) for name in names if not any(name.startswith(each) for each in folders)]
+        return {"items": items, "prefixes": sorted(folders)}
+
+    def _media(self, name: str) -> None:
+        self.gcs.calls["media"] += 1
+        if name not in self.gcs.objects:
+            self._send(404, b"No such object")
+            return
+        found = self.gcs.describe(name)
+        content = self.gcs.objects[name].content
+        if self.gcs.fail.get("media"):
+            self.gcs.fail["media"].pop()
+            content = content[:-1] + b"?"
+        headers = {"Content-Type": "application/octet-stream", "x-goog-hash": f"crc32c={found['crc32c']}"}
+        self._send(200, content, headers | {"x-goog-generation": found["generation"]})

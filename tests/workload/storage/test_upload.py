@@ -1,0 +1,368 @@
+"""Uploads by the real client to a server that is as strict as Cloud Storage, with its faults."""
+
+import io
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import google_crc32c
+import pytest
+from google.api_core import exceptions as api
+
+from tests.workload.storage.strict_gcs import BUCKET, GRAIN_BYTES, StrictGcs
+from workload import bundle
+from workload.errors import BundleError, ToolError, UsageError
+from workload.storage import bucket, upload
+from workload.storage.bucket import Bucket, Patience
+
+pytestmark = pytest.mark.world
+
+RUN = "20261121T142530Z-gcp-t4-resnet18-b16-fp32-0000aa"
+FILES = ["run.json", "log.txt", "ncu/kernels.csv", "steps.csv", "MANIFEST.json"]
+LARGE_BYTES = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def _connected() -> Iterator[tuple[StrictGcs, Bucket]]:
+    with StrictGcs() as server, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STORAGE_EMULATOR_HOST", server.url)
+        yield server, bucket.connect(BUCKET, prefix="", jobs=8, patience=Patience(first_retry_s=1))
+
+
+@pytest.fixture
+def gcs(_connected: tuple[StrictGcs, Bucket], monkeypatch: pytest.MonkeyPatch) -> StrictGcs:
+    """One server for all tests of this file, empty; a failed request is repeated at once, and 1 MiB is large."""
+    from google.cloud.storage import blob, retry
+
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", _connected[0].url)
+    monkeypatch.setattr(retry, "DEFAULT_RETRY", retry.DEFAULT_RETRY.with_delay(initial=0.01, maximum=0.02))
+    monkeypatch.setattr(blob, "_MAX_MULTIPART_SIZE", GRAIN_BYTES)
+    monkeypatch.setattr(bucket, "CHUNK_BYTES", 2 * GRAIN_BYTES)
+    _connected[0].reset()
+    return _connected[0]
+
+
+@pytest.fixture
+def opened(gcs: StrictGcs, _connected: tuple[StrictGcs, Bucket]) -> Bucket:
+    assert gcs is _connected[0]
+    return _connected[1]
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A complete bundle."""
+    # The standard library's own is 1000 times slower, and has its own tests.
+    monkeypatch.setattr(bundle, "crc32c", lambda data, crc=0: google_crc32c.extend(crc, data))
+    folder = bundle.create(tmp_path, RUN)
+    bundle.write_record(folder, {"run_id": RUN, "status": "completed"})
+    (folder / "steps.csv").write_text("step,phase\n" + "0,measured\n" * 100)
+    (folder / "log.txt").write_bytes(b"\r\nline\r\n" * 20)
+    (folder / "ncu").mkdir()
+    (folder / "ncu" / "kernels.csv").write_text("ID\n" * 60)
+    bundle.seal(folder)
+    return folder
+
+
+def held(gcs: StrictGcs) -> dict[str, bytes]:
+    return {name.removeprefix(f"runs/{RUN}/"): each.content for name, each in gcs.objects.items()}
+
+
+def content_of(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def large_file(folder: Path, size: int = LARGE_BYTES) -> tuple[Path, str]:
+    path = folder / "large"
+    path.write_bytes(os.urandom(size))
+    with path.open("rb") as content:
+        return path, bucket.crc32c(content)
+
+
+# Bundles
+
+
+def test_a_bundle_is_stored_whole_and_its_manifest_last(gcs: StrictGcs, opened: Bucket, made: Path) -> None:
+    told: list[str] = []
+    found = upload.upload(opened, made, on_file=lambda file: told.append(file.name))
+    assert held(gcs) == content_of(made)
+    assert list(held(gcs)) == told == FILES
+    assert found == upload.Uploaded(run_id=RUN, files=5, bytes=sum(map(len, content_of(made).values())))
+    assert gcs.objects[f"runs/{RUN}/run.json"].metadata["contentType"] == "application/json"
+
+
+def test_nothing_is_sent_twice(gcs: StrictGcs, opened: Bucket, made: Path) -> None:
+    upload.upload(opened, made)
+    gcs.calls.clear()
+    assert upload.upload(opened, made) == upload.Uploaded(run_id=RUN, files=0, bytes=0)
+    assert gcs.calls == {"list": 1}
+
+
+@pytest.mark.parametrize("stop_after", range(5))
+def test_cut_off_anywhere_it_is_incomplete_and_continues(
+    stop_after: int, gcs: StrictGcs, opened: Bucket, made: Path
+) -> None:
+    class StopError(Exception):
+        pass
+
+    def stop(_: bundle.File) -> None:
+        if len(gcs.objects) > stop_after:
+            raise StopError
+
+    with pytest.raises(StopError):
+        upload.upload(opened, made, on_file=stop)
+    assert ("MANIFEST.json" in held(gcs)) is (stop_after == 4)
+    again: list[str] = []
+    upload.upload(opened, made, on_file=lambda file: again.append(file.name))
+    assert again == FILES[stop_after + 1 :]
+    assert held(gcs) == content_of(made)
+
+
+def test_an_incomplete_run_of_the_same_name_gives_way(gcs: StrictGcs, opened: Bucket, made: Path) -> None:
+    upload.upload(opened, made)
+    del gcs.objects[f"runs/{RUN}/MANIFEST.json"]
+    bundle.reseal(made, {"run_id": RUN, "status": "preempted"})
+    assert upload.upload(opened, made).files == 2, "the record and the manifest"
+    assert held(gcs) == content_of(made)
+
+
+def test_a_complete_run_of_the_same_name_stays(gcs: StrictGcs, opened: Bucket, made: Path) -> None:
+    upload.upload(opened, made)
+    before = content_of(made)
+    bundle.reseal(made, {"run_id": RUN, "status": "preempted"})
+    with pytest.raises(BundleError) as caught:
+        upload.upload(opened, made)
+    assert caught.value.report() == (
+        f"error: another complete run is in bucket '{BUCKET}' as 'runs/{RUN}/MANIFEST.json'\n"
+        f"hint: to replace it: gcloud storage rm -r gs://{BUCKET}/runs/{RUN}"
+    )
+    assert held(gcs) == before
+
+
+def test_a_complete_run_that_was_damaged_there(gcs: StrictGcs, opened: Bucket, made: Path) -> None:
+    upload.upload(opened, made)
+    name = f"runs/{RUN}/steps.csv"
+    gcs.objects[name].content = b"other"
+    with pytest.raises(BundleError) as caught:
+        upload.upload(opened, made)
+    assert caught.value.report() == (
+        f"error: '{name}' in bucket '{BUCKET}' is damaged: it differs from its manifest\n"
+        f"hint: gcloud storage rm gs://{BUCKET}/{name}, then upload again"
+    )
+    del gcs.objects[name]
+    assert upload.upload(opened, made).files == 1
+    assert held(gcs) == content_of(made)
+
+
+@pytest.mark.parametrize("name", ["MANIFEST.json", "steps.csv"])
+def test_what_is_no_complete_bundle_here_is_not_sent(name: str, gcs: StrictGcs, opened: Bucket, made: Path) -> None:
+    (made / name).unlink()
+    with pytest.raises(BundleError):
+        upload.upload(opened, made)
+    assert gcs.calls == {}
+
+
+def test_a_file_that_changes_during_the_upload(gcs: StrictGcs, opened: Bucket, made: Path) -> None:
+    with pytest.raises(BundleError) as caught:
+        upload.upload(opened, made, on_file=lambda _: (made / "steps.csv").write_text("other"))
+    assert caught.value.report() == (
+        f"error: 'runs/{RUN}/steps.csv' differs from its checksum: it was changed after the run\nhint: run again"
+    )
+    assert "MANIFEST.json" not in held(gcs)
+
+
+def test_many_at_a_time(gcs: StrictGcs, opened: Bucket, made: Path) -> None:
+    """Threads share the bucket; two that store the same bundle end as one does."""
+    others = [made.parent / f"{RUN[:-2]}{index:02x}" for index in range(4)]
+    for other in others:
+        shutil.copytree(made, other)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda folder: upload.upload(opened, folder), [*others, *others]))
+    assert len(gcs.objects) == 20
+    for other in others:
+        assert gcs.objects[f"runs/{other.name}/steps.csv"].content == (made / "steps.csv").read_bytes()
+
+
+# Objects
+
+
+@pytest.mark.parametrize("size", [0, 20, LARGE_BYTES])
+def test_an_object_is_made_once(size: int, gcs: StrictGcs, opened: Bucket, tmp_path: Path) -> None:
+    path, crc = large_file(tmp_path, size)
+    assert opened.upload("x", path, crc32c=crc) is True
+    assert gcs.objects["x"].content == path.read_bytes()
+    assert opened.upload("x", path, crc32c=crc) is False
+    gcs.objects["x"].content = b"other"
+    with pytest.raises(BundleError) as caught:
+        opened.upload("x", path, crc32c=crc)
+    assert caught.value.report() == (
+        f"error: another 'x' is in bucket '{BUCKET}' already\nhint: gcloud storage ls -L gs://{BUCKET}/x"
+    )
+    assert gcs.objects["x"].content == b"other"
+    generation = gcs.objects["x"].generation
+    assert opened.upload("x", path, crc32c=crc, generation=generation) is True
+    assert gcs.objects["x"].content == path.read_bytes()
+
+
+@pytest.mark.parametrize("size", [20, LARGE_BYTES])
+def test_the_server_refuses_what_is_not_as_it_was_sealed(
+    size: int, gcs: StrictGcs, opened: Bucket, tmp_path: Path
+) -> None:
+    path, _ = large_file(tmp_path, size)
+    with pytest.raises(BundleError, match=r"^'x' differs from its checksum: it was changed after the run$"):
+        opened.upload("x", path, crc32c="AAAAAA==")
+    assert gcs.objects == {}
+
+
+@pytest.mark.parametrize("status", [429, 500, 502, 503, 504, 408])
+@pytest.mark.parametrize("step", ["multipart", "start", "chunk"])
+def test_a_burst_of_failures_goes_unnoticed(
+    status: int, step: str, gcs: StrictGcs, opened: Bucket, tmp_path: Path
+) -> None:
+    path, crc = large_file(tmp_path, 20 if step == "multipart" else LARGE_BYTES)
+    gcs.fail[step] = [status] * 4
+    assert opened.upload("x", path, crc32c=crc) is True
+    assert gcs.objects["x"].content == path.read_bytes()
+    assert gcs.fail[step] == []
+
+
+@pytest.mark.parametrize("step", ["multipart", "chunk"])
+@pytest.mark.parametrize("breaks", [1, 2])
+def test_a_lost_answer_goes_unnoticed(breaks: int, step: str, gcs: StrictGcs, opened: Bucket, tmp_path: Path) -> None:
+    path, crc = large_file(tmp_path, 20 if step == "multipart" else LARGE_BYTES)
+    gcs.fail[step] = [0] * breaks
+    opened.upload("x", path, crc32c=crc)
+    assert gcs.objects["x"].content == path.read_bytes()
+    assert gcs.objects["x"].generation == 1001, "stored once"
+
+
+@pytest.mark.parametrize("kept", [0, GRAIN_BYTES])
+def test_a_server_that_keeps_a_part_of_a_chunk(kept: int, gcs: StrictGcs, opened: Bucket, tmp_path: Path) -> None:
+    path, crc = large_file(tmp_path)
+    gcs.keep_bytes = kept
+    assert opened.upload("x", path, crc32c=crc) is True
+    assert gcs.objects["x"].content == path.read_bytes()
+
+
+@pytest.mark.parametrize("status", [404, 410])
+def test_an_upload_that_the_server_forgot_begins_again(
+    status: int, gcs: StrictGcs, opened: Bucket, tmp_path: Path
+) -> None:
+    path, crc = large_file(tmp_path)
+    gcs.fail["chunk"] = [status]
+    assert opened.upload("x", path, crc32c=crc) is True
+    assert gcs.calls["start"] == 2
+    assert gcs.objects["x"].content == path.read_bytes()
+
+
+def test_a_server_that_stays_away(gcs: StrictGcs, opened: Bucket, tmp_path: Path) -> None:
+    path, crc = large_file(tmp_path, 20)
+    gcs.fail["multipart"] = [503] * 10_000
+    with pytest.raises(bucket.UnreachableError) as caught:
+        Bucket(opened._client, BUCKET, Patience(retry_s=0.2)).upload("x", path, crc32c=crc)
+    assert caught.value.report() == (
+        f"error: bucket '{BUCKET}' cannot be reached at {gcs.url}: as the test wants\n"
+        "hint: start that server, or unset STORAGE_EMULATOR_HOST"
+    )
+    gcs.fail.clear()
+    assert opened.upload("x", path, crc32c=crc) is True
+
+
+def test_no_permission_to_write(gcs: StrictGcs, opened: Bucket) -> None:
+    gcs.fail["multipart"] = [403]
+    with pytest.raises(ToolError) as caught:
+        opened.write("x", b"1")
+    assert caught.value.report() == (
+        f"error: no permission to write to bucket '{BUCKET}': as the test wants\n"
+        "hint: ask its owner for roles/storage.objectUser, or change the account: "
+        "gcloud auth application-default login"
+    )
+
+
+@pytest.mark.usefixtures("gcs")
+def test_writing_to_a_bucket_that_is_gone(opened: Bucket) -> None:
+    with pytest.raises(UsageError, match=r"^bucket 'gone' does not exist$"):
+        Bucket(opened._client, "gone", Patience()).write("x", b"1")
+
+
+def test_what_is_written_is_read(gcs: StrictGcs, opened: Bucket) -> None:
+    assert opened.read("a/b") is None
+    assert opened.write("a/b", b"1") is True
+    assert opened.write("a/b", b"2") is True, "replaced"
+    assert opened.read("a/b") == b"2"
+    assert opened.write("a/b", b"3", if_absent=True) is False
+    assert opened.write("a/b", b"2", if_absent=True) is False
+    assert opened.read("a/b") == b"2"
+    assert opened.write("a/c", b"", if_absent=True) is True
+    assert opened.read("a/c") == b""
+    assert gcs.objects.keys() == {"a/b", "a/c"}
+
+
+@pytest.mark.parametrize("breaks", [1, 2])
+def test_who_wrote_it_knows_so_after_a_lost_answer(breaks: int, gcs: StrictGcs, opened: Bucket) -> None:
+    gcs.fail["multipart"] = [0] * breaks
+    assert opened.write("x", b"mine", if_absent=True) is True
+    gcs.fail["multipart"] = [503]
+    assert opened.write("x", b"yours", if_absent=True) is False
+    assert gcs.objects["x"].content == b"mine"
+
+
+def test_of_many_writers_one_wins(gcs: StrictGcs, opened: Bucket) -> None:
+    start = threading.Barrier(8)
+
+    def write(index: int) -> bool:
+        start.wait(10)
+        return opened.write("x", b"%d" % index, if_absent=True)
+
+    with ThreadPoolExecutor(8) as pool:
+        won = list(pool.map(write, range(8)))
+    assert won.count(True) == 1
+    assert gcs.objects["x"].content == b"%d" % won.index(True)
+
+
+def test_what_arrives_is_compared_with_its_checksum(gcs: StrictGcs, opened: Bucket) -> None:
+    opened.write("x", b"content")
+    gcs.fail["media"] = [1]
+    with pytest.raises(ToolError, match=rf"^bucket '{BUCKET}' sent other bytes than it holds$"):
+        opened.read("x")
+    assert opened.read("x") == b"content"
+
+
+def test_folders(opened: Bucket) -> None:
+    for name in ("launches/b/status.json", "launches/a/request.json", "launches/a/result.json", "launches/top", "c/x"):
+        opened.write(name, b"1")
+    assert opened.folders("launches/") == ["a", "b"]
+    assert opened.folders("launches/a/") == []
+    assert opened.folders("") == ["c", "launches"]
+    assert opened.folders("nothing/") == []
+
+
+def test_how_a_bucket_is_set_up(gcs: StrictGcs, opened: Bucket) -> None:
+    gcs.access |= {"publicAccessPrevention": "enforced"}
+    assert opened.access() == bucket.Access(location="US-CENTRAL1", uniform=True, public_access_prevention="enforced")
+    gcs.access.clear()
+    assert opened.access() == bucket.Access(location="US-CENTRAL1", uniform=None, public_access_prevention=None)
+
+
+def test_what_is_permitted(gcs: StrictGcs, opened: Bucket) -> None:
+    assert opened.permitted(["storage.objects.get"]) == frozenset()
+    gcs.permissions = {"storage.objects.get", "storage.objects.list"}
+    asked = ["storage.objects.get", "storage.objects.create"]
+    assert opened.permitted(asked) == {"storage.objects.get"}
+
+
+def test_a_failing_disk_is_no_network_error(opened: Bucket) -> None:
+    class Failing(io.BytesIO):
+        def read(self, _: int | None = -1) -> bytes:
+            raise OSError(5, "Input/output error")
+
+    wanted = bucket._Content(name="x", source=Failing(), bytes=1, crc32c="", generation=None)
+    with pytest.raises(OSError, match="Input/output error"):
+        opened._put(wanted)
+
+
+def test_the_library_still_chains_what_we_look_at() -> None:
+    """Our reading of its errors rests on the HTTP code."""
+    assert api.from_http_status(410, "gone").code == 410
