@@ -21,7 +21,22 @@ from workload.errors import UsageError
 CONFIG_NAME = "rooflaunch.toml"
 ENVIRONMENT_PREFIX = "ROOFLAUNCH_"
 # Variables with our prefix that are no run options.
-OTHER_VARIABLES = frozenset({"ROOFLAUNCH_COMPUTE_ENDPOINT", "ROOFLAUNCH_COMMIT", "ROOFLAUNCH_IMAGE_DIGEST"})
+OTHER_VARIABLES = frozenset(
+    {
+        "ROOFLAUNCH_COMPUTE_ENDPOINT",
+        "ROOFLAUNCH_COMMIT",
+        "ROOFLAUNCH_IMAGE_DIGEST",
+        # launcher/gcp/settings.py
+        "ROOFLAUNCH_PROJECT",
+        "ROOFLAUNCH_BUCKET",
+        "ROOFLAUNCH_REPOSITORY",
+        "ROOFLAUNCH_SERVICE_ACCOUNT",
+        "ROOFLAUNCH_NETWORK",
+        "ROOFLAUNCH_SUBNETWORK",
+    }
+)
+# Tables of rooflaunch.toml that are no run options: where a launcher finds its cloud.
+OTHER_TABLES = frozenset({"gcp"})
 
 
 class Device(StrEnum):
@@ -335,7 +350,7 @@ def _from_config(path: Path) -> dict[str, object]:
         raise UsageError(f"{path}: not a readable TOML file: {error}", hint="batch_size = 32") from error
     names = {option.name for option in options()}
     for key in table:
-        if key not in names:
+        if key not in names | OTHER_TABLES:
             raise UsageError(
                 f"{path}: unknown key '{key}'",
                 hint=f"the keys are the options of `launch local`, with _ for -{_nearest(key, names)}",

@@ -111,7 +111,10 @@ class Request(_Document):
 
 @dataclass(frozen=True, kw_only=True)
 class Heartbeat(_Document):
-    """That the VM lives, and what it has come to: `phases` has ISO 8601 times by `Phase`."""
+    """That the VM lives, and what it has come to: `phases` has ISO 8601 times by `Phase`.
+
+    `runs` are the bundles that are whole in the bucket, by id.
+    """
 
     at: str
     zone: str

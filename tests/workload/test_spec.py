@@ -171,6 +171,18 @@ def test_unknown_and_bad_environment_variables() -> None:
     assert resolve({}, {"ROOFLAUNCH_COMPUTE_ENDPOINT": "x"}, None).origin == {}
 
 
+def test_words_of_the_launcher_are_no_run_options(tmp_path: Path) -> None:
+    (tmp_path / "rooflaunch.toml").write_text('seed = 3\n[gcp]\nproject = "my-project"\n')
+    cloud = {f"ROOFLAUNCH_{name}": "x" for name in ("PROJECT", "BUCKET", "REPOSITORY", "SERVICE_ACCOUNT", "NETWORK")}
+    resolved = resolve({}, cloud | {"ROOFLAUNCH_SUBNETWORK": "x"}, tmp_path)
+    assert (resolved.spec, resolved.origin) == (RunSpec(seed=3), {"seed": Origin.CONFIG})
+    with pytest.raises(UsageError, match="unknown environment variable 'ROOFLAUNCH_ZONE'"):
+        resolve({}, {"ROOFLAUNCH_ZONE": "x"}, None)
+    (tmp_path / "rooflaunch.toml").write_text('[gce]\nproject = "my-project"\n')
+    with pytest.raises(UsageError, match="unknown key 'gce'"):
+        resolve({}, {}, tmp_path)
+
+
 def test_every_option_survives_the_command_line() -> None:
     changed = {
         "model": "vgg16",

@@ -1,0 +1,198 @@
+"""The GPUs of Compute Engine: gpus.toml, read and checked. Pure."""
+
+import difflib
+import functools
+import math
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from launcher.gcp.records import Price, region_of
+from workload.errors import ToolError, UsageError
+
+TABLE = Path(__file__).with_name("gpus.toml")
+SHOWN_WIDTH = 80
+
+
+class Driver(StrEnum):
+    """Where the VM's driver comes from; `none` for a run that does not touch the GPU."""
+
+    PREINSTALLED = "preinstalled"
+    INSTALL = "install"
+    NONE = "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class VmImage:
+    """A family of Compute Engine images: the VM boots its newest one."""
+
+    project: str
+    family: str
+
+    @property
+    def path(self) -> str:
+        """As a disk names it."""
+        return f"projects/{self.project}/global/images/family/{self.family}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineType:
+    """`gpus`: the counts that it takes, or the one that it brings; `spot_only`: not sold on demand."""
+
+    name: str
+    vcpus: int
+    gpus: tuple[int, ...]
+    spot_only: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listed:
+    """A price of the table, in USD per hour of the VM with its GPUs; None: unknown."""
+
+    machine_type: str
+    gpus: int
+    region: str
+    source: str
+    read: str
+    usd_per_h: float | None = None
+    usd_per_h_spot: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """One row of gpus.toml. `accelerator` is None where the machine type brings its GPUs."""
+
+    name: str
+    title: str
+    accelerator: str | None
+    capability: tuple[int, int]
+    flavour: str
+    minimum_driver: str
+    driver_below: str | None
+    vm_image: VmImage
+    driver: Driver
+    disk_type: str
+    quota: str
+    machine_types: Mapping[str, MachineType]
+    default_machine_type: str
+    zones: tuple[str, ...]
+    prices: tuple[Listed, ...]
+
+    @property
+    def regions(self) -> tuple[str, ...]:
+        """In the order of the zones."""
+        return tuple(dict.fromkeys(map(region_of, self.zones)))
+
+    def quota_metric(self, *, spot: bool) -> str:
+        """What regions.get calls the quota; a region that does not report it leaves it unknown."""
+        return f"PREEMPTIBLE_{self.quota}" if spot else self.quota
+
+    def price(self, machine_type: str, *, gpus: int, region: str, spot: bool) -> Price | None:
+        """The listed price of exactly that; None: unknown."""
+        for row in self.prices:
+            usd_per_h = row.usd_per_h_spot if spot else row.usd_per_h
+            if (row.machine_type, row.gpus, row.region) == (machine_type, gpus, region) and usd_per_h is not None:
+                return Price(usd_per_h=usd_per_h, source=row.source, read=row.read)
+        return None
+
+
+def load() -> dict[str, Gpu]:
+    """The rows by name. Raises `ToolError` for a table that contradicts itself."""
+    return dict(_loaded(TABLE))
+
+
+def require(name: str) -> Gpu:
+    """The row of that name, or `UsageError`."""
+    known = load()
+    if name not in known:
+        near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.4)
+        raise UsageError(
+            f"gpu must be one of {', '.join(known)}; got '{shown(name)}'", hint=f"--gpu {near[0] if near else 't4'}"
+        )
+    return known[name]
+
+
+def compact(zones: Iterable[str]) -> str:
+    """`us-central1-a,b us-east1-c`: the zones, each region once."""
+    letters: dict[str, list[str]] = {}
+    for zone in zones:
+        letters.setdefault(region_of(zone), []).append(zone.rpartition("-")[2])
+    return " ".join(f"{region}-{','.join(found)}" for region, found in letters.items())
+
+
+def shown(value: str) -> str:
+    """A user's text as a message may quote it: one line, not long."""
+    line = value.encode("unicode_escape").decode()
+    return line if len(line) <= SHOWN_WIDTH else f"{line[: SHOWN_WIDTH - 3]}..."
+
+
+def parse(table: Mapping[str, Any]) -> dict[str, Gpu]:
+    """The rows of a table as gpus.toml is written; `ToolError` where it contradicts itself."""
+    gpus = {name: _row(name, row, table["source"]) for name, row in table["gpu"].items()}
+    for gpu in gpus.values():
+        for problem in _problems(gpu):
+            raise ToolError(f"{TABLE.name}: {gpu.name}: {problem}", hint="correct the table, with the source's figures")
+    return gpus
+
+
+@functools.cache
+def _loaded(path: Path) -> Mapping[str, Gpu]:
+    return parse(tomllib.loads(path.read_text(encoding="utf-8")))
+
+
+def _row(name: str, row: Mapping[str, Any], sources: Mapping[str, Mapping[str, str]]) -> Gpu:
+    major, _, minor = row["capability"].partition(".")
+    project, _, family = row["vm_image"].partition("/")
+    machines = [MachineType(**{**machine, "gpus": tuple(machine["gpus"])}) for machine in row["machine"]]
+    return Gpu(
+        name=name,
+        title=row["title"],
+        accelerator=row.get("accelerator"),
+        capability=(int(major), int(minor)),
+        flavour=row["flavour"],
+        minimum_driver=row["minimum_driver"],
+        driver_below=row.get("driver_below"),
+        vm_image=VmImage(project=project, family=family),
+        driver=Driver(row["driver"]),
+        disk_type=row["disk_type"],
+        quota=row["quota"],
+        machine_types={machine.name: machine for machine in machines},
+        default_machine_type=row["default_machine_type"],
+        zones=tuple(_zones(row["zones"])),
+        prices=tuple(_listed(price, sources) for price in row["price"]),
+    )
+
+
+def _zones(text: str) -> Iterator[str]:
+    for word in text.split():
+        region, _, letters = word.rpartition("-")
+        yield from (f"{region}-{letter}" for letter in letters.split(","))
+
+
+def _listed(price: Mapping[str, Any], sources: Mapping[str, Mapping[str, str]]) -> Listed:
+    source = sources[price["source"]]
+    return Listed(**{**price, "source": source["title"], "read": source["read"]})
+
+
+def _problems(gpu: Gpu) -> Iterator[str]:
+    if gpu.default_machine_type not in gpu.machine_types:
+        yield f"no machine type {gpu.default_machine_type}"
+    if len(set(gpu.zones)) != len(gpu.zones):
+        yield "a zone is there twice"
+    for price in gpu.prices:
+        yield from _price_problems(gpu, price)
+
+
+def _price_problems(gpu: Gpu, price: Listed) -> Iterator[str]:
+    where = f"{price.machine_type} in {price.region}"
+    machine = gpu.machine_types.get(price.machine_type)
+    if machine is None or price.gpus not in machine.gpus or price.region not in gpu.regions:
+        yield f"a price for {where} with {price.gpus} GPUs, which is not offered"
+    figures: Sequence[float] = [each for each in (price.usd_per_h, price.usd_per_h_spot) if each is not None]
+    if not figures or not all(0 < each < math.inf for each in figures):
+        yield f"{where} has a price without a positive figure"
+    if price.usd_per_h is not None and price.usd_per_h_spot is not None and price.usd_per_h_spot > price.usd_per_h:
+        yield f"{where} costs more as spot ({price.usd_per_h_spot:g}) than on demand ({price.usd_per_h:g})"

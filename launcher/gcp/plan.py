@@ -1,0 +1,302 @@
+"""`launch gcp` before anything happens: from options, the GPU table and settings to the whole request. Pure."""
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from launcher.gcp import choices, gpus, plan_text
+from launcher.gcp.choices import DEFAULT_DISK_GB, LATE_S, SECONDS_PER_H, Options, parse_duration_s
+from launcher.gcp.gpus import Driver, Gpu, MachineType, shown
+from launcher.gcp.records import Price, Request, region_of
+from launcher.gcp.settings import Settings
+from launcher.runtime import CPU_FLAVOUR
+from workload.errors import ToolError, UsageError
+from workload.spec import Device, Profile, Resolved, RunSpec
+
+__all__ = ["DEFAULT_DISK_GB", "Options", "Plan", "make_plan", "parse_duration_s"]
+
+STARTUP_SCRIPT = Path(__file__).with_name("startup.sh")
+SCOPE = "https://www.googleapis.com/auth/cloud-platform"
+# From the insert to a usable driver, as published: 3 min 35 s; where it is installed, the middle of 5 to 10 min more.
+USABLE_S = {Driver.PREINSTALLED: 215, Driver.NONE: 215, Driver.INSTALL: 665}
+# Not measured anywhere: the image's way into the VM, a process with its ceilings, a step, a profile, a download.
+PULL_S, START_S, STEP_S, PROFILE_S, DOWNLOAD_S = 120, 60, 0.3, 180, 60
+# The label that tells our insert from a stranger's; the plan shows this in its place.
+GIVEN_AT_INSERT = "given-at-insert"
+# Characters of an image reference: a registry, a path, a tag, a digest.
+IMAGE = r"[a-z0-9][-._/:@a-zA-Z0-9]{0,511}"
+# All metadata of an instance together may have 256 KB.
+MAX_METADATA_BYTES = 250_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Everything that a launch is about to do. `zones` in the order in which they are tried, the named ones first.
+
+    `notes`: what the user should know before the VM costs anything.
+    """
+
+    request: Request
+    settings: Settings
+    gpu: Gpu
+    machine: MachineType
+    driver: Driver
+    options: Options
+    zones: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    startup_script: str = field(repr=False)
+
+    @property
+    def name(self) -> str:
+        """Of the launch and of its VM."""
+        return self.request.name
+
+    @property
+    def limit_s(self) -> int:
+        """From the VM's start until the cloud deletes it."""
+        return self.request.limit_s
+
+    @cached_property
+    def spec(self) -> RunSpec:
+        """The run as the VM will do it."""
+        return RunSpec(**self.request.spec)
+
+    def deadline_s(self, now_s: float) -> int:
+        """Epoch seconds of the deletion of a VM that is inserted at `now_s`."""
+        return math.ceil(now_s) + self.limit_s
+
+    def price(self, zone: str) -> Price | None:
+        """Of the whole VM in that zone; None: unknown."""
+        return self.request.price(zone)
+
+    def usd_per_h(self, zone: str) -> float | None:
+        """USD per hour in that zone; None: unknown."""
+        price = self.price(zone)
+        return price.usd_per_h if price else None
+
+    @property
+    def usable_s(self) -> float:
+        """As published by others: from the insert until the driver can be used."""
+        return USABLE_S[self.driver]
+
+    @property
+    def ready_s(self) -> float:
+        """An estimate: from the insert until the run starts."""
+        return self.usable_s + PULL_S
+
+    @property
+    def run_s(self) -> float:
+        """An estimate of all repeats, the profile and a download; the model and the GPU are not looked at."""
+        spec = self.spec.filled(self.spec.device, cpus=self.machine.vcpus)
+        steps = ((spec.warmup or 0) + (spec.iterations or 0)) * spec.grad_accumulation
+        profile = 0 if spec.profile is Profile.NONE else PROFILE_S
+        return spec.repeats * (START_S + steps * STEP_S) + profile + (DOWNLOAD_S if spec.download else 0)
+
+    @property
+    def expected_s(self) -> float:
+        """An estimate of how long the VM lives, at most its limit."""
+        return min(self.ready_s + self.run_s, self.limit_s)
+
+    def expected_usd(self, zone: str) -> float | None:
+        """An estimate for one attempt in that zone."""
+        return self._usd(zone, self.expected_s)
+
+    def max_usd(self, zone: str) -> float | None:
+        """Of one attempt that runs into the limit, and a cloud that is late."""
+        return self._usd(zone, self.limit_s + LATE_S)
+
+    def _usd(self, zone: str, seconds: float) -> float | None:
+        usd_per_h = self.usd_per_h(zone)
+        return None if usd_per_h is None else usd_per_h * seconds / SECONDS_PER_H
+
+    def body(self, zone: str, *, now_s: float, request_id: str) -> dict[str, Any]:
+        """What instances.insert is sent for that zone: REST names, 64-bit integers as text. No credential in it."""
+        labels = {
+            "rooflaunch": "launch",
+            "rooflaunch-name": self.name,
+            "rooflaunch-deadline": str(self.deadline_s(now_s)),
+        }
+        accelerators = {"guestAccelerators": self._accelerators(zone)} if self.gpu.accelerator else {}
+        return {
+            "name": self.name,
+            "machineType": f"zones/{zone}/machineTypes/{self.machine.name}",
+            **accelerators,
+            "scheduling": self._scheduling(),
+            "disks": [self._disk(zone, labels)],
+            "networkInterfaces": [self._interface(zone)],
+            "serviceAccounts": [{"email": self.settings.service_account, "scopes": [SCOPE]}],
+            "labels": {**labels, "rooflaunch-request": request_id},
+            "metadata": {"items": [{"key": key, "value": value} for key, value in self.metadata().items()]},
+        }
+
+    def _accelerators(self, zone: str) -> list[dict[str, Any]]:
+        kind = f"zones/{zone}/acceleratorTypes/{self.gpu.accelerator}"
+        return [{"acceleratorType": kind, "acceleratorCount": self.request.gpu_count}]
+
+    def _scheduling(self) -> dict[str, Any]:
+        # A VM that a host error restarts would measure the same run twice, and unseen: it ends instead.
+        return {
+            "provisioningModel": "SPOT" if self.options.spot else "STANDARD",
+            "onHostMaintenance": "TERMINATE",
+            "automaticRestart": False,
+            "instanceTerminationAction": "DELETE",
+            "maxRunDuration": {"seconds": str(self.limit_s)},
+        }
+
+    def _disk(self, zone: str, labels: Mapping[str, str]) -> dict[str, Any]:
+        return {
+            "boot": True,
+            "autoDelete": True,
+            "type": "PERSISTENT",
+            "initializeParams": {
+                "sourceImage": self.gpu.vm_image.path,
+                "diskType": f"zones/{zone}/diskTypes/{self.gpu.disk_type}",
+                "diskSizeGb": str(self.options.disk_gb),
+                "labels": dict(labels),
+            },
+        }
+
+    def _interface(self, zone: str) -> dict[str, Any]:
+        network, subnetwork = self.settings.network, self.settings.subnetwork
+        interface: dict[str, Any] = {}
+        if network or not subnetwork:
+            network = network or "default"
+            interface["network"] = network if "/" in network else f"global/networks/{network}"
+        if subnetwork:
+            by_name = f"regions/{region_of(zone)}/subnetworks/{subnetwork}"
+            interface["subnetwork"] = subnetwork if "/" in subnetwork else by_name
+        if self.options.external_ip:
+            interface["accessConfigs"] = [{"name": "External NAT", "type": "ONE_TO_ONE_NAT"}]
+        return interface
+
+    def metadata(self) -> dict[str, str]:
+        return {
+            "startup-script": self.startup_script,
+            "enable-guest-attributes": "TRUE",
+            "serial-port-logging-enable": "TRUE",
+            "rooflaunch-request": self.request.to_bytes().decode(),
+            "rooflaunch-image": self.request.image,
+            "rooflaunch-bucket": self.settings.bucket,
+            "rooflaunch-driver": self.driver,
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for `--dry-run --format json`; `insert` is what the first zone would be sent now."""
+        zone = self.zones[0]
+        price = self.price(zone)
+        return {
+            "name": self.name,
+            "gpu": self.gpu.name,
+            "machine_type": self.machine.name,
+            "spot": self.options.spot,
+            "zones": list(self.zones),
+            "zone": zone,
+            "price": asdict(price) if price else None,
+            "expected_s": self.expected_s,
+            "expected_usd": self.expected_usd(zone),
+            "limit_s": self.limit_s,
+            "max_usd": self.max_usd(zone),
+            "settings": self.settings.to_json(),
+            "notes": list(self.notes),
+            "insert": self.shown_body(),
+        }
+
+    def shown_body(self) -> dict[str, Any]:
+        """What the first zone would be sent if it were asked at the time of the plan."""
+        launched_s = datetime.fromisoformat(self.request.launched_at).timestamp()
+        return self.body(self.zones[0], now_s=launched_s, request_id=GIVEN_AT_INSERT)
+
+    def text(self) -> str:
+        """The plan as lines, then the first zone's request with its long texts left short."""
+        return plan_text.render(self)
+
+
+def make_plan(
+    resolved: Resolved, options: Options, settings: Settings, *, image: str, now: datetime, token: str
+) -> Plan:
+    """The plan of `launch gcp`; touches nothing but the table and the start-up script.
+
+    `image` has the registry's digest, except in a dry run. `token`: 6 hex digits that make the name unique; `now` is
+    aware. Raises `UsageError` for what a VM cannot do or the GPU does not have, `ToolError` for a broken installation.
+    """
+    gpu = gpus.require(options.gpu)
+    choices.check(options)
+    machine, count = choices.choose_machine(gpu, options)
+    spec, changed = choices.on_vm(resolved.spec, gpu)
+    zones = choices.in_order(gpu, options, settings)
+    prices = choices.known_prices(gpu, machine, count, options, zones, now)
+    if options.max_cost_usd is not None:
+        zones = choices.with_price(zones, prices, options)
+    request = Request(
+        name=f"rooflaunch-{gpu.name}-{now.astimezone(UTC):%Y%m%d-%H%M%S}-{token}",
+        launched_at=now.astimezone(UTC).isoformat(timespec="milliseconds"),
+        project=settings.project,
+        bucket=settings.bucket,
+        gpu=gpu.name,
+        gpu_count=count,
+        machine_type=machine.name,
+        spot=options.spot,
+        zones=list(zones),
+        image=_checked_image(image),
+        flavour=CPU_FLAVOUR if spec.device is Device.CPU else gpu.flavour,
+        vm_image=gpu.vm_image.path,
+        limit_s=choices.limit_s(options, prices.values()),
+        spec=spec.to_json(),
+        spec_origin={key: str(value) for key, value in resolved.origin.items() if key != "data_dir"},
+        prices={region: asdict(price) for region, price in prices.items()},
+    )
+    plan = Plan(
+        request=request,
+        settings=settings,
+        gpu=gpu,
+        machine=machine,
+        driver=Driver.NONE if spec.device is Device.CPU else gpu.driver,
+        options=options,
+        zones=zones,
+        startup_script=_startup_script(),
+    )
+    _check_size(plan)
+    return replace(plan, notes=(*changed, *_notes(plan)))
+
+
+def _checked_image(image: str) -> str:
+    if not re.fullmatch(IMAGE, image):
+        raise UsageError(
+            f"image must be a reference such as HOST/PATH@sha256:…; got '{shown(image)}'",
+            hint="--image us-central1-docker.pkg.dev/PROJECT/rooflaunch/trainer@sha256:…",
+        )
+    return image
+
+
+def _check_size(plan: Plan) -> None:
+    size = sum(len(key) + len(value.encode()) for key, value in plan.metadata().items())
+    if size > MAX_METADATA_BYTES:
+        raise UsageError(
+            f"the request has {size} bytes; a VM's metadata takes {MAX_METADATA_BYTES}",
+            hint="shorter values for --model and the other run options",
+        )
+
+
+def _notes(plan: Plan) -> Iterator[str]:
+    if plan.driver is Driver.NONE:
+        yield f"the run computes on the VM's CPU; its {plan.gpu.title} is paid for all the same"
+    elif plan.request.gpu_count > 1:
+        yield f"the run computes on one GPU of {plan.request.gpu_count}"
+    if plan.ready_s + plan.run_s > plan.limit_s:
+        yield f"the run may not be over within the limit of {plan.limit_s} s: --max-run-time"
+    if not plan.options.external_ip:
+        yield "without an external address the VM needs Cloud NAT or Private Google Access (infra/ has both)"
+    if plan.settings.subnetwork and "/" not in plan.settings.subnetwork:
+        yield f"every region needs a subnetwork '{plan.settings.subnetwork}'; name it with its region to stay there"
+
+
+def _startup_script() -> str:
+    try:
+        return STARTUP_SCRIPT.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ToolError(f"this installation lacks {STARTUP_SCRIPT.name}", hint="install rooflaunch again") from error

@@ -1,0 +1,117 @@
+"""A plan as its user reads it."""
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from launcher.gcp.gpus import Driver, shown
+from launcher.gcp.records import region_of
+from workload.spec import Profile
+
+if TYPE_CHECKING:  # plan.py renders with this module
+    from launcher.gcp.plan import Plan
+
+FEW = 4
+SECONDS_PER_MINUTE = 60
+SCRIPT, REQUEST = "startup-script", "rooflaunch-request"
+
+
+def render(plan: "Plan") -> str:
+    """A line per fact; below an empty line the first zone's request with its long texts left short."""
+    rows = [*_run(plan), *_vm(plan), *_cost(plan), *(("note", note) for note in plan.notes)]
+    lines = [f"{name:<10} {text}" for name, text in rows]
+    request = f"request    instances.insert in {plan.zones[0]}; --format json has its texts whole"
+    return "\n".join([*lines, "", request, json.dumps(_short(plan), indent=1)])
+
+
+def minutes(seconds: float) -> str:
+    """`45 s`, `60 min`, `9.6 min`."""
+    if seconds < SECONDS_PER_MINUTE:
+        return f"{seconds:.0f} s"
+    return f"{seconds / SECONDS_PER_MINUTE:.1f}".removesuffix(".0") + " min"
+
+
+def dollars(usd: float | None) -> str:
+    """`0.55 USD`, rounded up to whole cents."""
+    # A millionth of a cent for the rounding of binary fractions.
+    return "cost unknown" if usd is None else f"{math.ceil(usd * 100 - 1e-6) / 100:.2f} USD"
+
+
+def _run(plan: "Plan") -> Iterator[tuple[str, str]]:
+    spec = plan.spec
+    batch = "the device's default batch" if spec.batch_size is None else f"batch {spec.batch_size}"
+    times = "one run" if spec.repeats == 1 else f"{spec.repeats} runs, a process each"
+    profile = "" if spec.profile is Profile.NONE else f", then a profile by {spec.profile}"
+    yield "plan", f"{shown(spec.model)}, {batch}, {spec.precision}, on {spec.device}; {times}{profile}"
+    origin = plan.request.spec_origin.items()
+    yield "set by", ", ".join(f"{name}: {source}" for name, source in origin) or "all defaults"
+
+
+def _vm(plan: "Plan") -> Iterator[tuple[str, str]]:
+    kind = "spot" if plan.options.spot else "on demand"
+    yield "vm", f"{plan.machine.name} with {plan.request.gpu_count} x {plan.gpu.title}, {kind}"
+    yield "name", plan.name
+    yield "zones", _zones(plan)
+    yield "vm image", f"{plan.gpu.vm_image.project}, newest of {plan.gpu.vm_image.family}"
+    yield "driver", _driver(plan)
+    yield "disk", f"{plan.options.disk_gb} GB, {plan.gpu.disk_type}"
+    yield "image", f"{plan.request.image}, flavour {plan.request.flavour}"
+    yield "account", plan.settings.service_account
+    yield "bucket", f"gs://{plan.settings.bucket}/runs/"
+
+
+def _driver(plan: "Plan") -> str:
+    below = f", below {plan.gpu.driver_below}" if plan.gpu.driver_below else ""
+    needed = f"the run needs {plan.gpu.minimum_driver} or newer{below}"
+    match plan.driver:
+        case Driver.PREINSTALLED:
+            return f"in the VM image; {needed}"
+        case Driver.INSTALL:
+            return f"installed on the VM, with a reboot or two; {needed}"
+        case Driver.NONE:
+            return "none: the run does not use the GPU"
+
+
+def _zones(plan: "Plan") -> str:
+    named = [zone for zone in plan.zones if zone in plan.options.zones]
+    others = [zone for zone in plan.zones if zone not in named]
+    if not others:
+        return f"{', '.join(named)}, and no other"
+    return ", then ".join([*([", ".join(named)] if named else []), _few(others, "zones")])
+
+
+def _few(names: Sequence[str], what: str) -> str:
+    rest = len(names) - FEW
+    return ", ".join(names[:FEW]) + (f" and {rest} other {what}" if rest > 0 else "")
+
+
+def _cost(plan: "Plan") -> Iterator[tuple[str, str]]:
+    zone = plan.zones[0]
+    price, region = plan.price(zone), region_of(zone)
+    unknown = [each for each in dict.fromkeys(map(region_of, plan.zones)) if each not in plan.request.prices]
+    if price:
+        yield "price", f"{price.usd_per_h:.3f} USD per hour in {region}; read {price.read}: {price.source}"
+    else:
+        yield "price", f"unknown in {region}; --usd-per-h takes yours"
+    if price and unknown:
+        yield "unknown", f"the price in {_few(unknown, 'regions')}"
+    usable, image, run = (minutes(each) for each in (plan.usable_s, plan.ready_s - plan.usable_s, plan.run_s))
+    parts = f"{usable} to a usable VM as published, {image} for the image and {run} for the run assumed"
+    yield "expected", f"{minutes(plan.expected_s)}, {dollars(plan.expected_usd(zone))}: {parts}"
+    worst = f"{minutes(plan.limit_s)}, {dollars(plan.max_usd(zone))}{_attempts(plan)}"
+    yield "at most", f"{worst}; then the cloud deletes the VM, up to 30 s late"
+    yield "besides", "disk, traffic and taxes, which are not counted here"
+
+
+def _attempts(plan: "Plan") -> str:
+    count = plan.options.rerun_preempted + 1
+    return "" if count == 1 else f" for each of up to {count} attempts"
+
+
+def _short(plan: "Plan") -> dict[str, Any]:
+    body = plan.shown_body()
+    items = {item["key"]: item["value"] for item in body["metadata"]["items"]}
+    lines = len(items[SCRIPT].splitlines())
+    short = {SCRIPT: f"<launcher/gcp/startup.sh, {lines} lines>", REQUEST: "<this plan as data>"}
+    return {**body, "metadata": {"items": [{"key": key, "value": short.get(key, items[key])} for key in items]}}
