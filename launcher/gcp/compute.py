@@ -1,0 +1,726 @@
+"""The border to Compute Engine: what is asked of one project, and its failures as our errors.
+
+google-cloud-compute and google.auth are imported by functions alone. The client's own retries (ten minutes of them) are
+turned off: every request is repeated here, within a limit, so that a caller knows how long a question can take.
+"""
+
+import http
+import json
+import os
+import random
+import re
+import threading
+import time
+import uuid
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from workload.errors import RooflaunchError, ToolError, UsageError
+from workload.storage.bucket import UnreachableError
+
+ENDPOINT_VARIABLE = "ROOFLAUNCH_COMPUTE_ENDPOINT"
+PUBLIC_ENDPOINT = "https://compute.googleapis.com"
+SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
+LOG_IN = "gcloud auth application-default login"
+
+LABEL = "rooflaunch"
+LABEL_VALUE = "launch"
+DEADLINE_LABEL = "rooflaunch-deadline"
+REQUEST_LABEL = "rooflaunch-request"
+GUEST_NAMESPACE = "rooflaunch"
+PREEMPTED = "compute.instances.preempted"
+
+# A lookup answers in well under a second, an insert in a few.
+ANSWER_S = 15.0
+# The server holds an answer to `wait` back for up to two minutes.
+WAIT_ANSWER_S = 130.0
+# However little of a limit is left, less is no question.
+LAST_ANSWER_S = 1.0
+RETRY_S = 30.0
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 8.0
+# Between two waits of which the first came back at once, and undone.
+WAIT_PAUSE_S = 2.0
+# 100 launches share one client; a smaller pool warns, and connects anew for each request.
+CONNECTIONS = 32
+
+TOO_MANY, UNAVAILABLE = 429, 503
+BUSY = (TOO_MANY, 500, 502, UNAVAILABLE, 504)
+# How a zone without the machine says so, as a code or within a text.
+STOCKOUT = "ZONE_RESOURCE_POOL_EXHAUSTED"
+QUOTA_EXCEEDED = "QUOTA_EXCEEDED"
+NOT_IN_ZONE = "NOT_IN_ZONE"
+_NOT_IN_ZONE_TEXT = re.compile(
+    r"(acceleratorTypes/|machineTypes/|(machine|accelerator) type ).*(not found|not exist)", re.IGNORECASE
+)
+_STOCKOUT_TEXT = re.compile(
+    r"ZONE_RESOURCE_POOL_EXHAUSTED|does not have enough resources|resource pool exhausted", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """Something that the cloud does in a zone and that can be waited for."""
+
+    name: str
+    zone: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuotaFault:
+    """Which quota was too small, as the cloud named it; `limit` None: it did not say."""
+
+    metric: str
+    name: str
+    limit: float | None
+    dimensions: Mapping[str, str]
+
+    @property
+    def region(self) -> str | None:
+        """None for a quota of the whole project."""
+        return self.dimensions.get("region")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperationFault:
+    """One error of an operation. `zones_available`: where the cloud has the machine right now, if it said so."""
+
+    code: str
+    message: str
+    zones_available: tuple[str, ...] = ()
+    quota: QuotaFault | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Instance:
+    """A VM. `created_at` is ISO 8601 with an offset, `deadline_s` the epoch second of its label."""
+
+    name: str
+    zone: str
+    status: str
+    created_at: str
+    labels: Mapping[str, str]
+    machine_type: str
+    spot: bool
+    deadline_s: int | None
+    physical_host: str | None
+    cpu_platform: str
+
+    @property
+    def request_id(self) -> str:
+        """The insert that it came from; empty for somebody else's."""
+        return self.labels.get(REQUEST_LABEL, "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disk:
+    """A disk; `users` are the names of the VMs that have it."""
+
+    name: str
+    zone: str
+    size_gb: int
+    created_at: str
+    labels: Mapping[str, str]
+    deadline_s: int | None
+    users: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serial:
+    """What a VM wrote to its serial port; ask from `next_start` on the next time."""
+
+    text: str
+    next_start: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quota:
+    """How much of something a project may have, there, and has."""
+
+    limit: float
+    usage: float
+
+    @property
+    def left(self) -> float:
+        return self.limit - self.usage
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """How long one request may take, and for how long a failing one is repeated, in seconds."""
+
+    answer_s: float = ANSWER_S
+    retry_s: float = RETRY_S
+
+
+class AlreadyThereError(ToolError):
+    """An instance of that name is in the zone; perhaps the one that an earlier try of the same request made."""
+
+
+class DeniedError(ToolError):
+    """No credentials, no permission, or the API is disabled: asking again is of no use."""
+
+
+class RefusedError(ToolError):
+    """The insert was refused for a reason that another zone, region or hour may not have."""
+
+    def __init__(self, faults: tuple[OperationFault, ...], *, hint: str) -> None:
+        super().__init__("; ".join(f"{each.code}: {each.message}" for each in faults), hint=hint)
+        self.faults = faults
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Clients:
+    """One client per kind of resource, made when first used; shared by threads."""
+
+    credentials: Any
+    endpoint: str | None
+    made: dict[str, Any] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def get(self, kind: str) -> Any:
+        with self.lock:
+            if kind not in self.made:
+                self.made[kind] = self._make(kind)
+            return self.made[kind]
+
+    def _make(self, kind: str) -> Any:
+        import requests  # noqa: PLC0415 - see the module
+        from google.cloud import compute_v1  # noqa: PLC0415
+
+        options = {"api_endpoint": self.endpoint} if self.endpoint else None
+        client = getattr(compute_v1, f"{kind}Client")(credentials=self.credentials, client_options=options)
+        for scheme in ("http://", "https://"):
+            adapter = requests.adapters.HTTPAdapter(pool_maxsize=CONNECTIONS)
+            client.transport._session.mount(scheme, adapter)  # noqa: SLF001 - no public way
+        return client
+
+
+class _Counters:
+    """Counts in several places at once; threads share it."""
+
+    def __init__(self, each: list[Counter[str]], lock: "threading.Lock | None" = None) -> None:
+        self.each = each
+        self.lock = lock or threading.Lock()
+
+    def add(self, name: str) -> None:
+        with self.lock:
+            for counter in self.each:
+                counter[name] += 1
+
+
+class Compute:
+    """Compute Engine in one project. Threads may share it. `calls` counts requests, each repetition too."""
+
+    def __init__(
+        self,
+        project: str,
+        clients: _Clients,
+        *,
+        sleep: Callable[[float], None] = time.sleep,
+        monotonic: Callable[[], float] = time.monotonic,
+        patience: Patience | None = None,
+    ) -> None:
+        self.project = project
+        self.calls: Counter[str] = Counter()
+        self._clients = clients
+        self._sleep = sleep
+        self._monotonic = monotonic
+        self._patience = patience or Patience()
+        self._counters = _Counters([self.calls])
+
+    def counted(self) -> "Compute":
+        """The same, with a counter of its own: for one launch of many."""
+        child = Compute(
+            self.project, self._clients, sleep=self._sleep, monotonic=self._monotonic, patience=self._patience
+        )
+        child._counters = _Counters([child.calls, *self._counters.each], self._counters.lock)
+        return child
+
+    # Instances.
+
+    def insert(self, zone: str, body: Mapping[str, Any], request_id: str) -> Operation:
+        """Ask for the VM of `body` (REST names). The same `request_id` (32 hex digits) never makes a second one.
+
+        Raises `AlreadyThereError`, `RefusedError` (no capacity, quota, not in this zone), other `ToolError`s.
+        """
+        from google.cloud import compute_v1  # noqa: PLC0415 - see the module
+
+        request = compute_v1.InsertInstanceRequest(
+            project=self.project,
+            zone=zone,
+            request_id=str(uuid.UUID(request_id)),
+            instance_resource=compute_v1.Instance.from_json(json.dumps(body)),
+        )
+        return _operation(self._ask("Instances", "insert", request), zone)
+
+    def wait(self, operation: Operation, limit_s: float) -> tuple[OperationFault, ...] | None:
+        """The faults of the operation once it is done, () for none; None if it is not done within the limit."""
+        from google.cloud import compute_v1  # noqa: PLC0415 - see the module
+
+        request = compute_v1.WaitZoneOperationRequest(
+            project=self.project, zone=operation.zone, operation=operation.name
+        )
+        end_s = self._monotonic() + limit_s
+        while (left_s := end_s - self._monotonic()) > 0:
+            asked_s = self._monotonic()
+            found = self._wait_once(request, min(left_s, WAIT_ANSWER_S))
+            if found is not None and found.status == compute_v1.Operation.Status.DONE:
+                return _faults(found)
+            # The server may answer early, and does so when it is busy.
+            if self._monotonic() - asked_s < WAIT_PAUSE_S:
+                self._sleep(min(WAIT_PAUSE_S, max(end_s - self._monotonic(), 0.0)))
+        return None
+
+    def get(self, zone: str, name: str) -> Instance | None:
+        """The VM, or None: there is none of that name."""
+        from google.cloud import compute_v1  # noqa: PLC0415 - see the module
+
+        request = compute_v1.GetInstanceRequest(project=self.project, zone=zone, instance=name)
+        found = self._ask("Instances", "get", request, missing=f"/instances/{name}'")
+        return None if found is None else _instance(found)
+
+    def delete(self, zone: str, name: str) -> Operation | None:
+        """Ask for the end of a VM; None: there is none of that name."""
+        from google.cloud import compute_v1  # noqa: PLC0415 - see the module
+
+        request = compute_v1.DeleteInstanceRequest(project=self.project, zone=zone, instance=name)
+        found = self._ask("Instances", "delete", request, missing=f"/instances/{name}'")
+        return None if found is None else _operation(found, zone)
+
+    def instances(self) -> list[Instance]:
+        """The VMs of every launch in the project, in all zones."""
+        from google.cloud import compute_v1  # noqa: PLC0415 - see the module
+
+        request = compute_v1.AggregatedListInstancesRequest(
+            project=self.project, filter=f"labels.{LABEL}={LABEL_VALUE}"
+        )
+        scopes = self._all("Instances", "aggregated_list", request)
+        return [_instance(each) for scope in scopes for each in scope[1].instances]
+
+    def preempted(self, zone: str, name: str) -> bool:
+        """Whether the cloud says that it took the VM back."""
+        from google.cloud import compute_v1  # noqa: PLC0415 - see the module
+
+        request = compute_v1.ListZoneOperationsRequest(
+            project=self.project, zone=zone, filter=f'operationType="{PREEMPTED}"'
+        )
+        # The host in front of a target differs between answers: names are compared here.
+        return any(_last(each.target_link) == name for each in self._all("ZoneOperations", "list", request))
+
+    def serial(self, zone: str, name: str, start: int) -> Serial:
+        """What the VM wrote to its first serial port from byte `start` on; nothing if it is gone or not up yet."""
+        from google.cloud import compute_v1  # noqa: PLC0415 - see the module
+
+        request = compute_v1.GetSerialPortOutputInstanceRequest(
+            project=self.project, zone=zone, instance=name, port=1, start=start
+        )
+        found = self._ask("Instances", "get_serial_port_output", request, missing="", not_ready=True)
+        if found is None:
+            return Serial(text="", next_start=start)
+        return Serial(text=found.contents, next_start=int(found.next_))
+
+    def guest_attributes(self, zone: str, name: str) -> dict[str, str]:
+        """What the VM published about itself in our namespace; {} if nothing yet, or gone."""
+        from google.cloud import compute_v1  # noqa: PLC0415 - see the module
+
+        request = compute_v1.GetGuestAttributesInstanceRequest(
+            project=self.project, zone=zone, instance=name, query_path=f"{GUEST_NAMESPACE}/"
+        )
+        found = self._ask("Instances", "get_guest_attributes", request, missing="", not_ready=True)
+        return {} if found is None else {each.key: each.value for each in found.query_value.items}
+
+    # Disks.
+
+    def disks(self) -> list[Disk]:
+        """The disks of every launch in the project, in all zones."""
+        from google.cloud import compute_v1  # noqa: PLC0415 - see the module
+
+        request = compute_v1.AggregatedListDisksRequest(project=self.project, filter=f"labels.{LABEL}={LABEL_VALUE}")
+        scopes = self._all("Disks", "aggregated_list", request)
+        return [_disk(each) for scope in scopes for each in scope[1].disks]
+
+    def delete_disk(self, zone: str, name: str) -> Operation | None:
+        """Ask for the end of a disk; None: there is none of that name."""
+        from google.cloud import compute_v1  # noqa: PLC0415 - see the module
+
+        request = compute_v1.DeleteDiskRequest(project=self.project, zone=zone, disk=name)
+        found = self._ask("Disks", "delete", request, missing=f"/disks/{name}'")
+        return None if found is None else _operation(found, zone)
+
+    # What a project has and may have.
+
+    def region_quotas(self, region: str) -> Mapping[str, Quota]:
+        """By metric, such as `NVIDIA_T4_GPUS`."""
+        from google.cloud import compute_v1  # noqa: PLC0415 - see the module
+
+        request = compute_v1.GetRegionRequest(project=self.project, region=region)
+        return _quotas(self._ask("Regions", "get", request))
+
+    def project_quotas(self) -> Mapping[str, Quota]:
+        """By metric, such as `GPUS_ALL_REGIONS`."""
+        from google.cloud import compute_v1  # noqa: PLC0415 - see the module
+
+        return _quotas(self._ask("Projects", "get", compute_v1.GetProjectRequest(project=self.project)))
+
+    def zone_names(self) -> list[str]:
+        """Every zone that the project may use."""
+        from google.cloud import compute_v1  # noqa: PLC0415 - see the module
+
+        request = compute_v1.ListZonesRequest(project=self.project)
+        return [str(each.name) for each in self._all("Zones", "list", request)]
+
+    def get_image(self, project: str, family: str) -> str | None:
+        """The newest image of a family, by name; None: no such family, or none left in it."""
+        from google.cloud import compute_v1  # noqa: PLC0415 - see the module
+
+        request = compute_v1.GetFromFamilyImageRequest(project=project, family=family)
+        found = self._ask("Images", "get_from_family", request, missing="/images/")
+        return None if found is None else str(found.name)
+
+    def machine_type(self, zone: str, name: str) -> bool:
+        """Whether the zone has it at all."""
+        from google.cloud import compute_v1  # noqa: PLC0415 - see the module
+
+        request = compute_v1.GetMachineTypeRequest(project=self.project, zone=zone, machine_type=name)
+        return self._ask("MachineTypes", "get", request, missing="/machineTypes/") is not None
+
+    # Asking.
+
+    def _wait_once(self, request: Any, limit_s: float) -> Any:
+        """The operation, or None if the answer took too long: it is asked for again."""
+        import requests  # noqa: PLC0415 - see the module
+
+        try:
+            return self._ask("ZoneOperations", "wait", request, answer_s=max(limit_s, LAST_ANSWER_S), retry_s=limit_s)
+        except UnreachableError as error:
+            if isinstance(error.__cause__, requests.Timeout):
+                return None
+            raise
+
+    def _all(self, kind: str, method: str, request: Any) -> Iterator[Any]:
+        """Every item of a list, its pages asked for one by one."""
+        while True:
+            # The pager would fetch the other pages by itself, without our limits.
+            page = next(self._ask(kind, method, request).pages)
+            pairs = hasattr(page.items, "items")
+            yield from page.items.items() if pairs else page.items
+            if not page.next_page_token:
+                return
+            request.page_token = page.next_page_token
+
+    def _ask(
+        self,
+        kind: str,
+        method: str,
+        request: Any,
+        *,
+        missing: str | None = None,
+        not_ready: bool = False,
+        answer_s: float | None = None,
+        retry_s: float | None = None,
+    ) -> Any:
+        """The answer; None where a 404 names `missing`, or with `not_ready` where the VM cannot answer yet."""
+        from google.api_core import exceptions as api  # noqa: PLC0415 - see the module
+
+        def call() -> Any:
+            self._counters.add(f"{_lower(kind)}.{method}")
+            client = self._clients.get(kind)
+            # Those that change something have a second form, without the client's own way of waiting.
+            form = f"{method}_unary" if method in ("insert", "delete") else method
+            return getattr(client, form)(request, retry=None, timeout=answer_s or self._patience.answer_s)
+
+        with _translated(self.project, method):
+            try:
+                return self._repeat(call, self._patience.retry_s if retry_s is None else retry_s)
+            except api.NotFound as error:
+                if missing is not None and missing in _said(error):
+                    return None
+                raise
+            except api.BadRequest as error:
+                if not_ready and "not ready" in _said(error):
+                    return None
+                raise
+
+    def _repeat(self, call: Callable[[], Any], limit_s: float) -> Any:
+        """`call()`, again and again while the service is busy or does not answer, up to the limit."""
+        end_s = self._monotonic() + limit_s
+        pause_s = FIRST_PAUSE_S
+        while True:
+            try:
+                return call()
+            except Exception as error:
+                # Half of the pause is chance, so that 100 launches do not come back together.
+                wanted_s = pause_s * (0.5 + random.random())  # noqa: S311 - no secret
+                if not _passing(error) or self._monotonic() + wanted_s > end_s:
+                    raise
+            self._sleep(wanted_s)
+            pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+
+
+def connect(
+    project: str,
+    *,
+    sleep: Callable[[float], None] = time.sleep,
+    monotonic: Callable[[], float] = time.monotonic,
+    patience: Patience | None = None,
+) -> Compute:
+    """Compute Engine for `project`; nothing is asked of it yet. Raises `ToolError`: no package, no credentials."""
+    endpoint = os.environ.get(ENDPOINT_VARIABLE)
+    _require_package()
+    clients = _Clients(credentials=_credentials(endpoint), endpoint=endpoint)
+    return Compute(project, clients, sleep=sleep, monotonic=monotonic, patience=patience)
+
+
+def default_project() -> str | None:
+    """The project of application-default credentials, if they name one."""
+    if os.environ.get(ENDPOINT_VARIABLE):
+        return os.environ.get("GOOGLE_CLOUD_PROJECT")
+    try:
+        import google.auth  # noqa: PLC0415 - see the module
+    except ModuleNotFoundError:
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            found = google.auth.default(scopes=SCOPES)[1]
+        except google.auth.exceptions.GoogleAuthError:
+            return None
+    return str(found) if found else None
+
+
+def _require_package() -> None:
+    try:
+        from google.cloud import compute_v1  # noqa: F401, PLC0415 - 1.5 s, for those who use it
+    except ModuleNotFoundError as error:
+        raise ToolError(
+            "the package google-cloud-compute is missing", hint="pip install 'rooflaunch[cloud]'"
+        ) from error
+
+
+def _credentials(endpoint: str | None) -> Any:
+    import google.auth  # noqa: PLC0415 - see the module
+    from google.auth.credentials import AnonymousCredentials  # noqa: PLC0415
+
+    if endpoint:
+        make_anonymous: Any = AnonymousCredentials
+        return make_anonymous()
+    # It warns about a user's own credentials without a quota project: they are what `gcloud auth` gives.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return google.auth.default(scopes=SCOPES)[0]
+        except google.auth.exceptions.GoogleAuthError as error:
+            raise _no_credentials(error) from error
+
+
+@contextmanager
+def _translated(project: str, method: str) -> Iterator[None]:
+    """Turn what the client and its libraries raise into our errors, cause kept."""
+    import requests  # noqa: PLC0415 - see the module
+    import urllib3  # noqa: PLC0415
+    from google.api_core import exceptions as api  # noqa: PLC0415
+    from google.auth import exceptions as auth  # noqa: PLC0415
+
+    try:
+        yield
+    except api.GoogleAPICallError as error:
+        raise _explained(error, project, method) from error
+    except auth.TransportError as error:
+        raise _unreachable(error) from error
+    except auth.GoogleAuthError as error:
+        raise (_unreachable if error.retryable else _no_credentials)(error) from error
+    except (requests.RequestException, urllib3.exceptions.HTTPError, ConnectionError, TimeoutError) as error:
+        raise _unreachable(error) from error
+
+
+def _explained(error: Any, project: str, method: str) -> RooflaunchError:
+    """What an answer of 400 or more means."""
+    code, said = int(error.code), _said(error)
+    explained: RooflaunchError
+    if method == "insert" and (fault := _insert_fault(error)):
+        explained = RefusedError((fault,), hint="name other zones: launch gcp --zone Z")
+    elif code in BUSY:
+        explained = _unreachable(error)
+    elif code == http.HTTPStatus.FORBIDDEN:
+        explained = _forbidden(error, project)
+    elif code == http.HTTPStatus.UNAUTHORIZED:
+        explained = _no_credentials(error)
+    elif code == http.HTTPStatus.NOT_FOUND and f"'projects/{project}'" in said:
+        explained = UsageError(f"project '{project}' does not exist, or is not yours", hint="gcloud projects list")
+    elif code == http.HTTPStatus.CONFLICT and method == "insert":
+        explained = AlreadyThereError(f"Compute Engine: {said}", hint="launch status")
+    else:
+        explained = ToolError(f"Compute Engine refused {method}: {said}", hint="launch doctor gcp")
+    return explained
+
+
+def _insert_fault(error: Any) -> OperationFault | None:
+    """The fault, as an operation would report it, of an insert that another place or hour may not have."""
+    said, code = _said(error), int(error.code)
+    if _is_stockout(error):
+        return OperationFault(code=STOCKOUT, message=said)
+    if code in (TOO_MANY, UNAVAILABLE):
+        return OperationFault(code=f"HTTP_{code}", message=said)
+    if "quotaExceeded" in _reasons(error):
+        return OperationFault(code=QUOTA_EXCEEDED, message=said)
+    if code in (400, 404) and _NOT_IN_ZONE_TEXT.search(said):
+        return OperationFault(code=NOT_IN_ZONE, message=said)
+    if code in (400, 404) and "/subnetworks/" in said:
+        return OperationFault(code="RESOURCE_NOT_FOUND", message=said)
+    return None
+
+
+def _forbidden(error: Any, project: str) -> DeniedError:
+    said = _said(error)
+    if _reasons(error) & {"accessNotConfigured", "SERVICE_DISABLED"}:
+        return DeniedError(
+            f"the Compute Engine API is disabled in project '{project}'",
+            hint=f"gcloud services enable compute.googleapis.com --project {project}",
+        )
+    return DeniedError(
+        f"no permission in project '{project}': {said}",
+        hint=f"ask its owner to add you to `launchers` in infra/, or change the account: {LOG_IN}",
+    )
+
+
+def _no_credentials(error: Exception) -> DeniedError:
+    return DeniedError(f"no usable credentials for Google Cloud: {_said(error)}", hint=LOG_IN)
+
+
+def _unreachable(error: BaseException) -> UnreachableError:
+    endpoint = os.environ.get(ENDPOINT_VARIABLE)
+    hint = (
+        f"start that server, or unset {ENDPOINT_VARIABLE}"
+        if endpoint
+        else f"check the network and its proxy (curl -I {PUBLIC_ENDPOINT}), then run again"
+    )
+    where = endpoint or PUBLIC_ENDPOINT
+    return UnreachableError(f"Compute Engine cannot be reached at {where}: {_why(error)}", hint=hint)
+
+
+def _why(error: BaseException) -> str:
+    """What the system said in the layers of libraries, or the answer itself."""
+    import requests  # noqa: PLC0415 - see the module
+
+    if isinstance(error, requests.Timeout):
+        return "no answer in time"
+    text = _said(error)
+    system = re.search(r"\[Errno -?\d+\] ([^'\")]+)", text)
+    return system[1] if system else text
+
+
+def _passing(error: Exception) -> bool:
+    """Whether the same request may succeed a little later."""
+    import requests  # noqa: PLC0415 - see the module
+    from google.api_core import exceptions as api  # noqa: PLC0415
+    from google.auth import exceptions as auth  # noqa: PLC0415
+
+    if isinstance(error, api.GoogleAPICallError):
+        if _is_stockout(error):
+            return False
+        # Too many requests in a minute has been a 403, and for some methods still is.
+        limited = bool(_reasons(error) & {"rateLimitExceeded", "userRateLimitExceeded", "RATE_LIMIT_EXCEEDED"})
+        return int(error.code or 0) in BUSY or limited
+    if isinstance(error, auth.GoogleAuthError):
+        return isinstance(error, auth.TransportError) or error.retryable
+    return isinstance(error, (requests.ConnectionError, requests.Timeout, ConnectionError))
+
+
+def _is_stockout(error: Any) -> bool:
+    return "insufficientCapacity" in _reasons(error) or bool(_STOCKOUT_TEXT.search(_said(error)))
+
+
+def _reasons(error: Any) -> set[str]:
+    """Why, in the words of both formats that Google's services answer with."""
+    old = {str(each.get("reason", "")) for each in error.errors if isinstance(each, Mapping)}
+    return old | {str(error.reason or "")}
+
+
+def _said(error: BaseException) -> str:
+    """The first line of what the service said, without the request that the client puts in front."""
+    text = str(getattr(error, "message", "") or error).strip()
+    said = re.sub(r"^[A-Z]+ https?://\S+: ", "", text)
+    return said.splitlines()[0][:500] if said else type(error).__name__
+
+
+def _operation(found: Any, zone: str) -> Operation:
+    return Operation(name=str(found.name), zone=zone)
+
+
+def _faults(operation: Any) -> tuple[OperationFault, ...]:
+    found = tuple(_fault(each) for each in operation.error.errors)
+    if found or not operation.http_error_status_code:
+        return found
+    code, message = operation.http_error_status_code, operation.http_error_message
+    return (OperationFault(code=f"HTTP_{code}", message=str(message)),)
+
+
+def _fault(error: Any) -> OperationFault:
+    zones: list[str] = []
+    quota = None
+    for detail in error.error_details:
+        named = detail.error_info.metadatas.get("zonesAvailable", "")
+        zones += [each.strip() for each in named.split(",") if each.strip()]
+        if detail.quota_info.metric_name or detail.quota_info.limit_name:
+            quota = _quota_fault(detail.quota_info)
+    return OperationFault(code=str(error.code), message=str(error.message), zones_available=tuple(zones), quota=quota)
+
+
+def _quota_fault(info: Any) -> QuotaFault:
+    return QuotaFault(
+        metric=str(info.metric_name),
+        name=str(info.limit_name),
+        limit=float(info.limit) if "limit" in info else None,
+        dimensions=MappingProxyType(dict(info.dimensions)),
+    )
+
+
+def _instance(found: Any) -> Instance:
+    return Instance(
+        name=str(found.name),
+        zone=_last(found.zone),
+        status=str(found.status),
+        created_at=str(found.creation_timestamp),
+        labels=MappingProxyType(dict(found.labels)),
+        machine_type=_last(found.machine_type),
+        spot=found.scheduling.provisioning_model == "SPOT",
+        deadline_s=_deadline_s(found.labels),
+        physical_host=str(found.resource_status.physical_host) or None,
+        cpu_platform=str(found.cpu_platform),
+    )
+
+
+def _disk(found: Any) -> Disk:
+    return Disk(
+        name=str(found.name),
+        zone=_last(found.zone),
+        size_gb=int(found.size_gb),
+        created_at=str(found.creation_timestamp),
+        labels=MappingProxyType(dict(found.labels)),
+        deadline_s=_deadline_s(found.labels),
+        users=tuple(_last(each) for each in found.users),
+    )
+
+
+def _deadline_s(labels: Mapping[str, str]) -> int | None:
+    text = labels.get(DEADLINE_LABEL, "")
+    return int(text) if text.isascii() and text.isdigit() else None
+
+
+def _quotas(found: Any) -> Mapping[str, Quota]:
+    return {str(each.metric): Quota(limit=float(each.limit), usage=float(each.usage)) for each in found.quotas}
+
+
+def _last(url: str) -> str:
+    """The last part of a resource's address: a zone comes as `https://…/zones/us-central1-a`."""
+    return str(url).rpartition("/")[2]
+
+
+def _lower(kind: str) -> str:
+    return kind[0].lower() + kind[1:]

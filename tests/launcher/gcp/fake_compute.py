@@ -1,0 +1,985 @@
+"""A Compute Engine on a loopback port, with state and scripted faults; what it does not know it answers with 501.
+
+The real google-cloud-compute client talks to it through ROOFLAUNCH_COMPUTE_ENDPOINT, and a VM through plain HTTP. It
+refuses what the real one refuses (facts/gce.md). Times are real seconds, and 0 unless asked for.
+"""
+
+import json
+import re
+import threading
+import time
+import traceback
+import urllib.parse
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Self
+
+NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
+PROJECT = re.compile(r"[a-z][-a-z0-9]{4,28}[a-z0-9]")
+ZONE = re.compile(r"[a-z]+-[a-z]+\d+-[a-z]")
+LABEL_KEY = re.compile(r"[a-z][_\-a-z0-9]{0,62}")
+LABEL_VALUE = re.compile(r"[_\-a-z0-9]{0,63}")
+UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+ACCELERATOR = re.compile(r"(?:.*/)?zones/([^/]+)/acceleratorTypes/(nvidia-tesla-(?:t4|v100))")
+MACHINE = re.compile(r"(?:.*/)?zones/([^/]+)/machineTypes/([a-z0-9-]+)")
+IMAGE = re.compile(r"(?:.*/)?projects/([^/]+)/global/images/(?:family/)?([^/]+)")
+# How many GPUs come with a machine type, and the metric that counts them.
+BUNDLED = {
+    **{f"g2-standard-{size}": ("NVIDIA_L4_GPUS", 1) for size in (4, 8, 12, 16, 32)},
+    **{f"g2-standard-{size}": ("NVIDIA_L4_GPUS", count) for size, count in ((24, 2), (48, 4), (96, 8))},
+    **{f"a2-highgpu-{count}g": ("NVIDIA_A100_GPUS", count) for count in (1, 2, 4, 8)},
+    **{f"a2-ultragpu-{count}g": ("NVIDIA_A100_80GB_GPUS", count) for count in (1, 2, 4, 8)},
+    **{f"a3-highgpu-{count}g": ("NVIDIA_H100_GPUS", count) for count in (1, 2, 4, 8)},
+    "a3-ultragpu-8g": ("NVIDIA_H200_GPUS", 8),
+}
+N1 = re.compile(r"n1-(standard|highmem|highcpu)-(1|2|4|8|16|32|64|96)")
+# The most virtual CPUs beside a number of GPUs.
+N1_CPUS = {"t4": {1: 48, 2: 48, 4: 96}, "v100": {1: 12, 2: 24, 4: 48, 8: 96}}
+SPOT_ONLY = ("a3-highgpu-1g", "a3-highgpu-2g", "a3-highgpu-4g")
+ATTACHED = {"nvidia-tesla-t4": "NVIDIA_T4_GPUS", "nvidia-tesla-v100": "NVIDIA_V100_GPUS"}
+METRICS = sorted({*ATTACHED.values(), *(metric for metric, _ in BUNDLED.values())})
+IMAGE_FAMILIES = {
+    ("ubuntu-os-accelerator-images", "ubuntu-accelerator-2204-amd64-with-nvidia-580"),
+    ("deeplearning-platform-release", "common-cu129-ubuntu-2204-nvidia-580"),
+    ("ubuntu-os-cloud", "ubuntu-2204-lts"),
+    ("ubuntu-os-cloud", "ubuntu-2404-lts-amd64"),
+    ("cos-cloud", "cos-stable"),
+}
+METADATA_BYTES = 256 << 10
+SERIAL_BYTES = 1 << 20
+PLENTY = 1000.0
+# What the real one waits; here nothing that is under way takes long.
+WAIT_S = 2.0
+JOIN_S = 20.0
+# What an insert may say, here: more than the launcher sends is a mistake of the launcher's.
+BODY_FIELDS = {
+    "name", "machineType", "disks", "networkInterfaces", "scheduling", "metadata", "labels", "serviceAccounts",
+    "guestAccelerators", "tags", "description", "minCpuPlatform", "deletionProtection", "shieldedInstanceConfig",
+}  # fmt: skip
+
+
+class RefusalError(Exception):
+    """An answer that is no success; `reason` and `info` as Google writes them in its two formats."""
+
+    def __init__(self, status: int, message: str, reason: str = "invalid", info: str = "") -> None:
+        super().__init__(message)
+        self.status = status
+        self.reason = reason
+        self.info = info
+
+    def document(self) -> dict[str, Any]:
+        error: dict[str, Any] = {
+            "code": self.status,
+            "message": str(self),
+            "errors": [{"message": str(self), "domain": "global", "reason": self.reason}],
+        }
+        if self.info:
+            kind = "type.googleapis.com/google.rpc.ErrorInfo"
+            error["details"] = [{"@type": kind, "reason": self.info, "domain": "googleapis.com", "metadata": {}}]
+        return {"error": error}
+
+
+class Vm:
+    """One instance, and what its guest may see and do. `gone` is set once it exists no longer."""
+
+    def __init__(self, project: str, zone: str, body: Mapping[str, Any], instance_id: int) -> None:
+        self.project = project
+        self.zone = zone
+        self.body: dict[str, Any] = dict(body)
+        self.name: str = body["name"]
+        self.instance_id = instance_id
+        self.metadata: dict[str, str] = {each["key"]: each["value"] for each in _items(body)}
+        self.labels: dict[str, str] = dict(body.get("labels", {}))
+        self.service_account: str = next((each["email"] for each in body.get("serviceAccounts", [])), "")
+        self.guest_attributes: dict[str, dict[str, str]] = {}
+        self.status = "PROVISIONING"
+        self.created_at = datetime.now(UTC).isoformat(timespec="milliseconds")
+        self.cpu_platform = "Intel Broadwell"
+        self.physical_host: str | None = None
+        self.preempted = False
+        self.gone = threading.Event()
+        self._serial = bytearray()
+        self._serial_dropped = 0
+        self._lock = threading.Lock()
+
+    @property
+    def alive(self) -> bool:
+        return not self.gone.is_set() and self.status in ("RUNNING", "STOPPING")
+
+    @property
+    def machine_type(self) -> str:
+        return str(self.body["machineType"].rpartition("/")[2])
+
+    @property
+    def spot(self) -> bool:
+        return bool(self.body.get("scheduling", {}).get("provisioningModel") == "SPOT")
+
+    def write_serial(self, text: str) -> None:
+        """Append to the serial port, of which the last MB is kept."""
+        with self._lock:
+            self._serial += text.encode()
+            surplus = max(len(self._serial) - SERIAL_BYTES, 0)
+            del self._serial[:surplus]
+            self._serial_dropped += surplus
+
+    def serial(self, start: int = 0) -> tuple[str, int, int]:
+        """The text from byte `start` on, where that begins, and where the next begins."""
+        with self._lock:
+            first = max(start, self._serial_dropped)
+            text = bytes(self._serial[first - self._serial_dropped :])
+            return text.decode(errors="replace"), first, self._serial_dropped + len(self._serial)
+
+    def document(self, url: str) -> dict[str, Any]:
+        """As `instances.get` answers."""
+        base = f"{url}/compute/v1/projects/{self.project}/zones/{self.zone}"
+        document = {
+            **self.body,
+            "kind": "compute#instance",
+            "id": str(self.instance_id),
+            "creationTimestamp": self.created_at,
+            "zone": base,
+            "machineType": f"{base}/machineTypes/{self.machine_type}",
+            "status": self.status,
+            "cpuPlatform": self.cpu_platform,
+            "selfLink": f"{base}/instances/{self.name}",
+            "labelFingerprint": "42WmSpB8rSM=",
+        }
+        if self.physical_host:
+            document["resourceStatus"] = {"physicalHost": self.physical_host}
+        return document
+
+
+@dataclass(kw_only=True)
+class _Operation:
+    name: str
+    kind: str
+    project: str
+    zone: str
+    target: str
+    errors: list[dict[str, Any]] = field(default_factory=list)
+    done: threading.Event = field(default_factory=threading.Event)
+    endless: bool = False
+
+    def document(self, url: str) -> dict[str, Any]:
+        base = f"{url}/compute/v1/projects/{self.project}/zones/{self.zone}"
+        document: dict[str, Any] = {
+            "kind": "compute#operation",
+            "id": "4611686018427387904",
+            "name": self.name,
+            "operationType": self.kind,
+            "zone": base,
+            "targetLink": f"{base}/{self.target}",
+            "status": "DONE" if self.done.is_set() else "RUNNING",
+            "progress": 100 if self.done.is_set() else 0,
+        }
+        if self.done.is_set() and self.errors:
+            document["error"] = {"errors": self.errors}
+            document["httpErrorStatusCode"] = 503
+            document["httpErrorMessage"] = "SERVICE UNAVAILABLE"
+        return document
+
+
+@dataclass(kw_only=True)
+class _Fault:
+    """`kind` is scripted for the inserts of a zone; `times` None: for all of them."""
+
+    kind: str
+    times: int | None = None
+    errors: list[dict[str, Any]] = field(default_factory=list)
+    lives: bool = True
+
+
+@dataclass(kw_only=True)
+class _Refused:
+    """The next `times` requests that match are refused before anything is done."""
+
+    match: re.Pattern[str]
+    error: tuple[int, str, str, str]
+    times: int
+
+
+class FakeCompute:
+    """Compute Engine for every project. `vm` is called in a thread of its own, the guest, once its VM is RUNNING.
+
+    `operation_s`: how long each operation takes; `boot_s`: from RUNNING to the guest's first line; `grace_s`: from the
+    notice of a preemption to its end; `limit_scale`: real seconds per second of `maxRunDuration`, ignored if None.
+    """
+
+    def __init__(
+        self,
+        *,
+        vm: Callable[[Vm], None] | None = None,
+        operation_s: float = 0.0,
+        boot_s: float = 0.0,
+        grace_s: float = 0.0,
+        limit_scale: float | None = None,
+        page_size: int = 500,
+    ) -> None:
+        self.calls: list[str] = []
+        self.bodies: list[dict[str, Any]] = []
+        self.all_vms: list[Vm] = []
+        self.tokens: set[str] = set()
+        self.guest_errors: list[str] = []
+        self._guest = vm
+        self._operation_s = operation_s
+        self._boot_s = boot_s
+        self._grace_s = grace_s
+        self._limit_scale = limit_scale
+        self._page_size = page_size
+        self._lock = threading.RLock()
+        self._vms: dict[tuple[str, str], Vm] = {}
+        self._disks: dict[tuple[str, str], dict[str, Any]] = {}
+        self._operations: dict[str, _Operation] = {}
+        self._requests: dict[str, _Operation] = {}
+        self._conflicts: set[str] = set()
+        self._faults: dict[str, list[_Fault]] = {}
+        self._refused: list[_Refused] = []
+        self._delete_errors: list[int] = []
+        self._quotas: dict[tuple[str, str], tuple[float, float]] = {}
+        self._hidden_quotas: dict[tuple[str, str], float] = {}
+        self._untold: set[str] = set()
+        self._counter = 0
+        self._timers: list[threading.Timer] = []
+        self._threads: list[threading.Thread] = []
+        self._closed = threading.Event()
+        self._server = _Server(("127.0.0.1", 0), _Handler)
+        self._server.fake = self
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.005}, daemon=True).start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._closed.set()
+        with self._lock:
+            timers, threads = list(self._timers), list(self._threads)
+            for machine in self._vms.values():
+                machine.gone.set()
+        for timer in timers:
+            timer.cancel()
+        for thread in threads:
+            thread.join(JOIN_S)
+        self._server.shutdown()
+        self._server.server_close()
+        if kind is None:
+            assert not self.guest_errors, "\n".join(self.guest_errors)
+
+    # What a test sees.
+
+    @property
+    def instances(self) -> list[Vm]:
+        """The VMs that exist now."""
+        with self._lock:
+            return list(self._vms.values())
+
+    @property
+    def disks(self) -> list[str]:
+        """The names of the disks that exist now."""
+        with self._lock:
+            return [name for _, name in self._disks]
+
+    def vm(self, name: str) -> Vm:
+        """The one VM of that name, existing or gone."""
+        with self._lock:
+            return next(each for each in reversed(self.all_vms) if each.name == name)
+
+    def count(self, method: str) -> int:
+        """How many requests came whose `METHOD path` contains `method`, a regular expression."""
+        with self._lock:
+            return sum(bool(re.search(method, each)) for each in self.calls)
+
+    # What a test scripts.
+
+    def set_quota(self, where: str, metric: str, limit: float, usage: float = 0.0) -> None:
+        """`where`: a region, or `global`. What exists here is added to `usage`; the default is plenty of everything."""
+        self._quotas[where, metric] = (limit, usage)
+
+    def hide_quota(self, where: str, metric: str, limit: float = 0.0) -> None:
+        """A limit that only an insert finds out: the lookup does not show it."""
+        self._hidden_quotas[where, metric] = limit
+
+    def forget_quota(self, metric: str) -> None:
+        """The lookup does not tell it at all."""
+        self._untold.add(metric)
+
+    def stockout(
+        self, zone: str, zones_available: Iterable[str] = (), *, with_details: bool = False, times: int | None = None
+    ) -> None:
+        named = ",".join(zones_available)
+        error = stockout_error(zone, zones_available=named, with_details=with_details or bool(named))
+        self._script(zone, _Fault(kind="error", times=times, errors=[error]))
+
+    def stockout_with_details(
+        self, zone: str, zones_available: Iterable[str] = (), *, times: int | None = None
+    ) -> None:
+        self.stockout(zone, zones_available, with_details=True, times=times)
+
+    def operation_error(self, zone: str, code: str, message: str = "", *, times: int | None = None) -> None:
+        """Any other code; no VM comes of it."""
+        self._script(zone, _Fault(kind="error", times=times, errors=[{"code": code, "message": message or code}]))
+
+    def not_found_but_lives(self, zone: str, *, times: int | None = None) -> None:
+        """The operation says RESOURCE_NOT_FOUND, and the VM runs."""
+        error = {"code": "RESOURCE_NOT_FOUND", "message": f"The resource 'projects/p/zones/{zone}' was not found"}
+        self._script(zone, _Fault(kind="error_lives", times=times, errors=[error]))
+
+    def conflict_on_retry(self, zone: str, *, times: int | None = 1) -> None:
+        """The insert is done and answered with 503; the next one of that name gets a 409."""
+        self._script(zone, _Fault(kind="conflict", times=times))
+
+    def endless_operation(self, zone: str, *, lives: bool = True, times: int | None = None) -> None:
+        """The insert's operation never ends; the VM runs all the same, or never leaves PROVISIONING."""
+        self._script(zone, _Fault(kind="endless", times=times, lives=lives))
+
+    def preempt_at_boot(self, zone: str, *, times: int | None = 1) -> None:
+        """The operation succeeds, and the VM is taken back at once."""
+        self._script(zone, _Fault(kind="preempt", times=times))
+
+    def preempt(self, name: str) -> None:
+        """Take a VM back: notice now, the end after `grace_s`."""
+        with self._lock:
+            machine = self.vm(name)
+            machine.preempted = True
+            machine.status = "STOPPING"
+            operation = self._operation("compute.instances.preempted", machine.project, machine.zone, machine.name)
+            operation.done.set()
+        self._later(self._grace_s, lambda: self._remove(machine))
+
+    def kill(self, name: str) -> None:
+        """The VM is gone at once, as if somebody had deleted it."""
+        self._remove(self.vm(name))
+
+    def delete_fails(self, times: int, *, status: int = 0) -> None:
+        """The next deletions of a VM end with an error of their operation, or are answered with `status`."""
+        self._delete_errors += [status] * times
+
+    def burst(self, status: int, times: int, match: str = "") -> None:
+        """The next requests (those whose `METHOD path` matches) are answered with `status`, such as 503 or 429."""
+        reason = "rateLimitExceeded" if status in (403, 429) else "backendError"
+        self.refuse(status, f"busy ({status})", reason=reason, match=match, times=times)
+
+    def refuse(
+        self, status: int, message: str, *, reason: str = "forbidden", info: str = "", match: str = "", times: int = 1
+    ) -> None:
+        """Any other answer to the next requests that match."""
+        self._refused.append(_Refused(match=re.compile(match), error=(status, message, reason, info), times=times))
+
+    def add_vm(
+        self, name: str, zone: str = "us-central1-a", *, project: str = "test-project", labels: Mapping[str, str] = {}
+    ) -> Vm:
+        """A VM that runs already and has no guest, with its disk."""
+        return self._add(project, zone, {**plain_body(name, zone), "labels": dict(labels)})
+
+    def add_disk(self, name: str, zone: str = "us-central1-a", *, labels: Mapping[str, str] = {}) -> None:
+        """A disk that no VM has."""
+        with self._lock:
+            self._disks[zone, name] = {"name": name, "sizeGb": "50", "labels": dict(labels), "users": []}
+
+    # Requests.
+
+    def answer(self, method: str, url: str, content: bytes, token: str) -> tuple[int, dict[str, Any]]:
+        """The status and the document for one request."""
+        split = urllib.parse.urlsplit(url)
+        path = urllib.parse.unquote(split.path)
+        query = dict(urllib.parse.parse_qsl(split.query))
+        try:
+            with self._lock:
+                self.calls.append(f"{method} {path}")
+                if token:
+                    self.tokens.add(token)
+                self._refuse_scripted(f"{method} {path}")
+            return 200, self._route(method, path, query, content)
+        except RefusalError as error:
+            return error.status, error.document()
+        except Exception:  # noqa: BLE001 - a fault of the fake must not look like one of the cloud
+            return 501, RefusalError(501, traceback.format_exc(), "notImplemented").document()
+
+    def _refuse_scripted(self, call: str) -> None:
+        for each in self._refused:
+            if each.times and each.match.search(call):
+                each.times -= 1
+                raise RefusalError(*each.error)
+
+    def _route(self, method: str, path: str, query: dict[str, str], content: bytes) -> dict[str, Any]:
+        for wanted, pattern, handler in ROUTES:
+            if wanted == method and (found := pattern.fullmatch(path)):
+                names = found.groupdict()
+                self._check_project(names["project"])
+                return handler(self, names, query, content)
+        raise RefusalError(501, f"the fake knows no {method} {path}", "notImplemented")
+
+    def _check_project(self, project: str) -> None:
+        if not PROJECT.fullmatch(project):
+            raise RefusalError(400, f"Invalid value for project: {project}")
+
+    def _insert(self, names: dict[str, str], query: dict[str, str], content: bytes) -> dict[str, Any]:
+        body = json.loads(content)
+        project, zone = names["project"], names["zone"]
+        check_body(body, zone)
+        request_id = query.get("requestId", "")
+        if not UUID.fullmatch(request_id) or not request_id.strip("0-"):
+            raise RefusalError(400, f"Invalid value for field 'requestId': '{request_id}'")
+        with self._lock:
+            self.bodies.append(body)
+            if request_id in self._requests:
+                earlier = self._requests[request_id]
+                if request_id in self._conflicts:
+                    raise _conflict(project, zone, body["name"])
+                return earlier.document(self.url)
+            if (zone, body["name"]) in self._vms:
+                raise _conflict(project, zone, body["name"])
+            return self._begin(project, zone, body, request_id)
+
+    def _begin(self, project: str, zone: str, body: dict[str, Any], request_id: str) -> dict[str, Any]:
+        fault = self._next_fault(zone)
+        operation = self._operation("insert", project, zone, body["name"])
+        self._requests[request_id] = operation
+        operation.errors = list(fault.errors) if fault else self._quota_errors(zone, body)
+        if operation.errors and not (fault and fault.kind == "error_lives"):
+            self._later(self._operation_s, operation.done.set)
+            return operation.document(self.url)
+        machine = self._create(project, zone, body)
+        kind = fault.kind if fault else ""
+        if kind != "endless":
+            self._later(self._operation_s, lambda: self._begun(machine, operation, preempted=kind == "preempt"))
+        elif fault and fault.lives:
+            self._later(self._operation_s, lambda: self._start(machine))
+        operation.endless = kind == "endless"
+        if kind == "conflict":
+            self._conflicts.add(request_id)
+            raise RefusalError(503, "The service is currently unavailable.", "backendError")
+        return operation.document(self.url)
+
+    def _begun(self, machine: Vm, operation: _Operation, *, preempted: bool) -> None:
+        if preempted:
+            machine.status = "RUNNING"
+            self.preempt(machine.name)
+        else:
+            self._start(machine)
+        operation.done.set()
+
+    def _wait(self, names: dict[str, str], _: dict[str, str], __: bytes) -> dict[str, Any]:
+        operation = self._find_operation(names)
+        end_s = time.monotonic() + (0.0 if operation.endless else WAIT_S)
+        while not self._closed.is_set() and (left_s := end_s - time.monotonic()) > 0:
+            if operation.done.wait(min(left_s, 0.05)):
+                break
+        return operation.document(self.url)
+
+    def _get_operation(self, names: dict[str, str], _: dict[str, str], __: bytes) -> dict[str, Any]:
+        return self._find_operation(names).document(self.url)
+
+    def _find_operation(self, names: dict[str, str]) -> _Operation:
+        with self._lock:
+            found = self._operations.get(names["operation"])
+        if found is None or found.zone != names["zone"]:
+            raise _missing(names, f"operations/{names['operation']}")
+        return found
+
+    def _list_operations(self, names: dict[str, str], query: dict[str, str], _: bytes) -> dict[str, Any]:
+        wanted = re.fullmatch(r'operationType="([\w.]+)"', query.get("filter", ""))
+        if not wanted:
+            raise RefusalError(501, f"the fake knows no filter {query.get('filter')}", "notImplemented")
+        with self._lock:
+            found = [each for each in self._operations.values() if each.zone == names["zone"]]
+        page, following = self._page([each for each in found if each.kind == wanted[1]], query)
+        return {"items": [each.document(self.url) for each in page], **following}
+
+    def _get(self, names: dict[str, str], _: dict[str, str], __: bytes) -> dict[str, Any]:
+        return self._find(names).document(self.url)
+
+    def _delete(self, names: dict[str, str], _: dict[str, str], __: bytes) -> dict[str, Any]:
+        with self._lock:
+            machine = self._find(names)
+            operation = self._operation("delete", machine.project, machine.zone, machine.name)
+            failure = self._delete_errors.pop(0) if self._delete_errors else None
+            if failure:
+                raise RefusalError(failure, f"delete failed ({failure})", "backendError")
+            if failure == 0:
+                operation.errors = [{"code": "INTERNAL_ERROR", "message": "Internal error."}]
+                operation.done.set()
+                return operation.document(self.url)
+            machine.status = "STOPPING"
+            answer = operation.document(self.url)
+        self._later(self._operation_s, lambda: self._deleted(machine, operation))
+        return answer
+
+    def _deleted(self, machine: Vm, operation: _Operation) -> None:
+        self._remove(machine)
+        operation.done.set()
+
+    def _serial(self, names: dict[str, str], query: dict[str, str], _: bytes) -> dict[str, Any]:
+        machine = self._find(names)
+        if query.get("port") != "1":
+            raise RefusalError(501, "the fake has one serial port", "notImplemented")
+        if machine.status == "PROVISIONING":
+            raise RefusalError(400, f"The resource '{_path(names)}' is not ready", "resourceNotReady")
+        text, start, following = machine.serial(int(query.get("start", "0")))
+        return {"kind": "compute#serialPortOutput", "contents": text, "start": str(start), "next": str(following)}
+
+    def _guest_attributes(self, names: dict[str, str], query: dict[str, str], _: bytes) -> dict[str, Any]:
+        machine = self._find(names)
+        namespace = query.get("queryPath", "").strip("/")
+        if machine.metadata.get("enable-guest-attributes") != "TRUE":
+            raise RefusalError(400, "Guest attributes endpoint access is disabled.", "invalid")
+        values = dict(machine.guest_attributes.get(namespace, {}))
+        if not values:
+            raise RefusalError(404, f"The resource '{namespace}/' of type 'Guest Attribute' was not found.", "notFound")
+        items = [{"namespace": namespace, "key": key, "value": value} for key, value in values.items()]
+        return {"kind": "compute#guestAttributes", "queryPath": f"{namespace}/", "queryValue": {"items": items}}
+
+    def _aggregated_instances(self, names: dict[str, str], query: dict[str, str], _: bytes) -> dict[str, Any]:
+        with self._lock:
+            found = [each for each in self._vms.values() if each.project == names["project"]]
+        pairs = [(each.zone, each.document(self.url)) for each in found]
+        return self._aggregated("instances", pairs, query)
+
+    def _aggregated_disks(self, _: dict[str, str], query: dict[str, str], __: bytes) -> dict[str, Any]:
+        with self._lock:
+            found = [
+                (zone, {**document, "zone": f"{self.url}/zones/{zone}"}) for (zone, _), document in self._disks.items()
+            ]
+        return self._aggregated("disks", found, query)
+
+    def _aggregated(self, kind: str, found: list[tuple[str, dict[str, Any]]], query: dict[str, str]) -> dict[str, Any]:
+        """Every zone has an entry, and those without anything a warning instead."""
+        wanted = re.fullmatch(r"labels\.([\w-]+)=([\w-]+)", query.get("filter", ""))
+        if not wanted:
+            raise RefusalError(501, f"the fake knows no filter {query.get('filter')}", "notImplemented")
+        labelled = [pair for pair in found if pair[1].get("labels", {}).get(wanted[1]) == wanted[2]]
+        page, following = self._page(labelled, query)
+        items: dict[str, Any] = {"zones/asia-east1-b": {"warning": {"code": "NO_RESULTS_ON_PAGE", "message": "none"}}}
+        for zone, document in page:
+            items.setdefault(f"zones/{zone}", {}).setdefault(kind, []).append(document)
+        return {"items": items, **following}
+
+    def _page(self, found: list[Any], query: dict[str, str]) -> tuple[list[Any], dict[str, str]]:
+        start = int(query.get("pageToken", "0"))
+        end = start + min(int(query.get("maxResults", "500")), self._page_size)
+        return found[start:end], {"nextPageToken": str(end)} if end < len(found) else {}
+
+    def _delete_disk(self, names: dict[str, str], _: dict[str, str], __: bytes) -> dict[str, Any]:
+        key = (names["zone"], names["disk"])
+        with self._lock:
+            if key not in self._disks:
+                raise _missing(names, f"disks/{names['disk']}")
+            if self._disks[key]["users"]:
+                raise RefusalError(400, f"The disk '{names['disk']}' is in use", "resourceInUseByAnotherResource")
+            del self._disks[key]
+            operation = self._operation("delete", names["project"], names["zone"], names["disk"])
+        operation.done.set()
+        return operation.document(self.url)
+
+    def _region(self, names: dict[str, str], _: dict[str, str], __: bytes) -> dict[str, Any]:
+        region = names["region"]
+        if not ZONE.fullmatch(f"{region}-a"):
+            raise _missing(names, f"regions/{region}")
+        metrics = [*METRICS, *(f"PREEMPTIBLE_{each}" for each in METRICS)]
+        return {"kind": "compute#region", "name": region, "quotas": self._quota_rows(region, metrics)}
+
+    def _project(self, names: dict[str, str], _: dict[str, str], __: bytes) -> dict[str, Any]:
+        quotas = self._quota_rows("global", ["GPUS_ALL_REGIONS"])
+        return {"kind": "compute#project", "name": names["project"], "quotas": quotas}
+
+    def _zones(self, _: dict[str, str], query: dict[str, str], __: bytes) -> dict[str, Any]:
+        page, following = self._page([f"us-central1-{letter}" for letter in "abcf"], query)
+        return {"items": [{"name": each} for each in page], **following}
+
+    def _image(self, names: dict[str, str], _: dict[str, str], __: bytes) -> dict[str, Any]:
+        if (names["project"], names["family"]) not in IMAGE_FAMILIES:
+            raise _missing(names, f"global/images/family/{names['family']}")
+        return {"kind": "compute#image", "name": f"{names['family']}-v20261101", "family": names["family"]}
+
+    def _machine_type(self, names: dict[str, str], _: dict[str, str], __: bytes) -> dict[str, Any]:
+        if not (N1.fullmatch(names["machine"]) or names["machine"] in BUNDLED):
+            raise _missing(names, f"zones/{names['zone']}/machineTypes/{names['machine']}")
+        return {"kind": "compute#machineType", "name": names["machine"]}
+
+    # State.
+
+    def _script(self, zone: str, fault: _Fault) -> None:
+        with self._lock:
+            self._faults.setdefault(zone, []).append(fault)
+
+    def _next_fault(self, zone: str) -> _Fault | None:
+        """The first that was scripted and is not used up."""
+        for fault in self._faults.get(zone, []):
+            if fault.times is None:
+                return fault
+            if fault.times > 0:
+                fault.times -= 1
+                return fault
+        return None
+
+    def _operation(self, kind: str, project: str, zone: str, target: str) -> _Operation:
+        with self._lock:
+            self._counter += 1
+            name = f"operation-{self._counter}"
+            where = f"instances/{target}"
+            made = _Operation(name=name, kind=kind, project=project, zone=zone, target=where)
+            self._operations[name] = made
+        return made
+
+    def _add(self, project: str, zone: str, body: dict[str, Any]) -> Vm:
+        check_body(body, zone)
+        machine = self._create(project, zone, body)
+        machine.status = "RUNNING"
+        return machine
+
+    def _create(self, project: str, zone: str, body: dict[str, Any]) -> Vm:
+        with self._lock:
+            self._counter += 1
+            machine = Vm(project, zone, body, 10**18 + self._counter)
+            self._vms[zone, machine.name] = machine
+            self.all_vms.append(machine)
+            labels = body["disks"][0].get("initializeParams", {}).get("labels", {})
+            size = str(body["disks"][0]["initializeParams"].get("diskSizeGb", "10"))
+            users = [f"{self.url}/zones/{zone}/instances/{machine.name}"]
+            self._disks[zone, machine.name] = {"name": machine.name, "sizeGb": size, "labels": labels, "users": users}
+        return machine
+
+    def _start(self, machine: Vm) -> None:
+        if machine.gone.is_set():
+            return
+        machine.status = "RUNNING"
+        limit_s = int(machine.body.get("scheduling", {}).get("maxRunDuration", {}).get("seconds", 0))
+        if limit_s and self._limit_scale is not None:
+            self._later(limit_s * self._limit_scale, lambda: self._remove(machine))
+        if self._guest is not None:
+            thread = threading.Thread(target=self._run_guest, args=(machine,), name=machine.name, daemon=True)
+            with self._lock:
+                self._threads.append(thread)
+            thread.start()
+
+    def _run_guest(self, machine: Vm) -> None:
+        assert self._guest is not None
+        if machine.gone.wait(self._boot_s):
+            return
+        try:
+            self._guest(machine)
+        except Exception:  # noqa: BLE001 - told at the end
+            self.guest_errors.append(f"guest of {machine.name}: {traceback.format_exc()}")
+
+    def _remove(self, machine: Vm) -> None:
+        with self._lock:
+            if self._vms.get((machine.zone, machine.name)) is machine:
+                del self._vms[machine.zone, machine.name]
+                if machine.body["disks"][0].get("autoDelete"):
+                    self._disks.pop((machine.zone, machine.name), None)
+            machine.status = "TERMINATED"
+        machine.gone.set()
+
+    def _find(self, names: dict[str, str]) -> Vm:
+        with self._lock:
+            found = self._vms.get((names["zone"], names["instance"]))
+        if found is None or found.project != names["project"]:
+            raise RefusalError(404, f"The resource '{_path(names)}' was not found", "notFound")
+        return found
+
+    def _later(self, delay_s: float, action: Callable[[], Any]) -> None:
+        if delay_s <= 0:
+            action()
+            return
+        timer = threading.Timer(delay_s, action)
+        timer.daemon = True
+        with self._lock:
+            self._timers.append(timer)
+        timer.start()
+
+    # Quotas.
+
+    def _quota_rows(self, where: str, metrics: Iterable[str]) -> list[dict[str, Any]]:
+        rows = []
+        with self._lock:
+            used = self._used(where)
+            for metric in (each for each in metrics if each not in self._untold):
+                limit, usage = self._quotas.get((where, metric), (PLENTY, 0.0))
+                rows.append({"metric": metric, "limit": limit, "usage": usage + used[metric]})
+        return rows
+
+    def _used(self, where: str) -> Counter[str]:
+        """What the VMs that exist take of each metric, in a region or everywhere."""
+        used: Counter[str] = Counter()
+        for machine in self._vms.values():
+            region = machine.zone.rpartition("-")[0]
+            metric, count = self._counted(region, machine.body)
+            if where == "global":
+                used["GPUS_ALL_REGIONS"] += count
+            elif region == where and metric:
+                used[metric] += count
+        return used
+
+    def _counted(self, region: str, body: Mapping[str, Any]) -> tuple[str, int]:
+        """The metric that counts a VM: spot VMs take from the standard quota where none of their own is granted."""
+        metric, count = gpus_of(body)
+        of_spot = f"PREEMPTIBLE_{metric}"
+        spot = body.get("scheduling", {}).get("provisioningModel") == "SPOT"
+        granted = self._quotas.get((region, of_spot), (PLENTY, 0.0))[0] > 0
+        return (of_spot if spot and granted and metric else metric), count
+
+    def _quota_errors(self, zone: str, body: Mapping[str, Any]) -> list[dict[str, Any]]:
+        region = zone.rpartition("-")[0]
+        metric, count = self._counted(region, body)
+        if not count:
+            return []
+        for where, name in (("global", "GPUS_ALL_REGIONS"), (region, metric)):
+            limit, usage = self._quotas.get((where, name), (PLENTY, 0.0))
+            limit = self._hidden_quotas.get((where, name), limit)
+            if usage + self._used(where)[name] + count > limit:
+                return [quota_error(where, name, limit)]
+        return []
+
+
+def stockout_error(zone: str, *, zones_available: str = "", with_details: bool = False) -> dict[str, Any]:
+    """As `operation.error.errors[]` has it."""
+    place = f"projects/test-project/zones/{zone}"
+    message = f"The zone '{place}' does not have enough resources available to fulfill the request."
+    if not with_details:
+        return {"code": "ZONE_RESOURCE_POOL_EXHAUSTED", "message": message}
+    # As kubernetes/k8s.io#9834 has it.
+    metadatas = {
+        "zone": zone,
+        "vmType": "n1-standard-4",
+        "attachment": "nvidia-tesla-t4:1",
+        "zonesAvailable": zones_available,
+    }
+    details = [
+        {"help": {"links": [{"url": "https://cloud.google.com/compute/docs/resource-error", "description": "docs"}]}},
+        {"localizedMessage": {"locale": "en-US", "message": f"A n1-standard-4 VM is currently unavailable in {zone}."}},
+        {"errorInfo": {"reason": "resource_availability", "domain": "compute.googleapis.com", "metadatas": metadatas}},
+    ]
+    return {"code": "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS", "message": message, "errorDetails": details}
+
+
+def quota_error(where: str, metric: str, limit: float) -> dict[str, Any]:
+    """As `operation.error.errors[]` has it; `where`: a region or `global`."""
+    everywhere, limit = where == "global", float(limit)
+    place = "globally" if everywhere else f"in region {where}"
+    info = {
+        "metricName": f"compute.googleapis.com/{metric.lower()}",
+        "limitName": f"{metric.replace('_', '-')}-per-project-{'' if everywhere else 'region'}".rstrip("-"),
+        "limit": limit,
+        "dimensions": {"global": "global"} if everywhere else {"region": where},
+    }
+    message = f"Quota '{metric}' exceeded.  Limit: {limit} {place}."
+    return {"code": "QUOTA_EXCEEDED", "message": message, "errorDetails": [{"quotaInfo": info}]}
+
+
+def gpus_of(body: Mapping[str, Any]) -> tuple[str, int]:
+    """The standard quota's metric and the number of GPUs of a VM; ("", 0) for none."""
+    machine = str(body["machineType"]).rpartition("/")[2]
+    if machine in BUNDLED:
+        return BUNDLED[machine]
+    for each in body.get("guestAccelerators", []):
+        kind = str(each["acceleratorType"]).rpartition("/")[2]
+        return ATTACHED[kind], int(each["acceleratorCount"])
+    return "", 0
+
+
+def plain_body(name: str, zone: str) -> dict[str, Any]:
+    """The least that an insert needs, without a GPU."""
+    return {
+        "name": name,
+        "machineType": f"zones/{zone}/machineTypes/n1-standard-1",
+        "disks": [
+            {
+                "boot": True,
+                "autoDelete": True,
+                "initializeParams": {
+                    "sourceImage": "projects/ubuntu-os-cloud/global/images/family/ubuntu-2204-lts",
+                    "diskSizeGb": "10",
+                },
+            }
+        ],
+        "networkInterfaces": [{"network": "global/networks/default"}],
+        "scheduling": {
+            "automaticRestart": False,
+            "onHostMaintenance": "TERMINATE",
+            "instanceTerminationAction": "DELETE",
+            "maxRunDuration": {"seconds": "3600"},
+        },
+        "metadata": {"items": [{"key": "enable-guest-attributes", "value": "TRUE"}]},
+    }
+
+
+def check_body(body: Mapping[str, Any], zone: str) -> None:
+    """Refuse what the real one refuses (facts/gce.md), and what would let a VM outlive its limit."""
+    if unknown := set(body) - BODY_FIELDS:
+        raise RefusalError(400, f"Invalid JSON payload received. Unknown name {sorted(unknown)}")
+    for check in (_check_names, _check_machine, _check_scheduling, _check_disk, _check_network, _check_metadata):
+        check(body, zone)
+
+
+def _require(ok: object, path: str, value: object) -> None:
+    if not ok:
+        raise RefusalError(400, f"Invalid value for field 'resource.{path}': '{value}'.")
+
+
+def _check_names(body: Mapping[str, Any], zone: str) -> None:
+    _require(ZONE.fullmatch(zone), "zone", zone)
+    _require(NAME.fullmatch(str(body.get("name"))), "name", body.get("name"))
+    _check_labels(body.get("labels", {}), "labels")
+
+
+def _check_labels(labels: Mapping[str, Any], path: str) -> None:
+    _require(len(labels) <= 64, path, "more than 64")
+    for key, value in labels.items():
+        _require(LABEL_KEY.fullmatch(key) and LABEL_VALUE.fullmatch(str(value)), path, f"{key}={value}")
+
+
+def _check_machine(body: Mapping[str, Any], zone: str) -> None:
+    found = MACHINE.fullmatch(str(body.get("machineType")))
+    _require(found and found[1] == zone, "machineType", body.get("machineType"))
+    assert found
+    attached = body.get("guestAccelerators", [])
+    if found[2] in BUNDLED:
+        _require(not attached, "guestAccelerators", "the GPU comes with the machine type")
+        return
+    shape = N1.fullmatch(found[2])
+    _require(shape, "machineType", found[2])
+    _require(len(attached) <= 1, "guestAccelerators", attached)
+    for each in attached:
+        kind = ACCELERATOR.fullmatch(str(each.get("acceleratorType")))
+        _require(kind and kind[1] == zone, "guestAccelerators[0].acceleratorType", each.get("acceleratorType"))
+        assert kind
+        assert shape
+        limits = N1_CPUS[kind[2].rpartition("-")[2]]
+        count = each.get("acceleratorCount")
+        _require(count in limits, "guestAccelerators[0].acceleratorCount", count)
+        _require(int(shape[2]) <= limits[count], "machineType", f"{found[2]} with {count} GPUs")
+
+
+def _check_scheduling(body: Mapping[str, Any], _: str) -> None:
+    wanted = body.get("scheduling", {})
+    machine = str(body["machineType"]).rpartition("/")[2]
+    if gpus_of(body)[1]:
+        _require(wanted.get("onHostMaintenance") == "TERMINATE", "scheduling.onHostMaintenance", wanted)
+    model = wanted.get("provisioningModel", "STANDARD")
+    _require(model in ("STANDARD", "SPOT"), "scheduling.provisioningModel", model)
+    _require(model == "SPOT" or machine not in SPOT_ONLY, "scheduling.provisioningModel", f"{model} for {machine}")
+    _require(wanted.get("automaticRestart") is False, "scheduling.automaticRestart", wanted.get("automaticRestart"))
+    action = wanted.get("instanceTerminationAction")
+    _require(action == "DELETE", "scheduling.instanceTerminationAction", action)
+    seconds = int(wanted.get("maxRunDuration", {}).get("seconds", 0))
+    _require(30 <= seconds <= 120 * 86400, "scheduling.maxRunDuration.seconds", seconds)
+
+
+def _check_disk(body: Mapping[str, Any], zone: str) -> None:
+    disks = body.get("disks", [])
+    _require(len(disks) == 1, "disks", f"{len(disks)} disks")
+    disk = disks[0]
+    _require(disk.get("boot") is True, "disks[0].boot", disk.get("boot"))
+    _require(disk.get("autoDelete") is True, "disks[0].autoDelete", disk.get("autoDelete"))
+    made = disk.get("initializeParams", {})
+    image = IMAGE.fullmatch(str(made.get("sourceImage")))
+    _require(image and (image[1], image[2]) in IMAGE_FAMILIES, "disks[0].initializeParams.sourceImage", made)
+    size = made.get("diskSizeGb")
+    # 64-bit integers are strings in Google's JSON.
+    _require(isinstance(size, str) and size.isdigit(), "disks[0].initializeParams.diskSizeGb", size)
+    kind = made.get("diskType", f"zones/{zone}/diskTypes/pd-standard")
+    _require(re.fullmatch(rf"(.*/)?zones/{zone}/diskTypes/[a-z-]+", kind), "disks[0].initializeParams.diskType", kind)
+    _check_labels(made.get("labels", {}), "disks[0].initializeParams.labels")
+
+
+def _check_network(body: Mapping[str, Any], _: str) -> None:
+    cards = body.get("networkInterfaces", [])
+    _require(len(cards) == 1, "networkInterfaces", cards)
+    for each in cards[0].get("accessConfigs", []):
+        _require(each.get("type", "ONE_TO_ONE_NAT") == "ONE_TO_ONE_NAT", "networkInterfaces[0].accessConfigs", each)
+    for account in body.get("serviceAccounts", []):
+        _require("@" in str(account.get("email")), "serviceAccounts[0].email", account.get("email"))
+        _require(account.get("scopes"), "serviceAccounts[0].scopes", account.get("scopes"))
+
+
+def _check_metadata(body: Mapping[str, Any], _: str) -> None:
+    items = _items(body)
+    keys = [each["key"] for each in items]
+    _require(len(keys) == len(set(keys)), "metadata.items", "the same key twice")
+    for each in items:
+        _require(re.fullmatch(r"[a-zA-Z0-9_-]{1,128}", each["key"]), "metadata.items.key", each["key"])
+        _require(isinstance(each["value"], str), "metadata.items.value", each["value"])
+    size = sum(len(each["value"].encode()) for each in items)
+    _require(size <= METADATA_BYTES, "metadata.items", f"{size} bytes")
+
+
+def _items(body: Mapping[str, Any]) -> list[dict[str, str]]:
+    found: list[dict[str, str]] = body.get("metadata", {}).get("items", [])
+    return found
+
+
+def _path(names: Mapping[str, str]) -> str:
+    return f"projects/{names['project']}/zones/{names['zone']}/instances/{names['instance']}"
+
+
+def _missing(names: Mapping[str, str], what: str) -> RefusalError:
+    zone = f"zones/{names['zone']}/" if "zone" in names and not what.startswith("zones/") else ""
+    return RefusalError(404, f"The resource 'projects/{names['project']}/{zone}{what}' was not found", "notFound")
+
+
+def _conflict(project: str, zone: str, name: str) -> RefusalError:
+    path = f"projects/{project}/zones/{zone}/instances/{name}"
+    return RefusalError(409, f"The resource '{path}' already exists", "alreadyExists")
+
+
+_PROJECT = r"/compute/v1/projects/(?P<project>[^/]+)"
+_ZONE = _PROJECT + r"/zones/(?P<zone>[^/]+)"
+_INSTANCE = _ZONE + r"/instances/(?P<instance>[^/]+)"
+_Handling = Callable[[FakeCompute, dict[str, str], dict[str, str], bytes], dict[str, Any]]
+ROUTES: tuple[tuple[str, re.Pattern[str], _Handling], ...] = (
+    ("POST", re.compile(_ZONE + "/instances"), FakeCompute._insert),
+    ("GET", re.compile(_INSTANCE), FakeCompute._get),
+    ("DELETE", re.compile(_INSTANCE), FakeCompute._delete),
+    ("GET", re.compile(_INSTANCE + "/serialPort"), FakeCompute._serial),
+    ("GET", re.compile(_INSTANCE + "/getGuestAttributes"), FakeCompute._guest_attributes),
+    ("GET", re.compile(_PROJECT + "/aggregated/instances"), FakeCompute._aggregated_instances),
+    ("GET", re.compile(_PROJECT + "/aggregated/disks"), FakeCompute._aggregated_disks),
+    ("DELETE", re.compile(_ZONE + "/disks/(?P<disk>[^/]+)"), FakeCompute._delete_disk),
+    ("GET", re.compile(_ZONE + "/operations"), FakeCompute._list_operations),
+    ("GET", re.compile(_ZONE + "/operations/(?P<operation>[^/]+)"), FakeCompute._get_operation),
+    ("POST", re.compile(_ZONE + "/operations/(?P<operation>[^/]+)/wait"), FakeCompute._wait),
+    ("GET", re.compile(_PROJECT + "/regions/(?P<region>[^/]+)"), FakeCompute._region),
+    ("GET", re.compile(_PROJECT), FakeCompute._project),
+    ("GET", re.compile(_PROJECT + "/zones"), FakeCompute._zones),
+    ("GET", re.compile(_ZONE + "/machineTypes/(?P<machine>[^/]+)"), FakeCompute._machine_type),
+    ("GET", re.compile(_PROJECT + "/global/images/family/(?P<family>[^/]+)"), FakeCompute._image),
+)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    # 100 launches connect at once.
+    request_queue_size = 256
+    fake: FakeCompute
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    # One packet per answer: two wait 40 ms for each other's acknowledgement.
+    wbufsize = 1 << 16
+    disable_nagle_algorithm = True
+
+    def _serve(self) -> None:
+        assert isinstance(self.server, _Server)
+        content = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        token = self.headers.get("Authorization", "").removeprefix("Bearer ")
+        status, document = self.server.fake.answer(self.command, self.path, content, token)
+        body = json.dumps(document).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json; charset=UTF-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def handle(self) -> None:
+        with suppress(ConnectionError):
+            super().handle()
+
+    do_GET = do_POST = do_DELETE = do_PUT = do_PATCH = _serve  # noqa: N815 - names of the base class
+
+    def log_message(self, *_: object) -> None:
+        """Nothing: what was asked is in `calls`."""
