@@ -26,6 +26,20 @@ KILLED = 128 + 9
 
 
 @dataclass(frozen=True, kw_only=True)
+class Watcher:
+    """Who follows a run from outside: hears what it says, and gets hold of its containers to stop them.
+
+    `on_started` and `on_ended` come for the timing run and for the profile pass; `on_bundle` as soon as there is a
+    folder. All in the caller's thread.
+    """
+
+    on_message: Callable[[str], None]
+    on_bundle: Callable[[Path], None]
+    on_started: Callable[[Running], None]
+    on_ended: Callable[[], None]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Limits:
     """What the container may use; None: as much as the machine has."""
 
@@ -90,11 +104,16 @@ def counters_restricted(parameters: Path = DRIVER_PARAMETERS) -> bool:
     return any(line.replace(" ", "") == "RmProfilingAdminOnly:1" for line in lines)
 
 
-def follow(engine: Engine, container: Container, *, on_line: Callable[[str], None]) -> Ended:
-    """Run a container to its end; `on_line` gets its stdout, our stderr its messages.
+def follow(
+    engine: Engine, container: Container, *, on_line: Callable[[str], None], watcher: Watcher | None = None
+) -> Ended:
+    """Run a container to its end; `on_line` gets its stdout, our stderr or the watcher its messages.
 
-    Ctrl-C and SIGTERM become SIGTERM for the trainer, which seals its bundle; a second one becomes SIGKILL.
+    Ctrl-C and SIGTERM become SIGTERM for the trainer, which seals its bundle; a second one becomes SIGKILL. A watcher
+    handles signals itself.
     """
+    if watcher is not None:
+        return _watched(engine, container, on_line, watcher)
     asked = 0
     running: Running | None = None
 
@@ -109,6 +128,15 @@ def follow(engine: Engine, container: Container, *, on_line: Callable[[str], Non
         if asked:  # while the engine was starting it
             started.signal("SIGTERM")
         return started.follow(on_stdout=on_line, on_stderr=lambda line: print(line, file=sys.stderr, flush=True))
+
+
+def _watched(engine: Engine, container: Container, on_line: Callable[[str], None], watcher: Watcher) -> Ended:
+    with engine.started(container) as running:
+        watcher.on_started(running)
+        try:
+            return running.follow(on_stdout=on_line, on_stderr=watcher.on_message)
+        finally:
+            watcher.on_ended()
 
 
 def explain(ended: Ended, folders: Sequence[Path], limits: Limits) -> RooflaunchError | None:

@@ -4,12 +4,12 @@ import shlex
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from launcher import containers
-from launcher.containers import Limits
+from launcher.containers import DRIVER_PARAMETERS, Limits, Watcher
 from launcher.engine import Container
 from launcher.runtime import Choice, Runtime
 from workload import bundle
@@ -30,6 +30,7 @@ class Plan:
     output: Path
     command: tuple[str, ...]
     container: Container | None = None
+    driver_parameters: Path = DRIVER_PARAMETERS
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for `--dry-run --format json`."""
@@ -86,16 +87,26 @@ def make_plan(
     output: Path,
     limits: Limits,
     outside: Mapping[str, Mapping[str, Any]] | None = None,
+    backend: str = "local",
+    place: str | None = None,
+    driver_parameters: Path = DRIVER_PARAMETERS,
 ) -> Plan:
-    """The plan of `launch local`; touches nothing. `outside`: facts of the host that a container cannot see."""
+    """The plan of `launch local`; touches nothing. `outside`: facts of the host that a container cannot see.
+
+    `backend` and `place` are for the record; `driver_parameters` is where the host's NVIDIA driver lists them.
+    """
+    origin = dict(resolved.origin)
+    context = Context(
+        backend=backend, place=place, runtime_reason=choice.why, spec_origin=origin, outside=outside or {}
+    )
     if choice.runtime is Runtime.DOCKER:
-        return _container_plan(resolved, choice, output=output, limits=limits, outside=outside or {})
+        plan = _container_plan(resolved, choice, output=output, limits=limits, context=context)
+        return replace(plan, driver_parameters=driver_parameters)
     if limits != Limits():
         raise UsageError(
             f"--memory, --cpus and --shm-size limit a container; this run is a process: {choice.why}",
             hint="--runtime docker, or leave the limits out",
         )
-    context = Context(runtime_reason=choice.why, spec_origin=dict(resolved.origin))
     trainer = (sys.executable, "-m", "workload", "train", *arguments(resolved.spec))
     return Plan(
         spec=resolved.spec,
@@ -113,7 +124,7 @@ def _container_plan(
     *,
     output: Path,
     limits: Limits,
-    outside: Mapping[str, Mapping[str, Any]],
+    context: Context,
 ) -> Plan:
     assert choice.image is not None
     assert choice.engine is not None
@@ -124,11 +135,10 @@ def _container_plan(
         "image_digest": choice.image.identity,
         "base": choice.image.labels.get("rooflaunch.base"),
     }
-    context = Context(
+    context = replace(
+        context,
         runtime=choice.runtime,
-        runtime_reason=choice.why,
-        spec_origin=dict(resolved.origin),
-        outside={**outside, "container": about},
+        outside={**context.outside, "container": about},
         profile_later=spec.profile is not Profile.NONE,
     )
     command = ("train", *arguments(spec), "-o", str(output.absolute()), "--context", context.to_argument())
@@ -144,9 +154,12 @@ def _container_plan(
     )
 
 
-def run(plan: Plan) -> Outcome:
-    """Run the trainer to its end. It prints its own progress and errors to our stderr, a bundle a line to us."""
-    return _run_process(plan) if plan.container is None else _run_container(plan, plan.container)
+def run(plan: Plan, *, watcher: Watcher | None = None) -> Outcome:
+    """Run the trainer to its end. It prints its own progress and errors to our stderr, a bundle a line to us.
+
+    `watcher`: who follows a container instead of the terminal; it then also handles signals.
+    """
+    return _run_process(plan) if plan.container is None else _run_container(plan, plan.container, watcher)
 
 
 def _run_process(plan: Plan) -> Outcome:
@@ -161,16 +174,20 @@ def _run_process(plan: Plan) -> Outcome:
     return Outcome(exit_code=code, bundles=_sealed(folders))
 
 
-def _run_container(plan: Plan, container: Container) -> Outcome:
+def _run_container(plan: Plan, container: Container, watcher: Watcher | None) -> Outcome:
     engine, folders = plan.choice.engine, list[Path]()
     assert engine is not None
     for folder in map(Path, container.writable):
         bundle.make_output(folder, shown=plan.output if folder == plan.output.absolute() else folder)
     home = plan.output.absolute()
+
+    def keep(line: str) -> None:
+        folders.append(plan.output / Path(line).relative_to(home))
+        if watcher:
+            watcher.on_bundle(folders[-1])
+
     try:
-        ended = containers.follow(
-            engine, container, on_line=lambda line: folders.append(plan.output / Path(line).relative_to(home))
-        )
+        ended = containers.follow(engine, container, on_line=keep, watcher=watcher)
     except ToolError as lost:
         if not folders:
             raise
@@ -178,19 +195,19 @@ def _run_container(plan: Plan, container: Container) -> Outcome:
     error = containers.explain(ended, folders, plan.limits)
     code = containers.exit_code(ended, error)
     if code == ExitCode.DONE and plan.spec.profile is not Profile.NONE:
-        code = _profile(plan, container, home / folders[0].name)
+        code = _profile(plan, container, home / folders[0].name, watcher)
     return Outcome(exit_code=code, bundles=_sealed(folders), error=error)
 
 
-def _profile(plan: Plan, timing: Container, folder: Path) -> int:
+def _profile(plan: Plan, timing: Container, folder: Path, watcher: Watcher | None) -> int:
     """The second pass, in a container of its own: alone it may read counters. Only Ctrl-C ends the whole."""
     engine = plan.choice.engine
     assert engine is not None
-    restricted = plan.spec.profile is Profile.NCU and containers.counters_restricted()
+    restricted = plan.spec.profile is Profile.NCU and containers.counters_restricted(plan.driver_parameters)
     container = containers.for_profile(timing, ("profile", str(folder)), restricted=restricted)
     print(shlex.join(container.as_words()), file=sys.stderr)
     try:
-        code = containers.follow(engine, container, on_line=lambda _: None).exit_code
+        code = containers.follow(engine, container, on_line=lambda _: None, watcher=watcher).exit_code
     except ToolError as error:
         print(f"warning: no profile, and the run is complete: {error}", file=sys.stderr)
         return ExitCode.DONE

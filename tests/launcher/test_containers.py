@@ -7,7 +7,7 @@ import pytest
 from fake_docker import FakeDocker
 
 from launcher import containers, images
-from launcher.containers import Limits
+from launcher.containers import Limits, Watcher
 from launcher.engine import Container, Ended, Image
 from launcher.runtime import Choice, Runtime
 from workload import bundle
@@ -194,6 +194,30 @@ def test_first_signal_lets_the_trainer_seal_its_bundle_and_the_second_kills_it(
     assert docker.containers.created[0].signals == received
     assert out == lines
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+def test_a_watcher_hears_everything_and_handles_signals_itself(
+    docker: FakeDocker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    handlers: list[object] = []
+    docker.containers.pieces = [
+        (b"/out/a\n", b"warmup 1/3\n"),
+        lambda: handlers.append(signal.getsignal(signal.SIGTERM)),
+    ]
+    heard: list[str] = []
+    watcher = Watcher(
+        on_message=heard.append,
+        on_bundle=lambda _: pytest.fail("a bundle is the runner's to tell"),
+        on_started=lambda running: heard.append(f"started {running.name}"),
+        on_ended=lambda: heard.append("ended"),
+    )
+    out: list[str] = []
+    ended = containers.follow(docker.engine(), TIMING, on_line=out.append, watcher=watcher)
+    assert ended == Ended(exit_code=0, out_of_memory=False)
+    assert heard == ["started fake_0", "warmup 1/3", "ended"]
+    assert (out, handlers) == (["/out/a"], [before])
+    assert capsys.readouterr() == ("", "")
 
 
 def test_signal_while_the_container_starts_reaches_it(docker: FakeDocker, monkeypatch: pytest.MonkeyPatch) -> None:

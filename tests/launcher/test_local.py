@@ -324,7 +324,7 @@ def test_profile_is_a_container_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(containers, "counters_restricted", lambda: restricted)
+    monkeypatch.setattr(containers, "counters_restricted", lambda _: restricted)
     assert local.run(make_plan({"profile": profile}, choice)).exit_code == 0
     timing, second = (each.arguments for each in docker.containers.created)
     folder = Path("out/run-1").absolute()

@@ -1,4 +1,4 @@
-"""What Compute Engine says about the VM: the one border to the metadata server.
+"""What Compute Engine says about the VM, asked in no more than a second: a run on a laptop must not wait for it.
 
 Only the named keys are asked for, one by one: a recursive query would also answer with service accounts, SSH
 keys and start-up scripts. Keys: cloud.google.com/compute/docs/metadata/predefined-metadata-keys, read 2026-11.

@@ -1,0 +1,175 @@
+"""A VM's own work: the real start-up script, the agent in the real image, a trainer in a container of its own.
+
+Compute Engine, the metadata server and the bucket are the fakes; everything between them is real.
+"""
+
+import json
+import os
+import secrets
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.gcp import records
+from launcher.gcp.records import Heartbeat, Phase, Result
+from tests.docker_engine.commands import docker
+from tests.launcher.gcp import fake_vm
+from tests.launcher.gcp.fake_compute import FakeCompute, Vm
+from tests.launcher.gcp.fake_metadata import TOKEN
+from tests.workload.storage import gcs_server
+from tests.workload.storage.gcs_server import BUCKET
+from workload import bundle
+from workload.bundle import Bundle
+from workload.errors import ExitCode
+from workload.storage.bucket import Bucket, connect
+from workload.storage.fetch import RUNS, Source, fetch
+
+pytestmark = [
+    pytest.mark.world,
+    pytest.mark.docker,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(os.geteuid() != 0, reason="the start-up script of a VM runs as root"),
+]
+
+STARTUP = Path(__file__).parents[2] / "launcher/gcp/startup.sh"
+TINY = {"device": "cpu", "image_size": "32", "batch_size": "2", "warmup": "1", "iterations": "3", "ceilings": False}
+ENDLESS = {**TINY, "iterations": "1000000"}
+END_LIMIT_S = 150
+CHECKED_S = 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cloud:
+    """What a test has at hand. `seen` collects every call of a program that a shim stands for."""
+
+    compute: FakeCompute
+    bucket: Bucket
+    image: str
+    folder: Path
+
+    def launch(self, spec: dict[str, object], **changes: Any) -> Vm:
+        name = f"rooflaunch-t4-20261121-100000-{secrets.token_hex(3)}"
+        request = fake_vm.make_request(name, self.image, spec, **changes)
+        return fake_vm.insert(self.compute, request, script=STARTUP.read_text())
+
+    def result(self, vm: Vm) -> Result:
+        """Once the VM has deleted itself."""
+        assert vm.gone.wait(END_LIMIT_S), vm.serial()[0]
+        content = self.bucket.read(records.result_object(vm.name))
+        assert content is not None, vm.serial()[0]
+        return Result.from_bytes(content)
+
+    def bundles(self, result: Result) -> list[Bundle]:
+        for run_id in result.runs:
+            fetch(self.bucket, Source(bucket=BUCKET, folder=f"{RUNS}/", run_id=run_id), self.folder / "home")
+        return [bundle.read(self.folder / "home" / run_id) for run_id in result.runs]
+
+    def await_steps(self, vm: Vm) -> Path:
+        """The folder of the run that the VM is at, once it has written steps."""
+        deadline_s = time.monotonic() + END_LIMIT_S
+        while time.monotonic() < deadline_s and not vm.gone.is_set():
+            for steps in (fake_vm.HOMES / vm.name).glob(f"results/*/{bundle.STEPS}"):
+                if steps.read_text().count("\n") > 5:
+                    return steps.parent
+            time.sleep(CHECKED_S)
+        raise AssertionError(vm.serial()[0])
+
+    def calls(self, vm: Vm) -> str:
+        return (self.folder / "vms" / vm.name / "calls").read_text()
+
+
+@pytest.fixture
+def cloud(image: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
+    vms = tmp_path / "vms"
+    with gcs_server.running(tmp_path / "gcs.log") as storage:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", storage.url)
+
+        def inside(vm: Vm) -> None:
+            fake_vm.guest(storage.url, compute.url, vms)(vm)
+
+        with FakeCompute(vm=inside, grace_s=25) as compute:
+            bucket = connect(BUCKET, prefix="launches/")
+            yield Cloud(compute=compute, bucket=bucket, image=image["tag"], folder=tmp_path)
+    assert docker("ps", "--all", "--quiet", "--filter", "name=rooflaunch-t4-").stdout == ""
+
+
+def test_a_launch_from_boot_to_the_deletion_of_its_vm(cloud: Cloud) -> None:
+    vm = cloud.launch({**TINY, "repeats": "2", "profile": "torch"})
+    result = cloud.result(vm)
+    serial = vm.serial()[0]
+    assert (result.exit_code, result.error, result.preempted, result.timed_out) == (0, "", False, False), serial
+    [first, second] = cloud.bundles(result)
+    assert list(result.phases) == [each for each in Phase if each is not Phase.REQUESTED]
+    assert list(result.phases.values()) == sorted(result.phases.values())
+    for found in (first, second):
+        where = found.record["environment"]
+        assert found.record["status"] == "completed"
+        assert (where["backend"], where["runtime"], where["place"]) == ("gcp", "docker", f"gcp-t4-{vm.zone}")
+        assert f"-gcp-t4-{vm.zone}-resnet18-" in found.record["run_id"]
+        cloud_facts = where["cloud"]
+        assert (cloud_facts["zone"], cloud_facts["machine_type"]) == (vm.zone, vm.machine_type)
+        assert (cloud_facts["spot"], cloud_facts["preempted"]) == (True, False)
+        assert where["host"]["hostname"] == Path("/proc/sys/kernel/hostname").read_text().strip()
+        cost = found.record["cost"]
+        assert cost["usd"] == pytest.approx(0.36 * cost["billed_s"] / 3600, abs=1e-6)
+        assert cost["price_date"] == "2026-11-20"
+        assert found.record["spec_origin"]["iterations"] == "option"
+    assert [found.record["repeat"]["index"] for found in (first, second)] == [1, 2]
+    assert first.record["profile"]["status"] == "completed"
+    assert result.usd is not None
+    assert result.usd > first.record["cost"]["usd"] + second.record["cost"]["usd"] - 0.001
+    beat = Heartbeat.from_bytes(cloud.bucket.read(records.status_object(vm.name)) or b"")
+    assert (beat.zone, beat.runs) == (vm.zone, result.runs)
+    assert vm.guest_attributes["rooflaunch"].items() >= result.phases.items()
+    log = (cloud.bucket.read(records.log_object(vm.name)) or b"").decode()
+    assert "rooflaunch: phase booted" in log
+    assert "uploaded " in log
+    for each in cloud.bucket.objects(""):
+        assert TOKEN.encode() not in (cloud.bucket.read(each.name) or b""), each.name
+
+
+def test_what_a_vm_may_do_and_what_it_never_tells(cloud: Cloud) -> None:
+    spec = {**TINY, "model": "$(touch /tmp/owned)`id`\"'\n;"}
+    vm = cloud.launch(spec)
+    result = cloud.result(vm)
+    assert result.exit_code == ExitCode.USAGE
+    assert result.error.startswith("unknown model '$(touch /tmp/owned)`id`\"'"), "it is data to the end"
+    assert result.runs == []
+    assert not Path("/tmp/owned").exists()
+    said = vm.serial()[0] + cloud.calls(vm) + (cloud.bucket.read(records.log_object(vm.name)) or b"").decode()
+    assert TOKEN not in said + json.dumps(vm.body)
+    assert cloud.compute.tokens == {TOKEN}, "with which it deleted itself"
+    [agent] = [line for line in cloud.calls(vm).splitlines() if line.startswith("docker run")]
+    for word in ("--read-only", "--tmpfs /tmp", "-u 1000:1000", "--cap-drop ALL", "-v /:/host:ro", "--network host"):
+        assert word in agent
+    assert "SYS_ADMIN" not in agent
+
+
+def test_a_preempted_vm_brings_its_steps_out(cloud: Cloud) -> None:
+    vm = cloud.launch(ENDLESS)
+    cloud.await_steps(vm)
+    cloud.compute.preempt(vm.name)
+    result = cloud.result(vm)
+    assert (result.exit_code, result.preempted) == (ExitCode.RUN_FAILED, True)
+    assert result.error == f"the spot VM was taken away (preempted) in {vm.zone}"
+    [found] = cloud.bundles(result)
+    assert (found.record["status"], found.record["error"]) == ("preempted", result.error)
+    assert found.record["environment"]["cloud"]["preempted"] is True
+    assert len(found.steps()) > 3
+
+
+def test_an_agent_that_is_killed_is_started_again_and_saves_the_steps(cloud: Cloud) -> None:
+    vm = cloud.launch(ENDLESS)
+    cloud.await_steps(vm)
+    subprocess.run(["docker", "kill", vm.name], check=True, capture_output=True)
+    result = cloud.result(vm)
+    broken = "the VM broke off the run and started again"
+    assert (result.exit_code, result.error) == (ExitCode.RUN_FAILED, broken)
+    [found] = cloud.bundles(result)
+    assert (found.record["status"], found.record["error"]) == ("failed", broken)
+    assert len(found.steps()) > 3
