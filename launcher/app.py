@@ -4,7 +4,6 @@ import json
 import math
 import os
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +12,9 @@ import typer
 from launcher import build as building
 from launcher import doctor, engine, images, local, sizes, table
 from launcher.containers import DEFAULT_SHM_BYTES, Limits
-from launcher.options import run_options
+from launcher.gcp import commands as gcp
+from launcher.gcp import doctor as gcp_doctor
+from launcher.options import Format, FormatOption, run_options
 from launcher.runtime import Runtime, choose
 from workload.environment.outside import outside_facts
 from workload.errors import ExitCode, UsageError
@@ -47,17 +48,8 @@ Examples:
   launch doctor
   launch doctor docker
   launch doctor gpu --format json
+  launch doctor gcp --project PROJECT
 """
-
-
-class Format(StrEnum):
-    """How a result is printed on stdout."""
-
-    TABLE = "table"
-    JSON = "json"
-
-
-FormatOption = Annotated[Format, typer.Option("--format", help="what stdout gets")]
 
 
 @app.command("local", epilog=LOCAL_EXAMPLES)
@@ -116,6 +108,9 @@ def _limits(shm_size: str, memory: str | None, cpus: float | None) -> Limits:
     )
 
 
+gcp.register(app)
+
+
 @app.command("build", epilog=BUILD_EXAMPLES)
 def build_image(
     *,
@@ -170,12 +165,24 @@ def run_doctor(
     *,
     parts: Annotated[
         list[doctor.Part] | None,
-        typer.Argument(metavar="[docker|gpu]...", help="what to look at (all)", show_default=False),
+        typer.Argument(
+            metavar="[docker|gpu|gcp]...",
+            help="what to look at (all but gcp, which asks the cloud)",
+            show_default=False,
+        ),
     ] = None,
+    project: gcp.ProjectOption = None,
+    bucket: gcp.BucketOption = None,
     output_format: FormatOption = Format.TABLE,
 ) -> int:
-    """Check what runs need here, and say what to do."""
-    checks = doctor.examine(parts or list(doctor.Part))
+    """Check what runs need here, and say what to do.
+
+    With gcp it looks at what launches need in the cloud.
+    """
+    chosen = parts or list(doctor.HERE)
+    if (project or bucket) and doctor.Part.GCP not in chosen:
+        raise UsageError("--project and --bucket are for launch doctor gcp", hint="launch doctor gcp --project PROJECT")
+    checks = doctor.examine(chosen, gcp=lambda: gcp_doctor.examine({"project": project, "bucket": bucket}))
     if output_format is Format.JSON:
         print(json.dumps([check.to_json() for check in checks], indent=1))
     else:

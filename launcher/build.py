@@ -79,9 +79,14 @@ def build(engine: Engine, recipe: Recipe, *, network: str | None = None, cached:
     return _built(recipe, image, seconds=time.monotonic() - began_s, cached=found is not None)
 
 
+def held(recipe: Recipe, image: Image) -> Built:
+    """An image for this code that the engine has, whatever it was built on."""
+    return replace(_built(recipe, image, seconds=0.0, cached=True), tag=image.name)
+
+
 def push(engine: Engine, built: Built, repository: str) -> Built:
     """Push to `repository` (`HOST/PROJECT/NAME`, no tag); the result has the digest that the registry gave."""
-    name = f"{repository}:{built.tag.partition(':')[2]}"
+    name = f"{repository}:{built.tag.rpartition(':')[2]}"
     engine.tag(built.image_id, name)
     print(f"pushing {name}", file=sys.stderr)
     digest, shown, again = "", _Shown(sys.stderr), "docker login, then launch build --push again"

@@ -4,7 +4,7 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -29,6 +29,11 @@ class Part(StrEnum):
 
     DOCKER = "docker"
     GPU = "gpu"
+    GCP = "gcp"
+
+
+# What is looked at unless parts are named: nothing that needs the network.
+HERE = (Part.DOCKER, Part.GPU)
 
 
 class State(StrEnum):
@@ -84,8 +89,10 @@ def this_host() -> Host:
     )
 
 
-def examine(parts: Sequence[Part], host: Host | None = None) -> list[Check]:
-    """Every check of these parts, in order; a check that cannot go on ends its part."""
+def examine(
+    parts: Sequence[Part], host: Host | None = None, *, gcp: Callable[[], Iterable[Check]] | None = None
+) -> list[Check]:
+    """Every check of these parts, in order; a check that cannot go on ends its part. `gcp`: those of the cloud."""
     host = host or this_host()
     checks: list[Check] = []
     for part in dict.fromkeys(parts):
@@ -94,6 +101,8 @@ def examine(parts: Sequence[Part], host: Host | None = None) -> list[Check]:
                 checks += _docker_checks(host)
             case Part.GPU:
                 checks += _gpu_checks(host)
+            case Part.GCP:
+                checks += (gcp or _gcp_checks)()
     return checks
 
 
@@ -127,6 +136,12 @@ def find_ncu() -> str | None:
         return found
     usual = (path for pattern in NCU_FOLDERS for path in sorted(Path("/").glob(pattern[1:]), reverse=True))
     return next((str(path) for path in usual), None)
+
+
+def _gcp_checks() -> Iterable[Check]:
+    from launcher.gcp import doctor  # noqa: PLC0415 - it imports us
+
+    return doctor.examine()
 
 
 def _docker_checks(host: Host) -> Iterator[Check]:

@@ -1,7 +1,8 @@
-"""RUN OPTIONS as typer sees them: one parameter per field of `RunSpec`, so that the two never differ."""
+"""Options of several commands. RUN OPTIONS are one parameter per field of `RunSpec`, so that the two never differ."""
 
 import inspect
 from collections.abc import Callable
+from enum import StrEnum
 from functools import wraps
 from typing import Annotated, Any
 
@@ -11,6 +12,16 @@ from workload.errors import UsageError
 from workload.spec import Device, Option, options
 
 DEVICE_SWITCHES = (Device.CPU, Device.CUDA, Device.MPS)
+
+
+class Format(StrEnum):
+    """How a result is printed on stdout."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+FormatOption = Annotated[Format, typer.Option("--format", help="what stdout gets")]
 
 
 def run_options(command: Callable[..., int]) -> Callable[..., int]:

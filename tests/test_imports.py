@@ -38,6 +38,7 @@ def launch(*words: str) -> str:
     [
         (launch("--help"), LAUNCH_BANS),
         (launch("local", "--dry-run", "--runtime", "process"), LAUNCH_BANS),
+        (launch("gcp", "--gpu", "t4", "--project", "my-project", "--dry-run"), LAUNCH_BANS),
         # Without an engine, auto is as light.
         (
             f"from launcher import engine; engine.socket_exists = lambda: False; {launch('local', '--dry-run')}",

@@ -304,6 +304,16 @@ def test_containers_that_were_left_behind(docker: FakeDocker, lay_out: LayOut) -
     assert row_of(doctor.examine([Part.DOCKER], lay_out()), "containers") == row
 
 
+def test_the_cloud_is_looked_at_when_named(lay_out: LayOut, monkeypatch: pytest.MonkeyPatch) -> None:
+    from launcher.gcp import doctor as gcp
+
+    cloud = Check(part=Part.GCP, name="project", state=State.OK, found="given")
+    assert doctor.examine([Part.GCP], lay_out(), gcp=lambda: [cloud]) == [cloud]
+    monkeypatch.setattr(gcp, "examine", lambda: [cloud, cloud])
+    assert doctor.examine([Part.GCP], lay_out()) == [cloud, cloud]
+    assert set(doctor.HERE) == set(Part) - {Part.GCP}, "without a part named the network is not needed"
+
+
 def no_engine() -> Any:
     raise ToolError("no Docker engine answers: permission denied", hint="log in again")
 

@@ -1,0 +1,181 @@
+"""End launches: `launch down` removes the VMs that were named, `launch reap` whatever is past its limit.
+
+A deletion counts when a later question answers that there is no such VM. What is removed is found by our labels in the
+cloud, never by a list of our own.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from launcher.gcp import launches
+from launcher.gcp.compute import Compute, Disk, Instance
+from launcher.gcp.provision import remove
+from launcher.gcp.records import NAME, Result, request_object, result_object
+from workload.errors import ExitCode, RooflaunchError, ToolError
+from workload.storage.bucket import Bucket
+
+# The cloud itself may act 30 s after the limit; a launcher that still follows gets its turn too.
+GRACE_S = 5 * 60
+AT_A_TIME = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leftover:
+    """A VM or a disk to remove, and why."""
+
+    kind: str
+    name: str
+    zone: str
+    why: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values by field name."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Removed:
+    """What became of one; `gone`: a later question has confirmed it, else `reason` says what stood against it."""
+
+    kind: str
+    name: str
+    zone: str
+    gone: bool
+    reason: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values by field name."""
+        return asdict(self)
+
+
+def running(compute: Compute) -> list[Instance]:
+    """Every VM of a launch, by name; another that somebody gave our label is none of ours."""
+    return sorted((each for each in compute.instances() if NAME.fullmatch(each.name)), key=lambda each: each.name)
+
+
+def leftovers(compute: Compute, now_s: float) -> list[Leftover]:
+    """VMs past their limit, and disks past it that no VM uses."""
+    vms = [
+        Leftover(kind="VM", name=each.name, zone=each.zone, why=_past(each.deadline_s, now_s))
+        for each in running(compute)
+        if each.deadline_s is not None and now_s > each.deadline_s + GRACE_S
+    ]
+    disks = [
+        Leftover(kind="disk", name=each.name, zone=each.zone, why=_past(each.deadline_s, now_s))
+        for each in compute.disks()
+        if _is_left(each, now_s)
+    ]
+    return vms + disks
+
+
+def _is_left(disk: Disk, now_s: float) -> bool:
+    is_ours = NAME.fullmatch(disk.name) is not None
+    return is_ours and not disk.users and disk.deadline_s is not None and now_s > disk.deadline_s + GRACE_S
+
+
+def _past(deadline_s: int | None, now_s: float) -> str:
+    return f"its limit was {launches.duration(now_s - (deadline_s or 0))} ago"
+
+
+def down(
+    instances: Sequence[Instance],
+    compute: Compute,
+    bucket: Bucket | None,
+    *,
+    now: Callable[[], float],
+    sleep: Callable[[float], None],
+) -> list[Removed]:
+    """Remove these VMs, several at a time, and leave in the bucket who ended them."""
+
+    def end(instance: Instance) -> Removed:
+        removed = _remove_vm(compute, instance.zone, instance.name, now=now, sleep=sleep)
+        if removed.gone and bucket is not None:
+            error = "its VM was removed by `launch down`"
+            settle(bucket, instance.name, instance.zone, ExitCode.INTERRUPTED, error, now=now)
+        return removed
+
+    with ThreadPoolExecutor(AT_A_TIME) as workers:
+        return list(workers.map(end, instances))
+
+
+def reap(
+    left: Sequence[Leftover],
+    compute: Compute,
+    *,
+    now: Callable[[], float],
+    sleep: Callable[[float], None],
+) -> list[Removed]:
+    """Remove what `leftovers` has found: VMs first, since a VM's deletion takes its disk along."""
+
+    def end(each: Leftover) -> Removed:
+        if each.kind == "VM":
+            return _remove_vm(compute, each.zone, each.name, now=now, sleep=sleep)
+        return _remove_disk(compute, each)
+
+    with ThreadPoolExecutor(AT_A_TIME) as workers:
+        return list(workers.map(end, sorted(left, key=lambda each: each.kind != "VM")))
+
+
+def _remove_vm(
+    compute: Compute, zone: str, name: str, *, now: Callable[[], float], sleep: Callable[[float], None]
+) -> Removed:
+    try:
+        gone = remove(compute, zone, name, now=now, sleep=sleep)
+    except RooflaunchError as error:
+        return Removed(kind="VM", name=name, zone=zone, gone=False, reason=str(error))
+    return Removed(kind="VM", name=name, zone=zone, gone=gone, reason="" if gone else "it is still there")
+
+
+def _remove_disk(compute: Compute, disk: Leftover) -> Removed:
+    try:
+        compute.delete_disk(disk.zone, disk.name)
+    except RooflaunchError as error:
+        return Removed(kind="disk", name=disk.name, zone=disk.zone, gone=False, reason=str(error))
+    there = any((each.zone, each.name) == (disk.zone, disk.name) for each in compute.disks())
+    return Removed(
+        kind="disk", name=disk.name, zone=disk.zone, gone=not there, reason="it is still there" if there else ""
+    )
+
+
+def settle(
+    bucket: Bucket,
+    name: str,
+    zone: str,
+    exit_code: int,
+    error: str,
+    *,
+    now: Callable[[], float],
+    preempted: bool = False,
+    timed_out: bool = False,
+) -> None:
+    """Leave a result for a launch whose VM is gone, unless it left one itself; a bucket that refuses changes nothing.
+
+    What the VM told last of its phases and runs is kept.
+    """
+    with suppress(RooflaunchError):
+        seen = launches.look(bucket, name, None)
+        if seen.result is not None or bucket.read(request_object(name)) is None:
+            return
+        result = Result(
+            exit_code=int(exit_code),
+            zone=zone,
+            runs=seen.runs,
+            phases=seen.phases,
+            ended_at=datetime.fromtimestamp(now(), UTC).isoformat(timespec="milliseconds"),
+            error=error,
+            preempted=preempted,
+            timed_out=timed_out,
+        )
+        bucket.write(result_object(name), result.to_bytes(), if_absent=True)
+
+
+def require_gone(removed: Sequence[Removed]) -> None:
+    """Raise `ToolError` naming what is not confirmed to be gone."""
+    left = [each for each in removed if not each.gone]
+    if left:
+        told = "; ".join(f"{each.kind} {each.name} in {each.zone}: {each.reason}" for each in left)
+        raise ToolError(f"not confirmed to be gone: {told}", hint="the same command again; launch status")
