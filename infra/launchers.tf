@@ -1,0 +1,86 @@
+# What a person needs for `launch gcp`, status, logs, down, reap and doctor; an owner of the project has it already.
+
+# To start a VM that acts as the service account.
+resource "google_service_account_iam_member" "launchers" {
+  for_each = var.launchers
+
+  service_account_id = google_service_account.vm.name
+  role               = "roles/iam.serviceAccountUser"
+  member             = each.value
+}
+
+resource "google_storage_bucket_iam_member" "launchers_results" {
+  for_each = var.launchers
+
+  bucket = google_storage_bucket.results.name
+  role   = "roles/storage.objectUser"
+  member = each.value
+}
+
+# storage.buckets.get, for `launch doctor gcp`.
+resource "google_storage_bucket_iam_member" "launchers_bucket" {
+  for_each = var.launchers
+
+  bucket = google_storage_bucket.results.name
+  role   = "roles/storage.legacyBucketReader"
+  member = each.value
+}
+
+resource "google_artifact_registry_repository_iam_member" "launchers_images" {
+  for_each = var.launchers
+
+  project    = var.project
+  location   = google_artifact_registry_repository.images.location
+  repository = google_artifact_registry_repository.images.name
+  role       = "roles/artifactregistry.writer"
+  member     = each.value
+}
+
+# roles/compute.instanceAdmin.v1 could also change and delete every other machine's disks, images and templates.
+resource "google_project_iam_custom_role" "launcher" {
+  project     = var.project
+  role_id     = "rooflaunchLauncher"
+  title       = "rooflaunch launcher"
+  description = "Start, follow and delete VMs; read quotas"
+  permissions = [
+    # start
+    "compute.disks.create",
+    "compute.disks.setLabels",
+    "compute.instances.create",
+    "compute.instances.setLabels",
+    "compute.instances.setMetadata",
+    "compute.instances.setServiceAccount",
+    "compute.subnetworks.use",
+    "compute.subnetworks.useExternalIp",
+    "compute.zoneOperations.get",
+    # follow
+    "compute.instances.get",
+    "compute.instances.getGuestAttributes",
+    "compute.instances.getSerialPortOutput",
+    "compute.instances.list",
+    "compute.zoneOperations.list",
+    # delete
+    "compute.disks.delete",
+    "compute.disks.list",
+    "compute.instances.delete",
+    # quotas and what doctor asks for
+    "compute.machineTypes.get",
+    "compute.projects.get",
+    "compute.regions.get",
+    "compute.zones.list",
+    "iam.roles.get",
+    "iam.serviceAccounts.get",
+    "resourcemanager.projects.getIamPolicy",
+    "serviceusage.services.list",
+  ]
+
+  depends_on = [google_project_service.this]
+}
+
+resource "google_project_iam_member" "launchers" {
+  for_each = var.launchers
+
+  project = var.project
+  role    = google_project_iam_custom_role.launcher.name
+  member  = each.value
+}

@@ -1,0 +1,105 @@
+"""docs/gcp.md and the other pages about Google Cloud say what the code does."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from analysis.app import app as analyze
+from launcher.app import app as launch
+from launcher.gcp import gpus, settings
+from launcher.gcp.choices import Options
+from launcher.gcp.launches import State
+from launcher.gcp.plan import make_plan
+from launcher.gcp.records import Phase
+from workload.spec import resolve
+
+ROOT = Path(__file__).parents[2]
+PAGES = ("README.md", "docs/gcp.md", "infra/README.md")
+PAGE = ROOT / "docs" / "gcp.md"
+DOORS = {"launch": typer.main.get_command(launch), "analyze": typer.main.get_command(analyze)}
+
+
+def _commands() -> Iterator[tuple[str, str]]:
+    """Every `launch …` and `analyze …` in a console block or in backquotes, without its comment."""
+    for page in PAGES:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        found = re.findall(r"(?:^\$ |; do |`)(?:\.venv/bin/)?((?:launch|analyze) [a-z][^#;`\n|]*)", text, re.MULTILINE)
+        yield from ((page, command.strip()) for command in dict.fromkeys(found))
+
+
+@pytest.mark.parametrize(("page", "command"), list(_commands()))
+def test_a_command_on_a_page_exists_with_its_options(page: str, command: str) -> None:
+    door, verb, *words = shlex.split(command.replace("…", ""))
+    group = DOORS[door]
+    known = getattr(group, "commands", {})
+    assert verb in known, f"{page}: {command}"
+    options = {name for parameter in known[verb].params for name in (*parameter.opts, *parameter.secondary_opts)}
+    used = {word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)} - {"--help"}
+    assert used <= options, f"{page}: {command}"
+
+
+def test_the_dry_run_on_the_page_is_what_is_printed() -> None:
+    shown = re.findall(r"```\n(plan .*?)\n```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    resolved = resolve({"precision": "amp", "profile": "ncu"}, {}, ROOT / "tests")
+    found = settings.resolve_settings({"project": "my-project"}, {}, None, default_project=lambda: None)[0]
+    plan = make_plan(
+        resolved,
+        Options(gpu="t4", zones=("us-central1-a",), max_cost_usd=0.50),
+        found,
+        image=f"{found.repository}:cuda-0123456789ab",
+        now=datetime(2026, 11, 21, 14, 25, 30, tzinfo=UTC),
+        token="3fa9c1",
+    )
+    assert shown == [plan.text().partition("\n\n")[0]]
+
+
+def _row(gpu: gpus.Gpu, price: gpus.Listed) -> str:
+    usual, spot = ("unknown" if usd is None else f"{usd:.3f}" for usd in (price.usd_per_h, price.usd_per_h_spot))
+    if gpu.machine_types[price.machine_type].spot_only:
+        usual = "not sold"
+    ten_minutes = " or ".join(f"{usd / 6:.2f}" for usd in (price.usd_per_h, price.usd_per_h_spot) if usd)
+    return f"| `{gpu.name}` | {price.machine_type} | {usual} | {spot} | {ten_minutes} | {price.read} |"
+
+
+def test_the_prices_on_the_page_are_those_of_the_table() -> None:
+    rows = [
+        line for line in PAGE.read_text(encoding="utf-8").splitlines() if re.match(r"\| `[a-z0-9-]+` \| \w+-", line)
+    ]
+    unknown = "| `{0.name}` | {0.default_machine_type} | unknown | unknown | unknown | |"
+    wanted = [
+        row
+        for gpu in gpus.load().values()
+        for row in ([_row(gpu, price) for price in gpu.prices] or [unknown.format(gpu)])
+    ]
+    assert rows == wanted
+    assert {price.region for gpu in gpus.load().values() for price in gpu.prices} == {"us-central1"}
+
+
+def test_the_states_on_the_page_are_those_of_launch_status() -> None:
+    table = PAGE.read_text(encoding="utf-8").partition("| state | means |")[2].partition("\n\n")[0]
+    assert re.findall(r"^\| (\w+) \|", table, re.MULTILINE) == [state.value for state in State]
+
+
+def test_the_phases_on_the_page_are_those_of_a_launch() -> None:
+    shown = re.findall(r"^ +\+\d+ \w+  ([a-z ]+)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    without = (Phase.PROFILE_STARTED, Phase.PROFILE_ENDED)
+    assert shown == [phase.value.replace("_", " ") for phase in Phase if phase not in without]
+
+
+def test_what_doctor_says_on_the_page_is_what_it_says() -> None:
+    code = (ROOT / "launcher" / "gcp" / "doctor.py").read_text(encoding="utf-8")
+    shown = re.findall(r"^problem  (\w+) +(.+)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert [name for name, _ in shown] == ["GPUS_ALL_REGIONS"]
+    assert all(name in code and text in code for name, text in shown)
+
+
+def test_links_lead_somewhere() -> None:
+    for page in PAGES:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)", text):
+            assert ((ROOT / page).parent / target).exists(), f"{page}: {target}"
