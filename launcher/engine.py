@@ -30,24 +30,27 @@ Line = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Image:
-    """An image that the engine holds. `digest`: the registry's, where it has been pushed or pulled; else empty."""
+    """An image that the engine holds. `id` names its content, here and wherever it is pulled to.
+
+    `reference`: its name in a registry, with the digest that it has there; empty unless it was pushed or pulled.
+    """
 
     id: str
     tags: tuple[str, ...]
-    digest: str
+    reference: str
     size_bytes: int
     created: str
     labels: Mapping[str, str]
 
     @property
     def name(self) -> str:
-        """The tag that says most: the one with the content's hash; the id of an image without tags."""
-        return max(self.tags, key=len, default=self.id)
+        """The tag that says most: ours with the content's hash; an image without tags by reference, or by id."""
+        return max(self.tags, key=lambda tag: ("/" not in tag, len(tag)), default=self.reference or self.id)
 
     @property
-    def identity(self) -> str:
-        """What names this content for ever: the registry's digest, else the local id (both sha256)."""
-        return self.digest or self.id
+    def digest(self) -> str:
+        """The registry's, or empty."""
+        return self.reference.partition("@")[2]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -320,7 +323,7 @@ def _image(attributes: Mapping[str, Any]) -> Image:
     return Image(
         id=str(attributes["Id"]),
         tags=tuple(attributes.get("RepoTags") or ()),
-        digest=digests[0].partition("@")[2] if digests else "",
+        reference=digests[0] if digests else "",
         size_bytes=int(attributes["Size"]),
         created=str(attributes["Created"]),
         labels=attributes["Config"].get("Labels") or {},

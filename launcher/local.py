@@ -132,7 +132,8 @@ def _container_plan(
     about = {
         "engine": f"Docker {choice.engine.version}",
         "image": choice.image.name,
-        "image_digest": choice.image.identity,
+        "image_digest": choice.image.id,
+        "registry_digest": choice.image.digest or None,
         "base": choice.image.labels.get("rooflaunch.base"),
     }
     context = replace(

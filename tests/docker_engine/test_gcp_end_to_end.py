@@ -115,7 +115,7 @@ def laptop(registry: str, tmp_path: Path) -> Iterator[Laptop]:
     assert docker("ps", "--all", "--quiet", "--filter", "name=rooflaunch-t4-").stdout == ""
 
 
-def test_one_command_from_the_image_to_the_bundles_at_home(laptop: Laptop) -> None:
+def test_one_command_from_the_image_to_the_bundles_at_home(laptop: Laptop, image: dict[str, Any]) -> None:
     words = [*GCP, *WHERE, "--iterations", "3", "--repeats", "2", "--profile", "torch", "-o", "home"]
     done = laptop.launch(*words, "--format", "json")
     assert done.returncode == ExitCode.DONE, done.stderr
@@ -130,7 +130,8 @@ def test_one_command_from_the_image_to_the_bundles_at_home(laptop: Laptop) -> No
         assert record["status"] == "completed"
         assert (where["backend"], where["place"]) == ("gcp", "gcp-t4-us-central1-a")
         assert where["container"]["image"].startswith(f"{REGISTRY}/rooflaunch/trainer")
-        assert where["container"]["image_digest"].startswith("sha256:")
+        assert where["container"]["image_digest"] == image["image_id"], "the one that was pushed"
+        assert where["container"]["registry_digest"].startswith("sha256:")
         assert (record["cost"]["usd_per_h"], record["cost"]["price_date"]) == (0.54, "2026-07")
         assert record["spec_origin"]["iterations"] == "option"
     assert bundle.read(folders[0]).record["profile"]["status"] == "completed"
@@ -144,11 +145,11 @@ def test_one_command_from_the_image_to_the_bundles_at_home(laptop: Laptop) -> No
 
 
 def test_a_launcher_that_is_killed_is_not_missed(laptop: Laptop) -> None:
-    killed = laptop.begin(*GCP, *WHERE, "--iterations", "40", "-o", "home")
+    killed = laptop.begin(*GCP, *WHERE, "--iterations", "20", "-o", "home")
     with killed:
         assert killed.stderr is not None
         for line in killed.stderr:
-            if "booted" in line:
+            if "the VM runs" in line:
                 break
         killed.send_signal(signal.SIGKILL)
     other = laptop.another(laptop.folder.parent / "other")
@@ -168,4 +169,4 @@ def test_a_launcher_that_is_killed_is_not_missed(laptop: Laptop) -> None:
     )  # fmt: skip
     assert fetched.returncode == 0, fetched.stderr
     [run_id] = seen["runs"]
-    assert len(bundle.read(other.folder / "home" / run_id).steps()) == 41
+    assert len(bundle.read(other.folder / "home" / run_id).steps()) == 21

@@ -15,7 +15,7 @@ from workload.bundle import Status
 from workload.errors import ExitCode, OutOfDeviceMemoryError, RunFailedError
 from workload.spec import RunSpec
 
-IMAGE = Image(id="sha256:ab", tags=("rooflaunch:cpu",), digest="", size_bytes=1, created="", labels={})
+IMAGE = Image(id="sha256:ab", tags=("rooflaunch:cpu",), reference="", size_bytes=1, created="", labels={})
 TIMING = Container(
     image="sha256:ab", command=("train",), user="1000:1001", writable=("/home/me/results",), memory_bytes=2**30
 )

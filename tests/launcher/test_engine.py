@@ -41,7 +41,7 @@ def image(**changes: Any) -> Image:
     plain: dict[str, Any] = {
         "id": "sha256:ab",
         "tags": ("rooflaunch:cpu", "rooflaunch:cpu-0123456789ab"),
-        "digest": "",
+        "reference": "",
         "size_bytes": 1,
         "created": "",
         "labels": {},
@@ -283,15 +283,17 @@ def configure(home: Path, content: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "name", "identity"),
+    ("changes", "name", "digest"),
     [
-        ({}, "rooflaunch:cpu-0123456789ab", "sha256:ab"),
-        ({"tags": ()}, "sha256:ab", "sha256:ab"),
-        ({"digest": "sha256:cd"}, "rooflaunch:cpu-0123456789ab", "sha256:cd"),
+        ({}, "rooflaunch:cpu-0123456789ab", ""),
+        ({"tags": ("a:1", "host/a:1", "host:5005/a/b:cpu-01")}, "a:1", ""),
+        ({"tags": ()}, "sha256:ab", ""),
+        ({"reference": "host:5005/n@sha256:cd"}, "rooflaunch:cpu-0123456789ab", "sha256:cd"),
+        ({"tags": (), "reference": "host:5005/n@sha256:cd"}, "host:5005/n@sha256:cd", "sha256:cd"),
     ],
 )
-def test_names_of_an_image(changes: dict[str, Any], name: str, identity: str) -> None:
-    assert (image(**changes).name, image(**changes).identity) == (name, identity)
+def test_names_of_an_image(changes: dict[str, Any], name: str, digest: str) -> None:
+    assert (image(**changes).name, image(**changes).digest) == (name, digest)
 
 
 @pytest.mark.parametrize(
@@ -337,13 +339,18 @@ def test_image_by_id_or_tag(docker: FakeDocker) -> None:
         "sha256:ab", "rooflaunch:cpu", labels={"a": "1"}, RepoDigests=["host/name@sha256:cd"], Size=7, Created="2026"
     )
     found = Image(
-        id="sha256:ab", tags=("rooflaunch:cpu",), digest="sha256:cd", size_bytes=7, created="2026", labels={"a": "1"}
+        id="sha256:ab",
+        tags=("rooflaunch:cpu",),
+        reference="host/name@sha256:cd",
+        size_bytes=7,
+        created="2026",
+        labels={"a": "1"},
     )
     assert docker.engine().image("sha256:ab") == docker.engine().image("rooflaunch:cpu") == found
     assert docker.engine().image("rooflaunch:cuda") is None
     docker.hold("sha256:ef")
     assert docker.engine().image("sha256:ef") == replace(
-        found, id="sha256:ef", tags=(), digest="", size_bytes=193_000_000, created="2026-11-21T10:00:00Z", labels={}
+        found, id="sha256:ef", tags=(), reference="", size_bytes=193_000_000, created="2026-11-21T10:00:00Z", labels={}
     )
 
 

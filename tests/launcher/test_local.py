@@ -100,7 +100,8 @@ def test_plan_of_a_container(choice: Choice, caller: Path) -> None:
             "container": {
                 "engine": "Docker 20.10.24",
                 "image": "rooflaunch:cpu",
-                "image_digest": "sha256:cd",
+                "image_digest": "sha256:ab",
+                "registry_digest": "sha256:cd",
                 "base": "unpinned",
             },
         },
