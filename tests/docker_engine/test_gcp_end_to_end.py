@@ -10,6 +10,7 @@ import signal
 import subprocess
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -79,10 +80,21 @@ class Laptop:
         found = json.loads(done.stdout)
         return list(found["launches"] if isinstance(found, dict) else found)
 
+    def bucket_contents(self) -> dict[str, bytes]:
+        """Every object by name, asked over plain HTTP."""
+        base = f"{self.environment['STORAGE_EMULATOR_HOST']}/storage/v1/b/{BUCKET}/o"
+        names = [item["name"] for item in json.loads(_got(base))["items"]]
+        return {name: _got(f"{base}/{urllib.parse.quote(name, safe='')}?alt=media") for name in names}
+
     def another(self, folder: Path) -> "Laptop":
         """Another machine: the same cloud, and nothing of this one's files."""
         folder.mkdir()
         return Laptop(compute=self.compute, environment=self.environment, folder=folder)
+
+
+def _got(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        return bytes(answer.read())
 
 
 @pytest.fixture(scope="module")
@@ -123,19 +135,28 @@ def test_one_command_from_the_image_to_the_bundles_at_home(laptop: Laptop, image
     assert not laptop.compute.instances, "no VM is left"
     assert [run["repeat"]["index"] for run in told["runs"]] == [1, 2]
     assert list(told["phases"]) == list(Phase)
+    assert list(told["phases"].values())[1:] == sorted(told["phases"].values())[1:]
+    assert told["usd"] >= sum(run["cost"]["usd"] for run in told["runs"]) - 0.001
     folders = [laptop.folder / run["path"] for run in told["runs"]]
     for folder in folders:
         record = bundle.read(folder).record
         where = record["environment"]
         assert record["status"] == "completed"
         assert (where["backend"], where["place"]) == ("gcp", "gcp-t4-us-central1-a")
-        assert where["container"]["image"].startswith(f"{REGISTRY}/rooflaunch/trainer")
         assert where["container"]["image_digest"] == image["image_id"], "the one that was pushed"
         assert where["container"]["registry_digest"].startswith("sha256:")
         assert (record["cost"]["usd_per_h"], record["cost"]["price_date"]) == (0.54, "2026-07")
         assert record["spec_origin"]["iterations"] == "option"
+        assert record["cost"]["usd"] == pytest.approx(0.54 * record["cost"]["billed_s"] / 3600, abs=1e-6)
+        cloud = where["cloud"]
+        assert (cloud["zone"], cloud["machine_type"]) == ("us-central1-a", "n1-standard-4")
+        assert (cloud["spot"], cloud["preempted"]) == (False, False)
+        assert where["host"]["hostname"] == Path("/proc/sys/kernel/hostname").read_text().strip()
     assert bundle.read(folders[0]).record["profile"]["status"] == "completed"
     assert TOKEN not in done.stderr + done.stdout
+    stored = laptop.bucket_contents()
+    assert {f"launches/{told['name']}/{name}" for name in ("request.json", "status.json", "result.json")} <= set(stored)
+    assert [name for name, content in stored.items() if TOKEN.encode() in content] == []
     # What it left in the bucket is enough for anybody else.
     [seen] = laptop.another(laptop.folder.parent / "other").status()
     assert (seen["name"], seen["state"], seen["runs"]) == (told["name"], "done", [path.name for path in folders])

@@ -401,9 +401,11 @@ def _client(jobs: int) -> "storage.Client":
     options = {"api_endpoint": f"http://{emulator}"} if emulator and "://" not in emulator else None
     # Reading needs no project. With an emulator the client takes anonymous credentials by itself.
     client = storage.Client(project=None, client_options=options)
+    # For its traces it would ask where the bucket lies, in a thread that outlives the question that it is for.
+    client._bucket_metadata_cache = None  # noqa: SLF001 - no public way
     for scheme in ("http://", "https://"):
-        # A smaller pool warns and reconnects; the client itself asks for the bucket's location, in a thread of its own.
-        client._http.mount(scheme, requests.adapters.HTTPAdapter(pool_maxsize=jobs + 1))  # noqa: SLF001 - no public way
+        # A smaller pool warns and reconnects.
+        client._http.mount(scheme, requests.adapters.HTTPAdapter(pool_maxsize=jobs))  # noqa: SLF001 - no public way
     return client
 
 

@@ -517,7 +517,7 @@ class Docker:
     def __init__(self, *, holds: bool, denied: str = "") -> None:
         recipe = images.make_recipe(images.require_flavour("cuda"))
         labels = {images.FLAVOUR_LABEL: "cuda", images.INPUTS_LABEL: recipe.inputs}
-        plain = {"id": "sha256:1", "digest": "", "size_bytes": 1, "created": "", "labels": labels}
+        plain = {"id": "sha256:1", "reference": "", "size_bytes": 1, "created": "", "labels": labels}
         self.held = [Image(tags=("rooflaunch:cuda-0123456789ab",), **plain)] if holds else []
         self.denied = denied
         self.tagged: list[tuple[str, str]] = []
