@@ -18,6 +18,7 @@ from launcher.gcp.compute import (
     Compute,
     DeniedError,
     Instance,
+    Operation,
     OperationFault,
     Quota,
     RefusedError,
@@ -30,6 +31,8 @@ from workload.storage.bucket import UnreachableError
 BUDGET_S = 600.0
 # A stockout is told within 30 s, and a VM that comes to be runs within a minute.
 OPERATION_S = 180.0
+# Between looks at the VM itself while its operation goes on.
+LOOK_EVERY_S = 10.0
 # An operation that is just under way when the budget ends may still come to its end.
 LAST_CHANCE_S = 30.0
 REMOVE_S = 180.0
@@ -295,11 +298,26 @@ class _Provisioning:
             # Any answer is a no; without one the VM may come to be.
             self._may_live = isinstance(error, UnreachableError)
             raise
-        faults = self._compute.wait(operation, self._patience_s())
+        faults = self._await_operation(operation)
         if faults:
             return faults
         # An operation that does not end may have done its work.
         return self._await_running(zone, limit_s=0.0 if faults is None else None)
+
+    def _await_operation(self, operation: Operation) -> tuple[OperationFault, ...] | None:
+        """Its faults, () once the VM runs; None if neither comes in time.
+
+        An operation may go on for ever while its VM runs, does its work and deletes itself.
+        """
+        end_s = self._now() + self._patience_s()
+        while (left_s := end_s - self._now()) > 0:
+            faults = self._compute.wait(operation, min(LOOK_EVERY_S, left_s))
+            if faults is not None:
+                return faults
+            found = self._compute.get(operation.zone, self._name)
+            if found is not None and found.status == RUNNING:
+                return ()
+        return None
 
     def _require_ours(self, zone: str, request_id: str) -> None:
         """A 409 after a repeated insert means that the first one went through."""

@@ -1,0 +1,140 @@
+"""What each fault of the cloud leaves behind, watched: a table of fault, outcome, VMs left, bundles and requests.
+
+    python benchmarks/launch_faults.py
+
+The launcher, the client of Compute Engine and the bucket's server are real; Compute Engine and the VM's inside are the
+fakes of the tests. The clock runs 200 times as fast.
+"""
+
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tests.launcher.gcp.canned_cloud import ZONE, Cloud, clouds_on  # noqa: E402
+from tests.launcher.gcp.canned_vm import Fault  # noqa: E402
+from tests.launcher.gcp.fake_compute import FakeCompute  # noqa: E402
+from tests.workload.storage.gcs_server import running  # noqa: E402
+from workload.errors import RooflaunchError  # noqa: E402
+
+NEAR = "us-central1-f"
+ALL = "GPUS_ALL_REGIONS"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A fault: what happens in the cloud, in the guest, and while it runs; and what is asked for."""
+
+    name: str
+    script: Callable[[FakeCompute], object] = lambda _: None
+    guest: Fault | list[Fault] = Fault.NONE
+    meanwhile: Callable[[Cloud, str], object] | None = None
+    salvages: bool = True
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def _stockout_everywhere(fake: FakeCompute) -> None:
+    for zone in ("us-central1-a", "us-central1-b"):
+        fake.stockout(zone)
+
+
+CASES = (
+    Case(name="none"),
+    Case(name="stockout, zonesAvailable", script=lambda fake: fake.stockout(ZONE, (NEAR,))),
+    Case(name="stockout, no zonesAvailable", script=lambda fake: fake.stockout(ZONE)),
+    Case(name="stockout, _WITH_DETAILS", script=lambda fake: fake.stockout_with_details(ZONE, (NEAR,))),
+    Case(
+        name="stockout in all zones named",
+        script=_stockout_everywhere,
+        options={"zones": ("us-central1-a", "us-central1-b"), "fallback": False},
+    ),
+    Case(name="quota of the region 0", script=lambda fake: fake.set_quota("us-central1", "NVIDIA_T4_GPUS", 0)),
+    Case(name="quota of all regions 0", script=lambda fake: fake.set_quota("global", ALL, 0)),
+    Case(name="quota that only the insert finds", script=lambda fake: fake.hide_quota("us-central1", "NVIDIA_T4_GPUS")),
+    Case(name="409 on a retried insert", script=lambda fake: fake.conflict_on_retry(ZONE)),
+    Case(name="RESOURCE_NOT_FOUND, VM lives", script=lambda fake: fake.not_found_but_lives(ZONE)),
+    Case(name="preempted at boot", script=lambda fake: fake.preempt_at_boot(ZONE), options={"spot": True}),
+    Case(
+        name="preempted mid-run, time to save",
+        meanwhile=lambda cloud, name: cloud.fake.preempt(name),
+        options={"spot": True},
+    ),
+    Case(
+        name="preempted mid-run, no time",
+        meanwhile=lambda cloud, name: cloud.fake.preempt(name),
+        salvages=False,
+        options={"spot": True},
+    ),
+    Case(
+        name="the same, --rerun-preempted 1",
+        meanwhile=lambda cloud, name: cloud.fake.preempt(name),
+        salvages=False,
+        options={"spot": True, "rerun_preempted": 1},
+    ),
+    Case(name="silent from the start", guest=Fault.SILENT),
+    Case(name="running without heartbeat", guest=Fault.NO_HEARTBEAT),
+    Case(name="stops beating", guest=Fault.STOPS_BEATING),
+    Case(name="stopped, not deleted", guest=Fault.STOPS),
+    Case(name="deleted by somebody", meanwhile=lambda cloud, name: cloud.fake.kill(name)),
+    Case(name="the run fails (exit 6)", guest=Fault.FAILS),
+    Case(name="VM stays, 2 deletions fail", script=lambda fake: fake.delete_fails(2), guest=Fault.STAYS),
+    Case(name="burst of five 503", script=lambda fake: fake.burst(503, 5)),
+    Case(name="burst of five 429", script=lambda fake: fake.burst(429, 5)),
+    Case(name="operation without end, VM runs", script=lambda fake: fake.endless_operation(ZONE)),
+    Case(name="operation without end, no VM", script=lambda fake: fake.endless_operation(ZONE, lives=False)),
+    Case(name="result without its bundle", guest=Fault.NO_RUNS),
+)
+
+
+def watch(cloud: Cloud, case: Case) -> Iterator[str]:
+    """The columns of a fault's row."""
+    case.script(cloud.fake)
+    plan = cloud.plan(**case.options)
+    if case.meanwhile:
+        threading.Thread(target=_in_the_run, args=(cloud, plan.request.name, case.meanwhile), daemon=True).start()
+    began_s = cloud.clock.now()
+    try:
+        outcome = cloud.run(plan)
+        told = f"exit {int(outcome.exit_code)}" + (f": {outcome.error}" if outcome.error else f", in {outcome.zone}")
+        bundles = len(outcome.bundles)
+    except RooflaunchError as error:
+        told, bundles = f"exit {int(error.exit_code)}: {error}", 0
+    took_s = cloud.clock.now() - began_s
+    yield told.splitlines()[0].replace(f"'{plan.request.name}' ", "").replace(f"'{plan.request.name}': ", "")[:90]
+    yield str(len(cloud.fake.all_vms))
+    yield str(len(cloud.fake.instances))
+    yield str(bundles)
+    yield str(len(cloud.fake.calls))
+    yield f"{took_s:.0f}"
+
+
+def _in_the_run(cloud: Cloud, name: str, act: Callable[[Cloud, str], object]) -> None:
+    with suppress(KeyError):
+        cloud.vm.started.wait(30)
+        act(cloud, name)
+
+
+def main() -> None:
+    """Print the table."""
+    columns = ("fault", "outcome", "VMs made", "VMs left", "bundles home", "requests", "simulated s")
+    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
+    for case in CASES:
+        with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
+            folder = Path(name)
+            with running(folder / "gcs.log") as server:
+                clouds = clouds_on(server, folder, patch)
+                with clouds(fault=case.guest, salvages=case.salvages) as cloud:
+                    print(f"| {case.name} | {' | '.join(watch(cloud, case))} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
