@@ -1,6 +1,6 @@
 #!/bin/bash
 # Every boot of a VM of `launch gcp` runs this file as it is: what the user asked for is data, and never part of a command.
-set -uo pipefail; api=http://${GCE_METADATA_HOST:-metadata.google.internal}/computeMetadata/v1 flavor=Metadata-Flavor:Google
+set -uo pipefail; api=http://${GCE_METADATA_HOST:-metadata.google.internal}/computeMetadata/v1 flavor=Metadata-Flavor:Google tries=0 pulls=0
 compute=${ROOFLAUNCH_COMPUTE_ENDPOINT:-https://compute.googleapis.com} storage=${STORAGE_EMULATOR_HOST:-https://storage.googleapis.com}
 fetch() { curl -fsSL -m 300 --retry 5 --retry-connrefused "$@"; }; get() { fetch -H "$flavor" "$api/$1"; }
 token() { get instance/service-accounts/default/token | sed 's/.*"access_token" *: *"\([^"]*\)".*/\1/'; }

@@ -216,22 +216,34 @@ def test_a_driver_that_needs_no_restart(boot: Boot) -> None:
     assert "image_pulled" in vm.guest_attributes["rooflaunch"]
 
 
+def test_driver_and_registry_may_take_their_time(boot: Boot) -> None:
+    boot.note("runtimes", " Runtimes: nvidia\n")
+    late = NOTE + '[ "$(grep -c "^nvidia-smi" "$FAKE_VM/calls")" = 3 ]\n'
+    pulled = 'pull) [ "$(grep -c "^docker pull" "$FAKE_VM/calls")" = 2 ]'
+    boot.shims = {"nvidia-smi": late, "docker": DOCKER.replace('pull) [ ! -e "$FAKE_VM/no-image" ]', pulled)}
+    vm = boot.run()
+    assert list(vm.guest_attributes["rooflaunch"]) == ["booted", "driver_ready", "docker_ready", "image_pulled"]
+    assert sum(call == "nvidia-smi " for call in boot.calls()) == 3
+    assert sum(call.startswith("docker pull") for call in boot.calls()) == 2
+
+
 FAILING = [
-    pytest.param({"python3": NOTE + "exit 1\n", "nvidia-smi": DRIVER}, "install", "python3 /opt", id="installer"),
-    pytest.param({"nvidia-smi": DRIVER}, "preinstalled", "nvidia-smi ", id="no driver"),
-    pytest.param({"docker": NOTE + "exit 1\n"}, "none", "docker info", id="no engine"),
-    pytest.param({"docker": NOTE + '[ "$1" != pull ]\n'}, "none", "docker pull", id="no image"),
+    pytest.param({"python3": NOTE + "exit 1\n", "nvidia-smi": DRIVER}, "install", "python3 /opt", 1, id="installer"),
+    pytest.param({"nvidia-smi": DRIVER}, "preinstalled", "nvidia-smi ", 60, id="no driver"),
+    pytest.param({"docker": NOTE + "exit 1\n"}, "none", "docker info", 1, id="no engine"),
+    pytest.param({"docker": NOTE + '[ "$1" != pull ]\n'}, "none", "docker pull", 3, id="no image"),
 ]
 
 
-@pytest.mark.parametrize(("shims", "driver", "last"), FAILING)
+@pytest.mark.parametrize(("shims", "driver", "last", "tries"), FAILING)
 def test_a_boot_that_fails_deletes_its_vm_and_leaves_its_log(
-    shims: dict[str, str], driver: str, last: str, boot: Boot
+    shims: dict[str, str], driver: str, last: str, tries: int, boot: Boot
 ) -> None:
     boot.shims = shims
     boot.run(driver=driver)
     calls = [call for call in boot.calls() if not call.startswith("sleep")]
     assert calls[-1].startswith(last)
+    assert sum(call.startswith(last) for call in calls) == tries
     assert not [call for call in calls if call.startswith("docker run")]
     assert "rooflaunch: phase booted" in boot.log()
 
