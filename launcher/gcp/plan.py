@@ -20,7 +20,9 @@ from workload.spec import Device, Profile, Resolved, RunSpec
 
 __all__ = ["DEFAULT_DISK_GB", "Options", "Plan", "make_plan", "parse_duration_s"]
 
-STARTUP_SCRIPT = Path(__file__).with_name("startup.sh")
+# What a VM runs, by the key of its metadata: the shell, and the Python that the shell starts.
+PROGRAMS = {"startup-script": "startup.sh", "rooflaunch-boot": "boot.py"}
+PROGRAM_FOLDER = Path(__file__).parent
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 # From the insert to a usable driver, as published: 3 min 35 s; where it is installed, the middle of 5 to 10 min more.
 USABLE_S = {Driver.PREINSTALLED: 215, Driver.NONE: 215, Driver.INSTALL: 665}
@@ -49,7 +51,7 @@ class Plan:
     options: Options
     zones: tuple[str, ...]
     notes: tuple[str, ...] = ()
-    startup_script: str = field(repr=False)
+    programs: Mapping[str, str] = field(repr=False)
 
     @property
     def name(self) -> str:
@@ -176,7 +178,7 @@ class Plan:
 
     def metadata(self) -> dict[str, str]:
         return {
-            "startup-script": self.startup_script,
+            **self.programs,
             "enable-guest-attributes": "TRUE",
             "serial-port-logging-enable": "TRUE",
             "rooflaunch-request": self.request.to_bytes().decode(),
@@ -258,7 +260,7 @@ def make_plan(
         driver=Driver.NONE if spec.device is Device.CPU else gpu.driver,
         options=options,
         zones=zones,
-        startup_script=_startup_script(),
+        programs={key: _program(name) for key, name in PROGRAMS.items()},
     )
     _check_size(plan)
     return replace(plan, notes=(*changed, *_notes(plan)))
@@ -290,13 +292,13 @@ def _notes(plan: Plan) -> Iterator[str]:
     if plan.ready_s + plan.run_s > plan.limit_s:
         yield f"the run may not be over within the limit of {plan.limit_s} s: --max-run-time"
     if not plan.options.external_ip:
-        yield "without an external address the VM needs Cloud NAT or Private Google Access (infra/ has both)"
+        yield "without an external address the VM needs Cloud NAT, for its packages (infra/: create_network)"
     if plan.settings.subnetwork and "/" not in plan.settings.subnetwork:
         yield f"every region needs a subnetwork '{plan.settings.subnetwork}'; name it with its region to stay there"
 
 
-def _startup_script() -> str:
+def _program(name: str) -> str:
     try:
-        return STARTUP_SCRIPT.read_text(encoding="utf-8")
+        return (PROGRAM_FOLDER / name).read_text(encoding="utf-8")
     except OSError as error:
-        raise ToolError(f"this installation lacks {STARTUP_SCRIPT.name}", hint="install rooflaunch again") from error
+        raise ToolError(f"this installation lacks {name}", hint="install rooflaunch again") from error

@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # plan.py renders with this module
 
 FEW = 4
 SECONDS_PER_MINUTE = 60
-SCRIPT, REQUEST = "startup-script", "rooflaunch-request"
+REQUEST = "rooflaunch-request"
 
 
 def render(plan: "Plan") -> str:
@@ -112,6 +112,6 @@ def _attempts(plan: "Plan") -> str:
 def _short(plan: "Plan") -> dict[str, Any]:
     body = plan.shown_body()
     items = {item["key"]: item["value"] for item in body["metadata"]["items"]}
-    lines = len(items[SCRIPT].splitlines())
-    short = {SCRIPT: f"<launcher/gcp/startup.sh, {lines} lines>", REQUEST: "<this plan as data>"}
+    short = {key: f"<{len(text.splitlines())} lines>" for key, text in plan.programs.items()}
+    short[REQUEST] = "<this plan as data>"
     return {**body, "metadata": {"items": [{"key": key, "value": short.get(key, items[key])} for key in items]}}

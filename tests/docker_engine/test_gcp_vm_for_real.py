@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from launcher.gcp import records
+from launcher.gcp import plan, records
+from launcher.gcp.plan import PROGRAM_FOLDER
 from launcher.gcp.records import Result
 from tests.docker_engine.commands import docker
 from tests.launcher.gcp import fake_vm
@@ -36,7 +37,7 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="the start-up script of a VM runs as root"),
 ]
 
-STARTUP = Path(__file__).parents[2] / "launcher/gcp/startup.sh"
+PROGRAMS = {key: (PROGRAM_FOLDER / name).read_text() for key, name in plan.PROGRAMS.items()}
 TINY = {"device": "cpu", "image_size": "32", "batch_size": "2", "warmup": "1", "iterations": "3", "ceilings": False}
 ENDLESS = {**TINY, "iterations": "1000000"}
 END_LIMIT_S = 150
@@ -55,7 +56,7 @@ class Cloud:
     def launch(self, spec: dict[str, object], **changes: Any) -> Vm:
         name = f"rooflaunch-t4-20261121-100000-{secrets.token_hex(3)}"
         request = fake_vm.make_request(name, self.image, spec, **changes)
-        return fake_vm.insert(self.compute, request, script=STARTUP.read_text())
+        return fake_vm.insert(self.compute, request, programs=PROGRAMS)
 
     def result(self, vm: Vm) -> Result:
         """Once the VM has deleted itself."""

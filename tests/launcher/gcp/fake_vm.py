@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
 import urllib.request
@@ -40,7 +41,7 @@ DOCKER = (
 case $1 in
 login) cat >"$FAKE_VM/password"; echo "Login Succeeded"; exit ;;
 pull) "$REAL_DOCKER" image inspect "${@: -1}" >/dev/null 2>&1 && exit ;;
-info) "$REAL_DOCKER" info && echo " Runtimes: nvidia runc"; exit ;;
+info) "$REAL_DOCKER" "$@" && echo nvidia; exit ;;
 run) shift; words=(run)
   while (($#)); do if [[ $1 == --gpus ]]; then shift 2; else words+=("$1"); shift; fi; done
   set -- "${words[@]}" ;;
@@ -48,12 +49,13 @@ esac
 exec "$REAL_DOCKER" "$@"
 """
 )
+# The machine's Python runs boot.py, and an installer of drivers only where a test says how.
+PYTHON = '#!/bin/bash\ncase $1 in */boot.py) exec "$REAL_PYTHON" "$@" ;; esac\n'
 SHIMS: Mapping[str, str] = {
     "nvidia-smi": NOTE + "echo 'fake GPU'\n",
     "docker": DOCKER,
-    **dict.fromkeys(
-        ("apt-get", "systemctl", "nvidia-ctk", "python3", "shutdown", "reboot", "poweroff", "halt", "init"), REFUSED
-    ),
+    "python3": PYTHON + REFUSED,
+    **dict.fromkeys(("apt-get", "systemctl", "nvidia-ctk", "shutdown", "reboot", "poweroff", "halt", "init"), REFUSED),
 }
 
 
@@ -68,14 +70,15 @@ def guest(
 ) -> Callable[[Vm], None]:
     """What FakeCompute calls for a VM that runs. `folder` is for the shims and their notes, a folder a VM.
 
-    `shims`: other programs instead of SHIMS, by name; `inside`: a command that the shell is run by.
+    `shims`: other programs instead of SHIMS, by name, or none if empty; `inside`: a command that the shell is run by.
     """
 
     def run(vm: Vm) -> None:
         own = folder / vm.name
         programs = own / "bin"
         programs.mkdir(parents=True, exist_ok=True)  # it may be a second boot
-        for name, text in (SHIMS | (shims or {})).items():
+        programs_there = {name: text for name, text in (SHIMS | (shims or {})).items() if text}
+        for name, text in programs_there.items():
             (programs / name).write_text(text)
             (programs / name).chmod(0o755)
         script = own / "startup-script"
@@ -86,6 +89,7 @@ def guest(
                 "HOME": str(own),
                 "FAKE_VM": str(own),
                 "REAL_DOCKER": shutil.which("docker") or "docker",
+                "REAL_PYTHON": sys.executable,
                 "GCE_METADATA_HOST": metadata.host,
                 "STORAGE_EMULATOR_HOST": storage_url,
                 "ROOFLAUNCH_COMPUTE_ENDPOINT": compute_url,
@@ -179,13 +183,13 @@ def make_request(name: str, image: str, spec: Mapping[str, object], **changes: o
     return Request(**plain | changes)
 
 
-def insert(compute: FakeCompute, request: Request, *, script: str, driver: str = "none") -> Vm:
+def insert(compute: FakeCompute, request: Request, *, programs: Mapping[str, str], driver: str = "none") -> Vm:
     """Ask the fake for a VM over HTTP, as the launcher does, without the launcher."""
     body = plain_body(request.name, ZONE)
     body["labels"] = {"rooflaunch": "launch", "rooflaunch-deadline": str(int(time.time()) + request.limit_s)}
     body["scheduling"]["provisioningModel"] = "SPOT"
     items = {
-        "startup-script": script,
+        **programs,
         "rooflaunch-request": request.to_bytes().decode(),
         "rooflaunch-image": request.image,
         "rooflaunch-bucket": request.bucket,

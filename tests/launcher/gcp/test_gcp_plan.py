@@ -30,6 +30,7 @@ ROOT = Path(__file__).parents[3]
 PLANS = Path(__file__).with_name("plans")
 NOW = datetime(2026, 11, 21, 14, 25, 30, 123000, tzinfo=UTC)
 IMAGE = f"us-central1-docker.pkg.dev/my-project/rooflaunch/trainer@sha256:{'0123456789abcdef' * 4}"
+BOOT = "# nobody's boot.py\n\nprint('ok')\n"
 SCRIPT = "#!/bin/bash\necho 'verbatim: $(date) \"${NAME}\"'\n"
 LABEL_KEY, LABEL_VALUE = re.compile(r"[a-z][_\-a-z0-9]{0,62}"), re.compile(r"[_\-a-z0-9]{0,63}")
 
@@ -59,9 +60,10 @@ def planned(
 
 @pytest.fixture(autouse=True)
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The start-up script is another module's: here it is one that a plan could not pass on by luck."""
+    """What a VM runs is others' matter: here it is something that a plan could not pass on by luck."""
     (tmp_path / "startup.sh").write_text(SCRIPT)
-    monkeypatch.setattr(planning, "STARTUP_SCRIPT", tmp_path / "startup.sh")
+    (tmp_path / "boot.py").write_text(BOOT)
+    monkeypatch.setattr(planning, "PROGRAM_FOLDER", tmp_path)
 
 
 def refused(error: type[RooflaunchError] = UsageError, **options: Any) -> tuple[str, str]:
@@ -113,8 +115,8 @@ def golden(plan: Plan) -> str:
     """As committed: the script left out, the run's request readable."""
     found = plan.to_json()
     for item in found["insert"]["metadata"]["items"]:
-        if item["key"] == "startup-script":
-            item["value"] = "launcher/gcp/startup.sh"
+        if item["key"] in planning.PROGRAMS:
+            item["value"] = f"launcher/gcp/{planning.PROGRAMS[item['key']]}"
         if item["key"] == "rooflaunch-request":
             item["value"] = json.loads(item["value"])
     return json.dumps(found, indent=1) + "\n"
@@ -149,7 +151,7 @@ def test_what_google_demands_of_a_request(name: str) -> None:
     assert body["labels"]["rooflaunch-request"] == "0" * 32
     assert "rooflaunch-request" not in body["disks"][0]["initializeParams"]["labels"]
     metadata = {item["key"]: item["value"] for item in body["metadata"]["items"]}
-    assert metadata["startup-script"] == SCRIPT
+    assert (metadata["startup-script"], metadata["rooflaunch-boot"]) == (SCRIPT, BOOT)
     assert Request.from_bytes(metadata["rooflaunch-request"].encode()) == plan.request
     assert sum(len(key) + len(value) for key, value in metadata.items()) < 256_000
 
@@ -286,7 +288,7 @@ def test_text_with_everything() -> None:
         BESIDES,
         "note       the VM downloads imagenette: it starts without data",
         "note       data_dir is a folder of this machine: the VM takes its own",
-        "note       without an external address the VM needs Cloud NAT or Private Google Access (infra/ has both)",
+        "note       without an external address the VM needs Cloud NAT, for its packages (infra/: create_network)",
     ]
 
 
@@ -296,12 +298,12 @@ def test_text_ends_with_the_request_in_short() -> None:
     assert head == "request    instances.insert in us-central1-a; --format json has its texts whole"
     body = json.loads(shown)
     items = {item["key"]: item for item in body["metadata"]["items"]}
-    assert items["startup-script"]["value"] == "<launcher/gcp/startup.sh, 2 lines>"
+    assert (items["startup-script"]["value"], items["rooflaunch-boot"]["value"]) == ("<2 lines>", "<3 lines>")
     assert items["rooflaunch-request"]["value"] == "<this plan as data>"
     whole = plan.to_json()["insert"]
     whole_items = {item["key"]: item["value"] for item in whole["metadata"]["items"]}
-    items["startup-script"]["value"] = whole_items["startup-script"]
-    items["rooflaunch-request"]["value"] = whole_items["rooflaunch-request"]
+    for key in (*planning.PROGRAMS, "rooflaunch-request"):
+        items[key]["value"] = whole_items[key]
     assert body == whole
 
 
@@ -770,7 +772,7 @@ def test_a_request_too_large_for_metadata() -> None:
 
 
 def test_an_installation_without_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "STARTUP_SCRIPT", Path("nowhere/startup.sh"))
+    monkeypatch.setattr(planning, "PROGRAM_FOLDER", Path("nowhere"))
     assert refused(ToolError) == ("this installation lacks startup.sh", "install rooflaunch again")
 
 

@@ -1,5 +1,6 @@
 """The start-up script, run by a real bash against fake servers; every program that changes a machine is a shim."""
 
+import ast
 import os
 import re
 import shutil
@@ -11,18 +12,24 @@ from pathlib import Path
 
 import pytest
 
+from launcher.gcp.plan import PROGRAM_FOLDER
 from launcher.gcp.records import log_object
 from tests.launcher.gcp import fake_vm
 from tests.launcher.gcp.fake_compute import FakeCompute, Vm
 from tests.launcher.gcp.fake_metadata import TOKEN
-from tests.launcher.gcp.fake_vm import NOTE, PROJECT
+from tests.launcher.gcp.fake_vm import NOTE, PROJECT, PYTHON
 from tests.workload.storage import gcs_server
 from tests.workload.storage.gcs_server import BUCKET
 from workload.storage.bucket import connect
 
 pytestmark = pytest.mark.world
 
-STARTUP = Path(__file__).parents[3] / "launcher/gcp/startup.sh"
+STARTUP, BOOT = (PROGRAM_FOLDER / name for name in ("startup.sh", "boot.py"))
+# As on a VM, but for the pauses between two tries.
+PROGRAMS = {
+    "startup-script": STARTUP.read_text(),
+    "rooflaunch-boot": re.sub(r"(_AGAIN_S = .*?)(\d+)$", r"\g<1>0.001", BOOT.read_text(), flags=re.MULTILINE),
+}
 NAME = "rooflaunch-t4-20261121-100000-0000aa"
 REGISTRY = "us-central1-docker.pkg.dev"
 IMAGE = f"{REGISTRY}/{PROJECT}/rooflaunch/trainer@sha256:" + "ab" * 32
@@ -55,14 +62,14 @@ case $* in
 esac
 """
 # The installer ends with a restart of the machine: the script is told to end, and is not waited for.
-INSTALLER = NOTE + 'touch "$FAKE_VM/driver"; kill -TERM $PPID; sleep 60\n'
+INSTALLER = PYTHON + NOTE + 'touch "$FAKE_VM/driver"; kill -TERM $PPID; sleep 60\n'
 DRIVER = NOTE + '[ -e "$FAKE_VM/driver" ]\n'
 
 
 def test_the_script_is_short_and_clean() -> None:
     lines = STARTUP.read_text().splitlines()
     assert len(lines) <= 30
-    assert max(map(len, lines)) <= 140
+    assert max(map(len, lines)) <= 120
     assert "eval" not in STARTUP.read_text()
     if shutil.which("shellcheck") is None:
         pytest.skip("no shellcheck: apt-get install shellcheck (.ci/packages)")
@@ -86,7 +93,7 @@ class Boot:
 
     def start(self, *, driver: str = "preinstalled", image: str = IMAGE) -> Vm:
         request = fake_vm.make_request(NAME, image, {"model": "$(touch /tmp/owned)"})
-        return fake_vm.insert(self.compute, request, script=STARTUP.read_text(), driver=driver)
+        return fake_vm.insert(self.compute, request, programs=PROGRAMS, driver=driver)
 
     def run(self, *, driver: str = "preinstalled", image: str = IMAGE) -> Vm:
         """From the insert to the VM's own deletion."""
@@ -139,18 +146,18 @@ def test_a_boot_with_driver_and_toolkit_there(boot: Boot) -> None:
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", at)
         assert f"rooflaunch: phase {phase} {at}\n" in vm.serial()[0]
     home, socket = f"/var/lib/rooflaunch/{NAME}", Path("/var/run/docker.sock")
-    group = socket.stat().st_gid if socket.exists() else ""
+    group = f" --group-add {socket.stat().st_gid}" if socket.exists() else ""
     agent = (
-        f"docker run --rm --name {NAME} -u 1000:1000 --group-add {group}"
-        f" -v /var/run/docker.sock:/var/run/docker.sock -v /:/host:ro -v {home}:{home} --network host --read-only"
+        f"docker run --rm --name {NAME} -u 1000:1000 -v /var/run/docker.sock:/var/run/docker.sock{group}"
+        f" -v /:/host:ro -v {home}:{home} --network host --read-only"
         " --tmpfs /tmp --cap-drop ALL --security-opt no-new-privileges --stop-timeout 25 -e GCE_METADATA_HOST"
         " -e STORAGE_EMULATOR_HOST -e ROOFLAUNCH_COMPUTE_ENDPOINT --entrypoint python"
         f" {IMAGE} -m launcher.gcp.vm {home}"
     )
     assert boot.calls() == [
         "nvidia-smi ",
-        "docker info",
-        "docker info",
+        "docker info --format {{json .Runtimes}}",
+        "docker info --format Docker {{.ServerVersion}}",
         f"docker login -u oauth2accesstoken --password-stdin https://{REGISTRY}",
         f"docker pull -q {IMAGE}",
         f"docker ps -aqf volume={home} -f volume={home}/results",
@@ -179,8 +186,11 @@ def test_no_other_registry_is_given_the_token(image: str, boot: Boot) -> None:
 
 def test_what_is_missing_is_installed(boot: Boot) -> None:
     boot.note("key", "a key")
+    installs = 'case $* in *nvidia-container-toolkit) cp "$0" "${0%/*}/nvidia-ctk" ;; esac\n'
+    boot.shims = {"nvidia-ctk": "", "apt-get": NOTE + installs}
     vm = boot.run()
     calls = boot.calls()
+    assert "apt-get -qy -o DPkg::Lock::Timeout=300 install nvidia-container-toolkit" in calls
     assert calls.index("nvidia-ctk runtime configure --runtime=docker") < calls.index("systemctl restart docker")
     apt = boot.folder / "root/etc/apt"
     source = "https://nvidia.github.io/libnvidia-container/stable/deb/$(ARCH) /"
@@ -211,7 +221,7 @@ def test_the_installation_of_a_driver_survives_its_restart(boot: Boot) -> None:
 
 def test_a_driver_that_needs_no_restart(boot: Boot) -> None:
     boot.note("runtimes", " Runtimes: nvidia\n")
-    boot.shims = {"nvidia-smi": DRIVER, "python3": NOTE + 'touch "$FAKE_VM/driver"\n'}
+    boot.shims = {"nvidia-smi": DRIVER, "python3": PYTHON + NOTE + 'touch "$FAKE_VM/driver"\n'}
     vm = boot.run(driver="install")
     assert "image_pulled" in vm.guest_attributes["rooflaunch"]
 
@@ -228,7 +238,9 @@ def test_driver_and_registry_may_take_their_time(boot: Boot) -> None:
 
 
 FAILING = [
-    pytest.param({"python3": NOTE + "exit 1\n", "nvidia-smi": DRIVER}, "install", "python3 /opt", 1, id="installer"),
+    pytest.param(
+        {"python3": PYTHON + NOTE + "exit 1\n", "nvidia-smi": DRIVER}, "install", "python3 /opt", 1, id="installer"
+    ),
     pytest.param({"nvidia-smi": DRIVER}, "preinstalled", "nvidia-smi ", 60, id="no driver"),
     pytest.param({"docker": NOTE + "exit 1\n"}, "none", "docker info", 1, id="no engine"),
     pytest.param({"docker": NOTE + '[ "$1" != pull ]\n'}, "none", "docker pull", 3, id="no image"),
@@ -290,3 +302,16 @@ def until(is_there: Callable[[], object]) -> None:
     while not is_there():
         assert time.monotonic() < deadline_s
         time.sleep(0.02)
+
+
+def test_the_vms_own_python_may_be_old() -> None:
+    ast.parse(BOOT.read_text(), feature_version=(3, 8))
+    loaded = {alias.name for node in ast.walk(ast.parse(BOOT.read_text())) for alias in getattr(node, "names", [])}
+    assert "UTC" not in loaded, "of Python 3.11"
+    found = [path for version in range(8, 11) if (path := shutil.which(f"python3.{version}"))]
+    # A version manager has names on PATH for what it would not start.
+    old = next((path for path in found if not subprocess.run([path, "-c", ""], check=False).returncode), None)
+    if old is None:
+        pytest.skip("no Python 3.8 to 3.10 on PATH")
+    done = subprocess.run([old, "-W", "error", str(BOOT)], capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[-1] == "IndexError: list index out of range", "it wants its folder, and no more"
