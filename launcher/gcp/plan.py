@@ -12,6 +12,7 @@ from typing import Any
 from launcher.gcp import choices, gpus, plan_text
 from launcher.gcp.choices import DEFAULT_DISK_GB, LATE_S, SECONDS_PER_H, Options, parse_duration_s
 from launcher.gcp.gpus import Driver, Gpu, MachineType, shown
+from launcher.gcp.plan_text import PROGRAMS
 from launcher.gcp.records import Price, Request, region_of
 from launcher.gcp.settings import Settings
 from launcher.runtime import CPU_FLAVOUR
@@ -20,8 +21,6 @@ from workload.spec import Device, Profile, Resolved, RunSpec
 
 __all__ = ["DEFAULT_DISK_GB", "Options", "Plan", "make_plan", "parse_duration_s"]
 
-# What a VM runs, by the key of its metadata: the shell, and the Python that the shell starts.
-PROGRAMS = {"startup-script": "startup.sh", "rooflaunch-boot": "boot.py"}
 PROGRAM_FOLDER = Path(__file__).parent
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 # From the insert to a usable driver, as published: 3 min 35 s; where it is installed, the middle of 5 to 10 min more.

@@ -14,6 +14,8 @@ if TYPE_CHECKING:  # plan.py renders with this module
 
 FEW = 4
 SECONDS_PER_MINUTE = 60
+# What a VM runs, by the key of its metadata: the shell, and the Python that the shell starts.
+PROGRAMS = {"startup-script": "startup.sh", "rooflaunch-boot": "boot.py"}
 REQUEST = "rooflaunch-request"
 
 
@@ -112,6 +114,7 @@ def _attempts(plan: "Plan") -> str:
 def _short(plan: "Plan") -> dict[str, Any]:
     body = plan.shown_body()
     items = {item["key"]: item["value"] for item in body["metadata"]["items"]}
-    short = {key: f"<{len(text.splitlines())} lines>" for key, text in plan.programs.items()}
+    lines = {key: len(text.splitlines()) for key, text in plan.programs.items()}
+    short = {key: f"<launcher/gcp/{PROGRAMS[key]}, {count} lines>" for key, count in lines.items()}
     short[REQUEST] = "<this plan as data>"
     return {**body, "metadata": {"items": [{"key": key, "value": short.get(key, items[key])} for key in items]}}

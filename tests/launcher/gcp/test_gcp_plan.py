@@ -298,7 +298,8 @@ def test_text_ends_with_the_request_in_short() -> None:
     assert head == "request    instances.insert in us-central1-a; --format json has its texts whole"
     body = json.loads(shown)
     items = {item["key"]: item for item in body["metadata"]["items"]}
-    assert (items["startup-script"]["value"], items["rooflaunch-boot"]["value"]) == ("<2 lines>", "<3 lines>")
+    assert items["startup-script"]["value"] == "<launcher/gcp/startup.sh, 2 lines>"
+    assert items["rooflaunch-boot"]["value"] == "<launcher/gcp/boot.py, 3 lines>"
     assert items["rooflaunch-request"]["value"] == "<this plan as data>"
     whole = plan.to_json()["insert"]
     whole_items = {item["key"]: item["value"] for item in whole["metadata"]["items"]}
