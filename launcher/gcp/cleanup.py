@@ -12,9 +12,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from launcher.gcp import launches
-from launcher.gcp.compute import Compute, Disk, Instance
+from launcher.gcp.compute import Compute
 from launcher.gcp.provision import remove
 from launcher.gcp.records import NAME, Result, request_object, result_object
+from launcher.gcp.resources import Disk, Instance
 from workload.errors import ExitCode, RooflaunchError, ToolError
 from workload.storage.bucket import Bucket
 

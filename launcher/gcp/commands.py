@@ -19,11 +19,12 @@ from launcher import images, table
 from launcher.engine import Engine
 from launcher.gcp import cleanup, compute, gpus, launches, logs
 from launcher.gcp import plan as planning
-from launcher.gcp.compute import Compute, Instance
+from launcher.gcp.compute import Compute
 from launcher.gcp.plan import Options, Plan
 from launcher.gcp.progress import Progress
 from launcher.gcp.provision import remove
 from launcher.gcp.records import LAUNCHES
+from launcher.gcp.resources import Instance
 from launcher.gcp.run import LeftRunningError, Outcome, run
 from launcher.gcp.settings import Settings, resolve_settings
 from launcher.options import Format, FormatOption, run_options

@@ -17,9 +17,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
+from launcher.gcp import resources
+from launcher.gcp.resources import Disk, Instance, Operation, OperationFault, Quota, Serial
 from workload.errors import RooflaunchError, ToolError, UsageError
 from workload.storage.bucket import UnreachableError
 
@@ -30,8 +31,6 @@ LOG_IN = "gcloud auth application-default login"
 
 LABEL = "rooflaunch"
 LABEL_VALUE = "launch"
-DEADLINE_LABEL = "rooflaunch-deadline"
-REQUEST_LABEL = "rooflaunch-request"
 GUEST_NAMESPACE = "rooflaunch"
 PREEMPTED = "compute.instances.preempted"
 
@@ -61,93 +60,6 @@ _NOT_IN_ZONE_TEXT = re.compile(
 _STOCKOUT_TEXT = re.compile(
     r"ZONE_RESOURCE_POOL_EXHAUSTED|does not have enough resources|resource pool exhausted", re.IGNORECASE
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Operation:
-    """Something that the cloud does in a zone and that can be waited for."""
-
-    name: str
-    zone: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class QuotaFault:
-    """Which quota was too small, as the cloud named it; `limit` None: it did not say."""
-
-    metric: str
-    name: str
-    limit: float | None
-    dimensions: Mapping[str, str]
-
-    @property
-    def region(self) -> str | None:
-        """None for a quota of the whole project."""
-        return self.dimensions.get("region")
-
-
-@dataclass(frozen=True, kw_only=True)
-class OperationFault:
-    """One error of an operation. `zones_available`: where the cloud has the machine right now, if it said so."""
-
-    code: str
-    message: str
-    zones_available: tuple[str, ...] = ()
-    quota: QuotaFault | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Instance:
-    """A VM. `created_at` is ISO 8601 with an offset, `deadline_s` the epoch second of its label."""
-
-    name: str
-    zone: str
-    status: str
-    created_at: str
-    labels: Mapping[str, str]
-    machine_type: str
-    spot: bool
-    deadline_s: int | None
-    physical_host: str | None
-    cpu_platform: str
-
-    @property
-    def request_id(self) -> str:
-        """The insert that it came from; empty for somebody else's."""
-        return self.labels.get(REQUEST_LABEL, "")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Disk:
-    """A disk; `users` are the names of the VMs that have it."""
-
-    name: str
-    zone: str
-    size_gb: int
-    created_at: str
-    labels: Mapping[str, str]
-    deadline_s: int | None
-    users: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Serial:
-    """What a VM wrote to its serial port; ask from `next_start` on the next time."""
-
-    text: str
-    next_start: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Quota:
-    """How much of something a project may have, there, and has."""
-
-    limit: float
-    usage: float
-
-    @property
-    def left(self) -> float:
-        return self.limit - self.usage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,7 +169,7 @@ class Compute:
             request_id=str(uuid.UUID(request_id)),
             instance_resource=compute_v1.Instance.from_json(json.dumps(body)),
         )
-        return _operation(self._ask("Instances", "insert", request), zone)
+        return resources.operation(self._ask("Instances", "insert", request), zone)
 
     def wait(self, operation: Operation, limit_s: float) -> tuple[OperationFault, ...] | None:
         """The faults of the operation once it is done, () for none; None if it is not done within the limit."""
@@ -271,7 +183,7 @@ class Compute:
             asked_s = self._monotonic()
             found = self._wait_once(request, min(left_s, WAIT_ANSWER_S))
             if found is not None and found.status == compute_v1.Operation.Status.DONE:
-                return _faults(found)
+                return resources.faults(found)
             # The server may answer early, and does so when it is busy.
             if self._monotonic() - asked_s < WAIT_PAUSE_S:
                 self._sleep(min(WAIT_PAUSE_S, max(end_s - self._monotonic(), 0.0)))
@@ -283,7 +195,7 @@ class Compute:
 
         request = compute_v1.GetInstanceRequest(project=self.project, zone=zone, instance=name)
         found = self._ask("Instances", "get", request, missing=f"/instances/{name}'")
-        return None if found is None else _instance(found)
+        return None if found is None else resources.instance(found)
 
     def delete(self, zone: str, name: str) -> Operation | None:
         """Ask for the end of a VM; None: there is none of that name."""
@@ -291,7 +203,7 @@ class Compute:
 
         request = compute_v1.DeleteInstanceRequest(project=self.project, zone=zone, instance=name)
         found = self._ask("Instances", "delete", request, missing=f"/instances/{name}'")
-        return None if found is None else _operation(found, zone)
+        return None if found is None else resources.operation(found, zone)
 
     def instances(self) -> list[Instance]:
         """The VMs of every launch in the project, in all zones."""
@@ -301,7 +213,7 @@ class Compute:
             project=self.project, filter=f"labels.{LABEL}={LABEL_VALUE}"
         )
         scopes = self._all("Instances", "aggregated_list", request)
-        return [_instance(each) for scope in scopes for each in scope[1].instances]
+        return [resources.instance(each) for scope in scopes for each in scope[1].instances]
 
     def preempted(self, zone: str, name: str) -> bool:
         """Whether the cloud says that it took the VM back."""
@@ -311,7 +223,9 @@ class Compute:
             project=self.project, zone=zone, filter=f'operationType="{PREEMPTED}"'
         )
         # The host in front of a target differs between answers: names are compared here.
-        return any(_last(each.target_link) == name for each in self._all("ZoneOperations", "list", request))
+        return any(
+            resources.last_part(each.target_link) == name for each in self._all("ZoneOperations", "list", request)
+        )
 
     def serial(self, zone: str, name: str, start: int) -> Serial:
         """What the VM wrote to its first serial port from byte `start` on; nothing if it is gone or not up yet."""
@@ -343,7 +257,7 @@ class Compute:
 
         request = compute_v1.AggregatedListDisksRequest(project=self.project, filter=f"labels.{LABEL}={LABEL_VALUE}")
         scopes = self._all("Disks", "aggregated_list", request)
-        return [_disk(each) for scope in scopes for each in scope[1].disks]
+        return [resources.disk(each) for scope in scopes for each in scope[1].disks]
 
     def delete_disk(self, zone: str, name: str) -> Operation | None:
         """Ask for the end of a disk; None: there is none of that name."""
@@ -351,7 +265,7 @@ class Compute:
 
         request = compute_v1.DeleteDiskRequest(project=self.project, zone=zone, disk=name)
         found = self._ask("Disks", "delete", request, missing=f"/disks/{name}'")
-        return None if found is None else _operation(found, zone)
+        return None if found is None else resources.operation(found, zone)
 
     # What a project has and may have.
 
@@ -360,13 +274,13 @@ class Compute:
         from google.cloud import compute_v1  # noqa: PLC0415 - see the module
 
         request = compute_v1.GetRegionRequest(project=self.project, region=region)
-        return _quotas(self._ask("Regions", "get", request))
+        return resources.quotas(self._ask("Regions", "get", request))
 
     def project_quotas(self) -> Mapping[str, Quota]:
         """By metric, such as `GPUS_ALL_REGIONS`."""
         from google.cloud import compute_v1  # noqa: PLC0415 - see the module
 
-        return _quotas(self._ask("Projects", "get", compute_v1.GetProjectRequest(project=self.project)))
+        return resources.quotas(self._ask("Projects", "get", compute_v1.GetProjectRequest(project=self.project)))
 
     def zone_names(self) -> list[str]:
         """Every zone that the project may use."""
@@ -647,79 +561,6 @@ def _said(error: BaseException) -> str:
     text = str(getattr(error, "message", "") or error).strip()
     said = re.sub(r"^[A-Z]+ https?://\S+: ", "", text)
     return said.splitlines()[0][:500] if said else type(error).__name__
-
-
-def _operation(found: Any, zone: str) -> Operation:
-    return Operation(name=str(found.name), zone=zone)
-
-
-def _faults(operation: Any) -> tuple[OperationFault, ...]:
-    found = tuple(_fault(each) for each in operation.error.errors)
-    if found or not operation.http_error_status_code:
-        return found
-    code, message = operation.http_error_status_code, operation.http_error_message
-    return (OperationFault(code=f"HTTP_{code}", message=str(message)),)
-
-
-def _fault(error: Any) -> OperationFault:
-    zones: list[str] = []
-    quota = None
-    for detail in error.error_details:
-        named = detail.error_info.metadatas.get("zonesAvailable", "")
-        zones += [each.strip() for each in named.split(",") if each.strip()]
-        if detail.quota_info.metric_name or detail.quota_info.limit_name:
-            quota = _quota_fault(detail.quota_info)
-    return OperationFault(code=str(error.code), message=str(error.message), zones_available=tuple(zones), quota=quota)
-
-
-def _quota_fault(info: Any) -> QuotaFault:
-    return QuotaFault(
-        metric=str(info.metric_name),
-        name=str(info.limit_name),
-        limit=float(info.limit) if "limit" in info else None,
-        dimensions=MappingProxyType(dict(info.dimensions)),
-    )
-
-
-def _instance(found: Any) -> Instance:
-    return Instance(
-        name=str(found.name),
-        zone=_last(found.zone),
-        status=str(found.status),
-        created_at=str(found.creation_timestamp),
-        labels=MappingProxyType(dict(found.labels)),
-        machine_type=_last(found.machine_type),
-        spot=found.scheduling.provisioning_model == "SPOT",
-        deadline_s=_deadline_s(found.labels),
-        physical_host=str(found.resource_status.physical_host) or None,
-        cpu_platform=str(found.cpu_platform),
-    )
-
-
-def _disk(found: Any) -> Disk:
-    return Disk(
-        name=str(found.name),
-        zone=_last(found.zone),
-        size_gb=int(found.size_gb),
-        created_at=str(found.creation_timestamp),
-        labels=MappingProxyType(dict(found.labels)),
-        deadline_s=_deadline_s(found.labels),
-        users=tuple(_last(each) for each in found.users),
-    )
-
-
-def _deadline_s(labels: Mapping[str, str]) -> int | None:
-    text = labels.get(DEADLINE_LABEL, "")
-    return int(text) if text.isascii() and text.isdigit() else None
-
-
-def _quotas(found: Any) -> Mapping[str, Quota]:
-    return {str(each.metric): Quota(limit=float(each.limit), usage=float(each.usage)) for each in found.quotas}
-
-
-def _last(url: str) -> str:
-    """The last part of a resource's address: a zone comes as `https://…/zones/us-central1-a`."""
-    return str(url).rpartition("/")[2]
 
 
 def _lower(kind: str) -> str:

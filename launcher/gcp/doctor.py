@@ -11,8 +11,9 @@ from pathlib import Path
 from launcher import images
 from launcher.doctor import Check, Part, State
 from launcher.gcp import cleanup, compute, gpus, services
-from launcher.gcp.compute import Compute, Quota
+from launcher.gcp.compute import Compute
 from launcher.gcp.gpus import Gpu
+from launcher.gcp.resources import Quota
 from launcher.gcp.services import DisabledError, ForbiddenError, Services
 from launcher.gcp.settings import Settings, resolve_settings
 from workload.errors import RooflaunchError, ToolError, UsageError

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from launcher.gcp import gpus
-from launcher.gcp.compute import Compute, Instance
+from launcher.gcp.compute import Compute
 from launcher.gcp.records import (
     LAUNCHES,
     NAME,
@@ -25,6 +25,7 @@ from launcher.gcp.records import (
     result_object,
     status_object,
 )
+from launcher.gcp.resources import Instance
 from workload.errors import BundleError, ExitCode, NothingToDoError, UsageError
 from workload.storage.bucket import Bucket
 

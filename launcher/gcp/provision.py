@@ -17,14 +17,11 @@ from launcher.gcp.compute import (
     AlreadyThereError,
     Compute,
     DeniedError,
-    Instance,
-    Operation,
-    OperationFault,
-    Quota,
     RefusedError,
 )
 from launcher.gcp.plan import Plan
 from launcher.gcp.records import region_of
+from launcher.gcp.resources import Instance, Operation, OperationFault, Quota
 from workload.errors import NoCapacityError, RooflaunchError, ToolError
 from workload.storage.bucket import UnreachableError
 

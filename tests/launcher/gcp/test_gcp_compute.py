@@ -13,18 +13,8 @@ from typing import Any
 import pytest
 
 from launcher.gcp import compute as border
-from launcher.gcp.compute import (
-    AlreadyThereError,
-    Compute,
-    DeniedError,
-    Operation,
-    OperationFault,
-    Patience,
-    Quota,
-    QuotaFault,
-    RefusedError,
-    Serial,
-)
+from launcher.gcp.compute import AlreadyThereError, Compute, DeniedError, Patience, RefusedError
+from launcher.gcp.resources import Operation, OperationFault, Quota, QuotaFault, Serial
 from tests.launcher.gcp.fake_compute import FakeCompute, Vm, plain_body, quota_error, stockout_error
 from workload.errors import ExitCode, RooflaunchError, ToolError, UsageError
 from workload.storage.bucket import UnreachableError

@@ -8,8 +8,9 @@ import pytest
 from launcher import doctor as machine_doctor
 from launcher.doctor import Check, Part, State
 from launcher.gcp import doctor, gpus
-from launcher.gcp.compute import Compute, Disk, Instance, Quota
+from launcher.gcp.compute import Compute
 from launcher.gcp.doctor import Cloud, Repository
+from launcher.gcp.resources import Disk, Instance, Quota
 from launcher.gcp.services import Services
 from launcher.gcp.settings import Settings
 from tests.launcher.gcp.fake_compute import FakeCompute

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from launcher.gcp.compute import Instance, Operation, Serial
 from launcher.gcp.follow import Ending, Event, Followed, Kind, follow, interval_s
 from launcher.gcp.records import (
     Heartbeat,
@@ -18,41 +17,16 @@ from launcher.gcp.records import (
     result_object,
     status_object,
 )
+from launcher.gcp.resources import Instance, Operation, Serial
+from tests.launcher.gcp import plain
+from tests.launcher.gcp.plain import LAUNCHED_S, NAME, ZONE
 from workload.errors import ToolError
 from workload.storage.bucket import RemoteObject
 
-NAME = "rooflaunch-t4-20261121-120000-3fa9c1"
-ZONE = "us-central1-a"
 PREEMPTED_HINT = "--rerun-preempted 2 starts it again by itself; without --spot it is not taken back"
-BEGAN_S = 1795262400.0
-REQUEST = Request(
-    name=NAME,
-    launched_at="2026-11-21T12:00:00.000+00:00",
-    project="my-project",
-    bucket="my-bucket",
-    gpu="t4",
-    gpu_count=1,
-    machine_type="n1-standard-4",
-    spot=True,
-    zones=[ZONE],
-    image="host/p/trainer@sha256:" + "0" * 64,
-    flavour="cuda",
-    vm_image="projects/p/global/images/family/f",
-    limit_s=3600,
-    spec={"model": "resnet18"},
-)
-THERE = Instance(
-    name=NAME,
-    zone=ZONE,
-    status="RUNNING",
-    created_at="2026-11-21T12:00:00.000+00:00",
-    labels={},
-    machine_type="n1-standard-4",
-    spot=True,
-    deadline_s=None,
-    physical_host=None,
-    cpu_platform="",
-)
+BEGAN_S = LAUNCHED_S
+REQUEST = replace(plain.REQUEST, spot=True, prices={})
+THERE = replace(plain.INSTANCE, spot=True, deadline_s=None, cpu_platform="")
 
 
 class Cloud:

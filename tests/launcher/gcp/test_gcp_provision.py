@@ -9,9 +9,10 @@ import pytest
 
 from launcher.gcp import compute as border
 from launcher.gcp import provision as provisioning
-from launcher.gcp.compute import Compute, OperationFault, QuotaFault
+from launcher.gcp.compute import Compute
 from launcher.gcp.plan import Options, Plan, make_plan
 from launcher.gcp.provision import Provisioned, Scope, StrangerError, Tried, provision, reach, remove
+from launcher.gcp.resources import OperationFault, QuotaFault
 from launcher.gcp.settings import Settings
 from tests.launcher.gcp.fake_compute import FakeCompute, plain_body
 from workload.errors import ExitCode, InterruptedRunError, NoCapacityError, ToolError

@@ -8,56 +8,24 @@ from typing import Any
 import pytest
 
 from launcher.gcp import launches
-from launcher.gcp.compute import Compute, Instance
+from launcher.gcp.compute import Compute
 from launcher.gcp.launches import Seen, State, duration, find, judge, render, render_one
 from launcher.gcp.records import (
     Heartbeat,
     Phase,
-    Request,
     Result,
     request_object,
     result_object,
     status_object,
 )
+from launcher.gcp.resources import Instance
+from tests.launcher.gcp.plain import INSTANCE, LAUNCHED_S, NAME, REQUEST, ZONE
 from workload.errors import NothingToDoError, UsageError
 from workload.storage.bucket import Bucket, RemoteObject
 
-NAME = "rooflaunch-t4-20261121-120000-3fa9c1"
-LAUNCHED_S = 1795262400.0  # 2026-11-21T12:00:00Z
-ZONE = "us-central1-a"
-REQUEST = Request(
-    name=NAME,
-    launched_at="2026-11-21T12:00:00.000+00:00",
-    project="my-project",
-    bucket="my-bucket",
-    gpu="t4",
-    gpu_count=1,
-    machine_type="n1-standard-4",
-    spot=False,
-    zones=[ZONE],
-    image="host/p/trainer@sha256:" + "0" * 64,
-    flavour="cuda",
-    vm_image="projects/p/global/images/family/f",
-    limit_s=3600,
-    spec={"model": "resnet18"},
-    prices={"us-central1": {"usd_per_h": 0.54, "source": "a list", "read": "2026-07"}},
-)
-
 
 def instance(**changes: Any) -> Instance:
-    plain = Instance(
-        name=NAME,
-        zone=ZONE,
-        status="RUNNING",
-        created_at="2026-11-21T12:00:30.000+00:00",
-        labels={},
-        machine_type="n1-standard-4",
-        spot=False,
-        deadline_s=int(LAUNCHED_S) + 3600,
-        physical_host=None,
-        cpu_platform="Intel Broadwell",
-    )
-    return replace(plain, **changes)
+    return replace(INSTANCE, **changes)
 
 
 def at(seconds: float) -> str:

@@ -1,0 +1,172 @@
+"""What Compute Engine tells of VMs, disks, operations and quotas, as values of ours.
+
+The functions take the client's own objects: google.cloud.compute_v1's `Instance` and the like.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+DEADLINE_LABEL = "rooflaunch-deadline"
+REQUEST_LABEL = "rooflaunch-request"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """Something that the cloud does in a zone and that can be waited for."""
+
+    name: str
+    zone: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuotaFault:
+    """Which quota was too small, as the cloud named it; `limit` None: it did not say."""
+
+    metric: str
+    name: str
+    limit: float | None
+    dimensions: Mapping[str, str]
+
+    @property
+    def region(self) -> str | None:
+        """None for a quota of the whole project."""
+        return self.dimensions.get("region")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperationFault:
+    """One error of an operation. `zones_available`: where the cloud has the machine right now, if it said so."""
+
+    code: str
+    message: str
+    zones_available: tuple[str, ...] = ()
+    quota: QuotaFault | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Instance:
+    """A VM. `created_at` is ISO 8601 with an offset, `deadline_s` the epoch second of its label."""
+
+    name: str
+    zone: str
+    status: str
+    created_at: str
+    labels: Mapping[str, str]
+    machine_type: str
+    spot: bool
+    deadline_s: int | None
+    physical_host: str | None
+    cpu_platform: str
+
+    @property
+    def request_id(self) -> str:
+        """The insert that it came from; empty for somebody else's."""
+        return self.labels.get(REQUEST_LABEL, "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disk:
+    """A disk; `users` are the names of the VMs that have it."""
+
+    name: str
+    zone: str
+    size_gb: int
+    created_at: str
+    labels: Mapping[str, str]
+    deadline_s: int | None
+    users: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serial:
+    """What a VM wrote to its serial port; ask from `next_start` on the next time."""
+
+    text: str
+    next_start: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quota:
+    """How much of something a project may have, there, and has."""
+
+    limit: float
+    usage: float
+
+    @property
+    def left(self) -> float:
+        return self.limit - self.usage
+
+
+def operation(found: Any, zone: str) -> Operation:
+    return Operation(name=str(found.name), zone=zone)
+
+
+def faults(found: Any) -> tuple[OperationFault, ...]:
+    told = tuple(_fault(each) for each in found.error.errors)
+    if told or not found.http_error_status_code:
+        return told
+    code, message = found.http_error_status_code, found.http_error_message
+    return (OperationFault(code=f"HTTP_{code}", message=str(message)),)
+
+
+def _fault(error: Any) -> OperationFault:
+    zones: list[str] = []
+    quota = None
+    for detail in error.error_details:
+        named = detail.error_info.metadatas.get("zonesAvailable", "")
+        zones += [each.strip() for each in named.split(",") if each.strip()]
+        if detail.quota_info.metric_name or detail.quota_info.limit_name:
+            quota = _quota_fault(detail.quota_info)
+    return OperationFault(code=str(error.code), message=str(error.message), zones_available=tuple(zones), quota=quota)
+
+
+def _quota_fault(info: Any) -> QuotaFault:
+    return QuotaFault(
+        metric=str(info.metric_name),
+        name=str(info.limit_name),
+        limit=float(info.limit) if "limit" in info else None,
+        dimensions=MappingProxyType(dict(info.dimensions)),
+    )
+
+
+def instance(found: Any) -> Instance:
+    return Instance(
+        name=str(found.name),
+        zone=last_part(found.zone),
+        status=str(found.status),
+        created_at=str(found.creation_timestamp),
+        labels=MappingProxyType(dict(found.labels)),
+        machine_type=last_part(found.machine_type),
+        spot=found.scheduling.provisioning_model == "SPOT",
+        deadline_s=_deadline_s(found.labels),
+        physical_host=str(found.resource_status.physical_host) or None,
+        cpu_platform=str(found.cpu_platform),
+    )
+
+
+def disk(found: Any) -> Disk:
+    return Disk(
+        name=str(found.name),
+        zone=last_part(found.zone),
+        size_gb=int(found.size_gb),
+        created_at=str(found.creation_timestamp),
+        labels=MappingProxyType(dict(found.labels)),
+        deadline_s=_deadline_s(found.labels),
+        users=tuple(last_part(each) for each in found.users),
+    )
+
+
+def _deadline_s(labels: Mapping[str, str]) -> int | None:
+    text = labels.get(DEADLINE_LABEL, "")
+    return int(text) if text.isascii() and text.isdigit() else None
+
+
+def quotas(found: Any) -> Mapping[str, Quota]:
+    return {str(each.metric): Quota(limit=float(each.limit), usage=float(each.usage)) for each in found.quotas}
+
+
+def last_part(url: str) -> str:
+    """The last part of a resource's address: a zone comes as `https://…/zones/us-central1-a`."""
+    return str(url).rpartition("/")[2]
