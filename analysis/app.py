@@ -12,7 +12,7 @@ import typer
 from analysis.by import By
 from analysis.commands import fetch
 from analysis.part import Part
-from analysis.tables import Format
+from workload.tables import Format
 
 app = typer.Typer(
     name="analyze",

@@ -20,8 +20,8 @@ from analysis.statistics import Comparison, holm
 from analysis.statistics import compare as compare_runs
 from analysis.statistics.power import ALPHA
 from analysis.statistics.samples import LEAST_FOR_SPREAD, Floats
-from analysis.tables import Column
 from workload.errors import NothingToDoError, UsageError
+from workload.tables import Column
 
 # Facts of a machine that go together: with one of them varied, the others may vary as well.
 MACHINE = (

@@ -9,8 +9,8 @@ import pandas as pd
 
 from analysis.configurations import CONFIGURATION, NAMED, PLACE, SOFTWARE, shown
 from analysis.statistics import over_runs
-from analysis.tables import Column
 from workload.bundle import Status
+from workload.tables import Column
 
 FACTS = (*CONFIGURATION, *PLACE, *SOFTWARE)
 # Of the runs of a line.

@@ -19,7 +19,7 @@ from analysis.statistics import (
     variance_split,
 )
 from analysis.statistics.samples import Estimate
-from analysis.tables import Column
+from workload.tables import Column
 
 WITHIN_COLUMNS = (
     Column(name="run_id", heading="run"),

@@ -15,6 +15,7 @@ CROSSING = {
     "workload.bundle",
     "workload.errors",
     "workload.interrupt",
+    "workload.tables",
     "workload.environment.machine",
     "workload.environment.outside",
     "workload.storage.bucket",

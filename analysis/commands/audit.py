@@ -14,8 +14,8 @@ from analysis.audit.claims import CLAIM_RULES, audit_claims
 from analysis.audit.claims import read as read_claims
 from analysis.commands.shared import load, tell
 from analysis.problem import Problem
-from analysis.tables import Format, printable
 from workload.errors import ExitCode, UsageError
+from workload.tables import Format, printable
 
 # More run ids than this say less than their number.
 SHOWN_RUNS = 3

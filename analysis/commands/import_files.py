@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from analysis.importing import Given, import_file
-from analysis.tables import printable
 from workload.errors import ExitCode, NothingToDoError
+from workload.tables import printable
 
 
 def run(files: Sequence[Path], given: Given, *, output: Path) -> int:

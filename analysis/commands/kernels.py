@@ -14,8 +14,8 @@ from analysis.importing import DEVICE_NAME
 from analysis.ncu import NcuFile
 from analysis.problem import Problem
 from analysis.roofline import NAMED, frame, kernel_points
-from analysis.tables import Column, Format, render
 from workload.errors import ExitCode, NothingToDoError, UsageError
+from workload.tables import Column, Format, render
 
 FACTS = ("file", *NAMED, "profiles", "steps")
 TABLE = (

@@ -10,8 +10,8 @@ from analysis.figures import export
 from analysis.report import html, markdown
 from analysis.report.compose import compose
 from analysis.report.evidence import gather
-from analysis.tables import printable
 from workload.errors import ExitCode, UsageError
+from workload.tables import printable
 
 
 def run(

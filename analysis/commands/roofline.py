@@ -11,8 +11,8 @@ from analysis.commands.shared import load, tell
 from analysis.configurations import completed
 from analysis.loading import Results
 from analysis.problem import Problem
-from analysis.tables import Column, Format, render
 from workload.errors import ExitCode
+from workload.tables import Column, Format, render
 
 ROOFS = (
     Column(name="place", heading="place"),

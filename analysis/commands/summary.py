@@ -5,8 +5,8 @@ from pathlib import Path
 
 from analysis.commands.shared import load, tell
 from analysis.summary import COLUMNS, summarize
-from analysis.tables import Format, render
 from workload.errors import ExitCode
+from workload.tables import Format, render
 
 
 def run(folders: Sequence[Path], *, verify: bool, form: Format) -> int:

@@ -10,9 +10,9 @@ from analysis.causes import causes
 from analysis.commands.shared import load, tell
 from analysis.loading import Results
 from analysis.part import Part
-from analysis.tables import Column, Format, render
 from analysis.variance import BETWEEN_COLUMNS, WITHIN_COLUMNS, between, within
 from workload.errors import ExitCode
+from workload.tables import Column, Format, render
 
 CAUSE_COLUMNS = (
     Column(name="run_id", heading="run"),

@@ -11,7 +11,7 @@ from analysis.breakdown import ALL
 from analysis.figures import labels, rooflines, shares, throughput
 from analysis.figures.figure import Figure, Missing
 from analysis.figures.material import Material
-from analysis.tables import number
+from workload.tables import number
 
 Drawn: TypeAlias = Figure | Missing
 Builder: TypeAlias = Callable[[Material], Iterator[Drawn]]

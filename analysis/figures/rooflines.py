@@ -11,7 +11,7 @@ import pandas as pd
 from analysis.figures import style
 from analysis.figures.material import Material
 from analysis.figures.style import Drawing
-from analysis.tables import number
+from workload.tables import number
 
 INTENSITY = "Arithmetic intensity [FLOP/byte]"
 RATE = "Attained [FLOP/s]"

@@ -7,9 +7,9 @@ from typing import Any
 
 from analysis.report import words
 from analysis.report.evidence import Evidence
-from analysis.tables import printable
 from workload.errors import UsageError
 from workload.spec import Device, RunSpec, arguments, options
+from workload.tables import printable
 
 SHOWN_RUNS = 3
 

@@ -23,10 +23,10 @@ from analysis.report.compose import compose
 from analysis.report.content import Bullets, Commands, Paragraph, Picture, Report, Section, Table
 from analysis.report.evidence import Evidence, gather
 from analysis.report.sections import answer, complexity, context, design, discussion, variability
-from analysis.tables import printable
 from benchmarks.synthetic_bundles import make
 from workload.errors import ExitCode
 from workload.spec import Device, Precision, Profile, RunSpec, arguments
+from workload.tables import printable
 
 INTERVAL = re.compile(r"interval|\d to \d|no interval")
 

@@ -1,17 +1,17 @@
-"""A table on stdout: for people with the unit in the heading, or as JSON or CSV with every digit."""
+"""A table on stdout: for people with the unit in the heading, or as JSON or CSV with every digit.
+
+Standard library only.
+"""
 
 import csv
 import io
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, assert_never
-
-if TYPE_CHECKING:
-    import pandas as pd
+from typing import Any, Protocol, assert_never
 
 PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "µ"))
 # Seconds are not counted in thousands.
@@ -45,11 +45,17 @@ class Column:
     optional: bool = False
 
 
-def render(frame: "pd.DataFrame", columns: Sequence[Column], form: Format) -> str:
-    """`columns` of `frame` as text without a final newline; JSON and CSV keep every digit and the columns' names."""
+class Frame(Protocol):
+    """A pandas DataFrame, as far as a table needs one."""
+
+    def __getitem__(self, names: list[str], /) -> Any: ...
+
+
+def render(table: Frame | Sequence[Mapping[str, Any]], columns: Sequence[Column], form: Format) -> str:
+    """`columns` of a frame or of rows as text without a final newline; JSON and CSV keep every digit and the names."""
     rows = [
         {column.name: _plain(value) for column, value in zip(columns, values, strict=True)}
-        for values in frame[[column.name for column in columns]].itertuples(index=False, name=None)
+        for values in _values(table, [column.name for column in columns])
     ]
     match form:
         case Format.TABLE:
@@ -60,6 +66,13 @@ def render(frame: "pd.DataFrame", columns: Sequence[Column], form: Format) -> st
             return _csv(rows, columns)
         case _:
             assert_never(form)
+
+
+def _values(table: Frame | Sequence[Mapping[str, Any]], names: list[str]) -> Iterable[Sequence[Any]]:
+    if isinstance(table, Sequence):
+        return ([row[name] for name in names] for row in table)
+    rows: Iterable[Sequence[Any]] = table[names].itertuples(index=False, name=None)
+    return rows
 
 
 def printable(text: str) -> str:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.tables import Column, Format, number, printable, render
+from workload.tables import Column, Format, number, printable, render
 
 COLUMNS = (
     Column(name="model", heading="model"),
@@ -48,6 +48,13 @@ def test_optional_column_shows_where_one_row_has_it() -> None:
     text = render(frame(note=[None, "2 failed"]), COLUMNS, Format.TABLE)
     assert text.splitlines()[0].endswith("spot  note")
     assert text.splitlines()[2].endswith("-     2 failed")
+
+
+def test_rows_are_as_good_as_a_frame() -> None:
+    columns = [Column(name="gpu", heading="GPU"), Column(name="usd_per_h", heading="price", unit="USD/h")]
+    records = [{"gpu": "t4", "usd_per_h": 0.54, "unused": 1}, {"gpu": "h100", "usd_per_h": None, "unused": 2}]
+    for form in Format:
+        assert render(records, columns, form) == render(pd.DataFrame(records), columns, form)
 
 
 def test_json_keeps_every_digit_and_says_null() -> None:
