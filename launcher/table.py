@@ -6,6 +6,7 @@ from statistics import median
 from typing import Any
 
 from workload.bundle import Bundle, Status
+from workload.text import seconds, si
 
 LABEL_WIDTH = 13
 KERNEL_WIDTH = 60
@@ -20,18 +21,6 @@ def render(bundles: Sequence[Bundle]) -> str:
     rows += [("next", line) for line in _next(completed)]
     head = _headline(bundles[0].record)
     return "\n".join([head, "", *(f"  {label:<{LABEL_WIDTH}} {text}" for label, text in rows)])
-
-
-def si(value: float, unit: str) -> str:
-    """`value` with a decimal prefix and three or four digits: `si(2.27e11, "FLOP/s")` is `227 GFLOP/s`."""
-    for factor, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= factor:
-            return (
-                f"{value / factor:.3g} {prefix}{unit}"
-                if value < 999.5 * factor
-                else f"{value / factor:.0f} {prefix}{unit}"
-            )
-    return f"{value:.3g} {unit}"
 
 
 def _headline(record: Mapping[str, Any]) -> str:
@@ -103,11 +92,6 @@ def _step_time(record: Mapping[str, Any]) -> str:
         "" if step_s["p5"] is None else f"; 5 % to 95 % of steps: {seconds(step_s['p5'])} to {seconds(step_s['p95'])}"
     )
     return f"{seconds(step_s['median'])}  (median of {step_s['n']} steps{spread})"
-
-
-def seconds(value_s: float) -> str:
-    """A duration in ms below one second, else in s."""
-    return f"{value_s * 1e3:.4g} ms" if value_s < 1 else f"{value_s:.4g} s"
 
 
 def _flop_rate(record: Mapping[str, Any]) -> str:

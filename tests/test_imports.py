@@ -16,6 +16,7 @@ CROSSING = {
     "workload.errors",
     "workload.interrupt",
     "workload.tables",
+    "workload.text",
     "workload.environment.machine",
     "workload.environment.outside",
     "workload.storage.bucket",

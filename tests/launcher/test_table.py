@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from launcher.table import render, si
+from launcher.table import render
 from workload.bundle import Bundle
 
 RECORD: dict[str, Any] = {
@@ -126,18 +126,3 @@ def test_profile(profile: dict[str, Any], lines: list[str]) -> None:
     shown = render([bundle(profile=profile), bundle(run_id="b", profile=BROKEN)]).splitlines()
     told = [line.removeprefix("  profile       ") for line in shown if line.startswith("  profile ")]
     assert told == lines
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0.0, "0 B"),
-        (999.0, "999 B"),
-        (1000.0, "1 kB"),
-        (227.4e9, "227 GB"),
-        (999.9e9, "1000 GB"),
-        (1.2e15, "1.2 PB"),
-    ],
-)
-def test_si(value: float, text: str) -> None:
-    assert si(value, "B") == text

@@ -1,0 +1,127 @@
+import io
+import os
+
+import pytest
+
+from workload.text import between, counted, percent, seconds, si, terminal_width, unbroken, wrapped
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0 B"),
+        (0.25, "0.25 B"),
+        (999.0, "999 B"),
+        (1000.0, "1 kB"),
+        (227.4e9, "227 GB"),
+        (999.4e9, "999 GB"),
+        (999.9e9, "1 TB"),
+        (-2.5e6, "-2.5 MB"),
+        (1.2e15, "1.2 PB"),
+        (12.3e18, "12300 PB"),
+    ],
+)
+def test_si(value: float, text: str) -> None:
+    assert si(value, "B") == text
+
+
+@pytest.mark.parametrize(
+    ("value_s", "text"),
+    [
+        (0.0, "0 s"),
+        (3e-10, "0.3 ns"),
+        (12.34567e-6, "12.35 µs"),
+        (0.012, "12 ms"),
+        (0.99999, "1 s"),
+        (75.31, "75.31 s"),
+        (123456.0, "123500 s"),
+    ],
+)
+def test_seconds(value_s: float, text: str) -> None:
+    assert seconds(value_s) == text
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [
+        (0.0, "0 %"),
+        (0.00099, "less than 0.1 %"),
+        (0.001, "0.1 %"),
+        (0.0053, "0.5 %"),
+        (0.02, "2 %"),
+        (0.0994, "9.9 %"),
+        (0.0996, "10 %"),
+        (0.594, "59 %"),
+        (1.6, "160 %"),
+        (83.56, "8356 %"),
+    ],
+)
+def test_percent(share: float, text: str) -> None:
+    assert percent(share) == text
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "text"),
+    [
+        (0.12, 0.3, "12 % to 30 %"),
+        (0.0, 0.0004, "less than 0.1 %"),
+        (0.0002, 0.0004, "less than 0.1 %"),
+        (0.0002, 0.03, "up to 3 %"),
+        (0.301, 0.304, "30 %"),
+    ],
+)
+def test_between(low: float, high: float, text: str) -> None:
+    assert between(low, high) == text
+
+
+def test_counted() -> None:
+    assert [counted(number, "step") for number in (0, 1, 2)] == ["0 steps", "1 step", "2 steps"]
+
+
+LONG = "20 % of the time is spent in /a/folder/whose/name/is/longer/than/the/line and 12 ms elsewhere"
+
+
+@pytest.mark.parametrize(
+    ("width", "lines"),
+    [
+        (None, [f"note      {LONG}"]),
+        (200, [f"note      {LONG}"]),
+        (
+            44,
+            [
+                "note      20 % of the time is spent in",
+                "          /a/folder/whose/name/is/longer/than/the/line",
+                "          and 12 ms elsewhere",
+            ],
+        ),
+    ],
+)
+def test_lines_are_wrapped_below_their_column(width: int | None, lines: list[str]) -> None:
+    assert wrapped(LONG, width, indent=10, first="note").splitlines() == lines
+
+
+def test_a_figure_keeps_its_unit_and_a_command_its_words() -> None:
+    assert wrapped("it takes of this 59 %", 20) == "it takes of this\n59 %"
+    assert wrapped(f"now {unbroken('analyze report results')}", 20) == "now\nanalyze report results"
+    assert wrapped("", 40, indent=4, first="next") == "next"
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("columns", "width"), [("100", 100), ("20", 40), ("999", 200)])
+def test_width_of_a_terminal(columns: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    assert terminal_width(Screen()) == width
+    assert terminal_width(io.StringIO()) is None
+
+
+def test_width_of_a_terminal_without_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert terminal_width(Screen()) in range(40, 201)
+    ours, theirs = os.openpty()
+    with os.fdopen(ours, "w"), os.fdopen(theirs, "w") as screen:
+        # Nobody has told this terminal its size.
+        assert terminal_width(screen) in range(40, 201)

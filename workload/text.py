@@ -1,0 +1,100 @@
+"""Figures and lines as people read them, the same in every command. Standard library only."""
+
+import os
+import re
+import shutil
+import textwrap
+from typing import TextIO
+
+LARGE = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
+SMALL = ((1.0, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n"))
+# Below this share the digits say nothing that anybody acts on.
+LEAST_SHARE = 0.001
+# From 10 %, rounded, on there are no decimals.
+WHOLE_FROM = 0.0995
+# Narrower lines are hard to read, and wider ones too.
+NARROWEST, WIDEST = 40, 200
+# textwrap does not break a line here.
+NO_BREAK = "\N{NO-BREAK SPACE}"
+BEFORE_A_UNIT = re.compile(r"(?<=\d) (?=%|[kMGTPmµn]?(?:s|B|FLOP)\b)")
+
+
+def si(value: float, unit: str, digits: int = 3) -> str:
+    """`value` with a decimal prefix: `si(2.27e11, "FLOP/s")` is `227 GFLOP/s`."""
+    return _prefixed(value, unit, LARGE, digits)
+
+
+def seconds(value_s: float, digits: int = 4) -> str:
+    """A duration in s, ms, µs or ns: `seconds(0.0123)` is `12.3 ms`."""
+    return _prefixed(value_s, "s", SMALL, digits)
+
+
+def _prefixed(value: float, unit: str, prefixes: tuple[tuple[float, str], ...], digits: int) -> str:
+    # Rounded first: 999.9 GB are 1 TB and not 1000 GB.
+    rounded = float(f"{value:.{digits}g}")
+    factor, prefix = next((row for row in prefixes if abs(rounded) >= row[0]), prefixes[-1] if value else (1.0, ""))
+    scaled = rounded / factor
+    # From 1000 on the prefixes have ended: all digits instead of an exponent.
+    figure = f"{scaled:.0f}" if abs(scaled) >= 10**digits else f"{scaled:.{digits}g}"
+    return f"{figure} {prefix}{unit}"
+
+
+def percent(share: float) -> str:
+    """A share of 1, never negative: `59 %`, `0.5 %` or `160 %`; `less than 0.1 %` for what is nearly nothing."""
+    if 0 < share < LEAST_SHARE:
+        return f"less than {100 * LEAST_SHARE:g} %"
+    return f"{round(100 * share, 1):g} %" if share < WHOLE_FROM else f"{100 * share:.0f} %"
+
+
+def between(low: float, high: float) -> str:
+    """Two shares as one range: `12 % to 30 %`, `up to 3 %`, or one figure where both read the same."""
+    if 0 <= low < LEAST_SHARE:
+        return percent(high) if high < LEAST_SHARE else f"up to {percent(high)}"
+    first, last = percent(low), percent(high)
+    return first if first == last else f"{first} to {last}"
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 step`, `3 steps`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def unbroken(text: str) -> str:
+    """`text` that `wrapped` keeps on one line: a command to copy, say."""
+    return text.replace(" ", NO_BREAK)
+
+
+def wrapped(text: str, width: int | None, *, indent: int = 0, first: str = "") -> str:
+    """`text` after `first`, in lines of at most `width` characters that all begin at column `indent`.
+
+    No word, path or figure with its unit is cut; without a width everything stays on one line.
+    """
+    start = first.ljust(indent)
+    if width is None:
+        return (start + text).replace(NO_BREAK, " ").rstrip()
+    kept = BEFORE_A_UNIT.sub(NO_BREAK, text)
+    room = max(width - indent, NARROWEST // 2)
+    lines = textwrap.wrap(kept, room, break_long_words=False, break_on_hyphens=False) or [""]
+    return (start + f"\n{' ' * indent}".join(lines)).replace(NO_BREAK, " ").rstrip()
+
+
+def terminal_width(stream: TextIO) -> int | None:
+    """How wide lines on `stream` may be, 40 to 200; None where it is no terminal, whose lines nobody wraps.
+
+    The variable COLUMNS sets it too, as everywhere.
+    """
+    if not stream.isatty():
+        return None
+    columns = _columns(stream)
+    return min(max(columns, NARROWEST), WIDEST)
+
+
+def _columns(stream: TextIO) -> int:
+    usual = shutil.get_terminal_size().columns
+    if os.environ.get("COLUMNS", "").isdigit():
+        return usual
+    try:
+        # 0 on a terminal that was never told its size.
+        return os.get_terminal_size(stream.fileno()).columns or usual
+    except (OSError, ValueError):
+        return usual
