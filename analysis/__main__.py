@@ -4,6 +4,7 @@ import os
 import sys
 
 from workload.errors import ExitCode, RooflaunchError
+from workload.text import printable
 
 # What the commands need; a missing one is told like any other missing tool.
 PACKAGES = {"typer", "pandas", "numpy", "pyarrow", "scipy", "google", "altair", "jinja2", "vl_convert"}
@@ -43,7 +44,7 @@ def _run() -> int:
     except typer.Abort:
         code = ExitCode.INTERRUPTED
     except typer.TyperException as error:
-        print(f"error: {error.format_message()}\nhint: analyze --help", file=sys.stderr)
+        print(f"error: {printable(error.format_message())}\nhint: analyze --help", file=sys.stderr)
         return ExitCode.USAGE
     except SystemExit as error:
         # typer's answer to a closed pipe is exit code 1, which here means a bug.

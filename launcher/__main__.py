@@ -3,6 +3,7 @@
 import sys
 
 from workload.errors import ExitCode, RooflaunchError
+from workload.text import printable
 
 
 def main() -> int:
@@ -26,7 +27,7 @@ def main() -> int:
         print("interrupted", file=sys.stderr)
         return ExitCode.INTERRUPTED
     except typer.TyperException as error:
-        print(f"error: {error.format_message()}\nhint: launch --help", file=sys.stderr)
+        print(f"error: {printable(error.format_message())}\nhint: launch --help", file=sys.stderr)
         return ExitCode.USAGE
 
 

@@ -17,6 +17,7 @@ from workload.bundle import Bundle, Status
 from workload.errors import BundleError, ExitCode, RooflaunchError, ToolError, UsageError
 from workload.interrupt import killed_error, run_child
 from workload.spec import Context, Device, Profile, Resolved, RunSpec, arguments
+from workload.text import printable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,7 +211,7 @@ def _profile(plan: Plan, timing: Container, folder: Path, watcher: Watcher | Non
     try:
         code = containers.follow(engine, container, on_line=lambda _: None, watcher=watcher).exit_code
     except ToolError as error:
-        print(f"warning: no profile, and the run is complete: {error}", file=sys.stderr)
+        print(f"warning: no profile, and the run is complete: {printable(str(error))}", file=sys.stderr)
         return ExitCode.DONE
     # With TOOL the pass has said itself why there is no profile.
     if code not in (ExitCode.DONE, ExitCode.TOOL, ExitCode.INTERRUPTED):

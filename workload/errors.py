@@ -3,6 +3,8 @@
 from enum import IntEnum
 from typing import ClassVar
 
+from workload.text import printable
+
 
 class ExitCode(IntEnum):
     """What a command tells the shell."""
@@ -34,8 +36,12 @@ class RooflaunchError(Exception):
         return str(self.args[0])
 
     def report(self) -> str:
-        """The two lines that a user sees."""
-        return f"error: {self}\nhint: {self.hint}"
+        """The two lines that a user sees; names from files and servers in them cannot move the cursor or add a line."""
+        return f"error: {printable(self.headline())}\nhint: {printable(self.hint)}"
+
+    def headline(self) -> str:
+        """What stands after `error:`."""
+        return str(self)
 
 
 class UsageError(RooflaunchError):

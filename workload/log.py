@@ -6,14 +6,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from workload.text import printable_lines
+
 LOGGER = logging.getLogger("workload")
+
+
+class _Printable(logging.Formatter):
+    """Messages quote files, servers and libraries: none of these may move the cursor of who reads the message."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable_lines(super().format(record))
 
 
 def to_stderr() -> None:
     """Send messages to stderr, a line each. A log that cannot be written never disturbs a run."""
     logging.raiseExceptions = False
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(message)s"))
+    handler.setFormatter(_Printable("%(message)s"))
     # Tracebacks of failed steps are for log.txt alone.
     handler.setLevel(logging.INFO)
     LOGGER.handlers[:] = [handler]
@@ -25,7 +34,7 @@ def to_stderr() -> None:
 def to_file(path: Path) -> Iterator[None]:
     """Keep messages and Python warnings in `path` too."""
     handler = logging.FileHandler(path, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.setFormatter(_Printable("%(asctime)s %(levelname)s %(message)s"))
     warnings = logging.getLogger("py.warnings")
     LOGGER.addHandler(handler)
     warnings.addHandler(handler)

@@ -13,6 +13,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Protocol, assert_never
 
+from workload.text import printable
+
 PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "µ"))
 # Seconds are not counted in thousands.
 LARGEST_PREFIX = {"s": 1.0}
@@ -73,15 +75,6 @@ def _values(table: Frame | Sequence[Mapping[str, Any]], names: list[str]) -> Ite
         return ([row[name] for name in names] for row in table)
     rows: Iterable[Sequence[Any]] = table[names].itertuples(index=False, name=None)
     return rows
-
-
-def printable(text: str) -> str:
-    """One line of `text`: what a name from somebody's file holds must not move the cursor or break a row."""
-    return "".join(character if character.isprintable() else _escape(character) for character in text)
-
-
-def _escape(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
 
 
 def _plain(value: Any) -> Any:

@@ -98,3 +98,17 @@ def _columns(stream: TextIO) -> int:
         return os.get_terminal_size(stream.fileno()).columns or usual
     except (OSError, ValueError):
         return usual
+
+
+def printable(text: str) -> str:
+    """One line of `text`: what a name from somebody's file holds must not move the cursor or break a row."""
+    return "".join(character if character.isprintable() else _escape(character) for character in text)
+
+
+def printable_lines(text: str) -> str:
+    """As `printable`, for text of several lines."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")

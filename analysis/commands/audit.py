@@ -1,7 +1,5 @@
 """`analyze audit`."""
 
-import csv
-import io
 import json
 from collections import Counter
 from collections.abc import Sequence
@@ -14,8 +12,10 @@ from analysis.audit.claims import CLAIM_RULES, audit_claims
 from analysis.audit.claims import read as read_claims
 from analysis.commands.shared import load, tell
 from analysis.problem import Problem
+from workload import tables
 from workload.errors import ExitCode, UsageError
-from workload.tables import Format, printable
+from workload.tables import Column, Format
+from workload.text import printable
 
 # More run ids than this say less than their number.
 SHOWN_RUNS = 3
@@ -94,11 +94,6 @@ def _subject(finding: Finding) -> str:
 
 
 def _csv(findings: Sequence[Finding]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    names = [field.name for field in fields(Finding)]
-    writer.writerow(names)
-    for finding in findings:
-        row = asdict(finding) | {"subject": " ".join(finding.subject)}
-        writer.writerow([row[name] for name in names])
-    return text.getvalue().removesuffix("\n")
+    columns = [Column(name=field.name, heading=field.name) for field in fields(Finding)]
+    rows = [asdict(finding) | {"subject": " ".join(finding.subject)} for finding in findings]
+    return tables.render(rows, columns, Format.CSV)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from analysis.importing import Given, import_file
 from workload.errors import ExitCode, NothingToDoError
-from workload.tables import printable
+from workload.text import printable
 
 
 def run(files: Sequence[Path], given: Given, *, output: Path) -> int:

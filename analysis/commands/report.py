@@ -11,7 +11,7 @@ from analysis.report import html, markdown
 from analysis.report.compose import compose
 from analysis.report.evidence import gather
 from workload.errors import ExitCode, UsageError
-from workload.tables import printable
+from workload.text import printable
 
 
 def run(

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import altair as alt
 import pandas as pd
 
-from workload.tables import printable
+from workload.text import printable
 
 # Anything that Altair draws; its methods are not typed well enough to say more.
 Drawing: TypeAlias = Any

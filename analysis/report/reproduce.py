@@ -9,7 +9,7 @@ from analysis.report import words
 from analysis.report.evidence import Evidence
 from workload.errors import UsageError
 from workload.spec import Device, RunSpec, arguments, options
-from workload.tables import printable
+from workload.text import printable
 
 SHOWN_RUNS = 3
 

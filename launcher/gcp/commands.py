@@ -33,6 +33,7 @@ from workload.interrupt import stoppable
 from workload.spec import Device, Resolved, resolve
 from workload.storage import bucket as storage
 from workload.storage.bucket import Bucket
+from workload.text import printable
 
 # \b keeps the lines as they are.
 GCP_EXAMPLES = """\b
@@ -536,7 +537,7 @@ def _bucket_or_none(world: World, settings: Settings) -> Bucket | None:
     try:
         return world.bucket(settings.bucket)
     except RooflaunchError as error:
-        print(f"warning: {error}", file=sys.stderr)
+        print(f"warning: {printable(str(error))}", file=sys.stderr)
         return None
 
 

@@ -26,7 +26,7 @@ from analysis.report.sections import answer, complexity, context, design, discus
 from benchmarks.synthetic_bundles import make
 from workload.errors import ExitCode
 from workload.spec import Device, Precision, Profile, RunSpec, arguments
-from workload.tables import printable
+from workload.text import printable
 
 INTERVAL = re.compile(r"interval|\d to \d|no interval")
 

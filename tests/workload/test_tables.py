@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workload.tables import Column, Format, number, printable, render
+from workload.tables import Column, Format, number, render
+from workload.text import printable
 
 COLUMNS = (
     Column(name="model", heading="model"),

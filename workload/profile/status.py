@@ -30,9 +30,9 @@ class ProfileError(RooflaunchError):
         super().__init__(reason, hint=hint)
         self.status = status
 
-    def report(self) -> str:
-        """The two lines that a user sees."""
-        return f"error: profile {self.status}: {self}\nhint: {self.hint}"
+    def headline(self) -> str:
+        """What stands after `error:`."""
+        return f"profile {self.status}: {self}"
 
     def to_json(self) -> dict[str, Any]:
         """The start of run.json's `profile`."""

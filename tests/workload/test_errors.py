@@ -1,0 +1,40 @@
+import logging
+from pathlib import Path
+
+import pytest
+
+from workload import log
+from workload.errors import UsageError
+from workload.profile.status import ProfileError, ProfileStatus
+from workload.text import printable, printable_lines
+
+# What a hostile file name can hold: a colour, a forged second line, half of a surrogate pair, right-to-left text.
+HOSTILE = "a\x1b[2Jb\nhint: rm -rf ~\r\ud800\u202e"
+SHOWN = "a\\x1b[2Jb\\nhint: rm -rf ~\\r\\ud800\\u202e"
+
+
+def test_text_of_others_cannot_move_the_cursor() -> None:
+    assert printable(HOSTILE) == SHOWN
+    assert printable_lines("a\x1bb\nc\td") == "a\\x1bb\nc\\td"
+
+
+def test_a_report_has_two_lines_whatever_its_names_hold() -> None:
+    assert UsageError(f"'{HOSTILE}' is a file", hint=HOSTILE).report() == f"error: '{SHOWN}' is a file\nhint: {SHOWN}"
+
+
+def test_so_has_that_of_a_profile() -> None:
+    error = ProfileError(ProfileStatus.FAILED, HOSTILE, hint="again")
+    assert error.report() == f"error: profile failed: {SHOWN}\nhint: again"
+
+
+def test_messages_of_the_trainer_and_its_log_are_printable(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log.LOGGER, "handlers", [])
+    monkeypatch.setattr(logging, "raiseExceptions", logging.raiseExceptions)
+    log.to_stderr()
+    with log.to_file(tmp_path / "log.txt"):
+        log.LOGGER.error("%s\nsecond line", HOSTILE.replace("\n", " "))
+    expected = SHOWN.replace("\\n", " ") + "\nsecond line\n"
+    assert capsys.readouterr().err == expected
+    assert (tmp_path / "log.txt").read_text().endswith(f"ERROR {expected}")
