@@ -263,7 +263,7 @@ def _cpu_shares(case: Case) -> Iterator[Cause]:
             share=throttled,
             share_of=ShareOf.CPU_TIME,
             evidence=f"the container's CPU limit held its threads back for {throttled:.1%} of their time",
-            cure="--cpus as many as --threads, or no limit",
+            cure="--cpus as many as the run has threads, or no limit",
         )
 
 

@@ -193,7 +193,7 @@ RULES = (
         severity=Severity.NOTE,
         threshold=f"{', '.join(NEEDED_FACTS.values())} are known: each has explained a difference between runs before",
         why="such a run can be looked at, but a difference to another one cannot be explained",
-        cure="analyze import --precision, --gpu; or measure it: launch local",
+        cure="analyze import FILE --precision P --gpu G; or measure it: launch local",
         check=each_case(unknown_facts),
     ),
     Rule(

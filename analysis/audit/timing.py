@@ -251,7 +251,7 @@ RULES = (
         severity=Severity.WARNING,
         threshold="fewer steps than planned, or fewer rows than another log of the same model in the same place",
         why="what ended the run may have slowed it before, and the missing steps may be the slow ones",
-        cure="run again; launch sweep --resume repeats what did not complete",
+        cure="run again what did not complete",
         check=incomplete_series,
     ),
 )

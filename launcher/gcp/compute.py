@@ -458,7 +458,7 @@ def _explained(error: Any, project: str, method: str) -> RooflaunchError:
     code, said = int(error.code), _said(error)
     explained: RooflaunchError
     if method == "insert" and (fault := _insert_fault(error)):
-        explained = RefusedError((fault,), hint="name other zones: launch gcp --zone Z")
+        explained = RefusedError((fault,), hint="the same again with other zones: --zone Z")
     elif code in BUSY:
         explained = _unreachable(error)
     elif code == http.HTTPStatus.FORBIDDEN:

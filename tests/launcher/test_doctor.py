@@ -125,7 +125,7 @@ def test_sound_engine(docker: FakeDocker, lay_out: LayOut, monkeypatch: pytest.M
                 "DCGM",
                 "problem",
                 "nv-hostengine runs and may hold the counters",
-                "sudo systemctl stop nvidia-dcgm during --profile ncu, or dcgmi profile --pause",
+                "sudo systemctl stop nvidia-dcgm, or dcgmi profile --pause, while --profile ncu runs",
             ),
         ),
         (

@@ -1,0 +1,159 @@
+"""Whether a command line would be accepted by the program it names: our doors' real parsers, tables for other tools."""
+
+import argparse
+import re
+import shlex
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import typer.main
+
+from analysis.app import app as analyze
+from launcher.app import app as launch
+from workload import cli
+from workload.errors import RooflaunchError
+from workload.spec import options
+
+ROOT = Path(__file__).parents[2]
+FOREIGN: dict[str, Any] = tomllib.loads(Path(__file__).with_name("foreign_tools.toml").read_text(encoding="utf-8"))
+DOORS = {"launch": typer.main.get_command(launch), "analyze": typer.main.get_command(analyze)}
+RUN_OPTIONS = {option.name: option for option in options()}
+TRAINER = ("python", "-m", "workload")
+MODULES = ("workload", "workload.bundle", "launcher", "analysis", "pip", "pytest", "venv")
+# What stands for a value that the reader fills in: RUN, BUNDLE, gs://BUCKET/PREFIX, …
+PLACEHOLDER = re.compile(r"[A-Z][A-Z_/.]*|<.*>|…")
+
+
+class RefusedError(Exception):
+    """The program would not accept this line; the text says why."""
+
+
+def check(line: str) -> None:
+    """Raise `RefusedError` unless the program accepts this line, without its redirection."""
+    words = shlex.split(re.sub(r"\$\([^)]*\)", "X", line))
+    while words and (re.fullmatch(r"[A-Z_]+=.*", words[0]) or words[0] == "sudo"):
+        words = words[1:]
+    if not words:
+        raise RefusedError("no command")
+    program = words[0].removeprefix(".venv/bin/")
+    if program in DOORS:
+        _check_door(program, words[1:])
+    elif program in ("python", "python3"):
+        _check_python(words[1:])
+    elif program in FOREIGN:
+        _check_foreign(program, words[1:])
+    else:
+        raise RefusedError(f"no grammar for {program}: add it to foreign_tools.toml")
+
+
+def check_in_prose(text: str) -> None:
+    """As `check`, of a command with the rest of its sentence behind it: words that are no options may be left over."""
+    try:
+        words = shlex.split(re.sub(r"\$\([^)]*\)", "X", text))
+    except ValueError:  # an apostrophe
+        words = text.split()
+    refusal: RefusedError | None = None
+    with_verb = {"launch": 2, "analyze": 2, "python": 4}.get(words[0].removeprefix(".venv/bin/"), 1)
+    for length in range(len(words), min(with_verb, len(words)) - 1, -1):
+        try:
+            check(shlex.join(words[:length]))
+        except RefusedError as error:
+            refusal = refusal or error
+        else:
+            return
+        if words[length - 1].startswith("-"):
+            break
+    raise refusal or RefusedError("no command")
+
+
+def _check_door(program: str, words: Sequence[str]) -> None:
+    command = DOORS[program]
+    commands: dict[str, Any] = getattr(command, "commands", {})
+    if words and words[0] in commands:
+        command, words = commands[words[0]], words[1:]
+    elif words and not words[0].startswith("-"):
+        raise RefusedError(f"{program} has no command {words[0]}; it has {', '.join(sorted(commands))}")
+    if not words:
+        return  # named, not to be typed as it is
+    try:
+        context = command.make_context(program, list(words), resilient_parsing=False)
+    except typer.Exit:  # --help, --version
+        return
+    except typer.TyperException as error:
+        raise RefusedError(error.format_message()) from error
+    _check_values(context.params)
+
+
+def _check_values(values: dict[str, Any]) -> None:
+    """The run options of both launch and import are text to the parser, and checked when the run is made up."""
+    for name, value in values.items():
+        if name in RUN_OPTIONS and isinstance(value, str) and not PLACEHOLDER.fullmatch(value):
+            try:
+                RUN_OPTIONS[name].parse(value)
+            except RooflaunchError as error:
+                raise RefusedError(str(error)) from error
+
+
+def _check_python(words: Sequence[str]) -> None:
+    if not words or words[0] != "-m":
+        if not (words and (ROOT / words[0]).is_file()):
+            raise RefusedError(f"no such script: {words[:1]}")
+        return
+    if len(words) == 1 or words[1] not in MODULES:
+        raise RefusedError(f"no module {words[1:2]} to run")
+    if words[1] != "workload":
+        return
+    if not words[2:]:
+        return  # named, not to be typed as it is
+    try:
+        parsed = cli._parser().parse_args(list(words[2:]))
+    except SystemExit:  # --help, --version
+        return
+    except RooflaunchError as error:
+        raise RefusedError(str(error)) from error
+    _check_values(vars(parsed))
+
+
+def _check_foreign(program: str, words: Sequence[str]) -> None:
+    grammar = FOREIGN[program]
+    plain = [word for word in words if not word.startswith("-")]
+    commands = grammar["commands"]
+    for length in range(min(len(plain), 5), 0, -1):
+        path = " ".join(plain[:length])
+        if path in commands:
+            known = [*commands[path], *grammar["everywhere"]]
+            break
+    else:
+        if commands and not (words and words[0] in grammar["everywhere"]):
+            raise RefusedError(f"{program} {' '.join(plain[:3])}: not in foreign_tools.toml")
+        known = grammar["everywhere"]
+    names = {option.rstrip("=") for option in known}
+    for word in words:
+        if word == "--":
+            break
+        if program == "docker" and path == "run" and not word.startswith("-") and re.search(r"[:/]", word):
+            break  # the image: what follows is its own
+        if word.startswith("-") and word.partition("=")[0] not in names:
+            raise RefusedError(f"{program}: no option {word.partition('=')[0]}")
+
+
+def every_option() -> set[str]:
+    """The options of all commands of our doors and of the other tools."""
+    known = {"--help"}
+    for door in DOORS.values():
+        for command in getattr(door, "commands", {}).values():
+            for parameter in command.params:
+                known |= {*parameter.opts, *parameter.secondary_opts}
+    for parser in (cli._parser(), *_subparsers(cli._parser())):
+        known |= {name for action in parser._actions for name in action.option_strings}
+    for tool in FOREIGN.values():
+        for group in (*tool["commands"].values(), tool["everywhere"]):
+            known |= {option.rstrip("=") for option in group}
+    return known
+
+
+def _subparsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
+    [commands] = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    return list(commands.choices.values())

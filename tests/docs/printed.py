@@ -1,0 +1,105 @@
+"""Commands in texts: those that our code prints, read from its syntax trees and data files."""
+
+import ast
+import re
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("launcher", "workload", "analysis")
+# What stands for an expression in a text: X, a value of any kind, unless the command takes only some.
+PLACEHOLDERS = {"verb": "down", "_emulator_note()": ""}
+# `launch` and `docker` are words of prose too: of a launch, the docker package. What may stand before or follow is
+# listed, so that a command which does not exist is not taken for prose.
+NOUN_BEFORE = re.compile(
+    r"(\b(a|an|the|of|each|every|no|one|first|kernel|1|package|flavour)|--runtime|[=|])[ ]?$", re.IGNORECASE
+)
+PROSE_AFTER = {
+    "launch": frozenset({"again", "lacks", "needs"}),
+    "analyze": frozenset({"needs"}),
+    "docker": frozenset({"is"}),
+    "ncu": frozenset(),
+    "pip": frozenset({"uses"}),
+}
+PROGRAMS = (
+    "launch|analyze|python3? -m|gcloud|terraform|docker|pip|dcgmi|ncu|nvidia-smi|systemctl|usermod|git lfs|apt install"
+)
+START = re.compile(rf"(?<![\w/.:'\"-])(?:\.venv/bin/)?(?P<program>{PROGRAMS})(?= [^ ])")
+# What ends a command in a sentence, and what ends the sentence.
+END = re.compile(r"[;`\n#|>]|[,:.)]( |<|$)|\)[,;.]| - | && | \(|  ")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text:
+    """A text that may be printed, with placeholders for what is filled in."""
+
+    path: str
+    line: int
+    text: str
+
+
+def texts() -> Iterator[Text]:
+    """Every text of the three packages but docstrings, and the values of their data files."""
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*")):
+            name = path.relative_to(ROOT).as_posix()
+            if path.suffix == ".py":
+                yield from _of_module(name, ast.parse(path.read_text(encoding="utf-8")))
+            elif path.suffix == ".toml":
+                table = tomllib.loads(path.read_text(encoding="utf-8"))
+                yield from (Text(path=name, line=0, text=text) for text in _of_table(table))
+            elif path.suffix == ".html":
+                yield Text(path=name, line=0, text=path.read_text(encoding="utf-8"))
+
+
+def _of_module(name: str, tree: ast.Module) -> Iterator[Text]:
+    unprinted: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            unprinted.add(id(node.value))  # a docstring
+        if isinstance(node, ast.JoinedStr):
+            unprinted |= {id(value) for value in node.values}
+            text = "".join(map(_piece, node.values))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in unprinted:
+            text = node.value
+        else:
+            continue
+        yield Text(path=name, line=node.lineno, text=text)
+
+
+def _piece(value: ast.expr) -> str:
+    if isinstance(value, ast.Constant):
+        return str(value.value)
+    assert isinstance(value, ast.FormattedValue)
+    return PLACEHOLDERS.get(ast.unparse(value.value), "X")
+
+
+def _of_table(value: Any) -> Iterator[str]:
+    match value:
+        case str():
+            yield value
+        case dict():
+            for item in value.values():
+                yield from _of_table(item)
+        case list():
+            for item in value:
+                yield from _of_table(item)
+
+
+def commands(text: str) -> Iterator[str]:
+    """Each command that a text names, up to where its sentence goes on without doubt."""
+    text, place = text.replace(" …", ""), 0
+    while match := START.search(text, place):
+        place = match.end()
+        after = re.match(r" +([\w-]+)", text[place:])
+        if after and after[1] in PROSE_AFTER.get(match["program"], ()):
+            continue
+        if match["program"] in PROSE_AFTER and NOUN_BEFORE.search(text[: match.start()]):
+            continue
+        end = END.search(text, place)
+        place = end.start() if end else len(text)
+        command = text[match.start() : place]
+        yield command + ")" * (command.count("(") - command.count(")"))
