@@ -18,6 +18,7 @@ from launcher.options import Format, FormatOption, run_options
 from launcher.runtime import Runtime, choose
 from workload.environment.outside import outside_facts
 from workload.errors import ExitCode, UsageError
+from workload.invocation import as_typed
 from workload.spec import resolve
 
 app = typer.Typer(
@@ -85,14 +86,14 @@ def run_local(
     outside = outside_facts() if choice.runtime is Runtime.DOCKER else None
     plan = local.make_plan(resolved, choice, output=output, limits=limits, outside=outside)
     if dry_run:
-        print(json.dumps(plan.to_json(), indent=1) if output_format is Format.JSON else plan.text())
+        print(json.dumps(plan.to_json(), indent=1) if output_format is Format.JSON else as_typed(plan.text()))
         return ExitCode.DONE
-    print(plan.text(), file=sys.stderr)
+    print(as_typed(plan.text()), file=sys.stderr)
     outcome = local.run(plan)
     if output_format is Format.JSON:
         print(json.dumps(outcome.to_json(), indent=1))
     elif outcome.bundles:
-        print(table.render(outcome.bundles))
+        print(as_typed(table.render(outcome.bundles)))
     if outcome.error:
         raise outcome.error
     return outcome.exit_code
@@ -156,7 +157,7 @@ def build_image(
     built = building.build(docker, recipe, network=network, cached=not rebuild)
     if target:
         built = building.push(docker, built, target)
-    print(json.dumps(built.to_json(), indent=1) if output_format is Format.JSON else built.text())
+    print(json.dumps(built.to_json(), indent=1) if output_format is Format.JSON else as_typed(built.text()))
     return ExitCode.DONE
 
 
@@ -186,5 +187,5 @@ def run_doctor(
     if output_format is Format.JSON:
         print(json.dumps([check.to_json() for check in checks], indent=1))
     else:
-        print(doctor.render(checks))
+        print(as_typed(doctor.render(checks)))
     return doctor.exit_code(checks)

@@ -15,6 +15,7 @@ CROSSING = {
     "workload.bundle",
     "workload.errors",
     "workload.interrupt",
+    "workload.invocation",
     "workload.tables",
     "workload.text",
     "workload.environment.machine",

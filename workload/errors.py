@@ -3,6 +3,7 @@
 from enum import IntEnum
 from typing import ClassVar
 
+from workload.invocation import as_typed
 from workload.text import printable
 
 
@@ -36,8 +37,11 @@ class RooflaunchError(Exception):
         return str(self.args[0])
 
     def report(self) -> str:
-        """The two lines that a user sees; names from files and servers in them cannot move the cursor or add a line."""
-        return f"error: {printable(self.headline())}\nhint: {printable(self.hint)}"
+        """The two lines that a user sees; names from files and servers in them cannot move the cursor or add a line.
+
+        Our commands in the hint are as they can be typed here.
+        """
+        return f"error: {printable(self.headline())}\nhint: {printable(as_typed(self.hint))}"
 
     def headline(self) -> str:
         """What stands after `error:`."""

@@ -14,6 +14,7 @@ from analysis.commands.shared import load, tell
 from analysis.problem import Problem
 from workload import tables
 from workload.errors import ExitCode, UsageError
+from workload.invocation import as_typed
 from workload.tables import Column, Format
 from workload.text import printable
 
@@ -82,7 +83,7 @@ def _rule(same: Sequence[Finding]) -> str:
             *(f"  found      {printable(finding.figure)}  [{_subject(finding)}]" for finding in same),
             f"  allowed    {first.threshold}",
             f"  why        {first.why}",
-            *(f"  cure       {printable(cure)}" for cure in cures),
+            *(f"  cure       {as_typed(printable(cure))}" for cure in cures),
         ]
     )
 

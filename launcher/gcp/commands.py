@@ -30,6 +30,7 @@ from launcher.gcp.settings import Settings, resolve_settings
 from launcher.options import Format, FormatOption, run_options
 from workload.errors import ExitCode, InterruptedRunError, NothingToDoError, RooflaunchError, ToolError, UsageError
 from workload.interrupt import stoppable
+from workload.invocation import as_typed
 from workload.spec import Device, Resolved, resolve
 from workload.storage import bucket as storage
 from workload.storage.bucket import Bucket
@@ -354,9 +355,9 @@ def _tell(outcome: Outcome, plan: Plan, output_format: Format) -> int:
     elif outcome.detached:
         rows = [("launch", outcome.name), ("zone", outcome.zone)]
         rows += [("next", f"launch {verb}") for verb in (f"status {outcome.name}", f"logs {outcome.name} -f")]
-        print("\n".join(f"{label:<8} {text}" for label, text in rows))
+        print(as_typed("\n".join(f"{label:<8} {text}" for label, text in rows)))
     else:
-        lines = [table.render(outcome.bundles)] if outcome.bundles else []
+        lines = [as_typed(table.render(outcome.bundles))] if outcome.bundles else []
         print("\n".join([*lines, *(f"  {label:<13} {text}" for label, text in _closing(outcome, plan))]))
     if outcome.error:
         raise outcome.error
@@ -397,7 +398,7 @@ def show_status(
     now_s = world.now()
     if name is not None:
         launch = launches.one_launch(cloud, store, _find(cloud, store, name), now_s=now_s)
-        text = launches.render_one(launch, store.name, now_s)
+        text = as_typed(launches.render_one(launch, store.name, now_s))
         print(json.dumps(launch.to_json(), indent=1) if output_format is Format.JSON else text)
         return ExitCode.DONE
     found = launches.list_launches(cloud, store, now_s=now_s, limit=None if every else launches.SHOWN)

@@ -6,6 +6,7 @@ from typing import TextIO
 
 from launcher.gcp.follow import Event, Kind
 from launcher.gcp.launches import duration
+from workload.invocation import as_typed
 
 
 class Progress:
@@ -22,7 +23,7 @@ class Progress:
             case Kind.PHASE:
                 self._line(f"{self._after(event):>10}  {event.text.replace('_', ' ')}")
             case Kind.NOTE:
-                self._line(f"{self._after(event):>10}  {event.text}")
+                self._line(f"{self._after(event):>10}  {as_typed(event.text)}")
             case Kind.PROGRESS if self._is_terminal:
                 self._live(f"{self._after(event):>10}  {event.text}")
             case Kind.PROGRESS:

@@ -1,0 +1,128 @@
+from pathlib import Path
+
+import pytest
+import typer
+
+from analysis.app import app as analyze
+from launcher.app import app as launch
+from workload import invocation
+from workload.errors import ToolError
+from workload.invocation import Call, as_typed, document
+
+HINT = "launch build --flavour cpu, or launch again; analyze audit results; python -m workload.bundle results/*"
+
+
+@pytest.fixture
+def plain_commands() -> None:
+    """Here the real thing is tested."""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A folder with an installation in `.venv`, as `make setup` leaves one."""
+    scripts = tmp_path / ".venv" / "bin"
+    scripts.mkdir(parents=True)
+    for name in ("python", "launch", "analyze"):
+        (scripts / name).touch(mode=0o755)
+    return tmp_path
+
+
+def call(project: Path, started: str, **changes: str) -> Call:
+    scripts = str(project / ".venv" / "bin")
+    given = {"python": f"{scripts}/python", "scripts": scripts, "path": "/usr/bin", "folder": str(project)}
+    return Call(started=started, **{**given, **changes})
+
+
+@pytest.mark.parametrize(
+    ("started", "program", "python"),
+    [
+        (".venv/bin/launch", ".venv/bin/{}", ".venv/bin/python"),
+        ("./.venv/bin/analyze", "./.venv/bin/{}", ".venv/bin/python"),
+        ("{project}/.venv/bin/launch", ".venv/bin/{}", ".venv/bin/python"),
+        ("{project}/launcher/__main__.py", ".venv/bin/python -m {module}", ".venv/bin/python"),
+        ("{project}/analysis/__main__.py", ".venv/bin/python -m {module}", ".venv/bin/python"),
+        # Neither program runs: a trainer, a notebook.
+        ("{project}/workload/__main__.py", ".venv/bin/{}", ".venv/bin/python"),
+        ("/usr/lib/ipykernel_launcher.py", ".venv/bin/{}", ".venv/bin/python"),
+    ],
+)
+def test_commands_off_path(project: Path, started: str, program: str, python: str) -> None:
+    launch, analyze = (
+        program.format(name, module=module) for name, module in (("launch", "launcher"), ("analyze", "analysis"))
+    )
+    assert as_typed(HINT, call(project, started.format(project=project))) == (
+        f"{launch} build --flavour cpu, or launch again; {analyze} audit results; {python} -m workload.bundle results/*"
+    )
+
+
+def test_commands_on_path_stay(project: Path) -> None:
+    scripts = f"{project}/.venv/bin"
+    assert as_typed(HINT, call(project, f"{scripts}/launch", path=f"/usr/bin:{scripts}")) == HINT
+
+
+def test_a_program_of_another_installation_on_path_is_not_meant(project: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "launch").touch(mode=0o755)
+    assert as_typed("launch build", call(project, ".venv/bin/launch", path=str(other))) == ".venv/bin/launch build"
+
+
+def test_from_elsewhere(project: Path) -> None:
+    started = f"{project}/.venv/bin/launch"
+    assert as_typed("launch doctor", call(project, started, folder="/usr")) == f"{started} doctor"
+
+
+def test_in_its_own_folder(project: Path) -> None:
+    scripts = f"{project}/.venv/bin"
+    assert as_typed("launch doctor", call(project, f"{scripts}/launch", folder=scripts)) == "./launch doctor"
+
+
+def test_a_folder_with_a_blank_is_quoted(tmp_path: Path) -> None:
+    spaced = tmp_path / "my project"
+    (spaced / ".venv" / "bin").mkdir(parents=True)
+    (spaced / ".venv" / "bin" / "launch").touch(mode=0o755)
+    started = f"{spaced}/.venv/bin/launch"
+    assert as_typed("launch doctor", call(spaced, started, folder="/usr")) == f"'{started}' doctor"
+
+
+def test_without_scripts_the_module_is_named(tmp_path: Path) -> None:
+    assert as_typed("launch doctor", call(tmp_path, "train.py")) == ".venv/bin/python -m launcher doctor"
+
+
+def test_twice_is_once(project: Path) -> None:
+    here = call(project, ".venv/bin/launch")
+    assert as_typed(as_typed(HINT, here), here) == as_typed(HINT, here)
+
+
+@pytest.mark.parametrize(
+    "text", ["launch again", "interrupted; launch the same", "no launch doctors it", "results/launch build", "python"]
+)
+def test_what_is_no_command_stays(project: Path, text: str) -> None:
+    assert as_typed(text, call(project, ".venv/bin/launch")) == text
+
+
+def test_every_command_is_known() -> None:
+    listed = {
+        program: set(typer.main.get_command(app).commands)  # type: ignore[attr-defined] # a group
+        for program, app in (("launch", launch), ("analyze", analyze))
+    }
+    for program, names in listed.items():
+        assert names <= set(invocation.COMMANDS[program])
+
+
+def test_a_hint_is_printed_as_typed(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(invocation, "this_call", lambda: call(project, ".venv/bin/launch"))
+    assert ToolError("no image", hint="launch build").report() == "error: no image\nhint: .venv/bin/launch build"
+
+
+def test_a_document_of_a_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    monkeypatch.chdir(root)
+    assert document("infra/README.md") == "infra/README.md"
+    monkeypatch.chdir(tmp_path)
+    assert document("infra/README.md") == f"{root}/infra/README.md"
+
+
+def test_a_document_that_a_wheel_lacks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(invocation, "ROOT", tmp_path)
+    assert document("infra/README.md") == ""

@@ -1,0 +1,123 @@
+"""Our commands as this user can type them, and our files as this user can open them. Standard library only.
+
+Messages, hints and cures name a command in its plain form, `launch build`. In a bundle, a record or a report it stays
+so, because who reads it there sits somewhere else. Whoever prints one for the person at this terminal passes it through
+`as_typed` first: `.venv/bin/launch build` where the scripts are not on PATH.
+"""
+
+import os
+import re
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+MODULES = {"launch": "launcher", "analyze": "analysis"}
+# What can follow a program's name where a command is meant: "launch again" is English. A test looks for every command.
+COMMANDS = {
+    "launch": ["local", "gcp", "gpus", "build", "doctor", "status", "logs", "down", "reap"],
+    "analyze": [
+        "summary",
+        "roofline",
+        "kernels",
+        "variance",
+        "compare",
+        "audit",
+        "report",
+        "example",
+        "import",
+        "fetch",
+    ],
+}
+# An option of the program itself, as in `launch --help`.
+OPTION = "--?[a-z]+"
+PACKAGES = ("workload", *MODULES.values())
+# Not after a part of a path: what is written as it is typed stays as it is.
+START = r"(?<![\w./\\-])"
+OURS = re.compile(
+    "|".join(f"{START}{program}(?= (?:{'|'.join((*names, OPTION))})\\b)" for program, names in COMMANDS.items())
+    + f"|{START}python(?= -m (?:{'|'.join(PACKAGES)})\\b)"
+)
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """How this process was started. `started`: sys.argv[0]; `scripts`: where this installation's programs lie."""
+
+    started: str
+    python: str
+    scripts: str
+    path: str
+    folder: str
+
+
+def this_call() -> Call:
+    """Of this process."""
+    import sysconfig  # noqa: PLC0415 - milliseconds that only a message needs, here and below
+
+    return Call(
+        started=sys.argv[0],
+        python=sys.executable,
+        scripts=sysconfig.get_path("scripts"),
+        path=os.environ.get("PATH", os.defpath),
+        folder=os.getcwd(),  # noqa: PTH109 - text, as everything here
+    )
+
+
+def as_typed(text: str, call: Call | None = None) -> str:
+    """`text` with each of our commands in it as it can be typed here."""
+    if not OURS.search(text):
+        return text
+    call = call or this_call()
+    return OURS.sub(lambda match: _python(call) if match[0] == "python" else _program(match[0], call), text)
+
+
+def document(name: str) -> str:
+    """How to open a file of this project, as `infra/README.md`: its path, else its address, else nothing."""
+    path = ROOT / name
+    if path.exists():
+        return _short(str(path), str(Path.cwd()))
+    from importlib import metadata  # noqa: PLC0415
+
+    try:
+        links = metadata.metadata("rooflaunch").get_all("Project-URL") or []
+    except metadata.PackageNotFoundError:
+        links = []
+    address = next((link.partition(", ")[2] for link in links if link.startswith("Repository,")), "")
+    return f"{name} in {address}" if address else ""
+
+
+def _program(name: str, call: Call) -> str:
+    """`launch`, a path that ends in it, or `python -m launcher`: like the command that is running, where one is."""
+    started = Path(call.started)
+    if started.name == "__main__.py" and started.parent.name in MODULES.values():
+        return f"{_python(call)} -m {MODULES[name]}"
+    folder = os.path.dirname(call.started) if started.stem in MODULES else call.scripts  # noqa: PTH120 - "" is no "."
+    if _is_on_path(name, folder, call):
+        return name
+    if os.access(Path(call.folder, folder, name), os.X_OK):
+        return _short(os.path.join(folder, name), call.folder)  # noqa: PTH118 - a Path drops the dot of ./launch
+    return f"{_python(call)} -m {MODULES[name]}"
+
+
+def _python(call: Call) -> str:
+    """The interpreter that has our packages."""
+    folder = os.path.dirname(call.python)  # noqa: PTH120
+    usual = (name for name in ("python", "python3") if _is_on_path(name, folder, call))
+    return next(usual, _short(call.python, call.folder) if call.python else "python")
+
+
+def _is_on_path(name: str, folder: str, call: Call) -> bool:
+    """Whether a shell finds `name` in `folder`. Only the folders are resolved: a python in a venv is a link."""
+    import shutil  # noqa: PLC0415
+
+    known = shutil.which(name, path=call.path)
+    return known is not None and Path(known).parent.resolve() == Path(call.folder, folder).resolve()
+
+
+def _short(path: str, folder: str) -> str:
+    """A path as a shell takes it, relative where it is below `folder`."""
+    below = Path(path).is_absolute() and Path(path).is_relative_to(folder)
+    short = os.path.relpath(path, folder) if below else path
+    return shlex.quote(short if os.path.dirname(short) or not below else f"./{short}")  # noqa: PTH120
