@@ -148,11 +148,19 @@ def compare(
     *,
     results: ResultsArgument,
     by: Annotated[
-        str, typer.Option("--by", metavar="COLUMN", help="place, device_name, precision, batch_size, zone, torch, …")
-    ] = "place",
+        str | None,
+        typer.Option(
+            "--by",
+            metavar="COLUMN",
+            help="place, device_name, precision, runtime, torch, …; default: the first in which runs differ",
+            show_default=False,
+        ),
+    ] = None,
     allow_mixed: Annotated[
         list[str] | None,
-        typer.Option("--allow-mixed", metavar="COLUMN", help="pool runs that differ in it", show_default=False),
+        typer.Option(
+            "--allow-mixed", metavar="COLUMN", help="pool runs that differ in it; may be repeated", show_default=False
+        ),
     ] = None,
     verify: VerifyOption = False,
     output_format: FormatOption = Format.TABLE,

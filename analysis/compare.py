@@ -3,48 +3,28 @@
 The figure of a run is its images over its wall time; the variation of its steps is put around it.
 """
 
-import difflib
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import combinations
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from scipy.stats import ttest_ind
 
-from analysis.cases import Case, cases, rows
-from analysis.configurations import CONFIGURATION, PLACE, SOFTWARE, label, measured, require_poolable, shown
+from analysis.cases import Case
+from analysis.configurations import SOFTWARE, label, needs_no_digest, shown
 from analysis.loading import Results
+from analysis.pairing import MACHINE, Pair, Pairing, Side, pair_up, value_text
 from analysis.statistics import Comparison, holm
 from analysis.statistics import compare as compare_runs
 from analysis.statistics.power import ALPHA
 from analysis.statistics.samples import LEAST_FOR_SPREAD, Floats
-from workload.errors import NothingToDoError, UsageError
 from workload.tables import Column
 
-# Facts of a machine that go together: with one of them varied, the others may vary as well.
-MACHINE = (
-    *PLACE,
-    "backend",
-    "runtime",
-    "compute_capability",
-    "hostname",
-    "cpu_model",
-    "hypervisor",
-    "zone",
-    "region",
-    "machine_type",
-    "cpu_platform",
-    "physical_host",
-    "spot",
-)
-VERSIONS = (*SOFTWARE, "torchvision", "cuda_build", "cudnn", "python", "rooflaunch", "os", "kernel")
-COMPARABLE = (*CONFIGURATION, *MACHINE, *VERSIONS)
 # Told where they differ besides what is compared: they may be the cause as well.
 TOLD = (*SOFTWARE, "cudnn")
 
 COLUMNS = (
+    Column(name="by", heading="by"),
     Column(name="model", heading="model"),
     Column(name="batch_size", heading="batch"),
     Column(name="precision", heading="precision"),
@@ -65,40 +45,24 @@ COLUMNS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Side:
-    """The runs that have one value of what is compared."""
-
-    value: Any
-    runs: Sequence[Case]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pair:
-    """Two sides that agree in everything that is not compared; `shared`: what they agree in."""
-
-    left: Side
-    right: Side
-    shared: Mapping[str, Any]
-
-
-def compare(results: Results, by: str = "place", *, allow_mixed: Collection[str] = ()) -> pd.DataFrame:
+def compare(results: Results, by: str | None = None, *, allow_mixed: Collection[str] = ()) -> pd.DataFrame:
     """A row per pair of values of `by`, columns as in `COLUMNS`: `ratio` is images/s of the right over the left.
+
+    Without `by`, the first fact in which runs differ that agree in the rest; the column `by` says which. Runs that
+    differ in more than `by` are in pairs of their own, unless that is in `allow_mixed`; `analysis.pairing` says more.
+    Raises `NotPoolableError` (exit code 9) where no run has a like one on the other side, `UsageError` for an unknown
+    column, `NothingToDoError` where no two runs differ in `by` alone.
+    """
+    return of_pairs(pair_up(results, by, allow_mixed=allow_mixed))
+
+
+def of_pairs(pairing: Pairing) -> pd.DataFrame:
+    """The table of `compare`.
 
     `effect` is Hedges' g of the logarithms of run figures, positive where the right is faster. `p_holm` is corrected
     for all rows, and so is `smallest_detectable_ratio`, which 4 of 5 such comparisons would find.
-    Raises `NotPoolableError` (exit code 9) where the runs of a side are unlike, unless in a column of `allow_mixed`;
-    `UsageError` for an unknown column, `NothingToDoError` where `by` has a single value everywhere.
     """
-    _require_comparable([by, *allow_mixed])
-    pairs = _pairs(results, by, frozenset(allow_mixed))
-    if not pairs:
-        values = sorted({_value(by, value) for value in _column(measured(results.runs), by)})
-        raise NothingToDoError(
-            f"nothing to compare: no two runs that differ in {label(by)} and agree in the rest; "
-            f"{label(by)} is {', '.join(values) or 'unknown'}",
-            hint="name folders with other runs too, or compare --by " + " | ".join(BY_EXAMPLES),
-        )
+    by, pairs = pairing.by, pairing.pairs
     alpha = ALPHA / len(pairs)
     found = [_compared(pair, alpha=alpha) for pair in pairs]
     tested = [_test(pair, one, alpha=alpha) for pair, one in zip(pairs, found, strict=True)]
@@ -108,66 +72,6 @@ def compare(results: Results, by: str = "place", *, allow_mixed: Collection[str]
         for pair, one, (p, test), adjusted in zip(pairs, found, tested, corrected, strict=True)
     ]
     return pd.DataFrame(lines, columns=[column.name for column in COLUMNS])
-
-
-BY_EXAMPLES = ("place", "device_name", "precision", "batch_size", "zone", "torch")
-
-
-def _require_comparable(columns: Sequence[str]) -> None:
-    for column in columns:
-        if column not in COMPARABLE:
-            close = difflib.get_close_matches(column, COMPARABLE, n=1)
-            raise UsageError(
-                f"runs cannot be compared by '{column}'",
-                hint=f"--by {close[0]}" if close else "--by " + " | ".join(BY_EXAMPLES),
-            )
-
-
-# --- who is compared with whom
-
-
-def _pairs(results: Results, by: str, allow_mixed: frozenset[str]) -> list[Pair]:
-    runs = measured(results.runs)
-    runs = runs[runs["images_per_s"].notna()]
-    by_id = {case.run_id: case for case in cases(results)}
-    facts = [fact for fact in _held(by) if fact not in allow_mixed]
-    groups: dict[tuple[Any, ...], dict[Any, list[Case]]] = {}
-    for row in rows(runs):
-        sides = groups.setdefault(tuple(row[fact] for fact in facts), {})
-        sides.setdefault(row[by], []).append(by_id[row["run_id"]])
-    pairs = []
-    for values, sides in groups.items():
-        for side in sides.values() if len(sides) > 1 else ():
-            _require_alike(runs, side, allow_mixed)
-        shared = dict(zip(facts, values, strict=True))
-        ordered = sorted(sides.items(), key=lambda item: _order(item[0]))
-        pairs += [
-            Pair(left=Side(value=left, runs=first), right=Side(value=right, runs=second), shared=shared)
-            for (left, first), (right, second) in combinations(ordered, 2)
-        ]
-    return pairs
-
-
-def _held(by: str) -> tuple[str, ...]:
-    """What has to be the same on both sides: what the user chose and, unless machines are compared, where it ran."""
-    kept = CONFIGURATION if by in MACHINE else (*CONFIGURATION, *PLACE)
-    return tuple(fact for fact in kept if fact != by)
-
-
-def _require_alike(runs: pd.DataFrame, side: Sequence[Case], allow_mixed: frozenset[str]) -> None:
-    ours = runs[runs["run_id"].isin([case.run_id for case in side])]
-    # One value for all: what may differ does.
-    require_poolable(ours.assign(**dict.fromkeys(allow_mixed)))
-
-
-def _column(runs: pd.DataFrame, by: str) -> list[Any]:
-    return [row[by] for row in rows(runs[[by]])]
-
-
-def _order(value: Any) -> tuple[bool, float, str]:
-    """Numbers by size, then texts, the unknown last."""
-    is_number = isinstance(value, int | float)
-    return value is None, float(value) if is_number else 0.0, "" if is_number else str(value)
 
 
 # --- one pair
@@ -213,6 +117,7 @@ def _line(
     difference = found.detectable.difference
     facts = {name: pair.shared.get(name) for name in ("model", "batch_size", "precision")}
     return facts | {
+        "by": by,
         "left": _name(by, pair.left),
         "right": _name(by, pair.right),
         "runs_left": found.runs_other,
@@ -226,7 +131,7 @@ def _line(
         "effect": found.hedges_g,
         "smallest_detectable_ratio": None if difference is None else float(np.exp(difference)),
         "verdict": verdict(found, right=_name(by, pair.right), left=_name(by, pair.left), p_holm=p_holm),
-        "note": "; ".join([*_where(pair, by), *_also_different(pair, by)]) or None,
+        "note": "; ".join([*_where(pair, by), *pair.pool, *_also_different(pair, by)]) or None,
     }
 
 
@@ -255,13 +160,9 @@ def _name(by: str, side: Side) -> str:
     """The value, and for a place the device in it."""
     if isinstance(side.value, int | float):
         return shown(by, side.value)
-    text = _value(by, side.value)
+    text = value_text(by, side.value)
     devices = sorted({str(case["device_name"]) for case in side.runs if case["device_name"]})
     return f"{text} ({', '.join(devices)})" if by == "place" and devices and devices != [text] else text
-
-
-def _value(by: str, value: Any) -> str:
-    return shown(by, value).removeprefix(f"{label(by)} ")
 
 
 def _where(pair: Pair, by: str) -> Iterator[str]:
@@ -274,6 +175,11 @@ def _also_different(pair: Pair, by: str) -> Iterator[str]:
     facts = [fact for fact in TOLD if fact != by]
     sides = [[{case[fact] for case in side.runs} for fact in facts] for side in (pair.left, pair.right)]
     for fact, left, right in zip(facts, *sides, strict=True):
-        if left != right:
-            words = [" and ".join(sorted(_value(fact, value) for value in values)) for values in (left, right)]
+        if left != right and not (fact == "image_digest" and _one_has_no_image(pair)):
+            words = [" and ".join(sorted(value_text(fact, value) for value in values)) for values in (left, right)]
             yield f"{label(fact)} differs too: {words[0]} against {words[1]}"
+
+
+def _one_has_no_image(pair: Pair) -> bool:
+    """A process against a container: that the runtime differs says it all."""
+    return any(all(needs_no_digest(case.facts) for case in side.runs) for side in (pair.left, pair.right))

@@ -29,12 +29,12 @@ CONFIGURATION = (
 DEVICE = ("place", "device_type", "device_name", "threads")
 PLACE = (*DEVICE, "machine_type")
 # Runs of one configuration in one place that differ in one of these are not the same measurement.
-SOFTWARE = ("driver_version", "torch", "image_digest", "commit", "commit_dirty", "imported")
+SOFTWARE = ("driver_version", "torch", "runtime", "image_digest", "commit", "commit_dirty", "imported")
 # What names a line of a table; the rest is said in its note where lines of one name differ.
 NAMED = ("place", "device_name", "model", "batch_size", "precision")
 
 LABELS = {
-    "device_name": "gpu",
+    "device_name": "device",
     "driver_version": "driver",
     "image_digest": "image digest",
     "batch_size": "batch size",
@@ -102,7 +102,7 @@ def group(runs: pd.DataFrame) -> list[Group]:
     ]
 
 
-def require_poolable(runs: pd.DataFrame) -> None:
+def require_poolable(runs: pd.DataFrame, *, hint: str = "name folders that hold one configuration each") -> None:
     """`NotPoolableError` naming the first fact in which two of the runs differ; runs that broke off do not count."""
     done = measured(runs)
     columns = ("device_name", *SOFTWARE, *CONFIGURATION, *PLACE)
@@ -115,7 +115,7 @@ def require_poolable(runs: pd.DataFrame) -> None:
             raise NotPoolableError(
                 f"cannot pool: {label(columns[fact])} is {_quoted(first[fact])} in run {first_run}, "
                 f"{_quoted(values[fact])} in run {row}",
-                hint="analyze compare keeps them apart; or name folders that hold one configuration each",
+                hint=hint,
             )
 
 
@@ -127,6 +127,17 @@ def label(column: str) -> str:
 def shown(column: str, value: Any) -> str:
     """A fact for people: `driver 580.95.05`."""
     return f"{label(column)} {_text(value)[: SHOWN_CHARACTERS.get(column)]}"
+
+
+def needs_no_digest(facts: Mapping[str, Any]) -> bool:
+    """A run without a container has no image, so that nothing is unknown about it."""
+    return bool(facts["runtime"] == "process" and facts["image_digest"] is None)
+
+
+def pool_words(facts: Mapping[str, Any], names: Sequence[str]) -> tuple[str, ...]:
+    """What tells a pool of runs from others, for people: `runtime process`, `driver 580.95.05`."""
+    kept = [name for name in names if name != "image_digest" or not needs_no_digest(facts)]
+    return tuple(shown(name, facts[name]) for name in kept)
 
 
 def _tuples(runs: pd.DataFrame, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
@@ -151,7 +162,8 @@ def _apart(keys: Sequence[tuple[Any, ...]], columns: Sequence[str]) -> dict[tupl
     for same_name in by_name.values():
         varying = [index for index in range(len(columns)) if len({key[index] for key in same_name}) > 1]
         for key in same_name:
-            found[key] = tuple(shown(columns[index], key[index]) for index in varying)
+            facts = dict(zip(columns, key, strict=True))
+            found[key] = pool_words(facts, [columns[index] for index in varying])
     return found
 
 

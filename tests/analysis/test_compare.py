@@ -10,6 +10,7 @@ from scipy.stats import ttest_ind
 
 from analysis.compare import COLUMNS, compare
 from analysis.configurations import NotPoolableError
+from analysis.pairing import pair_up
 from analysis.statistics import holm
 from workload.errors import ExitCode, NothingToDoError, UsageError
 
@@ -27,7 +28,7 @@ RIGHT = (150.0, 151.0, 153.0)
 A100 = {"device_name": "NVIDIA A100-SXM4-80GB", "compute_capability": "8.0"}
 
 
-def rows(*runs: dict[str, Any], by: str = "place", **options: Any) -> list[dict[str, Any]]:
+def rows(*runs: dict[str, Any], by: str | None = "place", **options: Any) -> list[dict[str, Any]]:
     return [
         {str(name): value for name, value in row.items()}
         for row in compare(results(*runs), by, **options).to_dict("records")
@@ -192,7 +193,7 @@ def test_broken_off_runs_are_not_compared() -> None:
         rows(*runs)
 
 
-# --- refusals
+# --- runs that are kept apart
 
 
 def mixed(**facts: Any) -> list[dict[str, Any]]:
@@ -201,19 +202,125 @@ def mixed(**facts: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("facts", "message"),
+    ("facts", "fact"),
     [
-        ({"driver_version": "570.1"}, "cannot pool: driver is '580.95.05' in run l0, '570.1' in run odd"),
-        ({"device_name": "Tesla T4"}, "cannot pool: gpu is 'NVIDIA L4' in run l0, 'Tesla T4' in run odd"),
-        ({"commit": "f" * 16}, "cannot pool: commit is '0123456789abcdef' in run l0, 'ffffffffffffffff' in run odd"),
+        ({"driver_version": "570.1"}, "driver_version"),
+        ({"device_name": "Tesla T4"}, "device_name"),
+        ({"commit": "f" * 16}, "commit"),
+        ({"runtime": "docker"}, "runtime"),
     ],
 )
-def test_unlike_runs_are_refused(facts: dict[str, Any], message: str) -> None:
+def test_a_run_that_is_unlike_the_others_is_kept_apart(facts: dict[str, Any], fact: str) -> None:
+    found = pair_up(results(*mixed(**facts)), "place")
+
+    (pair,) = found.pairs
+    assert [case.run_id for case in pair.left.runs] == ["l0", "l1", "l2"]
+    assert (found.mixed, found.alone) == ((fact,), ("odd",))
+
+
+CONTAINER = {"runtime": "docker", "image_digest": "sha256:" + "1" * 64}
+
+
+def test_process_and_container_runs_are_compared_among_themselves() -> None:
+    runs = [
+        *side("a", LEFT, precision="fp32"),
+        *side("b", RIGHT, precision="bf16"),
+        *side("c", LEFT, precision="fp32", **CONTAINER),
+        *side("d", RIGHT, precision="bf16", **CONTAINER),
+    ]
+
+    found = rows(*runs, by="precision")
+
+    assert [(row["left"], row["right"], row["runs_left"], row["runs_right"], row["note"]) for row in found] == [
+        ("bf16", "fp32", 3, 3, "on local-cuda; runtime process"),
+        ("bf16", "fp32", 3, 3, "on local-cuda; runtime docker; image digest sha256:111111111111"),
+    ]
+    assert pair_up(results(*runs), "precision").mixed == ("runtime", "image_digest")
+
+
+def test_the_command_that_is_printed_pools_them() -> None:
+    runs = [*side("a", LEFT), *side("b", LEFT, **CONTAINER), *side("c", RIGHT, precision="bf16")]
+    apart = pair_up(results(*runs), "precision")
+
+    (row,) = rows(*runs, by="precision", allow_mixed=apart.mixed)
+
+    assert apart.alone == ("b0", "b1", "b2")
+    assert (row["runs_left"], row["runs_right"]) == (3, 6)
+    assert row["note"] == "on local-cuda; runtime differs too: process against docker and process"
+
+
+def test_a_process_against_a_container() -> None:
+    (row,) = rows(*side("a", LEFT), *side("b", RIGHT, **CONTAINER), by=None)
+
+    assert (row["by"], row["left"], row["right"], row["note"]) == ("runtime", "docker", "process", None)
+
+
+def test_pools_without_a_like_one_on_the_other_side_are_refused_by_name() -> None:
+    old, new = {"driver_version": "570.1"}, {"torch": "2.16.0"}
+    runs = [
+        *(run(f"a{number}", place="here", **facts) for number, facts in enumerate([{}, {**old, **new}])),
+        *(run(f"b{number}", place="there", **facts) for number, facts in enumerate([old, new])),
+    ]
+
     with pytest.raises(NotPoolableError) as refused:
-        rows(*mixed(**facts))
+        rows(*runs, by="place", allow_mixed=["commit"])
+
+    assert refused.value.report() == (
+        "error: cannot pool: driver is '580.95.05' in run a0, '570.1' in run a1\n"
+        "hint: --by place --allow-mixed commit --allow-mixed driver_version --allow-mixed torch"
+    )
+    assert refused.value.exit_code == ExitCode.NOT_POOLABLE == 9
+    (row,) = rows(*runs, by="place", allow_mixed=["commit", "driver_version", "torch"])
+    assert (row["runs_left"], row["runs_right"]) == (2, 2)
+
+
+# --- what is compared where nobody says
+
+
+@pytest.mark.parametrize(
+    ("facts", "by", "also"),
+    [
+        pytest.param({"place": "there", **A100}, "place", ("device_name",), id="a place before its device"),
+        pytest.param({"precision": "bf16"}, "precision", (), id="precision"),
+        pytest.param({"batch_size": 64}, "batch_size", (), id="batch size"),
+        pytest.param({"channels_last": True}, "channels_last", (), id="an option of the run"),
+        pytest.param({"torch": "2.16.0"}, "torch", (), id="a version"),
+        pytest.param({"model": "vgg16"}, "model", (), id="the model, last"),
+    ],
+)
+def test_what_differs_is_compared(facts: dict[str, Any], by: str, also: tuple[str, ...]) -> None:
+    found = pair_up(results(*side("a", LEFT), *side("b", RIGHT, **facts)))
+
+    assert (found.by, found.also, len(found.pairs)) == (by, also, 1)
+
+
+def test_runs_that_nothing_differs_from_are_named() -> None:
+    runs = [*side("a", LEFT), *side("b", RIGHT, precision="bf16"), run("c", model="vgg16")]
+
+    assert pair_up(results(*runs), "precision").unpaired == ("c",)
+
+
+@pytest.mark.parametrize(
+    ("runs", "message"),
+    [
+        ([run("a")], "nothing to compare: among 1 measured run no two differ in one fact and agree in the rest"),
+        (
+            [run("a"), run("b", precision="amp", batch_size=64)],
+            (
+                "nothing to compare: among 2 measured runs no two differ in one fact and agree in the rest; "
+                "they differ in precision, batch size"
+            ),
+        ),
+    ],
+)
+def test_nothing_differs_in_one_fact_alone(runs: list[dict[str, Any]], message: str) -> None:
+    with pytest.raises(NothingToDoError) as refused:
+        rows(*runs, by=None)
 
     assert str(refused.value) == message
-    assert refused.value.exit_code == ExitCode.NOT_POOLABLE == 9
+
+
+# --- refusals
 
 
 def test_unlike_runs_are_pooled_where_that_is_asked_for() -> None:
@@ -224,8 +331,7 @@ def test_unlike_runs_are_pooled_where_that_is_asked_for() -> None:
 
 
 def test_another_column_than_the_one_that_differs_does_not_help() -> None:
-    with pytest.raises(NotPoolableError):
-        rows(*mixed(driver_version="570.1"), allow_mixed=["torch"])
+    assert pair_up(results(*mixed(driver_version="570.1")), "place", allow_mixed=["torch"]).alone == ("odd",)
 
 
 def test_an_unknown_column_is_named_with_the_nearest() -> None:

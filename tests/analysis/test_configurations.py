@@ -10,7 +10,7 @@ from workload.errors import ExitCode
 
 # A field of run.json, another value for it, and what a message says of the two.
 UNLIKE = [
-    ("environment__device__name", "NVIDIA L4", "gpu is 'Tesla T4'", "'NVIDIA L4'"),
+    ("environment__device__name", "NVIDIA L4", "device is 'Tesla T4'", "'NVIDIA L4'"),
     ("environment__device__driver_version", "535.1", "driver is '580.95.05'", "'535.1'"),
     ("environment__software__torch", "2.14.0", "torch is '2.15.0+cu132'", "'2.14.0'"),
     (
@@ -44,7 +44,7 @@ def test_unlike_runs_are_not_pooled(tmp_path: Path, field: str, value: Any, firs
     message = str(caught.value)
     assert message.startswith(f"cannot pool: {first} in run {one.name}, {second}")
     assert message.endswith(f" in run {other.name}")
-    assert caught.value.hint == "analyze compare keeps them apart; or name folders that hold one configuration each"
+    assert caught.value.hint == "name folders that hold one configuration each"
     assert caught.value.exit_code == ExitCode.NOT_POOLABLE == 9
 
 
@@ -94,6 +94,17 @@ def test_groups_of_one_name_say_how_they_differ(tmp_path: Path) -> None:
         ("resnet18", None): ("driver unknown", "commit ffffffffffff"),
         ("vgg16", "535.1"): (),
     }
+
+
+def test_a_process_has_no_image_whose_digest_could_be_unknown(tmp_path: Path) -> None:
+    make(tmp_path, 1)
+    make(tmp_path, 2, environment__runtime="process", environment__container=None)
+    make(tmp_path, 3, environment__container={"image_digest": None})
+    assert sorted(each.apart for each in group(analysis.load(tmp_path).runs)) == [
+        ("runtime docker", "image digest sha256:000000000000"),
+        ("runtime docker", "image digest unknown"),
+        ("runtime process",),
+    ]
 
 
 def test_known_values_of_a_group(tmp_path: Path) -> None:

@@ -91,16 +91,37 @@ def test_compare(analyze: Any) -> None:
     assert row["verdict"].startswith("no difference found: ")
 
 
-def test_unlike_runs_are_exit_code_9(analyze: Any) -> None:
+def test_what_was_compared_and_what_was_kept_apart_is_told(analyze: Any) -> None:
     odd = run("odd", place="here", driver_version="570.1")
-    made = results(odd, run("a", place="here"), run("b", place="there"))
+    other = run("other", model="vgg16", place="here")
+    made = results(odd, run("a", place="here"), run("b", place="there"), other)
 
-    code, out, err = analyze("compare", "results", on=made)
-    allowed, _, _ = analyze("compare", "results", "--allow-mixed", "driver_version", on=made)
+    code, _, err = analyze("compare", "results", on=made)
+
+    assert code == ExitCode.DONE
+    assert err == (
+        "note       compared by place, in which these runs differ; also possible: --by driver_version, --by model\n"
+        "note       kept apart: runs that differ in driver; to pool them: "
+        "analyze compare results --by place --allow-mixed driver_version\n"
+        "note       not compared: 1 run without a like run on the other side: odd\n"
+        "note       not compared: 1 run that no other differs from in place alone: other\n"
+    )
+    code, _, err = analyze("compare", "results", "--by", "place", "--allow-mixed", "driver_version", on=made)
+    assert (code, "kept apart" in err) == (ExitCode.DONE, False)
+
+
+def test_unlike_runs_are_exit_code_9(analyze: Any) -> None:
+    old, new = {"driver_version": "570.1"}, {"torch": "2.16.0"}
+    here = [run("a", place="here"), run("b", place="here", **old, **new)]
+    made = results(*here, run("c", place="there", **old), run("d", place="there", **new))
+
+    code, out, err = analyze("compare", "results", "--by", "place", on=made)
 
     assert (code, out) == (9, "")
-    assert err.startswith("error: cannot pool: driver is '570.1' in run odd, '580.95.05' in run a\nhint: ")
-    assert allowed == ExitCode.DONE
+    assert err == (
+        "error: cannot pool: driver is '580.95.05' in run a, '570.1' in run b\n"
+        "hint: --by place --allow-mixed driver_version --allow-mixed torch\n"
+    )
 
 
 def test_nothing_to_compare_is_exit_code_3(analyze: Any) -> None:
