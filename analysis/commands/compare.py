@@ -10,8 +10,8 @@ from analysis.compare import COLUMNS, of_pairs
 from analysis.configurations import label
 from analysis.pairing import Pairing, pair_up
 from workload.errors import ExitCode
-from workload.tables import Format, printable, render
-from workload.text import counted
+from workload.tables import Format, render
+from workload.text import counted, printable
 
 
 def run(folders: Sequence[Path], *, by: str | None, allow_mixed: Sequence[str], verify: bool, form: Format) -> int:
