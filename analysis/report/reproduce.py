@@ -24,7 +24,7 @@ def commands(evidence: Evidence) -> list[str]:
     lines: list[str] = []
     for (env, line), run_ids in by_command.items():
         more = f" and {len(run_ids) - SHOWN_RUNS} more" if len(run_ids) > SHOWN_RUNS else ""
-        repeats = f" --repeats {len(run_ids)}" if len(run_ids) > 1 and line.startswith("launch ") else ""
+        repeats = f" --repeats {len(run_ids)}" if len(run_ids) > 1 and not line.startswith(("#", "analyze ")) else ""
         lines += [f"# {env}: {printable(', '.join(run_ids[:SHOWN_RUNS]))}{more}", f"{line}{repeats}"]
     return lines
 
@@ -39,8 +39,18 @@ def command(record: Mapping[str, Any]) -> str:
         return "# its spec cannot be read"
     environment = record.get("environment")
     facts = environment if isinstance(environment, Mapping) else {}
-    words_of_spec = [printable(word) for word in _without_device(arguments(spec))]
-    return shlex.join([*_launcher(facts, spec), *words_of_spec])
+    words_of_spec = [printable(word) for word in arguments(spec)]
+    match facts.get("backend", "local"):
+        case "local":
+            return shlex.join([*_local(facts, spec), *_without_device(words_of_spec)])
+        case "gcp":
+            gpu = _gpu(facts)
+            if gpu is None:
+                return "# launch gcp needs --gpu, and its bundle does not have the GPU's name"
+            return shlex.join(["launch", "gcp", "--gpu", gpu, *_machine(facts), *_without_device(words_of_spec)])
+        case _:
+            # Whatever started it, on a machine like it the trainer does the same.
+            return shlex.join(["python", "-m", "workload", "train", *words_of_spec])
 
 
 def _spec(found: Any) -> RunSpec | None:
@@ -59,34 +69,38 @@ def _spec(found: Any) -> RunSpec | None:
         return None
 
 
-def _launcher(environment: Mapping[str, Any], spec: RunSpec) -> list[str]:
-    backend = environment.get("backend")
-    if backend == "gcp":
-        return ["launch", "gcp", *_gcp(environment)]
-    if backend == "slurm":
-        return ["launch", "slurm"]
+def _local(environment: Mapping[str, Any], spec: RunSpec) -> list[str]:
     runtime = environment.get("runtime")
     chosen = ["--runtime", runtime] if runtime in ("process", "docker") else []
     device = [f"--{spec.device}"] if spec.device is not Device.AUTO else []
     return ["launch", "local", *chosen, *device]
 
 
-def _gcp(environment: Mapping[str, Any]) -> list[str]:
-    """GPU and zone as far as the run recorded them."""
-    cloud = environment.get("cloud")
-    facts = cloud if isinstance(cloud, Mapping) else {}
-    device = environment.get("device")
-    name = str(device.get("name") or "") if isinstance(device, Mapping) else ""
+def _gpu(environment: Mapping[str, Any]) -> str | None:
+    """`t4`: from the place, which is called after the GPU that was asked for and the zone; else from the device."""
+    place, zone = str(environment.get("place") or ""), str(_part(environment, "cloud").get("zone") or "")
+    if zone and place.startswith("gcp-") and place.endswith(f"-{zone}"):
+        return printable(place.removeprefix("gcp-").removesuffix(f"-{zone}"))
     # Compute Engine's names for GPUs are the last word or words of NVIDIA's: Tesla T4, NVIDIA L4, Tesla V100-SXM2-16GB.
-    gpu = next((word for part in name.split() if (word := part.split("-")[0].lower()) in GPUS), None)
+    name = str(_part(environment, "device").get("name") or "")
+    return next((word for part in name.split() if (word := part.split("-")[0].lower()) in GPUS), None)
+
+
+GPUS = frozenset({"t4", "l4", "v100", "a100", "h100", "h200"})
+
+
+def _machine(environment: Mapping[str, Any]) -> list[str]:
+    """Zone, machine type and kind of price, as far as the run recorded them."""
+    facts = _part(environment, "cloud")
     zone, machine = facts.get("zone"), facts.get("machine_type")
-    found = ["--gpu", gpu] if gpu else []
-    found += ["--zone", printable(zone)] if isinstance(zone, str) else []
-    found += ["--machine-type", printable(machine)] if isinstance(machine, str) else []
-    return [*found, "--spot"] if facts.get("preemptible") is True else found
+    known = ["--zone", printable(zone)] if isinstance(zone, str) else []
+    known += ["--machine-type", printable(machine)] if isinstance(machine, str) else []
+    return [*known, "--spot"] if facts.get("preemptible") is True else known
 
 
-GPUS = frozenset({"t4", "l4", "v100", "a100", "p100", "p4", "h100", "h200", "b200"})
+def _part(environment: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    part = environment.get(name)
+    return part if isinstance(part, Mapping) else {}
 
 
 def _without_device(found: Sequence[str]) -> list[str]:

@@ -24,6 +24,7 @@ from analysis.report.content import Bullets, Commands, Paragraph, Picture, Repor
 from analysis.report.evidence import Evidence, gather
 from analysis.report.sections import answer, complexity, context, design, discussion, variability
 from benchmarks.synthetic_bundles import make
+from tests.docs import grammar
 from workload.errors import ExitCode
 from workload.spec import Device, Precision, Profile, RunSpec, arguments
 from workload.text import printable
@@ -378,14 +379,34 @@ LOCAL = {"backend": "local", "runtime": "process"}
             RunSpec(device=Device.CUDA, batch_size=64),
             "launch gcp --gpu v100 --zone europe-west4-a --machine-type n1-standard-8 --spot --batch-size 64",
         ),
-        ({"backend": "gcp", "device": {"name": 4}, "cloud": "no"}, RunSpec(), "launch gcp"),
-        ({"backend": "slurm"}, RunSpec(seed=1), "launch slurm --seed 1"),
+        (
+            {
+                "backend": "gcp",
+                "place": "gcp-a100-80gb-us-central1-a",
+                "device": {"name": "NVIDIA A100-SXM4-80GB"},
+                "cloud": {"zone": "us-central1-a", "machine_type": "a2-ultragpu-1g"},
+            },
+            RunSpec(),
+            "launch gcp --gpu a100-80gb --zone us-central1-a --machine-type a2-ultragpu-1g",
+        ),
+        (
+            {"backend": "gcp", "device": {"name": 4}, "cloud": "no"},
+            RunSpec(),
+            "# launch gcp needs --gpu, and its bundle does not have the GPU's name",
+        ),
+        (
+            {"backend": "slurm"},
+            RunSpec(device=Device.CUDA, seed=1),
+            "python -m workload train --device cuda --seed 1",
+        ),
         ([], RunSpec(), "launch local"),
     ],
 )
 def test_commands_repeat_the_run(environment: Any, spec: RunSpec, line: str) -> None:
     record = {"environment": environment, "spec": json.loads(json.dumps(spec.to_json()))}
     assert reproduce.command(record) == line
+    if not line.startswith("#"):
+        grammar.check(line)
 
 
 def test_a_command_gives_the_same_spec_back(evidence: Evidence) -> None:
