@@ -46,7 +46,7 @@ def command(record: Mapping[str, Any]) -> str:
         case "gcp":
             gpu = _gpu(facts)
             if gpu is None:
-                return "# launch gcp needs --gpu, and its bundle does not have the GPU's name"
+                return "# it ran on Compute Engine, on a GPU whose name is not in its bundle"
             return shlex.join(["launch", "gcp", "--gpu", gpu, *_machine(facts), *_without_device(words_of_spec)])
         case _:
             # Whatever started it, on a machine like it the trainer does the same.

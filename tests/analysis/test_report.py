@@ -392,7 +392,7 @@ LOCAL = {"backend": "local", "runtime": "process"}
         (
             {"backend": "gcp", "device": {"name": 4}, "cloud": "no"},
             RunSpec(),
-            "# launch gcp needs --gpu, and its bundle does not have the GPU's name",
+            "# it ran on Compute Engine, on a GPU whose name is not in its bundle",
         ),
         (
             {"backend": "slurm"},
