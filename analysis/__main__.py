@@ -4,7 +4,6 @@ import os
 import sys
 
 from workload.errors import ExitCode, RooflaunchError
-from workload.text import printable
 
 # What the commands need; a missing one is told like any other missing tool.
 PACKAGES = {"typer", "pandas", "numpy", "pyarrow", "scipy", "google", "altair", "jinja2", "vl_convert"}
@@ -36,16 +35,13 @@ def _run() -> int:
     import typer  # noqa: PLC0415 - may be missing
 
     from analysis.app import app  # noqa: PLC0415
+    from workload import program  # noqa: PLC0415
 
     try:
-        # Not `app()`: it replaces the process's excepthook by one that hides parts of a bug's traceback.
-        code = int(typer.main.get_command(app).main(prog_name="analyze", standalone_mode=False) or 0)
+        code = program.run(app, "analyze")
         sys.stdout.flush()
     except typer.Abort:
         code = ExitCode.INTERRUPTED
-    except typer.TyperException as error:
-        print(f"error: {printable(error.format_message())}\nhint: analyze --help", file=sys.stderr)
-        return ExitCode.USAGE
     except SystemExit as error:
         # typer's answer to a closed pipe is exit code 1, which here means a bug.
         if isinstance(error.__context__, BrokenPipeError):

@@ -12,13 +12,13 @@ import typer
 from analysis.by import By
 from analysis.commands import fetch
 from analysis.part import Part
+from workload.program import VersionOption, help_unless_called
 from workload.tables import Format
 
 app = typer.Typer(
     name="analyze",
     help="Say what ran best, what limits it, and how sure that is.",
     rich_markup_mode=None,
-    no_args_is_help=True,
 )
 
 # \b keeps the lines as they are.
@@ -76,10 +76,9 @@ VerifyOption = Annotated[
 ]
 
 
-# Without a callback, typer would make a lone command the program itself.
-@app.callback()
-def _analyze() -> None:
-    pass
+@app.callback(invoke_without_command=True)
+def _analyze(context: typer.Context, *, version: VersionOption = False) -> None:  # noqa: ARG001 - its callback answers
+    help_unless_called(context)
 
 
 @app.command("summary", epilog=SUMMARY_EXAMPLES)

@@ -19,13 +19,13 @@ from launcher.runtime import Runtime, choose
 from workload.environment.outside import outside_facts
 from workload.errors import ExitCode, UsageError
 from workload.invocation import as_typed
+from workload.program import VersionOption, help_unless_called
 from workload.spec import resolve
 
 app = typer.Typer(
     name="launch",
     help="Run an instrumented vision training step somewhere, and bring home what it measured.",
     rich_markup_mode=None,
-    no_args_is_help=True,
 )
 
 # \b keeps the lines as they are.
@@ -51,6 +51,11 @@ Examples:
   launch doctor gpu --format json
   launch doctor gcp --project PROJECT
 """
+
+
+@app.callback(invoke_without_command=True)
+def _launch(context: typer.Context, *, version: VersionOption = False) -> None:  # noqa: ARG001 - its callback answers
+    help_unless_called(context)
 
 
 @app.command("local", epilog=LOCAL_EXAMPLES)

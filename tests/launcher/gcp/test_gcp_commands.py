@@ -147,7 +147,7 @@ def test_the_dry_run_loads_no_module_of_google() -> None:
         ),
         (("gcp", "--gpu", "t4", "--dry-run"), NO_PROJECT),
         ((*GCP, "--detach", "--rerun-preempted", "2", "--spot"), NOBODY_LEFT),
-        (("gcp", *AT_HOME), "error: Missing option '--gpu'.\nhint: launch --help\n"),
+        (("gcp", *AT_HOME), "error: Missing option '--gpu'.\nhint: launch gcp --help\n"),
         (
             ("down", *AT_HOME),
             "error: launch down takes launches or --all, one of the two\nhint: launch down RUN, or --all\n",

@@ -1,0 +1,95 @@
+import sys
+from types import ModuleType
+
+import pytest
+import typer
+
+from analysis import __main__ as analyze
+from analysis.app import app as analyze_app
+from launcher import __main__ as launch
+from launcher.app import app as launch_app
+from workload import __version__
+
+DOORS = {"launch": launch, "analyze": analyze}
+COMMANDS = [
+    (name, *words)
+    for name, app in (("launch", launch_app), ("analyze", analyze_app))
+    for words in ((), *((command,) for command in typer.main.get_command(app).commands))  # type: ignore[attr-defined] # a group
+]
+LOCAL = "launch local --help"
+
+
+class Door:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self._monkeypatch, self._capsys = monkeypatch, capsys
+
+    def __call__(self, *words: str, width: int = 80) -> tuple[int, str, str]:
+        """Exit code, stdout and stderr of a door in a terminal of that width."""
+        self._monkeypatch.setattr(sys, "argv", list(words))
+        self._monkeypatch.setenv("COLUMNS", str(width))
+        module: ModuleType = DOORS[words[0]]
+        code = module.main()
+        return (code, *self._capsys.readouterr())
+
+
+@pytest.fixture
+def door(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Door:
+    return Door(monkeypatch, capsys)
+
+
+@pytest.mark.parametrize("name", DOORS)
+def test_without_a_command_help_is_shown_and_nothing_is_wrong(door: Door, name: str) -> None:
+    code, out, err = door(name)
+    assert (code, err) == (0, "")
+    assert out.startswith(f"Usage: {name} [OPTIONS] COMMAND")
+    assert door(name, "--help") == door(name, "-h") == (0, out, "")
+
+
+@pytest.mark.parametrize("name", DOORS)
+def test_version(door: Door, name: str) -> None:
+    assert door(name, "--version") == (0, f"rooflaunch {__version__}\n", "")
+
+
+@pytest.mark.parametrize("width", [40, 63, 66, 80, 120, 200])
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_help_fits_and_cuts_nothing(door: Door, words: tuple[str, ...], width: int) -> None:
+    code, out, err = door(*words, "-h", width=width)
+    assert (code, err) == (0, "")
+    # A word that is longer than the line stays whole, and an option with its value.
+    too_long = [line for line in out.splitlines() if len(line) > width and len(line.strip(" \\").split()) > 2]
+    assert too_long == []
+
+
+@pytest.mark.parametrize("name", DOORS)
+def test_a_summary_is_one_whole_sentence(door: Door, name: str) -> None:
+    _, out, _ = door(name, width=200)
+    listed = [words for words in COMMANDS if words[0] == name and len(words) > 1]
+    text = " ".join(out.partition("Commands:\n")[2].split())
+    assert text.count(". ") == len(listed) - 1
+    assert "..." not in text
+
+
+def test_a_long_example_goes_on_in_the_next_line(door: Door) -> None:
+    _, out, _ = door("launch", "gcp", "-h", width=60)
+    assert "    launch gcp --gpu t4 --zone us-central1-a \\\n        --precision amp --profile ncu\n" in out
+    assert "    launch gcp --gpu t4 --dry-run\n" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "hint"),
+    [
+        ("launch local --modle resnet18", "No such option: --modle", f"did you mean --model? {LOCAL} lists all"),
+        ("launch gcp --gpus t4", "No such option: --gpus", "did you mean --gpu? launch gcp --help lists all"),
+        ("launch build --frobnicate", "No such option: --frobnicate", "launch build --help lists all"),
+        ("launch local --no-compil", "No such option: --no-compil", f"did you mean --no-compile? {LOCAL} lists all"),
+        ("launch local --model", "Option '--model' requires an argument.", "launch local --help"),
+        ("launch local extra", "Got unexpected extra argument(s) (extra)", "launch local --help"),
+        ("launch gcp", "Missing option '--gpu'.", "launch gcp --help"),
+        ("launch lcoal", "No such command 'lcoal'. Did you mean 'local'?", "launch --help"),
+        ("launch --colour", "No such option: --colour", "launch --help lists all"),
+        ("analyze sumary", "No such command 'sumary'. Did you mean 'summary'?", "analyze --help"),
+        ("analyze roofline", "Missing argument 'RESULTS...'.", "analyze roofline --help"),
+    ],
+)  # fmt: skip
+def test_what_is_not_accepted(door: Door, words: str, error: str, hint: str) -> None:
+    assert door(*words.split()) == (2, "", f"error: {error}\nhint: {hint}\n")

@@ -1,0 +1,136 @@
+"""What `launch` and `analyze` share as programs of typer: help that fits its terminal, -h, --version, two-line errors.
+
+For the doors that have typer; the trainer does without.
+"""
+
+import difflib
+import re
+import shutil
+import sys
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from workload import __version__
+from workload.errors import ExitCode, UsageError
+from workload.invocation import as_typed
+from workload.text import NARROWEST, NO_BREAK
+
+# Wider lines of text are hard to read.
+WIDEST_HELP = 100
+# Below this an option's description stands under it instead of beside it.
+TWO_COLUMNS_FROM = 64
+NO_REWRAP = "\b"
+
+if TYPE_CHECKING:
+    Formatter: Any
+else:
+    Formatter = typer.Context.formatter_class
+
+
+class HelpText(Formatter):  # type: ignore[misc] # typer has no public name for it
+    """typer's layout, with examples as they can be typed here, and one column where two do not fit."""
+
+    def write_text(self, text: str) -> None:
+        """A paragraph; the examples below the options keep their lines."""
+        if not text.startswith(NO_REWRAP):
+            super().write_text(text)
+            return
+        for line in as_typed(text.removeprefix(NO_REWRAP).strip("\n")).splitlines():
+            indent = " " * (self.current_indent + len(line) - len(line.lstrip()))
+            lines = _wrapped(line, self.width, indent) if line[:1] != " " else _continued(line, self.width, indent)
+            self.write("".join(f"{part}\n" for part in lines or [""]))
+
+    def write_dl(self, rows: Sequence[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
+        """Options or commands with what they mean."""
+        if self.width >= TWO_COLUMNS_FROM:
+            super().write_dl(rows, col_max, col_spacing)
+            return
+        indent = " " * self.current_indent
+        for name, meaning in rows:
+            lines = _wrapped(name, self.width, indent) + _wrapped(meaning, self.width, indent + " " * 4)
+            self.write("".join(f"{line}\n" for line in lines))
+
+
+def _wrapped(text: str, width: int, indent: str, later_indent: str | None = None) -> list[str]:
+    """Lines of at most `width` characters where no word is longer."""
+    later_indent = indent if later_indent is None else later_indent
+    lines = textwrap.wrap(
+        text.strip(),
+        width,
+        initial_indent=indent,
+        subsequent_indent=later_indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [line.replace(NO_BREAK, " ") for line in lines]
+
+
+def _continued(command: str, width: int, indent: str) -> list[str]:
+    """A command that is longer than the line goes on in the next one as a shell reads it; options keep their values."""
+    whole = indent + command.strip()
+    if len(whole) <= width:
+        return [whole]
+    kept = re.sub(r"(?<= )(--?[a-z-]+) (?=[^-])", rf"\1{NO_BREAK}", command)
+    *lines, last = _wrapped(kept, width - len(" \\"), indent, indent + " " * 4)
+    return [*(f"{line} \\" for line in lines), last]
+
+
+class Context(typer.Context):
+    """A command's context, with our help."""
+
+    formatter_class = HelpText
+
+
+def show_version(wanted: bool) -> None:
+    """The callback of `--version`."""
+    if wanted:
+        print(f"rooflaunch {__version__}")
+        raise typer.Exit
+
+
+VersionOption = Annotated[
+    bool, typer.Option("--version", help="print the version", is_eager=True, callback=show_version, show_default=False)
+]
+
+
+def help_unless_called(context: typer.Context) -> None:
+    """The program without a command: its help, which is no error."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+def run(app: typer.Typer, name: str) -> int:
+    """Run the program with this process's arguments; its exit code. Raises `UsageError` for what it does not accept."""
+    command: Any = typer.main.get_command(app)
+    for each in (command, *command.commands.values()):
+        each.context_class = Context
+        # Else it is cut to what fits beside the name.
+        each.short_help = " ".join((each.help or "").split("\n\n")[0].split())
+    width = min(max(shutil.get_terminal_size().columns, NARROWEST), WIDEST_HELP)
+    settings = {"terminal_width": width, "help_option_names": ["-h", "--help"]}
+    try:
+        # Not `app()`: it replaces the process's excepthook by one that hides parts of a bug's traceback.
+        return int(command.main(prog_name=name, standalone_mode=False, **settings) or ExitCode.DONE)
+    except typer.TyperException as error:
+        raise _explained(error, name, command) from error
+
+
+def _explained(error: Any, name: str, command: Any) -> UsageError:
+    """Typer's error, with a hint that names the command's own help and the option that was perhaps meant."""
+    context, wrong = getattr(error, "ctx", None), getattr(error, "option_name", None)
+    # An option without its value comes without a context.
+    path = (
+        context.command_path
+        if context
+        else " ".join([name, *(word for word in sys.argv[1:2] if word in command.commands)])
+    )
+    if context is None or not hasattr(error, "possibilities"):
+        return UsageError(error.format_message(), hint=f"{path} --help")
+    options = context.command.get_params(context)
+    flags = {flag.lstrip("-"): flag for option in options for flag in (*option.opts, *option.secondary_opts)}
+    near = difflib.get_close_matches(str(wrong).lstrip("-"), flags, n=1)
+    meant = f"did you mean {flags[near[0]]}? " if near else ""
+    return UsageError(error.message, hint=f"{meant}{path} --help lists all")
