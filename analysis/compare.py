@@ -8,16 +8,14 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.stats import ttest_ind
 
-from analysis.cases import Case
 from analysis.configurations import SOFTWARE, label, needs_no_digest, shown
 from analysis.loading import Results
 from analysis.pairing import MACHINE, Pair, Pairing, Side, pair_up, value_text
-from analysis.statistics import Comparison, holm
+from analysis.statistics import Comparison, Interval, holm, holm_levels
 from analysis.statistics import compare as compare_runs
 from analysis.statistics.power import ALPHA
-from analysis.statistics.samples import LEAST_FOR_SPREAD, Floats
+from analysis.statistics.samples import LEAST_FOR_SPREAD, LEVEL
 from workload.tables import Column
 
 # Told where they differ besides what is compared: they may be the cause as well.
@@ -35,6 +33,7 @@ COLUMNS = (
     Column(name="ratio", heading="right/left"),
     Column(name="ratio_low", heading="low"),
     Column(name="ratio_high", heading="high"),
+    Column(name="level", heading="at", unit="%", digits=5),
     Column(name="p", heading="p", digits=2),
     Column(name="p_holm", heading="p (Holm)", digits=2),
     Column(name="test", heading="test", optional=True),
@@ -60,16 +59,16 @@ def of_pairs(pairing: Pairing) -> pd.DataFrame:
     """The table of `compare`.
 
     `effect` is Hedges' g of the logarithms of run figures, positive where the right is faster. `p_holm` is corrected
-    for all rows, and so is `smallest_detectable_ratio`, which 4 of 5 such comparisons would find.
+    for all rows, and so are the interval, which holds at `level` and leaves out 1 if and only if p_holm < 0.05, and
+    `smallest_detectable_ratio`, which 4 of 5 such comparisons would find.
     """
     by, pairs = pairing.by, pairing.pairs
-    alpha = ALPHA / len(pairs)
-    found = [_compared(pair, alpha=alpha) for pair in pairs]
-    tested = [_test(pair, one, alpha=alpha) for pair, one in zip(pairs, found, strict=True)]
-    corrected = holm([np.nan if p is None else p for p, _ in tested])
+    comparisons = [_compared(pair) for pair in pairs]
+    p_values = [np.nan if one.p_value is None else one.p_value for one in comparisons]
+    corrected = zip(holm(p_values), holm_levels(p_values, alpha=ALPHA), strict=True)
     lines = [
-        _line(pair, by, one, p=p, test=test, p_holm=None if np.isnan(adjusted) else float(adjusted))
-        for pair, one, (p, test), adjusted in zip(pairs, found, tested, corrected, strict=True)
+        _line(pair, by, one, p_holm=None if np.isnan(p_holm) else float(p_holm), level=float(level))
+        for pair, one, (p_holm, level) in zip(pairs, comparisons, corrected, strict=True)
     ]
     return pd.DataFrame(lines, columns=[column.name for column in COLUMNS])
 
@@ -77,44 +76,16 @@ def of_pairs(pairing: Pairing) -> pd.DataFrame:
 # --- one pair
 
 
-def _image_s(case: Case) -> Floats:
-    """Seconds per image, one per step, in order: the median is exactly the run's wall time per image.
-
-    Of a run without usable steps the one figure of the run.
-    """
-    per_image = 1 / float(case["images_per_s"])
-    steps = case.iteration_s
-    usable = steps[np.isfinite(steps) & (steps > 0)]
-    return usable / np.median(usable) * per_image if usable.size else np.array([per_image])
-
-
-def _compared(pair: Pair, *, alpha: float) -> Comparison:
+def _compared(pair: Pair) -> Comparison:
     """By seconds per image, the right as the baseline: so the ratio is that of images/s, right over left."""
-    left, right = ([_image_s(case) for case in side.runs] for side in (pair.left, pair.right))
-    return compare_runs(right, left, alpha=alpha)
+    left, right = ([1 / float(case["images_per_s"]) for case in side.runs] for side in (pair.left, pair.right))
+    return compare_runs(right, left)
 
 
-def _test(pair: Pair, found: Comparison, *, alpha: float) -> tuple[float | None, str | None]:
-    """The permutation test where so few runs can reach the corrected level at all, otherwise Welch's t.
-
-    Which of them depends on the numbers of runs and pairs only, never on what was measured.
-    """
-    smallest = found.test.smallest_p
-    if found.test.p_value is None:
-        return None, None
-    if smallest is not None and smallest <= alpha:
-        return found.test.p_value, "permutation of runs"
-    left, right = (np.log([case["images_per_s"] for case in side.runs]) for side in (pair.left, pair.right))
-    if np.ptp(left) == 0 or np.ptp(right) == 0:
-        return None, None
-    return float(ttest_ind(left, right, equal_var=False).pvalue), "Welch t over runs"
-
-
-def _line(
-    pair: Pair, by: str, found: Comparison, *, p: float | None, test: str | None, p_holm: float | None
-) -> dict[str, Any]:
-    low, high = (found.interval.low, found.interval.high) if found.interval else (None, None)
-    difference = found.detectable.difference
+def _line(pair: Pair, by: str, found: Comparison, *, p_holm: float | None, level: float) -> dict[str, Any]:
+    """`level`: the one that Holm's correction left for this pair. Interval, p-values and verdict agree at it."""
+    interval = found.difference.interval(level) if found.difference else None
+    seen = found.difference.detectable(1 - level).difference if found.difference else None
     facts = {name: pair.shared.get(name) for name in ("model", "batch_size", "precision")}
     return facts | {
         "by": by,
@@ -123,37 +94,58 @@ def _line(
         "runs_left": found.runs_other,
         "runs_right": found.runs_baseline,
         "ratio": found.ratio,
-        "ratio_low": low,
-        "ratio_high": high,
-        "p": p,
+        "ratio_low": interval.low if interval else None,
+        "ratio_high": interval.high if interval else None,
+        "level": level if interval else None,
+        "p": found.p_value,
         "p_holm": p_holm,
-        "test": test,
+        "test": str(interval.method) if interval else None,
         "effect": found.hedges_g,
-        "smallest_detectable_ratio": None if difference is None else float(np.exp(difference)),
-        "verdict": verdict(found, right=_name(by, pair.right), left=_name(by, pair.left), p_holm=p_holm),
+        "smallest_detectable_ratio": None if seen is None else float(np.exp(seen)),
+        "verdict": verdict(found, right=_name(by, pair.right), left=_name(by, pair.left), level=level, seen=seen),
         "note": "; ".join([*_where(pair, by), *pair.pool, *_also_different(pair, by)]) or None,
     }
 
 
-def verdict(found: Comparison, *, left: str, right: str, p_holm: float | None) -> str:
-    """A sentence: which is faster by how much, or that no difference was found and which one would have been."""
+def verdict(found: Comparison, *, left: str, right: str, level: float, seen: float | None) -> str:
+    """A sentence: which is faster by how much, or that no difference was found and which one would have been.
+
+    A difference is one whose interval at `level` leaves out 1; `level` is above 95 % where many pairs are compared.
+    `seen`: the smallest detectable difference of logarithms at that level.
+    """
     if found.ratio is None:
         return "no figures"
     faster, slower, ratio = (right, left, found.ratio) if found.ratio >= 1 else (left, right, 1 / found.ratio)
     times = f"{faster} is {ratio:.3g} x as fast as {slower}"
     if min(found.runs_baseline, found.runs_other) < LEAST_FOR_SPREAD:
         return f"one run: no interval; {times} in these runs"
-    if found.interval is None:
+    if found.difference is None or found.interval is None:
         return f"{times} in these runs; no interval: {found.reasons[0]}"
-    ends = (found.interval.low, found.interval.high)
-    low, high = ends if found.ratio >= 1 else (1 / ends[1], 1 / ends[0])
-    if p_holm is not None and p_holm < ALPHA:
-        return f"{times} ({found.interval.level:.0%}: {low:.3g} to {high:.3g})"
-    seen = found.detectable.percent
-    limit = f": {seen:.2g} % or more would have been seen" if seen is not None else ""
+    corrected = found.difference.interval(level)
+    if not corrected.holds(1.0):
+        return f"{times} ({_percent(level)}: {_ends(corrected, found.ratio)})"
+    limit = "" if seen is None else f": {_factor(float(np.exp(seen)))} or more would have been seen"
     if not found.interval.holds(1.0):
-        return f"no certain difference among all that were compared{limit}; alone, {times} ({low:.3g} to {high:.3g})"
+        alone = f"alone, {times} ({_percent(LEVEL)}: {_ends(found.interval, found.ratio)})"
+        return f"no certain difference among all that were compared{limit}; {alone}"
     return f"no difference found{limit}"
+
+
+def _ends(interval: Interval, ratio: float) -> str:
+    """Of the faster over the slower, as the ratio beside it is."""
+    low, high = (interval.low, interval.high) if ratio >= 1 else (1 / interval.high, 1 / interval.low)
+    return f"{low:.3g} to {high:.3g}"
+
+
+def _factor(ratio: float) -> str:
+    """`6.4 %` up to twice as fast, then `2.4 x`."""
+    return f"{100 * (ratio - 1):.2g} %" if ratio < 2 else f"{ratio:.3g} x"  # noqa: PLR2004 - where a ratio reads easier
+
+
+def _percent(level: float) -> str:
+    """With two digits of what it is short of 100 %: `95%`, `98.3%`, `99.9936%`."""
+    decimals = 1 - int(np.floor(np.log10(100 * (1 - level))))
+    return f"{100 * level:.{decimals}f}".rstrip("0").rstrip(".") + "%"
 
 
 def _name(by: str, side: Side) -> str:

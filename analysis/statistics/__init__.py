@@ -9,9 +9,9 @@ Every random draw comes from `seed` (default 0, or a numpy Generator): the same 
 
 from analysis.statistics.autocorrelation import Correlogram, EffectiveN, correlogram, effective_n
 from analysis.statistics.blocks import BlockLength, block_length
-from analysis.statistics.comparison import Comparison, PermutationTest, cliffs_delta, compare, hedges_g, permutation
+from analysis.statistics.comparison import Comparison, Difference, cliffs_delta, compare, hedges_g
 from analysis.statistics.components import VarianceSplit, variance_split
-from analysis.statistics.corrections import benjamini_hochberg, holm
+from analysis.statistics.corrections import benjamini_hochberg, holm, holm_levels
 from analysis.statistics.explained import share_explained
 from analysis.statistics.intervals import hierarchical_bootstrap, over_runs, within_run
 from analysis.statistics.periods import Period, period_scan
@@ -26,6 +26,7 @@ __all__ = [
     "Comparison",
     "Correlogram",
     "Detectable",
+    "Difference",
     "Drift",
     "EffectiveN",
     "Estimate",
@@ -33,7 +34,6 @@ __all__ = [
     "Method",
     "Outliers",
     "Period",
-    "PermutationTest",
     "SteadyState",
     "Summary",
     "VarianceSplit",
@@ -47,10 +47,10 @@ __all__ = [
     "hedges_g",
     "hierarchical_bootstrap",
     "holm",
+    "holm_levels",
     "outliers",
     "over_runs",
     "period_scan",
-    "permutation",
     "runs_needed",
     "share_explained",
     "smallest_detectable",

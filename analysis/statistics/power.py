@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy.optimize import brentq
-from scipy.special import stdtrit
-from scipy.stats import nct
+from scipy.special import nctdtr, stdtrit
 
 from analysis.statistics.samples import LEAST_FOR_SPREAD, counted
 
@@ -40,17 +39,29 @@ def smallest_detectable(
     first, second = runs
     if min(runs) < LEAST_FOR_SPREAD:
         reason = f"{first} against {counted(second, 'run')}: no test with fewer than {LEAST_FOR_SPREAD} on either side"
-        return Detectable(difference=None, alpha=alpha, power=power, reason=reason)
+        return undetectable(reason, alpha=alpha, power=power)
     if not stdev or not np.isfinite(stdev):
         reason = "no spread between runs: any difference would be seen, or the runs are copies"
-        return Detectable(difference=None, alpha=alpha, power=power, reason=reason)
-    degrees = first + second - 2
+        return undetectable(reason, alpha=alpha, power=power)
+    error = stdev * float(np.sqrt(1 / first + 1 / second))
+    return smallest_detectable_shift(error, degrees=first + second - 2, alpha=alpha, power=power)
+
+
+def undetectable(reason: str, *, alpha: float = ALPHA, power: float = POWER) -> Detectable:
+    """Nothing can be said about what would be seen."""
+    return Detectable(difference=None, alpha=alpha, power=power, reason=reason)
+
+
+def smallest_detectable_shift(
+    error: float, *, degrees: float, alpha: float = ALPHA, power: float = POWER
+) -> Detectable:
+    """By a two-sided t test whose statistic has this standard error and these degrees of freedom."""
 
     def missing(shift: float) -> float:
         return power_of(shift, degrees=degrees, alpha=alpha) - power
 
     shift = float(brentq(missing, 0.0, _upper(degrees, alpha)))
-    return Detectable(difference=shift * stdev * float(np.sqrt(1 / first + 1 / second)), alpha=alpha, power=power)
+    return Detectable(difference=shift * error, alpha=alpha, power=power)
 
 
 def runs_needed(difference: float, *, stdev: float, alpha: float = ALPHA, power: float = POWER) -> int | None:
@@ -71,14 +82,14 @@ def runs_needed(difference: float, *, stdev: float, alpha: float = ALPHA, power:
     return low
 
 
-def power_of(shift: float, *, degrees: int, alpha: float) -> float:
+def power_of(shift: float, *, degrees: float, alpha: float) -> float:
     """Chance that a two-sided t test finds a true difference of `shift` standard errors."""
     limit = float(stdtrit(degrees, 1 - alpha / 2))
-    below = float(nct.cdf(-limit, degrees, shift))
-    # Far out in the wrong tail scipy gives NaN (seen in 1.17); the true value is 0 to 15 digits there.
-    return float(nct.sf(limit, degrees, shift)) + (below if np.isfinite(below) else 0.0)
+    above, below = 1 - float(nctdtr(degrees, shift, limit)), float(nctdtr(degrees, shift, -limit))
+    # Far out in the wrong tail scipy may give NaN; the true value is 0 to 15 digits there.
+    return above + (below if np.isfinite(below) else 0.0)
 
 
-def _upper(degrees: int, alpha: float) -> float:
+def _upper(degrees: float, alpha: float) -> float:
     """A shift that is found for certain: the normal limits of test and power, scaled by the heaviest tail."""
     return 10 + 10 * float(stdtrit(degrees, 1 - alpha / 2))

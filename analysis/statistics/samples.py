@@ -28,7 +28,7 @@ class Method(StrEnum):
 
     STUDENT_T = "Student t over runs"
     ORDER_STATISTICS = "order statistics over runs"
-    WELCH = "Welch t over runs"
+    WELCH = "Welch t over runs, variances partly shared"
     HIERARCHICAL_BOOTSTRAP = "bootstrap of runs and blocks of steps"
     EFFECTIVE_STEPS = "Student t over effective steps"
     EFFECTIVE_N = "Kendall's S with effective n"

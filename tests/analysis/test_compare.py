@@ -6,11 +6,12 @@ import numpy as np
 import pandas as pd
 import pytest
 from by_hand import noisy, results, run
-from scipy.stats import ttest_ind
+from scipy.stats import gmean
 
 from analysis.compare import COLUMNS, compare
 from analysis.configurations import NotPoolableError
 from analysis.pairing import pair_up
+from analysis.statistics import compare as compare_runs
 from analysis.statistics import holm
 from workload.errors import ExitCode, NothingToDoError, UsageError
 
@@ -40,12 +41,13 @@ def test_two_places() -> None:
 
     assert (row["left"], row["right"]) == ("here (NVIDIA L4)", "there (NVIDIA A100-SXM4-80GB)")
     assert (row["runs_left"], row["runs_right"]) == (3, 3)
-    assert row["ratio"] == pytest.approx(151 / 101)
-    welch = ttest_ind(np.log(RIGHT), np.log(LEFT), equal_var=False)
-    ends = np.exp(welch.confidence_interval(0.95))
-    assert (row["ratio_low"], row["ratio_high"]) == pytest.approx(tuple(ends))
-    assert row["p"] == row["p_holm"] == pytest.approx(welch.pvalue)
-    assert row["test"] == "Welch t over runs"
+    assert row["ratio"] == pytest.approx(gmean(RIGHT) / gmean(LEFT))
+    expected = compare_runs(1 / np.array(RIGHT), 1 / np.array(LEFT))
+    assert expected.interval is not None
+    assert (row["ratio_low"], row["ratio_high"]) == pytest.approx((expected.interval.low, expected.interval.high))
+    assert row["p"] == row["p_holm"] == pytest.approx(expected.p_value)
+    assert row["level"] == 0.95
+    assert row["test"] == "Welch t over runs, variances partly shared"
     assert row["effect"] > 10
     assert row["smallest_detectable_ratio"] == pytest.approx(1.03, abs=0.01)
     assert row["verdict"] == ("there (NVIDIA A100-SXM4-80GB) is 1.5 x as fast as here (NVIDIA L4) (95%: 1.46 to 1.53)")
@@ -55,7 +57,7 @@ def test_two_places() -> None:
 def test_the_slower_side_may_be_on_the_right() -> None:
     (row,) = rows(*side("l", RIGHT, place="here"), *side("r", LEFT, place="there"))
 
-    assert row["ratio"] == pytest.approx(101 / 151)
+    assert row["ratio"] == pytest.approx(gmean(LEFT) / gmean(RIGHT))
     assert row["effect"] < -10
     assert row["verdict"] == "here (NVIDIA L4) is 1.5 x as fast as there (NVIDIA L4) (95%: 1.46 to 1.53)"
 
@@ -114,17 +116,35 @@ def test_alone_it_would_be_a_difference() -> None:
     assert alone[0]["verdict"] == "b (NVIDIA L4) is 1.03 x as fast as a (NVIDIA L4) (95%: 1.01 to 1.05)"
     assert many[0]["verdict"] == (
         "no certain difference among all that were compared: 6.4 % or more would have been seen; "
-        "alone, b (NVIDIA L4) is 1.03 x as fast as a (NVIDIA L4) (1.01 to 1.05)"
+        "alone, b (NVIDIA L4) is 1.03 x as fast as a (NVIDIA L4) (95%: 1.01 to 1.05)"
     )
 
 
-def test_six_runs_on_a_side_are_dealt_anew() -> None:
-    rates = tuple(100.0 + number for number in range(6))
-    (row,) = rows(*side("l", rates, place="here"), *side("r", tuple(1.5 * rate for rate in rates), place="there"))
+def test_the_interval_leaves_out_1_if_and_only_if_a_difference_is_claimed() -> None:
+    """Of 66 pairs: also where the difference is certain alone, and where it is large and the runs are few."""
+    rng = np.random.default_rng(3)
+    speeds = [100.0, 101.0, 102.0, 103.0, 105.0, 110.0, 120.0, 150.0, 300.0, 310.0, 700.0, 720.0]
+    runs = [
+        one_run
+        for number, speed in enumerate(speeds)
+        for one_run in side(
+            f"p{number}-", tuple(speed * np.exp(0.01 * rng.normal(size=2 + number % 3))), place=f"p{number:02}"
+        )
+    ]
 
-    assert row["test"] == "permutation of runs"
-    # 2 of the 924 ways to deal 6 + 6.
-    assert row["p"] == pytest.approx(2 / 924)
+    for row in rows(*runs):
+        excluded = not row["ratio_low"] <= 1 <= row["ratio_high"]
+        assert excluded == (row["p_holm"] < 0.05) == (" x as fast as " in row["verdict"].split(";")[0]), row
+        assert row["ratio_low"] <= row["ratio"] <= row["ratio_high"]
+        if not excluded:
+            assert max(row["ratio"], 1 / row["ratio"]) < row["smallest_detectable_ratio"], row
+
+
+def test_many_pairs_take_seconds() -> None:
+    """40 places are 780 pairs; the permutation tests that were made of each took ten minutes."""
+    runs = [one for number in range(40) for one in side(f"p{number}-", LEFT, place=f"p{number:02}")]
+
+    assert len(rows(*runs)) == 780
 
 
 def test_the_figure_of_a_run_is_images_over_wall_time() -> None:

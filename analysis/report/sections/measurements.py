@@ -95,7 +95,7 @@ def compared(found: Compared, what: str) -> list[Block]:
         ("left", False),
         ("right", False),
         ("right/left", True),
-        ("95 % interval", True),
+        ("jointly 95 %", True),
         ("p (Holm)", True),
         ("verdict", False),
         ("note", False),
@@ -117,5 +117,5 @@ def compared(found: Compared, what: str) -> list[Block]:
         for row in rows[:MOST_PAIRS]
     ]
     more = f"; the first {MOST_PAIRS}, analyze compare prints all" if len(rows) > MOST_PAIRS else ""
-    caption = f"Ratio of images/s; p-values corrected for all {len(rows)} comparisons (Holm){more}"
+    caption = f"Ratio of images/s; intervals and p-values corrected for all {len(rows)} comparisons (Holm){more}"
     return [words.table(caption, columns, cells)]
