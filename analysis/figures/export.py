@@ -1,7 +1,7 @@
 """Figures as files: PNG and SVG, by vl-convert, without a browser."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ from workload.errors import UsageError
 # Dots per logical pixel: 640 become 1280, sharp on paper at 16 cm.
 SCALE = 2.0
 TITLE_CHARACTERS = 78
+# Pixels of a legend's entry: its symbol and margin, and each character; the script of the page counts the same.
+ENTRY, CHARACTER, MOST_COLUMNS = 40, 7, 4
 
 
 def specification(figure: Figure) -> dict[str, Any]:
@@ -22,16 +24,36 @@ def specification(figure: Figure) -> dict[str, Any]:
     with alt.utils.schemapi.debug_mode(False):
         found: dict[str, Any] = figure.chart.to_dict(validate=False)
     found.pop("config", None)
-    return found
+    # How wide an entry of a legend is, for whoever decides how many stand side by side.
+    return {**found, "usermeta": {"legendCharacters": legend_characters(found)}}
 
 
-def titled(figure: Figure) -> dict[str, Any]:
-    """The chart as it stands alone: with its title, dark on white."""
+def legend_characters(specification: Any) -> int:
+    """Of the longest line in any legend; 0 without one."""
+    if isinstance(specification, list):
+        return max(map(legend_characters, specification), default=0)
+    if not isinstance(specification, dict):
+        return 0
+    longest = max((legend_characters(part) for part in specification.values()), default=0)
+    scale = specification.get("scale")
+    # Nothing said about a legend is one; None is none. Axes have none at all.
+    if not isinstance(scale, dict) or specification.get("legend") is None:
+        return longest
+    names = [name for name in scale.get("domain", []) if isinstance(name, str)]
+    lines = (line for name in names for line in style.broken(name, style.LEGEND_CHARACTERS))
+    return max([longest, *map(len, lines)])
+
+
+def titled(figure: Figure, theme: Mapping[str, Any] = style.PAPER) -> dict[str, Any]:
+    """The chart as it stands alone: with its title, in the colours of `theme`."""
+    drawn = specification(figure)
+    entry = ENTRY + CHARACTER * drawn["usermeta"]["legendCharacters"]
+    columns = max(1, min(MOST_COLUMNS, style.WIDTH // entry))
     return {
-        **specification(figure),
+        **drawn,
         "title": {"text": _lines(figure.title), "offset": 12},
         "padding": 14,
-        "config": style.PAPER,
+        "config": {**theme, "legend": {**theme["legend"], "columns": columns}},
     }
 
 

@@ -67,13 +67,26 @@ def known_values(
 
 def _named(facts: Sequence[Mapping[str, Any]], first: str, more: Sequence[str], forms: Mapping[str, str]) -> list[str]:
     held = known_values(facts, first, more)
+    short = unlike(each[first] if each[first] is not None else f"unknown {first}" for each in facts)
     names = []
     for each in facts:
         varying = [column for column in more if len(held[each[first]][column]) > 1]
         parts = [_part(forms.get(column, "{}"), each[column], column) for column in varying]
-        name = shown(each[first] if each[first] is not None else f"unknown {first}")
+        name = short[each[first] if each[first] is not None else f"unknown {first}"]
         names.append(f"{name} ({', '.join(parts)})" if parts else name)
     return names
+
+
+def unlike(names: Iterable[Any]) -> dict[Any, str]:
+    """By name, how it is shown: the second of two long ones that would read the same gets a number."""
+    found: dict[Any, str] = {}
+    for name in dict.fromkeys(names):
+        text, number = shown(name), 1
+        taken = set(found.values())
+        while (candidate := text if number == 1 else f"{text} [{number}]") in taken:
+            number += 1
+        found[name] = candidate
+    return found
 
 
 def _part(form: str, value: Any, column: str) -> str:

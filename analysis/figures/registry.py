@@ -8,17 +8,20 @@ import altair as alt
 import pandas as pd
 
 from analysis.breakdown import ALL
-from analysis.figures import labels, rooflines, shares, throughput
+from analysis.figures import labels, rooflines, shares, style, throughput
 from analysis.figures.figure import Figure, Missing
 from analysis.figures.material import Material
 from workload.tables import number
+from workload.text import si
 
 Drawn: TypeAlias = Figure | Missing
 Builder: TypeAlias = Callable[[Material], Iterator[Drawn]]
 
 # Figures of a kind; who has more environments or models than this looks at the tables.
 MOST_OF_A_KIND = 24
-INTERVALS = "Bars are 95 % intervals over runs, where there are at least two; what is beyond the frame is cut."
+INTERVALS = "Bars are 95 % intervals over runs, where there are at least two."
+ARROWS = "An arrowhead: the interval goes on beyond the frame."
+COUNTERS = "counters"
 NO_RATE = "no completed run has a throughput"
 NO_KERNELS = "no run was profiled with --profile ncu"
 
@@ -46,7 +49,7 @@ def _throughput_env(material: Material) -> Iterator[Drawn]:
         yield Figure(
             name=f"throughput_env-{stems[env]}",
             title=f"Throughput against batch size: {env}",
-            caption=f"{_devices(table)}. {INTERVALS}"
+            caption=f"{_shared(table, 'task', 'variant')}{_devices(table)}. {_intervals(table, 'images_per_s')}"
             + (" A cross at the bottom marks a batch size of which no run came to its end." if len(failed) else ""),
             text=_rate_text(table),
             chart=throughput.against_batch(material, table, failed),
@@ -110,7 +113,8 @@ def _roofline_env(material: Material) -> Iterator[Drawn]:
         yield Figure(
             name=f"roofline_{stems[env]}",
             title=f"Roofline: {env}",
-            caption=_roofline_caption(table, roofs),
+            caption=f"{_shared(table, 'task', 'variant')}{_roofline_caption(table, roofs)} "
+            "The numbers are batch sizes, where there is room for them.",
             text=_points_text(table),
             chart=rooflines.steps(material, table, roofs),
         )
@@ -130,7 +134,7 @@ def _roofline_combined(material: Material) -> Iterator[Drawn]:
     yield Figure(
         name="roofline_combined",
         title="Roofline: all environments",
-        caption="The configuration of each model and environment with the most FLOP/s. "
+        caption=f"{_shared(points, 'task')}The configuration of each model and environment with the most FLOP/s. "
         f"{_roofline_caption(points, roofs)} "
         "One roof per environment: that of its most frequent precision.",
         text=_points_text(points),
@@ -152,7 +156,8 @@ def _intensity(material: Material) -> Iterator[Drawn]:
         yield Figure(
             name=f"ai_vs_batch_{stems[task]}",
             title=f"Arithmetic intensity against batch size: {task}",
-            caption=_source_caption(table) + " Points of one batch size stand side by side.",
+            caption=f"{_shared(table, 'env', 'variant')}{_source_caption(table)}"
+            + (" Points of one batch size stand side by side." if len(set(table["env"])) > 1 else ""),
             text=_intensity_text(table),
             chart=rooflines.against_batch(material, table),
         )
@@ -169,7 +174,8 @@ def _throughput_comparison(material: Material) -> Iterator[Drawn]:
     yield Figure(
         name=name,
         title="Best throughput of each model and environment",
-        caption=f"The fastest batch size and precision of each. {INTERVALS}",
+        caption=f"{_shared(best, 'env')}The fastest batch size and precision of each. "
+        f"{_intervals(best, 'images_per_s')}",
         text=_rate_text(best),
         chart=throughput.comparison(material, best),
     )
@@ -186,7 +192,8 @@ def _scaling(material: Material) -> Iterator[Drawn]:
     yield Figure(
         name=name,
         title="Throughput gained by larger batches",
-        caption="Throughput relative to the smallest batch of the same model, precision and environment. A flat line "
+        caption=f"{_shared(table, 'env', 'task', 'variant')}"
+        "Throughput relative to the smallest batch of the same model, precision and environment. A flat line "
         "means that larger batches no longer pay.",
         text=f"Largest gain: {number(top['relative'], 3)} times, {top['series']} at batch {top['batch_size']:g}, "
         f"{top['env']}",
@@ -203,8 +210,9 @@ def _efficiency(material: Material) -> Iterator[Drawn]:
     yield Figure(
         name=name,
         title="Attained share of what the device does",
-        caption="FLOP of the formulas by the unprofiled step time, for the fastest configuration of each model and "
-        f"environment, by the measured ceiling and by the vendor's peak of its precision. {INTERVALS}",
+        caption=f"{_shared(table, 'env', 'of')}FLOP of the formulas divided by the unprofiled step time, for the "
+        "fastest configuration of each model and environment, divided by the measured ceiling and by the vendor's peak "
+        f"of its precision. {_intervals(table, 'fraction')}",
         text="; ".join(
             f"{row['task']}, {row['env']}: {row['fraction']:.1%} {row['of']}" for row in table.to_dict("records")[:12]
         ),
@@ -241,8 +249,9 @@ def _models(material: Material) -> Iterator[Drawn]:
     yield Figure(
         name=name,
         title="Models: work per image and throughput",
-        caption="Best throughput against training FLOP per image. Along a dotted diagonal the attained FLOP/s are "
-        f"equal: a model further up and right uses the device better. {INTERVALS}",
+        caption=f"{_shared(known, 'env')}Best throughput against training FLOP per image. Along a dotted diagonal "
+        "the attained FLOP/s are equal: a model further up and right uses the device better. "
+        f"{_intervals(known, 'images_per_s')}",
         text=_rate_text(known),
         chart=throughput.models(material, known),
     )
@@ -286,8 +295,9 @@ def _cost(material: Material) -> Iterator[Drawn]:
     yield Figure(
         name=name,
         title="Cost of a million images",
-        caption="Price per hour of the machine by throughput, for the cheapest configuration of each model and "
-        f"environment; setting up not included. {INTERVALS}",
+        caption=f"{_shared(table, 'env')}Price per hour of the machine divided by throughput, for the cheapest "
+        "configuration of each model and environment; setting up not included. "
+        f"{_intervals(table, 'usd_per_million_images')}",
         text="; ".join(
             f"{row['task']}, {row['env']}: {number(row['usd_per_million_images'], 3)} USD"
             for row in table.to_dict("records")[:12]
@@ -346,10 +356,14 @@ REGISTRY: dict[str, Builder] = {
 
 
 def drawable(points: pd.DataFrame) -> pd.DataFrame:
-    """Those with both coordinates."""
+    """One point per configuration, with both coordinates: counted by the GPU where it was, else modelled."""
     if points.empty:
         return points
-    return points[(points["intensity_flop_per_byte"] > 0) & (points["flop_per_s"] > 0)]
+    known = points[(points["intensity_flop_per_byte"] > 0) & (points["flop_per_s"] > 0)]
+    keys = ["env", "task", "variant", "batch_size"]
+    counted = set(known.loc[known["source"] == COUNTERS, keys].itertuples(index=False, name=None))
+    twice = [row in counted for row in known[keys].itertuples(index=False, name=None)]
+    return known[(known["source"] == COUNTERS) | ~pd.Series(twice, index=known.index, dtype=bool)]
 
 
 def usable_roofs(roofs: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
@@ -400,6 +414,19 @@ def _why_no_points(material: Material) -> str:
     return "no run has FLOP and bytes of its step (modelled or counted) and a step time"
 
 
+def _shared(table: pd.DataFrame, *fields: str) -> str:
+    """What all rows share of these fields, for the beginning of a caption: the legend names only what varies."""
+    names = [labels.shown(table[field].iloc[0]) for field in fields if len(set(table[field])) == 1]
+    return f"{', '.join(names)}. " if names else ""
+
+
+def _intervals(table: pd.DataFrame, field: str) -> str:
+    """What the bars are, and where they end."""
+    if not style.has_bars(table, field):
+        return "One run each: no intervals."
+    return f"{INTERVALS} {ARROWS}" if style.is_cut(table, field) else INTERVALS
+
+
 def _devices(table: pd.DataFrame) -> str:
     return ", ".join(labels.shown(name) for name in dict.fromkeys(table["device_name"].dropna())) or "unknown device"
 
@@ -429,7 +456,7 @@ def _roofline_caption(points: pd.DataFrame, roofs: pd.DataFrame) -> str:
     drawn = {"measured": "solid roofs were measured", "peak": "dashed ones are the vendor's peaks"}
     said = "; ".join(text for kind, text in drawn.items() if kind in held)
     roof_text = f" {said[0].upper()}{said[1:]}." if said else " No ceiling was measured and no peak is known: no roof."
-    bars = " Upright bars are 95 % intervals over runs." if points["flop_per_s_low"].notna().any() else ""
+    bars = f" {_intervals(points, 'flop_per_s')}" if style.has_bars(points, "flop_per_s") else ""
     return _source_caption(points) + roof_text + bars
 
 
@@ -446,7 +473,7 @@ def _points_text(points: pd.DataFrame) -> str:
     rows = points.sort_values("flop_per_s", ascending=False).to_dict("records")
     parts = [
         f"{row['task']}, {row['variant']}, batch {_batch(row)}, {row['env']}: "
-        f"{rooflines.si(row['flop_per_s'], 'FLOP/s')} "
+        f"{si(row['flop_per_s'], 'FLOP/s')} "
         f"at {number(row['intensity_flop_per_byte'], 3)} FLOP/byte ({row['source']})"
         for row in rows[:6]
     ]

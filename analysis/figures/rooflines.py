@@ -11,10 +11,9 @@ import pandas as pd
 from analysis.figures import style
 from analysis.figures.material import Material
 from analysis.figures.style import Drawing
-from workload.tables import number
+from workload.text import si
 
 INTENSITY = "Arithmetic intensity [FLOP/byte]"
-RATE = "Attained [FLOP/s]"
 TITLES = {
     "env": "environment",
     "task": "model",
@@ -26,9 +25,9 @@ TITLES = {
     "intensity_flop_per_byte": "intensity",
     "intensity_low": "intensity from",
     "intensity_high": "to",
-    "flop_per_s": "attained [FLOP/s]",
-    "flop_per_s_low": "interval from [FLOP/s]",
-    "flop_per_s_high": "to [FLOP/s]",
+    "flop_per_s": "attained",
+    "flop_per_s_low": "interval from",
+    "flop_per_s_high": "to",
     "fraction_of_roof": "of the roof (1 = at it)",
     "fraction_of_peak": "of the vendor's peak",
     "share_of_time": "share of the time",
@@ -40,8 +39,9 @@ TITLES = {
 # Lines of text as high as this, in pixels, do not touch.
 LABEL_HEIGHT = 15
 ROOF_DASHES = {"measured": [1, 0], "peak": [7, 4]}
-# By what factor a bar may widen the frame.
-MOST_OF_A_BAR = 3.0
+# Batch sizes beside their points: the height of a text and of one digit's width, the distance from the point; and the
+# width of the frame on a phone, where texts are nearest to each other.
+TEXT_HEIGHT, DIGIT_WIDTH, FROM_POINT, NARROW = 11, 6, 7, 300
 LEVELS = {"intensity_flop_per_byte": "DRAM", "l2_intensity": "L2", "l1_intensity": "L1"}
 
 
@@ -57,17 +57,22 @@ class Frame:
 
     @property
     def x(self) -> alt.X:
-        scale, axis = style.log_axis(self.left, self.right, form="~g")
+        scale, axis, _ = style.log_axis(self.left, self.right)
         return alt.X("intensity_flop_per_byte:Q", scale=scale, axis=axis, title=INTENSITY)
 
     @property
     def y(self) -> alt.Y:
-        scale, axis = style.log_axis(self.bottom, self.top, form="~s")
-        return alt.Y("flop_per_s:Q", scale=scale, axis=axis, title=RATE)
+        scale, axis, unit = style.log_axis(self.bottom, self.top, unit="FLOP/s")
+        return alt.Y("flop_per_s:Q", scale=scale, axis=axis, title=f"Attained [{unit}]")
 
     def pixels(self, flop_per_s: float) -> float:
         """From the top edge."""
         return self.height * math.log(self.top / flop_per_s) / math.log(self.top / self.bottom)
+
+    def place(self, point: Mapping[Any, Any]) -> tuple[float, float]:
+        """Pixels from the left and the top edge, in a frame as narrow as a phone's."""
+        across = math.log(point["intensity_flop_per_byte"] / self.left) / math.log(self.right / self.left)
+        return NARROW * across, self.pixels(point["flop_per_s"])
 
     def rate(self, pixels: float) -> float:
         """The inverse of `pixels`."""
@@ -77,10 +82,7 @@ class Frame:
 def frame_of(points: pd.DataFrame, roofs: pd.DataFrame, *, height: int = style.HEIGHT) -> Frame:
     """Around every point with its interval, and every roof with its ridge."""
     across = _known(points, "intensity_flop_per_byte", "intensity_low", "intensity_high")
-    rates = _known(points, "flop_per_s")
-    # Longer bars are cut: those of two runs can span decades.
-    bars = _known(points, "flop_per_s_low", "flop_per_s_high")
-    up = [*rates, *(min(max(bar, min(rates) / MOST_OF_A_BAR), max(rates) * MOST_OF_A_BAR) for bar in bars)]
+    up = [style.bottom(points, "flop_per_s"), style.reach(points, "flop_per_s")]
     ridges = (roofs["flop_per_s"] / roofs["bytes_per_s"]).dropna().tolist() if len(roofs) else []
     right = max([*across, *ridges]) * 2
     left = min([*across, *ridges]) / 2
@@ -102,27 +104,84 @@ def _known(table: pd.DataFrame, *columns: str) -> list[float]:
 def steps(material: Material, points: pd.DataFrame, roofs: pd.DataFrame) -> Drawing:
     """Training steps of one environment below its roofs: counters filled, the model's interval of bytes as a line."""
     frame = frame_of(points, roofs)
-    parameters, opacity = style.picked("task", "variant")
+    parameters, opacity = style.picked(points, "task", "variant")
     colour = style.colour("task", points["task"], material.task_colours, "Model", style.RINGS)
-    base = style.chart(_drawn(points)).encode(x=frame.x, y=frame.y, color=colour, opacity=opacity)
+    rows = style.with_bars(_drawn(points), "flop_per_s")
+    base = style.chart(rows).encode(x=frame.x, y=frame.y, color=colour, opacity=opacity)
     shape = style.shape("variant", points["variant"], material.variants, "Precision", style.RINGS)
     layers = [
         *_roof_layers(roofs, frame),
         base.mark_line(strokeWidth=1, strokeDash=[1, 3]).encode(detail=["variant:N", "source:N"], order="batch_size:Q"),
-        *_spans(base, points),
+        *_spans(base, rows, frame),
         *_points(base, points, shape),
+        *_batch_texts(points, frame, opacity),
     ]
     return alt.layer(*layers).add_params(*parameters).properties(width=style.WIDTH, height=frame.height)
+
+
+def _batch_texts(points: pd.DataFrame, frame: Frame, opacity: Any) -> list[alt.Chart]:
+    places = batch_labels(points, frame)
+    if places.empty:
+        return []
+    return [
+        layer.encode(x=frame.x, y=frame.y, text="text:N", opacity=opacity)
+        for (align, dx, dy), rows in places.groupby(["align", "dx", "dy"], sort=False)
+        for layer in style.text_on(
+            style.chart(rows.drop(columns=["align", "dx", "dy"])),
+            align=align,
+            dx=dx,
+            dy=dy,
+            baseline="middle",
+            fontSize=11,
+        )
+    ]
+
+
+def batch_labels(points: pd.DataFrame, frame: Frame) -> pd.DataFrame:
+    """The batch size of each point, where beside the point there is room for it: right, left, above or below.
+
+    The largest and smallest batch first; what finds no room is in the tooltip and the table.
+    """
+    known = points[points["batch_size"].notna()]
+    rows = known.sort_values("batch_size", ascending=False).to_dict("records")
+    rows = [row for pair in zip(rows, reversed(rows), strict=True) for row in pair][: len(rows)] if rows else []
+    centres = [frame.place(row) for row in known.to_dict("records")]
+    taken = [(x - FROM_POINT + 1, x + FROM_POINT - 1, y - FROM_POINT + 1, y + FROM_POINT - 1) for x, y in centres]
+    places = []
+    for row in rows:
+        x, y = frame.place(row)
+        text = f"{row['batch_size']:g}"
+        width = DIGIT_WIDTH * len(text)
+        away = FROM_POINT + TEXT_HEIGHT / 2
+        sides = (
+            ("left", FROM_POINT, 0, (x + FROM_POINT, x + FROM_POINT + width)),
+            ("right", -FROM_POINT, 0, (x - FROM_POINT - width, x - FROM_POINT)),
+            ("center", 0, -away, (x - width / 2, x + width / 2)),
+            ("center", 0, away, (x - width / 2, x + width / 2)),
+        )
+        for align, dx, dy, (left, right) in sides:
+            box = (left, right, y + dy - TEXT_HEIGHT / 2, y + dy + TEXT_HEIGHT / 2)
+            if not any(_overlap(box, other) for other in taken) and left > 0 and right < NARROW:
+                taken.append(box)
+                kept = {name: row[name] for name in ("task", "variant", "intensity_flop_per_byte", "flop_per_s")}
+                places.append({**kept, "text": text, "align": align, "dx": dx, "dy": dy})
+                break
+    return pd.DataFrame(places)
+
+
+def _overlap(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
+    return one[0] < other[1] and other[0] < one[1] and one[2] < other[3] and other[2] < one[3]
 
 
 def combined(material: Material, points: pd.DataFrame, roofs: pd.DataFrame) -> Drawing:
     """Training steps of every environment, and each one's measured roofs (peaks where none was measured)."""
     frame = frame_of(points, roofs, height=430)
-    parameters, opacity = style.picked("env", "task")
+    parameters, opacity = style.picked(points, "env", "task")
     colour = style.colour(
         "env", [*points["env"], *roofs.get("env", [])], material.environment_colours, "Environment", style.RINGS
     )
-    base = style.chart(_drawn(points)).encode(x=frame.x, y=frame.y, color=colour, opacity=opacity)
+    rows = style.with_bars(_drawn(points), "flop_per_s")
+    base = style.chart(rows).encode(x=frame.x, y=frame.y, color=colour, opacity=opacity)
     shape = style.shape("task", points["task"], material.tasks, "Model", style.RINGS)
     lines = (
         style.chart(_lines(roofs, frame)).encode(x=frame.x, y=frame.y, color=colour, opacity=opacity)
@@ -135,7 +194,7 @@ def combined(material: Material, points: pd.DataFrame, roofs: pd.DataFrame) -> D
             if lines
             else []
         ),
-        *_spans(base, points),
+        *_spans(base, rows, frame),
         *_points(base, points, shape),
     ]
     return alt.layer(*layers).add_params(*parameters).properties(width=style.WIDTH, height=frame.height)
@@ -145,7 +204,7 @@ def kernels(points: pd.DataFrame, roofs: pd.DataFrame, families: Mapping[str, st
     """Kernel families of one profiled configuration: area by time, a shape per level of memory."""
     table = _levels(points)
     frame = frame_of(table, roofs)
-    parameters, opacity = style.picked("family")
+    parameters, opacity = style.picked(table, "family")
     base = style.chart(table).encode(
         x=frame.x, y=frame.y, color=style.colour("family", table["family"], families, "Kernels"), opacity=opacity
     )
@@ -184,12 +243,12 @@ def against_batch(material: Material, points: pd.DataFrame) -> Drawing:
     """Intensity of one model against batch size: counters filled, the model's interval as a line."""
     environments = [name for name in material.environments if name in set(points["env"])]
     # Side by side, or equal ones would hide each other.
-    shift = {name: 1.05 ** (place - (len(environments) - 1) / 2) for place, name in enumerate(environments)}
+    shift = style.dodged(environments)
     table = _drawn(points).assign(at=points["batch_size"] * points["env"].map(shift))
-    parameters, opacity = style.picked("env", "variant")
+    parameters, opacity = style.picked(points, "env", "variant")
     x = style.batch_axis(points["batch_size"], "at")
     known = _known(points, "intensity_flop_per_byte", "intensity_low", "intensity_high")
-    scale, axis = style.log_axis(min(known) / 1.3, max(known) * 1.3, form="~g")
+    scale, axis, _ = style.log_axis(min(known) / 1.3, max(known) * 1.3)
     y = alt.Y("intensity_flop_per_byte:Q", scale=scale, axis=axis, title=INTENSITY)
     colour = style.colour("env", points["env"], material.environment_colours, "Environment", style.RINGS)
     base = style.chart(table).encode(x=x, y=y, color=colour, opacity=opacity)
@@ -215,7 +274,7 @@ def _drawn(points: pd.DataFrame) -> pd.DataFrame:
     return points[[name for name in dict.fromkeys(kept) if name in points]]
 
 
-def _spans(base: alt.Chart, points: pd.DataFrame) -> list[alt.Chart]:
+def _spans(base: alt.Chart, points: pd.DataFrame, frame: Frame) -> list[alt.Chart]:
     """The interval of modelled bytes across, dashed; the interval over runs up, solid."""
     layers = []
     if (points["source"] == "modelled").any():
@@ -224,13 +283,7 @@ def _spans(base: alt.Chart, points: pd.DataFrame) -> list[alt.Chart]:
             .mark_rule(strokeWidth=1.5, strokeDash=[4, 2])
             .encode(x="intensity_low:Q", x2="intensity_high:Q")
         )
-    if points["flop_per_s_low"].notna().any():
-        layers.append(
-            base.transform_filter("isValid(datum.flop_per_s_low)")
-            .mark_rule(strokeWidth=1.5, clip=True)
-            .encode(y="flop_per_s_low:Q", y2="flop_per_s_high:Q")
-        )
-    return layers
+    return [*layers, *style.bars(base, points, "y", frame.y)]
 
 
 def _points(base: alt.Chart, points: pd.DataFrame, shape: alt.Shape) -> list[alt.Chart]:
@@ -250,10 +303,12 @@ def _points(base: alt.Chart, points: pd.DataFrame, shape: alt.Shape) -> list[alt
     return layers
 
 
-def _kinds(roofs: pd.DataFrame) -> alt.StrokeDash:
+def _kinds(roofs: pd.DataFrame, *, named: bool = False) -> alt.StrokeDash:
+    """Solid or dashed; roofs that are `named` beside their lines need no legend."""
     held = [kind for kind in ROOF_DASHES if kind in set(roofs["kind"])]
     scale = alt.Scale(domain=held, range=[ROOF_DASHES[kind] for kind in held])
-    legend = alt.Legend(symbolType="stroke", symbolStrokeColor="gray", symbolSize=500)
+    options = {"symbolType": "stroke", "symbolStrokeColor": "gray", "symbolSize": 500}
+    legend = None if named else style.legend_of(held, **options)
     return alt.StrokeDash("kind:N", scale=scale, legend=legend, title="Roof")
 
 
@@ -261,12 +316,12 @@ def _roof_layers(roofs: pd.DataFrame, frame: Frame) -> list[alt.Chart]:
     if roofs.empty:
         return []
     lines = style.chart(_lines(roofs, frame)).mark_line(style="ink-line", strokeWidth=1.5, clip=True, opacity=0.8)
-    texts = style.chart(_labels(roofs, frame)).mark_text(
-        style="ink-text", align="right", baseline="bottom", dx=-4, dy=-3, fontSize=11, clip=True
+    texts = style.text_on(
+        style.chart(_labels(roofs, frame)), align="right", baseline="bottom", dx=-4, dy=-3, fontSize=11, clip=True
     )
     return [
-        lines.encode(x=frame.x, y=frame.y, detail="roof:N", strokeDash=_kinds(roofs)),
-        texts.encode(x=frame.x, y=frame.y, text="label:N"),
+        lines.encode(x=frame.x, y=frame.y, detail="roof:N", strokeDash=_kinds(roofs, named=True)),
+        *(text.encode(x=frame.x, y=frame.y, text="label:N") for text in texts),
     ]
 
 
@@ -316,11 +371,3 @@ def _roof_text(roof: Mapping[Any, Any]) -> str:
     bandwidth = roof["bytes_per_s"]
     memory = f", {si(bandwidth, 'B/s')}" if bandwidth and bandwidth > 0 else ""
     return f"{roof['kind']} {roof['precision']}: {si(roof['flop_per_s'], 'FLOP/s')}{memory}"
-
-
-def si(value: float, unit: str) -> str:
-    """`si(7.9e10, "FLOP/s")` is `79.0 GFLOP/s`."""
-    for factor, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= factor:
-            return f"{number(value / factor, 3)} {prefix}{unit}"
-    return f"{number(value, 3)} {unit}"

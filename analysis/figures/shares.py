@@ -1,6 +1,7 @@
 """How much: of the device's rate, of the time, of the money, and how far runs of one configuration lie apart."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import altair as alt
 import pandas as pd
@@ -10,6 +11,7 @@ from analysis.figures.material import Material
 from analysis.figures.style import Drawing
 from analysis.figures.throughput import TITLES, dots
 from analysis.ncu.families import Family
+from workload.tables import number
 
 # Eleven families: the eight colours that are told apart, then greys, for what is rarely there.
 FAMILY_COLOURS: Mapping[str, str] = {
@@ -19,53 +21,56 @@ FAMILY_COLOURS: Mapping[str, str] = {
 MOST_RUNS = 40
 # Pixels of a run's row: up to so many, and beyond.
 MANY, FEW_ROWS, MANY_ROWS = 12, 14, 8
+# Half of the axis of runs that hardly differ: a smaller one would make much of nothing.
+LEAST_SPREAD = 0.001
+# Beside a point.
+VALUE: Mapping[str, Any] = {"align": "left", "dx": 9, "fontSize": 11}
 EFFICIENCY = {"measured": "of the measured ceiling", "peak": "of the vendor's peak"}
 
 
 def efficiency(material: Material, table: pd.DataFrame) -> Drawing:
     """Attained FLOP/s by the device's: a row per model, environment and `of` (`EFFICIENCY`), with intervals."""
-    parameters, opacity = style.picked("env", "of")
+    parameters, opacity = style.picked(table, "env", "of")
     environments = [name for name in material.environments if name in set(table["env"])]
-    base = style.chart(table).encode(
-        y=alt.Y("task:N", sort=list(material.tasks), title=None, axis=alt.Axis(grid=True)),
-        yOffset=alt.YOffset("env:N", sort=environments),
-        color=style.colour("env", table["env"], material.environment_colours, "Environment"),
+    tasks = [name for name in material.tasks if name in set(table["task"])]
+    rows = style.with_bars(table, "fraction").assign(
+        # A row each: the two intervals would lie on each other.
+        row=table["env"] + " " + table["of"],
+        text=table["fraction"].map(lambda fraction: f"{number(100 * fraction, 2)} %"),
+    )
+    order = [f"{env} {of}" for env in environments for of in EFFICIENCY.values()]
+    held = [name for name in order if name in set(rows["row"])]
+    base = style.chart(rows).encode(
+        y=alt.Y("task:N", sort=tasks, title=None, axis=style.named_axis(tasks, grid=True)),
+        yOffset=alt.YOffset("row:N", sort=held),
         opacity=opacity,
     )
-    top = max(1.0, style.reach(table, "fraction", factor=1.2))
-    x = alt.X(
-        "fraction:Q",
-        scale=alt.Scale(domain=[0, top], nice=True),
-        axis=alt.Axis(format=".0%", tickCount=6),
-        title="Attained FLOP/s by the device's [%]",
-    )
+    coloured = base.encode(color=style.colour("env", table["env"], material.environment_colours, "Environment"))
+    scale, axis = style.linear_axis(0, max(1.0, style.reach(table, "fraction")), percent="")
+    x = alt.X("fraction:Q", scale=scale, axis=axis, title="Attained FLOP/s, share of the device's [%]")
     shape = style.shape("of", table["of"], list(EFFICIENCY.values()), "Share")
     titles = {**TITLES, "of": "share", "fraction": "fraction (1 = all)"}
-    marks = base.mark_point(filled=True, size=75).encode(x=x, shape=shape, tooltip=style.tooltips(table, titles))
-    layers = [marks]
-    if table["fraction_low"].notna().any():
-        bars = base.transform_filter("isValid(datum.fraction_low)").mark_rule(strokeWidth=1.5, clip=True)
-        layers.insert(0, bars.encode(x="fraction_low:Q", x2="fraction_high:Q"))
-    height = style.rows_height(table["task"].nunique(), len(environments))
+    end = "bar_high" if "bar_high" in rows else "fraction"
+    texts = style.text_on(base.transform_calculate(end=f"isValid(datum.{end}) ? datum.{end} : datum.fraction"), **VALUE)
+    layers = [
+        *style.bars(coloured, rows, "x", x),
+        coloured.mark_point(filled=True, size=75).encode(x=x, shape=shape, tooltip=style.tooltips(table, titles)),
+        *(layer.encode(x=alt.X("end:Q", scale=scale, axis=axis, title=x["title"]), text="text:N") for layer in texts),
+    ]
+    height = style.rows_height(len(tasks), len(held))
     return alt.layer(*layers).add_params(*parameters).properties(width=style.WIDTH - 120, height=height)
 
 
 def cost(material: Material, table: pd.DataFrame) -> Drawing:
     """US dollars per million images, with the interval of the throughput behind it."""
     titles = {**TITLES, "usd_per_million_images": "USD per million images", "usd_per_h": "USD/h"}
-    return dots(
-        material,
-        table,
-        field="usd_per_million_images",
-        title="Cost [USD per million images]",
-        titles=titles,
-        form=".3~g",
-    )
+    title = "Cost [USD per million images]"
+    return dots(material, table, field="usd_per_million_images", title=title, titles=titles)
 
 
 def breakdown(table: pd.DataFrame) -> Drawing:
     """Each configuration's time by kernel family; `configuration` names the rows."""
-    parameters, opacity = style.picked("family")
+    parameters, opacity = style.picked(table, "family")
     order = [str(family) for family in Family if str(family) in set(table["family"])]
     rank = {name: place for place, name in enumerate(order)}
     drawn = table.assign(rank=table["family"].map(rank))
@@ -73,27 +78,25 @@ def breakdown(table: pd.DataFrame) -> Drawing:
         "configuration": "configuration",
         "family": "kernels",
         "share_of_time": "share of the time",
-        "duration_s": "time [s]",
+        "duration_s": "time",
         "launches": "launches",
     }
+    configurations = list(dict.fromkeys(drawn["configuration"]))
+    scale, axis = style.linear_axis(0, 1, percent="")
+    lines = max(len(style.broken(name, style.AXIS_CHARACTERS)) for name in configurations)
     return (
         style.chart(drawn)
         .mark_bar(stroke="white", strokeWidth=0.5)
         .encode(
-            x=alt.X(
-                "share_of_time:Q",
-                scale=alt.Scale(domain=[0, 1]),
-                axis=alt.Axis(format=".0%", tickCount=5),
-                title="Share of kernel time [%]",
-            ),
-            y=alt.Y("configuration:N", title=None, sort=None, axis=alt.Axis(labelLimit=300)),
+            x=alt.X("share_of_time:Q", scale=scale, axis=axis, title="Share of kernel time [%]"),
+            y=alt.Y("configuration:N", title=None, sort=None, axis=style.named_axis(configurations)),
             color=style.colour("family", order, FAMILY_COLOURS, "Kernels"),
             order="rank:Q",
             opacity=opacity,
             tooltip=style.tooltips(drawn, titles),
         )
         .add_params(*parameters)
-        .properties(width=style.WIDTH - 200, height=30 * drawn["configuration"].nunique() + 10)
+        .properties(width=style.WIDTH - 200, height=max(30, 15 * lines) * len(configurations) + 10)
     )
 
 
@@ -127,10 +130,10 @@ def variance_rows(runs: pd.DataFrame) -> pd.DataFrame:
 
 def variance(material: Material, rows: pd.DataFrame) -> Drawing:
     """`variance_rows`: each run against the median of its environment, and where 90 % of its steps lie."""
-    parameters, opacity = style.picked("env")
+    parameters, opacity = style.picked(rows, "env")
     environments = [name for name in material.environments if name in set(rows["env"])]
     most = int(rows.groupby("env").size().max())
-    y = alt.Y("env:N", sort=environments, title=None, axis=alt.Axis(grid=True))
+    y = alt.Y("env:N", sort=environments, title=None, axis=style.named_axis(environments, grid=True))
     offset = alt.YOffset("row:O", sort=None, scale=alt.Scale(paddingOuter=0.5))
     base = style.chart(rows).encode(
         y=y,
@@ -138,14 +141,16 @@ def variance(material: Material, rows: pd.DataFrame) -> Drawing:
         color=style.colour("env", environments, material.environment_colours, "Environment"),
         opacity=opacity,
     )
-    axis = alt.Axis(format="+.0%", tickCount=6)
+    ends = [value for column in ("relative", "slow", "fast") for value in rows[column].dropna()]
+    least, most_relative = min([*ends, -LEAST_SPREAD]), max([*ends, LEAST_SPREAD])
+    scale, axis = style.linear_axis(1.05 * least, 1.05 * most_relative, percent="+")
     titles = {"env": "environment", "run_id": "run", "images_per_s": "images/s", "relative": "against the median"}
     spans = base.transform_filter("isValid(datum.slow) && isValid(datum.fast)").mark_rule(strokeWidth=2, opacity=0.45)
     return (
         alt.layer(
-            spans.encode(x="slow:Q", x2="fast:Q"),
+            spans.encode(x=alt.X("slow:Q", scale=scale, axis=axis), x2="fast:Q"),
             base.mark_point(filled=True, size=60).encode(
-                x=alt.X("relative:Q", axis=axis, title="Throughput against the environment's median [%]"),
+                x=alt.X("relative:Q", scale=scale, axis=axis, title="Throughput against the environment's median [%]"),
                 shape=style.shape("env", rows["env"], material.environments, "Environment"),
                 tooltip=style.tooltips(rows, titles),
             ),

@@ -1,13 +1,15 @@
 """How every figure looks: colours, shapes, axes, and what a click on a legend does."""
 
+import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import altair as alt
 import pandas as pd
 
-from workload.text import printable
+from workload.text import printable, seconds, si
 
 # Anything that Altair draws; its methods are not typed well enough to say more.
 Drawing: TypeAlias = Any
@@ -31,10 +33,29 @@ FONT = "Liberation Sans, Arial, Helvetica, sans-serif"
 DECADES_WITHOUT_BETWEEN = 2.5
 # Largest over smallest value from which a linear axis would hide the smallest.
 LOG_FROM = 30.0
+# By what factor an interval may widen the frame: that of two runs can be a hundred times as long as the figures, and
+# whole it would press them against zero. A longer one ends in an arrowhead.
+MOST_OF_A_BAR = 3.0
+ARROW_SIZE = 55
+# A line of a name beside an axis or in a legend, in characters: two stand side by side on a phone.
+AXIS_CHARACTERS, LEGEND_CHARACTERS = 20, 40
+# Prefixes of an axis' unit.
+PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+# Beyond these, figures are read more easily with an exponent.
+MOST_DECIMALS, MOST_PLAIN = 6, 1e7
+# Neighbours at one place of an axis: so far apart, and all of them within so much.
+DODGE, MOST_DODGE = 1.05, 1.4
+# Columns that a tooltip shows with their unit, `227 GFLOP/s`.
+UNITS = dict.fromkeys(("flop_per_s", "flop_per_s_low", "flop_per_s_high"), "FLOP/s")
+SECONDS = ("step_s", "duration_s")
+TEXT = "_text"
 
 
-def config(ink: str, *, ground: str | None = None) -> dict[str, Any]:
-    """A Vega-Lite config that draws text, axes and neutral marks in `ink`; no `ground` is transparent."""
+def config(ink: str, halo: str, *, ground: str | None = None) -> dict[str, Any]:
+    """A Vega-Lite config that draws text, axes and neutral marks in `ink`; no `ground` is transparent.
+
+    `halo`: the colour behind the figure, which keeps lines away from text that stands on them.
+    """
     text = {"labelColor": ink, "titleColor": ink, "labelFontSize": 12, "titleFontSize": 13, "titleFontWeight": "normal"}
     return {
         "background": ground or "transparent",
@@ -48,13 +69,14 @@ def config(ink: str, *, ground: str | None = None) -> dict[str, Any]:
             "tickOpacity": 0.5,
             "gridColor": ink,
             "gridOpacity": 0.12,
-            "labelLimit": 260,
+            # Names are broken into lines (`named_axis`), never cut.
+            "labelLimit": 0,
         },
         "legend": {
             **text,
             "orient": "bottom",
             "columns": 4,
-            "labelLimit": 190,
+            "labelLimit": 0,
             "symbolStrokeWidth": 2,
             # Of legends of shapes, which have no colour of their own.
             "symbolBaseFillColor": ink,
@@ -68,18 +90,30 @@ def config(ink: str, *, ground: str | None = None) -> dict[str, Any]:
         "style": {
             "ink-line": {"color": ink},
             "ink-text": {"color": ink},
+            "halo": {"color": halo, "stroke": halo, "strokeWidth": 4, "strokeJoin": "round"},
         },
     }
 
 
 # The page's text colour, whatever it is now: light, dark, or on paper.
-PAGE = config("currentColor")
-PAPER = config("#1b1f24", ground="#ffffff")
+PAGE = config("currentColor", "var(--ground)")
+PAPER = config("#1b1f24", "#ffffff", ground="#ffffff")
+DARK = config("#e4e8ec", "#14181d", ground="#14181d")
 
 
 def chart(frame: pd.DataFrame) -> alt.Chart:
-    """A chart of `frame`'s rows, the numbers rounded and what is absent as null."""
-    return alt.Chart(data(records(frame)))
+    """A chart of `frame`'s rows, the numbers rounded and what is absent as null; rates and times also as text."""
+    texts = {f"{name}{TEXT}": frame[name].map(_with_unit(name)) for name in (*UNITS, *SECONDS) if name in frame}
+    return alt.Chart(data(records(frame.assign(**texts))))
+
+
+def _with_unit(column: str) -> Callable[[Any], str | None]:
+    def text(value: Any) -> str | None:
+        if value is None or not math.isfinite(value):
+            return None
+        return seconds(value) if column in SECONDS else si(value, UNITS[column], 4)
+
+    return text
 
 
 def data(rows: Sequence[Mapping[str, Any]]) -> alt.Data:
@@ -121,10 +155,10 @@ WITHOUT_RIM: Mapping[str, Any] = {"symbolStrokeWidth": 0}
 def colour(
     field: str, held: Iterable[str], palette: Mapping[str, str], title: str, legend: Mapping[str, Any] = FILLED
 ) -> alt.Color:
-    """`field` in the colours of `palette`, only what the chart holds in the legend."""
+    """`field` in the colours of `palette`; a legend where the chart holds more than one of them."""
     shown = _in_order(held, palette)
     scale = alt.Scale(domain=shown, range=[palette[name] for name in shown])
-    return alt.Color(f"{field}:N", scale=scale, legend=alt.Legend(**legend), title=title)
+    return alt.Color(f"{field}:N", scale=scale, legend=legend_of(shown, **legend), title=title)
 
 
 def shape(
@@ -134,7 +168,7 @@ def shape(
     shapes = {name: SHAPES[number % len(SHAPES)] for number, name in enumerate(order)}
     shown = _in_order(held, shapes)
     scale = alt.Scale(domain=shown, range=[shapes[name] for name in shown])
-    return alt.Shape(f"{field}:N", scale=scale, legend=alt.Legend(**legend), title=title)
+    return alt.Shape(f"{field}:N", scale=scale, legend=legend_of(shown, **legend), title=title)
 
 
 def dash(field: str, held: Iterable[str], order: Sequence[str], title: str) -> alt.StrokeDash:
@@ -142,7 +176,27 @@ def dash(field: str, held: Iterable[str], order: Sequence[str], title: str) -> a
     dashes = {name: DASHES[number % len(DASHES)] for number, name in enumerate(order)}
     shown = _in_order(held, dashes)
     scale = alt.Scale(domain=shown, range=[dashes[name] for name in shown])
-    return alt.StrokeDash(f"{field}:N", scale=scale, legend=alt.Legend(**WITHOUT_RIM), title=title)
+    return alt.StrokeDash(f"{field}:N", scale=scale, legend=legend_of(shown, **WITHOUT_RIM), title=title)
+
+
+def legend_of(names: Sequence[str], **options: Any) -> alt.Legend | None:
+    """None where there is nothing to tell apart: captions name what all points share. Long names get more lines."""
+    return alt.Legend(**_broken(names, LEGEND_CHARACTERS), **options) if len(names) > 1 else None
+
+
+def named_axis(names: Iterable[str], **options: Any) -> alt.Axis:
+    """An axis of names, the long ones over several lines: cut, two of them could read the same."""
+    return alt.Axis(**_broken(list(names), AXIS_CHARACTERS), **options)
+
+
+def broken(name: str, width: int) -> list[str]:
+    """A name as lines of at most `width` characters."""
+    return textwrap.wrap(name, width) or [name]
+
+
+def _broken(names: Iterable[str], width: int) -> dict[str, Any]:
+    lines = {printable(name): broken(printable(name), width) for name in names if len(printable(name)) > width}
+    return {"labelExpr": f"{json.dumps(lines)}[datum.label] || datum.label"} if lines else {}
 
 
 def _in_order(held: Iterable[str], order: Mapping[str, Any]) -> list[str]:
@@ -150,9 +204,18 @@ def _in_order(held: Iterable[str], order: Mapping[str, Any]) -> list[str]:
     return [name for name in order if name in present]
 
 
-def picked(*fields: str) -> tuple[list[alt.Parameter], Any]:
-    """A click on a legend entry fades all that is not it: the parameters, and the opacity that obeys them."""
-    parameters = [alt.selection_point(name=f"pick_{field}", fields=[field], bind="legend") for field in fields]
+def picked(table: pd.DataFrame, *fields: str) -> tuple[list[alt.Parameter], Any]:
+    """A click on a legend entry fades all that is not it: the parameters, and the opacity that obeys them.
+
+    Only of the `fields` in which the rows of `table` differ: the others have no legend.
+    """
+    parameters = [
+        alt.selection_point(name=f"pick_{field}", fields=[field], bind="legend")
+        for field in fields
+        if len(set(table[field])) > 1
+    ]
+    if not parameters:
+        return [], alt.value(1.0)
     condition: Any = parameters[0]
     for parameter in parameters[1:]:
         condition = condition & parameter
@@ -164,6 +227,9 @@ def rows_height(tasks: int, in_each: int, *, row: int = ROW_HEIGHT) -> int:
     return round(tasks * max(in_each * row, LEAST_BAND) * 1.35)
 
 
+# --- axes
+
+
 def batch_axis(batches: Iterable[float], field: str = "batch_size") -> alt.X:
     """Batch sizes on a scale of powers of two, a tick at each that was run; the values are in column `field`."""
     values = sorted({float(each) for each in batches})
@@ -172,11 +238,57 @@ def batch_axis(batches: Iterable[float], field: str = "batch_size") -> alt.X:
     return alt.X(f"{field}:Q", scale=scale, axis=axis, title="Batch size [images per forward pass]")
 
 
-def log_axis(low: float, high: float, *, form: str) -> tuple[alt.Scale, alt.Axis]:
-    """A logarithmic scale around low..high, ticks at powers of ten, and at 2 and 5 where those alone are too few."""
+def linear_axis(low: float, high: float, *, count: int = 6, percent: str | None = None) -> tuple[alt.Scale, alt.Axis]:
+    """A linear scale from `low` to `high`, about `count` ticks at round numbers, no two of them with the same text.
+
+    `percent`: the values are shares of 1 and shown as `12 %`; with "+" as differences, `+12 %`.
+    """
+    # All zero: an axis needs a length.
+    high = high if high > low else low + 1
+    step = _step((high - low) / count)
+    first, last = math.ceil(low / step - 1e-6), math.floor(high / step + 1e-6)
+    values = [float(f"{number * step:.12g}") for number in range(first, last + 1)]
+    scale = alt.Scale(domain=[min([low, *values]), max([high, *values])], nice=False)
+    if percent is None:
+        return scale, alt.Axis(values=values, format=number_format(values), labelOverlap="greedy")
+    form = number_format([100 * value for value in values])
+    text = f"(datum.value == 0 ? '0' : format(100 * datum.value, '{percent}{form}')) + ' %'"
+    return scale, alt.Axis(values=values, labelExpr=text, labelOverlap="greedy")
+
+
+def _step(least: float) -> float:
+    """The next 1, 2, 2.5 or 5 times a power of ten that is not smaller."""
+    decade = 10.0 ** math.floor(math.log10(least) - 1e-9)
+    return min(factor * decade for factor in (1.0, 2.0, 2.5, 5.0, 10.0) if factor * decade >= least * (1 - 1e-9))
+
+
+def log_axis(low: float, high: float, *, unit: str | None = None) -> tuple[alt.Scale, alt.Axis, str]:
+    """A logarithmic scale around low..high, ticks at powers of ten, and at 2 and 5 where those alone are too few.
+
+    With a `unit` the ticks count in its prefix that suits the middle: the third value is `GFLOP/s`, for the title.
+    """
     low, high = rounded_down(low), rounded_up(high)
     scale = alt.Scale(type="log", domain=[low, high], nice=False, clamp=False)
-    return scale, alt.Axis(values=ticks(low, high), format=form, labelOverlap="greedy")
+    values = ticks(low, high)
+    if unit is None:
+        return scale, alt.Axis(values=values, format=number_format(values), labelOverlap="greedy"), ""
+    middle = math.sqrt(low) * math.sqrt(high)
+    factor, prefix = next((row for row in PREFIXES if middle >= row[0]), (1.0, ""))
+    form = number_format([value / factor for value in values])
+    text = f"format(datum.value / {factor:g}, '{form}')"
+    return scale, alt.Axis(values=values, labelExpr=text, labelOverlap="greedy"), f"{prefix}{unit}"
+
+
+def number_format(values: Sequence[float]) -> str:
+    """The d3 format that shows each of these ticks in full: 0.2 and not 200m, 800 and not 0.8k."""
+    sizes = [abs(value) for value in values if value]
+    if not sizes:
+        return "~f"
+    # As many decimals as the ticks differ in.
+    decimals = max(len(f"{value:.12f}".rstrip("0").partition(".")[2]) for value in sizes)
+    if max(sizes) >= MOST_PLAIN or decimals > MOST_DECIMALS:
+        return ".3~e"
+    return f".{decimals}~f"
 
 
 def ticks(low: float, high: float) -> list[float]:
@@ -199,31 +311,99 @@ def rounded_up(value: float) -> float:
     return min(step * decade for step in (1.0, 2.0, 5.0, 10.0) if step * decade >= value * (1 - 1e-9))
 
 
-def reach(table: pd.DataFrame, field: str, *, factor: float) -> float:
-    """Where the axis of `field` ends: at its longest bar, but at most at `factor` times the largest value.
-
-    The interval of two runs can be hundred times as long as the figures; whole, it would press them against zero.
-    """
-    largest = float(table[field].max())
-    bars: list[float] = table[f"{field}_high"].dropna().tolist() if f"{field}_high" in table else []
-    return float(min(max([largest, *bars]), factor * largest))
-
-
 def is_wide(values: pd.Series) -> bool:
     """Whether a linear axis would hide the smallest of the values."""
     positive = values[values > 0]
     return len(positive) > 1 and float(positive.max()) > LOG_FROM * float(positive.min())
 
 
+def dodged(names: Sequence[str]) -> dict[str, float]:
+    """A factor per name, around 1: intervals at one place of a logarithmic axis would hide each other."""
+    step = min(DODGE, MOST_DODGE ** (1 / max(1, len(names) - 1)))
+    return {name: step ** (place - (len(names) - 1) / 2) for place, name in enumerate(names)}
+
+
+# --- intervals
+
+
+def reach(table: pd.DataFrame, field: str) -> float:
+    """The highest end of a bar, but at most `MOST_OF_A_BAR` times the largest value."""
+    largest = float(table[field].max())
+    return float(min(max([largest, *_ends(table, f"{field}_high")]), MOST_OF_A_BAR * largest))
+
+
+def bottom(table: pd.DataFrame, field: str) -> float:
+    """The lowest end of a bar, but at least the smallest value by `MOST_OF_A_BAR`."""
+    values = table[field][table[field] > 0]
+    least = float(values.min())
+    return float(max(min([least, *_ends(table, f"{field}_low")]), least / MOST_OF_A_BAR))
+
+
+def _ends(table: pd.DataFrame, column: str) -> list[float]:
+    values: list[float] = table[column].dropna().tolist() if column in table else []
+    return values
+
+
+def with_bars(table: pd.DataFrame, field: str) -> pd.DataFrame:
+    """`table` with the ends of its bars: `bar_low`, `bar_high`, and `cut_low`, `cut_high` where one goes on further."""
+    if not has_bars(table, field):
+        return table
+    least, most = bottom(table, field), reach(table, field)
+    low, high = table[f"{field}_low"], table[f"{field}_high"]
+    return table.assign(
+        bar_low=low.clip(lower=least),
+        bar_high=high.clip(upper=most),
+        cut_low=low.where(low < least).clip(lower=least),
+        cut_high=high.where(high > most).clip(upper=most),
+    )
+
+
+def has_bars(table: pd.DataFrame, field: str) -> bool:
+    """Whether any row has an interval."""
+    return f"{field}_low" in table and bool(table[f"{field}_low"].notna().any())
+
+
+def is_cut(table: pd.DataFrame, field: str) -> bool:
+    """Whether an interval is longer than the frame."""
+    drawn = with_bars(table, field)
+    return "cut_low" in drawn and bool(drawn[["cut_low", "cut_high"]].notna().any(axis=None))
+
+
+def bars(base: alt.Chart, table: pd.DataFrame, channel: str, place: alt.X | alt.Y) -> list[alt.Chart]:
+    """The bars of `with_bars` along `channel` (x or y), whose scale and axis `place` has, and their arrowheads."""
+    if "bar_low" not in table:
+        return []
+    kind = alt.X if channel == "x" else alt.Y
+    options = {name: place[name] for name in ("scale", "axis", "title")}
+    rule = base.transform_filter("isValid(datum.bar_low)").mark_rule(strokeWidth=1.5)
+    layers = [rule.encode(**{channel: kind("bar_low:Q", **options), f"{channel}2": "bar_high:Q"})]
+    shapes = {"x": ("triangle-left", "triangle-right"), "y": ("triangle-down", "triangle-up")}[channel]
+    for end, arrow in zip(("cut_low", "cut_high"), shapes, strict=True):
+        if table[end].notna().any():
+            head = base.transform_filter(f"isValid(datum.{end})").mark_point(shape=arrow, filled=True, size=ARROW_SIZE)
+            layers.append(head.encode(**{channel: kind(f"{end}:Q", **options)}))
+    return layers
+
+
+# --- text
+
+
+def text_on(base: alt.Chart, **options: Any) -> list[alt.Chart]:
+    """Text that nothing strikes through: itself, and below it the same in the colour of the ground, wider."""
+    return [base.mark_text(style=look, **options) for look in ("halo", "ink-text")]
+
+
 def tooltips(frame: pd.DataFrame, titles: Mapping[str, str]) -> list[alt.Tooltip]:
-    """Of the columns that hold anything: title, and numbers with four digits."""
+    """Of the columns that hold anything: title, and numbers with four digits, or with their unit (`UNITS`)."""
     found = []
     for column, title in titles.items():
         if column not in frame or frame[column].notna().sum() == 0:
             continue
         numeric = pd.api.types.is_numeric_dtype(frame[column]) and not pd.api.types.is_bool_dtype(frame[column])
-        if numeric:
-            found.append(alt.Tooltip(f"{column}:Q", title=title, format=".4~g" if title.count("[") == 0 else ".4~s"))
+        if column in UNITS or column in SECONDS:
+            found.append(alt.Tooltip(f"{column}{TEXT}:N", title=title))
+        elif numeric:
+            found.append(alt.Tooltip(f"{column}:Q", title=title, format=".4~g"))
         else:
             found.append(alt.Tooltip(f"{column}:N", title=title))
     return found

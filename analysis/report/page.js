@@ -3,9 +3,9 @@
   const read = (id) => JSON.parse(document.getElementById(id).textContent);
   const figures = read("figures");
   const theme = read("theme");
-  const LEGEND_ENTRY = 190;
-  const LEGEND_SYMBOL = 30;
-  const LEGEND_WIDTH = 0.75;
+  // Pixels of a legend's entry: its symbol and margin, and each character, as in analysis/figures/export.py.
+  const ENTRY = 40;
+  const CHARACTER = 7;
   const MOST_COLUMNS = 4;
   const PANEL_MARGIN = 70;
   const PHONE = 520;
@@ -23,13 +23,10 @@
     return copy;
   };
 
-  const themed = (width) => {
+  const themed = (width, spec) => {
     const config = structuredClone(theme);
-    const columns = Math.max(1, Math.min(MOST_COLUMNS, Math.floor(width / LEGEND_ENTRY)));
-    config.legend.columns = columns;
-    // Beside the labels of the axis, the legend has about this much of the width.
-    config.legend.labelLimit = Math.floor((width * LEGEND_WIDTH) / columns) - LEGEND_SYMBOL;
-    if (width < PHONE) config.axis.labelLimit = 110;
+    const entry = ENTRY + CHARACTER * spec.usermeta.legendCharacters;
+    config.legend.columns = Math.max(1, Math.min(MOST_COLUMNS, Math.floor((width - PANEL_MARGIN) / entry)));
     return config;
   };
 
@@ -37,11 +34,12 @@
     const width = chart.clientWidth;
     if (!width || chart.dataset.width === String(width)) return;
     chart.dataset.width = String(width);
+    const spec = figures[chart.dataset.figure];
     try {
-      const drawn = await vegaEmbed(chart, fitted(figures[chart.dataset.figure], width), {
+      const drawn = await vegaEmbed(chart, fitted(spec, width), {
         actions: false,
         ast: true,
-        config: themed(width),
+        config: themed(width, spec),
         defaultStyle: false,
         renderer: "svg",
         tooltip: { disableDefaultStyle: true, theme: "page" },

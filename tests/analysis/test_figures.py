@@ -190,10 +190,60 @@ def test_rows_are_json_without_surprises() -> None:
     ]
 
 
-def test_one_long_bar_does_not_press_the_rest_against_zero() -> None:
-    table = pd.DataFrame({"rate": [10.0, 5.0], "rate_high": [1000.0, 6.0]})
-    assert style.reach(table, "rate", factor=1.7) == 17.0
-    assert style.reach(table.assign(rate_high=[11.0, 6.0]), "rate", factor=1.7) == 11.0
+def test_one_long_bar_does_not_press_the_rest_against_zero_and_says_that_it_is_cut() -> None:
+    table = pd.DataFrame({"rate": [10.0, 5.0], "rate_low": [0.1, 4.0], "rate_high": [1000.0, 6.0]})
+    assert (style.bottom(table, "rate"), style.reach(table, "rate")) == (pytest.approx(5 / 3), 30.0)
+    rows = style.with_bars(table, "rate")
+    assert rows[["bar_low", "bar_high"]].to_numpy().tolist() == [[pytest.approx(5 / 3), 30.0], [4.0, 6.0]]
+    assert rows["cut_high"].tolist() == [30.0, pytest.approx(math.nan, nan_ok=True)]
+    assert style.is_cut(table, "rate")
+    whole = table.assign(rate_low=[9.0, 4.0], rate_high=[11.0, 6.0])
+    assert style.reach(whole, "rate") == 11.0
+    assert not style.is_cut(whole, "rate")
+
+
+def test_neighbours_at_one_place_stand_side_by_side() -> None:
+    assert style.dodged(["a"]) == {"a": 1.0}
+    assert style.dodged(["a", "b", "c"]) == {"a": pytest.approx(1 / 1.05), "b": 1.0, "c": pytest.approx(1.05)}
+    many = style.dodged([str(number) for number in range(30)])
+    assert many["29"] / many["0"] == pytest.approx(style.MOST_DODGE)
+
+
+def shown(axis: Any) -> list[str]:
+    """The texts of an axis' ticks, as d3 writes them."""
+    axis = axis.to_dict()
+    values, text = axis["values"], axis.get("labelExpr", "")
+    factor = float((re.search(r"datum\.value / ([0-9.e+]+)", text) or ["", "1"])[1])
+    factor = 0.01 if "100 *" in text else factor
+    form = axis.get("format") or re.search(r"'([^']*)'\)( |$|\))", text)[1]  # type: ignore[index]
+    digits, sign = int(re.search(r"\.(\d+)~f", form)[1]), "+" if "+" in form else ""  # type: ignore[index]
+    texts = [f"{value / factor:{sign}.{digits}f}" for value in values]
+    texts = [text.rstrip("0").rstrip(".") if "." in text else text for text in texts]
+    return ["0" if float(text) == 0 else text for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("axis", "expected"),
+    [
+        (style.linear_axis(0, 0.8)[1], ["0", "0.2", "0.4", "0.6", "0.8"]),
+        (style.linear_axis(0, 1050)[1], ["0", "200", "400", "600", "800", "1000"]),
+        (style.linear_axis(0, 2.3)[1], ["0", "0.5", "1", "1.5", "2"]),
+        (style.linear_axis(-0.012, 0.013, percent="+")[1], ["-1", "-0.5", "0", "+0.5", "+1"]),
+        (style.linear_axis(0, 1, percent="")[1], ["0", "20", "40", "60", "80", "100"]),
+        (style.log_axis(0.05, 3)[1], ["0.05", "0.1", "0.2", "0.5", "1", "2", "5"]),
+        (style.log_axis(90, 900)[1], ["50", "100", "200", "500", "1000"]),
+        (style.log_axis(2e9, 3e12, unit="FLOP/s")[1], ["10", "100", "1000"]),
+        (style.log_axis(6e8, 4e9, unit="FLOP/s")[1], ["0.5", "1", "2", "5"]),
+    ],
+)
+def test_numbers_of_an_axis_are_whole_and_each_reads_differently(axis: Any, expected: list[str]) -> None:
+    assert shown(axis) == expected
+
+
+def test_an_axis_counts_in_the_prefix_of_its_middle() -> None:
+    assert style.log_axis(2e9, 3e12, unit="FLOP/s")[2] == "GFLOP/s"
+    assert style.log_axis(2e12, 3e13, unit="FLOP/s")[2] == "TFLOP/s"
+    assert style.log_axis(2, 30, unit="FLOP/s")[2] == "FLOP/s"
 
 
 # --- material
@@ -342,9 +392,69 @@ def test_every_axis_has_a_unit_or_names(figures: dict[str, Figure], name: str) -
 @pytest.mark.parametrize("name", sorted(NAMES))
 def test_every_figure_can_be_filtered_and_asked(figures: dict[str, Figure], name: str) -> None:
     spec = export.specification(figures[name])
-    assert all(param["bind"] == "legend" for param in spec["params"])
-    assert spec["params"]
-    assert '"tooltip"' in json.dumps(spec)
+    text = json.dumps(spec)
+    assert all(param["bind"] == "legend" for param in spec.get("params", []))
+    # A click needs a legend, and there is one where something varies.
+    assert bool(spec.get("params")) == bool(spec["usermeta"]["legendCharacters"])
+    assert '"tooltip"' in text
+
+
+def test_what_does_not_vary_has_no_legend_and_stands_in_the_caption() -> None:
+    alone = drawn(made(*repeats("a", (100.0, 102.0), **BYTES), *repeats("b", (120.0, 121.0), batch_size=64, **BYTES)))
+    for name, shared in {
+        "throughput_env-local-cuda": "resnet18, fp32. ",
+        "roofline_local-cuda": "resnet18, fp32. ",
+        "throughput_comparison": "local-cuda. ",
+        "ai_vs_batch_resnet18": "local-cuda, fp32. ",
+    }.items():
+        spec = export.specification(alone[name])
+        assert spec["usermeta"]["legendCharacters"] == 0, name
+        assert "params" not in spec
+        assert alone[name].caption.startswith(shared), name
+
+
+def test_names_are_broken_into_lines_and_never_cut_to_the_same_text() -> None:
+    long = [f"a-very-long-name-of-a-machine-somewhere-far-{end}" for end in ("one", "two")]
+    figure = drawn(made(*(run(name, place=name) for name in long)))["throughput_comparison"]
+    spec = export.specification(figure)
+    (expression,) = set(re.findall(r'"labelExpr": "(\{.*?)\[datum', json.dumps(spec["layer"][-3])))
+    lines = json.loads(json.loads(f'"{expression}"'))
+    assert {name: "".join(parts) for name, parts in lines.items()} == {name: name for name in long}
+    assert all(len(line) <= style.LEGEND_CHARACTERS for parts in lines.values() for line in parts)
+    for theme in (style.PAGE, style.PAPER):
+        assert theme["axis"]["labelLimit"] == theme["legend"]["labelLimit"] == 0
+
+
+def test_shortened_names_stay_apart() -> None:
+    names = ["a" * 30 + "1" + "b" * 30, "a" * 30 + "2" + "b" * 30]
+    short = "a" * 23 + "…" + "b" * 23
+    assert labels.unlike(names) == {names[0]: short, names[1]: f"{short} [2]"}
+    facts = [{"place": name, "device_name": "T4", "threads": None} for name in names]
+    assert labels.environments(facts) == [short, f"{short} [2]"]
+
+
+def test_batch_sizes_stand_beside_their_points_where_there_is_room() -> None:
+    frame = rooflines.Frame(left=1.0, right=1000.0, bottom=1e9, top=1e12)
+    point = {"task": "m", "variant": "fp32", "intensity_flop_per_byte": 10.0}
+    apart = [{**point, "batch_size": batch, "flop_per_s": rate} for batch, rate in ((4, 1e10), (8, 5e10), (16, 2e11))]
+    texts = rooflines.batch_labels(pd.DataFrame(apart), frame)
+    assert dict(zip(texts["text"], texts["align"], strict=True)) == {"16": "left", "4": "left", "8": "left"}
+    same = [{**point, "batch_size": batch, "flop_per_s": 1e10} for batch in (4, 8, 16, 32, 64)]
+    texts = rooflines.batch_labels(pd.DataFrame(same), frame)
+    # Four sides, and the outermost batch sizes first.
+    assert texts["text"].tolist() == ["64", "4", "32", "8"]
+    assert texts[["align", "dx", "dy"]].drop_duplicates().shape[0] == 4
+
+
+def test_one_configuration_is_one_point() -> None:
+    found = everything()
+    drawn_points = registry.drawable(found.points)
+    keys = ["env", "task", "variant", "batch_size"]
+    assert not drawn_points.duplicated(keys).any()
+    twice = found.points[found.points.duplicated(keys, keep=False)]
+    assert set(twice["source"]) == {"counters", "modelled"}
+    merged = twice.merge(drawn_points, on=[*keys, "source"])
+    assert set(merged["source"]) == {"counters"}
 
 
 def test_numbers_reach_the_chart(figures: dict[str, Figure]) -> None:
@@ -365,9 +475,9 @@ def test_numbers_reach_the_chart(figures: dict[str, Figure]) -> None:
 def test_error_bars_only_where_there_is_an_interval() -> None:
     alone = drawn(made(run("a", **BYTES, ceiling_flop_per_s=2e13, ceiling_bytes_per_s=2.5e11)))
     for name in ("throughput_comparison", "throughput_env-local-cuda", "roofline_local-cuda"):
-        assert "_low)" not in re.sub(r"intensity_low\)", "", json.dumps(export.specification(alone[name]))), name
+        assert "bar_low" not in re.sub(r"intensity_low\)", "", json.dumps(export.specification(alone[name]))), name
     both = drawn(everything())["throughput_env-local-cuda"]
-    assert "isValid(datum.images_per_s_low)" in json.dumps(export.specification(both))
+    assert "isValid(datum.bar_low)" in json.dumps(export.specification(both))
 
 
 def test_counted_and_modelled_points_and_roofs_look_different(figures: dict[str, Figure]) -> None:

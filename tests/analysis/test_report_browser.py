@@ -118,7 +118,7 @@ def _hover(chart: Any) -> str:
     ("figure", "expected"),
     [
         ("throughput_env-gcp-t4-us-central1-a", ("environment", "gcp-t4-us-central1-a", "images/s", "interval from")),
-        ("roofline_gcp-t4-us-central1-a", ("FLOP and bytes", "modelled", "attained [FLOP/s]", "of the roof")),
+        ("roofline_gcp-t4-us-central1-a", ("FLOP and bytes", "modelled", "attained", "TFLOP/s", "of the roof")),
         ("throughput_comparison", ("environment", "images/s", "runs")),
         ("cost", ("USD per million images", "USD/h")),
     ],
