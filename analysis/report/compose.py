@@ -13,6 +13,7 @@ from analysis.report.sections import (
     context,
     design,
     discussion,
+    glossary,
     measurements,
     rooflines,
     variability,
@@ -31,6 +32,7 @@ SECTIONS: tuple[Callable[[Evidence], Section], ...] = (
     context.audit,
     context.limits,
     context.reproduce,
+    glossary.section,
 )
 
 

@@ -287,6 +287,7 @@ def test_sections_come_in_the_order_of_a_lab_report(report: Report) -> None:
         "Audit",
         "Limits",
         "Reproduce",
+        "Words",
     ]
     assert report.facts == ["36 runs", "12 configurations", "2 environments", "2 models", "2026-11-01"]
     every = [text for section in report.sections for text in texts(section)]

@@ -3,7 +3,6 @@
 import argparse
 import re
 import shlex
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,22 +11,19 @@ import typer.main
 
 from analysis.app import app as analyze
 from launcher.app import app as launch
+from tests.docs import foreign
+from tests.docs.foreign import RefusedError
 from workload import cli
 from workload.errors import RooflaunchError
 from workload.spec import options
 
 ROOT = Path(__file__).parents[2]
-FOREIGN: dict[str, Any] = tomllib.loads(Path(__file__).with_name("foreign_tools.toml").read_text(encoding="utf-8"))
 DOORS = {"launch": typer.main.get_command(launch), "analyze": typer.main.get_command(analyze)}
 RUN_OPTIONS = {option.name: option for option in options()}
 TRAINER = ("python", "-m", "workload")
 MODULES = ("workload", "workload.bundle", "launcher", "analysis", "pip", "pytest", "venv")
 # What stands for a value that the reader fills in: RUN, BUNDLE, gs://BUCKET/PREFIX, …
 PLACEHOLDER = re.compile(r"[A-Z][A-Z_/.]*|<.*>|…")
-
-
-class RefusedError(Exception):
-    """The program would not accept this line; the text says why."""
 
 
 def check(line: str) -> None:
@@ -42,8 +38,8 @@ def check(line: str) -> None:
         _check_door(program, words[1:])
     elif program in ("python", "python3"):
         _check_python(words[1:])
-    elif program in FOREIGN:
-        _check_foreign(program, words[1:])
+    elif program in foreign.TOOLS:
+        foreign.check(program, words[1:])
     else:
         raise RefusedError(f"no grammar for {program}: add it to foreign_tools.toml")
 
@@ -116,29 +112,6 @@ def _check_python(words: Sequence[str]) -> None:
     _check_values(vars(parsed))
 
 
-def _check_foreign(program: str, words: Sequence[str]) -> None:
-    grammar = FOREIGN[program]
-    plain = [word for word in words if not word.startswith("-")]
-    commands = grammar["commands"]
-    for length in range(min(len(plain), 5), 0, -1):
-        path = " ".join(plain[:length])
-        if path in commands:
-            known = [*commands[path], *grammar["everywhere"]]
-            break
-    else:
-        if commands and not (words and words[0] in grammar["everywhere"]):
-            raise RefusedError(f"{program} {' '.join(plain[:3])}: not in foreign_tools.toml")
-        known = grammar["everywhere"]
-    names = {option.rstrip("=") for option in known}
-    for word in words:
-        if word == "--":
-            break
-        if program == "docker" and path == "run" and not word.startswith("-") and re.search(r"[:/]", word):
-            break  # the image: what follows is its own
-        if word.startswith("-") and word.partition("=")[0] not in names:
-            raise RefusedError(f"{program}: no option {word.partition('=')[0]}")
-
-
 def every_option() -> set[str]:
     """The options of all commands of our doors and of the other tools."""
     known = {"--help"}
@@ -148,7 +121,7 @@ def every_option() -> set[str]:
                 known |= {*parameter.opts, *parameter.secondary_opts}
     for parser in (cli._parser(), *_subparsers(cli._parser())):
         known |= {name for action in parser._actions for name in action.option_strings}
-    for tool in FOREIGN.values():
+    for tool in foreign.TOOLS.values():
         for group in (*tool["commands"].values(), tool["everywhere"]):
             known |= {option.rstrip("=") for option in group}
     return known

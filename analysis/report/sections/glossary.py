@@ -1,0 +1,13 @@
+"""What the report's words mean."""
+
+from analysis.glossary import load
+from analysis.report.content import Heading, Section, Table
+from analysis.report.evidence import Evidence
+
+
+def section(_: Evidence) -> Section:
+    """The words of docs/glossary.md that the report uses."""
+    rows = [(word.word, word.meaning) for words in load().values() for word in words if word.in_report]
+    headings = (Heading(text="word"), Heading(text="means"))
+    table = Table(caption="The words of this page", headings=headings, rows=rows, folded=True)
+    return Section(name="words", title="Words", blocks=[table])

@@ -1,0 +1,74 @@
+"""What programs of others accept, as far as our pages and messages name them; also run in their place, by `main`."""
+
+import itertools
+import re
+import shlex
+import sys
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+TOOLS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("foreign_tools.toml").read_text(encoding="utf-8"))
+TOML = """[gcp]
+bucket = "my-project-rooflaunch"
+project = "my-project"
+repository = "us-central1-docker.pkg.dev/my-project/rooflaunch/trainer"
+service_account = "rooflaunch-vm@my-project.iam.gserviceaccount.com"
+"""
+
+
+class RefusedError(Exception):
+    """The program would not accept this line; the text says why."""
+
+
+def check(program: str, words: Sequence[str]) -> None:
+    """Raise `RefusedError` unless the table has the command and its options."""
+    tool = TOOLS[program]
+    plain = [word for word in words if not word.startswith("-")]
+    commands: dict[str, list[str]] = tool["commands"]
+    paths = [" ".join(plain[:length]) for length in range(min(len(plain), 5), 0, -1)]
+    path = next((path for path in paths if path in commands), None)
+    if commands and path is None and not (words and words[0] in tool["everywhere"]):
+        raise RefusedError(f"{program} {' '.join(plain[:3])}: not in foreign_tools.toml")
+    known = [*commands.get(path or "", ()), *tool["everywhere"]]
+    names = {option.rstrip("=") for option in known}
+    for word in words:
+        is_image = program == "docker" and path == "run" and re.fullmatch(r"[a-z0-9./-]+:[a-z0-9.-]+", word)
+        if word == "--" or is_image:
+            break  # the rest is for what runs inside
+        if word.startswith("-") and word.partition("=")[0] not in names:
+            raise RefusedError(f"{program}: no option {word.partition('=')[0]}")
+
+
+def check_terraform(words: Sequence[str], folder: Path) -> None:
+    """That variables, outputs and resources are those of the files; raises `RefusedError`."""
+    text = "".join(path.read_text(encoding="utf-8") for path in folder.glob("*.tf"))
+    variables = [word for flag, word in itertools.pairwise(words) if flag == "-var"]
+    outputs = [word for flag, word in itertools.pairwise(words) if flag == "-raw"]
+    wanted = [f'variable "{word.partition("=")[0]}"' for word in variables] + [f'output "{word}"' for word in outputs]
+    wanted += ['resource "{}" "{}"'.format(*word.split(".")) for word in words if word.startswith("google_")]
+    for definition in wanted:
+        if definition not in text:
+            raise RefusedError(f"{folder} has no {definition}")
+
+
+def main(program: str, words: Sequence[str]) -> int:
+    """Stand in for `program` on PATH: refuse what it would refuse, write what our pages make of it to stdout."""
+    try:
+        check(program, words)
+        if program == "terraform":
+            [folder] = [word.partition("=")[2] for word in words if word.startswith("-chdir=")]
+            check_terraform(words, Path(folder))
+    except RefusedError as error:
+        print(f"stand-in for {program}: {error}", file=sys.stderr)
+        return 2
+    print(f"stand-in for {shlex.join([program, *words])}", file=sys.stderr)
+    if program == "terraform" and "-raw" in words:
+        print(TOML, end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2:]))

@@ -1,0 +1,77 @@
+"""Our pages: their console blocks as commands with what is shown below each, and their other blocks."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """A fenced block; `line` is that of its first line of text."""
+
+    page: str
+    line: int
+    language: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """A line after `$ `, without its comment; `shown`: the lines below it in the same block."""
+
+    page: str
+    line: int
+    text: str
+    shown: tuple[str, ...] = ()
+
+    @property
+    def where(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+def names() -> list[str]:
+    """README first, then the pages it leads to."""
+    return [
+        "README.md",
+        *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/*.md")),
+        "infra/README.md",
+    ]
+
+
+def blocks(page: str) -> Iterator[Block]:
+    """Every fenced block of a page."""
+    start, language, lines = None, "", list[str]()
+    for number, line in enumerate((ROOT / page).read_text(encoding="utf-8").splitlines(), start=1):
+        if start is not None and line.strip() == "```":
+            yield Block(page=page, line=start, language=language, text="\n".join(lines))
+            start = None
+        elif start is not None:
+            lines.append(line)
+        elif fence := re.fullmatch(r"\s*```(\w*)", line):
+            start, language, lines = number + 1, fence[1], []
+    assert start is None, f"{page}:{start}: a block without an end"
+
+
+def commands(page: str) -> list[Command]:
+    """Every command of the page's console blocks, in order."""
+    return [command for block in blocks(page) if block.language == "console" for command in _commands(block)]
+
+
+def _commands(block: Block) -> Iterator[Command]:
+    text, at, shown = "", 0, list[str]()
+    for number, line in enumerate(block.text.splitlines(), start=block.line):
+        if line.startswith("$ "):
+            if text:
+                yield Command(page=block.page, line=at, text=text, shown=tuple(shown))
+            text, at, shown = _without_comment(line[2:]), number, []
+        else:
+            assert text, f"{block.page}:{number}: a console block starts with a command: $ …"
+            shown.append(line)
+    yield Command(page=block.page, line=at, text=text, shown=tuple(shown))
+
+
+def _without_comment(line: str) -> str:
+    return re.split(r"\s+#\s", line, maxsplit=1)[0].rstrip()

@@ -1,0 +1,142 @@
+"""Every line of a console block in README, docs/ and infra/ is run as its reader would run it.
+
+Here against stand-ins for what costs money or needs a cloud. What cannot run is listed below with its reason. Every day
+the lines of README are run, without training, and those of the other pages are given to their programs' parsers;
+`FULL_PAGES=1` runs all of them, which takes minutes.
+"""
+
+import os
+import re
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.docs import grammar, pages
+from tests.docs.pages import Command
+from tests.docs.stage import Stage, staged
+
+pytestmark = [pytest.mark.world, pytest.mark.timeout(900)]
+FULL = "FULL_PAGES" in os.environ
+LIMIT_S = 600 if FULL else 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Instead:
+    """What is done with lines that match, and why; `run` None: nothing is run. {0} is the line."""
+
+    match: str
+    run: str | None
+    why: str
+
+
+# The first row that matches counts.
+INSTEAD = (
+    Instead(match=r"gcloud auth login|sudo |apt-get |docker login", run=None, why="for the reader's own machine"),
+    Instead(
+        match=r"launch build|--runtime docker|docker run|launch doctor docker",
+        run=None,
+        why="tests/docker_engine/test_pages_for_real.py runs it",
+    ),
+    Instead(match=r"launch gcp (?!.*--dry-run).*; done", run=None, why="the loop's line is on the page a second time"),
+    Instead(match=r"launch gcp (?!.*--dry-run)", run="{0} --dry-run", why="it costs money"),
+    Instead(match=r"--cuda", run="{0} --dry-run", why="it needs an NVIDIA GPU"),
+)
+EVERY_DAY = (
+    Instead(match=r"make run", run="make --dry-run run", why="it trains: FULL_PAGES=1 runs it"),
+    Instead(match=r"launch local(?!.*--dry-run)", run="{0} --dry-run", why="it trains: FULL_PAGES=1 runs it"),
+    Instead(match=r"python -m workload (train|profile|ceilings)", run=None, why="it trains: FULL_PAGES=1 runs it"),
+)
+# What stands for a name that only the reader's own folder or project has.
+NAMES = {
+    "results/RUN_ID": "$(ls -d results/*-local-cpu-* results/* | head -1)",
+    "gs://BUCKET/PREFIX": "gs://rooflaunch-test",
+    "gs://my-project-rooflaunch": "gs://rooflaunch-test",
+}
+# Other exit codes than 0, by line.
+CODES: dict[str, tuple[int, ...]] = {}
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    with staged(tmp_path_factory.mktemp("reader")) as found:
+        yield found
+
+
+def _all() -> list[Command]:
+    """Each command once: a page may repeat another's."""
+    first: dict[str, Command] = {}
+    for page in pages.names():
+        for command in pages.commands(page):
+            first.setdefault(command.text, command)
+    return list(first.values())
+
+
+def _instead(text: str) -> Instead | None:
+    return next((row for row in (*INSTEAD, *(() if FULL else EVERY_DAY)) if re.search(row.match, text)), None)
+
+
+@pytest.mark.parametrize("command", _all(), ids=lambda command: command.where)
+def test_the_commands_of_a_line_are_accepted(command: Command) -> None:
+    for part in re.split(r"&&|;|\|| do ", command.text):
+        words = re.split(r"\s*>>?\s", part.strip())[0]
+        if not re.match(r"(for|done|printf|mkdir|make|cd)\b|$", words):
+            grammar.check(words)
+
+
+@pytest.mark.parametrize("command", _all(), ids=lambda command: command.where)
+def test_a_line_of_a_page_runs(command: Command, request: pytest.FixtureRequest) -> None:
+    if not FULL and command.page != "README.md":
+        pytest.skip("every day the lines of README are run; FULL_PAGES=1 runs those of the other pages")
+    row, line = _instead(command.text), command.text
+    if row:
+        if row.run is None:
+            pytest.skip(f"{command.text}: {row.why}")
+        line = row.run.format(line)
+    for name, value in NAMES.items():
+        line = line.replace(name, value)
+    stage: Stage = request.getfixturevalue("stage")
+    done = stage.run(line, limit_s=LIMIT_S)
+    said = f"{command.where}: {line}\nexit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+    assert done.returncode in CODES.get(command.text, (0,)), said
+    assert "Traceback" not in done.stderr, said
+    if row is None:
+        _assert_shown(command, done.stdout + done.stderr)
+
+
+def _assert_shown(command: Command, output: str) -> None:
+    """Every label that a page shows is printed, in this order; figures are the reader's own."""
+    printed = iter(_labels(output.splitlines()))
+    for label in _labels(command.shown):
+        assert label in printed, f"{command.where}: '{label}' is shown, not printed:\n{output}"
+
+
+def _labels(lines: Iterator[str] | list[str] | tuple[str, ...]) -> list[str]:
+    """The first words of each line, without figures."""
+    firsts = [re.split(r"\s{2,}", line.strip())[0] for line in lines if line.strip() and line.strip() != "…"]
+    return [re.sub(r"\d+", "0", first) for first in firsts]
+
+
+def test_every_row_is_needed() -> None:
+    texts = [command.text for command in _all()]
+    unused = [row.match for row in (*INSTEAD, *EVERY_DAY) if not any(re.search(row.match, text) for text in texts)]
+    assert not unused
+
+
+@pytest.mark.parametrize("page", pages.names())
+def test_other_blocks_are_what_they_say(page: str) -> None:
+    for block in pages.blocks(page):
+        assert block.language in ("", "console", "python", "toml"), f"{page}:{block.line}"
+        if block.language == "toml":
+            tomllib.loads(block.text)
+
+
+def test_the_python_of_the_pages_runs(stage: Stage) -> None:
+    for page in pages.names():
+        for block in pages.blocks(page):
+            if block.language == "python":
+                Path(stage.folder / "notebook.py").write_text(block.text)
+                done = stage.run(".venv/bin/python notebook.py", limit_s=LIMIT_S)
+                assert done.returncode == 0, f"{page}:{block.line}\n{done.stderr}"
