@@ -89,7 +89,7 @@ def summary(
     output_format: FormatOption = Format.TABLE,
 ) -> int:
     """One line per configuration and place: throughput, step time, what limits it."""
-    from analysis.commands.summary import run  # noqa: PLC0415 - pandas
+    from analysis.commands.summary import run
 
     return run(results, verify=verify, form=output_format)
 
@@ -102,7 +102,7 @@ def roofline(
     output_format: FormatOption = Format.TABLE,
 ) -> int:
     """Where each step stands below the roofs of its machine, what limits it, and what moves it."""
-    from analysis.commands.roofline import run  # noqa: PLC0415 - pandas
+    from analysis.commands.roofline import run
 
     return run(results, verify=verify, form=output_format)
 
@@ -121,7 +121,7 @@ def kernels(
     output_format: FormatOption = Format.TABLE,
 ) -> int:
     """Which kernels a profiled step spends its time in, their FLOP/s and FLOP per byte."""
-    from analysis.commands.kernels import run  # noqa: PLC0415 - pandas
+    from analysis.commands.kernels import run
 
     return run(paths, by=by, top=top, verify=verify, form=output_format)
 
@@ -137,7 +137,7 @@ def variance(
     output_format: FormatOption = Format.TABLE,
 ) -> int:
     """How much runs and their steps vary, and why."""
-    from analysis.commands.variance import run  # noqa: PLC0415 - pandas
+    from analysis.commands.variance import run
 
     return run(results, part=part, verify=verify, form=output_format)
 
@@ -165,7 +165,7 @@ def compare(
     output_format: FormatOption = Format.TABLE,
 ) -> int:
     """Which is faster by how much, how sure that is, and which difference would have been seen."""
-    from analysis.commands.compare import run  # noqa: PLC0415 - pandas
+    from analysis.commands.compare import run
 
     return run(results, by=by, allow_mixed=allow_mixed or (), verify=verify, form=output_format)
 
@@ -188,7 +188,7 @@ def audit(
     output_format: FormatOption = Format.TABLE,
 ) -> int:
     """What is wrong with the measurements: the figure, the rule it breaks, why it matters, the cure."""
-    from analysis.commands.audit import run  # noqa: PLC0415 - pandas
+    from analysis.commands.audit import run
 
     return run(results or (), claims=claims, strict=strict, verify=verify, form=output_format)
 
@@ -207,7 +207,7 @@ def report(
     verify: VerifyOption = False,
 ) -> int:
     """One self-contained page: the answer first, then everything it rests on."""
-    from analysis.commands.report import run  # noqa: PLC0415 - pandas, altair
+    from analysis.commands.report import run
 
     return run(results, output=output, figures=figures, markdown_file=markdown, verify=verify)
 
@@ -234,8 +234,8 @@ def import_files(
     output: Annotated[Path, typer.Option("-o", "--output", help="folder for the bundles")] = Path("results"),
 ) -> int:
     """Make bundles of other people's logs and profiles; prints the folder of each."""
-    from analysis.commands.import_files import run  # noqa: PLC0415 - pandas
-    from analysis.importing import Given  # noqa: PLC0415
+    from analysis.commands.import_files import run
+    from analysis.importing import Given
 
     given = Given(model=model, batch_size=batch_size, precision=precision, gpu=gpu, profile_steps=profile_steps)
     return run(files, given, output=output)

@@ -1,22 +1,21 @@
-"""The commands of `launch`."""
+"""The commands of `launch`: their options. What one does is imported when it runs.
+
+Nothing heavy may be imported here: `launch --help` loads neither google nor docker nor engines nor images.
+"""
 
 import json
 import math
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from launcher import build as building
-from launcher import doctor, engine, images, local, sizes, table
-from launcher.containers import DEFAULT_SHM_BYTES, Limits
-from launcher.gcp import commands as gcp
-from launcher.gcp import doctor as gcp_doctor
+from launcher import sizes
+from launcher.gcp import app as gcp
+from launcher.kinds import Part, Runtime
 from launcher.options import Format, FormatOption, run_options
-from launcher.runtime import Runtime, choose
-from workload.environment.outside import outside_facts
 from workload.errors import ExitCode, UsageError
 from workload.invocation import as_typed
 from workload.program import VersionOption, help_unless_called
@@ -71,7 +70,7 @@ def run_local(
         str | None, typer.Option(metavar="cpu|cuda|volta", help="run the image of this flavour", show_default=False)
     ] = None,
     shm_size: Annotated[str, typer.Option(metavar="SIZE", help="a container's /dev/shm")] = sizes.text(
-        DEFAULT_SHM_BYTES
+        sizes.DEFAULT_SHM_BYTES
     ),
     memory: Annotated[
         str | None, typer.Option(metavar="SIZE", help="a container's memory limit, as 8g", show_default=False)
@@ -84,8 +83,14 @@ def run_local(
     output_format: FormatOption = Format.TABLE,
 ) -> int:
     """Train on this machine and say what limits the run."""
+    from launcher import local, models, table
+    from launcher.containers import Limits
+    from launcher.runtime import choose
+    from workload.environment.outside import outside_facts
+
     resolved = resolve(given, os.environ, Path.cwd())
-    limits = _limits(shm_size, memory, cpus)
+    models.require(resolved.spec.model)
+    limits = Limits(**_limits(shm_size, memory, cpus))
     asked = Runtime.DOCKER if runtime is Runtime.AUTO and limits != Limits() else runtime
     choice = choose(asked, resolved.spec, image=image, flavour=flavour)
     outside = outside_facts() if choice.runtime is Runtime.DOCKER else None
@@ -104,14 +109,14 @@ def run_local(
     return outcome.exit_code
 
 
-def _limits(shm_size: str, memory: str | None, cpus: float | None) -> Limits:
+def _limits(shm_size: str, memory: str | None, cpus: float | None) -> dict[str, Any]:
     if cpus is not None and not (math.isfinite(cpus) and cpus > 0):
         raise UsageError(f"--cpus must be a positive number; got '{cpus:g}'", hint="--cpus 1.5")
-    return Limits(
-        shm_bytes=sizes.parse_bytes(shm_size, flag="--shm-size", example="2g"),
-        memory_bytes=None if memory is None else sizes.parse_bytes(memory, flag="--memory", example="8g"),
-        cpus=cpus,
-    )
+    return {
+        "shm_bytes": sizes.parse_bytes(shm_size, flag="--shm-size", example="2g"),
+        "memory_bytes": None if memory is None else sizes.parse_bytes(memory, flag="--memory", example="8g"),
+        "cpus": cpus,
+    }
 
 
 gcp.register(app)
@@ -149,6 +154,9 @@ def build_image(
 
     Nothing is built where nothing has changed.
     """
+    from launcher import build as building
+    from launcher import engine, images
+
     row = images.require_flavour(flavour)
     target = building.require_repository(repository) if push else None
     docker = engine.connect()
@@ -170,7 +178,7 @@ def build_image(
 def run_doctor(
     *,
     parts: Annotated[
-        list[doctor.Part] | None,
+        list[Part] | None,
         typer.Argument(
             metavar="[docker|gpu|gcp]...",
             help="what to look at (all but gcp, which asks the cloud)",
@@ -185,8 +193,11 @@ def run_doctor(
 
     With gcp it looks at what launches need in the cloud.
     """
+    from launcher import doctor
+    from launcher.gcp import doctor as gcp_doctor
+
     chosen = parts or list(doctor.HERE)
-    if (project or bucket) and doctor.Part.GCP not in chosen:
+    if (project or bucket) and Part.GCP not in chosen:
         raise UsageError("--project and --bucket are for launch doctor gcp", hint="launch doctor gcp --project PROJECT")
     checks = doctor.examine(chosen, gcp=lambda: gcp_doctor.examine({"project": project, "bucket": bucket}))
     if output_format is Format.JSON:

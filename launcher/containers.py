@@ -19,8 +19,6 @@ from workload.spec import CIFAR10, IMAGENETTE, SYNTHETIC, RunSpec
 RUN_LABEL = "rooflaunch.run"
 # Variables of the caller's that change what is computed or where; nothing else of theirs gets in.
 FORWARDED = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "ONEDNN_MAX_CPU_ISA", "NVIDIA_TF32_OVERRIDE")
-# DataLoader workers hand over batches there; Docker's 64 MB are too few for one batch of 128 images.
-DEFAULT_SHM_BYTES = 2 * sizes.UNIT_BYTES["g"]
 DRIVER_PARAMETERS = Path("/proc/driver/nvidia/params")
 KILLED = 128 + 9
 
@@ -43,7 +41,7 @@ class Watcher:
 class Limits:
     """What the container may use; None: as much as the machine has."""
 
-    shm_bytes: int = DEFAULT_SHM_BYTES
+    shm_bytes: int = sizes.DEFAULT_SHM_BYTES
     memory_bytes: int | None = None
     cpus: float | None = None
 

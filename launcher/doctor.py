@@ -13,6 +13,7 @@ from typing import Any
 from launcher import build, containers, images, runtime
 from launcher import engine as docker_engine
 from launcher.engine import Engine
+from launcher.kinds import Part
 from workload.errors import ExitCode, ToolError
 
 TOOL_LIMIT_S = 20
@@ -22,14 +23,6 @@ UNLOCK = (
     "options nvidia NVreg_RestrictProfilingToAdminUsers=0 in /etc/modprobe.d/, then reboot; "
     "or --runtime docker, which asks for CAP_SYS_ADMIN in the profile pass alone"
 )
-
-
-class Part(StrEnum):
-    """What can be examined."""
-
-    DOCKER = "docker"
-    GPU = "gpu"
-    GCP = "gcp"
 
 
 # What is looked at unless parts are named: nothing that needs the network.

@@ -22,7 +22,7 @@ OWN_FILES = (DOCKERFILE, "docker/requirements.txt")
 CODE_SUFFIXES = frozenset({".py", ".toml"})
 # Of the launcher only what a VM runs (launcher/gcp/vm.py): another change of it makes no new image, so that runs before
 # and after it can be pooled.
-VM_MODULES = ("__init__", "containers", "engine", "images", "local", "runtime", "sizes")
+VM_MODULES = ("__init__", "containers", "engine", "images", "kinds", "local", "runtime", "sizes")
 VM_FILES = tuple(f"launcher/{name}.py" for name in (*VM_MODULES, "gcp/__init__", "gcp/guest", "gcp/records", "gcp/vm"))
 # Labels of our images beside those of the OCI image specification.
 INPUTS_LABEL = "rooflaunch.inputs"

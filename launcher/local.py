@@ -11,7 +11,8 @@ from typing import Any
 from launcher import containers
 from launcher.containers import DRIVER_PARAMETERS, Limits, Watcher
 from launcher.engine import Container
-from launcher.runtime import Choice, Runtime
+from launcher.kinds import Runtime
+from launcher.runtime import Choice
 from workload import bundle
 from workload.bundle import Bundle, Status
 from workload.errors import BundleError, ExitCode, RooflaunchError, ToolError, UsageError

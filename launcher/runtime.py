@@ -4,11 +4,11 @@ import platform
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
 
 from launcher import engine as docker_engine
 from launcher import images
 from launcher.engine import Engine, Image
+from launcher.kinds import Runtime
 from workload.errors import ToolError, UsageError
 from workload.spec import Device, RunSpec
 
@@ -18,14 +18,6 @@ CPU_FLAVOUR = "cpu"
 USUAL_FLAVOUR = "cuda"
 NO_MPS = "a container cannot reach Apple's GPU"
 NO_COMPILER = "--compile needs a C++ compiler, which the images leave out"
-
-
-class Runtime(StrEnum):
-    """`auto`: a container if there is an engine with the image for this code, else a process."""
-
-    AUTO = "auto"
-    PROCESS = "process"
-    DOCKER = "docker"
 
 
 @dataclass(frozen=True, kw_only=True)

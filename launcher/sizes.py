@@ -6,6 +6,8 @@ from workload.errors import UsageError
 
 # Docker's units are binary, whatever their letter says: docs.docker.com/engine/containers/resource_constraints.
 UNIT_BYTES = {"b": 1, "k": 2**10, "m": 2**20, "g": 2**30}
+# DataLoader workers hand over batches in /dev/shm; Docker's 64 MB are too few for one batch of 128 images.
+DEFAULT_SHM_BYTES = 2 * UNIT_BYTES["g"]
 
 
 def parse_bytes(text: str, *, flag: str, example: str) -> int:

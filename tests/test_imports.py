@@ -1,6 +1,7 @@
 """What a door may load, and which modules may cross from one package to another."""
 
 import ast
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ ROOT = Path(__file__).parents[1]
 CROSSING = {
     "workload.spec",
     "workload.bundle",
+    "workload.classifiers",
     "workload.errors",
     "workload.interrupt",
     "workload.invocation",
@@ -64,6 +66,57 @@ def test_doors_stay_light(code: str, banned: set[str]) -> None:
     loaded = set(done.stdout.rpartition("LOADED")[2].split())
     assert "workload" in loaded
     assert not loaded & banned
+
+
+# What declares options may be loaded for a help text, and nothing that a command is made of.
+DECLARING = {
+    *("launcher", "launcher.__main__", "launcher.app", "launcher.options", "launcher.kinds", "launcher.sizes"),
+    *("launcher.gcp", "launcher.gcp.app", "launcher.gcp.options"),
+    *("workload", "workload.errors", "workload.invocation", "workload.text", "workload.door", "workload.interrupt"),
+    *("workload.program", "workload.spec"),
+}
+
+
+def modules_of_ours(code: str, **environment: str) -> set[str]:
+    show = "import sys; print('LOADED', *sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\n{show}"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+        env={**os.environ, **environment},
+    )
+    loaded = set(done.stdout.rpartition("LOADED")[2].split())
+    assert not {name.partition(".")[0] for name in loaded} & LAUNCH_BANS
+    return {name for name in loaded if name.partition(".")[0] in ("launcher", "workload", "analysis")}
+
+
+@pytest.mark.world
+@pytest.mark.parametrize("words", [("--help",), (), ("gcp", "--help"), ("local", "-h"), ("--version",), ("nonsense",)])
+def test_help_loads_no_backend_engine_or_image(words: tuple[str, ...]) -> None:
+    assert modules_of_ours(launch(*words)) - DECLARING == set()
+
+
+@pytest.mark.world
+@pytest.mark.parametrize(
+    ("typed", "offered", "also"),
+    [
+        ("launch gcp --precision ", "bf16", set()),
+        ("launch bu", "build", set()),
+        ("launch gcp --gpu ", "v100", {"launcher.gcp.gpus", "launcher.gcp.records"}),
+        ("launch gcp --gpu v100 --zone us-e", "us-east1-b", {"launcher.gcp.gpus", "launcher.gcp.records"}),
+    ],
+)
+def test_completion_works_and_is_as_light(typed: str, offered: str, also: set[str]) -> None:
+    code = (
+        "import sys, io\nsys.argv = ['launch']\nfrom launcher.__main__ import main\n"
+        "out, sys.stdout = sys.stdout, io.StringIO()\n"
+        "try:\n    main()\nexcept SystemExit: pass\n"
+        f"said, sys.stdout = sys.stdout.getvalue(), out\nassert {offered!r} in said.split(), said"
+    )
+    words = {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split(" ")) - 1), "_LAUNCH_COMPLETE": "complete_bash"}
+    assert modules_of_ours(code, **words) - DECLARING - also == set()
 
 
 def imports_of(path: Path) -> set[str]:

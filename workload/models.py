@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import TYPE_CHECKING, Any
 
+from workload.classifiers import unknown
 from workload.errors import UsageError
 from workload.spec import IMAGENET_IMAGE_SIZE
 
@@ -33,12 +33,9 @@ def names() -> list[str]:
 def require(name: str) -> str:
     """`name` itself, or `UsageError` with the nearest names."""
     known = names()
-    if name in known:
-        return name
-    near = difflib.get_close_matches(name.lower(), known, n=3)
-    listing = "`python -m workload models` lists all"
-    hint = f"did you mean {' or '.join(near)}? {listing}" if near else listing
-    raise UsageError(f"unknown model '{name}': it must be a torchvision classifier", hint=hint)
+    if name not in known:
+        raise unknown(name, known)
+    return name
 
 
 def build(name: str, *, num_classes: int, image_size: int) -> nn.Module:

@@ -4,11 +4,12 @@ import difflib
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from launcher.gcp import gpus
 from launcher.gcp.gpus import Gpu, MachineType, shown
+from launcher.gcp.options import DEFAULT_DISK_GB, Options
 from launcher.gcp.records import Price, region_of
 from launcher.gcp.settings import Settings
 from launcher.runtime import NO_COMPILER
@@ -17,33 +18,13 @@ from workload.spec import CIFAR10, IMAGENETTE, SYNTHETIC, Device, Precision, Run
 
 # Compute Engine's own bounds of maxRunDuration; it may act 30 s late.
 MIN_LIMIT_S, MAX_LIMIT_S, LATE_S = 30, 120 * 24 * 3600, 30
-DEFAULT_LIMIT_S = 3600
 # Below this a VM has hardly booted: a cost limit that leaves less buys nothing.
 MIN_USEFUL_S = 600
-# The VM's image, ours (PyTorch with CUDA is 6 GB, and twice that while it is unpacked) and a data set.
-DEFAULT_DISK_GB, MIN_DISK_GB, MAX_DISK_GB = 100, 50, 65536
+MIN_DISK_GB, MAX_DISK_GB = 50, 65536
 SECONDS_PER_H = 3600
 # Days, hours, minutes, seconds.
 UNITS_S = (86400, 3600, 60, 1)
 TF32_CAPABILITY = (8, 0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """What `launch gcp` is asked for beside the run. `zones` are those that were named, in their order."""
-
-    gpu: str
-    zones: tuple[str, ...] = ()
-    spot: bool = False
-    machine_type: str | None = None
-    gpu_count: int = 1
-    max_run_time_s: int = DEFAULT_LIMIT_S
-    max_cost_usd: float | None = None
-    usd_per_h: float | None = None
-    external_ip: bool = True
-    fallback: bool = True
-    disk_gb: int = DEFAULT_DISK_GB
-    rerun_preempted: int = 0
 
 
 def parse_duration_s(text: str, flag: str) -> int:

@@ -9,13 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
 
 import typer
 
 from launcher import build as building
 from launcher import engine as docker_engine
-from launcher import images, table
+from launcher import images, models, table
 from launcher.engine import Engine
 from launcher.gcp import cleanup, compute, gpus, launches, logs
 from launcher.gcp import plan as planning
@@ -26,48 +25,15 @@ from launcher.gcp.provision import remove
 from launcher.gcp.records import LAUNCHES
 from launcher.gcp.resources import Instance
 from launcher.gcp.run import LeftRunningError, Outcome, run
-from launcher.gcp.settings import Settings, resolve_settings
-from launcher.options import Format, FormatOption, run_options
+from launcher.gcp.settings import ANY_PROJECT, Settings, resolve_settings
+from launcher.options import Format
 from workload.errors import ExitCode, InterruptedRunError, NothingToDoError, RooflaunchError, ToolError, UsageError
 from workload.interrupt import stoppable
 from workload.invocation import as_typed
 from workload.spec import Device, Resolved, resolve
 from workload.storage import bucket as storage
 from workload.storage.bucket import Bucket
-from workload.text import printable
-
-# \b keeps the lines as they are.
-GCP_EXAMPLES = """\b
-Examples:
-  launch gcp --gpu t4 --dry-run
-  launch gcp --gpu t4 --zone us-central1-a --precision amp --profile ncu
-  launch gcp --gpu l4 --spot --rerun-preempted 2 --repeats 3 --max-cost 1
-  launch gcp --gpu v100 --max-run-time 90m --detach
-  launch gcp --gpu t4 --image HOST/PROJECT/NAME@sha256:DIGEST --no-external-ip
-"""
-STATUS_EXAMPLES = """\b
-Examples:
-  launch status
-  launch status 3fa9c1
-  launch status --all --format json
-"""
-LOGS_EXAMPLES = """\b
-Examples:
-  launch logs 3fa9c1
-  launch logs rooflaunch-t4-20261121-142530-3fa9c1 -f
-"""
-DOWN_EXAMPLES = """\b
-Examples:
-  launch down 3fa9c1
-  launch down --all
-  launch down --all --yes --format json
-"""
-REAP_EXAMPLES = """\b
-Examples:
-  launch reap --dry-run
-  launch reap
-"""
-RUN_HELP = "the launch's name, a start or end of it that no other has (its 6 last digits), or a run that it left"
+from workload.text import printable, terminal_width
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,130 +64,35 @@ def this_world() -> World:
     )
 
 
-def _gpu_names() -> list[str]:
-    return list(gpus.load())
-
-
-def _zone_names(context: typer.Context) -> list[str]:
-    """The zones of the GPU that is typed already, else of every GPU."""
-    known = gpus.load()
-    row = known.get(str(context.params.get("gpu")))
-    return sorted({zone for each in ([row] if row else known.values()) for zone in each.zones})
-
-
-def _text(flag: str, metavar: str, about: str) -> Any:
-    return typer.Option(flag, metavar=metavar, help=about, show_default=False)
-
-
-ProjectOption = Annotated[str | None, _text("--project", "P", "the Google Cloud project (that of your credentials)")]
-BucketOption = Annotated[str | None, _text("--bucket", "B", "where launches and bundles lie (PROJECT-rooflaunch)")]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.command("gcp", epilog=GCP_EXAMPLES)(run_options(run_gcp))
-    app.command("status", epilog=STATUS_EXAMPLES)(show_status)
-    app.command("logs", epilog=LOGS_EXAMPLES)(show_logs)
-    app.command("down", epilog=DOWN_EXAMPLES)(take_down)
-    app.command("reap", epilog=REAP_EXAMPLES)(reap)
-
-
 def run_gcp(
+    options: Options,
+    given: Mapping[str, object],
+    where: Mapping[str, str | None],
     *,
-    given: dict[str, object],
-    gpu: Annotated[
-        str, typer.Option(metavar="t4|l4|v100|a100|…", help="which GPU the VM has", autocompletion=_gpu_names)
-    ],
-    zone: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="Z",
-            help="try this zone first; again for more (every zone with the GPU, known prices first)",
-            autocompletion=_zone_names,
-            show_default=False,
-        ),
-    ] = None,
-    fallback: Annotated[
-        bool, typer.Option("--fallback/--no-fallback", help="other zones too if the named ones have none free")
-    ] = True,
-    spot: Annotated[
-        bool, typer.Option("--spot", help="cheaper, and may be taken back at any time", show_default=False)
-    ] = False,
-    rerun_preempted: Annotated[
-        int, typer.Option(metavar="N", min=0, max=20, help="start a spot VM that was taken back again, N times at most")
-    ] = 0,
-    machine_type: Annotated[str | None, _text("--machine-type", "M", "instead of the GPU's usual one")] = None,
-    gpu_count: Annotated[int, typer.Option(metavar="N", min=1, help="GPUs of the VM; a run uses one")] = 1,
-    max_run_time: Annotated[
-        str, typer.Option(metavar="TIME", help="when the cloud deletes the VM, as 60m or 1h30m")
-    ] = "60m",
-    max_cost: Annotated[
-        float | None, typer.Option(metavar="USD", help="lower the time limit to what this buys", show_default=False)
-    ] = None,
-    usd_per_h: Annotated[
-        float | None, typer.Option(metavar="USD", help="price per hour, where the table has none", show_default=False)
-    ] = None,
-    disk_gb: Annotated[int, typer.Option(metavar="GB", help="size of the VM's disk")] = planning.DEFAULT_DISK_GB,
-    external_ip: Annotated[
-        bool,
-        typer.Option(
-            "--external-ip/--no-external-ip", help="without one the network needs NAT (infra/: create_network)"
-        ),
-    ] = True,
-    image: Annotated[
-        str | None, _text("--image", "REF", "run this image, by digest, instead of the one for this code")
-    ] = None,
-    project: ProjectOption = None,
-    bucket: BucketOption = None,
-    repository: Annotated[str | None, _text("--repository", "HOST/NAME", "where the image is pushed to")] = None,
-    service_account: Annotated[str | None, _text("--service-account", "EMAIL", "what the VM acts as")] = None,
-    network: Annotated[str | None, _text("--network", "NAME", "the VM's network (default)")] = None,
-    subnetwork: Annotated[str | None, _text("--subnetwork", "NAME", "the VM's subnetwork")] = None,
-    detach: Annotated[
-        bool, typer.Option("--detach", help="leave as soon as the VM runs; it ends by itself", show_default=False)
-    ] = False,
-    output: Annotated[Path, typer.Option("-o", "--output", help="folder for the bundles")] = Path("results"),
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan and stop", show_default=False)] = False,
-    output_format: FormatOption = Format.TABLE,
+    image: str | None,
+    detach: bool,
+    output: Path,
+    dry_run: bool,
+    request: bool,
+    output_format: Format,
 ) -> int:
-    """Train on a VM of Google Cloud, and bring the bundles home.
-
-    The VM deletes itself at its end, and the cloud deletes it at its time limit, whatever becomes of this command.
-    """
+    """`launch gcp`; `given` are the run options that were typed, `where` the settings."""
     world = this_world()
-    typed = {
-        "project": project,
-        "bucket": bucket,
-        "repository": repository,
-        "service_account": service_account,
-        "network": network,
-        "subnetwork": subnetwork,
-    }
-    settings = _settings(world, typed, offline=dry_run)
-    if detach and rerun_preempted:
+    gpus.require(options.gpu)
+    if detach and options.rerun_preempted:
         raise UsageError(
-            f"--detach leaves nobody to start a preempted VM again; got --rerun-preempted {rerun_preempted}",
+            f"--detach leaves nobody to start a preempted VM again; got --rerun-preempted {options.rerun_preempted}",
             hint="one of the two",
         )
-    options = Options(
-        gpu=gpu,
-        zones=tuple(zone or ()),
-        spot=spot,
-        machine_type=machine_type,
-        gpu_count=gpu_count,
-        max_run_time_s=planning.parse_duration_s(max_run_time, "--max-run-time"),
-        max_cost_usd=max_cost,
-        usd_per_h=usd_per_h,
-        external_ip=external_ip,
-        fallback=fallback,
-        disk_gb=disk_gb,
-        rerun_preempted=rerun_preempted,
-    )
+    if request and not dry_run:
+        raise UsageError("--request shows what a dry run would send", hint="--dry-run --request")
     resolved = resolve(given, os.environ, Path.cwd())
+    models.require(resolved.spec.model)
+    settings = _settings(world, where, offline=dry_run)
     # Whatever is wrong with what was asked for is told before anything is built, pushed or asked.
     plan = _plan(world, resolved, options, settings, image or _image_to_be(resolved, options, settings))
     if dry_run:
-        print(json.dumps(plan.to_json(), indent=1) if output_format is Format.JSON else plan.text())
+        print(_shown(plan, request=request, output_format=output_format))
         return ExitCode.DONE
     started: list[tuple[Compute, Bucket]] = []
     try:
@@ -233,16 +104,17 @@ def run_gcp(
     return _tell(outcome, plan, output_format)
 
 
-def _settings(world: World, typed: Mapping[str, str | None], *, offline: bool = False) -> Settings:
-    default_project = _no_project if offline else world.default_project
-    return resolve_settings(typed, os.environ, Path.cwd(), default_project=default_project)[0]
+def _shown(plan: Plan, *, request: bool, output_format: Format) -> str:
+    """A dry run's answer."""
+    if output_format is Format.JSON:
+        return json.dumps(plan.to_json(), indent=1)
+    return plan.text(terminal_width(sys.stdout)) + (f"\n\n{plan.request_text()}" if request else "")
 
 
-def _no_project() -> NoReturn:
-    """Credentials may have to be asked for over the network, even for the name of their project."""
-    raise UsageError(
-        "no project is set, and a dry run does not ask the credentials for theirs", hint="--project PROJECT"
-    )
+def _settings(world: World, where: Mapping[str, str | None], *, offline: bool = False) -> Settings:
+    # The name of the credentials' project may have to be asked for over the network, which a dry run does not.
+    default_project = (lambda: ANY_PROJECT) if offline else world.default_project
+    return resolve_settings(where, os.environ, Path.cwd(), default_project=default_project)[0]
 
 
 def _plan(world: World, resolved: Resolved, options: Options, settings: Settings, image: str) -> Plan:
@@ -279,7 +151,7 @@ def _launch(
         cloud.project_quotas()
     reference = _by_digest(world, image) if image else _pushed(world, _flavour(resolved, options), settings.repository)
     plan = _plan(world, resolved, options, settings, reference)
-    print(_summary(plan), file=sys.stderr)
+    print(plan.text(terminal_width(sys.stderr)), file=sys.stderr)
     progress = Progress(sys.stderr, world.now)
     try:
         return run(
@@ -294,11 +166,6 @@ def _launch(
         )
     finally:
         progress.clear()
-
-
-def _summary(plan: Plan) -> str:
-    """The plan without the request that is sent."""
-    return plan.text().partition("\nrequest ")[0].rstrip()
 
 
 def _by_digest(world: World, image: str) -> str:
@@ -380,19 +247,9 @@ def _closing(outcome: Outcome, plan: Plan) -> list[tuple[str, str]]:
 
 
 def show_status(
-    *,
-    name: Annotated[str | None, typer.Argument(metavar="RUN", help=RUN_HELP, show_default=False)] = None,
-    every: Annotated[
-        bool, typer.Option("--all", help="not only the newest and those with a VM", show_default=False)
-    ] = False,
-    project: ProjectOption = None,
-    bucket: BucketOption = None,
-    output_format: FormatOption = Format.TABLE,
+    *, name: str | None, every: bool, project: str | None, bucket: str | None, output_format: Format
 ) -> int:
-    """Show what has become of launches.
-
-    It asks the bucket and the VMs, so it works on any machine and for launches whose command was ended.
-    """
+    """`launch status`."""
     world = this_world()
     cloud, store = _connect(world, project, bucket)
     now_s = world.now()
@@ -411,20 +268,8 @@ def show_status(
     return ExitCode.DONE
 
 
-def show_logs(
-    *,
-    name: Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP)],
-    follow: Annotated[
-        bool, typer.Option("-f", "--follow", help="go on until the VM is gone", show_default=False)
-    ] = False,
-    project: ProjectOption = None,
-    bucket: BucketOption = None,
-    output_format: FormatOption = Format.TABLE,
-) -> int:
-    """Show what a VM says.
-
-    That is its serial port while it is there, then the log that it left in the bucket.
-    """
+def show_logs(*, name: str, follow: bool, project: str | None, bucket: str | None, output_format: Format) -> int:
+    """`launch logs`."""
     world = this_world()
     cloud, store = _connect(world, project, bucket)
     whole = _find(cloud, store, name)
@@ -437,20 +282,9 @@ def show_logs(
 
 
 def take_down(
-    *,
-    names: Annotated[list[str] | None, typer.Argument(metavar="RUN", help=RUN_HELP, show_default=False)] = None,
-    every: Annotated[
-        bool, typer.Option("--all", help="the VMs of all launches in the project", show_default=False)
-    ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="--all without a question", show_default=False)] = False,
-    project: ProjectOption = None,
-    bucket: BucketOption = None,
-    output_format: FormatOption = Format.TABLE,
+    *, names: Sequence[str], every: bool, yes: bool, project: str | None, bucket: str | None, output_format: Format
 ) -> int:
-    """Delete VMs now, and wait until they are gone.
-
-    What they have uploaded stays.
-    """
+    """`launch down`."""
     if bool(names) == every:
         raise UsageError("launch down takes launches or --all, one of the two", hint="launch down RUN, or --all")
     world = this_world()
@@ -458,7 +292,7 @@ def take_down(
     cloud = world.compute(settings.project)
     store = _bucket_or_none(world, settings)
     there = cleanup.running(cloud)
-    chosen = there if every else _chosen(names or [], there, store)
+    chosen = there if every else _chosen(names, there, store)
     if every and chosen and not yes:
         _confirm_all(world, chosen, settings.project)
     removed = cleanup.down(chosen, cloud, store, now=world.now, sleep=world.sleep)
@@ -493,17 +327,8 @@ def _confirm_all(world: World, chosen: Sequence[Instance], project: str) -> None
         raise InterruptedRunError("nothing is deleted", hint="launch down RUN, for one of them")
 
 
-def reap(
-    *,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="show what would be deleted", show_default=False)] = False,
-    project: ProjectOption = None,
-    bucket: BucketOption = None,
-    output_format: FormatOption = Format.TABLE,
-) -> int:
-    """Delete VMs and disks that are past their time limit.
-
-    The cloud itself deletes them then; this is for what it failed to delete.
-    """
+def reap(*, dry_run: bool, project: str | None, bucket: str | None, output_format: Format) -> int:
+    """`launch reap`."""
     world = this_world()
     settings = _settings(world, {"project": project, "bucket": bucket})
     cloud = world.compute(settings.project)

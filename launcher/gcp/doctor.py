@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher import images
-from launcher.doctor import Check, Part, State
+from launcher.doctor import Check, State
 from launcher.gcp import cleanup, compute, gpus, services
 from launcher.gcp.compute import Compute
 from launcher.gcp.gpus import Gpu
 from launcher.gcp.resources import Quota
 from launcher.gcp.services import DisabledError, ForbiddenError, Services
 from launcher.gcp.settings import Settings, resolve_settings
+from launcher.kinds import Part
 from workload.errors import RooflaunchError, ToolError, UsageError
 from workload.storage import bucket as storage
 from workload.storage.bucket import Access, Bucket

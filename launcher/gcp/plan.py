@@ -10,16 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from launcher.gcp import choices, gpus, plan_text
-from launcher.gcp.choices import DEFAULT_DISK_GB, LATE_S, SECONDS_PER_H, Options, parse_duration_s
+from launcher.gcp.choices import LATE_S, SECONDS_PER_H, parse_duration_s
 from launcher.gcp.gpus import Driver, Gpu, MachineType, shown
+from launcher.gcp.options import Options
 from launcher.gcp.plan_text import PROGRAMS
 from launcher.gcp.records import Price, Request, region_of
-from launcher.gcp.settings import Settings
+from launcher.gcp.settings import ANY_PROJECT, Settings
 from launcher.runtime import CPU_FLAVOUR
 from workload.errors import ToolError, UsageError
-from workload.spec import Device, Profile, Resolved, RunSpec
+from workload.spec import Device, Precision, Profile, Resolved, RunSpec
 
-__all__ = ["DEFAULT_DISK_GB", "Options", "Plan", "make_plan", "parse_duration_s"]
+__all__ = ["Options", "Plan", "make_plan", "parse_duration_s"]
 
 PROGRAM_FOLDER = Path(__file__).parent
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
@@ -29,6 +30,8 @@ USABLE_S = {Driver.PREINSTALLED: 215, Driver.NONE: 215, Driver.INSTALL: 665}
 PULL_S, START_S, STEP_S, PROFILE_S, DOWNLOAD_S = 120, 60, 0.3, 180, 60
 # The label that tells our insert from a stranger's; the plan shows this in its place.
 GIVEN_AT_INSERT = "given-at-insert"
+# NVIDIA's units for it came with Ampere: https://docs.nvidia.com/cuda/ampere-tuning-guide (improved tensor cores).
+BF16_CAPABILITY = (8, 0)
 # Characters of an image reference: a registry, a path, a tag, a digest.
 IMAGE = r"[a-z0-9][-._/:@a-zA-Z0-9]{0,511}"
 # All metadata of an instance together may have 256 KB.
@@ -106,6 +109,17 @@ class Plan:
     def expected_usd(self, zone: str) -> float | None:
         """An estimate for one attempt in that zone."""
         return self._usd(zone, self.expected_s)
+
+    @property
+    def highest_usd(self) -> float | None:
+        """Of one attempt in the dearest zone that may be tried and has a known price; None: no price is known."""
+        return max((usd for zone in self.zones if (usd := self.max_usd(zone)) is not None), default=None)
+
+    @property
+    def regions_without_price(self) -> list[str]:
+        """Those that may be tried, in that order."""
+        regions = dict.fromkeys(map(region_of, self.zones))
+        return [region for region in regions if region not in self.request.prices]
 
     def max_usd(self, zone: str) -> float | None:
         """Of one attempt that runs into the limit, and a cloud that is late."""
@@ -201,7 +215,8 @@ class Plan:
             "expected_s": self.expected_s,
             "expected_usd": self.expected_usd(zone),
             "limit_s": self.limit_s,
-            "max_usd": self.max_usd(zone),
+            "max_usd": self.highest_usd,
+            "regions_without_price": self.regions_without_price,
             "settings": self.settings.to_json(),
             "notes": list(self.notes),
             "insert": self.shown_body(),
@@ -212,9 +227,13 @@ class Plan:
         launched_s = datetime.fromisoformat(self.request.launched_at).timestamp()
         return self.body(self.zones[0], now_s=launched_s, request_id=GIVEN_AT_INSERT)
 
-    def text(self) -> str:
-        """The plan as lines, then the first zone's request with its long texts left short."""
-        return plan_text.render(self)
+    def text(self, width: int | None = None) -> str:
+        """The plan as lines, our commands in it as they can be typed here."""
+        return plan_text.render(self, width)
+
+    def request_text(self) -> str:
+        """What the first zone would be sent, with its long texts left short."""
+        return plan_text.render_request(self)
 
 
 def make_plan(
@@ -288,10 +307,22 @@ def _notes(plan: Plan) -> Iterator[str]:
         yield f"the run computes on the VM's CPU; its {plan.gpu.title} is paid for all the same"
     elif plan.request.gpu_count > 1:
         yield f"the run computes on one GPU of {plan.request.gpu_count}"
+    if (
+        plan.driver is not Driver.NONE
+        and plan.spec.precision is Precision.BF16
+        and plan.gpu.capability < BF16_CAPABILITY
+    ):
+        capability = ".".join(map(str, plan.gpu.capability))
+        yield (
+            f"the {plan.gpu.title} has no bf16 units (compute capability {capability}; they come with 8.0): bf16 is "
+            "emulated there and slow; --precision amp uses its tensor cores"
+        )
+    if plan.settings.project == ANY_PROJECT:
+        yield f"no project is set: {ANY_PROJECT} stands for yours; --project names it"
     if plan.ready_s + plan.run_s > plan.limit_s:
         yield f"the run may not be over within the limit of {plan.limit_s} s: --max-run-time"
     if not plan.options.external_ip:
-        yield "without an external address the VM needs Cloud NAT, for its packages (infra/: create_network)"
+        yield "without an external address the VM needs Cloud NAT, for its packages"
     if plan.settings.subnetwork and "/" not in plan.settings.subnetwork:
         yield f"every region needs a subnetwork '{plan.settings.subnetwork}'; name it with its region to stay there"
 

@@ -7,24 +7,31 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.gcp.gpus import Driver, shown
 from launcher.gcp.records import region_of
+from workload.invocation import as_typed
 from workload.spec import Profile
+from workload.text import counted, wrapped
 
 if TYPE_CHECKING:  # plan.py renders with this module
     from launcher.gcp.plan import Plan
 
 FEW = 4
+LABEL_WIDTH = 11
 SECONDS_PER_MINUTE = 60
 # What a VM runs, by the key of its metadata: the shell, and the Python that the shell starts.
 PROGRAMS = {"startup-script": "startup.sh", "rooflaunch-boot": "boot.py"}
 REQUEST = "rooflaunch-request"
 
 
-def render(plan: "Plan") -> str:
-    """A line per fact; below an empty line the first zone's request with its long texts left short."""
+def render(plan: "Plan", width: int | None) -> str:
+    """A fact after the other, in lines of at most `width` characters."""
     rows = [*_run(plan), *_vm(plan), *_cost(plan), *(("note", note) for note in plan.notes)]
-    lines = [f"{name:<10} {text}" for name, text in rows]
+    return "\n".join(wrapped(as_typed(text), width, indent=LABEL_WIDTH, first=name) for name, text in rows)
+
+
+def render_request(plan: "Plan") -> str:
+    """The first zone's request with its long texts left short."""
     request = f"request    instances.insert in {plan.zones[0]}; --format json has its texts whole"
-    return "\n".join([*lines, "", request, json.dumps(_short(plan), indent=1)])
+    return f"{request}\n{json.dumps(_short(plan), indent=1)}"
 
 
 def minutes(seconds: float) -> str:
@@ -91,7 +98,7 @@ def _few(names: Sequence[str], what: str) -> str:
 def _cost(plan: "Plan") -> Iterator[tuple[str, str]]:
     zone = plan.zones[0]
     price, region = plan.price(zone), region_of(zone)
-    unknown = [each for each in dict.fromkeys(map(region_of, plan.zones)) if each not in plan.request.prices]
+    unknown = plan.regions_without_price
     if price:
         yield "price", f"{price.usd_per_h:.3f} USD per hour in {region}; read {price.read}: {price.source}"
     else:
@@ -101,14 +108,24 @@ def _cost(plan: "Plan") -> Iterator[tuple[str, str]]:
     usable, image, run = (minutes(each) for each in (plan.usable_s, plan.ready_s - plan.usable_s, plan.run_s))
     parts = f"{usable} to a usable VM as published, {image} for the image and {run} for the run assumed"
     yield "expected", f"{minutes(plan.expected_s)}, {dollars(plan.expected_usd(zone))}: {parts}"
-    worst = f"{minutes(plan.limit_s)}, {dollars(plan.max_usd(zone))}{_attempts(plan)}"
-    yield "at most", f"{worst}; then the cloud deletes the VM, up to 30 s late"
+    yield "at most", f"{minutes(plan.limit_s)}, {_highest(plan)}; then the cloud deletes the VM, up to 30 s late"
     yield "besides", "disk, traffic and taxes, which are not counted here"
 
 
-def _attempts(plan: "Plan") -> str:
-    count = plan.options.rerun_preempted + 1
-    return "" if count == 1 else f" for each of up to {count} attempts"
+def _highest(plan: "Plan") -> str:
+    """The highest cost over all zones that may be tried, as far as their prices are known."""
+    if plan.highest_usd is None:
+        return "at a cost that is unknown in every zone that may be tried"
+    attempts = plan.options.rerun_preempted + 1
+    highest = dollars(plan.highest_usd)
+    if attempts > 1:
+        highest += f" for each of up to {attempts} attempts, {dollars(plan.highest_usd * attempts)} in all"
+    unknown = len(plan.regions_without_price)
+    if not unknown:
+        return f"{highest}, in any zone that may be tried"
+    known = _few(list(plan.request.prices), "regions")
+    others = f"unknown in the other {counted(unknown, 'region')} that may be tried (--max-cost leaves those out)"
+    return f"{highest}, in {known}; {others}"
 
 
 def _short(plan: "Plan") -> dict[str, Any]:

@@ -16,6 +16,8 @@ from workload.errors import UsageError
 from workload.spec import CONFIG_NAME, ENVIRONMENT_PREFIX, Origin
 
 TABLE = "gcp"
+# Stands for a project in a plan that is only looked at: no id of a project has capitals.
+ANY_PROJECT = "PROJECT"
 CREDENTIALS = "application-default credentials"
 DEFAULT = "default"
 NETWORK_NAME = r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?"
@@ -127,6 +129,8 @@ def _checked(name: str, value: object, *, where: str, hint: str) -> str:
 def _default_project(default_project: Callable[[], str | None]) -> str:
     hint = "--project PROJECT, or gcloud auth application-default login"
     found = default_project()
+    if found == ANY_PROJECT:
+        return found
     if not found:
         raise UsageError("no project is set, and the credentials name none", hint=hint)
     return _checked("project", found, where=f"{CREDENTIALS}: ", hint=hint)

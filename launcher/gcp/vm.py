@@ -25,7 +25,8 @@ from launcher.engine import Running
 from launcher.gcp import records
 from launcher.gcp.guest import Guest, this_vm
 from launcher.gcp.records import Heartbeat, Phase, Request, Result
-from launcher.runtime import Runtime, choose
+from launcher.kinds import Runtime
+from launcher.runtime import choose
 from workload import bundle
 from workload.bundle import Status
 from workload.environment.machine import Machine

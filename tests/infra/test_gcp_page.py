@@ -12,8 +12,8 @@ import typer.main
 from analysis.app import app as analyze
 from launcher.app import app as launch
 from launcher.gcp import gpus, settings
-from launcher.gcp.choices import Options
 from launcher.gcp.launches import State
+from launcher.gcp.options import Options
 from launcher.gcp.plan import make_plan
 from launcher.gcp.records import Phase
 from workload.spec import resolve
@@ -55,7 +55,7 @@ def test_the_dry_run_on_the_page_is_what_is_printed() -> None:
         now=datetime(2026, 11, 21, 14, 25, 30, tzinfo=UTC),
         token="3fa9c1",
     )
-    assert shown == [plan.text().partition("\n\n")[0]]
+    assert shown == [plan.text()]
 
 
 def _row(gpu: gpus.Gpu, price: gpus.Listed) -> str:

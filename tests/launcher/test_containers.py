@@ -9,7 +9,8 @@ from fake_docker import FakeDocker
 from launcher import containers, images
 from launcher.containers import Limits, Watcher
 from launcher.engine import Container, Ended, Image
-from launcher.runtime import Choice, Runtime
+from launcher.kinds import Runtime
+from launcher.runtime import Choice
 from workload import bundle
 from workload.bundle import Status
 from workload.errors import ExitCode, OutOfDeviceMemoryError, RunFailedError

@@ -14,8 +14,9 @@ from launcher import app, containers, images, local
 from launcher import engine as docker_engine
 from launcher.__main__ import main
 from launcher.containers import Limits
+from launcher.kinds import Runtime
 from launcher.local import Plan
-from launcher.runtime import Choice, Runtime
+from launcher.runtime import Choice
 from workload import bundle
 from workload.bundle import Status
 from workload.errors import ExitCode, OutOfDeviceMemoryError, RunFailedError, ToolError, UsageError

@@ -6,7 +6,8 @@ import pytest
 from fake_docker import FakeDocker
 
 from launcher import images, runtime
-from launcher.runtime import Choice, Here, Runtime, choose
+from launcher.kinds import Runtime
+from launcher.runtime import Choice, Here, choose
 from workload.errors import ExitCode, RooflaunchError, ToolError, UsageError
 from workload.spec import RunSpec, resolve
 

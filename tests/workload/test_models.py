@@ -3,13 +3,17 @@
 import math
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import torch
 
-from workload import models
+from workload import classifiers, models
 from workload.errors import ExitCode, UsageError
+
+ROOT = Path(__file__).parents[2]
 
 
 class GoogLeNetOutputs(NamedTuple):
@@ -94,6 +98,13 @@ def test_an_unfit_image_size_is_refused(name: str, size: int, message: str, hint
     with torch.device("meta"), pytest.raises(UsageError) as caught:
         models.build(name, num_classes=10, image_size=size)
     assert (str(caught.value), caught.value.hint) == (message, hint)
+
+
+def test_the_list_for_launchers_is_that_of_torchvision() -> None:
+    assert models.names() == classifiers.NAMES
+    # The newest that a VM runs.
+    flavours = tomllib.loads((ROOT / "docker" / "images.toml").read_text())
+    assert flavours["cuda"]["torchvision"] == classifiers.VERSION
 
 
 def test_a_rejection_without_words_names_its_kind() -> None:

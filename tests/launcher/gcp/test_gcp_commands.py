@@ -19,7 +19,7 @@ import pytest
 from launcher import images
 from launcher.__main__ import main
 from launcher.engine import Event, Image
-from launcher.gcp import commands
+from launcher.gcp import app, commands
 from launcher.gcp.commands import World
 from launcher.gcp.follow import Event as GcpEvent
 from launcher.gcp.follow import Kind
@@ -38,9 +38,12 @@ NAME = re.compile(r"rooflaunch-t4-\d{8}-\d{6}-[0-9a-f]{6}")
 
 Launch = Callable[..., int]
 
-NO_PROJECT = (
-    "error: no project is set, and a dry run does not ask the credentials for theirs\nhint: --project PROJECT\n"
+NO_T5 = "error: gpu must be one of t4, l4, v100, a100, a100-80gb, h100, h200; got 't5'\nhint: --gpu t4\n"
+NO_MODEL = (
+    "error: unknown model 'resnet81': it must be a torchvision classifier\n"
+    "hint: did you mean resnet18 or resnet152 or resnet101? `python -m workload models` lists all\n"
 )
+NO_DRY_RUN = "error: --request shows what a dry run would send\nhint: --dry-run --request\n"
 NOBODY_LEFT = (
     "error: --detach leaves nobody to start a preempted VM again; got --rerun-preempted 2\nhint: one of the two\n"
 )
@@ -120,6 +123,21 @@ def test_the_dry_run_asks_nobody(launch: Launch, capsys: pytest.CaptureFixture[s
     assert plan["zones"][0] == ZONE
 
 
+def test_a_price_needs_no_project(launch: Launch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert launch(NOWHERE, "gcp", "--gpu", "t4", "--zone", ZONE, "--dry-run") == 0
+    text = capsys.readouterr().out
+    assert re.search(r"^price +0\.540 USD per hour in us-central1", text, re.MULTILINE)
+    assert re.search(r"^bucket +gs://PROJECT-rooflaunch/runs/$", text, re.MULTILINE)
+    assert text.endswith("note       no project is set: PROJECT stands for yours; --project names it\n")
+
+
+def test_the_request_is_shown_where_it_is_asked_for(launch: Launch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert launch(NOWHERE, "gcp", "--gpu", "t4", "--dry-run", *AT_HOME) == 0
+    assert "instances.insert" not in capsys.readouterr().out
+    assert launch(NOWHERE, "gcp", "--gpu", "t4", "--dry-run", "--request", *AT_HOME) == 0
+    assert "\n\nrequest    instances.insert in us-central1-a; " in capsys.readouterr().out
+
+
 def test_a_cpu_run_needs_the_cpu_image(launch: Launch, capsys: pytest.CaptureFixture[str]) -> None:
     assert launch(NOWHERE, "gcp", "--gpu", "t4", "--cpu", "--dry-run", "--project", "my-project") == 0
     assert "/rooflaunch/trainer:cpu-" in capsys.readouterr().out
@@ -141,11 +159,10 @@ def test_the_dry_run_loads_no_module_of_google() -> None:
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (
-            ("gcp", "--gpu", "t5", "--dry-run", *AT_HOME),
-            "error: gpu must be one of t4, l4, v100, a100, a100-80gb, h100, h200; got 't5'\nhint: --gpu t4\n",
-        ),
-        (("gcp", "--gpu", "t4", "--dry-run"), NO_PROJECT),
+        (("gcp", "--gpu", "t5", "--dry-run", *AT_HOME), NO_T5),
+        (("gcp", "--gpu", "t5"), NO_T5),
+        (("gcp", "--gpu", "t4", "--model", "resnet81"), NO_MODEL),
+        (("gcp", "--gpu", "t4", "--request"), NO_DRY_RUN),
         ((*GCP, "--detach", "--rerun-preempted", "2", "--spot"), NOBODY_LEFT),
         (("gcp", *AT_HOME), "error: Missing option '--gpu'.\nhint: launch gcp --help\n"),
         (
@@ -161,7 +178,17 @@ def test_the_dry_run_loads_no_module_of_google() -> None:
             "error: --project and --bucket are for launch doctor gcp\nhint: launch doctor gcp --project PROJECT\n",
         ),
     ],
-    ids=["gpu", "project", "detach", "no gpu", "down nothing", "down both", "doctor"],
+    ids=[
+        "gpu",
+        "gpu before project",
+        "model before project",
+        "request",
+        "detach",
+        "no gpu",
+        "down nothing",
+        "down both",
+        "doctor",
+    ],
 )
 def test_a_bad_option_is_told_before_anything_is_asked(
     launch: Launch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], error: str
@@ -181,11 +208,11 @@ def test_every_help_has_examples(launch: Launch, capsys: pytest.CaptureFixture[s
 
 def test_zones_are_completed_for_the_gpu_that_is_typed() -> None:
     context: Any = SimpleNamespace(params={"gpu": "v100"})
-    assert commands._zone_names(context)[0] == "asia-east1-c"
-    assert ZONE in commands._zone_names(context)
+    assert app._zone_names(context)[0] == "asia-east1-c"
+    assert ZONE in app._zone_names(context)
     everywhere: Any = SimpleNamespace(params={})
-    assert len(commands._zone_names(everywhere)) > len(commands._zone_names(context))
-    assert commands._gpu_names()[:3] == ["t4", "l4", "v100"]
+    assert len(app._zone_names(everywhere)) > len(app._zone_names(context))
+    assert app._gpu_names()[:3] == ["t4", "l4", "v100"]
 
 
 # Whole commands.

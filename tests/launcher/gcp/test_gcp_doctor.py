@@ -6,13 +6,14 @@ from typing import Any
 import pytest
 
 from launcher import doctor as machine_doctor
-from launcher.doctor import Check, Part, State
+from launcher.doctor import Check, State
 from launcher.gcp import doctor, gpus
 from launcher.gcp.compute import Compute
 from launcher.gcp.doctor import Cloud, Repository
 from launcher.gcp.resources import Disk, Instance, Quota
 from launcher.gcp.services import Services
 from launcher.gcp.settings import Settings
+from launcher.kinds import Part
 from tests.launcher.gcp.fake_compute import FakeCompute
 from tests.launcher.gcp.fake_rest import (
     ACCOUNT,

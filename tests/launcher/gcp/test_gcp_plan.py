@@ -187,6 +187,9 @@ CATALOG = "read 2026-07: Google Cloud's public catalog of mid-2026"
 CALCULATOR = "read 2025-03: Cyclenerd/google-cloud-pricing-cost-calculator, pricing.yml of 2025-03-06"
 USUAL = "3.6 min to a usable VM as published, 2 min for the image and 1.6 min for the run assumed"
 BESIDES = "besides    disk, traffic and taxes, which are not counted here"
+ANYWHERE = "in any zone that may be tried"
+LATE = "then the cloud deletes the VM, up to 30 s late"
+OTHERS = "unknown in the other {} regions that may be tried (--max-cost leaves those out)"
 DEFAULTS = ["plan       resnet18, the device's default batch, fp32, on cuda; one run", "set by     all defaults"]
 
 
@@ -204,7 +207,7 @@ def test_text_for_a_t4() -> None:
         f"price      0.540 USD per hour in us-central1; {CATALOG}",
         "unknown    the price in us-east1, us-east4, us-west1, us-west2 and 18 other regions",
         f"expected   7.1 min, 0.07 USD: {USUAL}",
-        "at most    60 min, 0.55 USD; then the cloud deletes the VM, up to 30 s late",
+        f"at most    60 min, 0.55 USD, in us-central1; {OTHERS.format(22)}; {LATE}",
         BESIDES,
     ]
 
@@ -223,7 +226,7 @@ def test_text_for_an_l4() -> None:
         f"price      0.707 USD per hour in us-central1; {CATALOG}",
         "unknown    the price in us-east1, us-east4, us-west1, us-west4 and 13 other regions",
         f"expected   7.1 min, 0.09 USD: {USUAL}",
-        "at most    60 min, 0.72 USD; then the cloud deletes the VM, up to 30 s late",
+        f"at most    60 min, 0.72 USD, in us-central1; {OTHERS.format(17)}; {LATE}",
         BESIDES,
     ]
 
@@ -243,7 +246,7 @@ def test_text_for_a_v100() -> None:
         f"price      1.361 USD per hour in us-central1; {CATALOG}",
         "unknown    the price in us-east1, us-west1, europe-west4, asia-east1",
         f"expected   14.6 min, 0.34 USD: {USUAL.replace('3.6', '11.1')}",
-        "at most    60 min, 1.38 USD; then the cloud deletes the VM, up to 30 s late",
+        f"at most    60 min, 1.38 USD, in us-central1; {OTHERS.format(4)}; {LATE}",
         BESIDES,
     ]
 
@@ -255,7 +258,7 @@ def test_text_for_an_a100() -> None:
         f"price      3.673 USD per hour in us-central1; {CALCULATOR}",
         "unknown    the price in us-east1, us-west1, us-west3, us-west4 and 5 other regions",
         f"expected   7.1 min, 0.44 USD: {USUAL}",
-        "at most    60 min, 3.71 USD; then the cloud deletes the VM, up to 30 s late",
+        f"at most    60 min, 3.71 USD, in us-central1; {OTHERS.format(9)}; {LATE}",
         BESIDES,
     ]
 
@@ -264,7 +267,7 @@ def test_text_where_no_price_is_known() -> None:
     assert lines_of(planned("a100", spot=True))[11:] == [
         "price      unknown in us-central1; --usd-per-h takes yours",
         f"expected   7.1 min, cost unknown: {USUAL}",
-        "at most    60 min, cost unknown; then the cloud deletes the VM, up to 30 s late",
+        f"at most    60 min, at a cost that is unknown in every zone that may be tried; {LATE}",
         BESIDES,
     ]
 
@@ -284,17 +287,44 @@ def test_text_with_everything() -> None:
         "bucket     gs://my-bucket/runs/",
         f"price      0.319 USD per hour in us-central1; {CATALOG}",
         f"expected   14.2 min, 0.08 USD: {USUAL.replace('1.6', '8.7')}",
-        "at most    46.5 min, 0.25 USD for each of up to 2 attempts; then the cloud deletes the VM, up to 30 s late",
+        f"at most    46.5 min, 0.25 USD for each of up to 2 attempts, 0.50 USD in all, {ANYWHERE}; {LATE}",
         BESIDES,
         "note       the VM downloads imagenette: it starts without data",
         "note       data_dir is a folder of this machine: the VM takes its own",
-        "note       without an external address the VM needs Cloud NAT, for its packages (infra/: create_network)",
+        "note       without an external address the VM needs Cloud NAT, for its packages",
     ]
 
 
-def test_text_ends_with_the_request_in_short() -> None:
+def test_at_most_is_that_of_the_dearest_zone() -> None:
+    prices = {"us-central1": 0.5, "us-east1": 0.9}
+    plan = planned(zones=("us-central1-a", "us-east1-b"), fallback=False)
+    listed = {region: {"usd_per_h": usd, "source": "a test", "read": "2026-11"} for region, usd in prices.items()}
+    dear = replace(plan, request=replace(plan.request, prices=listed))
+    assert f"at most    60 min, 0.91 USD, in any zone that may be tried; {LATE}" in lines_of(dear)
+    one = replace(plan, request=replace(plan.request, prices={"us-central1": listed["us-central1"]}))
+    others = OTHERS.format(1).replace("regions", "region")
+    assert f"at most    60 min, 0.51 USD, in us-central1; {others}; {LATE}" in lines_of(one)
+
+
+@pytest.mark.parametrize(("gpu", "warned"), [("t4", True), ("v100", True), ("l4", False), ("a100", False)])
+def test_bf16_without_units_for_it_is_noted(gpu: str, warned: bool) -> None:
+    note = "has no bf16 units"
+    assert any(note in line for line in planned(gpu, run={"precision": "bf16"}).notes) == warned
+    assert not any(note in line for line in planned(gpu, run={"precision": "amp"}).notes)
+    assert not any(note in line for line in planned(gpu, run={"precision": "bf16", "device": "cpu"}).notes)
+
+
+def test_the_plan_fits_its_terminal() -> None:
+    lines = planned().text(90).splitlines()
+    # A word that is longer stays whole: the image with its digest.
+    assert [line for line in lines if len(line) > 90 and len(line.split()) > 2] == []
+    assert [line for line in lines if not line.startswith(" ")][-1].startswith("besides")
+
+
+def test_the_request_in_short() -> None:
     plan = planned()
-    head, _, shown = plan.text().partition("\n\n")[2].partition("\n")
+    assert "request" not in plan.text()
+    head, _, shown = plan.request_text().partition("\n")
     assert head == "request    instances.insert in us-central1-a; --format json has its texts whole"
     body = json.loads(shown)
     items = {item["key"]: item for item in body["metadata"]["items"]}

@@ -1,0 +1,254 @@
+"""The options of `launch gcp`, `status`, `logs`, `down`, `reap` and `gpus`. What one does is imported when it runs.
+
+Nothing heavy may be imported here: `launch --help` loads neither google nor docker nor what a launch is made of.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from launcher.gcp.options import DEFAULT_DISK_GB, Options
+from launcher.options import Format, FormatOption, run_options
+
+# \b keeps the lines as they are.
+GCP_EXAMPLES = """\b
+Examples:
+  launch gcp --gpu t4 --dry-run
+  launch gcp --gpu t4 --zone us-central1-a --precision amp --profile ncu
+  launch gcp --gpu l4 --spot --rerun-preempted 2 --repeats 3 --max-cost 1
+  launch gcp --gpu v100 --max-run-time 90m --detach
+  launch gcp --gpu t4 --image HOST/PROJECT/NAME@sha256:DIGEST --no-external-ip
+"""
+STATUS_EXAMPLES = """\b
+Examples:
+  launch status
+  launch status 3fa9c1
+  launch status --all --format json
+"""
+LOGS_EXAMPLES = """\b
+Examples:
+  launch logs 3fa9c1
+  launch logs rooflaunch-t4-20261121-142530-3fa9c1 -f
+"""
+DOWN_EXAMPLES = """\b
+Examples:
+  launch down 3fa9c1
+  launch down --all
+  launch down --all --yes --format json
+"""
+REAP_EXAMPLES = """\b
+Examples:
+  launch reap --dry-run
+  launch reap
+"""
+RUN_HELP = "the launch's name, a start or end of it that no other has (its 6 last digits), or a run that it left"
+
+
+def _gpu_names() -> list[str]:
+    from launcher.gcp import gpus
+
+    return list(gpus.load())
+
+
+def _zone_names(context: typer.Context) -> list[str]:
+    """The zones of the GPU that is typed already, else of every GPU."""
+    from launcher.gcp import gpus
+
+    known = gpus.load()
+    row = known.get(str(context.params.get("gpu")))
+    return sorted({zone for each in ([row] if row else known.values()) for zone in each.zones})
+
+
+def _text(flag: str, metavar: str, about: str) -> Any:
+    return typer.Option(flag, metavar=metavar, help=about, show_default=False)
+
+
+ProjectOption = Annotated[str | None, _text("--project", "P", "the Google Cloud project (that of your credentials)")]
+BucketOption = Annotated[str | None, _text("--bucket", "B", "where launches and bundles lie (PROJECT-rooflaunch)")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command("gcp", epilog=GCP_EXAMPLES)(run_options(run_gcp))
+    app.command("status", epilog=STATUS_EXAMPLES)(show_status)
+    app.command("logs", epilog=LOGS_EXAMPLES)(show_logs)
+    app.command("down", epilog=DOWN_EXAMPLES)(take_down)
+    app.command("reap", epilog=REAP_EXAMPLES)(reap)
+
+
+def run_gcp(
+    *,
+    given: dict[str, object],
+    gpu: Annotated[
+        str, typer.Option(metavar="t4|l4|v100|a100|…", help="which GPU the VM has", autocompletion=_gpu_names)
+    ],
+    zone: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="Z",
+            help="try this zone first; again for more (every zone with the GPU, known prices first)",
+            autocompletion=_zone_names,
+            show_default=False,
+        ),
+    ] = None,
+    fallback: Annotated[
+        bool, typer.Option("--fallback/--no-fallback", help="other zones too if the named ones have none free")
+    ] = True,
+    spot: Annotated[
+        bool, typer.Option("--spot", help="cheaper, and may be taken back at any time", show_default=False)
+    ] = False,
+    rerun_preempted: Annotated[
+        int, typer.Option(metavar="N", min=0, max=20, help="start a spot VM that was taken back again, N times at most")
+    ] = 0,
+    machine_type: Annotated[str | None, _text("--machine-type", "M", "instead of the GPU's usual one")] = None,
+    gpu_count: Annotated[int, typer.Option(metavar="N", min=1, help="GPUs of the VM; a run uses one")] = 1,
+    max_run_time: Annotated[
+        str, typer.Option(metavar="TIME", help="when the cloud deletes the VM, as 60m or 1h30m")
+    ] = "60m",
+    max_cost: Annotated[
+        float | None, typer.Option(metavar="USD", help="lower the time limit to what this buys", show_default=False)
+    ] = None,
+    usd_per_h: Annotated[
+        float | None, typer.Option(metavar="USD", help="price per hour, where the table has none", show_default=False)
+    ] = None,
+    disk_gb: Annotated[int, typer.Option(metavar="GB", help="size of the VM's disk")] = DEFAULT_DISK_GB,
+    external_ip: Annotated[
+        bool,
+        typer.Option("--external-ip/--no-external-ip", help="without one the network needs Cloud NAT"),
+    ] = True,
+    image: Annotated[
+        str | None, _text("--image", "REF", "run this image, by digest, instead of the one for this code")
+    ] = None,
+    project: ProjectOption = None,
+    bucket: BucketOption = None,
+    repository: Annotated[str | None, _text("--repository", "HOST/NAME", "where the image is pushed to")] = None,
+    service_account: Annotated[str | None, _text("--service-account", "EMAIL", "what the VM acts as")] = None,
+    network: Annotated[str | None, _text("--network", "NAME", "the VM's network (default)")] = None,
+    subnetwork: Annotated[str | None, _text("--subnetwork", "NAME", "the VM's subnetwork")] = None,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="leave as soon as the VM runs; it ends by itself", show_default=False)
+    ] = False,
+    output: Annotated[Path, typer.Option("-o", "--output", help="folder for the bundles")] = Path("results"),
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan and stop", show_default=False)] = False,
+    request: Annotated[
+        bool,
+        typer.Option("--request", help="with --dry-run: also what Compute Engine would be sent", show_default=False),
+    ] = False,
+    output_format: FormatOption = Format.TABLE,
+) -> int:
+    """Train on a VM of Google Cloud, and bring the bundles home.
+
+    The VM deletes itself at its end, and the cloud deletes it at its time limit, whatever becomes of this command.
+    """
+    from launcher.gcp import choices, commands
+
+    options = Options(
+        gpu=gpu,
+        zones=tuple(zone or ()),
+        spot=spot,
+        machine_type=machine_type,
+        gpu_count=gpu_count,
+        max_run_time_s=choices.parse_duration_s(max_run_time, "--max-run-time"),
+        max_cost_usd=max_cost,
+        usd_per_h=usd_per_h,
+        external_ip=external_ip,
+        fallback=fallback,
+        disk_gb=disk_gb,
+        rerun_preempted=rerun_preempted,
+    )
+    where = {
+        "project": project,
+        "bucket": bucket,
+        "repository": repository,
+        "service_account": service_account,
+        "network": network,
+        "subnetwork": subnetwork,
+    }
+    return commands.run_gcp(
+        options,
+        given,
+        where,
+        image=image,
+        detach=detach,
+        output=output,
+        dry_run=dry_run,
+        request=request,
+        output_format=output_format,
+    )
+
+
+def show_status(
+    *,
+    name: Annotated[str | None, typer.Argument(metavar="RUN", help=RUN_HELP, show_default=False)] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="not only the newest and those with a VM", show_default=False)
+    ] = False,
+    project: ProjectOption = None,
+    bucket: BucketOption = None,
+    output_format: FormatOption = Format.TABLE,
+) -> int:
+    """Show what has become of launches.
+
+    It asks the bucket and the VMs, so it works on any machine and for launches whose command was ended.
+    """
+    from launcher.gcp import commands
+
+    return commands.show_status(name=name, every=every, project=project, bucket=bucket, output_format=output_format)
+
+
+def show_logs(
+    *,
+    name: Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP)],
+    follow: Annotated[
+        bool, typer.Option("-f", "--follow", help="go on until the VM is gone", show_default=False)
+    ] = False,
+    project: ProjectOption = None,
+    bucket: BucketOption = None,
+    output_format: FormatOption = Format.TABLE,
+) -> int:
+    """Show what a VM says.
+
+    That is its serial port while it is there, then the log that it left in the bucket.
+    """
+    from launcher.gcp import commands
+
+    return commands.show_logs(name=name, follow=follow, project=project, bucket=bucket, output_format=output_format)
+
+
+def take_down(
+    *,
+    names: Annotated[list[str] | None, typer.Argument(metavar="RUN", help=RUN_HELP, show_default=False)] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="the VMs of all launches in the project", show_default=False)
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="--all without a question", show_default=False)] = False,
+    project: ProjectOption = None,
+    bucket: BucketOption = None,
+    output_format: FormatOption = Format.TABLE,
+) -> int:
+    """Delete VMs now, and wait until they are gone.
+
+    What they have uploaded stays.
+    """
+    from launcher.gcp import commands
+
+    return commands.take_down(
+        names=names or (), every=every, yes=yes, project=project, bucket=bucket, output_format=output_format
+    )
+
+
+def reap(
+    *,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="show what would be deleted", show_default=False)] = False,
+    project: ProjectOption = None,
+    bucket: BucketOption = None,
+    output_format: FormatOption = Format.TABLE,
+) -> int:
+    """Delete VMs and disks that are past their time limit.
+
+    The cloud itself deletes them then; this is for what it failed to delete.
+    """
+    from launcher.gcp import commands
+
+    return commands.reap(dry_run=dry_run, project=project, bucket=bucket, output_format=output_format)

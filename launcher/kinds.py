@@ -1,0 +1,19 @@
+"""Closed sets that the command line offers. Light: `--help` needs them, and not what they choose between."""
+
+from enum import StrEnum
+
+
+class Runtime(StrEnum):
+    """`auto`: a container if there is an engine with the image for this code, else a process."""
+
+    AUTO = "auto"
+    PROCESS = "process"
+    DOCKER = "docker"
+
+
+class Part(StrEnum):
+    """What `launch doctor` can examine."""
+
+    DOCKER = "docker"
+    GPU = "gpu"
+    GCP = "gcp"
