@@ -242,8 +242,8 @@ def _counters_check(host: Host) -> Check:
 
 def _dcgm_check(host: Host) -> Check:
     if host.tool(("pgrep", "-x", "nv-hostengine")):
-        cure = "sudo systemctl stop nvidia-dcgm, or dcgmi profile --pause, while --profile ncu runs"
-        return _problem(Part.GPU, "DCGM", "nv-hostengine runs and may hold the counters", cure)
+        cure = "only for --profile ncu: sudo systemctl stop nvidia-dcgm, or dcgmi profile --pause, while it runs"
+        return _note(Part.GPU, "DCGM", "nv-hostengine runs and may hold the counters", cure)
     return _ok(Part.GPU, "DCGM", "does not run")
 
 

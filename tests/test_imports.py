@@ -17,6 +17,7 @@ CROSSING = {
     "workload.classifiers",
     "workload.errors",
     "workload.interrupt",
+    "workload.profile.vocabulary",
     "workload.invocation",
     "workload.program",
     "workload.tables",

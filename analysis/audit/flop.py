@@ -9,7 +9,8 @@ from analysis import peaks
 from analysis.audit.evidence import WITH_KERNELS, Evidence
 from analysis.audit.finding import Hit, Rule, Severity, each_case
 from analysis.cases import Case, rows
-from analysis.ncu.families import is_backward, uses_tensor_cores
+from analysis.ncu.families import is_backward
+from workload.profile.vocabulary import names_tensor_cores
 from workload.spec import Precision
 
 # 1 multiply-accumulate is 2 FLOP; counters of operations that are no products reach 1.9 to 2.1 (fvcore on MobileNetV2
@@ -123,7 +124,7 @@ def fp32_is_tf32(evidence: Evidence) -> Iterator[Hit]:
 def _tensor_work(case: Case, kernels: pd.DataFrame | None) -> Iterator[str]:
     if case["counted_tensor_flop_per_step"]:
         yield f"{case['counted_tensor_flop_per_step']:.3g} FLOP per step on tensor cores"
-    named = [] if kernels is None else [name for name in map(str, kernels["name"]) if uses_tensor_cores(name)]
+    named = [] if kernels is None else [name for name in map(str, kernels["name"]) if names_tensor_cores(name)]
     if named:
         yield f"{len(named)} launches of kernels for tensor cores, as {named[0][:60]}"
 

@@ -8,9 +8,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from workload.profile.vocabulary import TELLING_CHARACTERS
+
 _TABLE = Path(__file__).with_name("families.toml")
-# Names of thousands of characters are template arguments after the part that tells.
-_TELLING_CHARACTERS = 2000
 
 
 class Family(StrEnum):
@@ -31,18 +31,13 @@ class Family(StrEnum):
 
 def family(name: str) -> Family:
     """Of the first rule that matches; `other` where none does."""
-    telling = name[:_TELLING_CHARACTERS]
+    telling = name[:TELLING_CHARACTERS]
     return next((family for pattern, family in _rules() if pattern.search(telling)), Family.OTHER)
-
-
-def uses_tensor_cores(name: str) -> bool:
-    """Whether NVIDIA's libraries name kernels for tensor cores so."""
-    return _one("tensor_cores").search(name[:_TELLING_CHARACTERS]) is not None
 
 
 def is_backward(name: str) -> bool:
     """Whether only a backward pass launches kernels of this name; many of its kernels have names that do not tell."""
-    return _one("backward").search(name[:_TELLING_CHARACTERS]) is not None
+    return _one("backward").search(name[:TELLING_CHARACTERS]) is not None
 
 
 @functools.cache

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from analysis.ncu.metrics import tensor_operations
 from analysis.ncu.numbers import Floats
+from workload.profile.vocabulary import tensor_operations
 
 # By role, in base units; a role that the file does not have is not there.
 Values = Mapping[str, Floats]
@@ -42,12 +42,15 @@ class Work:
     remarks: tuple[str, ...]
 
 
-def work(values: Values, is_named_for_tensor_cores: Flags) -> Work:
-    """Of each launch, from its metrics and, where none tells of tensor cores, from its name."""
+def work(values: Values, is_named_for_tensor_cores: Flags, tensor_pipe_is_products: Flags) -> Work:
+    """Of each launch, from its metrics and, where none tells of tensor cores, from its name.
+
+    `tensor_pipe_is_products`: whether its GPU executes nothing but matrix products on the tensor pipe.
+    """
     duration_s = _duration(values)
     by_type = _by_type(values, duration_s)
     tensor_counts = [values[name] for name in tensor_operations(values)]
-    uses_tensor_cores = _uses_tensor_cores(values, is_named_for_tensor_cores)
+    uses_tensor_cores = _uses_tensor_cores(values, is_named_for_tensor_cores, tensor_pipe_is_products)
     tensor = _total(tensor_counts)
     hidden = uses_tensor_cores if tensor is None else uses_tensor_cores & ~(tensor > 0)
     bytes_read, bytes_written = (_dram(values, f"dram_{way}", duration_s) for way in ("read", "write"))
@@ -99,18 +102,30 @@ def _is_partly_counted(values: Values, kind: str) -> bool:
     return 0 < number < len(_OPERATIONS)
 
 
-def _uses_tensor_cores(values: Values, is_named_for_them: Flags) -> Flags:
-    """By the counter of their instructions, else by the time their pipe was busy, else by the kernel's name."""
+def _uses_tensor_cores(values: Values, is_named_for_them: Flags, pipe_is_products: Flags) -> Flags:
+    """By the counter of their instructions, else by the time their pipe was busy, else by the kernel's name.
+
+    A busy pipe proves nothing where it executes more than matrix products, an idle one always does.
+    """
     uses = is_named_for_them
     for role in ("tensor_percent", "tensor_instructions"):
         if role in values:
-            uses = np.where(np.isnan(values[role]), uses, values[role] > 0)
-    return uses
+            tells = (values[role] == 0) | (pipe_is_products & ~np.isnan(values[role]))
+            uses = np.where(tells, values[role] > 0, uses)
+    products = _tensor_products(values)
+    return uses if products is None else np.where(np.isnan(products), uses, products > 0)
+
+
+def _tensor_products(values: Values) -> Floats | None:
+    """Tensor instructions without HFMA2.MMA, which only builds constants; None where that was not counted apart."""
+    if not {"tensor_instructions", "hfma2_instructions"} <= set(values):
+        return None
+    return values["tensor_instructions"] - values["hfma2_instructions"]
 
 
 def _idle(values: Values) -> Floats | None:
     """0 where the counter of tensor instructions says so, without any metric for their operations."""
-    instructions = values.get("tensor_instructions")
+    instructions = _first(_tensor_products(values), values.get("tensor_instructions"))
     return None if instructions is None else np.where(instructions == 0, 0.0, np.nan)
 
 

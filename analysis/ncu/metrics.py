@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from analysis.ncu.units import Kind
+from workload.profile.vocabulary import tensor_operations
 
 _TABLE = Path(__file__).with_name("metrics.toml")
 # Names of ncu have two underscores; the labels of its details page have none.
 _NAME = re.compile(r"\w+__\w+")
-# Operations on tensor cores, 2 per multiply-accumulate already. `_sparsity_on` and `_off` are parts of them.
-_TENSOR = re.compile(r"sm__ops_path_tensor(?:_op_([a-z0-9]+))?_src_([a-z0-9_]+?)(?:_dst_([a-z0-9]+))?\.sum")
-_FLOATS = re.compile(r"(?:fp|bf|tf)\d+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,43 +49,6 @@ def known(names: Iterable[str]) -> tuple[Role, ...]:
 def is_label(name: str) -> bool:
     """Whether this is a label of the details page, which several metrics may share."""
     return _NAME.match(name) is None
-
-
-def tensor_operations(names: Iterable[str]) -> tuple[str, ...]:
-    """The metrics that count floating-point operations on tensor cores, none of which counts a part of another."""
-    found = {name: parts for name in sorted(names) if (parts := _tensor_parts(name))}
-    return tuple(
-        name
-        for name, parts in found.items()
-        if not any(other != name and _covers(whole, parts) for other, whole in found.items())
-    )
-
-
-@dataclass(frozen=True)
-class _Tensor:
-    """What a metric counts: by instruction, operand types and accumulator; None where it counts all of them."""
-
-    instruction: str | None
-    operands: frozenset[str]
-    accumulator: str | None
-
-
-def _tensor_parts(name: str) -> _Tensor | None:
-    match = _TENSOR.fullmatch(name)
-    if not match or "sparsity" in name:
-        return None
-    operands = match[2].split("_")
-    if not all(_FLOATS.fullmatch(operand) for operand in operands):
-        return None
-    return _Tensor(match[1], frozenset(operands), match[3])
-
-
-def _covers(whole: _Tensor, part: _Tensor) -> bool:
-    return (
-        whole.instruction in {None, part.instruction}
-        and whole.operands >= part.operands
-        and whole.accumulator in {None, part.accumulator}
-    )
 
 
 # Whole numbers by nature: a fraction of one is a thousands mark.

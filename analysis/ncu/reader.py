@@ -16,6 +16,7 @@ from analysis.ncu.numbers import Floats, MixedNumbersError, NumberFormat
 from analysis.ncu.preamble import ERROR, Preamble
 from analysis.ncu.table import Section
 from analysis.ncu.units import Kind
+from workload.profile.vocabulary import TENSOR_PIPE_IS_PRODUCTS, names_tensor_cores
 
 _WARNINGS_LIMIT = 100
 # In lines without quotes; "1, 2" may be anything.
@@ -153,9 +154,11 @@ def _is_row(line: str) -> bool:
 def _kernels(table: Launches) -> tuple[pd.DataFrame, tuple[str, ...]]:
     """The table of kernels, and remarks on how it was computed."""
     names = table.identity["name"]
-    is_named = np.array([families.uses_tensor_cores(str(name)) for name in names.categories] + [False])
+    is_named = np.array([names_tensor_cores(str(name)) for name in names.categories] + [False])
     roles = table.by_role
-    done = flop.work(roles, is_named[names.codes])
+    capabilities = table.identity["compute_capability"]
+    is_pure = np.array([name in TENSOR_PIPE_IS_PRODUCTS for name in capabilities.categories] + [False])
+    done = flop.work(roles, is_named[names.codes], is_pure[capabilities.codes])
     columns = {
         "process_id": table.identity["process_id"],
         "range": table.identity["range"],

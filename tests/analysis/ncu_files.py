@@ -21,9 +21,9 @@ def line(cells: Sequence[object]) -> str:
     return ",".join('"{}"'.format(str(cell).replace('"', '""')) for cell in cells) + "\n"
 
 
-def who(launch: object = 0, name: str = "k", process: object = 11) -> tuple[object, ...]:
+def who(launch: object = 0, name: str = "k", process: object = 11, capability: str = "8.0") -> tuple[object, ...]:
     """The identity cells of a launch."""
-    return (launch, process, name, "(256, 1, 1)", "(50, 1, 1)", "0", "8.0")
+    return (launch, process, name, "(256, 1, 1)", "(50, 1, 1)", "0", capability)
 
 
 def wide(
@@ -32,11 +32,12 @@ def wide(
     *,
     names: Sequence[str] = (),
     extra: Sequence[str] = (),
+    capability: str = "8.0",
 ) -> str:
     """A raw page: units by metric, and the cells of each launch, those of the `extra` identity columns first."""
     text = line([*IDENTITY, *extra, *metrics]) + line([*[""] * (len(IDENTITY) + len(extra)), *metrics.values()])
     for launch, cells in enumerate(rows):
-        text += line([*who(launch, names[launch] if names else "k"), *cells])
+        text += line([*who(launch, names[launch] if names else "k", capability=capability), *cells])
     return text
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from analysis.ncu.families import Family, family, is_backward, uses_tensor_cores
+from analysis.ncu.families import Family, family, is_backward
+from workload.profile.vocabulary import names_tensor_cores
 
 with Path(__file__).with_name("kernel_names.tsv").open(encoding="utf-8", newline="") as _lines:
     NAMES = list(csv.DictReader(_lines, delimiter="\t", quoting=csv.QUOTE_NONE))
@@ -19,7 +20,7 @@ def test_family(row: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("row", NAMES, ids=IDS)
 def test_tensor_cores_by_name(row: dict[str, str]) -> None:
-    assert uses_tensor_cores(row["name"]) is (row["tensor_cores"] == "yes")
+    assert names_tensor_cores(row["name"]) is (row["tensor_cores"] == "yes")
 
 
 @pytest.mark.parametrize("row", NAMES, ids=IDS)
@@ -35,5 +36,5 @@ def test_every_family_has_real_names() -> None:
 
 def test_a_name_without_anything_known() -> None:
     assert family("") is Family.OTHER
-    assert not uses_tensor_cores("")
+    assert not names_tensor_cores("")
     assert not is_backward("")

@@ -6,7 +6,7 @@ from ncu_files import DRAM, FADD, FFMA, FMUL, READ, SASS, TENSOR_PIPE, TIME, WRI
 
 from analysis import ncu
 from analysis.ncu import flop
-from analysis.ncu.metrics import tensor_operations
+from workload.profile.vocabulary import tensor_operations
 
 FP16_FP32 = "sm__ops_path_tensor_src_fp16_dst_fp32.sum"
 FP16_FP16 = "sm__ops_path_tensor_src_fp16_dst_fp16.sum"
@@ -15,8 +15,10 @@ FP32 = {FADD: "inst", FMUL: "inst", FFMA: "inst"}
 SIMT, TENSOR = "ampere_sgemm_32x32_nn", "ampere_fp16_s16816gemm_fp16_128x128"
 
 
-def one(tmp_path: Path, metrics: dict[str, str], values: list[str], name: str = SIMT) -> dict[str, float]:
-    found = ncu.read(save(tmp_path, wide(metrics, [values], names=[name]))).kernels
+def one(
+    tmp_path: Path, metrics: dict[str, str], values: list[str], name: str = SIMT, capability: str = "8.9"
+) -> dict[str, float]:
+    found = ncu.read(save(tmp_path, wide(metrics, [values], names=[name], capability=capability))).kernels
     return found.iloc[0].to_dict()
 
 
@@ -94,8 +96,41 @@ def test_tensor_work_that_nothing_counted_makes_a_lower_bound(
     assert kernel["flop_is_lower_bound"] == is_lower_bound
 
 
+HFMA2 = "sm__inst_executed_pipe_tensor_op_hmma_type_hfma2.sum"
+
+
+@pytest.mark.parametrize("capability", ["8.0", "9.0", "12.0"])
+@pytest.mark.parametrize(
+    ("metrics", "values", "name", "tensor", "is_lower_bound"),
+    [
+        # HFMA2.MMA builds constants on the tensor pipe: no matrix product is hidden.
+        ({TENSOR_PIPE: "inst", HFMA2: "inst"}, ["96", "96"], SIMT, 0, False),
+        ({TENSOR_PIPE: "inst", HFMA2: "inst", TF32: ""}, ["96", "96", "0"], SIMT, 0, False),
+        ({TENSOR_PIPE: "inst", HFMA2: "inst"}, ["5096", "96"], SIMT, math.nan, True),
+        # Not counted apart: the kernel's name decides, and an idle pipe.
+        ({TENSOR_PIPE: "inst"}, ["96"], SIMT, math.nan, False),
+        ({TENSOR_PIPE: "inst"}, ["96"], TENSOR, math.nan, True),
+        ({TENSOR_PIPE: "inst"}, ["0"], TENSOR, 0, False),
+        ({PIPE_TIME: "%"}, ["1.5"], SIMT, math.nan, False),
+        ({PIPE_TIME: "%"}, ["0"], TENSOR, math.nan, False),
+    ],
+)
+def test_constants_built_on_the_tensor_pipe_hide_nothing(
+    metrics: dict[str, str],
+    values: list[str],
+    name: str,
+    tensor: float,
+    is_lower_bound: bool,
+    capability: str,
+    tmp_path: Path,
+) -> None:
+    kernel = one(tmp_path, {**FP32, **metrics}, ["1", "2", "3", *values], name, capability)
+    assert kernel["flop_tensor"] == pytest.approx(tensor, nan_ok=True)
+    assert kernel["flop_is_lower_bound"] == is_lower_bound
+
+
 def test_of_launches_each_has_its_own_bound(tmp_path: Path) -> None:
-    text = wide({**FP32, TENSOR_PIPE: "inst"}, [["1", "1", "1", "0"], ["1", "1", "1", "9"]])
+    text = wide({**FP32, TENSOR_PIPE: "inst"}, [["1", "1", "1", "0"], ["1", "1", "1", "9"]], capability="8.9")
     assert list(ncu.read(save(tmp_path, text)).kernels["flop_is_lower_bound"]) == [False, True]
 
 

@@ -10,8 +10,9 @@ from ncu_files import DRAM, FFMA, READ, STARTED, TIME, line, long, save, who, wi
 
 from analysis import ncu
 from analysis.ncu import marks
-from analysis.ncu.families import family, is_backward, uses_tensor_cores
+from analysis.ncu.families import family, is_backward
 from workload.errors import RooflaunchError
+from workload.profile.vocabulary import names_tensor_cores
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "ncu"
 ATTEMPTS = settings(max_examples=150, deadline=5000, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -158,7 +159,7 @@ def test_extreme_files(content: str, tmp_path: Path) -> None:
 @settings(max_examples=100)
 def test_any_name(name: str) -> None:
     family(name)
-    uses_tensor_cores(name)
+    names_tensor_cores(name)
     is_backward(name)
     marks.text(name, name)
 
@@ -168,6 +169,6 @@ def test_any_name(name: str) -> None:
 def test_names_without_end(piece: str) -> None:
     name = piece * (MEGABYTE // len(piece))
     family(name)
-    uses_tensor_cores(name)
+    names_tensor_cores(name)
     is_backward(name)
     marks.text(name, name)

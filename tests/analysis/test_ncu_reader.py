@@ -391,7 +391,7 @@ def test_our_own_profiles_are_read_as_workload_reads_them(tmp_path: Path) -> Non
     roles |= {
         name: f"tensor_flop_{kind}" for kind, names in own_metrics.table().rows["8.9"].tensor.items() for name in names
     }
-    expected = own.read(path, roles)
+    expected, _ = own.read(path, roles)
     kernels = ncu.read(path).kernels
     assert list(kernels["name"]) == [kernel.name for kernel in expected]
     for column, role in [("duration_s", "time_s"), ("dram_bytes", "dram_bytes"), ("l1_bytes", "l1_bytes")]:
@@ -406,7 +406,7 @@ def test_our_own_profiles_are_read_as_workload_reads_them(tmp_path: Path) -> Non
 
 def test_calibrations_and_steps_are_told_apart_as_workload_does(tmp_path: Path) -> None:
     path = save(tmp_path, own_profile())
-    labelled = summary.label(own.read(path, {}))
+    labelled = summary.label(own.read(path, {})[0])
     assert labelled is not None
     ranges = [each if isinstance(each, str) else None for each in ncu.read(path).kernels["range"]]
     calibrations = [marks.calibration_of(each) for each in ranges]

@@ -124,9 +124,9 @@ def test_sound_engine(docker: FakeDocker, lay_out: LayOut, monkeypatch: pytest.M
             {"dcgm": "812\n"},
             (
                 "DCGM",
-                "problem",
+                "note",
                 "nv-hostengine runs and may hold the counters",
-                "sudo systemctl stop nvidia-dcgm, or dcgmi profile --pause, while --profile ncu runs",
+                "only for --profile ncu: sudo systemctl stop nvidia-dcgm, or dcgmi profile --pause, while it runs",
             ),
         ),
         (
@@ -359,10 +359,10 @@ def test_command(lay_out: LayOut, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     monkeypatch.setattr(doctor, "this_host", lay_out)
     assert launch(monkeypatch, "gpu") == 0
     assert capsys.readouterr().out.startswith("ok       GPU 0     NVIDIA L4, compute capability 8.9, 23034 MiB\n")
-    monkeypatch.setattr(doctor, "this_host", lambda: lay_out(dcgm="812\n"))
+    monkeypatch.setattr(doctor, "this_host", lambda: lay_out(dcgm="812\n", ncu="/opt/old"))
     assert launch(monkeypatch, "gpu", "--format", "json") == 4
     told = json.loads(capsys.readouterr().out)
-    assert [check["state"] for check in told] == ["ok", "ok", "ok", "problem", "ok"]
+    assert [check["state"] for check in told] == ["ok", "ok", "ok", "note", "problem"]
     assert told[0] == {
         "part": "gpu",
         "name": "GPU 0",

@@ -1,7 +1,16 @@
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from workload.profile.diagnosis import explain, own_error
+from workload.profile.preflight import Facts
 from workload.profile.status import ProfileStatus
+from workload.spec import Device
+
+HOST = Facts(
+    device=Device.CUDA, driver=True, ncus=(Path("/opt/ncu"),), admin_only=False, is_admin=False, in_container=False
+)
 
 PERMISSION = """==PROF== Connected to process 9012 (/usr/bin/python3.12)
 ==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access NVIDIA GPU Performance Counters on the target \
@@ -75,7 +84,7 @@ hint: --batch-size 256
     ],
 )
 def test_cause_is_named_before_its_consequences(output: str, status: str, reason: str, hint: str) -> None:
-    found = explain(output, in_container=False)
+    found = explain(output, HOST)
     assert found is not None
     assert found.status == ProfileStatus(status)
     assert str(found).startswith(reason)
@@ -83,14 +92,22 @@ def test_cause_is_named_before_its_consequences(output: str, status: str, reason
 
 
 def test_in_a_container_the_capability_is_the_cure() -> None:
-    found = explain(PERMISSION, in_container=True)
+    found = explain(PERMISSION, replace(HOST, in_container=True))
     assert found is not None
     assert "--cap-add=SYS_ADMIN" in found.hint
 
 
+def test_under_wsl_windows_has_the_switch() -> None:
+    found = explain(PERMISSION, replace(HOST, wsl=True))
+    assert found is not None
+    assert str(found) == "Windows restricts the GPU's counters to administrators (ERR_NVGPUCTRPERM)"
+    assert "NVIDIA Control Panel" in found.hint
+    assert "NVreg" not in found.hint
+
+
 def test_good_output_needs_no_explanation() -> None:
     fine = '==PROF== Connected to process 1\n==PROF== Profiling "sgemm" - 0: 0%....50%....100% - 4 passes\n'
-    assert explain(fine, in_container=False) is None
+    assert explain(fine, HOST) is None
 
 
 def test_only_the_last_of_our_own_errors_with_its_hint() -> None:

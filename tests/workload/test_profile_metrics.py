@@ -2,6 +2,7 @@ import pytest
 
 from workload.profile import metrics
 from workload.profile.metrics import TENSOR_TYPES, base, choose, choose_step, choose_throughput, table
+from workload.profile.vocabulary import TENSOR_PIPE_IS_PRODUCTS
 from workload.spec import Precision
 
 # What an ncu knows that knows every name of the table.
@@ -16,6 +17,7 @@ EVERYTHING = frozenset(
 )
 FP16 = ("sm__ops_path_tensor_src_fp16_dst_fp32.sum", "sm__ops_path_tensor_src_fp16_dst_fp16.sum")
 TURING = ("sm__ops_path_tensor_src_fp16_bf16_tf32_dst_fp32.sum", "sm__ops_path_tensor_src_fp16_dst_fp16.sum")
+HFMA2 = "sm__inst_executed_pipe_tensor_op_hmma_type_hfma2.sum"
 TF32, BF16 = "sm__ops_path_tensor_src_tf32_dst_fp32.sum", "sm__ops_path_tensor_src_bf16_dst_fp32.sum"
 
 
@@ -32,14 +34,15 @@ TF32, BF16 = "sm__ops_path_tensor_src_tf32_dst_fp32.sum", "sm__ops_path_tensor_s
         ("8.9", "bf16", (BF16, TF32)),
         ("9.0", "amp", ("sm__ops_path_tensor_src_fp16.sum", TF32)),
         ("9.0", "bf16", (BF16, TF32)),
-        ("12.0", "amp", ()),
+        # A GPU that the table lacks: what this ncu names, nothing twice.
+        ("12.0", "amp", ("sm__ops_path_tensor_src_fp16.sum", TURING[0])),
     ],
 )
 def test_tensor_metrics_follow_chip_and_precision(capability: str, precision: str, tensor: tuple[str, ...]) -> None:
     chosen = choose(capability, Precision(precision), EVERYTHING)
     assert tuple(name for name in chosen.names if "ops_path" in name) == tensor
     assert chosen.missing == ()
-    assert len(chosen.names) == len(table().common) + len(tensor)
+    assert len(chosen.names) == len(table().common) + len(tensor) - (capability in TENSOR_PIPE_IS_PRODUCTS)
     assert "smsp__sass_thread_inst_executed_op_ffma_pred_on.sum" in chosen.names
     assert (chosen.passes is None) is (capability == "12.0")
 
@@ -55,6 +58,8 @@ def test_what_an_ncu_lacks_is_missing_and_not_asked_for() -> None:
     old = EVERYTHING - {base(TF32), "l1tex__t_bytes"}
     chosen = choose("8.0", Precision.TF32, old)
     assert chosen.missing == ("l1tex__t_bytes.sum", TF32)
+    assert choose("9.0", Precision.TF32, EVERYTHING - {base(HFMA2)}).missing == (HFMA2,)
+    assert choose("8.9", Precision.TF32, EVERYTHING - {base(HFMA2)}).missing == ()
     assert not {"l1tex__t_bytes.sum", TF32} & set(chosen.names)
 
 
@@ -64,8 +69,24 @@ def test_a_type_that_is_half_known_is_not_counted_at_all() -> None:
     assert not set(FP16) & set(chosen.names)
 
 
+@pytest.mark.parametrize(
+    ("capability", "role"),
+    [
+        ("7.0", "tensor_instructions"),
+        ("8.9", "tensor_instructions"),
+        ("8.0", "tensor_pipe_instructions"),
+        ("9.0", "tensor_pipe_instructions"),
+        ("12.0", "tensor_pipe_instructions"),
+    ],
+)
+def test_a_busy_tensor_pipe_is_a_product_only_where_nothing_else_runs_there(capability: str, role: str) -> None:
+    roles = choose(capability, Precision.FP32, EVERYTHING).roles
+    assert roles["sm__inst_executed_pipe_tensor.sum"] == role
+    assert (HFMA2 in roles) is (role == "tensor_pipe_instructions")
+
+
 def test_consumer_blackwell_has_other_names_for_the_same() -> None:
-    known = EVERYTHING - {"dram__bytes_read", "dram__bytes_write"}
+    known = EVERYTHING - {"dram__bytes", "dram__bytes_read", "dram__bytes_write"}
     chosen = choose("12.0", Precision.FP32, known)
     assert chosen.roles["dram__bytes_op_read.sum"] == "dram_read_bytes"
     assert chosen.missing == ()

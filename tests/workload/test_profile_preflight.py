@@ -52,6 +52,11 @@ def test_nothing_in_the_way(facts: Facts) -> None:
             "the driver restricts counters to administrators",
             "--cap-add=SYS_ADMIN",
         ),
+        (
+            replace(READY, admin_only=True, wsl=True),
+            "Windows restricts the GPU's counters to administrators",
+            "NVIDIA Control Panel",
+        ),
         # The first in the order of what a user can do about it.
         (replace(READY, device=Device.CPU, driver=False, ncus=()), "ncu counts on NVIDIA GPUs", "--profile torch"),
     ],

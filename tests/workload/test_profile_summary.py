@@ -106,6 +106,7 @@ def test_no_bytes_give_no_infinite_intensity() -> None:
 @pytest.mark.parametrize(
     ("values", "bound", "tensor_flop"),
     [
+        ({"tensor_pipe_instructions": 8, "hfma2_instructions": 8, "tensor_flop_tf32": 0}, None, 0),
         ({"tensor_instructions": 8, "tensor_flop_tf32": 4096}, None, 4096),
         ({"tensor_instructions": 0, "tensor_flop_tf32": 0}, None, 0),
         ({"tensor_instructions": 8, "tensor_flop_tf32": 0}, "whose FLOP no metric that was asked for counts: k", 0),
@@ -175,23 +176,26 @@ def test_backward_range_without_its_work_is_no_backward_pass() -> None:
 
 
 @pytest.mark.parametrize(
-    ("counted", "bound", "has_backward", "flagged", "cause"),
+    ("counted", "fp16", "bound", "has_backward", "flagged", "cause"),
     [
-        (1000, False, True, False, None),
-        (700, False, True, False, None),
-        (1500, False, True, False, None),
-        (699, False, True, True, "Winograd or FFT kernels"),
-        (300, True, True, True, "hidden tensor operations: because"),
-        (300, True, False, True, "the backward pass is missing"),
-        (1501, False, True, True, "kernels that compute more than the model needs"),
-        (None, False, True, False, None),
+        (1000, 0, False, True, False, None),
+        (700, 0, False, True, False, None),
+        (1500, 900, False, True, False, None),
+        (699, 0, False, True, True, "Winograd or FFT kernels"),
+        (300, 0, True, True, True, "hidden tensor operations: because"),
+        (300, 0, True, False, True, "the backward pass is missing"),
+        (1501, 299, False, True, True, "kernels that compute more than the model needs"),
+        (1501, None, False, True, True, "kernels that compute more than the model needs"),
+        (1501, 301, False, True, True, "HFMA2.MMA, which builds constants"),
+        (None, None, False, True, False, None),
     ],
 )
 def test_counted_against_the_model(
-    counted: float | None, bound: bool, has_backward: bool, flagged: bool, cause: str | None
+    counted: float | None, fp16: float | None, bound: bool, has_backward: bool, flagged: bool, cause: str | None
 ) -> None:
     figures: dict[str, Any] = {
         "flop_per_step": counted,
+        "flop_by_class": {"fp16": fp16, "fp32": None},
         "flop_is_lower_bound": bound,
         "lower_bound_reason": "because" if bound else None,
     }

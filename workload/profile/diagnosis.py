@@ -61,10 +61,10 @@ KNOWN: tuple[tuple[str, str, str], ...] = (
 )
 
 
-def explain(output: str, *, in_container: bool) -> ProfileError | None:
+def explain(output: str, facts: preflight.Facts) -> ProfileError | None:
     """Why ncu failed, from what it and the profiled process printed; None where nothing says so."""
     if "ERR_NVGPUCTRPERM" in output:
-        return preflight.restricted(in_container=in_container)
+        return preflight.restricted(facts)
     for text, reason, hint in KNOWN:
         if text in output:
             return unavailable(reason, hint=hint)

@@ -2,18 +2,20 @@
 
 import csv
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from workload.errors import ToolError
-from workload.profile.metrics import TENSOR_PREFIX
+from workload.profile.metrics import DRAM, DRAM_PARTS, HFMA2, TENSOR_PIPE, TENSOR_PREFIX, TENSOR_PRODUCTS
+from workload.profile.vocabulary import names_tensor_cores
 
 HEADER_START = '"ID",'
 ID, PROCESS, NAME, PASSES = "ID", "Process ID", "Kernel Name", "profiler__replayer_passes"
 # The name of the column says what its cells hold; ranges of `range_start` are process-wide.
 MARKS_PREFIX = "Id:Domain:Start/Stop_Range"
-# Base units in the spelling of several versions, as factors of ours.
+# Units in the spelling of several versions, as factors of ours; prefixes are decimal.
 UNITS = {
     "": 1.0,
     "inst": 1.0,
@@ -22,6 +24,9 @@ UNITS = {
     "op": 1.0,
     "%": 1.0,
     "byte": 1.0,
+    "Kbyte": 1e3,
+    "Mbyte": 1e6,
+    "Gbyte": 1e9,
     "nsecond": 1e-9,
     "ns": 1e-9,
     "usecond": 1e-6,
@@ -32,12 +37,11 @@ UNITS = {
     "s": 1.0,
 }
 ABSENT = ("", "n/a")
-NUMBER = re.compile(r"-?\d+(\.\d+)?([eE][+-]?\d+)?")
+# LC_ALL=C is set, which some versions do not heed: 4,195,712.
+NUMBER = re.compile(r"-?(?:\d+|\d{1,3}(?:,\d{3})+)(?:\.\d+)?(?:[eE][+-]?\d+)?")
 AGAIN = "LC_ALL=C ncu --import profile.ncu-rep --csv --page raw --print-units base"
 
 FLOATS = ("fp64", "fp32", "fp16")
-# Where there is no counter for tensor instructions: how NVIDIA's libraries name kernels that use them.
-TENSOR_NAME = re.compile(r"tensorop|[shi](?:884|1688|16816|64x\d+x\d+)|hmma|gmma", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,10 +69,20 @@ class Kernel:
         return plain | {f"tensor_{kind}": self.values[role] for kind, role in tensor.items()}
 
     @property
+    def tensor_products(self) -> float | None:
+        """Instructions of matrix products on tensor cores; None where no counter tells them from others there."""
+        pipe, constants = self.values.get(TENSOR_PIPE), self.values.get(HFMA2)
+        if pipe == 0:
+            return 0.0
+        if pipe is not None and constants is not None:
+            return pipe - constants
+        return self.values.get(TENSOR_PRODUCTS)
+
+    @property
     def uses_tensor_cores(self) -> bool:
         """By the counter of their instructions, or by the name where there is none."""
-        instructions = self.values.get("tensor_instructions")
-        return TENSOR_NAME.search(self.name) is not None if instructions is None else instructions > 0
+        products = self.tensor_products
+        return names_tensor_cores(self.name) if products is None else products > 0
 
     @property
     def tensor_flop(self) -> float:
@@ -80,25 +94,28 @@ class Kernel:
         return None if add is None or mul is None or fma is None else add + mul + 2 * fma
 
 
-def read(path: Path, roles: Mapping[str, str]) -> list[Kernel]:
-    """The launches in the order of the table; `roles` by metric name. Raises `ToolError` for anything unexpected.
+def read(path: Path, roles: Mapping[str, str]) -> tuple[list[Kernel], tuple[str, ...]]:
+    """The launches in the order of the table, and notes on cells that could not be read; `roles` by metric name.
 
-    Metrics that share a role are added up; a metric without a column has no value.
+    Metrics that share a role are added up; a metric without a column, in an unknown unit or without a number has no
+    value. Raises `ToolError` where there is no table.
     """
     with path.open(encoding="utf-8-sig", newline="") as lines:
         return parse(lines, roles)
 
 
-def parse(lines: Iterable[str], roles: Mapping[str, str]) -> list[Kernel]:
+def parse(lines: Iterable[str], roles: Mapping[str, str]) -> tuple[list[Kernel], tuple[str, ...]]:
     """As `read`, from lines."""
     rows = iter(csv.reader(_from_header(lines)))
     header, units = next(rows), next(rows, [])
     columns = {name: index for index, name in enumerate(header)}
     if len(units) != len(header) or units[columns[ID]]:
         raise _unexpected("the second row holds no units")
-    factors = {name: _factor(name, units[columns[name]]) for name in (*roles, PASSES) if name in columns}
+    wanted = {name: units[columns[name]] for name in (*roles, PASSES) if name in columns}
     marks = next((index for name, index in columns.items() if name.startswith(MARKS_PREFIX)), None)
-    return [_kernel(row, header, columns, factors, roles, marks) for row in rows]
+    reader = _Reader(columns, wanted, roles, marks)
+    kernels = [reader.kernel(row) for row in rows if reader.is_whole(row)]
+    return kernels, tuple(reader.notes())
 
 
 def _from_header(lines: Iterable[str]) -> Iterable[str]:
@@ -118,44 +135,61 @@ def _chain(first: str, rest: Iterable[str]) -> Iterable[str]:
     yield from rest
 
 
-def _kernel(
-    row: Sequence[str],
-    header: Sequence[str],
-    columns: Mapping[str, int],
-    factors: Mapping[str, float],
-    roles: Mapping[str, str],
-    marks: int | None,
-) -> Kernel:
-    if len(row) != len(header):
-        raise _unexpected(f"a row has {len(row)} cells under {len(header)} columns")
-    numbers = {name: _number(row[columns[name]], name, factor) for name, factor in factors.items()}
-    values: dict[str, float | None] = {}
-    for name, role in roles.items():
-        value = numbers.get(name)
-        before = values.get(role, 0.0)
-        values[role] = None if value is None or before is None else before + value
-    return Kernel(
-        process_id=row[columns[PROCESS]],
-        index=row[columns[ID]],
-        name=row[columns[NAME]],
-        marks=None if marks is None else row[marks],
-        passes=numbers.get(PASSES),
-        values=values,
-    )
+class _Reader:
+    """Makes a kernel of each row, and counts what could not be read: it costs a cell, never the profile."""
 
+    def __init__(
+        self, columns: Mapping[str, int], units: Mapping[str, str], roles: Mapping[str, str], marks: int | None
+    ) -> None:
+        self._columns, self._units, self._roles, self._marks = columns, units, roles, marks
+        self._unread: Counter[str] = Counter()
+        self._broken_rows = 0
 
-def _factor(name: str, unit: str) -> float:
-    if unit not in UNITS:
-        raise _unexpected(f"the unit of {name} is '{unit}', no base unit")
-    return UNITS[unit]
+    def is_whole(self, row: Sequence[str]) -> bool:
+        """Whether the row has a cell under every column."""
+        whole = len(row) == len(self._columns)
+        self._broken_rows += not whole
+        return whole
 
+    def kernel(self, row: Sequence[str]) -> Kernel:
+        """The launch in a whole row."""
+        values: dict[str, float | None] = {}
+        for name, role in self._roles.items():
+            value = self._value(row, name)
+            before = values.get(role, 0.0)
+            values[role] = None if value is None or before is None else before + value
+        parts = [values.get(part) for part in DRAM_PARTS]
+        if values.get(DRAM) is None and None not in parts:
+            values[DRAM] = sum(part for part in parts if part is not None)
+        return Kernel(
+            process_id=row[self._columns[PROCESS]],
+            index=row[self._columns[ID]],
+            name=row[self._columns[NAME]],
+            marks=None if self._marks is None else row[self._marks],
+            passes=self._value(row, PASSES),
+            values=values,
+        )
 
-def _number(text: str, name: str, factor: float) -> float | None:
-    if text in ABSENT:
+    def _value(self, row: Sequence[str], name: str) -> float | None:
+        if name not in self._units:
+            return None
+        text, unit = row[self._columns[name]].strip(), self._units[name]
+        if text in ABSENT:
+            return None
+        if unit not in UNITS:
+            self._unread[f"{name} is in an unknown unit, '{unit}'"] += 1
+        elif not NUMBER.fullmatch(text):
+            self._unread[f"{name} is no number, '{text[:40]}'"] += 1
+        else:
+            return float(text.replace(",", "")) * UNITS[unit]
         return None
-    if not NUMBER.fullmatch(text):
-        raise _unexpected(f"'{text}' under {name} is no number")
-    return float(text) * factor
+
+    def notes(self) -> Iterator[str]:
+        """A line for each kind of cell that was left out."""
+        for what, number in self._unread.items():
+            yield f"{what}: left out of {number} launch{'' if number == 1 else 'es'}"
+        if number := self._broken_rows:
+            yield f"{number} row{'' if number == 1 else 's'} with too few or too many cells: left out"
 
 
 def _unexpected(what: str) -> ToolError:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from workload.profile.vocabulary import TENSOR_PIPE_IS_PRODUCTS, tensor_operations
 from workload.spec import Precision
 
 TABLE = Path(__file__).with_name("metrics.toml")
@@ -18,6 +19,8 @@ TENSOR_TYPES = {
     Precision.BF16: ("bf16", "tf32"),
 }
 TENSOR_PREFIX = "tensor_flop_"
+TENSOR_PIPE, TENSOR_PRODUCTS, HFMA2 = "tensor_pipe_instructions", "tensor_instructions", "hfma2_instructions"
+DRAM, DRAM_PARTS = "dram_bytes", ("dram_read_bytes", "dram_write_bytes")
 # What the whole-step run asks for: SASS metrics cannot be had of ranges.
 STEP_ROLES = ("dram_bytes", "dram_read_bytes", "dram_write_bytes", "l2_bytes", "l1_bytes", "time_s")
 
@@ -86,21 +89,30 @@ def _names(rows: Mapping[str, list[str]]) -> dict[str, tuple[str, ...]]:
 def choose(capability: str, precision: Precision, known: Collection[str]) -> MetricSet:
     """FLOP, bytes and time per kernel. `known`: the base names (`dram__bytes`) that the ncu at hand has."""
     row = table().rows.get(capability)
-    wanted = dict(table().common)
-    alternatives, missing = _first_known(wanted, known)
-    tensor = [
-        (name, TENSOR_PREFIX + kind)
-        for kind in (TENSOR_TYPES[precision] if row else ())
-        for name in (row.tensor.get(kind, ()) if row else ())
-    ]
-    absent = [name for name, _ in tensor if base(name) not in known]
+    only_products = capability in TENSOR_PIPE_IS_PRODUCTS
+    wanted = {role: names for role, names in table().common.items() if not (only_products and role == HFMA2)}
+    roles, missing = _first_known(wanted, known)
+    if only_products:
+        roles = {name: TENSOR_PRODUCTS if role == TENSOR_PIPE else role for name, role in roles.items()}
+    tensor = _tensor_names(row, precision, known)
+    absent = [name for name in tensor if base(name) not in known]
     # Of a type that is half known only a part would be counted.
-    half = {role for name, role in tensor if name in absent}
-    return MetricSet(
-        roles=alternatives | {name: role for name, role in tensor if role not in half},
-        missing=(*missing, *absent),
-        passes=row.passes if row else None,
-    )
+    half = {tensor[name] for name in absent}
+    roles |= {name: role for name, role in tensor.items() if role not in half}
+    return MetricSet(roles=roles, missing=(*missing, *absent), passes=row.passes if row else None)
+
+
+def _tensor_names(row: Chips | None, precision: Precision, known: Collection[str]) -> dict[str, str]:
+    """Metrics of tensor operations with their roles: those of the table, or of a GPU that it lacks what ncu names."""
+    kinds = TENSOR_TYPES[precision]
+    if row:
+        return {name: TENSOR_PREFIX + kind for kind in kinds for name in row.tensor.get(kind, ())}
+    operations = tensor_operations(f"{name}.sum" for name in known)
+    return {
+        name: TENSOR_PREFIX + next(kind for kind in kinds if kind in metric.operands)
+        for name, metric in operations.items()
+        if metric.operands & set(kinds)
+    }
 
 
 def choose_throughput(capability: str, known: Collection[str]) -> MetricSet:
@@ -128,6 +140,9 @@ def _first_known(wanted: Mapping[str, Iterable[str]], known: Collection[str]) ->
             roles[found] = role
         else:
             missing.append(choices[0])
+    if set(DRAM_PARTS) <= set(roles.values()):
+        # Reading adds the two up.
+        missing = [name for name in missing if name not in wanted.get(DRAM, ())]
     return roles, tuple(missing)
 
 

@@ -33,6 +33,9 @@ PROGRESS_LINES = {
 }
 MINUTE_S = 60
 SHOW_MINUTES_FROM_S = 100
+# On A100 and H100 `srcunit_ltcfabric` exists: traffic between the two halves of the L2 seems to be in `lts__t_bytes`.
+L2, L2_SPLIT = "requests of the whole GPU to L2", "requests to L2, most likely with those between its two halves"
+SPLIT_L2 = ("8.0", "9.0")
 COLD, WARM = "cold cache, per kernel", "caches as the step finds them, whole step"
 AGAIN = "python -m workload profile BUNDLE"
 LOOK = f"{FOLDER}/{LOG} in the bundle has what it printed"
@@ -100,6 +103,7 @@ class _Run:
     end: End
     launches: Sequence[Kernel]
     finished: bool
+    notes: Sequence[str]
 
 
 def profile(spec: RunSpec, record: Mapping[str, Any], folder: Path, machine: Machine | None = None) -> dict[str, Any]:
@@ -207,8 +211,10 @@ class NcuPass:
         )
         end = self._start(words, limit_s=plan.estimate.limit_s, under_ncu=True, plan=plan)
         finished = _answer(answer) is not None
-        launches = self._import(ncu, report, plan) if report.is_file() else []
-        return _Run(end=end, launches=launches, finished=finished)
+        launches, notes = self._import(ncu, report, plan) if report.is_file() else ([], ())
+        for note in notes:
+            LOGGER.warning("note       %s", note)
+        return _Run(end=end, launches=launches, finished=finished, notes=notes)
 
     def _start(self, words: Sequence[str], *, limit_s: float, under_ncu: bool, plan: _Plan | None = None) -> End:
         self._echo(words, under_ncu=under_ncu)
@@ -235,7 +241,7 @@ class NcuPass:
         with (self._folder / COMMANDS).open("a", encoding="utf-8") as text:
             text.write(f"{line}\n")
 
-    def _import(self, ncu: tool.Ncu, report: Path, plan: _Plan) -> list[Kernel]:
+    def _import(self, ncu: tool.Ncu, report: Path, plan: _Plan) -> tuple[list[Kernel], tuple[str, ...]]:
         """The table as ncu writes it, kept and read. Raises `ToolError` where it cannot be read."""
         words = command.import_report(ncu.path, report)
         table = self._folder / f"{plan.table}.csv"
@@ -254,7 +260,7 @@ class NcuPass:
         return kernels.read(table, plan.metrics.roles)
 
     def _why_nothing(self, end: End, estimate: Estimate) -> ProfileError:
-        said = diagnosis.explain(end.output, in_container=self._facts.in_container)
+        said = diagnosis.explain(end.output, self._facts)
         reason = f"ncu ended with exit code {end.returncode} and without a profile"
         return (
             _broken_off(end, estimate.limit_s, "before a kernel was profiled")
@@ -286,12 +292,14 @@ class NcuPass:
             "replay_mode": plan.replay,
             "cache_control": plan.caches,
             "bytes_are": COLD,
+            "l2_bytes_are": _l2_label(counted.compute_capability),
             "clock_control": "none",
             "metrics": list(plan.metrics.names),
             "missing": list(plan.metrics.missing),
             "passes": summary.passes(done.launches),
             "expected_passes": plan.metrics.passes,
             "kernels_profiled": len(done.launches),
+            "notes": list(done.notes),
             "expected_kernels": plan.total,
             "expected_kernels_per_step": counted.kernels_per_step,
             "expected_s": plan.estimate.expected_s,
@@ -305,7 +313,7 @@ class NcuPass:
     def _problem(self, plan: _Plan, done: _Run, complete: summary.Labelled | None) -> ProfileError | None:
         """Why the profile is not whole; None if it is."""
         number = f"after {len(done.launches)} kernels"
-        said = diagnosis.explain(done.end.output, in_container=self._facts.in_container)
+        said = diagnosis.explain(done.end.output, self._facts)
         if broken_off := _broken_off(done.end, plan.estimate.limit_s, number):
             return broken_off
         if said:
@@ -433,6 +441,10 @@ class _Watch:
     def finish(self) -> None:
         """Leave a last line."""
         self._progress.finish(self._done)
+
+
+def _l2_label(capability: str) -> str:
+    return L2_SPLIT if capability in SPLIT_L2 else L2
 
 
 def _settings(plan: _Plan, bytes_are: str, done: _Run) -> dict[str, Any]:

@@ -18,6 +18,10 @@ UNLOCK_CONTAINER = (
     "docker run --cap-add=SYS_ADMIN … for the profile pass, or the module option NVreg_RestrictProfilingToAdminUsers=0 "
     "on the host"
 )
+UNLOCK_WSL = (
+    "on Windows: NVIDIA Control Panel, Desktop > Enable Developer Settings, Developer > Manage GPU Performance "
+    "Counters > Allow access to all users; module options have no effect under WSL"
+)
 UNLOCK = (
     "sudo for the profile pass, or the module option NVreg_RestrictProfilingToAdminUsers=0: "
     "developer.nvidia.com/ERR_NVGPUCTRPERM"
@@ -34,6 +38,7 @@ class Facts:
     admin_only: bool | None
     is_admin: bool
     in_container: bool
+    wsl: bool = False
 
 
 def gather(device: Device, machine: Machine) -> Facts:
@@ -47,6 +52,7 @@ def gather(device: Device, machine: Machine) -> Facts:
         admin_only=None if restricted is None else restricted != "0",
         is_admin=has_capability(machine.text("/proc/self/status"), CAP_SYS_ADMIN),
         in_container=runtime(machine) is not None,
+        wsl=machine.exists(WSL_DEVICE),
     )
 
 
@@ -85,12 +91,14 @@ def _no_ncu(facts: Facts) -> ProfileError | None:
 def _restricted(facts: Facts) -> ProfileError | None:
     if not facts.admin_only or facts.is_admin:
         return None
-    return restricted(in_container=facts.in_container)
+    return restricted(facts)
 
 
-def restricted(*, in_container: bool) -> ProfileError:
+def restricted(facts: Facts) -> ProfileError:
     """Counters are for administrators only, found beforehand or said by ncu."""
+    if facts.wsl:
+        return unavailable("Windows restricts the GPU's counters to administrators (ERR_NVGPUCTRPERM)", hint=UNLOCK_WSL)
     return unavailable(
         "the driver restricts counters to administrators (RmProfilingAdminOnly: 1, ERR_NVGPUCTRPERM)",
-        hint=UNLOCK_CONTAINER if in_container else UNLOCK,
+        hint=UNLOCK_CONTAINER if facts.in_container else UNLOCK,
     )

@@ -20,6 +20,8 @@ CALIBRATED_FROM, CALIBRATED_TO = 0.98, 1.10
 # Two products backward for one forward, one less in the first layer, fewer in kernels that work with less FLOP.
 BACKWARD_OVER_FORWARD = 0.5
 MODEL_RATIO_FROM, MODEL_RATIO_TO = 0.7, 1.5
+# fp16 work outside tensor cores is element-wise: a few per cent of a step. More is most likely none.
+CONSTANTS_FROM = 0.2
 TOP_KERNELS = 5
 
 TOTALS = ("dram_bytes", "dram_read_bytes", "dram_write_bytes", "l2_bytes", "l1_bytes")
@@ -134,7 +136,7 @@ def _tensor_flop(kernels: Sequence[Kernel], flop_by_class: Mapping[str, float | 
     if counted:
         return _total(counted)
     # None of them was asked for: 0 only where the counter of tensor instructions says so.
-    idle = all(kernel.values.get("tensor_instructions") == 0 for kernel in kernels)
+    idle = all(kernel.tensor_products == 0 for kernel in kernels)
     return 0.0 if kernels and idle else None
 
 
@@ -218,6 +220,9 @@ def model_flop(figure: Mapping[str, Any], model_flop_per_step: float | None, *, 
 
 def _likely_cause(figure: Mapping[str, Any], *, too_few: bool, has_backward: bool) -> str:
     if not too_few:
+        fp16 = figure["flop_by_class"].get("fp16") or 0.0
+        if fp16 >= CONSTANTS_FROM * figure["flop_per_step"]:
+            return "HFMA2.MMA, which builds constants on an A100 or H100 and may count as fp16 FLOP"
         return "kernels that compute more than the model needs: padded tiles, recomputation, element-wise work"
     if not has_backward:
         return "the backward pass is missing from the profile"

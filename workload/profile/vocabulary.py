@@ -1,0 +1,72 @@
+"""What the names of Nsight Compute's metrics and of GPU kernels mean: one vocabulary for profile and analysis.
+
+Standard library only.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+# How NVIDIA's libraries name kernels that use tensor cores.
+_TENSOR_KERNEL = re.compile(
+    r"tensorop|tensor\d+x\d+x\d+"  # CUTLASS, xmma: ..._tensor16x8x16
+    r"|[shi](?:884|1688|16816|16832)"  # volta_fp16_s884gemm, turing_h1688cudnn, ampere_fp16_s16816gemm
+    r"|[shi]64x\d+x\d+"  # sm_90: s64x128x16
+    r"|[hi]g?mma|_wgmma|warpgroupsize"  # hmma, hgmma; warp groups exist for wgmma only
+    r"|nvjet_"  # cuBLAS on Hopper and later
+    r"|flash_(?:fwd|bwd)_|fmha_cutlass[FB]_b?f16",  # attention in 16 bit
+    re.IGNORECASE,
+)
+# Names of thousands of characters are template arguments after the part that tells.
+TELLING_CHARACTERS = 2000
+
+# Compute capabilities on which every instruction of the tensor pipe is a matrix product. On 8.0 and 9.0 the compiler
+# builds constants there too (`HFMA2.MMA R, -RZ, RZ, imm`): 15 of 20 batch norm and 99 of 120 softmax kernels in torch
+# 2.15's code for sm_90 have it and no matrix product (cuobjdump of the wheel, 2026-11). Newer ones are not known.
+TENSOR_PIPE_IS_PRODUCTS = frozenset({"7.0", "7.2", "7.5", "8.6", "8.7", "8.9"})
+
+# Operations on tensor cores, 2 per multiply-accumulate already. `_sparsity_on` and `_off` are parts of them.
+_TENSOR_METRIC = re.compile(r"sm__ops_path_tensor(?:_op_([a-z0-9]+))?_src_([a-z0-9_]+?)(?:_dst_([a-z0-9]+))?\.sum")
+_FLOATS = re.compile(r"(?:fp|bf|tf)\d+")
+
+
+def names_tensor_cores(kernel: str) -> bool:
+    """Whether NVIDIA's libraries name kernels for tensor cores so."""
+    return _TENSOR_KERNEL.search(kernel[:TELLING_CHARACTERS]) is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorMetric:
+    """What a metric of tensor operations counts; None where it counts every instruction or accumulator."""
+
+    instruction: str | None
+    operands: frozenset[str]
+    accumulator: str | None
+
+    def covers(self, other: "TensorMetric") -> bool:
+        """Whether everything that `other` counts is counted here too."""
+        return (
+            self.instruction in {None, other.instruction}
+            and self.operands >= other.operands
+            and self.accumulator in {None, other.accumulator}
+        )
+
+
+def tensor_operations(names: Iterable[str]) -> dict[str, TensorMetric]:
+    """The metrics that count floating-point operations on tensor cores, none of which counts a part of another."""
+    metrics = {name: metric for name in sorted(names) if (metric := _tensor_metric(name))}
+    return {
+        name: metric
+        for name, metric in metrics.items()
+        if not any(other != name and whole.covers(metric) for other, whole in metrics.items())
+    }
+
+
+def _tensor_metric(name: str) -> TensorMetric | None:
+    match = _TENSOR_METRIC.fullmatch(name)
+    if not match or "sparsity" in name:
+        return None
+    operands = match[2].split("_")
+    if not all(_FLOATS.fullmatch(operand) for operand in operands):
+        return None
+    return TensorMetric(instruction=match[1], operands=frozenset(operands), accumulator=match[3])
