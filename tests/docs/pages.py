@@ -43,15 +43,15 @@ def names() -> list[str]:
 
 def blocks(page: str) -> Iterator[Block]:
     """Every fenced block of a page."""
-    start, language, lines = None, "", list[str]()
+    start, language, margin, lines = None, "", 0, list[str]()
     for number, line in enumerate((ROOT / page).read_text(encoding="utf-8").splitlines(), start=1):
         if start is not None and line.strip() == "```":
             yield Block(page=page, line=start, language=language, text="\n".join(lines))
             start = None
         elif start is not None:
-            lines.append(line)
-        elif fence := re.fullmatch(r"\s*```(\w*)", line):
-            start, language, lines = number + 1, fence[1], []
+            lines.append(line[margin:])
+        elif fence := re.fullmatch(r"(\s*)```(\w*)", line):
+            start, margin, language, lines = number + 1, len(fence[1]), fence[2], []
     assert start is None, f"{page}:{start}: a block without an end"
 
 

@@ -18,9 +18,9 @@ from tests.docs import grammar, pages
 from tests.docs.pages import Command
 from tests.docs.stage import Stage, staged
 
-pytestmark = [pytest.mark.world, pytest.mark.timeout(900)]
 FULL = "FULL_PAGES" in os.environ
-LIMIT_S = 600 if FULL else 100
+LIMIT_S = 600  # of a line, on a machine that is busy with other tests
+pytestmark = [pytest.mark.world, pytest.mark.timeout(LIMIT_S + 60)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class Instead:
 
 # The first row that matches counts.
 INSTEAD = (
-    Instead(match=r"gcloud auth login|sudo |apt-get |docker login", run=None, why="for the reader's own machine"),
+    Instead(match=r"sudo apt-get|sudo usermod", run=None, why="for the reader's own machine"),
     Instead(
         match=r"launch build|--runtime docker|docker run|launch doctor docker",
         run=None,
