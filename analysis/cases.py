@@ -1,6 +1,5 @@
 """One run with its facts and its series, cut to what was measured. Pure, but for what is read when it is asked for."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,8 +11,10 @@ import numpy.typing as npt
 import pandas as pd
 
 from analysis.loading import Results
+from analysis.record import field_of, read_document
 from analysis.statistics.samples import Floats, Mask
-from workload.bundle import RECORD, STEP_COLUMNS, TELEMETRY_COLUMNS
+from workload.bundle import STEP_COLUMNS, TELEMETRY_COLUMNS
+from workload.errors import BundleError
 from workload.spec import Device
 
 MEASURED = "measured"
@@ -91,17 +92,13 @@ class Case:
         if not self.facts["path"]:
             return {}
         try:
-            document = json.loads((Path(self.facts["path"]) / RECORD).read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
+            return read_document(Path(self.facts["path"]))
+        except BundleError:
             return {}
-        return document if isinstance(document, dict) else {}
 
     def recorded(self, where: str) -> Any:
         """A field of run.json by its dotted path; None where it is absent."""
-        value: Any = self.record
-        for key in where.split("."):
-            value = value.get(key) if isinstance(value, Mapping) else None
-        return value
+        return field_of(self.record, where)
 
 
 def cases(results: Results) -> list[Case]:

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from analysis import iteration_log
 from analysis.iteration_log import Log
+from analysis.record import row_of
 from workload import bundle
 from workload.bundle import Status
-from workload.errors import NothingToDoError, UsageError
+from workload.errors import BundleError, NothingToDoError, UsageError
 from workload.spec import Device, Precision, Profile, RunSpec
 
 if TYPE_CHECKING:
@@ -171,7 +172,25 @@ def _import_log(file: _File, given: Given, output: Path) -> Path:
         "notes": [*_told(facts, log), *notes]
     }
     record["timing"] |= timing
-    return _seal(output, record, {LOG_COPY: file.content, bundle.STEPS: _steps_csv(rows)})
+    steps_csv = _steps_csv(rows)
+    _require_possible(file.path, record, steps_csv)
+    return _seal(output, record, {LOG_COPY: file.content, bundle.STEPS: steps_csv})
+
+
+def _require_possible(path: Path, record: Mapping[str, Any], steps_csv: bytes) -> None:
+    """`UsageError` for a log of which no run could be read back."""
+    from analysis.possible import refusals  # noqa: PLC0415 - pyarrow, once the file was understood
+    from analysis.series import LAYOUTS, parse  # noqa: PLC0415
+
+    try:
+        measured_s = row_of(record).cells["measured_s"]
+        reason = refusals(parse(LAYOUTS["steps"], [steps_csv]).lists, imported=[True], measured_s=[measured_s])[0]
+    except BundleError as error:
+        reason = str(error)
+    if reason:
+        raise UsageError(
+            f"'{path}' cannot be the log of a run: {reason}", hint="correct the file, or import another one"
+        )
 
 
 def _text(file: _File) -> str:

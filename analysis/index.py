@@ -1,6 +1,6 @@
 """The bundles of a results folder, read once: `.analysis/bundles.parquet` in it answers the next time.
 
-One row per bundle with everything that the tables need. A row counts as long as the four files that it was read from
+One row per bundle with everything that the tables need. A row counts as long as the files that it was read from
 keep size, modification time and inode; whoever changes a file and puts all three back is found by `verify` alone. The
 index is a cache: it is replaced as a whole, by renaming, so that processes never see half of one, and rebuilt without
 a word where it is missing, damaged or of another version. A folder that cannot be written works without.
@@ -10,7 +10,7 @@ import os
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +18,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from analysis.possible import refusals
 from analysis.problem import Problem
-from analysis.record import CEILING_COLUMNS, RUN_COLUMNS, Kind, Row, clean, row_of
-from analysis.series import LAYOUTS, Layout, parse
+from analysis.record import CEILING_COLUMNS, RANGES, RUN_COLUMNS, Kind, Row, clean, row_of
+from analysis.series import LAYOUTS, Layout, Series, parse
 from workload import bundle
 from workload.errors import BundleError
 
 FOLDER, FILE = ".analysis", "bundles.parquet"
 # A change in what a row holds, or in how it is read, makes older indexes worthless: count up.
-VERSION = b"1"
+VERSION = b"2"
 VERSION_KEY = b"rooflaunch.index"
 # The files that a row is made from.
 SOURCES = (bundle.MANIFEST, bundle.RECORD, bundle.STEPS, bundle.TELEMETRY)
+# Where a bundle has its kernels, the better source first. They are read when somebody asks for them, and verified here.
+PROFILES = "ncu"
+KERNEL_FILES = (f"{PROFILES}/kernels.csv", f"{PROFILES}/profile.ncu-rep")
 # Enough that parsing joined files pays, few enough that their text stays small in memory.
 CHUNK = 500
 
@@ -37,7 +41,7 @@ NAME, FINGERPRINT, REMARKS, CEILINGS = "_name", "_fingerprint", "_remarks", "_ce
 ARROW_TYPES = {
     Kind.TEXT: pa.string(),
     Kind.COUNT: pa.int64(),
-    Kind.NUMBER: pa.float64(),
+    **dict.fromkeys(RANGES, pa.float64()),
     Kind.FLAG: pa.bool_(),
     Kind.TIME: pa.timestamp("us", "UTC"),
     Kind.TEXTS: pa.list_(pa.string()),
@@ -131,14 +135,20 @@ def find(root: str) -> tuple[list[Candidate], list[Problem]]:
 
 def _fingerprint(folder: str) -> str | None:
     """Size, time and inode of each source; None where there is neither a manifest nor a run.json."""
-    parts = []
-    for name in SOURCES:
-        try:
-            found = os.stat(f"{folder}/{name}")  # noqa: PTH116 - 10,000 bundles: a Path costs more than the call
-            parts.append(f"{found.st_size} {found.st_mtime_ns} {found.st_ino}")
-        except (OSError, ValueError):
-            parts.append("-")
-    return None if parts[0] == parts[1] == "-" else ";".join(parts)
+    parts = [_state(f"{folder}/{name}") for name in SOURCES]
+    if parts[0] == parts[1] == "-":
+        return None
+    if os.path.isdir(f"{folder}/{PROFILES}"):  # noqa: PTH112 - 10,000 bundles: a Path costs more than the call; most runs have no profile
+        parts += [_state(f"{folder}/{name}") for name in KERNEL_FILES]
+    return ";".join(parts)
+
+
+def _state(path: str) -> str:
+    try:
+        found = os.stat(path)  # noqa: PTH116 - as above
+    except (OSError, ValueError):
+        return "-"
+    return f"{found.st_size} {found.st_mtime_ns} {found.st_ino}"
 
 
 def _children(folder: str, visited: set[str]) -> tuple[list[str], bool]:
@@ -200,10 +210,8 @@ def _read_chunk(candidates: Sequence[Candidate]) -> tuple[pa.Table, list[Problem
             problems.append(Problem(path=each.folder, reason=_reason(error, each.folder)))
     series = {name: parse(layout, [contents[name] for _, _, contents in read_ones]) for name, layout in LAYOUTS.items()}
     rows = [row for _, row, _ in read_ones]
-    remarks = [
-        [*row.remarks, *(remark for each in series.values() for remark in each.remarks[number])]
-        for number, row in enumerate(rows)
-    ]
+    refused = _refused(rows, series["steps"])
+    remarks = [[*row.remarks, *series["telemetry"].remarks[number]] for number, row in enumerate(rows)]
     columns: dict[str, Any] = {
         NAME: pa.array([each.name for each, _, _ in read_ones], pa.binary()),
         FINGERPRINT: pa.array([each.fingerprint for each, _, _ in read_ones], pa.string()),
@@ -212,13 +220,38 @@ def _read_chunk(candidates: Sequence[Candidate]) -> tuple[pa.Table, list[Problem
         CEILINGS: pa.array([row.ceilings for row in rows], pa.list_(CEILING_STRUCT)),
         **{f"_{name}": each.lists for name, each in series.items()},
     }
-    return pa.table(columns, schema=SCHEMA), problems
+    table = pa.table(columns, schema=SCHEMA)
+    if any(refused):
+        problems += [
+            Problem(path=each.folder, reason=f"cannot be: {reason}")
+            for (each, _, _), reason in zip(read_ones, refused, strict=True)
+            if reason
+        ]
+        table = table.filter(pa.array([not reason for reason in refused]))
+    return table, problems
+
+
+def _refused(rows: Sequence[Row], steps: Series) -> list[str | None]:
+    """Why the steps of a run cannot be used, by run: then no figure of it can be trusted."""
+    impossible = refusals(
+        steps.lists,
+        imported=[row.cells["imported"] for row in rows],
+        measured_s=[row.cells["measured_s"] for row in rows],
+    )
+    return ["; ".join(remarks) or reason for remarks, reason in zip(steps.remarks, impossible, strict=True)]
 
 
 def _read_one(folder: str) -> tuple[Row, dict[str, bytes | None]]:
     found = bundle.read(Path(folder))
     listed = {file.name for file in found.files}
     row = row_of(found.record)
+    unlisted = [
+        f"{name} is not in {bundle.MANIFEST}: it was not verified and is not read"
+        for name in (bundle.STEPS, bundle.TELEMETRY, *KERNEL_FILES)
+        if name not in listed and (found.path / name).exists()
+    ]
+    kernels = next((name for name in KERNEL_FILES if name in listed), None)
+    row = replace(row, cells={**row.cells, "kernels_file": kernels}, remarks=[*row.remarks, *unlisted])
     return row, {name: _content(found.path, layout, listed) for name, layout in LAYOUTS.items()}
 
 

@@ -1,6 +1,5 @@
 """`analysis.load`: folders of bundles as pandas tables."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,11 +13,8 @@ import pyarrow.compute as pc
 
 from analysis.index import CEILINGS, FINGERPRINT, REMARKS, RUN_SCHEMA, look
 from analysis.problem import Problem
-from workload.bundle import RECORD
+from analysis.record import read_document
 from workload.errors import NothingToDoError, RooflaunchError, UsageError
-
-# Where a bundle has its kernels, the better source first.
-KERNEL_FILES = ("ncu/kernels.csv", "ncu/profile.ncu-rep")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -47,22 +43,19 @@ class Results:
         return self._kernels[1]
 
     def kernel_files(self) -> dict[str, Path]:
-        """By `run_id`, the file that its kernels are read from."""
-        found = {}
-        for run_id, folder in zip(self.runs["run_id"], self.runs["path"], strict=True):
-            paths = (Path(folder) / name for name in KERNEL_FILES)
-            path = next((each for each in paths if each.is_file()), None)
-            if path:
-                found[str(run_id)] = path
-        return found
+        """By `run_id`, the file that its kernels are read from: the manifest lists it, and it was verified."""
+        listed = self.runs[self.runs["kernels_file"].notna()]
+        return {
+            str(run_id): Path(folder) / name
+            for run_id, folder, name in zip(listed["run_id"], listed["path"], listed["kernels_file"], strict=True)
+        }
 
     def record(self, run_id: str) -> Mapping[str, Any]:
-        """The whole run.json of a run; `UsageError` for an unknown one."""
+        """The whole run.json of a run; `UsageError` for an unknown one, `BundleError` where it has gone since."""
         paths = self.runs.loc[self.runs["run_id"] == run_id, "path"]
         if paths.empty:
             raise UsageError(f"no run is called '{run_id}'", hint="results.runs.run_id has their names")
-        document: dict[str, Any] = json.loads((Path(paths.iloc[0]) / RECORD).read_text(encoding="utf-8"))
-        return document
+        return read_document(Path(paths.iloc[0]))
 
     @cached_property
     def _kernels(self) -> tuple[pd.DataFrame, tuple[Problem, ...]]:

@@ -23,8 +23,10 @@ from analysis.by import By
 from analysis.configurations import CONFIGURATION, DEVICE, PLACE, Group, completed, group
 from analysis.loading import Results
 from analysis.peaks import Gpu, Peak
+from analysis.record import field_of
 from analysis.statistics import over_runs
 from analysis.statistics.samples import counted
+from workload.errors import BundleError
 
 # As workload/verdict.py, which writes a run's own bound: a test holds the two together.
 INPUT_BOUND_FRACTION = 0.10
@@ -259,8 +261,9 @@ def _device(results: Results, keys: Mapping[str, Any], runs: pd.DataFrame) -> _D
     facts: Mapping[str, Any] = {}
     if name is not None and keys["device_type"] == "cuda":
         # The bundle may have moved since it was loaded: its device's name has to do then.
-        with suppress(OSError, ValueError):
-            facts = results.record(str(runs["run_id"].iloc[0]))["environment"]["device"]
+        with suppress(BundleError):
+            device = field_of(results.record(str(runs["run_id"].iloc[0])), "environment.device")
+            facts = device if isinstance(device, Mapping) else {}
     memory, clock, width = (
         _number(facts.get(field)) for field in ("memory_total_bytes", "memory_clock_max_mhz", "memory_bus_width_bits")
     )
@@ -456,9 +459,8 @@ def _kernel_rows(results: Results, each: Group, launches: Mapping[Any, Any], by:
 
 def _steps_said(results: Results, run_id: str) -> int | None:
     """How many steps a foreign profile holds, where the user said so when importing it."""
-    with suppress(OSError, ValueError):
-        profile = results.record(run_id).get("profile")
-        said = profile.get("steps_profiled") if isinstance(profile, Mapping) else None
+    with suppress(BundleError):
+        said = field_of(results.record(run_id), "profile.steps_profiled")
         return said if isinstance(said, int) and said > 0 else None
     return None
 

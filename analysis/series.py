@@ -18,6 +18,8 @@ class Layout:
 
     file: str
     types: Mapping[str, pa.DataType]
+    # Telemetry has the columns that the machine has sensors for.
+    needs_every_column: bool = False
 
     @property
     def header(self) -> bytes:
@@ -39,6 +41,7 @@ LAYOUTS = {
     "steps": Layout(
         file=STEPS,
         types={name: pa.float64() for name in STEP_COLUMNS} | {"phase": pa.string()},
+        needs_every_column=True,
     ),
     "telemetry": Layout(
         file=TELEMETRY,
@@ -103,8 +106,11 @@ def _parse_one(layout: Layout, content: bytes | None) -> tuple[pa.Table, list[st
         table = _read(layout, whole, on_ragged=ragged.append)
     except pa.ArrowException as error:
         return nothing, [f"{layout.file} cannot be read: {_first_line(error)}; left out"]
-    if table.num_rows and not set(layout.types) & set(_header_names(whole)):
+    names = set(_header_names(whole))
+    if table.num_rows and not set(layout.types) & names:
         return nothing, [f"{layout.file} has none of the columns {', '.join(layout.types)}; left out"]
+    if layout.needs_every_column and (lacking := [name for name in layout.types if name not in names]):
+        return nothing, [f"{layout.file} has no column {', '.join(lacking)}; left out"]
     remarks = [f"{layout.file}: {len(ragged)} rows with too many or too few cells; left out"] if ragged else []
     return table, remarks
 

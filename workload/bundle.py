@@ -212,9 +212,14 @@ def read(folder: Path) -> Bundle:
         _verify(folder, row)
     if RECORD not in {row.name for row in files}:
         raise _damaged(folder, f"{MANIFEST} lists no {RECORD}")
-    record = _read_json(folder / RECORD, missing="no run.json")
+    record = read_record(folder)
     _require_known_schema(folder, record)
     return Bundle(path=folder, record=record, files=files)
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """Run.json of a bundle that was verified before; `BundleError` where it cannot be read."""
+    return _read_json(folder / RECORD, missing="no run.json")
 
 
 def read_steps(folder: Path) -> list[dict[str, str]]:

@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 
-from analysis.audit import flop, machine, provenance, timing
+from analysis.audit import flop, machine, provenance, recompute, timing
 from analysis.audit.evidence import Evidence
 from analysis.audit.finding import Finding, Rule, Severity, by_severity
 from analysis.loading import Results
 
 __all__ = ["RULES", "Finding", "Rule", "Severity", "audit", "by_severity"]
 
-RULES: tuple[Rule, ...] = (*timing.RULES, *flop.RULES, *machine.RULES, *provenance.RULES)
+RULES: tuple[Rule, ...] = (*recompute.RULES, *timing.RULES, *flop.RULES, *machine.RULES, *provenance.RULES)
 
 
 def audit(results: Results, *, rules: Sequence[Rule] = RULES) -> list[Finding]:

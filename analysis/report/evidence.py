@@ -82,9 +82,8 @@ class Evidence:
 
     def record(self, run_id: str) -> Mapping[str, Any]:
         """run.json; empty where the bundle has gone since it was loaded."""
-        with suppress(OSError, ValueError, RooflaunchError, RecursionError):
-            found = self.results.record(run_id)
-            return found if isinstance(found, Mapping) else NOTHING
+        with suppress(RooflaunchError):
+            return self.results.record(run_id)
         return NOTHING
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.loading import Results
-from analysis.record import CEILING_COLUMNS, RUN_COLUMNS, Kind
+from analysis.record import CEILING_COLUMNS, RANGES, RUN_COLUMNS
 from workload import bundle
 from workload.bundle import STEP_COLUMNS, TELEMETRY_COLUMNS
 
@@ -31,8 +31,6 @@ CLEAN: Mapping[str, Any] = {
     "dataset": "synthetic",
     "image_size": 224.0,
     "grad_accumulation": 1.0,
-    "explained_fraction": 0.999,
-    "data_wait_fraction": 0.001,
     "forward_mac_per_image": 1.8140e9,
     "forward_flop_per_image": 3.6281e9,
     "train_flop_per_image": 10.6484e9,
@@ -51,6 +49,7 @@ def run(run_id: str = "a", *, steps: Sequence[float] | None = None, **facts: Any
     given = {**CLEAN, "run_id": run_id, "steps": series, **facts}
     images = given["batch_size"] * len(series)
     if series:
+        wall_s, data_s = given.get("measured_s", sum(series)), sum(given.get("data_s", [0.0]))
         given = {
             "measured_s": sum(series),
             "images": images,
@@ -59,6 +58,8 @@ def run(run_id: str = "a", *, steps: Sequence[float] | None = None, **facts: Any
             "step_p5_s": float(np.percentile(series, 5)),
             "step_p95_s": float(np.percentile(series, 95)),
             "iterations": float(len(series)),
+            "explained_fraction": (sum(series) + data_s) / wall_s if wall_s else None,
+            "data_wait_fraction": data_s / wall_s if wall_s else None,
         } | given
     return given
 
@@ -82,7 +83,7 @@ def results(*runs: Mapping[str, Any], folder: Path | None = None) -> Results:
 def _facts(given: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
     facts = {name: given.get(name) for name in RUN_COLUMNS}
     facts = {
-        name: np.nan if facts[name] is None and kind is Kind.NUMBER else facts[name]
+        name: np.nan if facts[name] is None and kind in RANGES else facts[name]
         for name, (kind, _) in RUN_COLUMNS.items()
     }
     facts["notes"] = given.get("notes", [])

@@ -50,7 +50,7 @@ def test_figures_of_one_run(tmp_path: Path) -> None:
         "interval": "one run: no interval",
         "flop_per_s": 8e12,
         "bound": "compute",
-        "data_wait_fraction": 0.0008,
+        "data_wait_fraction": pytest.approx(0.001, rel=0.001),
         "note": None,
     }
     assert line["step_s"] == 0.5

@@ -239,10 +239,79 @@ def test_file_outside_the_manifest_is_not_read(results: Path) -> None:
     manifest = json.loads((folder / "MANIFEST.json").read_text())
     manifest["files"] = [row for row in manifest["files"] if row["name"] != "steps.csv"]
     (folder / "MANIFEST.json").write_text(json.dumps(manifest))
-    table, _ = look(results)
+    table, problems = look(results)
+    assert problems == []
+    assert table[index.REMARKS].to_pylist()[-1] == [
+        "steps.csv is not in MANIFEST.json: it was not verified and is not read"
+    ]
     lengths = {Path(row["path"]).name: len(row["_steps"]) for row in table.to_pylist()}
     assert lengths[folder.name] == 0
     assert set(lengths.values()) == {0, 110}
+
+
+def sealed_with_kernels(folder: Path) -> Path:
+    (folder / "ncu").mkdir()
+    (folder / "ncu" / "kernels.csv").write_text("as it was measured")
+    bundle.seal(folder)
+    return folder / "ncu" / "kernels.csv"
+
+
+def test_changed_kernels_make_a_bundle_a_damaged_one(results: Path) -> None:
+    kernels = sealed_with_kernels(results / names(results)[0])
+    assert look(results)[0]["kernels_file"].to_pylist() == ["ncu/kernels.csv", None, None]
+    kernels.write_text("as somebody wants it")
+    table, problems = look(results)
+    assert table.num_rows == 2
+    assert [str(problem) for problem in problems] == [
+        f"{kernels.parents[1]}: damaged: ncu/kernels.csv has 20 bytes, the manifest says 18"
+    ]
+
+
+@pytest.mark.parametrize("name", ["ncu/kernels.csv", "ncu/profile.ncu-rep"])
+def test_kernels_that_the_manifest_does_not_list_are_not_read(results: Path, name: str) -> None:
+    runs(results)
+    path = results / names(results)[0] / name
+    path.parent.mkdir()
+    path.write_text("put here after the run")
+    table, problems = look(results)
+    assert (table["kernels_file"].to_pylist(), problems) == ([None] * 3, [])
+    said = f"{name} is not in MANIFEST.json: it was not verified and is not read"
+    assert table[index.REMARKS].to_pylist() == [[said], [], []]
+    assert look(results)[0].equals(table)
+
+
+def test_the_better_source_of_kernels_is_taken(results: Path) -> None:
+    folder = results / names(results)[0]
+    (folder / "ncu").mkdir()
+    (folder / "ncu" / "profile.ncu-rep").write_text("")
+    bundle.seal(folder)
+    assert look(folder)[0]["kernels_file"].to_pylist() == ["ncu/profile.ncu-rep"]
+    (folder / "ncu" / "kernels.csv").write_text("")
+    bundle.seal(folder)
+    assert look(folder)[0]["kernels_file"].to_pylist() == ["ncu/kernels.csv"]
+
+
+def test_steps_that_cannot_be_make_a_problem_instead_of_a_row(results: Path) -> None:
+    folder = results / names(results)[1]
+    steps = folder / "steps.csv"
+    steps.write_text(steps.read_text().replace("\n20,measured,", "\n19,measured,"))
+    bundle.seal(folder)
+    table, problems = look(results)
+    assert table["path"].to_pylist() == [str(results / names(results)[number]) for number in (0, 2)]
+    assert [str(problem) for problem in problems] == [
+        f"{folder}: cannot be: steps.csv row 21: step must grow from row to row; got 19"
+    ]
+    # And again from the index.
+    assert look(results) == (table, problems)
+
+
+def test_steps_that_cannot_be_read_are_a_problem_too(results: Path) -> None:
+    folder = results / names(results)[1]
+    (folder / "steps.csv").write_text("a,b\n1,2\n")
+    bundle.seal(folder)
+    table, (problem,) = look(results)
+    assert table.num_rows == 2
+    assert problem.reason.startswith("cannot be: steps.csv has none of the columns step, phase, ")
 
 
 def test_links_are_followed_and_loops_end(results: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from workload.errors import ExitCode, NothingToDoError, UsageError
 
 
 def test_tables_of_two_runs(tmp_path: Path) -> None:
-    first, second = make(tmp_path, 1), make(tmp_path, 2, spec__model="vgg16", timing__step_s=None)
+    first, second = make(tmp_path, 1), make(tmp_path, 2, spec__model="vgg16", status="failed", timing__step_s=None)
     results = analysis.load(tmp_path)
     assert results.problems == ()
     assert list(results.runs.columns) == list(RUN_COLUMNS)

@@ -2,13 +2,14 @@ import copy
 import json
 import math
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.record import RUN_COLUMNS, Kind, row_of
+from analysis.record import RUN_COLUMNS, Kind, read_document, row_of
 from benchmarks.synthetic_bundles import change, make_record
 from workload.errors import BundleError
 
@@ -39,8 +40,8 @@ def test_facts_keep_their_values() -> None:
 def test_what_is_derived() -> None:
     cells = row_of(record(spec__grad_accumulation=4)).cells
     assert cells["images_per_step"] == 128
-    # 160 images in 0.52 s x 1.001.
-    assert cells["images_per_s"] == pytest.approx(160 / 0.52052, rel=1e-12)
+    # 160 images in (0.52 s + 5 x 0.1 ms) x 1.0005.
+    assert cells["images_per_s"] == pytest.approx(160 / (0.5205 * 1.0005), rel=1e-12)
     assert cells["region"] == "us-central1"
     assert cells["ceiling_flop_per_s"] == 7.2e12
     assert cells["ceiling_bytes_per_s"] == 2.6e11
@@ -53,11 +54,10 @@ def test_what_is_derived() -> None:
     [
         ({"environment__device__type": "cpu"}, "peak_memory_bytes", 2_900_000_000),
         ({"environment__device__type": "mps"}, "peak_memory_bytes", None),
-        ({"timing__measured_s": None}, "images_per_s", None),
-        ({"timing__measured_s": 0}, "images_per_s", None),
-        ({"timing__measured_s": -1.0}, "images_per_s", None),
-        ({"timing__images": 0}, "images_per_s", None),
-        ({"timing__step_s": None}, "step_median_s", None),
+        ({"status": "failed", "timing__measured_s": None}, "images_per_s", None),
+        ({"status": "failed", "timing__images": 0}, "images_per_s", None),
+        ({"status": "failed", "timing__step_s": None}, "step_median_s", None),
+        ({"imported": {}, "timing__measured_s": None}, "images_per_s", None),
         ({"ceilings": None}, "ceiling_flop_per_s", None),
         ({"spec__precision": "bf16"}, "ceiling_flop_per_s", None),
         ({"spec__precision": None}, "ceiling_flop_per_s", None),
@@ -73,23 +73,96 @@ def test_what_is_derived() -> None:
 def test_absent_is_none_never_zero(changes: dict[str, Any], column: str, value: Any) -> None:
     made = record()
     for where, changed in changes.items():
-        if where == "imported":
-            made[where] = changed
-        else:
-            change(made, where, changed)
+        change(made, where, changed)
     row = row_of(made)
     assert row.cells[column] == value
     assert row.remarks == []
 
 
 @pytest.mark.parametrize(
+    ("where", "value", "field"),
+    [
+        ("timing__measured_s", None, "timing.measured_s"),
+        ("timing__images", None, "timing.images"),
+        ("timing__images", 0, "timing.images"),
+        ("timing__step_s", None, "timing.step_s.median"),
+    ],
+)
+def test_completed_run_of_ours_without_its_figures_is_said(where: str, value: Any, field: str) -> None:
+    expected = [f"run.json: {field} is absent or 0, and yet the run completed"]
+    assert row_of(record(**{where: value})).remarks == expected
+
+
+NUMBER, SECONDS = "a number from 0 to 1e+30", "seconds from 1e-12 to 1e+12"
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "message"),
+    [
+        ("timing__measured_s", "fast", f'timing.measured_s must be {SECONDS}; got "fast"'),
+        ("timing__measured_s", True, f"timing.measured_s must be {SECONDS}; got true"),
+        ("timing__measured_s", math.nan, f"timing.measured_s must be {SECONDS}"),
+        ("timing__measured_s", math.inf, f"timing.measured_s must be {SECONDS}"),
+        ("timing__measured_s", 0, f"timing.measured_s must be {SECONDS}; got 0"),
+        ("timing__measured_s", -1.0, f"timing.measured_s must be {SECONDS}; got -1.0"),
+        ("timing__measured_s", [[]], f"timing.measured_s must be {SECONDS}; got [[]]"),
+        ("timing__images", -3200, f"timing.images must be {NUMBER}; got -3200"),
+        ("timing__images", 10**400, f"timing.images must be {NUMBER}"),
+        ("timing__step_s__median", -0.1, f"timing.step_s.median must be {SECONDS}; got -0.1"),
+        ("timing__data_wait_fraction", 1e308, "timing.data_wait_fraction must be a share from 0 to 10000"),
+        ("timing__data_wait_fraction", -0.1, "timing.data_wait_fraction must be a share from 0 to 10000; got -0.1"),
+        ("timing__setup_s", {"x" * 80: 1}, f'timing.setup_s must be {NUMBER}; got {{"{"x" * 58}…'),
+    ],
+)
+def test_timing_that_cannot_be_is_refused(where: str, value: Any, message: str) -> None:
+    with pytest.raises(BundleError) as caught:
+        row_of(record(**{where: value}))
+    assert str(caught.value) == f"run.json: {message}"
+    assert caught.value.hint == "copy the bundle again from where it was made, or run again"
+
+
+def nested(depth: int) -> Any:
+    inner: Any = 1
+    for _ in range(depth):
+        inner = [inner]
+    return inner
+
+
+# run.json and the field's own place are two levels.
+@pytest.mark.parametrize(
+    ("value", "rule"),
+    [
+        (nested(29), None),
+        (nested(30), "nested at most 30 deep"),
+        ("é" * 10_000, None),
+        ("é" * 10_001, "text of at most 10000 characters"),
+        (1e30, None),
+        (1.1e30, "a finite number of at most 1e+30"),
+        (10**400, "a finite number of at most 1e+30"),
+        (-math.inf, "a finite number of at most 1e+30"),
+        (math.nan, "a finite number of at most 1e+30"),
+    ],
+)
+def test_what_nobody_can_work_with_is_left_out_wherever_it_stands(value: Any, rule: str | None, tmp_path: Path) -> None:
+    made = record(unheard_of=value)
+    (tmp_path / "run.json").write_text(json.dumps(made))
+    place = f"unheard_of{'.0' * 25}…" if isinstance(value, list) else "unheard_of"
+
+    assert row_of(made).remarks == ([f"run.json: {place} is not {rule}; left out"] if rule else [])
+    kept = read_document(tmp_path)["unheard_of"]
+    assert kept == (
+        value if rule is None else json.loads("[" * 29 + "null" + "]" * 29) if isinstance(value, list) else None
+    )
+
+
+@pytest.mark.parametrize(
     ("where", "value", "column", "remark"),
     [
-        ("timing__measured_s", "fast", "measured_s", "timing.measured_s is not a finite number"),
-        ("timing__measured_s", True, "measured_s", "timing.measured_s is not a finite number"),
-        ("timing__measured_s", math.nan, "measured_s", "timing.measured_s is not a finite number"),
-        ("timing__measured_s", math.inf, "images_per_s", "timing.measured_s is not a finite number"),
-        ("timing__images", 10**400, "images", "timing.images is not a finite number"),
+        ("complexity__parameters", "many", "parameters", f"complexity.parameters is not {NUMBER}"),
+        ("complexity__parameters", True, "parameters", f"complexity.parameters is not {NUMBER}"),
+        ("complexity__parameters", -1, "parameters", f"complexity.parameters is not {NUMBER}"),
+        ("complexity__parameters", 1e-31, "parameters", f"complexity.parameters is not {NUMBER}"),
+        ("bound__compute_fraction", 1e5, "compute_fraction", "bound.compute_fraction is not a share from 0 to 10000"),
         ("environment__place", 3, "place", "environment.place is not text"),
         ("environment__device", "T4", "device_name", "environment.device is not an object"),
         ("environment__cloud__preemptible", "yes", "spot", "environment.cloud.preemptible is not true or false"),
@@ -196,7 +269,7 @@ def test_any_content_is_a_row_or_refused(changes: list[tuple[tuple[str, ...], An
     for name, (kind, _) in RUN_COLUMNS.items():
         value = cells[name]
         match kind:
-            case Kind.NUMBER:
+            case Kind.NUMBER | Kind.SECONDS | Kind.SHARE:
                 assert value is None or math.isfinite(value)
             case Kind.TEXT:
                 assert value is None or value.encode("utf-8") is not None

@@ -9,6 +9,7 @@ from analysis.series import LAYOUTS, parse
 
 STEPS, TELEMETRY = LAYOUTS["steps"], LAYOUTS["telemetry"]
 HEADER = STEPS.header
+BETWEEN = ("phase", "ended_at_s", "step_s", "data_s", "forward_s", "backward_s", "optimizer_s", "images")
 ROW = b"0,warmup,5.5,0.1,0.01,0.03,0.06,0.01,4,6.9\n"
 
 
@@ -60,7 +61,8 @@ def test_mask_is_hexadecimal() -> None:
         (HEADER + ROW + b"1,measured\n", 1, ["steps.csv: 1 rows with too many or too few cells; left out"]),
         (HEADER + ROW + b"\n" + ROW, 2, []),
         (HEADER.replace(b"\n", b"\r\n") + ROW.replace(b"\n", b"\r\n"), 1, []),
-        (b"step,step_s,temperature\n0,0.1,61\n", 1, []),
+        (HEADER.replace(b"loss", b"lass") + ROW, 0, ["steps.csv has no column loss; left out"]),
+        (b"step,loss,temperature\n0,0.1,61\n", 0, [f"steps.csv has no column {', '.join(BETWEEN)}; left out"]),
         (b"a,b\n1,2\n", 0, [f"steps.csv has none of the columns {', '.join(STEPS.types)}; left out"]),
     ],
 )

@@ -1,0 +1,202 @@
+"""Rules on what run.json says of its own steps: every figure of its timing is computed again from steps.csv."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from analysis.audit.finding import Rule, Severity, each_case
+from analysis.cases import Case
+from analysis.statistics.samples import Floats
+from workload.bundle import describe_seconds
+
+# steps.csv has seven decimals, logs twelve digits: a sum of four such figures is off by 2e-7 s at most.
+ROUNDING_S = 5e-7
+DIGITS = 1e-6
+# DESIGN.md, "Measuring": steps and waits must add up to the wall time within 2 %.
+WALL_WITHIN = 0.02
+# Ending a measurement (waiting for the device, a process that is not scheduled) takes longer than 2 % of a short run.
+ENDING_S = 0.2
+# CUDA events are told in milliseconds as 32-bit floats, and the device has a clock of its own.
+CLOCKS_WITHIN = 1e-3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """One figure of run.json: the column of `runs` that holds it, and how steps.csv gives it."""
+
+    column: str
+    field: str
+    again: Callable[[Case], float | None]
+    # The most by which rounding in steps.csv moves it.
+    rounding: Callable[[Case], float]
+
+
+def _nothing(_: Case) -> float:
+    return 0.0
+
+
+def _of_a_time(_: Case) -> float:
+    return ROUNDING_S
+
+
+def _of_a_share(case: Case) -> float:
+    return ROUNDING_S * case.step_s.size / case["measured_s"] if case["measured_s"] else 0.0
+
+
+def _described(name: str) -> Callable[[Case], float | None]:
+    def again(case: Case) -> float | None:
+        seconds = _known(case.step_s)
+        return describe_seconds(seconds.tolist())[name] if seconds.size else None
+
+    return again
+
+
+def _known(values: Floats) -> Floats:
+    return values[np.isfinite(values)]
+
+
+def _images(case: Case) -> float:
+    return float(np.nansum(case.measured("images")))
+
+
+def _of_the_wall(seconds: Callable[[Case], Floats]) -> Callable[[Case], float | None]:
+    def again(case: Case) -> float | None:
+        return float(np.nansum(seconds(case))) / case["measured_s"] if case["measured_s"] else None
+
+    return again
+
+
+def _rate(case: Case) -> float | None:
+    return _images(case) / case["measured_s"] if case["measured_s"] else None
+
+
+FIGURES = (
+    Figure(column="images", field="timing.images", again=_images, rounding=_nothing),
+    Figure(column="stated_images_per_s", field="timing.images_per_s", again=_rate, rounding=_nothing),
+    Figure(
+        column="steps",
+        field="timing.step_s.n",
+        again=lambda case: float(_known(case.step_s).size),
+        rounding=_nothing,
+    ),
+    *(
+        Figure(column=f"step_{name}_s", field=f"timing.step_s.{name}", again=_described(name), rounding=_of_a_time)
+        for name in ("median", "mean", "stdev", "min", "max", "p5", "p95")
+    ),
+    Figure(
+        column="data_wait_fraction",
+        field="timing.data_wait_fraction",
+        again=_of_the_wall(lambda case: case.measured("data_s")),
+        rounding=_of_a_share,
+    ),
+    Figure(
+        column="explained_fraction",
+        field="timing.explained_fraction",
+        again=_of_the_wall(lambda case: case.iteration_s),
+        rounding=_of_a_share,
+    ),
+)
+
+
+def other_figures(case: Case) -> str | None:
+    """The figures of run.json that its own steps do not give; one that is absent claims nothing."""
+    return "; ".join(_differing(case)) or None
+
+
+def _differing(case: Case) -> Iterator[str]:
+    for figure in FIGURES:
+        stated = case[figure.column]
+        if stated is None:
+            continue
+        again = figure.again(case)
+        if again is None:
+            yield f"{figure.field} is {stated:.6g}, and steps.csv gives none"
+        elif abs(stated - again) > figure.rounding(case) + DIGITS * abs(again):
+            yield f"{figure.field} is {stated:.6g}, steps.csv gives {again:.6g}"
+
+
+def other_wall_time(case: Case) -> str | None:
+    """The wall time where the time stamps of the steps leave no room for it."""
+    stated, span = case["measured_s"], _span_s(case)
+    if stated is None or span is None:
+        return None
+    if case["imported"]:
+        low, high = span * (1 - DIGITS), span * (1 + DIGITS)
+    else:
+        low, high = span * (1 - CLOCKS_WITHIN) - ROUNDING_S, span * (1 + WALL_WITHIN) + ENDING_S
+    if low <= stated <= high:
+        return None
+    return f"timing.measured_s is {stated:.6g}, the steps took {span:.6g} s by their time stamps: {stated / span:.3g} x"
+
+
+def _span_s(case: Case) -> float | None:
+    """From the begin of the first measured step to the end of the last; of a log from its first time stamp on."""
+    ended = case.steps["ended_at_s"]
+    if case["imported"]:
+        begin, end = (ended[0], ended[-1]) if ended.size else (np.nan, np.nan)
+        return float(end - begin) if end > begin else None
+    if case.region_s is None:
+        return None
+    begin, end = case.region_s
+    return end - begin if end > begin else None
+
+
+def other_parts(case: Case) -> str | None:
+    """The first step whose parts do not add up to it."""
+    forward_s, backward_s, optimizer_s = (case.steps[name] for name in ("forward_s", "backward_s", "optimizer_s"))
+    parts = forward_s + backward_s + optimizer_s
+    off = np.abs(parts - case.steps["step_s"]) > ROUNDING_S + DIGITS * case.steps["step_s"]
+    if not off.any():
+        return None
+    row = int(np.flatnonzero(off)[0])
+    return (
+        f"{off.sum()} of {off.size} steps, as step {case.steps['step'][row]:.0f}: forward, backward and optimizer take"
+        f" {parts[row]:.6g} s together, step_s is {case.steps['step_s'][row]:.6g}"
+    )
+
+
+def clock_set_back(case: Case) -> str | None:
+    """Of a log only: a bundle of ours with such a row is refused."""
+    back = np.flatnonzero(np.diff(case.steps["ended_at_s"]) < 0)
+    if not back.size:
+        return None
+    times = "once" if back.size == 1 else f"{back.size} times"
+    return f"time stamps go back {times}, first at row {back[0] + 2}"
+
+
+RULES = (
+    Rule(
+        name="figures against steps",
+        severity=Severity.ERROR,
+        threshold=f"what steps.csv gives, within {ROUNDING_S:g} s and {DIGITS:g} of the figure: so it is rounded",
+        why="figures that their own steps do not give were changed, or are those of another run",
+        cure="copy the bundle again from where it was made, or run again",
+        check=each_case(other_figures),
+    ),
+    Rule(
+        name="wall time against steps",
+        severity=Severity.ERROR,
+        threshold=f"from the time stamps of the steps up to {WALL_WITHIN:.0%} and {ENDING_S:g} s more, for ending the"
+        " measurement; of a log, its time stamps",
+        why="images/s is images over this time: it is off by the same factor",
+        cure="copy the bundle again from where it was made, or run again",
+        check=each_case(other_wall_time),
+    ),
+    Rule(
+        name="parts against steps",
+        severity=Severity.ERROR,
+        threshold=f"forward, backward and optimizer add up to step_s within {ROUNDING_S:g} s: so it is rounded",
+        why="one of them was changed, or a part of the step is in none",
+        cure="copy the bundle again from where it was made, or run again",
+        check=each_case(other_parts),
+    ),
+    Rule(
+        name="clock set back",
+        severity=Severity.WARNING,
+        threshold="time stamps that grow from row to row: time does",
+        why="wall time and images/s follow from time stamps; a clock that was set leaves them wrong",
+        cure="a log with a monotonic clock, or the part of it after the jump",
+        check=each_case(clock_set_back),
+    ),
+)

@@ -1,0 +1,157 @@
+"""What no steps.csv can hold: a bundle with such a row is refused, because every figure of it is then in doubt.
+
+Checked for all runs of an index at once, because there may be ten thousand. Imported logs are what somebody else's
+program wrote: they may lack cells and their clock may have been set back, ours may not.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from analysis.record import LONGEST_S, SHORTEST_S
+
+PHASES = ("warmup", "measured")
+SECONDS = ("ended_at_s", "step_s", "data_s", "forward_s", "backward_s", "optimizer_s")
+# CUDA tells the time between two events in milliseconds as a 32-bit float: 12 microseconds of 100 s.
+CLOCK_DIGITS = 2.4e-7
+# steps.csv has seven decimals; several rounded figures are added.
+ROUNDING_S = 1e-6
+# Times of parts and time stamps come from the same clock; 1 % is room for what rounds differently.
+ROOM = 1.01
+MAX_IMAGES = 2.0**53
+
+Floats = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Rows:
+    """The rows of several steps.csv below each other; `run` numbers the file of each, `imported` says whose it is."""
+
+    table: pa.Table
+    run: npt.NDArray[np.intp]
+    imported: Mask
+
+    @cached_property
+    def numbers(self) -> dict[str, Floats]:
+        """Columns by name; NaN where a cell is empty or no number."""
+        names = [name for name in self.table.column_names if name != "phase"]
+        return {name: self.table[name].to_numpy().astype(np.float64, copy=False) for name in names}
+
+    @cached_property
+    def phase(self) -> npt.NDArray[np.intp]:
+        """Place in `PHASES`; -1 for any other word and for none."""
+        found = pc.index_in(self.table["phase"], value_set=pa.array(PHASES)).fill_null(-1)
+        return np.asarray(found.to_numpy(), dtype=np.intp)
+
+    @cached_property
+    def follows(self) -> Mask:
+        """Whether the row before is of the same file."""
+        return np.append(False, self.run[1:] == self.run[:-1]) if self.run.size else np.empty(0, dtype=bool)
+
+    def since(self, column: str) -> Floats:
+        """What a column grew by since the row before; NaN in the first row of a file."""
+        return np.where(self.follows, np.diff(self.numbers[column], prepend=np.nan), np.nan)
+
+    def outside(self, column: str, low: float, high: float) -> Mask:
+        """Where a number lies outside `low` to `high`, or is absent in a run of ours."""
+        values = self.numbers[column]
+        return ~((values >= low) & (values <= high)) & ~(np.isnan(values) & self.imported)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """`breaks` says which rows break it; `shown`: the column whose cell is quoted."""
+
+    shown: str
+    rule: str
+    breaks: Callable[[Rows], Mask]
+
+
+def _in_range(column: str, low: float, high: float, rule: str) -> Rule:
+    return Rule(shown=column, rule=rule, breaks=lambda rows: rows.outside(column, low, high))
+
+
+def _whole_steps(rows: Rows) -> Mask:
+    step = rows.numbers["step"]
+    broken: Mask = rows.outside("step", 0, MAX_IMAGES) | (step != np.floor(step))
+    return broken
+
+
+def _clock_stands(rows: Rows) -> Mask:
+    """Reversed or repeated time stamps of ours; a step may be too short for a clock with few digits."""
+    took, ended = rows.numbers["step_s"], rows.numbers["ended_at_s"]
+    advanced = rows.since("ended_at_s")
+    repeated = (advanced == 0) & (took > CLOCK_DIGITS * ended + ROUNDING_S)
+    broken: Mask = ((advanced < 0) | repeated) & ~rows.imported
+    return broken
+
+
+def _longer_than_there_was(rows: Rows) -> Mask:
+    """A step and its wait for data that take more time than passed since the step before ended."""
+    took = rows.numbers["step_s"] + rows.numbers["data_s"]
+    room = ROOM * rows.since("ended_at_s") + CLOCK_DIGITS * rows.numbers["ended_at_s"] + ROUNDING_S
+    return (took > room) & ~rows.imported
+
+
+def _warmup_after_measured(rows: Rows) -> Mask:
+    return rows.follows & (rows.phase < np.append(0, rows.phase[:-1]))
+
+
+RULES = (
+    Rule(shown="phase", rule="must be warmup or measured", breaks=lambda rows: rows.phase < 0),
+    Rule(shown="step", rule="must be a whole number from 0 on", breaks=_whole_steps),
+    Rule(shown="step", rule="must grow from row to row", breaks=lambda rows: rows.since("step") <= 0),
+    Rule(shown="phase", rule="must not follow measured", breaks=_warmup_after_measured),
+    *(
+        _in_range(name, 0, LONGEST_S, f"must be seconds from 0 to {LONGEST_S:g}")
+        for name in ("ended_at_s", "data_s", "forward_s", "backward_s", "optimizer_s")
+    ),
+    _in_range("step_s", SHORTEST_S, LONGEST_S, f"must be seconds from {SHORTEST_S:g} to {LONGEST_S:g}"),
+    _in_range("images", 1, MAX_IMAGES, "must be a positive number"),
+    Rule(shown="ended_at_s", rule="must be later than in the row before", breaks=_clock_stands),
+    Rule(
+        shown="data_s",
+        rule="and step_s must fit between ended_at_s of the row before and its own",
+        breaks=_longer_than_there_was,
+    ),
+)
+
+
+def refusals(lists: pa.ListArray, *, imported: Sequence[bool], measured_s: Sequence[float | None]) -> list[str | None]:
+    """By run, the first rule that its rows break, with the row and its cell; None where all is possible."""
+    lengths = np.diff(lists.offsets.to_numpy())
+    run = np.repeat(np.arange(len(lengths)), lengths)
+    rows = Rows(
+        table=pa.Table.from_struct_array(lists.flatten()), run=run, imported=np.asarray(imported, dtype=bool)[run]
+    )
+    starts = np.append(0, np.cumsum(lengths))
+    said: list[str | None] = [None] * len(lengths)
+    with np.errstate(invalid="ignore"):
+        for rule in RULES:
+            hits = np.flatnonzero(rule.breaks(rows))
+            _, firsts = np.unique(run[hits], return_index=True)
+            for row in hits[firsts]:
+                number = int(row - starts[run[row]]) + 1
+                cell = rows.table[rule.shown][int(row)].as_py()
+                said[run[row]] = (
+                    said[run[row]] or f"steps.csv row {number}: {rule.shown} {rule.rule}; got {_cell(cell)}"
+                )
+    waits = np.bincount(run, weights=np.nan_to_num(rows.numbers["data_s"]) * (rows.phase == 1), minlength=len(lengths))
+    for number, (wait_s, wall_s) in enumerate(zip(waits, measured_s, strict=True)):
+        if wall_s is not None and wait_s > ROOM * wall_s + ROUNDING_S:
+            said[number] = said[number] or (
+                f"steps.csv: waits for data add up to {wait_s:.4g} s; they must fit into the {wall_s:.4g} s measured"
+            )
+    return said
+
+
+def _cell(value: float | str | None) -> str:
+    if value is None:
+        return "an empty cell"
+    return f"'{value[:60]}'" if isinstance(value, str) else f"{value:.10g}"
