@@ -83,6 +83,13 @@ def _whole_steps(rows: Rows) -> Mask:
     return broken
 
 
+def _no_time_stamp(rows: Rows) -> Mask:
+    """Ours count from the start of the run; a log's from its first row, and its clock may have been set back."""
+    return np.where(
+        rows.imported, rows.outside("ended_at_s", -LONGEST_S, LONGEST_S), rows.outside("ended_at_s", 0, LONGEST_S)
+    )
+
+
 def _clock_stands(rows: Rows) -> Mask:
     """Reversed or repeated time stamps of ours; a step may be too short for a clock with few digits."""
     took, ended = rows.numbers["step_s"], rows.numbers["ended_at_s"]
@@ -108,9 +115,10 @@ RULES = (
     Rule(shown="step", rule="must be a whole number from 0 on", breaks=_whole_steps),
     Rule(shown="step", rule="must grow from row to row", breaks=lambda rows: rows.since("step") <= 0),
     Rule(shown="phase", rule="must not follow measured", breaks=_warmup_after_measured),
+    Rule(shown="ended_at_s", rule=f"must be seconds from 0 to {LONGEST_S:g}", breaks=_no_time_stamp),
     *(
         _in_range(name, 0, LONGEST_S, f"must be seconds from 0 to {LONGEST_S:g}")
-        for name in ("ended_at_s", "data_s", "forward_s", "backward_s", "optimizer_s")
+        for name in ("data_s", "forward_s", "backward_s", "optimizer_s")
     ),
     _in_range("step_s", SHORTEST_S, LONGEST_S, f"must be seconds from {SHORTEST_S:g} to {LONGEST_S:g}"),
     _in_range("images", 1, MAX_IMAGES, "must be a positive number"),

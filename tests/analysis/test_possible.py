@@ -88,6 +88,8 @@ def test_rows_of_ours(change: tuple[int, str, str], expected: str | None) -> Non
     [
         pytest.param((2, "step_s", ""), None, id="a cell that the log lacks"),
         pytest.param((2, "ended_at_s", "5.1"), None, id="a clock that was set back"),
+        pytest.param((1, "ended_at_s", "-1"), None, id="a clock that was set back at once"),
+        pytest.param((2, "ended_at_s", "inf"), "row 2: ended_at_s must be seconds from 0 to 1e+12; got inf", id="inf"),
         pytest.param((2, "data_s", "0.05"), None, id="a timer that does not wait"),
         pytest.param((2, "step_s", "-1"), "row 2: step_s must be seconds from 1e-12 to 1e+12; got -1", id="negative"),
         pytest.param((2, "images", "0"), "row 2: images must be a positive number; got 0", id="no images"),
