@@ -85,9 +85,8 @@ def _whole_steps(rows: Rows) -> Mask:
 
 def _no_time_stamp(rows: Rows) -> Mask:
     """Ours count from the start of the run; a log's from its first row, and its clock may have been set back."""
-    return np.where(
-        rows.imported, rows.outside("ended_at_s", -LONGEST_S, LONGEST_S), rows.outside("ended_at_s", 0, LONGEST_S)
-    )
+    of_a_log, of_ours = rows.outside("ended_at_s", -LONGEST_S, LONGEST_S), rows.outside("ended_at_s", 0, LONGEST_S)
+    return np.where(rows.imported, of_a_log, of_ours)
 
 
 def _clock_stands(rows: Rows) -> Mask:

