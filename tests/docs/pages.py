@@ -60,6 +60,15 @@ def commands(page: str) -> list[Command]:
     return [command for block in blocks(page) if block.language == "console" for command in _commands(block)]
 
 
+def distinct_commands() -> list[Command]:
+    """Those of all pages, each once: a page may repeat another's."""
+    first: dict[str, Command] = {}
+    for page in names():
+        for command in commands(page):
+            first.setdefault(command.text, command)
+    return list(first.values())
+
+
 def _commands(block: Block) -> Iterator[Command]:
     text, at, shown = "", 0, list[str]()
     for number, line in enumerate(block.text.splitlines(), start=block.line):

@@ -65,20 +65,24 @@ class Stage:
 
 
 @contextmanager
-def staged(home: Path) -> Iterator[Stage]:
-    """Lay everything out below `home`; the fake Compute Engine and bucket live as long as the stage."""
+def staged(home: Path, *, engine: bool = False) -> Iterator[Stage]:
+    """Lay everything out below `home`; the fake Compute Engine and bucket live as long as the stage.
+
+    `engine`: this machine's Docker engine can be reached.
+    """
     folder = home / "rooflaunch"
     folder.mkdir(parents=True)
     _checkout(folder)
     _home(home)
     _results(folder)
+    no_engine = {"DOCKER_HOST": f"unix://{home}/no-engine.sock"}
     with running(home / "gcs.log") as server, pytest.MonkeyPatch.context() as patch:
         server.make_bucket(SETTINGS.bucket.replace(BUCKET, "my-project-rooflaunch"))
         with clouds_on(server, home, patch)() as cloud:
             options = Options(gpu="t4", zones=(ZONE,))
             now = datetime.fromtimestamp(cloud.clock.now(), UTC)
             cloud.run(make_plan(resolve({}, {}, None), options, SETTINGS, image=IMAGE, now=now, token=TOKEN))
-            yield Stage(folder=folder, environment=_environment(home))
+            yield Stage(folder=folder, environment=_environment(home) | ({} if engine else no_engine))
 
 
 def _checkout(folder: Path) -> None:
@@ -131,7 +135,6 @@ def _environment(home: Path) -> dict[str, str]:
         **{f"ROOFLAUNCH_{name}": value for name, value in SMALL.items()},
         "HOME": str(home),
         "PATH": f"{home / 'programs'}:{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "DOCKER_HOST": f"unix://{home}/no-engine.sock",
         "GOOGLE_CLOUD_PROJECT": "my-project",
         "ROOFLAUNCH_BUCKET": BUCKET,
     }

@@ -32,14 +32,11 @@ class Instead:
     why: str
 
 
+FOR_ENGINE = re.compile(r"launch build|--runtime docker|docker run|launch doctor docker")
 # The first row that matches counts.
 INSTEAD = (
     Instead(match=r"sudo apt-get|sudo usermod", run=None, why="for the reader's own machine"),
-    Instead(
-        match=r"launch build|--runtime docker|docker run|launch doctor docker",
-        run=None,
-        why="tests/docker_engine/test_pages_for_real.py runs it",
-    ),
+    Instead(match=FOR_ENGINE.pattern, run=None, why="tests/docker_engine/test_pages_for_real.py runs it"),
     Instead(match=r"launch gcp (?!.*--dry-run).*; done", run=None, why="the loop's line is on the page a second time"),
     Instead(match=r"launch gcp (?!.*--dry-run)", run="{0} --dry-run", why="it costs money"),
     Instead(match=r"--cuda", run="{0} --dry-run", why="it needs an NVIDIA GPU"),
@@ -65,20 +62,11 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
         yield found
 
 
-def _all() -> list[Command]:
-    """Each command once: a page may repeat another's."""
-    first: dict[str, Command] = {}
-    for page in pages.names():
-        for command in pages.commands(page):
-            first.setdefault(command.text, command)
-    return list(first.values())
-
-
 def _instead(text: str) -> Instead | None:
     return next((row for row in (*INSTEAD, *(() if FULL else EVERY_DAY)) if re.search(row.match, text)), None)
 
 
-@pytest.mark.parametrize("command", _all(), ids=lambda command: command.where)
+@pytest.mark.parametrize("command", pages.distinct_commands(), ids=lambda command: command.where)
 def test_the_commands_of_a_line_are_accepted(command: Command) -> None:
     for part in re.split(r"&&|;|\|| do ", command.text):
         words = re.split(r"\s*>>?\s", part.strip())[0]
@@ -86,7 +74,7 @@ def test_the_commands_of_a_line_are_accepted(command: Command) -> None:
             grammar.check(words)
 
 
-@pytest.mark.parametrize("command", _all(), ids=lambda command: command.where)
+@pytest.mark.parametrize("command", pages.distinct_commands(), ids=lambda command: command.where)
 def test_a_line_of_a_page_runs(command: Command, request: pytest.FixtureRequest) -> None:
     if not FULL and command.page != "README.md":
         pytest.skip("every day the lines of README are run; FULL_PAGES=1 runs those of the other pages")
@@ -120,7 +108,7 @@ def _labels(lines: Iterator[str] | list[str] | tuple[str, ...]) -> list[str]:
 
 
 def test_every_row_is_needed() -> None:
-    texts = [command.text for command in _all()]
+    texts = [command.text for command in pages.distinct_commands()]
     unused = [row.match for row in (*INSTEAD, *EVERY_DAY) if not any(re.search(row.match, text) for text in texts)]
     assert not unused
 
