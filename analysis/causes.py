@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis import peaks
 from analysis.cases import Case, cases
 from analysis.configurations import CONFIGURATION, PLACE
 from analysis.loading import Results
 from analysis.statistics import share_explained
 from analysis.statistics.samples import Floats
+from workload import peaks
 from workload.bundle import Status
 from workload.spec import Device
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import pandas as pd
 
-from analysis import peaks
 from analysis.configurations import Group, group, measured
 from analysis.loading import Results
 from analysis.roofline import frame
 from analysis.statistics import over_runs
+from workload import peaks
 
 _TABLE = Path(__file__).with_name("prices.toml")
 SECONDS_PER_H = 3600

@@ -17,16 +17,16 @@ from typing import Any
 
 import pandas as pd
 
-from analysis import peaks
 from analysis.breakdown import COLUMNS, breakdown, in_steps, keys_of, per_step
 from analysis.by import By
 from analysis.configurations import CONFIGURATION, DEVICE, PLACE, Group, completed, group
 from analysis.loading import Results
-from analysis.peaks import Gpu, Peak
 from analysis.record import field_of
 from analysis.statistics import over_runs
 from analysis.statistics.samples import counted
+from workload import peaks
 from workload.errors import BundleError
+from workload.peaks import Gpu, Peak
 
 # As workload/verdict.py, which writes a run's own bound: a test holds the two together.
 INPUT_BOUND_FRACTION = 0.10

@@ -20,13 +20,14 @@ from typing import Any
 import pandas as pd
 
 import analysis
-from analysis import ncu, peaks
+from analysis import ncu
 from analysis.breakdown import totals
 from analysis.by import By
 from analysis.commands import kernels
 from analysis.importing import Given, import_file
 from analysis.ncu import families
 from analysis.roofline import Kind, Roof, counted_over_model, intensity, model_warning
+from workload import peaks
 from workload.tables import Format
 
 FIGURES = Path(__file__).with_name("published_tables.toml")

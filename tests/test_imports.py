@@ -19,6 +19,7 @@ CROSSING = {
     "workload.interrupt",
     "workload.profile.vocabulary",
     "workload.invocation",
+    "workload.peaks",
     "workload.program",
     "workload.tables",
     "workload.text",
@@ -74,7 +75,7 @@ DECLARING = {
     *("launcher", "launcher.__main__", "launcher.app", "launcher.options", "launcher.kinds", "launcher.sizes"),
     *("launcher.gcp", "launcher.gcp.app", "launcher.gcp.options"),
     *("workload", "workload.errors", "workload.invocation", "workload.text", "workload.door", "workload.interrupt"),
-    *("workload.program", "workload.spec"),
+    *("workload.program", "workload.spec", "workload.tables"),
 }
 
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from analysis import peaks
 from analysis.audit.finding import Finding, Severity, by_severity
 from analysis.audit.flop import COUNTED_FROM, COUNTED_TO, OVER_PEAK
-from analysis.peaks import Peak
+from workload import peaks
 from workload.errors import UsageError
+from workload.peaks import Peak
 from workload.spec import Precision
 
 _TABLE = Path(__file__).with_name("model_flop.toml")
@@ -278,7 +278,7 @@ CLAIM_RULES: Sequence[ClaimRule] = (
         severity=Severity.ERROR,
         threshold=f"within {PEAK_WITHIN:.0%} of the vendor's figure for this device, over its power limits",
         why="a fraction of another device's peak says nothing about this one",
-        cure="the peak of this very device: analysis/peaks.toml",
+        cure="the peak of this very device: workload/peaks.toml",
         check=wrong_peak,
     ),
     ClaimRule(

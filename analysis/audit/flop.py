@@ -5,11 +5,11 @@ from typing import Any
 
 import pandas as pd
 
-from analysis import peaks
 from analysis.audit.evidence import WITH_KERNELS, Evidence
 from analysis.audit.finding import Hit, Rule, Severity, each_case
 from analysis.cases import Case, rows
 from analysis.ncu.families import is_backward
+from workload import peaks
 from workload.profile.vocabulary import names_tensor_cores
 from workload.spec import Precision
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from analysis import peaks
 from analysis.audit.evidence import Evidence
 from analysis.audit.finding import Hit, Rule, Severity, each_case
 from analysis.cases import Case
@@ -23,6 +22,7 @@ from analysis.causes import (
     spills,
     steal,
 )
+from workload import peaks
 
 _VARIABLES = Path(__file__).with_name("debug_variables.toml")
 # Where a power cap holds the clock down for less than half of the run, it is the run's own peaks that meet it.
@@ -174,7 +174,7 @@ RULES = (
         threshold=f"bandwidth from memory clock and bus more than {peaks.BANDWIDTH_TOLERANCE:.0%} from the table's:"
         " vendors round by less",
         why="the roof is then that of another device of a similar name",
-        cure="check the device's name in nvidia-smi -q, and its row in analysis/peaks.toml",
+        cure="check the device's name in nvidia-smi -q, and its row in workload/peaks.toml",
         check=each_case(other_bandwidth),
     ),
 )

@@ -10,6 +10,9 @@ import typer
 
 from launcher.gcp.options import DEFAULT_DISK_GB, Options
 from launcher.options import Format, FormatOption, run_options
+from workload import tables
+from workload.errors import ExitCode
+from workload.invocation import as_typed
 
 # \b keeps the lines as they are.
 GCP_EXAMPLES = """\b
@@ -19,6 +22,11 @@ Examples:
   launch gcp --gpu l4 --spot --rerun-preempted 2 --repeats 3 --max-cost 1
   launch gcp --gpu v100 --max-run-time 90m --detach
   launch gcp --gpu t4 --image HOST/PROJECT/NAME@sha256:DIGEST --no-external-ip
+"""
+GPUS_EXAMPLES = """\b
+Examples:
+  launch gpus
+  launch gpus --format csv > gpus.csv
 """
 STATUS_EXAMPLES = """\b
 Examples:
@@ -71,6 +79,7 @@ BucketOption = Annotated[str | None, _text("--bucket", "B", "where launches and 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     app.command("gcp", epilog=GCP_EXAMPLES)(run_options(run_gcp))
+    app.command("gpus", epilog=GPUS_EXAMPLES)(show_gpus)
     app.command("status", epilog=STATUS_EXAMPLES)(show_status)
     app.command("logs", epilog=LOGS_EXAMPLES)(show_logs)
     app.command("down", epilog=DOWN_EXAMPLES)(take_down)
@@ -252,3 +261,16 @@ def reap(
     from launcher.gcp import commands
 
     return commands.reap(dry_run=dry_run, project=project, bucket=bucket, output_format=output_format)
+
+
+def show_gpus(
+    *, output_format: Annotated[tables.Format, typer.Option("--format", help="what stdout gets")] = tables.Format.TABLE
+) -> int:
+    """Show the GPUs that a launch can have, their peaks, and what they cost.
+
+    From tables that come with this program, each figure with its source and date: nobody is asked.
+    """
+    from launcher.gcp import offers
+
+    print(as_typed(offers.render(output_format)))
+    return ExitCode.DONE

@@ -63,10 +63,15 @@ class Listed:
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """One row of gpus.toml. `accelerator` is None where the machine type brings its GPUs."""
+    """One row of gpus.toml. `accelerator` is None where the machine type brings its GPUs.
+
+    `device`: its name among the vendors' peaks (workload/peaks.toml).
+    """
 
     name: str
     title: str
+    memory_gb: int
+    device: str
     accelerator: str | None
     capability: tuple[int, int]
     flavour: str
@@ -149,7 +154,9 @@ def _row(name: str, row: Mapping[str, Any], sources: Mapping[str, Mapping[str, s
     machines = [MachineType(**{**machine, "gpus": tuple(machine["gpus"])}) for machine in row["machine"]]
     return Gpu(
         name=name,
-        title=row["title"],
+        title=f"{row['title']} {row['memory_gb']} GB",
+        memory_gb=row["memory_gb"],
+        device=row["device"],
         accelerator=row.get("accelerator"),
         capability=(int(major), int(minor)),
         flavour=row["flavour"],

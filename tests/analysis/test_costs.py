@@ -7,8 +7,9 @@ import pandas as pd
 import pytest
 
 import analysis
-from analysis import costs, peaks
+from analysis import costs
 from benchmarks.synthetic_bundles import make
+from workload import peaks
 
 FAST = {"timing__measured_s": 1.0, "timing__images": 200}
 SLOW = {"timing__measured_s": 1.0, "timing__images": 100}

@@ -15,7 +15,7 @@ from workload.errors import ExitCode, ToolError, UsageError
 
 PRICES = Path(__file__).parents[3] / "analysis" / "prices.toml"
 NAMES = ("t4", "l4", "v100", "a100", "a100-80gb", "h100", "h200")
-# The names of analysis/peaks.toml.
+# The names of workload/peaks.toml.
 OURS = {"T4": "t4", "L4": "l4", "V100 SXM2": "v100"}
 
 Table = dict[str, Any]

@@ -94,6 +94,11 @@ def find_gpu(device_name: str | None, *, memory_bytes: float | None = None) -> G
     return named[0] if len(named) == 1 else None
 
 
+def named(gpu: str) -> Gpu:
+    """The device that the table calls so; `KeyError` for another name."""
+    return {row.gpu: row for row in gpus()}[gpu]
+
+
 def formula_flop_per_s(gpu: Gpu, row: Row, *, clock_mhz: float | None = None) -> float:
     """SMs x FLOP per clock and SM x clock: the arithmetic behind every vendor's figure."""
     return gpu.sms * row.flop_per_clock_per_sm * (clock_mhz or row.clock_mhz) * 1e6
