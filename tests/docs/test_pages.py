@@ -128,3 +128,20 @@ def test_the_python_of_the_pages_runs(stage: Stage) -> None:
                 Path(stage.folder / "notebook.py").write_text(block.text)
                 done = stage.run(".venv/bin/python notebook.py", limit_s=LIMIT_S)
                 assert done.returncode == 0, f"{page}:{block.line}\n{done.stderr}"
+
+
+@pytest.mark.parametrize("page", pages.names())
+def test_links_and_pictures_lead_somewhere(page: str) -> None:
+    text = (pages.ROOT / page).read_text(encoding="utf-8")
+    targets = re.findall(r"\]\((?!https?:)([^)]+)\)|(?:srcset|src)=\"(?!https?:)([^\"]+)\"", text)
+    for link, picture in targets:
+        path, _, anchor = (link or picture).partition("#")
+        target = (pages.ROOT / page).parent / path if path else pages.ROOT / page
+        assert target.exists(), f"{page}: {path}"
+        assert not anchor or anchor in _anchors(target), f"{page}: {path}#{anchor}"
+
+
+def _anchors(page: Path) -> set[str]:
+    """As GitHub makes them of headings."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
