@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workload.errors import ToolError
+from workload.invocation import document
 
 if TYPE_CHECKING:
     import docker
@@ -23,6 +24,7 @@ DEFAULT_SOCKET = Path("/var/run/docker.sock")
 MIN_VERSION = (20, 10)
 ASK_LIMIT_S = 60
 JOIN_GROUP = "sudo usermod -aG docker $USER, then log in again"
+INSTALL_PAGE = "docs/containers.md"
 START_DOCKER = "start Docker (`sudo systemctl start docker`, or Docker Desktop)"
 
 Line = Callable[[str], None]
@@ -257,10 +259,17 @@ class Running:
             self._container.kill(signal=name)
 
 
+def _install_or_start() -> str:
+    """Docker Desktop and every package bring the command `docker`: without it there is nothing to start."""
+    if shutil.which("docker"):
+        return START_DOCKER
+    return f"install Docker: {document(INSTALL_PAGE) or 'https://docs.docker.com/engine/install'}"
+
+
 def connect() -> Engine:
     """The engine that `docker` would use. Raises `ToolError`: no SDK, no engine, no permission."""
     if not socket_exists():
-        raise ToolError(f"no Docker engine: {DEFAULT_SOCKET} does not exist", hint=START_DOCKER)
+        raise ToolError(f"no Docker engine: {DEFAULT_SOCKET} does not exist", hint=_install_or_start())
     try:
         import docker  # noqa: PLC0415 - 0.2 s, for those who use it
     except ModuleNotFoundError as error:

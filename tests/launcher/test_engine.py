@@ -36,6 +36,8 @@ FULL = Container(
 )
 MINIMAL = Container(image="rooflaunch:cpu", command=("models",), user="0:0")
 
+ROOT = Path(__file__).parents[2]
+
 
 def image(**changes: Any) -> Image:
     plain: dict[str, Any] = {
@@ -204,12 +206,23 @@ def no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "docker.sock"
 
 
-def test_no_engine_is_said_without_the_sdk(no_engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("installed", "hint"),
+    [
+        ("/usr/bin/docker", "start Docker (`sudo systemctl start docker`, or Docker Desktop)"),
+        (None, "install Docker: docs/containers.md"),
+    ],
+)
+def test_no_engine_is_said_without_the_sdk(
+    no_engine: Path, monkeypatch: pytest.MonkeyPatch, installed: str | None, hint: str
+) -> None:
     monkeypatch.setitem(sys.modules, "docker", None)  # type: ignore[arg-type]
+    monkeypatch.setattr(engine.shutil, "which", {"docker": installed}.get)
+    monkeypatch.chdir(ROOT)
     with pytest.raises(ToolError) as caught:
         engine.connect()
     assert str(caught.value) == f"no Docker engine: {no_engine} does not exist"
-    assert caught.value.hint == "start Docker (`sudo systemctl start docker`, or Docker Desktop)"
+    assert caught.value.hint == hint
 
 
 def test_no_sdk(no_engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
