@@ -1,8 +1,8 @@
 """`analyze`: the analysis's door, and the only place that prints an error."""
 
-import os
 import sys
 
+from workload import door
 from workload.errors import ExitCode, RooflaunchError
 
 # What the commands need; a missing one is told like any other missing tool.
@@ -11,6 +11,10 @@ PACKAGES = {"typer", "pandas", "numpy", "pyarrow", "scipy", "google", "altair", 
 
 def main() -> int:
     """Run `analyze` with the arguments of this process; returns its exit code."""
+    return door.enter(_reported)
+
+
+def _reported() -> int:
     try:
         return _run()
     except RooflaunchError as error:
@@ -22,13 +26,6 @@ def main() -> int:
             raise
         print(f"error: analyze needs the package {package}\nhint: pip install 'rooflaunch[analysis]'", file=sys.stderr)
         return ExitCode.TOOL
-    except BrokenPipeError:
-        # `analyze … | head`: the reader has seen enough, and what is still in the buffer cannot be written at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return ExitCode.DONE
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return ExitCode.INTERRUPTED
 
 
 def _run() -> int:
@@ -39,14 +36,8 @@ def _run() -> int:
 
     try:
         code = program.run(app, "analyze")
-        sys.stdout.flush()
     except typer.Abort:
         code = ExitCode.INTERRUPTED
-    except SystemExit as error:
-        # typer's answer to a closed pipe is exit code 1, which here means a bug.
-        if isinstance(error.__context__, BrokenPipeError):
-            return ExitCode.DONE
-        raise
     if code == ExitCode.INTERRUPTED:
         # typer returns it for Ctrl-C, without a word.
         print("interrupted", file=sys.stderr)

@@ -2,11 +2,16 @@
 
 import sys
 
+from workload import door
 from workload.errors import ExitCode, RooflaunchError
 
 
 def main() -> int:
     """Run `launch` with the arguments of this process; returns its exit code."""
+    return door.enter(_run)
+
+
+def _run() -> int:
     try:
         import typer  # noqa: PLC0415 - a missing extra is told like any other missing tool
 
@@ -22,7 +27,7 @@ def main() -> int:
     except RooflaunchError as error:
         print(error.report(), file=sys.stderr)
         return error.exit_code
-    except (typer.Abort, KeyboardInterrupt):
+    except typer.Abort:  # typer's word for Ctrl-C
         print("interrupted", file=sys.stderr)
         return ExitCode.INTERRUPTED
 

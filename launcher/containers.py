@@ -1,26 +1,27 @@
 """The trainer in a container: what it is given, how it is followed, and what its end means."""
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher import images, sizes
 from launcher.engine import Container, Ended, Engine, Running
 from launcher.runtime import Choice
-from workload import bundle
-from workload.bundle import Status
-from workload.errors import BundleError, ExitCode, OutOfDeviceMemoryError, RooflaunchError, RunFailedError
-from workload.interrupt import handled_by
+from workload.errors import ExitCode, OutOfDeviceMemoryError, RooflaunchError, RunFailedError
+from workload.interrupt import handled_by, interruption
 from workload.spec import CIFAR10, IMAGENETTE, SYNTHETIC, RunSpec
 
 RUN_LABEL = "rooflaunch.run"
 # Variables of the caller's that change what is computed or where; nothing else of theirs gets in.
 FORWARDED = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "ONEDNN_MAX_CPU_ISA", "NVIDIA_TF32_OVERRIDE")
 DRIVER_PARAMETERS = Path("/proc/driver/nvidia/params")
-KILLED = 128 + 9
+KILLED = 128 + signal.SIGKILL
+# How a container ends whose trainer a signal ended; 130 is the trainer's own word for Ctrl-C.
+CRASHING = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL)
+CRASHES = {128 + number: number.name for number in CRASHING}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,25 +108,25 @@ def follow(
 ) -> Ended:
     """Run a container to its end; `on_line` gets its stdout, our stderr or the watcher its messages.
 
-    Ctrl-C and SIGTERM become SIGTERM for the trainer, which seals its bundle; a second one becomes SIGKILL. A watcher
-    handles signals itself.
+    Ctrl-C, SIGTERM and a closed terminal are passed on to the trainer, which seals its bundle; a second signal becomes
+    SIGKILL. A watcher handles signals itself.
     """
     if watcher is not None:
         return _watched(engine, container, on_line, watcher)
-    asked = 0
+    signals: list[int] = []
     running: Running | None = None
 
-    def stop(*_: object) -> None:
-        nonlocal asked
-        asked += 1
+    def stop(number: int, _: object) -> None:
+        signals.append(number)
         if running:
-            running.signal("SIGTERM" if asked == 1 else "SIGKILL")
+            running.signal(signal.Signals(number).name if len(signals) == 1 else "SIGKILL")
 
     with handled_by(stop), engine.started(container) as started:
         running = started
-        if asked:  # while the engine was starting it
-            started.signal("SIGTERM")
-        return started.follow(on_stdout=on_line, on_stderr=lambda line: print(line, file=sys.stderr, flush=True))
+        if signals:  # while the engine was starting it
+            started.signal(signal.Signals(signals[0]).name)
+        ended = started.follow(on_stdout=on_line, on_stderr=lambda line: print(line, file=sys.stderr, flush=True))
+    return replace(ended, signal=signals[0] if signals else None)
 
 
 def _watched(engine: Engine, container: Container, on_line: Callable[[str], None], watcher: Watcher) -> Ended:
@@ -137,11 +138,13 @@ def _watched(engine: Engine, container: Container, on_line: Callable[[str], None
             watcher.on_ended()
 
 
-def explain(ended: Ended, folders: Sequence[Path], limits: Limits) -> RooflaunchError | None:
-    """What to say of a container that was killed; the bundles that it left open are sealed as they are.
+def explain(ended: Ended, limits: Limits) -> RooflaunchError | None:
+    """What to say of a container that did not come to its end by itself.
 
-    None for a trainer that came to its own end: it has sealed its bundle and said what there was to say.
+    None for a trainer that did: it has sealed its bundle and said what there was to say.
     """
+    if ended.signal is not None and ended.exit_code != ExitCode.INTERRUPTED:
+        return interruption(ended.signal)
     # A data worker alone may be killed for its memory and the run go on.
     if ended.out_of_memory and ended.exit_code != ExitCode.DONE:
         where = (
@@ -149,25 +152,15 @@ def explain(ended: Ended, folders: Sequence[Path], limits: Limits) -> Rooflaunch
             if limits.memory_bytes is None
             else f"at the container's limit of {sizes.text(limits.memory_bytes)} of memory"
         )
-        error: RooflaunchError = OutOfDeviceMemoryError(
+        return OutOfDeviceMemoryError(
             f"the run was killed {where}",
             hint="a smaller --batch-size, fewer --workers, or more --memory",
         )
-        status = Status.OUT_OF_MEMORY
-    elif ended.exit_code == KILLED:
-        error = RunFailedError("the container was killed (SIGKILL)", hint="run again; `docker events` tells who did it")
-        status = Status.FAILED
-    else:
-        return None
-    for folder in folders:
-        with suppress(BundleError):  # it had not come to write its record
-            bundle.close_broken(folder, status, str(error))
-    return error
-
-
-def exit_code(ended: Ended, error: RooflaunchError | None) -> int:
-    """The code for the shell: the trainer's own, or that of what happened to it."""
-    return ended.exit_code if error is None else ExitCode(error.exit_code)
+    if ended.exit_code == KILLED:
+        return RunFailedError("the container was killed (SIGKILL)", hint="run again; `docker events` tells who did it")
+    if crash := CRASHES.get(ended.exit_code):
+        return RunFailedError(f"the trainer was killed by {crash}", hint="run again; `docker events` tells who did it")
+    return None
 
 
 def _absolute(path: str) -> str:

@@ -95,10 +95,14 @@ class Container:
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """How a container ended; `out_of_memory`: the kernel killed a process of it at its memory limit."""
+    """How a container ended; `out_of_memory`: the kernel killed a process of it at its memory limit.
+
+    `signal`: the first one that we were sent meanwhile.
+    """
 
     exit_code: int
     out_of_memory: bool
+    signal: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

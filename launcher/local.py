@@ -13,10 +13,10 @@ from launcher.containers import DRIVER_PARAMETERS, Limits, Watcher
 from launcher.engine import Container
 from launcher.kinds import Runtime
 from launcher.runtime import Choice
-from workload import bundle
-from workload.bundle import Bundle, Status
+from workload import broken, bundle
+from workload.bundle import Bundle
 from workload.errors import BundleError, ExitCode, RooflaunchError, ToolError, UsageError
-from workload.interrupt import killed_error, run_child
+from workload.interrupt import run_child
 from workload.spec import Context, Device, Profile, Resolved, RunSpec, arguments
 from workload.text import printable
 
@@ -31,6 +31,7 @@ class Plan:
     limits: Limits
     output: Path
     command: tuple[str, ...]
+    context: Context
     container: Container | None = None
     driver_parameters: Path = DRIVER_PARAMETERS
 
@@ -117,6 +118,7 @@ def make_plan(
         limits=limits,
         output=output,
         command=(*trainer, "-o", str(output), "--context", context.to_argument()),
+        context=context,
     )
 
 
@@ -153,6 +155,7 @@ def _container_plan(
         limits=limits,
         output=output,
         command=command,
+        context=context,
         container=container,
     )
 
@@ -167,14 +170,16 @@ def run(plan: Plan, *, watcher: Watcher | None = None) -> Outcome:
 
 def _run_process(plan: Plan) -> Outcome:
     folders: list[Path] = []
-    code = run_child(plan.command, on_line=lambda line: folders.append(Path(line)))
-    if code < 0:
-        error = killed_error(-code)
-        _close(folders, str(error))
-        return Outcome(exit_code=error.exit_code, bundles=_sealed(folders), error=error)
-    if code == ExitCode.DONE:
-        return Outcome(exit_code=code, bundles=tuple(bundle.read(folder) for folder in folders))
-    return Outcome(exit_code=code, bundles=_sealed(folders))
+    ended = run_child(plan.command, on_line=lambda line: folders.append(Path(line)))
+    if ended.code == ExitCode.DONE and ended.signal is None:
+        return Outcome(exit_code=ended.code, bundles=tuple(bundle.read(folder) for folder in folders))
+    return _broken_off(plan, ended.code, ended.error(), folders)
+
+
+def _broken_off(plan: Plan, code: int, error: RooflaunchError | None, folders: list[Path]) -> Outcome:
+    """What is left of a run that did not come to its end, with a bundle for whatever had begun."""
+    settled = broken.settle(code, error, folders, output=plan.output, spec=plan.spec, context=plan.context)
+    return Outcome(exit_code=code if error is None else error.exit_code, bundles=_sealed(settled), error=error)
 
 
 def _run_container(plan: Plan, container: Container, watcher: Watcher | None) -> Outcome:
@@ -195,11 +200,13 @@ def _run_container(plan: Plan, container: Container, watcher: Watcher | None) ->
         if not folders:
             raise
         raise ToolError(f"{lost}; what it measured is in '{folders[-1]}'", hint=lost.hint) from lost
-    error = containers.explain(ended, folders, plan.limits)
-    code = containers.exit_code(ended, error)
-    if code == ExitCode.DONE and plan.spec.profile is not Profile.NONE:
+    error = containers.explain(ended, plan.limits)
+    if error or ended.exit_code != ExitCode.DONE:
+        return _broken_off(plan, ended.exit_code, error, folders)
+    code: int = ExitCode.DONE
+    if plan.spec.profile is not Profile.NONE:
         code = _profile(plan, container, home / folders[0].name, watcher)
-    return Outcome(exit_code=code, bundles=_sealed(folders), error=error)
+    return Outcome(exit_code=code, bundles=_sealed(folders))
 
 
 def _profile(plan: Plan, timing: Container, folder: Path, watcher: Watcher | None) -> int:
@@ -210,10 +217,11 @@ def _profile(plan: Plan, timing: Container, folder: Path, watcher: Watcher | Non
     container = containers.for_profile(timing, ("profile", str(folder)), restricted=restricted)
     print(shlex.join(container.as_words()), file=sys.stderr)
     try:
-        code = containers.follow(engine, container, on_line=lambda _: None, watcher=watcher).exit_code
+        ended = containers.follow(engine, container, on_line=lambda _: None, watcher=watcher)
     except ToolError as error:
         print(f"warning: no profile, and the run is complete: {printable(str(error))}", file=sys.stderr)
         return ExitCode.DONE
+    code = ExitCode.INTERRUPTED if ended.signal is not None else ended.exit_code
     # With TOOL the pass has said itself why there is no profile.
     if code not in (ExitCode.DONE, ExitCode.TOOL, ExitCode.INTERRUPTED):
         print(f"warning: the profile pass ended with exit code {code}; the run is complete", file=sys.stderr)
@@ -223,12 +231,6 @@ def _profile(plan: Plan, timing: Container, folder: Path, watcher: Watcher | Non
 def _without_context(words: list[str]) -> list[str]:
     index = words.index("--context")
     return words[:index] + words[index + 2 :]
-
-
-def _close(folders: list[Path], error: str) -> None:
-    for folder in folders:
-        with suppress(BundleError):  # it had not come to write its record
-            bundle.close_broken(folder, Status.FAILED, error)
 
 
 def _sealed(folders: list[Path]) -> tuple[Bundle, ...]:

@@ -13,8 +13,10 @@ ROOT = Path(__file__).parents[1]
 # bucket and home; the rest is what both doors share. Facts about a container's host can be read by its launcher alone.
 CROSSING = {
     "workload.spec",
+    "workload.broken",
     "workload.bundle",
     "workload.classifiers",
+    "workload.door",
     "workload.errors",
     "workload.interrupt",
     "workload.profile.vocabulary",

@@ -2,7 +2,22 @@
 
 import sys
 
-from workload.cli import main
+from workload import door, interrupt
+from workload.errors import InterruptedRunError
+
+
+def start() -> int:
+    """Run the command; from here on a signal ends it in order, also while it imports torch."""
+    interrupt.end_with_parent()
+    try:
+        with interrupt.stoppable():
+            from workload.cli import main  # noqa: PLC0415 - takes time, in which Ctrl-C may come
+
+            return main(sys.argv[1:])
+    except InterruptedRunError as error:
+        print(error.report(), file=sys.stderr)
+        return error.exit_code
+
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(door.enter(start))

@@ -306,6 +306,8 @@ def _why_no_manifest(folder: Path) -> str:
 
 def _read_json(path: Path, *, missing: str) -> dict[str, Any]:
     try:
+        if path.exists() and not path.is_file():  # reading a FIFO would wait for its writer for ever
+            raise _damaged(path.parent, f"{path.name} is no regular file")
         document = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise BundleError(f"'{path.parent}' is {missing}", hint="name a run's folder, or run again") from error
@@ -355,4 +357,6 @@ def main(folders: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    from workload import door
+
+    sys.exit(door.enter(lambda: main(sys.argv[1:])))

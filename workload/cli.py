@@ -14,10 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from workload import __version__, bundle, log
-from workload.errors import ExitCode, RooflaunchError, ToolError, UsageError
-from workload.interrupt import killed_error, run_child, stoppable
-from workload.spec import Context, Device, Option, Precision, Profile, Resolved, arguments, options, resolve
+from workload import __version__, broken, bundle, log, shortage
+from workload.errors import ExitCode, InterruptedRunError, RooflaunchError, RunFailedError, ToolError, UsageError
+from workload.interrupt import asked, check, run_child, stoppable, undisturbed
+from workload.spec import Context, Device, Option, Precision, Profile, Resolved, RunSpec, arguments, options, resolve
 from workload.timeline import Timeline
 
 EXAMPLES = """examples:
@@ -57,21 +57,20 @@ def main(argv: Sequence[str]) -> int:
     timeline = Timeline()
     log.to_stderr()
     try:
-        parsed = _parser().parse_args(argv)
-        command: Callable[[argparse.Namespace, Timeline], int] = parsed.command
-        return command(parsed, timeline)
+        with stoppable():
+            parsed = _parser().parse_args(argv)
+            command: Callable[[argparse.Namespace, Timeline], int] = parsed.command
+            return command(parsed, timeline)
     except RooflaunchError as error:
         return _report(error)
     except ModuleNotFoundError as error:
         if error.name not in TRAINER_PACKAGES:
             raise
         return _report(ToolError(f"the trainer needs the package {error.name}", hint=INSTALL))
-    except KeyboardInterrupt:
-        return ExitCode.INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our output has gone; there is nobody left to tell.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return ExitCode.DONE
+    except (MemoryError, ImportError, RuntimeError, OSError) as error:
+        if refused := shortage.explain(error, "before it had a result"):
+            return _report(refused)
+        raise
 
 
 def _report(error: RooflaunchError) -> int:
@@ -202,17 +201,38 @@ def _given(parsed: argparse.Namespace) -> dict[str, object]:
 
 
 def _train_once(resolved: Resolved, context: Context, output: Path, timeline: Timeline) -> int:
-    with stoppable():
+    """A run that breaks off leaves a bundle, unless the user's mistake or signal ended it before there was one."""
+    folder: Path | None = None
+    try:
         from workload import train  # noqa: PLC0415 - imports torch, which takes seconds
 
+        check()
         timeline.enter("prepare")
         job = train.prepare(resolved, context)
+        check()
         timeline.enter("environment")
         folder = bundle.create(output, job.run_id(timeline.started_at))
         print(folder, flush=True)
         with bundle.guarded_writes(folder), log.to_file(folder / bundle.LOG):
             train.execute(job, folder, timeline)
+    except Exception as error:
+        failure = asked() or shortage.explain(error, "before its first step") or error
+        with undisturbed():
+            _close_broken(resolved.spec, context, output, folder, failure)
+        if failure is error:
+            raise
+        raise failure from error
     return ExitCode.DONE
+
+
+def _close_broken(spec: RunSpec, context: Context, output: Path, folder: Path | None, failure: Exception) -> None:
+    """A run that broke off leaves a sealed bundle, unless it broke off before there was one by the user's doing."""
+    if folder is not None:
+        # `RunFailedError`: it is sealed already, or the disk is full.
+        if not isinstance(failure, RunFailedError):
+            broken.close(folder, spec, context, broken.status_of(failure), str(failure))
+    elif not isinstance(failure, UsageError | ToolError | InterruptedRunError | ModuleNotFoundError):
+        print(broken.leave(output, spec, context, broken.status_of(failure), str(failure)), flush=True)
 
 
 def _series(resolved: Resolved, context: Context, output: Path) -> int:
@@ -224,24 +244,14 @@ def _series(resolved: Resolved, context: Context, output: Path) -> int:
     count = resolved.spec.repeats
     words = arguments(replace(resolved.spec, repeats=1))
     folders: list[str] = []
-
-    def show(folder: str) -> None:
-        folders.append(folder)
-        print(folder, flush=True)
-
     for repeat in range(1, count + 1):
+        check()
         if count > 1:
             log.LOGGER.info("repeat %d of %d", repeat, count)
-        told = replace(context, repeat=repeat, repeats=count, spec_origin=origin, profile_later=True).to_argument()
-        command = [sys.executable, "-m", "workload", "train", *words, "-o", str(output), "--context", told]
-        code = run_child(command, on_line=show)
-        if code < 0:
-            killed = killed_error(-code)
-            if len(folders) == repeat:
-                bundle.close_broken(Path(folders[-1]), bundle.Status.FAILED, str(killed))
-            raise killed
+        told = replace(context, repeat=repeat, repeats=count, spec_origin=origin, profile_later=True)
+        code = _repeat([*words, "-o", str(output)], told, output, resolved.spec, folders)
         if code != ExitCode.DONE:
-            if count > 1:
+            if count > 1 and code != ExitCode.INTERRUPTED:
                 log.LOGGER.error("repeat %d of %d ended with exit code %d", repeat, count, code)
             return code
     if resolved.spec.profile is Profile.NONE or context.profile_later:
@@ -249,13 +259,36 @@ def _series(resolved: Resolved, context: Context, output: Path) -> int:
     return _profile_first(folders[0])
 
 
+def _repeat(words: list[str], context: Context, output: Path, spec: RunSpec, folders: list[str]) -> int:
+    """One run; its bundle's folder is printed and added to `folders`. Raises what ended it from outside."""
+    opened: list[Path] = []
+
+    def show(folder: str) -> None:
+        opened.append(Path(folder))
+        folders.append(folder)
+        print(folder, flush=True)
+
+    command = [sys.executable, "-m", "workload", "train", *words, "--context", context.to_argument()]
+    ended = run_child(command, on_line=show)
+    failure, alone = ended.error(), replace(spec, repeats=1)
+    settled = broken.settle(ended.code, failure, opened, output=output, spec=alone, context=context)
+    for folder in settled[len(opened) :]:
+        show(str(folder))
+    if failure:
+        raise failure
+    return ended.code
+
+
 def _profile_first(folder: str) -> int:
     """A profile that fails says so and leaves a complete run; only Ctrl-C ends the whole."""
     # The folder has been printed already.
-    code = run_child([sys.executable, "-m", "workload", "profile", folder], on_line=lambda _: None)
-    if code < 0:
-        log.LOGGER.error("note       the profile pass was killed by signal %d; the run is complete", -code)
-    return ExitCode.INTERRUPTED if code == ExitCode.INTERRUPTED else ExitCode.DONE
+    ended = run_child([sys.executable, "-m", "workload", "profile", folder], on_line=lambda _: None)
+    failure = ended.error()
+    if isinstance(failure, InterruptedRunError):
+        raise failure
+    if failure:
+        log.LOGGER.error("note       no profile, and the run is complete: %s", failure)
+    return ExitCode.INTERRUPTED if ended.code == ExitCode.INTERRUPTED else ExitCode.DONE
 
 
 def _profile(parsed: argparse.Namespace, _: Timeline) -> int:
@@ -269,6 +302,7 @@ def _profile(parsed: argparse.Namespace, _: Timeline) -> int:
     }
     code = ExitCode.DONE
     for folder in parsed.bundles:
+        check()
         collected = session.profile(folder, session.Request(**given))
         if is_collected(collected):
             print(folder, flush=True)
@@ -280,21 +314,20 @@ def _profile(parsed: argparse.Namespace, _: Timeline) -> int:
 
 
 def _profiled_step(parsed: argparse.Namespace, _: Timeline) -> int:
-    with stoppable():
-        from workload import train  # noqa: PLC0415 - imports torch, which takes seconds
-        from workload.profile import profiled  # noqa: PLC0415
-        from workload.profile.command import Mode  # noqa: PLC0415
+    from workload import train  # noqa: PLC0415 - imports torch, which takes seconds
+    from workload.profile import profiled  # noqa: PLC0415
+    from workload.profile.command import Mode  # noqa: PLC0415
 
-        spec = resolve(_given(parsed), {}, None).spec
-        try:
-            profiled.run(Mode(parsed.mode), spec, parsed.report, owner=parsed.owner)
-        except Exception as error:
-            explained = train.explain(error, spec)
-            if explained is error:
-                raise
-            # For the pass's log; the message alone reaches the user.
-            traceback.print_exception(error)
-            raise explained from error
+    spec = resolve(_given(parsed), {}, None).spec
+    try:
+        profiled.run(Mode(parsed.mode), spec, parsed.report, owner=parsed.owner)
+    except Exception as error:
+        explained = train.explain(error, spec)
+        if explained is error:
+            raise
+        # For the pass's log; the message alone reaches the user.
+        traceback.print_exception(error)
+        raise explained from error
     return ExitCode.DONE
 
 

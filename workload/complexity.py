@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
-from workload import models
+from workload import models, shortage
 from workload.device import AUTOCAST_DTYPES
 from workload.errors import UsageError
 from workload.flop import FlopCounter, Tally
@@ -222,6 +222,8 @@ def _rejections(model: str, shape: tuple[int, ...]) -> Iterator[None]:
     try:
         yield
     except (AssertionError, RuntimeError, ValueError) as error:
+        if shortage.explain(error, ""):
+            raise
         if SINGLE_VALUE in str(error):
             raise _too_few_values(model, shape) from error
         # Subclasses are FakeTensorMode's own: an op that it cannot handle is no fault of the images.

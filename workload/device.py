@@ -10,12 +10,12 @@ from workload import instructions
 from workload.environment import cgroup
 from workload.environment.machine import Machine
 from workload.errors import UsageError
+from workload.shortage import is_of_memory
 from workload.spec import Device, Precision, RunSpec
 
 TF32_CAPABILITY = (8, 0)
 AUTOCAST_DTYPES = {Precision.AMP: torch.float16, Precision.BF16: torch.bfloat16}
 # How allocators that do not raise torch.OutOfMemoryError word it: CPU (c10/core/impl/alloc_cpu.cpp) and MPS.
-OUT_OF_MEMORY_PHRASES = ("can't allocate memory", "not enough memory", "out of memory")
 
 
 def choose(wanted: Device) -> Device:
@@ -131,6 +131,4 @@ def memory(device: Device) -> dict[str, Any]:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether `error` is an allocator's refusal, on any device."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in OUT_OF_MEMORY_PHRASES)
+    return isinstance(error, torch.OutOfMemoryError) or is_of_memory(error)

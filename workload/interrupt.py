@@ -1,51 +1,227 @@
-"""Ctrl-C and SIGTERM: the work ends in order, and so does that of a child process. Standard library only."""
+"""Ctrl-C, SIGTERM and a closed terminal: the work ends in order, and so does that of a child. Standard library only.
 
+A signal raises `InterruptedRunError` wherever the main thread is. Libraries may catch it there, and Python itself drops
+what is raised inside a `__del__` or a weakref callback: so it is also remembered, `check()` raises it again between
+two steps, and the second kind is raised again at once.
+"""
+
+import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import NoReturn
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from workload.errors import InterruptedRunError, RunFailedError
+from workload.errors import ExitCode, InterruptedRunError, OutOfDeviceMemoryError, RooflaunchError, RunFailedError
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+CAUSES: Mapping[int, str] = {
+    signal.SIGINT: "interrupted by Ctrl-C",
+    signal.SIGTERM: "interrupted by SIGTERM",
+    signal.SIGHUP: "interrupted: the terminal was closed",
+}
+# Set for a child whose standard input is a pipe that only its parent holds open: it ends once the parent is gone.
+LIFELINE = "ROOFLAUNCH_LIFELINE"
+# Ctrl-C once more may be impatience, and a closing window sends two signals; a third one wants it to end now.
+SIGNALS_UNTIL_KILLED = 3
+# Long enough for the callback that dropped the interruption to have returned.
+AGAIN_S = 0.05
+
+
+class _Watch:
+    """What one `stoppable` has heard."""
+
+    def __init__(self) -> None:
+        self.process = os.getpid()
+        self.signal: int | None = None
+        self.dropped = False
+        self.undisturbed = 0
+
+    def hear(self, number: int, _: object) -> None:
+        # A data worker is a copy of this process, and its end is the trainer's business.
+        if os.getpid() != self.process or (self.signal is not None and not self.dropped):
+            return
+        self.signal, self.dropped = self.signal or number, False
+        if not self.undisturbed:
+            raise interruption(self.signal)
+
+
+_watch: _Watch | None = None
+_parent_is_gone = False
+
+
+def interruption(number: int) -> InterruptedRunError:
+    """The error that says what the user did."""
+    gone = number == signal.SIGTERM and _parent_is_gone
+    return InterruptedRunError(
+        "interrupted: the process that started this run is gone" if gone else CAUSES[number],
+        hint="run again; a bundle that was open keeps its steps",
+    )
 
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Raise `InterruptedRunError` on the first signal; ignore a second one, so that the bundle gets sealed."""
+    """Raise `InterruptedRunError` on the first signal; later ones change nothing, so that the bundle gets sealed.
 
-    def stop(number: int, _: object) -> NoReturn:
-        for each in SIGNALS:
-            # Not SIG_IGN: Python would print a traceback for a second signal that has come already.
-            signal.signal(each, lambda *_: None)
-        raise InterruptedRunError(
-            f"interrupted by {signal.Signals(number).name}",
-            hint="run again; a bundle that was open keeps its steps",
-        )
+    Signals that were held back while this process started, as `run_child` does, come now.
+    """
+    global _watch  # noqa: PLW0603 - a signal handler is the process's too
+    outer, _watch = _watch, _Watch()
+    try:
+        with handled_by(_watch.hear), never_dropped():
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+            yield
+    finally:
+        _watch = outer
 
-    with handled_by(stop):
-        yield
+
+def check() -> None:
+    """Raise the interruption that has come since `stoppable` began, if any."""
+    if _watch is not None and _watch.signal is not None and not _watch.undisturbed:
+        raise interruption(_watch.signal)
+
+
+def asked() -> InterruptedRunError | None:
+    """The interruption that has come since `stoppable` began, whatever became of it."""
+    return None if _watch is None or _watch.signal is None else interruption(_watch.signal)
 
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Ignore signals meanwhile: what has been measured gets written down whole."""
-    with handled_by(lambda *_: None):
+    """Raise nothing meanwhile: what has been measured gets written down whole."""
+    if _watch is None:
+        with handled_by(lambda *_: None):
+            yield
+        return
+    watch = _watch
+    watch.undisturbed += 1
+    try:
         yield
+    finally:
+        watch.undisturbed -= 1
 
 
-def run_child(command: Sequence[str], *, on_line: Callable[[str], None] | None = None) -> int:
-    """Run a command with our standard streams, pass a signal on to it, and await its end; returns its exit status.
+@contextmanager
+def never_dropped() -> Iterator[None]:
+    """Interrupt again where Python has dropped the interruption: in a `__del__` or a weakref callback."""
+    before = sys.unraisablehook
+    timers: list[threading.Timer] = []
 
-    With `on_line` its stdout is read line by line instead. A child killed by signal N returns -N.
+    def interrupt_again() -> None:
+        if _watch is not None:
+            _watch.dropped = True
+        number = (_watch and _watch.signal) or signal.SIGINT
+        signal.pthread_kill(threading.main_thread().ident or 0, number)
+
+    def hook(dropped: "sys.UnraisableHookArgs") -> None:
+        if not isinstance(dropped.exc_value, InterruptedRunError | KeyboardInterrupt):
+            before(dropped)
+            return
+        timers.append(threading.Timer(AGAIN_S, interrupt_again))
+        timers[-1].daemon = True
+        timers[-1].start()
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+        for timer in timers:
+            timer.cancel()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How a child ended: its exit status, -N when signal N killed it, and the first signal that we were sent.
+
+    `out_of_memory`: the kernel killed a process for want of memory meanwhile.
     """
-    stdout = subprocess.PIPE if on_line else None
-    with subprocess.Popen(command, stdout=stdout, text=True) as child, handled_by(lambda *_: child.terminate()):
-        for line in child.stdout or ():
-            assert on_line is not None
-            on_line(line.rstrip("\n"))
-        return child.wait()
+
+    code: int
+    signal: int | None
+    out_of_memory: bool
+
+    def error(self) -> RooflaunchError | None:
+        """What to say of it; None for a trainer that came to its own end, and has said what there was to say."""
+        if self.signal is not None and self.code != ExitCode.INTERRUPTED:
+            return interruption(self.signal)
+        if self.code == -signal.SIGKILL and self.out_of_memory:
+            return OutOfDeviceMemoryError(
+                "the trainer was killed for want of memory",
+                hint="a smaller --batch-size, fewer --workers, or a machine with more memory",
+            )
+        return killed_error(-self.code) if self.code < 0 else None
+
+
+def run_child(command: Sequence[str], *, on_line: Callable[[str], None]) -> Ended:
+    """Run `python -m workload …`, pass signals on to it, and await its end; `on_line` gets its stdout by line.
+
+    It starts with signals held back until it can end in order, and ends when this process is gone, also by SIGKILL.
+    """
+    signals: list[int] = []
+    kills_before = _out_of_memory_kills()
+    child: subprocess.Popen[str] | None = None
+
+    def pass_on(number: int, _: object) -> None:
+        signals.append(number)
+        if child is not None:
+            child.send_signal(number if len(signals) < SIGNALS_UNTIL_KILLED else signal.SIGKILL)
+
+    with handled_by(pass_on):
+        with _held_back():
+            child = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                errors="replace",
+                env={**os.environ, LIFELINE: "stdin"},
+            )
+        with child:
+            for line in child.stdout or ():
+                on_line(line.rstrip("\n"))
+            code = child.wait()
+    out_of_memory = _out_of_memory_kills() > kills_before
+    return Ended(code=code, signal=signals[0] if signals else None, out_of_memory=out_of_memory)
+
+
+def _out_of_memory_kills() -> int:
+    """How many processes Linux has killed since its start, at the machine's limit or that of a control group."""
+    with suppress(OSError):
+        for line in Path("/proc/vmstat").read_text(encoding="utf-8").splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0
+
+
+@contextmanager
+def _held_back() -> Iterator[None]:
+    """Signals wait meanwhile; a child that is started now has them wait until its `stoppable`."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def end_with_parent() -> None:
+    """Interrupt this process once its parent is gone, if the parent holds our standard input for that."""
+    if os.environ.pop(LIFELINE, None) is None:
+        return
+
+    def watch() -> None:
+        global _parent_is_gone  # noqa: PLW0603 - see `_watch`
+        with suppress(OSError):
+            while os.read(0, 1):
+                pass
+        _parent_is_gone = True
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def killed_error(number: int) -> RunFailedError:
@@ -56,11 +232,13 @@ def killed_error(number: int) -> RunFailedError:
 
 
 @contextmanager
-def handled_by(handler: Callable[[int, object], object]) -> Iterator[None]:
-    """Call `handler(number, frame)` for Ctrl-C and SIGTERM meanwhile."""
-    before = [signal.signal(each, handler) for each in SIGNALS]
+def handled_by(handler: Callable[[int, Any], object]) -> Iterator[None]:
+    """Call `handler(number, frame)` for the signals meanwhile; one that `nohup` has us ignore stays ignored."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    handled = [number for number in SIGNALS if not (ignored and number is signal.SIGHUP)]
+    before = [signal.signal(number, handler) for number in handled]
     try:
         yield
     finally:
-        for each, previous in zip(SIGNALS, before, strict=True):
-            signal.signal(each, previous)
+        for number, previous in zip(handled, before, strict=True):
+            signal.signal(number, previous)

@@ -20,13 +20,13 @@ class Progress:
         total: int,
         *,
         images_per_step: int,
-        stream: TextIO = sys.stderr,
+        stream: TextIO | None = None,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._label = label
         self._total = total
         self._images_per_step = images_per_step
-        self._stream = stream
+        self._stream = stream or sys.stderr
         self._now = now
         self._started_s = now()
         self._last_line_s = self._started_s

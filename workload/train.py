@@ -21,15 +21,17 @@ from workload import (
     data,
     device,
     models,
+    shortage,
     timing,
     usage,
     verdict,
 )
+from workload.broken import status_of
 from workload.bundle import Status
 from workload.clock import Clock, clock_for
 from workload.environment.collect import collect
-from workload.errors import InterruptedRunError, OutOfDeviceMemoryError, RooflaunchError, RunFailedError
-from workload.interrupt import undisturbed
+from workload.errors import OutOfDeviceMemoryError, RooflaunchError, RunFailedError
+from workload.interrupt import asked, check, undisturbed
 from workload.nvml import Gpu
 from workload.profile.status import before_the_pass
 from workload.progress import Progress
@@ -117,8 +119,8 @@ def execute(job: Job, folder: Path, timeline: Timeline) -> dict[str, Any]:
         if isinstance(error, OSError) and bundle.is_write_failure(error):
             raise
         # Every other way to break off is recorded, and raised again below.
-        broken = explain(error, job.spec)
-        record["status"], record["error"] = _status_of(broken), str(broken) or type(broken).__name__
+        broken = asked() or explain(error, job.spec)
+        record["status"], record["error"] = status_of(broken), str(broken) or type(broken).__name__
         LOGGER.debug("%s", "".join(traceback.format_exception(error)))
     with undisturbed():
         _close_record(job, record, timeline)
@@ -163,6 +165,7 @@ def _measure(job: Job, folder: Path, record: dict[str, Any], timeline: Timeline)
         if job.spec.ceilings:
             timeline.enter("ceilings")
             record["ceilings"] = _measure_ceilings(job.spec, folder.parent)
+        check()
         timeline.enter("setup")
         device.reset_peak_memory(job.spec.device)
         _train(job, TrainingStep(job.model, job.spec), folder, record, timeline)
@@ -194,6 +197,7 @@ def _train(job: Job, step: TrainingStep, folder: Path, record: dict[str, Any], t
         for phase, count in ((Phase.WARMUP, spec.warmup), (Phase.MEASURED, spec.iterations)):
             with _region(phase, count, recorder, clock, spec, record, timeline):
                 for _ in range(count):
+                    check()
                     recorder.begin(phase, spec.images_per_step)
                     recorder.end(step(batches, recorder.mark))
 
@@ -270,7 +274,10 @@ def explain(error: Exception, spec: RunSpec) -> Exception:
             f"{what} does not fit into the {spec.device}'s memory",
             hint=f"--batch-size {max(1, (spec.batch_size or 1) // 2)}, or --grad-accumulation for the same step",
         )
-    # OSError: no process or file descriptor left for a data worker, say.
+    if shortage.is_of_threads(error) and (refused := shortage.explain(error, "in a training step")):
+        refused.__cause__ = error
+        return refused
+    # OSError: no file descriptor left for a data worker, say.
     if not isinstance(error, RuntimeError | OSError):
         return error
     first_line = str(error).strip().split("\n", 1)[0]
@@ -285,13 +292,3 @@ def _cure(message: str, spec: RunSpec) -> str:
     if spec.compile:
         return "leave --compile out; on a CPU it needs a C++ compiler"
     return "log.txt in the bundle has the whole traceback"
-
-
-def _status_of(error: Exception) -> Status:
-    match error:
-        case OutOfDeviceMemoryError():
-            return Status.OUT_OF_MEMORY
-        case InterruptedRunError():
-            return Status.INTERRUPTED
-        case _:
-            return Status.FAILED

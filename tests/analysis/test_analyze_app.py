@@ -1,5 +1,7 @@
 import errno
+import io
 import json
+import os
 import subprocess
 import sys
 import time
@@ -173,14 +175,42 @@ def test_interrupted(analyze: Analyze, monkeypatch: pytest.MonkeyPatch) -> None:
     assert analyze("summary", ".") == (ExitCode.INTERRUPTED, "", "interrupted\n")
 
 
-def test_reader_that_leaves_early_is_no_error(analyze: Analyze, monkeypatch: pytest.MonkeyPatch) -> None:
-    def closed(*_: object, **__: object) -> int:
-        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+class Refusing(io.StringIO):
+    """A stdout that cannot be written, once its buffer is flushed."""
 
-    for name in ("stdout", "stderr"):
-        monkeypatch.setattr(sys, name, getattr(sys, name))  # typer replaces both
-    monkeypatch.setattr("analysis.commands.summary.run", closed)
-    assert analyze("summary", ".") == (ExitCode.DONE, "", "")
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+    def flush(self) -> None:
+        raise OSError(self.number, os.strerror(self.number))
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "said"),
+    [
+        (errno.EPIPE, ExitCode.DONE, ""),
+        (
+            errno.ENOSPC,
+            ExitCode.TOOL,
+            (
+                "error: standard output cannot be written: No space left on device\n"
+                "hint: the work itself is done; have its result printed again, to another place\n"
+            ),
+        ),
+    ],
+    ids=["reader has left", "disk is full"],
+)
+def test_output_that_cannot_be_written(
+    number: int, code: int, said: str, analyze: Analyze, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tell(*_: object, **__: object) -> int:
+        print("a table")
+        return ExitCode.DONE
+
+    monkeypatch.setattr("analysis.commands.summary.run", tell)
+    monkeypatch.setattr(sys, "stdout", Refusing(number))
+    assert analyze("summary", ".") == (code, "", said)
 
 
 def run(*words: str, code: str = "from analysis.__main__ import main; main()") -> str:

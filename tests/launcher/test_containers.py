@@ -11,9 +11,7 @@ from launcher.containers import Limits, Watcher
 from launcher.engine import Container, Ended, Image
 from launcher.kinds import Runtime
 from launcher.runtime import Choice
-from workload import bundle
-from workload.bundle import Status
-from workload.errors import ExitCode, OutOfDeviceMemoryError, RunFailedError
+from workload.errors import InterruptedRunError, OutOfDeviceMemoryError, RooflaunchError, RunFailedError
 from workload.spec import RunSpec
 
 IMAGE = Image(id="sha256:ab", tags=("rooflaunch:cpu",), reference="", size_bytes=1, created="", labels={})
@@ -177,9 +175,10 @@ def test_output_goes_to_us_and_messages_to_stderr(docker: FakeDocker, capsys: py
     ("sent", "received", "lines", "exit_code"),
     [
         ([], [], ["sealed"], 130),
-        ([signal.SIGINT], ["SIGTERM"], ["sealed"], 130),
+        ([signal.SIGINT], ["SIGINT"], ["sealed"], 130),
         ([signal.SIGTERM], ["SIGTERM"], ["sealed"], 130),
-        ([signal.SIGINT, signal.SIGINT], ["SIGTERM", "SIGKILL"], [], 137),
+        ([signal.SIGHUP], ["SIGHUP"], ["sealed"], 130),
+        ([signal.SIGINT, signal.SIGINT], ["SIGINT", "SIGKILL"], [], 137),
         ([signal.SIGTERM, signal.SIGINT], ["SIGTERM", "SIGKILL"], [], 137),
     ],
     ids=str,
@@ -191,7 +190,8 @@ def test_first_signal_lets_the_trainer_seal_its_bundle_and_the_second_kills_it(
     docker.containers.pieces = [*(lambda each=each: signal.raise_signal(each) for each in sent), (b"sealed\n", None)]
     docker.containers.exit_code = 130
     out: list[str] = []
-    assert follow(docker, out) == Ended(exit_code=exit_code, out_of_memory=False)
+    first = sent[0] if sent else None
+    assert follow(docker, out) == Ended(exit_code=exit_code, out_of_memory=False, signal=first)
     assert docker.containers.created[0].signals == received
     assert out == lines
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
@@ -231,20 +231,11 @@ def test_signal_while_the_container_starts_reaches_it(docker: FakeDocker, monkey
     monkeypatch.setattr(docker.containers, "create", interrupted)
     docker.containers.pieces = [(b"sealed\n", None)]
     follow(docker, [])
-    assert docker.containers.created[0].signals == ["SIGTERM"]
-
-
-@pytest.fixture
-def open_bundle(tmp_path: Path) -> Path:
-    """What a trainer leaves that was killed in its third step."""
-    folder = bundle.create(tmp_path, "run-1")
-    bundle.write_record(folder, {"run_id": "run-1", "status": Status.RUNNING, "error": None, "spec": {"model": "x"}})
-    (folder / bundle.STEPS).write_text("step,loss\n0,6.9\n1,6.8\n2,6.")
-    return folder
+    assert docker.containers.created[0].signals == ["SIGINT"]
 
 
 @pytest.mark.parametrize(
-    ("ended", "limits", "error", "message", "hint", "status"),
+    ("ended", "limits", "error", "message", "hint"),
     [
         (
             Ended(exit_code=137, out_of_memory=True),
@@ -252,7 +243,6 @@ def open_bundle(tmp_path: Path) -> Path:
             OutOfDeviceMemoryError,
             "the run was killed at the container's limit of 512m of memory",
             "a smaller --batch-size, fewer --workers, or more --memory",
-            "out_of_memory",
         ),
         (
             Ended(exit_code=137, out_of_memory=True),
@@ -260,7 +250,6 @@ def open_bundle(tmp_path: Path) -> Path:
             OutOfDeviceMemoryError,
             "the run was killed for want of memory",
             "a smaller --batch-size, fewer --workers, or more --memory",
-            "out_of_memory",
         ),
         (
             Ended(exit_code=137, out_of_memory=False),
@@ -268,55 +257,42 @@ def open_bundle(tmp_path: Path) -> Path:
             RunFailedError,
             "the container was killed (SIGKILL)",
             "run again; `docker events` tells who did it",
-            "failed",
+        ),
+        (
+            Ended(exit_code=139, out_of_memory=False),
+            Limits(),
+            RunFailedError,
+            "the trainer was killed by SIGSEGV",
+            "run again; `docker events` tells who did it",
+        ),
+        (
+            Ended(exit_code=137, out_of_memory=False, signal=signal.SIGINT),
+            Limits(),
+            InterruptedRunError,
+            "interrupted by Ctrl-C",
+            "run again; a bundle that was open keeps its steps",
+        ),
+        (
+            Ended(exit_code=0, out_of_memory=False, signal=signal.SIGHUP),
+            Limits(),
+            InterruptedRunError,
+            "interrupted: the terminal was closed",
+            "run again; a bundle that was open keeps its steps",
         ),
     ],
 )
-def test_killed_container_leaves_a_bundle_that_says_so(
-    ended: Ended,
-    limits: Limits,
-    error: type[RunFailedError],
-    message: str,
-    hint: str,
-    status: str,
-    open_bundle: Path,
+def test_what_is_said_of_a_container_that_was_ended(
+    ended: Ended, limits: Limits, error: type[RooflaunchError], message: str, hint: str
 ) -> None:
-    found = containers.explain(ended, [open_bundle], limits)
-    assert type(found) is error
-    assert (str(found), found.hint) == (message, hint)
-    assert containers.exit_code(ended, found) == error.exit_code
-    closed = bundle.read(open_bundle)
-    assert closed.record == {
-        "schema_version": 1,
-        "run_id": "run-1",
-        "status": status,
-        "error": message,
-        "spec": {"model": "x"},
-    }
-    assert [row["loss"] for row in closed.steps()] == ["6.9", "6.8"]
+    found = containers.explain(ended, limits)
+    assert found is not None
+    assert (type(found), str(found), found.hint) == (error, message, hint)
 
 
 @pytest.mark.parametrize("exit_code", [0, 1, 6, 7, 130, 143])
-def test_trainer_that_came_to_its_own_end_has_said_it(exit_code: int, open_bundle: Path) -> None:
-    ended = Ended(exit_code=exit_code, out_of_memory=False)
-    assert containers.explain(ended, [open_bundle], Limits()) is None
-    assert containers.exit_code(ended, None) == exit_code
-    assert not (open_bundle / bundle.MANIFEST).exists()
+def test_trainer_that_came_to_its_own_end_has_said_it(exit_code: int) -> None:
+    assert containers.explain(Ended(exit_code=exit_code, out_of_memory=False), Limits()) is None
 
 
-def test_complete_bundles_stay_as_they_are(open_bundle: Path, tmp_path: Path) -> None:
-    complete = bundle.create(tmp_path, "run-0")
-    bundle.write_record(complete, {"run_id": "run-0", "status": Status.COMPLETED})
-    bundle.seal(complete)
-    before = {path.name: path.read_bytes() for path in complete.iterdir()}
-    killed = Ended(exit_code=137, out_of_memory=False)
-    unborn = tmp_path / "run-2"
-    assert containers.explain(killed, [complete, open_bundle, unborn], Limits()) is not None
-    assert {path.name: path.read_bytes() for path in complete.iterdir()} == before
-    assert bundle.read(open_bundle).record["status"] == "failed"
-    assert not unborn.exists()
-
-
-def test_exit_code_of_a_kill_is_that_of_a_failed_run() -> None:
-    killed = Ended(exit_code=137, out_of_memory=False)
-    assert containers.exit_code(killed, containers.explain(killed, [], Limits())) == ExitCode.RUN_FAILED
+def test_trainer_that_was_interrupted_has_said_it() -> None:
+    assert containers.explain(Ended(exit_code=130, out_of_memory=False, signal=signal.SIGINT), Limits()) is None

@@ -272,11 +272,28 @@ def test_killed_trainer_leaves_a_bundle_that_says_so(open_bundle: Path) -> None:
 
 
 @pytest.mark.world
-def test_trainer_that_was_killed_before_its_first_bundle() -> None:
-    suicide = (sys.executable, "-c", "import os; os.kill(os.getpid(), 15)")
-    outcome = local.run(replace(make_plan({}), command=suicide))
-    assert (outcome.exit_code, outcome.bundles) == (ExitCode.RUN_FAILED, ())
-    assert str(outcome.error).startswith("the trainer was killed by SIGTERM")
+@pytest.mark.parametrize(
+    ("script", "code", "status", "error"),
+    [
+        (
+            "os.kill(os.getpid(), 6)",
+            ExitCode.RUN_FAILED,
+            "failed",
+            "the trainer was killed by SIGABRT; its bundle keeps the steps so far",
+        ),
+        ("raise ValueError", ExitCode.BUG, "failed", "the trainer ended with a traceback"),
+    ],
+)
+def test_trainer_that_ended_before_its_first_bundle_leaves_one(
+    script: str, code: int, status: str, error: str, tmp_path: Path
+) -> None:
+    plan = make_plan({"device": "cpu"}, output=tmp_path)
+    outcome = local.run(replace(plan, command=(sys.executable, "-c", f"import os; {script}")))
+    (found,) = outcome.bundles
+    assert (outcome.exit_code, found.record["status"], found.record["error"]) == (code, status, error)
+    assert (found.record["spec"]["model"], found.record["spec"]["batch_size"]) == ("resnet18", 16)
+    assert found.record["environment"]["host"]["kernel"]
+    assert found.steps() == []
 
 
 @pytest.mark.world
@@ -383,6 +400,30 @@ def test_run_that_failed_is_not_profiled(docker: FakeDocker, choice: Choice) -> 
     assert len(docker.containers.created) == 1
 
 
+def test_container_that_was_killed_while_it_imported_torch_leaves_a_bundle(
+    docker: FakeDocker, choice: Choice, caller: Path
+) -> None:
+    docker.containers.exit_code, docker.containers.out_of_memory = 137, True
+    limits = Limits(memory_bytes=300 * 2**20)
+    outcome = local.run(make_plan({"device": "cpu"}, choice, limits=limits, outside={"host": {"kernel": "6.1"}}))
+    (found,) = outcome.bundles
+    assert (outcome.exit_code, found.path.parent.absolute()) == (ExitCode.OUT_OF_MEMORY, caller / "out")
+    assert (found.record["status"], found.record["error"]) == (
+        "out_of_memory",
+        "the run was killed at the container's limit of 300m of memory",
+    )
+    assert found.record["environment"]["container"]["image"] == "rooflaunch:cpu"
+
+
+def test_interrupted_container_leaves_no_bundle_of_a_run_that_had_not_begun(
+    docker: FakeDocker, choice: Choice, caller: Path
+) -> None:
+    docker.containers.pieces = [lambda: signal.raise_signal(signal.SIGINT), lambda: signal.raise_signal(signal.SIGINT)]
+    outcome = local.run(make_plan({"device": "cpu"}, choice))
+    assert (outcome.exit_code, outcome.bundles, list((caller / "out").iterdir())) == (ExitCode.INTERRUPTED, (), [])
+    assert str(outcome.error) == "interrupted by Ctrl-C"
+
+
 def test_container_that_was_killed_for_its_memory(docker: FakeDocker, choice: Choice, caller: Path) -> None:
     docker.containers.pieces = [
         lambda: make_open_bundle(caller / "out"),
@@ -454,7 +495,7 @@ def test_command_says_what_killed_the_container(
     command.containers.exit_code = 128 + signal.SIGKILL
     assert launch(monkeypatch, "local", "--runtime", "docker", "--cpu", "-o", "out") == ExitCode.RUN_FAILED
     captured = capsys.readouterr()
-    assert captured.out == ""
+    assert "  failed        the container was killed (SIGKILL)\n  bundle        out/run-1\n" in captured.out
     assert captured.err.splitlines()[-2:] == [
         "error: the container was killed (SIGKILL)",
         "hint: run again; `docker events` tells who did it",

@@ -1,5 +1,6 @@
 import errno
 import json
+import os
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -221,6 +222,14 @@ def test_door_verifies(sealed: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert bundle.main([str(sealed), str(sealed)]) == ExitCode.BAD_BUNDLE
     assert "error: " in capsys.readouterr().err
     assert bundle.main([]) == ExitCode.NOTHING_TO_DO
+
+
+@pytest.mark.parametrize("name", ["MANIFEST.json", "run.json"])
+def test_a_pipe_in_a_files_place_is_refused_and_not_read(name: str, sealed: Path) -> None:
+    (sealed / name).unlink()
+    os.mkfifo(sealed / name)
+    with pytest.raises(BundleError, match=f"'{sealed}' is damaged: {name} is "):
+        bundle.read(sealed)
 
 
 JSON = st.recursive(

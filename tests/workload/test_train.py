@@ -281,18 +281,26 @@ def wait_for_steps(process: subprocess.Popen[str], count: int) -> Path:
     pytest.fail(f"no {count} steps within a minute")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signal_leaves_an_interrupted_bundle(number: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (signal.SIGINT, "interrupted by Ctrl-C"),
+        (signal.SIGTERM, "interrupted by SIGTERM"),
+        (signal.SIGHUP, "interrupted: the terminal was closed"),
+    ],
+    ids=["SIGINT", "SIGTERM", "SIGHUP"],
+)
+def test_signal_leaves_an_interrupted_bundle(number: signal.Signals, said: str) -> None:
     with start("--iterations", "100000") as process:
         folder = wait_for_steps(process, 5)
         process.send_signal(number)
         process.send_signal(signal.SIGTERM)  # as a launcher passes on what the terminal has sent to both
         _, error = process.communicate(timeout=60)
     assert process.returncode == ExitCode.INTERRUPTED
-    assert f"error: interrupted by {number.name}" in error
+    assert f"error: {said}" in error
     assert "Traceback" not in error
     record = record_of(folder)
-    assert record["status"] == "interrupted"
+    assert (record["status"], record["error"]) == ("interrupted", said)
     steps = bundle.read(folder).steps()
     assert record["timing"]["images"] == 2 * (len(steps) - 1) >= 8
 

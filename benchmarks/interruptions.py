@@ -1,0 +1,145 @@
+"""Ctrl-C at random moments of `launch local --repeats 3`: every time 130, and what was measured is kept.
+
+    python benchmarks/interruptions.py 60 [--seed 0] [--alone]
+
+Each time SIGINT goes to the whole process group, as from a terminal, or with --alone to `launch` only. The moments are
+uniform over the time that an uninterrupted launch takes; one that comes after the end is drawn again. Exits with 1
+where a launch ended in another way, left a bundle unsealed or a process running, or printed a traceback.
+"""
+
+import argparse
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from workload import bundle
+from workload.errors import BundleError, ExitCode
+
+ROOT = Path(__file__).parents[1]
+TINY = ["--image-size", "32", "--batch-size", "2", "--warmup", "2", "--iterations", "20"]
+COMMAND = ["local", "--runtime", "process", "--cpu", *TINY, "--repeats", "3", "-o", "out"]
+END_LIMIT_S = 120
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """What an interrupted launch left."""
+
+    code: int
+    stderr: str
+    statuses: tuple[str, ...]
+    unsealed: tuple[Path, ...]
+    survivors: bool
+
+    @property
+    def faults(self) -> list[str]:
+        """What must not be."""
+        return [
+            *([f"exit code {self.code}"] if self.code != ExitCode.INTERRUPTED else []),
+            *(["traceback"] if "Traceback" in self.stderr else []),
+            *(f"not sealed: {folder.name}" for folder in self.unsealed),
+            *(["a process still runs"] if self.survivors else []),
+        ]
+
+
+def start(folder: Path, *words: str) -> "subprocess.Popen[str]":
+    """`launch` in a process group of its own, with its output in `folder`."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "launcher", *COMMAND, *words],
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def press(process: "subprocess.Popen[str]", *, alone: bool = False) -> None:
+    """Ctrl-C: for the whole group, or for `launch` alone."""
+    (os.kill if alone else os.killpg)(process.pid, signal.SIGINT)
+
+
+def await_end(process: "subprocess.Popen[str]", folder: Path) -> Ended:
+    """The end of an interrupted launch; what is left of its group is killed."""
+    _, stderr = process.communicate(timeout=END_LIMIT_S)
+    survivors = True
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        survivors = False
+    statuses, unsealed = [], []
+    for path in sorted((folder / "out").glob("2*")):
+        try:
+            statuses.append(str(bundle.read(path).record["status"]))
+        except BundleError:
+            unsealed.append(path)
+    # A shell says 130 of a process that SIGINT ended.
+    code = 128 - process.returncode if process.returncode < 0 else process.returncode
+    return Ended(code=code, stderr=stderr, statuses=tuple(statuses), unsealed=tuple(unsealed), survivors=survivors)
+
+
+def interrupt_after(delay_s: float, *, alone: bool) -> Ended | None:
+    """Start, wait, press; None where it had ended by then."""
+    with tempfile.TemporaryDirectory() as name, start(Path(name)) as process:
+        with suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=delay_s)
+            return None
+        press(process, alone=alone)
+        return await_end(process, Path(name))
+
+
+def duration_s() -> float:
+    """How long a launch takes that nobody interrupts."""
+    began_s = time.monotonic()
+    with tempfile.TemporaryDirectory() as name, start(Path(name)) as process:
+        process.communicate()
+        assert process.returncode == 0, "the launch itself fails"
+    return time.monotonic() - began_s
+
+
+def measure(count: int, seed: int, *, alone: bool, show: Callable[[str], None] = print) -> int:
+    """Interrupt `count` launches; returns how many ended as they must not."""
+    limit_s, moments, bad = duration_s(), random.Random(seed), 0
+    left: Counter[str] = Counter()
+    show(f"an uninterrupted launch takes {limit_s:.1f} s\n{'after':>8}  code  bundles")
+    done = 0
+    while done < count:
+        delay_s = moments.uniform(0, limit_s)
+        ended = interrupt_after(delay_s, alone=alone)
+        if ended is None:
+            continue
+        done += 1
+        bad += bool(ended.faults)
+        left[", ".join(ended.statuses) or "none"] += 1
+        kept, faults = ", ".join(ended.statuses) or "none", "; ".join(ended.faults)
+        show(f"{delay_s:6.2f} s  {ended.code:4}  {kept}  {faults}".rstrip())
+    show(f"\n{count - bad} of {count} ended with 130, every bundle sealed, nothing left running")
+    for statuses, number in sorted(left.items()):
+        show(f"  {number:3} left {statuses}")
+    return bad
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("count", type=int)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--alone", action="store_true", help="SIGINT to `launch` alone")
+    chosen = parser.parse_args()
+    return 1 if measure(chosen.count, chosen.seed, alone=chosen.alone) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,155 @@
+"""Signals, raised in this process where nothing waits for them, and children that are real processes."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from workload import interrupt
+from workload.errors import InterruptedRunError
+from workload.interrupt import check, run_child, stoppable, undisturbed
+
+ROOT = Path(__file__).parents[2]
+READY = "import time; print('ready', flush=True);"
+
+
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [
+        (signal.SIGINT, "interrupted by Ctrl-C"),
+        (signal.SIGTERM, "interrupted by SIGTERM"),
+        (signal.SIGHUP, "interrupted: the terminal was closed"),
+    ],
+)
+def test_a_signal_ends_the_work(number: signal.Signals, message: str) -> None:
+    before = [signal.getsignal(each) for each in interrupt.SIGNALS]
+    with pytest.raises(InterruptedRunError) as caught, stoppable():
+        signal.raise_signal(number)
+    assert caught.value.report() == f"error: {message}\nhint: run again; a bundle that was open keeps its steps"
+    assert [signal.getsignal(each) for each in interrupt.SIGNALS] == before
+
+
+def test_a_library_that_catches_everything_does_not_swallow_it() -> None:
+    with stoppable():
+        with suppress(Exception):
+            signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)  # a second one changes nothing
+        with pytest.raises(InterruptedRunError, match="by Ctrl-C"):
+            check()
+        assert str(interrupt.asked()) == "interrupted by Ctrl-C"
+
+
+def test_what_is_written_down_is_not_disturbed() -> None:
+    with stoppable():
+        with undisturbed():
+            signal.raise_signal(signal.SIGINT)
+            check()
+        with pytest.raises(InterruptedRunError):
+            check()
+
+
+def test_nothing_is_left_of_an_earlier_interruption() -> None:
+    with pytest.raises(InterruptedRunError), stoppable():
+        signal.raise_signal(signal.SIGINT)
+    with stoppable():
+        check()
+        assert interrupt.asked() is None
+
+
+class Careless:
+    """Is interrupted while Python deletes it."""
+
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+
+def delete_carelessly() -> None:
+    thing = Careless()
+    del thing
+    time.sleep(10)
+    pytest.fail("the interruption was lost")
+
+
+@pytest.mark.world
+def test_an_interruption_inside_del_is_raised_again() -> None:
+    with pytest.raises(InterruptedRunError, match="by Ctrl-C"), stoppable():
+        delete_carelessly()
+
+
+@pytest.mark.world
+def test_ctrl_c_inside_del_at_a_door_is_raised_again() -> None:
+    with pytest.raises(KeyboardInterrupt), interrupt.never_dropped():
+        delete_carelessly()
+
+
+def test_nohup_is_respected() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stoppable():
+            signal.raise_signal(signal.SIGHUP)
+            check()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{code}"]
+
+
+@pytest.mark.world
+def test_a_child_that_is_still_starting_gets_the_signal_when_it_can_end_in_order() -> None:
+    code = (
+        f"{READY} time.sleep(0.5)\n"  # as Python imports
+        "from workload.interrupt import stoppable\n"
+        "from workload.errors import InterruptedRunError\n"
+        "try:\n"
+        "    with stoppable(): time.sleep(20)\n"
+        "except InterruptedRunError as error: print(error); raise SystemExit(130)"
+    )
+    lines: list[str] = []
+
+    def hear(line: str) -> None:
+        lines.append(line)
+        if line == "ready":
+            os.kill(os.getpid(), signal.SIGINT)
+
+    ended = run_child(python(code), on_line=hear)
+    assert lines == ["ready", "interrupted by Ctrl-C"]
+    assert (ended.code, ended.signal, ended.error()) == (130, signal.SIGINT, None)
+
+
+@pytest.mark.world
+def test_a_third_signal_kills_a_child_that_does_not_end() -> None:
+    def press(_: str) -> None:
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    ended = run_child(python(f"{READY} time.sleep(30)"), on_line=press)
+    assert (ended.code, ended.signal) == (-signal.SIGKILL, signal.SIGINT)
+    assert str(ended.error()) == "interrupted by Ctrl-C"
+
+
+@pytest.mark.world
+def test_a_child_ends_in_order_when_its_parent_is_killed(tmp_path: Path) -> None:
+    child = (
+        "import time; from workload import interrupt\n"
+        "interrupt.end_with_parent()\n"
+        "try:\n"
+        "    with interrupt.stoppable(): print('ready', flush=True); time.sleep(30)\n"
+        f"finally: open({str(tmp_path / 'said')!r}, 'w').write(str(interrupt.interruption(15)))"
+    )
+    show = "lambda line: print(line, flush=True)"
+    parent = f"from workload.interrupt import run_child; run_child({python(child)!r}, on_line={show})"
+    with subprocess.Popen(python(parent), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.kill()
+    deadline_s = time.monotonic() + 20
+    while time.monotonic() < deadline_s and not ((tmp_path / "said").exists() and (tmp_path / "said").read_text()):
+        time.sleep(0.05)
+    assert (tmp_path / "said").read_text() == "interrupted: the process that started this run is gone"

@@ -1,0 +1,134 @@
+"""The bundle of a run that broke off before its trainer could seal one, by whoever survives. Standard library only."""
+
+import csv
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from workload import bundle
+from workload.bundle import Status
+from workload.environment.machine import Machine
+from workload.environment.outside import outside_facts
+from workload.errors import BundleError, ExitCode, InterruptedRunError, OutOfDeviceMemoryError, RunFailedError
+from workload.profile.status import before_the_pass
+from workload.spec import Context, Device, RunSpec
+
+NOTE = "the trainer ended before it could describe the run: what is recorded here was seen from outside"
+
+
+def settle(
+    code: int, error: Exception | None, folders: Sequence[Path], *, output: Path, spec: RunSpec, context: Context
+) -> list[Path]:
+    """Seal what a trainer left that others ended, with `error`, or a bug; returns all its bundles' folders.
+
+    `folders`: those that it had opened. A run that had opened none gets a bundle here, unless it was interrupted.
+    """
+    if error is None and code != ExitCode.BUG:
+        return list(folders)
+    why = error or RunFailedError("the trainer ended with a traceback", hint="")
+    for folder in folders:
+        # A full disk has been reported by the trainer.
+        with suppress(BundleError, OSError):
+            close(folder, spec, context, status_of(why), str(why))
+    is_next = len(folders) < spec.repeats and all(_is_completed(folder) for folder in folders)
+    if not is_next or isinstance(why, InterruptedRunError):
+        return list(folders)
+    told = replace(context, repeat=len(folders) + 1, repeats=spec.repeats) if spec.repeats > 1 else context
+    return [*folders, leave(output, spec, told, status_of(why), str(why))]
+
+
+def status_of(error: Exception) -> Status:
+    """How a run ended that `error` broke off."""
+    match error:
+        case OutOfDeviceMemoryError():
+            return Status.OUT_OF_MEMORY
+        case InterruptedRunError():
+            return Status.INTERRUPTED
+        case _:
+            return Status.FAILED
+
+
+def _is_completed(folder: Path) -> bool:
+    with suppress(BundleError):
+        return bool(bundle.read(folder).record["status"] == Status.COMPLETED)
+    return False
+
+
+def leave(output: Path, spec: RunSpec, context: Context, status: Status, error: str) -> Path:
+    """A sealed bundle for a trainer that ended before it opened one; returns its folder."""
+    now, spec = datetime.now(UTC), _filled(spec)
+    assert spec.batch_size is not None
+    run_id = bundle.make_run_id(
+        now=now,
+        place=context.place or f"local-{spec.device}",
+        model=spec.model,
+        batch_size=spec.batch_size,
+        precision=spec.precision,
+    )
+    folder = bundle.create(output, run_id)
+    close(folder, spec, context, status, error)
+    return folder
+
+
+def close(folder: Path, spec: RunSpec, context: Context, status: Status, error: str) -> None:
+    """Seal the bundle that a trainer left open, with the steps that it had flushed; a complete one stays as it is."""
+    if (folder / bundle.MANIFEST).exists():
+        return
+    if not (folder / bundle.RECORD).exists():
+        bundle.write_record(folder, _record(folder.name, _filled(spec), context))
+        for name, columns in ((bundle.STEPS, bundle.STEP_COLUMNS), (bundle.TELEMETRY, bundle.TELEMETRY_COLUMNS)):
+            if not (folder / name).exists():
+                _write_header(folder / name, columns)
+        with (folder / bundle.LOG).open("a", encoding="utf-8") as log:
+            log.write(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} ERROR {error}\n")
+    bundle.close_broken(folder, status, error)
+
+
+def _filled(spec: RunSpec) -> RunSpec:
+    """Defaults that depend on the device, without torch: `auto` becomes what it takes first where that is there."""
+    device = spec.device
+    if device is Device.AUTO:
+        gpu = Device.CUDA if Machine().exists("/dev/nvidiactl") else Device.CPU
+        device = Device.MPS if sys.platform == "darwin" else gpu
+    return spec.filled(device, cpus=1)
+
+
+def _record(run_id: str, spec: RunSpec, context: Context) -> dict[str, Any]:
+    """What `workload.train` writes first, as far as it can be known from outside."""
+    # A launcher that starts containers has looked already.
+    seen: dict[str, dict[str, object]] = {} if "host" in context.outside else outside_facts()
+    sections = {name: {**seen.get(name, {}), **context.outside.get(name, {})} for name in {*seen, *context.outside}}
+    where = {
+        "place": context.place or f"local-{spec.device}",
+        "backend": context.backend,
+        "runtime": context.runtime,
+        "runtime_reason": context.runtime_reason,
+    }
+    absent: dict[str, Any] = {"host": {}, "device": {"type": spec.device.value, "name": None}, "software": {}}
+    return {
+        "run_id": run_id,
+        "status": Status.RUNNING,
+        "error": None,
+        "repeat": {"index": context.repeat, "of": context.repeats},
+        "spec": spec.to_json(),
+        "spec_origin": dict(context.spec_origin),
+        "environment": {**where, **absent, "cloud": None, "container": None, "slurm": None, **sections},
+        "timing": {"started_at": datetime.now(UTC).isoformat()},
+        "complexity": None,
+        "ceilings": None,
+        "bound": None,
+        "memory": {},
+        "usage": None,
+        "profile": before_the_pass(spec.profile, repeat=context.repeat, repeats=context.repeats),
+        "cost": None,
+        "notes": [NOTE],
+    }
+
+
+def _write_header(path: Path, columns: Sequence[str]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as text:
+        csv.writer(text, lineterminator="\n").writerow(columns)

@@ -1,0 +1,83 @@
+"""What all four doors do alike: output that cannot be written, closed streams, Ctrl-C. Standard library only.
+
+A command's work goes on when its output cannot be written. Where the reader has left (`launch local | head`), that is
+no error: the exit code is that of the work. Where the output is lost otherwise (a full disk), a command that did its
+work exits with 4. Messages on stderr that cannot be written are dropped.
+"""
+
+import errno
+import os
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from pathlib import Path
+from typing import Any, TextIO, cast
+
+from workload.errors import ExitCode, ToolError
+from workload.interrupt import never_dropped
+
+
+class Outlet:
+    """A text stream that drops what it cannot write and remembers why; all else is the stream's own."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.error: OSError | None = None
+
+    def write(self, text: str) -> int:
+        """Write, or drop."""
+        self._tried(lambda: self._stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush, or drop."""
+        self._tried(self._stream.flush)
+
+    def _tried(self, act: Callable[[], object]) -> None:
+        try:
+            act()
+        except OSError as error:
+            self.error = self.error or error
+            # What is still in the buffer goes nowhere, now and when Python flushes it at its end.
+            with suppress(OSError), Path(os.devnull).open("wb") as nowhere:
+                os.dup2(nowhere.fileno(), self._stream.fileno())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def enter(run: Callable[[], int]) -> int:
+    """Run a command; returns its exit code, or that of output that was lost or of Ctrl-C."""
+    code: int
+    open_standard_streams()
+    out, err = Outlet(sys.stdout), Outlet(sys.stderr)
+    with redirect_stdout(cast("TextIO", out)), redirect_stderr(cast("TextIO", err)):
+        try:
+            with never_dropped():
+                code = run()
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            code = ExitCode.INTERRUPTED
+        except SystemExit as done:  # argparse's way to end after --help
+            code = done.code if isinstance(done.code, int) else ExitCode.DONE
+        out.flush()
+        if out.error is not None and out.error.errno != errno.EPIPE:
+            lost = ToolError(
+                f"standard output cannot be written: {out.error.strerror}",
+                hint="the work itself is done; have its result printed again, to another place",
+            )
+            print(lost.report(), file=sys.stderr)
+            code = code or int(lost.exit_code)
+        err.flush()
+    return code
+
+
+def open_standard_streams() -> None:
+    """Give a closed stdin, stdout or stderr to /dev/null: else the next file that is opened takes its number."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "r" if number == 0 else "w", encoding="utf-8", closefd=False))  # noqa: SIM115 - stays open
