@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import pytest
 from fake_docker import FakeDocker
 
-from launcher import app, containers, images, local
+from launcher import containers, images, local
 from launcher import engine as docker_engine
 from launcher.__main__ import main
 from launcher.containers import Limits
@@ -468,7 +468,7 @@ def command(docker: FakeDocker, caller: Path, monkeypatch: pytest.MonkeyPatch) -
     docker.hold("sha256:ab", "rooflaunch:cpu", labels={"rooflaunch.flavour": "cpu", "rooflaunch.inputs": inputs})
     monkeypatch.setattr(docker_engine, "socket_exists", lambda: True)
     monkeypatch.setattr(docker_engine, "connect", docker.engine)
-    monkeypatch.setattr(app, "outside_facts", lambda: {"host": {"kernel": str(caller)}})
+    monkeypatch.setattr("workload.environment.outside.outside_facts", lambda: {"host": {"kernel": str(caller)}})
     return docker
 
 
