@@ -125,7 +125,9 @@ gcp.register(app)
 @app.command("build", epilog=BUILD_EXAMPLES)
 def build_image(
     *,
-    flavour: Annotated[str, typer.Option(metavar="cpu|cuda|volta", help="which row of docker/images.toml")] = "cpu",
+    flavour: Annotated[
+        str, typer.Option(metavar="cpu|cuda|volta", help="for a CPU, NVIDIA's GPUs, or the V100")
+    ] = "cpu",
     base: Annotated[
         str | None, typer.Option(metavar="IMAGE", help="build on this image instead of the row's", show_default=False)
     ] = None,
@@ -199,7 +201,8 @@ def run_doctor(
     chosen = parts or list(doctor.HERE)
     if (project or bucket) and Part.GCP not in chosen:
         raise UsageError("--project and --bucket are for launch doctor gcp", hint="launch doctor gcp --project PROJECT")
-    checks = doctor.examine(chosen, gcp=lambda: gcp_doctor.examine({"project": project, "bucket": bucket}))
+    where = {"project": project, "bucket": bucket}
+    checks = doctor.examine(chosen, named=bool(parts), gcp=lambda: gcp_doctor.examine(where))
     if output_format is Format.JSON:
         print(json.dumps([check.to_json() for check in checks], indent=1))
     else:

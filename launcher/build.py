@@ -15,12 +15,39 @@ from launcher import images
 from launcher.engine import Engine, Event, Image
 from launcher.images import Flavour, Recipe
 from workload.errors import RooflaunchError, ToolError, UsageError
+from workload.invocation import as_typed
+from workload.text import printable, printable_lines
 
 # Enough to see what a failing command said.
 LAST_LINES = 15
 # PyTorch with CUDA is 6 GB in an image, and the builder holds a layer twice while it commits it.
 NEEDED_BYTES = 14 * 10**9
 STEP_WIDTH = 100
+# What a step of docker/Dockerfile does, by the beginning of its command; a test looks for each that takes time.
+WORDS = (
+    (r"FROM ", "the base image"),
+    (r"RUN apt-get ", "packages of the system"),
+    (r"RUN mkdir /opt/ncu", "Nsight Compute"),
+    (r"RUN pip install .*--requirement", "Python packages"),
+    (r"RUN pip install ", "PyTorch"),
+    (r"RUN if \[ -n \"\$NCU_URL\"", "a look at Nsight Compute"),
+    (r"RUN python /opt/build/gpu_code.py", "code for the GPUs"),
+    (r"RUN python .*compileall", "the trainer"),
+)
+# Settings and copies: they take no time, and say nothing to who waits.
+SILENT = re.compile(r"(ARG|ENV|LABEL|WORKDIR|USER|ENTRYPOINT|CMD|COPY|SHELL|VOLUME|STOPSIGNAL) ")
+BAR_WIDTH = 20
+# Narrower terminals have no room for it.
+BAR_FROM = 60
+# What an engine says of a registry that it cannot reach.
+UNREACHABLE = (
+    "dial tcp",
+    "no such host",
+    "i/o timeout",
+    "TLS handshake timeout",
+    "Client.Timeout",
+    "connection refused",
+)
 STEP = re.compile(r"^Step (\d+)/(\d+) : (.*)")
 
 
@@ -57,6 +84,14 @@ class Built:
             "next": f"launch local --runtime docker --image {self.tag}",
         }
         return "\n".join(f"{name:<8} {text}" for name, text in lines.items())
+
+
+class BuildFailedError(ToolError):
+    """Its message has a line for each of the last that the failing step said."""
+
+    def report(self) -> str:
+        """As for every error, with these lines kept."""
+        return f"error: {printable_lines(str(self))}\nhint: {printable(as_typed(self.hint))}"
 
 
 def build(engine: Engine, recipe: Recipe, *, network: str | None = None, cached: bool = True) -> Built:
@@ -173,21 +208,29 @@ def _follow(events: Iterator[Event], log: TextIO, path: Path) -> str:
                 if found := STEP.match(line):
                     step = f"step {found[1]} of {found[2]}: {_shortened(found[3])}"
                     last.clear()
-                    shown.step(step)
+                    shown.step(int(found[1]), int(found[2]), found[3])
                 else:
                     last.append(line.rstrip())
                     shown.line(line)
             if event.error:
                 log.write(event.error + "\n")
                 said = "".join(f"\n  {line}" for line in last)
-                raise ToolError(f"the build failed at {step}\n  {event.error.strip()}{said}", hint=hint)
+                message = f"the build failed at {step}\n  {event.error.strip()}{said}"
+                raise BuildFailedError(message, hint=f"{_around(event.error)}{hint}")
     except RooflaunchError as error:
         shown.clear()
-        raise type(error)(str(error), hint=hint) from error
+        raise type(error)(str(error), hint=error.hint if error.hint.endswith(hint) else hint) from error
     shown.clear()
     if not image_id:
         raise ToolError("the build ended without an image", hint=hint)
     return image_id
+
+
+def _around(error: str) -> str:
+    """What helps where a registry cannot be reached."""
+    if not any(sign in error for sign in UNREACHABLE):
+        return ""
+    return "launch build --base IMAGE takes a base image that the engine has, or of a registry that it reaches; "
 
 
 def _shortened(command: str) -> str:
@@ -211,21 +254,30 @@ def _built(recipe: Recipe, image: Image, *, seconds: float, cached: bool) -> Bui
 
 
 class _Shown:
-    """Progress on stderr: each step a line; on a terminal the newest output below it, in one line."""
+    """Progress on stderr: each step a line; on a terminal the newest output below it, in one line with a bar."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._is_terminal = stream.isatty()
+        self._bar = ""
 
-    def step(self, text: str) -> None:
+    def step(self, number: int, total: int, command: str) -> None:
+        done = BAR_WIDTH * (number - 1) // total
+        self._bar = f"[{'#' * done}{'.' * (BAR_WIDTH - done)}] "
+        words = next((words for start, words in WORDS if re.match(start, command)), None)
+        if words is None and SILENT.match(command):
+            return
+        text = f"step {number} of {total}: {words or _shortened(command)}"
         self.clear()
         width = shutil.get_terminal_size().columns - 1
         print(text[:width] if self._is_terminal else text, file=self._stream, flush=True)
 
     def line(self, text: str) -> None:
         if self._is_terminal and text.strip():
-            width = shutil.get_terminal_size().columns - 5
-            self._stream.write(f"\r    {text.strip()[:width]:<{width}}")
+            columns = shutil.get_terminal_size().columns
+            start = "    " + (self._bar if columns >= BAR_FROM else "")
+            width = columns - 1 - len(start)
+            self._stream.write(f"\r{start}{text.strip()[:width]:<{width}}")
             self._stream.flush()
 
     def clear(self) -> None:

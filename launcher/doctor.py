@@ -17,6 +17,7 @@ from launcher.kinds import Part
 from workload.errors import ExitCode, ToolError
 
 TOOL_LIMIT_S = 20
+NO_GPU = "nvidia-smi shows no GPU"
 GPU_FIELDS = ("name", "compute_cap", "driver_version", "memory.total")
 NCU_FOLDERS = ("/opt/nvidia/nsight-compute/*/ncu", "/usr/local/cuda*/bin/ncu")
 UNLOCK = (
@@ -83,9 +84,16 @@ def this_host() -> Host:
 
 
 def examine(
-    parts: Sequence[Part], host: Host | None = None, *, gcp: Callable[[], Iterable[Check]] | None = None
+    parts: Sequence[Part],
+    host: Host | None = None,
+    *,
+    named: bool = True,
+    gcp: Callable[[], Iterable[Check]] | None = None,
 ) -> list[Check]:
-    """Every check of these parts, in order; a check that cannot go on ends its part. `gcp`: those of the cloud."""
+    """Every check of these parts, in order; a check that cannot go on ends its part. `gcp`: those of the cloud.
+
+    `named`: the user named the parts; else a machine without a GPU is nothing to repair.
+    """
     host = host or this_host()
     checks: list[Check] = []
     for part in dict.fromkeys(parts):
@@ -93,7 +101,7 @@ def examine(
             case Part.DOCKER:
                 checks += _docker_checks(host)
             case Part.GPU:
-                checks += _gpu_checks(host)
+                checks += _gpu_checks(host, needed=named)
             case Part.GCP:
                 checks += (gcp or _gcp_checks)()
     return checks
@@ -205,11 +213,14 @@ def _leftover_check(engine: Engine) -> Check:
     return _ok(Part.DOCKER, "containers", "none left over")
 
 
-def _gpu_checks(host: Host) -> Iterator[Check]:
+def _gpu_checks(host: Host, *, needed: bool) -> Iterator[Check]:
     gpus = _gpus(host)
+    if not gpus and not needed:
+        yield _note(Part.GPU, "driver", NO_GPU, "where there is none, runs take the CPU; else launch doctor gpu")
+        return
     if not gpus:
         cure = "install NVIDIA's driver" if platform.system() == "Linux" else "use a machine with an NVIDIA GPU"
-        yield _problem(Part.GPU, "driver", "nvidia-smi shows no GPU", f"{cure}; --cpu needs none")
+        yield _problem(Part.GPU, "driver", NO_GPU, f"{cure}; --cpu needs none")
         return
     for index, gpu in enumerate(gpus):
         yield _ok(Part.GPU, f"GPU {index}", f"{gpu.name}, compute capability {_dotted(gpu.capability)}, {gpu.memory}")

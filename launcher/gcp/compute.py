@@ -22,12 +22,11 @@ from typing import Any
 from launcher.gcp import resources
 from launcher.gcp.resources import Disk, Instance, Operation, OperationFault, Quota, Serial
 from workload.errors import RooflaunchError, ToolError, UsageError
-from workload.storage.bucket import UnreachableError
+from workload.storage.bucket import LOG_IN, UnreachableError, log_in
 
 ENDPOINT_VARIABLE = "ROOFLAUNCH_COMPUTE_ENDPOINT"
 PUBLIC_ENDPOINT = "https://compute.googleapis.com"
 SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
-LOG_IN = "gcloud auth application-default login"
 
 LABEL = "rooflaunch"
 LABEL_VALUE = "launch"
@@ -504,7 +503,7 @@ def _forbidden(error: Any, project: str) -> DeniedError:
 
 
 def _no_credentials(error: Exception) -> DeniedError:
-    return DeniedError(f"no usable credentials for Google Cloud: {_said(error)}", hint=LOG_IN)
+    return DeniedError(f"no usable credentials for Google Cloud: {_said(error)}", hint=log_in())
 
 
 def _unreachable(error: BaseException) -> UnreachableError:

@@ -18,6 +18,7 @@ from launcher.gcp.services import DisabledError, ForbiddenError, Services
 from launcher.gcp.settings import Settings, resolve_settings
 from launcher.kinds import Part
 from workload.errors import RooflaunchError, ToolError, UsageError
+from workload.invocation import document
 from workload.storage import bucket as storage
 from workload.storage.bucket import Access, Bucket
 
@@ -254,7 +255,7 @@ def _bucket_checks(settings: Settings, cloud: Cloud) -> Iterator[Check]:
         bucket = cloud.bucket(settings.bucket)
     except UsageError as error:
         create = f"gcloud storage buckets create gs://{settings.bucket} --project {settings.project}"
-        yield _problem("bucket", str(error), f"infra/README.md, or {create} --uniform-bucket-level-access")
+        yield _problem("bucket", str(error), _with_terraform(f"{create} --uniform-bucket-level-access"))
         return
     except RooflaunchError as error:
         yield _failed("bucket", error)
@@ -319,7 +320,7 @@ def _repository_checks(asked: Services | None, settings: Settings, cloud: Cloud)
     if not exists:
         _, project, _, location, _, name = repository.name.split("/")
         create = f"gcloud artifacts repositories create {name} --repository-format docker"
-        cure = f"infra/README.md, or {create} --location {location} --project {project}"
+        cure = _with_terraform(f"{create} --location {location} --project {project}")
         yield _problem("repository", f"{repository.name} does not exist", cure)
         return
     yield _ok("repository", settings.repository)
@@ -359,13 +360,19 @@ def _account_checks(asked: Services | None, settings: Settings, cloud: Cloud) ->
     yield from _role_checks(asked, settings)
 
 
+def _with_terraform(command: str) -> str:
+    """The cure by our Terraform, where its page is at hand, else by hand."""
+    page = document("infra/README.md")
+    return f"{page}, or {command}" if page else command
+
+
 def _existence_checks(asked: Services, settings: Settings) -> Iterator[Check]:
     email, name = settings.service_account, "service account"
     try:
         found = asked.service_account(email)
         if found is None:
             create = f"gcloud iam service-accounts create {email.partition('@')[0]} --project {settings.project}"
-            yield _problem(name, f"{email} does not exist", f"infra/README.md, or {create}")
+            yield _problem(name, f"{email} does not exist", _with_terraform(create))
         elif found.disabled:
             yield _problem(name, f"{email} is disabled", f"gcloud iam service-accounts enable {email}")
         else:
@@ -390,13 +397,18 @@ def _use_check(asked: Services, email: str) -> Check:
     return _problem(name, "you may not start VMs that act as it", f"its owner: {grant} --member user:YOU")
 
 
+def _vm_role(text: str) -> str:
+    page = document("infra/vm.tf")
+    return text.format(page) if page else f"a role of its own with {', '.join(VM_PERMISSIONS)}"
+
+
 def _role_checks(asked: Services, settings: Settings) -> Iterator[Check]:
     """That the account may do what a VM does; a role of the project holds for bucket and repository too."""
     email, member = settings.service_account, f"--member serviceAccount:{settings.service_account}"
     try:
         everywhere = asked.roles_in_project(email)
     except RooflaunchError as error:
-        yield _note("its roles", f"not seen: {error}", "infra/vm.tf has what it needs")
+        yield _note("its roles", f"not seen: {error}", _vm_role("{} has what it needs"))
         return
     in_bucket = f"gcloud storage buckets add-iam-policy-binding gs://{settings.bucket}"
     yield _role_check(
@@ -418,7 +430,7 @@ def _role_checks(asked: Services, settings: Settings) -> Iterator[Check]:
             f"{in_repository} --location {location} --project {project} --role roles/artifactregistry.reader {member}",
         )
     yield _role_check(
-        asked, "its VM role", lambda: everywhere, VM_PERMISSIONS, "infra/vm.tf: a role of its own, for our VMs alone"
+        asked, "its VM role", lambda: everywhere, VM_PERMISSIONS, _vm_role("{}: a role of its own, for our VMs alone")
     )
     if broad := sorted(everywhere & BROAD_ROLES):
         cure = f"gcloud projects remove-iam-policy-binding {settings.project} --role {broad[0]} {member}"

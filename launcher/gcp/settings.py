@@ -152,7 +152,7 @@ def _from_config(path: Path) -> Mapping[str, object]:
         return {}
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UsageError(
-            f"{path}: not a readable TOML file: {error}", hint=f'[{TABLE}]\nproject = "my-project"'
+            f"{path}: not a readable TOML file: {error}", hint=f'a line [{TABLE}], and below it project = "my-project"'
         ) from error
     if not isinstance(table, dict):
         raise UsageError(f"{path}: {TABLE} must be a table; got '{shown(str(table))}'", hint=f"[{TABLE}]")

@@ -1,5 +1,6 @@
 import io
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -53,8 +54,8 @@ def test_build_logs_everything_and_shows_its_steps(
     assert (built.base, built.base_digest, built.size_bytes) == ("debian:12-slim", "sha256:ba", 193_000_000)
     assert capsys.readouterr().err.splitlines() == [
         f"building {RECIPE.tag}; log: {log}",
-        "step 1 of 2: FROM x",
-        "step 2 of 2: RUN pip install torch",
+        "step 1 of 2: the base image",
+        "step 2 of 2: PyTorch",
     ]
     assert log.read_text().splitlines() == [
         "Step 1/2 : FROM x",
@@ -230,6 +231,47 @@ def test_terminal_shows_the_newest_line_in_its_width(
     assert terminal.getvalue().partition("\n")[2] == (
         "\r\x1b[Kstep 1 of 1: RUN a \n\r    a line that is \r    short          \r\x1b[K"
     )
+
+
+def test_a_wide_terminal_has_a_bar(docker: FakeDocker, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("COLUMNS", "60")
+    docker.build_messages = [
+        {"stream": "Step 3/4 : ARG TORCH_VERSION\n"},
+        {"stream": "Step 4/4 : RUN pip install --no-cache-dir torch\n"},
+        {"stream": "Collecting torch\n"},
+        *GOOD[5:6],
+    ]
+    build.build(docker.engine(), RECIPE)
+    assert log.is_file()
+    bar = "[###############.....] "
+    shown = terminal.getvalue().partition("\n")[2]
+    assert shown == f"\r\x1b[Kstep 4 of 4: PyTorch\n\r    {bar}{'Collecting torch':<32}\r\x1b[K"
+
+
+def test_steps_that_take_time_are_said_in_words() -> None:
+    text = re.sub(r"\\\n\s*", "", (Path(__file__).parents[2] / images.DOCKERFILE).read_text())
+    steps = [line for line in text.splitlines() if re.match(r"[A-Z]+ ", line)]
+    assert len(steps) > 20
+    for step in steps:
+        known = [words for start, words in build.WORDS if re.match(start, step)]
+        assert known or build.SILENT.match(step), step
+    assert [build.SILENT.match(step) is None for step in ("RUN true", "FROM x")] == [True, True]
+
+
+def test_a_registry_out_of_reach_is_no_dead_end(docker: FakeDocker, log: Path) -> None:
+    refused = 'Get "https://registry-1.docker.io/v2/": dial tcp: lookup registry-1.docker.io: no such host'
+    around = "launch build --base IMAGE takes a base image that the engine has, or of a registry that it reaches"
+    docker.build_messages = [{"stream": "Step 1/1 : FROM x\n"}, {"stream": "and what it said\n"}, {"error": refused}]
+    with pytest.raises(ToolError) as caught:
+        build.build(docker.engine(), RECIPE)
+    assert caught.value.report().splitlines() == [
+        "error: the build failed at step 1 of 1: FROM x",
+        f"  {refused}",
+        "  and what it said",
+        f"hint: {around}; the whole log: {log}",
+    ]
 
 
 BUILT = Built(

@@ -242,6 +242,13 @@ def test_no_gpu_ends_its_part(system: str, cure: str, lay_out: LayOut, monkeypat
     ]
 
 
+def test_no_gpu_is_nothing_to_repair_where_none_was_asked_for(lay_out: LayOut) -> None:
+    checks = doctor.examine([Part.GPU], lay_out(smi=None), named=False)
+    cure = "where there is none, runs take the CPU; else launch doctor gpu"
+    assert rows(checks) == [("driver", "note", "nvidia-smi shows no GPU", cure)]
+    assert doctor.exit_code(checks) == ExitCode.DONE
+
+
 @pytest.mark.parametrize(
     ("machine", "row"),
     [

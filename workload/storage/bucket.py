@@ -27,6 +27,8 @@ T = TypeVar("T")
 EMULATOR_VARIABLE = "STORAGE_EMULATOR_HOST"
 PUBLIC_ENDPOINT = "https://storage.googleapis.com"
 LOG_IN = "gcloud auth application-default login"
+# Google's own: a key file in place of a login.
+CREDENTIALS_VARIABLE = "GOOGLE_APPLICATION_CREDENTIALS"
 LISTED_FIELDS = "items(name,size,crc32c,generation),nextPageToken"
 FOLDER_FIELDS = "prefixes,nextPageToken"
 BLOCK_BYTES = 1 << 20
@@ -362,6 +364,14 @@ def crc32c(content: BinaryIO) -> str:
     return base64.b64encode(checksum.digest()).decode()
 
 
+def log_in() -> str:
+    """What to do where no credentials can be used: a variable that names no file comes before every login."""
+    named = os.environ.get(CREDENTIALS_VARIABLE)
+    if named and not Path(named).is_file():
+        return f"{CREDENTIALS_VARIABLE} names '{named}', which is no file: correct it; or unset it, then {LOG_IN}"
+    return LOG_IN
+
+
 @contextmanager
 def translated(bucket: str, patience: Patience, need: Need = READ) -> Iterator[None]:
     """Turn what the client and its libraries raise into our errors, cause kept; a failing disk's `OSError` passes."""
@@ -376,7 +386,7 @@ def translated(bucket: str, patience: Patience, need: Need = READ) -> Iterator[N
     except (auth.TransportError, api.RetryError, api.ServerError, api.TooManyRequests) as error:
         raise _unreachable(bucket, error, patience) from error
     except auth.GoogleAuthError as error:
-        raise ToolError(f"no usable credentials for Google Cloud: {_first_line(error)}", hint=LOG_IN) from error
+        raise ToolError(f"no usable credentials for Google Cloud: {_first_line(error)}", hint=log_in()) from error
     except api.NotFound as error:
         raise UsageError(f"bucket '{bucket}' does not exist", hint=f"gcloud storage ls{_emulator_note()}") from error
     except (api.Forbidden, api.Unauthorized) as error:

@@ -921,3 +921,15 @@ def test_lines_elsewhere() -> None:
 )
 def test_size(count: int, text: str) -> None:
     assert command.size(count) == text
+
+
+def test_a_variable_that_names_no_file_comes_before_a_login(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv(bucket.CREDENTIALS_VARIABLE, raising=False)
+    assert bucket.log_in() == bucket.LOG_IN
+    monkeypatch.setenv(bucket.CREDENTIALS_VARIABLE, str(tmp_path / "key.json"))
+    assert bucket.log_in() == (
+        f"GOOGLE_APPLICATION_CREDENTIALS names '{tmp_path}/key.json', which is no file: correct it; "
+        "or unset it, then gcloud auth application-default login"
+    )
+    (tmp_path / "key.json").touch()
+    assert bucket.log_in() == bucket.LOG_IN
