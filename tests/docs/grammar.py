@@ -73,6 +73,8 @@ def _check_door(program: str, words: Sequence[str]) -> None:
         raise RefusedError(f"{program} has no command {words[0]}; it has {', '.join(sorted(commands))}")
     if not words:
         return  # named, not to be typed as it is
+    if words[0].endswith("-completion") and words[0] in {name for option in command.params for name in option.opts}:
+        return  # to parse it is to do it
     try:
         context = command.make_context(program, list(words), resilient_parsing=False)
     except typer.Exit:  # --help, --version

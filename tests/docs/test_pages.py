@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs import grammar, pages
+from tests.docs import grammar, pages, printed
 from tests.docs.pages import Command
 from tests.docs.stage import Stage, staged
 
@@ -72,6 +72,17 @@ def test_the_commands_of_a_line_are_accepted(command: Command) -> None:
         words = re.split(r"\s*>>?\s", part.strip())[0]
         if not re.match(r"(for|done|printf|mkdir|make|cd)\b|$", words):
             grammar.check(words)
+
+
+@pytest.mark.parametrize("page", pages.names())
+def test_commands_in_sentences_are_accepted(page: str) -> None:
+    text = re.sub(r"^```.*?^```", "", (pages.ROOT / page).read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for code in re.findall(r"`([^`]+)`", text):
+        for command in printed.commands(" ".join(code.split())):
+            try:
+                grammar.check_in_prose(command)
+            except grammar.RefusedError as error:  # `launch gcp --no-external-ip` names an option, not a whole command
+                assert str(error).startswith("Missing option"), f"{page}: {command}\n{error}"
 
 
 @pytest.mark.parametrize("command", pages.distinct_commands(), ids=lambda command: command.where)
