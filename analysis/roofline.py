@@ -7,7 +7,7 @@ comes from the run without a profiler, whose counters give FLOP and bytes alone.
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -23,7 +23,6 @@ from analysis.configurations import CONFIGURATION, DEVICE, PLACE, Group, complet
 from analysis.loading import Results
 from analysis.record import field_of
 from analysis.statistics import over_runs
-from analysis.statistics.samples import counted
 from workload import peaks
 from workload.errors import BundleError
 from workload.peaks import Gpu, Peak
@@ -31,6 +30,7 @@ from workload.peaks import Gpu, Peak
 # As workload/verdict.py, which writes a run's own bound: a test holds the two together.
 INPUT_BOUND_FRACTION = 0.10
 OVERHEAD_FRACTION = 0.25
+ABOVE_CEILING = 1.05
 # Counted against model FLOP: outside, something is missing or padded (Winograd 0.7, element-wise work 1.1).
 MODEL_RATIO_FROM, MODEL_RATIO_TO = 0.7, 1.5
 # Rounding alone is no figure above a roof.
@@ -58,6 +58,7 @@ class Bound(StrEnum):
     MEMORY = "memory"
     OVERHEAD = "overhead"
     INPUT = "input"
+    BUSY = "busy"
 
 
 ROOF_COLUMNS = (
@@ -68,7 +69,7 @@ ROOF_COLUMNS = (
     "kind",
     "flop_per_s",
     "bytes_per_s",
-    "runs",
+    "measurements",
     "source",
     "note",
 )
@@ -202,8 +203,8 @@ def model_warning(ratio: float | None) -> str | None:
 def roofs(results: Results) -> pd.DataFrame:
     """What each device reached and what its vendor claims, a row per place, device, precision and kind.
 
-    `flop_per_s` and `bytes_per_s`: medians over the runs that measured them (`runs`), copy for the bytes; vendors'
-    figures from peaks.toml. A device without a known peak has no row of kind `peak`.
+    `flop_per_s` and `bytes_per_s`: medians over the `measurements`, copy for the bytes; runs that used the ceilings of
+    an earlier one have not measured. Vendors' figures from peaks.toml: a device without a known peak has no such row.
     """
     rows = [row for keys, runs in _by_place(completed(results.runs)) for row in _roofs(results, keys, runs)]
     return frame(rows, ROOF_COLUMNS)
@@ -216,6 +217,8 @@ def _by_place(runs: pd.DataFrame) -> Iterator[tuple[dict[str, Any], pd.DataFrame
 
 def _roofs(results: Results, keys: Mapping[str, Any], runs: pd.DataFrame) -> Iterator[dict[str, Any]]:
     ceilings = results.ceilings[results.ceilings["run_id"].isin(runs["run_id"])]
+    ceilings = ceilings.drop_duplicates(["quantity", "name", "median_per_s", "measured_at"])
+    ceilings = ceilings[~ceilings["median_per_s"].isin(list(_refuted(results.runs)))]
     rates = ceilings[ceilings["quantity"] == "flop_per_s"]
     copies = ceilings.loc[(ceilings["quantity"] == "bytes_per_s") & (ceilings["name"] == "copy"), "median_per_s"]
     where = {name: keys[name] for name in ("place", "device_name", "threads")}
@@ -225,8 +228,8 @@ def _roofs(results: Results, keys: Mapping[str, Any], runs: pd.DataFrame) -> Ite
             "kind": str(Kind.MEASURED),
             "flop_per_s": float(found["median_per_s"].median()),
             "bytes_per_s": float(copies.median()) if len(copies) else None,
-            "runs": len(found),
-            "source": f"median of {counted(len(found), 'run')}",
+            "measurements": len(found),
+            "source": "one measurement" if len(found) == 1 else f"median of {len(found)} measurements",
         }
     device = _device(results, keys, runs)
     for precision in dict.fromkeys([*rates["name"], *runs["precision"].dropna()]):
@@ -253,6 +256,20 @@ class _Device:
 
     def peak(self, precision: str | None) -> Peak | None:
         return peaks.find(self.name, precision=precision, memory_bytes=self.memory_bytes)
+
+
+def _refuted(runs: pd.DataFrame) -> dict[float, float]:
+    """Ceilings of CPUs that a run has exceeded, by how much: they were measured while other work had the CPUs.
+
+    Bundles of today measure again. A GPU's kernels may execute fewer FLOP than were modelled, so its ceilings stay.
+    """
+    cpu = runs[(runs["device_type"] == "cpu") & (runs["ceiling_flop_per_s"] > 0) & (runs["step_median_s"] > 0)]
+    shares = cpu["train_flop_per_step"] / cpu["step_median_s"] / cpu["ceiling_flop_per_s"]
+    above = cpu.assign(share=shares)[shares > ABOVE_CEILING]
+    refuted: dict[float, float] = {}
+    for value, share in zip(above["ceiling_flop_per_s"].tolist(), above["share"].tolist(), strict=True):
+        refuted[value] = max(share, refuted.get(value, 0.0))
+    return refuted
 
 
 def _device(results: Results, keys: Mapping[str, Any], runs: pd.DataFrame) -> _Device:
@@ -296,13 +313,14 @@ def points(results: Results) -> pd.DataFrame:
 
 def _points(results: Results) -> Iterator[tuple[Group, dict[str, Any]]]:
     devices: dict[tuple[Any, ...], _Device] = {}
+    refuted = _refuted(results.runs)
     for each in group(results.runs):
         place = tuple(each[name] for name in DEVICE)
         if place not in devices:
             devices[place] = _device(results, each.facts, each.runs)
         for source in Source:
             if _has(each, source):
-                yield each, _point(each, source, devices[place])
+                yield each, _point(each, source, devices[place], refuted)
 
 
 # Columns of `runs` by source: FLOP, the fewest and the most bytes of a step.
@@ -322,17 +340,18 @@ def work_of(each: Group, source: Source) -> Work:
     return Work(flop=flop, bytes_low=low, bytes_high=high)
 
 
-def roof_of(each: Group, peak: Peak | None) -> Roof | None:
-    """The measured roof of a group, or the vendor's where FLOP/s or bytes/s were not measured."""
-    flop_per_s, bytes_per_s = (_median(each.known(f"ceiling_{name}")) for name in ("flop_per_s", "bytes_per_s"))
+def roof_of(each: Group, peak: Peak | None, refuted: Collection[float] = ()) -> Roof | None:
+    """The measured roof of a group, or the vendor's where FLOP/s or bytes/s were not measured, or were `refuted`."""
+    flop_per_s = _median([value for value in each.known("ceiling_flop_per_s") if value not in refuted])
+    bytes_per_s = _median(each.known("ceiling_bytes_per_s"))
     if flop_per_s and bytes_per_s:
         return Roof(kind=Kind.MEASURED, flop_per_s=flop_per_s, bytes_per_s=bytes_per_s)
     return Roof(kind=Kind.PEAK, flop_per_s=peak.flop_per_s, bytes_per_s=peak.bytes_per_s) if peak else None
 
 
-def _point(each: Group, source: Source, device: _Device) -> dict[str, Any]:
+def _point(each: Group, source: Source, device: _Device, refuted: Mapping[float, float]) -> dict[str, Any]:
     peak = device.peak(each["precision"])
-    work, roof = work_of(each, source), roof_of(each, peak)
+    work, roof = work_of(each, source), roof_of(each, peak, refuted)
     steps = [step_s for step_s in each.known("step_median_s") if step_s > 0]
     step_s = _median(steps)
     estimate = over_runs([] if work.flop is None else [work.flop / each_s for each_s in steps])
@@ -342,6 +361,11 @@ def _point(each: Group, source: Source, device: _Device) -> dict[str, Any]:
     waits = _median(each.known("data_wait_fraction"))
     limit = roof.at(placed) if roof and placed is not None else None
     bound = classify(work, step_s=step_s, roof=roof, data_wait_fraction=waits) if roof and step_s else None
+    if source is Source.MODELLED and roof and roof.kind is Kind.MEASURED and rate:
+        # Of two figures that contradict each other nobody knows which is wrong.
+        bound = bound if bound is Bound.INPUT or rate <= ABOVE_CEILING * roof.flop_per_s else None
+    if is_busy(each.texts("bound"), len(steps)):
+        bound = Bound.BUSY
     interval = estimate.interval
     row = {name: each[name] for name in NAMED} | {
         "source": str(source),
@@ -362,7 +386,18 @@ def _point(each: Group, source: Source, device: _Device) -> dict[str, Any]:
         "counted_over_model": _ratio(each, source),
         "flop_is_lower_bound": source is Source.COUNTERS and _any(each, "flop_is_lower_bound"),
     }
-    return row | {"note": _joined([*_notes(each, source, row), *_roof_notes(row, roof, peak), *each.apart])}
+    unused = [f"{refuted[value]:.0%} of the measured roof was reached: it is none" for value in _used(each, refuted)]
+    notes = [*_notes(each, source, row), *unused, *_roof_notes(row, roof, peak, was_measured=bool(unused)), *each.apart]
+    return row | {"note": _joined(notes)}
+
+
+def _used(each: Group, refuted: Collection[float]) -> list[float]:
+    return [value for value in dict.fromkeys(each.known("ceiling_flop_per_s")) if value in refuted]
+
+
+def is_busy(bounds: Sequence[str], runs: int) -> bool:
+    """Whether at least half of the runs say that other work had the machine."""
+    return 2 * sum(bound == Bound.BUSY for bound in bounds) >= max(runs, 1)
 
 
 def _ratio(each: Group, source: Source) -> float | None:
@@ -410,9 +445,13 @@ _ABOVE_A_ROOF = {
 }
 
 
-def _roof_notes(row: Mapping[str, Any], roof: Roof | None, peak: Peak | None) -> Iterator[str | None]:
+def _roof_notes(
+    row: Mapping[str, Any], roof: Roof | None, peak: Peak | None, *, was_measured: bool
+) -> Iterator[str | None]:
     if roof is None and row["precision"] is None:
         yield "no roof: the precision is unknown"
+    elif was_measured:
+        yield "no roof: the device has no known peak" if roof is None else None
     elif roof is None:
         yield "no roof: no ceiling was measured and the device has no known peak"
     elif roof.kind is Kind.PEAK:

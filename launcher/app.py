@@ -20,6 +20,7 @@ from workload.errors import ExitCode, UsageError
 from workload.invocation import as_typed
 from workload.program import VersionOption, help_unless_called
 from workload.spec import resolve
+from workload.text import terminal_width
 
 app = typer.Typer(
     name="launch",
@@ -103,7 +104,7 @@ def run_local(
     if output_format is Format.JSON:
         print(json.dumps(outcome.to_json(), indent=1))
     elif outcome.bundles:
-        print(as_typed(table.render(outcome.bundles)))
+        print(table.render(outcome.bundles, width=terminal_width(sys.stdout)))
     if outcome.error:
         raise outcome.error
     return outcome.exit_code

@@ -1,21 +1,21 @@
 """Measured ceilings: the FLOP/s of a matrix product per precision, and the bytes/s of copy and triad.
 
 Every probe has a time limit of its own, because a CPU without units for a type is a hundred times slower with it:
-2 s for each product and 1 s for each of copy and triad keep the whole under 20 s on any machine.
+2 s for each product and 1 s for each of copy and triad keep the whole under 20 s on any quiet machine. A probe that
+was disturbed is repeated, at most twice; a rate that stays disturbed is unavailable, because a ceiling that is too low
+makes every run below it look better than it is.
 """
 
-import json
 import os
 import platform
-import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from itertools import cycle
 from math import ceil, isqrt
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -25,14 +25,12 @@ from torch import Tensor
 
 from workload import instructions
 from workload.clock import Clock, clock_for
-from workload.device import TF32_CAPABILITY, is_out_of_memory
+from workload.cpu_time import CpuMeter
+from workload.device import TF32_CAPABILITY, is_out_of_memory, usable_cpus
 from workload.environment import cgroup, cpu, host
 from workload.environment.machine import Machine
 from workload.spec import Device, Precision
-
-CACHE_NAME = ".ceilings.json"
-CACHE_SCHEMA = 1
-MAX_AGE_S = 3600.0
+from workload.text import counted, si
 
 PRODUCT_LIMIT_S = 2.0
 BANDWIDTH_LIMIT_S = 1.0
@@ -40,6 +38,8 @@ SAMPLES = 30
 SAMPLE_S = 10e-3
 # A call this long hides what it costs to launch it.
 LONG_CALL_S = 5e-3
+# Before one call's time decides that a product is large enough, the best of so many does: a wait looks like work.
+TIMINGS = 3
 SMALLEST_EDGE = 128
 # The product of matrices of twice the edge. One that took less than half as much longer measured mostly a busy
 # machine's waits: such a call may be long, and still too small.
@@ -71,6 +71,14 @@ DTYPES = {
 # They limit the instructions that a CPU's matrix product uses.
 ISA_VARIABLES = ("ATEN_CPU_CAPABILITY", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
 
+# A clean measurement, or the end after so many.
+ATTEMPTS = 3
+# Alone, products and copies keep all their threads busy; next to one other busy thread they get less than this.
+LEAST_CPU_SHARE = 0.9
+# p95 over p5. Quiet machines stay below 1.3, and a GPU that its power limit slows down below 1.6.
+WIDEST_SPREAD = 2.0
+FEWEST_SAMPLES = 3
+
 Call = Callable[[], object]
 Sampler = Callable[[], Mapping[str, object]]
 Report = Callable[[str], None]
@@ -80,7 +88,8 @@ Report = Callable[[str], None]
 class Rate:
     """FLOP or bytes per second over `samples` samples. `size` is the edge of the matrices, or the bytes of an array.
 
-    `conditions` are a GPU's clock, power and temperature halfway through the samples, under load.
+    `conditions` are a GPU's clock, power and temperature halfway through the samples, under load. On a CPU, `cpus` is
+    how many CPUs the samples got, and `cpus_wanted` how many they have threads for.
     """
 
     median: float
@@ -91,11 +100,13 @@ class Rate:
     samples: int
     size: int
     conditions: Mapping[str, object] | None = None
+    cpus: float | None = None
+    cpus_wanted: float | None = None
 
     @classmethod
-    def of(cls, work: float, call_s: list[float], *, size: int, conditions: Mapping[str, object] | None) -> Self:
-        """From the FLOP or bytes of a call and the seconds per call of each sample."""
-        rates = work / np.array(call_s)
+    def of(cls, work: float, taken: "Samples", *, size: int) -> Self:
+        """From the FLOP or bytes of a call."""
+        rates = work / np.array(taken.call_s)
         p5, median, p95 = (float(q) for q in np.quantile(rates, (0.05, 0.5, 0.95)))
         return cls(
             median=median,
@@ -103,10 +114,23 @@ class Rate:
             min=float(rates.min()),
             p5=p5,
             p95=p95,
-            samples=len(call_s),
+            samples=len(taken.call_s),
             size=size,
-            conditions=conditions,
+            conditions=taken.conditions,
+            cpus=taken.cpus,
+            cpus_wanted=taken.cpus_wanted,
         )
+
+    @property
+    def doubt(self) -> str | None:
+        """Why this rate may be far below what the machine can do; None where it is clean."""
+        if self.cpus is not None and self.cpus_wanted and self.cpus < LEAST_CPU_SHARE * self.cpus_wanted:
+            return f"the machine was busy: the samples got {self.cpus:.1f} of {self.cpus_wanted:g} CPUs"
+        if self.samples < FEWEST_SAMPLES:
+            return f"there was time for {counted(self.samples, 'sample')} only"
+        if self.p95 > WIDEST_SPREAD * self.p5:
+            return f"the samples spread too far, {self.p95 / self.p5:.1f} x from p5 to p95"
+        return None
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
@@ -117,6 +141,16 @@ class Rate:
         if not all(number > 0 for number in numbers):
             raise ValueError(f"a rate must be positive; got {numbers}")
         return rate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Samples:
+    """Seconds per call of each sample, a GPU's sensors under load, and the CPUs that were got and wanted on a CPU."""
+
+    call_s: list[float]
+    conditions: Mapping[str, object] | None = None
+    cpus: float | None = None
+    cpus_wanted: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,12 +203,13 @@ class Deadline:
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """How to measure: the device's clock, the host's, a limit in host seconds, and a GPU's sensors."""
+    """How to measure: the device's clock, the host's, a limit in host seconds, a GPU's sensors, a CPU's threads."""
 
     clock: Clock
     limit_s: float = PRODUCT_LIMIT_S
     now_s: Callable[[], float] = time.perf_counter
     sensors: Sampler | None = None
+    cpus_wanted: float | None = None
 
     def deadline(self) -> Deadline:
         """The limit, counted from now."""
@@ -222,10 +257,15 @@ def measure(
     and the GPU's allocator are left as they were found.
     """
     began_s, measured_at = time.perf_counter(), now()
-    probe = Probe(clock=clock_for(device), limit_s=PRODUCT_LIMIT_S * limit_share, sensors=sample)
+    probe = Probe(
+        clock=clock_for(device),
+        limit_s=PRODUCT_LIMIT_S * limit_share,
+        sensors=sample,
+        cpus_wanted=_cpus_wanted(device),
+    )
     report = progress or (lambda _: None)
     unavailable: dict[str, str] = {}
-    flop_per_s = _flop_rates(device, _wanted(precisions), probe, unavailable, report)
+    flop_per_s = _flop_rates(device, wanted(precisions), probe, unavailable, report)
     probe = replace(probe, limit_s=BANDWIDTH_LIMIT_S * limit_share)
     bytes_per_s, footprint = _byte_rates(device, probe, unavailable, report) if bandwidth else ({}, "")
     return Ceilings(
@@ -235,11 +275,18 @@ def measure(
         method=_method(limit_share, footprint),
         measured_at=measured_at.isoformat(),
         elapsed_s=time.perf_counter() - began_s,
-        **_identity(device),
+        **identity(device),
     )
 
 
-def _wanted(precisions: Collection[str] | None) -> list[Precision]:
+def _cpus_wanted(device: Device) -> float | None:
+    """How many CPUs a product keeps busy, where that is known: Apple's products run on units that no thread is."""
+    if device is not Device.CPU or platform.system() == "Darwin":
+        return None
+    return min(torch.get_num_threads(), usable_cpus())
+
+
+def wanted(precisions: Collection[str] | None) -> list[Precision]:
     return [precision for precision in Precision if precisions is None or precision in precisions]
 
 
@@ -247,7 +294,8 @@ def _method(limit_share: float, footprint: str) -> str:
     product_s, bandwidth_s = PRODUCT_LIMIT_S * limit_share, BANDWIDTH_LIMIT_S * limit_share
     products = (
         "n x n x n product of random normal matrices, n doubled until a call takes 5 ms or time or memory is spent; "
-        f"up to {SAMPLES} samples of at least 10 ms in {product_s:g} s a precision; 1 fused multiply-add = 2 FLOP"
+        f"up to {SAMPLES} samples of at least 10 ms in {product_s:g} s a precision, again where they were disturbed; "
+        "1 fused multiply-add = 2 FLOP"
     )
     bytes_ = f"copy moves 2 and triad 3 float32 arrays, as STREAM counts, in {bandwidth_s:g} s each; {footprint}"
     return f"{products}. {bytes_}" if footprint else products
@@ -265,10 +313,25 @@ def _flop_rates(
         if reason is None:
             report(f"measuring this machine's ceiling: {precision} matrix product")
             with _released(device), _refusals(precision, unavailable):
-                rates[precision] = product_rate(device, precision, probe)
+                rate = _first_clean(precision, partial(product_rate, device, precision, probe), unavailable, report)
+                if rate:
+                    rates[precision] = rate
         else:
             unavailable[precision] = reason
     return rates
+
+
+def _first_clean(
+    name: str, measure_rate: Callable[[], Rate], unavailable: dict[str, str], report: Report
+) -> Rate | None:
+    """The first of a few measurements that nothing disturbed; where all were, `unavailable` says by what."""
+    for attempt in range(1, ATTEMPTS + 1):
+        rate = measure_rate()
+        if rate.doubt is None:
+            return rate
+        report(f"{name}: {rate.doubt}" + ("; measuring again" if attempt < ATTEMPTS else ""))
+    unavailable[name] = f"{rate.doubt}, at the last of {ATTEMPTS} attempts"
+    return None
 
 
 def _why_not(device: Device, precision: Precision) -> str | None:
@@ -297,8 +360,8 @@ def product_rate(device: Device, precision: Precision, probe: Probe) -> Rate:
         probe.warm_up(make(SMALLEST_EDGE))
         deadline = probe.deadline()
         product = grow(make, probe, deadline, largest_edge=largest_edge)
-        call_s, conditions = take_samples(product.call, product.call_s, probe, deadline)
-    return Rate.of(2 * product.edge**3, call_s, size=product.edge, conditions=conditions)
+        taken = take_samples(product.call, product.call_s, probe, deadline)
+    return Rate.of(2 * product.edge**3, taken, size=product.edge)
 
 
 def _product_maker(device: Device, dtype: torch.dtype) -> Callable[[int], Call]:
@@ -316,11 +379,11 @@ def _product_maker(device: Device, dtype: torch.dtype) -> Callable[[int], Call]:
 def grow(make: Callable[[int], Call], probe: Probe, deadline: Deadline, *, largest_edge: int) -> _Product:
     """Double the edge until a call is long, or time or memory would not suffice for the next one."""
     smaller, product = None, _timed(make, SMALLEST_EDGE, probe)
-    while (
-        not _is_long(product, smaller)
-        and 2 * product.edge <= largest_edge
-        and deadline.allows(CALLS_AHEAD * GROWTH * product.call_s)
-    ):
+    while 2 * product.edge <= largest_edge:
+        if _is_enough(product, smaller, deadline):
+            product = _timed_again(product, probe, deadline)
+            if _is_enough(product, smaller, deadline):
+                break
         try:
             smaller, product = product, _timed(make, 2 * product.edge, probe)
         except (RuntimeError, MemoryError) as error:
@@ -330,10 +393,11 @@ def grow(make: Callable[[int], Call], probe: Probe, deadline: Deadline, *, large
     return product
 
 
-def _is_long(product: _Product, smaller: _Product | None) -> bool:
-    """Whether the call is long, and because of its work."""
+def _is_enough(product: _Product, smaller: _Product | None, deadline: Deadline) -> bool:
+    """Whether the call is long because of its work, or the next one would be too long."""
     is_work = smaller is not None and product.call_s >= WORK_GROWTH * smaller.call_s
-    return product.call_s >= LONG_CALL_S and is_work
+    is_long = product.call_s >= LONG_CALL_S and is_work
+    return is_long or not deadline.allows(CALLS_AHEAD * GROWTH * product.call_s)
 
 
 def _timed(make: Callable[[int], Call], edge: int, probe: Probe) -> _Product:
@@ -342,22 +406,31 @@ def _timed(make: Callable[[int], Call], edge: int, probe: Probe) -> _Product:
     return _Product(edge=edge, call=call, call_s=probe.call_s(call))
 
 
-def take_samples(
-    call: Call, call_s: float, probe: Probe, deadline: Deadline
-) -> tuple[list[float], Mapping[str, object] | None]:
-    """Seconds per call of up to 30 samples of at least 10 ms, at least one; and the sensors, read under load.
+def _timed_again(product: _Product, probe: Probe, deadline: Deadline) -> _Product:
+    """With its shortest time, as long as the samples still fit: where other work waits too, one time is chance."""
+    best_s = product.call_s
+    for _ in range(TIMINGS - 1):
+        if deadline.allows(CALLS_AHEAD * best_s):
+            best_s = min(best_s, probe.call_s(product.call))
+    return replace(product, call_s=best_s)
+
+
+def take_samples(call: Call, call_s: float, probe: Probe, deadline: Deadline) -> Samples:
+    """Up to 30 samples of at least 10 ms, at least one.
 
     `call_s` is what a call is expected to take.
     """
     calls = ceil(SAMPLE_S / call_s) if call_s < SAMPLE_S else 1
     samples: list[float] = []
     conditions: dict[str, object] = {}
+    meter = CpuMeter() if probe.cpus_wanted else None
     while not samples or (len(samples) < SAMPLES and deadline.allows(calls * samples[-1])):
         # Read once at half time, and at once where there may be no half time.
         is_due = probe.sensors is not None and len(samples) in (0, SAMPLES // 2)
         meanwhile = (lambda: conditions.update(probe.sensors() if probe.sensors else {})) if is_due else None
         samples.append(probe.call_s(call, calls=calls, meanwhile=meanwhile))
-    return samples, conditions or None
+    cpus = meter.share().got if meter else None
+    return Samples(call_s=samples, conditions=conditions or None, cpus=cpus, cpus_wanted=probe.cpus_wanted)
 
 
 @contextmanager
@@ -389,7 +462,8 @@ def _byte_rates(
         arrays = _allocate(device, array_bytes)
         array_bytes = arrays[0].nbytes
         for name in (COPY, TRIAD):
-            rates[name] = _byte_rate(name, arrays, probe)
+            if rate := _first_clean(name, partial(_byte_rate, name, arrays, probe), unavailable, report):
+                rates[name] = rate
     return rates, _footprint(array_bytes, cache_bytes=cache_bytes)
 
 
@@ -432,8 +506,7 @@ def _byte_rate(name: str, arrays: tuple[Tensor, Tensor, Tensor], probe: Probe) -
     call = calls[name]
     deadline = probe.deadline()
     probe.warm_up(call)
-    call_s, conditions = take_samples(call, probe.call_s(call), probe, deadline)
-    return Rate.of(MOVED[name] * a.nbytes, call_s, size=a.nbytes, conditions=conditions)
+    return Rate.of(MOVED[name] * a.nbytes, take_samples(call, probe.call_s(call), probe, deadline), size=a.nbytes)
 
 
 def _footprint(array_bytes: int, *, cache_bytes: int | None) -> str:
@@ -492,7 +565,7 @@ def _released(device: Device) -> Iterator[None]:
             torch.cuda.empty_cache()
 
 
-def _identity(device: Device) -> dict[str, Any]:
+def identity(device: Device) -> dict[str, Any]:
     """What ceilings depend on, by the field of `Ceilings`."""
     machine = Machine()
     # Containers have host names of their own; the kernel's boot id is the same in all of them.
@@ -511,73 +584,6 @@ def _identity(device: Device) -> dict[str, Any]:
     }
 
 
-def cached_or_measure(
-    folder: Path,
-    *,
-    device: Device,
-    precisions: Collection[str] | None = None,
-    sample: Sampler | None = None,
-    progress: Report | None = None,
-    max_age_s: float = MAX_AGE_S,
-    now: Callable[[], datetime] = lambda: datetime.now(UTC),
-) -> tuple[Ceilings, float]:
-    """The ceilings and their age in seconds, 0 when measured now; kept in `folder` for the runs that follow.
-
-    A file that is damaged, of another machine, device, torch or thread count, too old or from the future is replaced;
-    one that lacks a precision gets it measured. A folder that cannot be written is no error.
-    """
-    path = folder / CACHE_NAME
-    found = _read(path, _identity(device))
-    age_s = found.age_s(now()) if found else 0.0
-    if found is None or not 0 <= age_s <= max_age_s:
-        measured = measure(device, precisions=precisions, sample=sample, progress=progress, now=now)
-        _write(path, measured)
-        return measured, 0.0
-    missing = [precision for precision in _wanted(precisions) if precision not in found.flop_per_s]
-    if missing:
-        more = measure(device, precisions=missing, bandwidth=False, sample=sample, progress=progress, now=now)
-        found = _joined(found, more)
-        _write(path, found)
-    return found, age_s
-
-
-def _joined(found: Ceilings, more: Ceilings) -> Ceilings:
-    """`found`, with its time of measurement, and the products of `more`."""
-    unavailable = {key: why for key, why in found.unavailable.items() if key not in more.flop_per_s}
-    return replace(
-        found,
-        flop_per_s={**found.flop_per_s, **more.flop_per_s},
-        unavailable={**unavailable, **more.unavailable},
-        elapsed_s=found.elapsed_s + more.elapsed_s,
-    )
-
-
-def _read(path: Path, identity: Mapping[str, Any]) -> Ceilings | None:
-    """The file's ceilings; None where there is none that is whole and holds for this machine."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        found = Ceilings.from_json(content["ceilings"])
-        found.age_s(datetime.now(UTC))
-    except (OSError, KeyError, TypeError, ValueError, AttributeError):
-        return None
-    is_ours = all(getattr(found, name) == value for name, value in identity.items())
-    return found if is_ours and content.get("schema") == CACHE_SCHEMA else None
-
-
-def _write(path: Path, measured: Ceilings) -> None:
-    """Whole or not at all: another run may read the file at any moment."""
-    text = json.dumps({"schema": CACHE_SCHEMA, "ceilings": measured.to_json()}, indent=1)
-    with suppress(OSError):
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{CACHE_NAME}.")
-        temporary = Path(name)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-
-
 def table(measured: Ceilings) -> str:
     """One line per rate, and one per rate that is missing."""
     units = [(measured.flop_per_s, "FLOP/s"), (measured.bytes_per_s, "B/s")]
@@ -587,6 +593,6 @@ def table(measured: Ceilings) -> str:
 
 
 def _row(name: str, rate: Rate, unit: str) -> str:
-    prefix, scale = next(((p, s) for p, s in (("T", 1e12), ("G", 1e9)) if rate.median >= s), ("M", 1e6))
-    spread = f"p5 {rate.p5 / scale:.1f}, p95 {rate.p95 / scale:.1f}, best {rate.best / scale:.1f}"
-    return f"{name:<6}{rate.median / scale:>8.1f} {prefix}{unit}  ({spread}; {rate.samples} samples)"
+    figures = {"p5": rate.p5, "p95": rate.p95, "best": rate.best}
+    spread = ", ".join(f"{what} {si(value, unit, 4)}" for what, value in figures.items())
+    return f"{name:<6}{si(rate.median, unit, 4):>14}  ({spread}; {counted(rate.samples, 'sample')})"

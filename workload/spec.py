@@ -132,6 +132,7 @@ class RunSpec:
     optimizer: Optimizer = _option(Optimizer.SGD, "which of PyTorch's optimizers", example="sgd")
     seed: int = _option(0, "seed of weights, data order and labels", minimum=0, example="0")
     ceilings: bool = _option(True, "measure what this machine can do at best, before the run")
+    fresh_ceilings: bool = _option(False, "measure it anew, also where a run of the last hour has measured it")
 
     @property
     def images_per_step(self) -> int:
@@ -172,6 +173,8 @@ class RunSpec:
                 f"synthetic data has no subset; got --subset {self.subset}",
                 hint="--dataset PATH, or leave --subset out",
             )
+        if self.fresh_ceilings and not self.ceilings:
+            raise UsageError("--fresh-ceilings measures what --no-ceilings leaves out", hint="leave one of the two out")
         self._check_profile()
         return self
 

@@ -3,21 +3,21 @@
 from typing import Any
 
 from workload.bundle import describe_seconds
+from workload.cpu_time import CpuShare
 from workload.recorder import PhaseTotals
 
 
-def summarize(measured: PhaseTotals, *, wall_s: float, cpus_used: float) -> dict[str, Any]:
-    """Throughput and step times of the measured region: `wall_s` seconds of the host's clock, CPUs busy on average.
+def summarize(measured: PhaseTotals, *, wall_s: float, cpus: CpuShare) -> dict[str, Any]:
+    """Throughput and step times of the measured region: `wall_s` seconds of the host's clock, CPUs got and waited for.
 
     `images_per_s` is images over wall time, never a mean of rates. `explained_fraction` is the share of the wall
     time that steps and data waits add up to. Without a single step the figures are None.
     """
+    known = {"measured_s": wall_s, "cpus_used": cpus.got, "cpus_waited": cpus.waited}
     if not measured.step_s:
-        return {"measured_s": wall_s, "cpus_used": cpus_used, "images": 0, "images_per_s": None, "step_s": None}
+        return known | {"images": 0, "images_per_s": None, "step_s": None}
     step_sum_s, data_sum_s = sum(measured.step_s), sum(measured.data_s)
-    return {
-        "measured_s": wall_s,
-        "cpus_used": cpus_used,
+    return known | {
         "images": measured.images,
         "images_per_s": measured.images / wall_s,
         "step_s": describe_seconds(measured.step_s),

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import time
 import traceback
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
@@ -16,7 +15,7 @@ from torch import nn
 
 from workload import (
     bundle,
-    ceilings,
+    ceiling_cache,
     complexity,
     data,
     device,
@@ -29,6 +28,7 @@ from workload import (
 from workload.broken import status_of
 from workload.bundle import Status
 from workload.clock import Clock, clock_for
+from workload.cpu_time import CpuMeter
 from workload.environment.collect import collect
 from workload.errors import OutOfDeviceMemoryError, RooflaunchError, RunFailedError
 from workload.interrupt import asked, check, undisturbed
@@ -39,10 +39,8 @@ from workload.recorder import Phase, Recorder, loss_reader_for
 from workload.spec import Context, Device, Resolved, RunSpec, options
 from workload.step import TrainingStep
 from workload.telemetry import Telemetry
+from workload.text import percent, seconds, si
 from workload.timeline import Timeline
-
-# Training steps alone keep their threads 90 % to 100 % busy; two runs at once get about half each.
-COMPETED_SHARE = 0.75
 
 LOGGER = logging.getLogger("workload")
 
@@ -164,28 +162,46 @@ def _measure(job: Job, folder: Path, record: dict[str, Any], timeline: Timeline)
     with Telemetry(path, device=job.spec.device, origin_s=timeline.started_s) as telemetry:
         if job.spec.ceilings:
             timeline.enter("ceilings")
-            record["ceilings"] = _measure_ceilings(job.spec, folder.parent)
+            record["ceilings"] = _measure_ceilings(job.spec, folder.parent, fresh=job.spec.fresh_ceilings)
         check()
         timeline.enter("setup")
         device.reset_peak_memory(job.spec.device)
         _train(job, TrainingStep(job.model, job.spec), folder, record, timeline)
+        if (verdict.share_of_ceiling(record) or 0.0) > verdict.ABOVE_CEILING:
+            timeline.enter("ceilings_again")
+            _measure_ceilings_again(job, folder, record)
         timeline.enter("finish")
     if telemetry.error:
         raise telemetry.error
 
 
-def _measure_ceilings(spec: RunSpec, output: Path) -> dict[str, Any]:
+def _measure_ceilings(spec: RunSpec, output: Path, *, fresh: bool) -> dict[str, Any]:
     gpu = Gpu.open(torch.cuda.current_device()) if spec.device is Device.CUDA else None
-    measured, age_s = ceilings.cached_or_measure(
+    measured, age_s = ceiling_cache.cached_or_measure(
         output,
         device=spec.device,
         precisions=(spec.precision,),
         sample=gpu.sample if gpu else None,
         progress=LOGGER.info,
+        fresh=fresh,
     )
     if age_s:
-        LOGGER.info("this machine's ceilings of %.0f s ago are used again", age_s)
+        LOGGER.info("this machine's ceilings of %s ago are used again (not with --fresh-ceilings)", seconds(age_s, 2))
     return measured.to_json() | {"age_s": age_s}
+
+
+def _measure_ceilings_again(job: Job, folder: Path, record: dict[str, Any]) -> None:
+    """After a run that was faster than its ceiling, which so is none; the next runs use the new ones."""
+    spec = job.spec
+    was = record["ceilings"]["flop_per_s"][spec.precision]["median"]
+    above = f"the run reached {percent(verdict.share_of_ceiling(record) or 0.0)} of the {spec.precision} ceiling"
+    LOGGER.info("%s: this machine's ceilings are measured again", above)
+    # Of the run alone: what the probes allocate is none of its memory.
+    record["memory"] = device.memory(spec.device)
+    if spec.device is Device.CUDA:
+        torch.cuda.empty_cache()
+    record["ceilings"] = _measure_ceilings(spec, folder.parent, fresh=True)
+    job.notes.append(f"{above} measured before it, {si(was, 'FLOP/s')}: the ceilings were measured again after it")
 
 
 def _train(job: Job, step: TrainingStep, folder: Path, record: dict[str, Any], timeline: Timeline) -> None:
@@ -217,8 +233,8 @@ def _region(
     progress = Progress(phase, count, images_per_step=spec.images_per_step)
     recorder.on_flush = lambda: progress.update(len(totals.step_s))
     clock.synchronize()
+    meter = CpuMeter()
     timeline.enter(phase)
-    cpu_began_s = time.process_time()
     try:
         yield
     finally:
@@ -226,12 +242,12 @@ def _region(
         with suppress(RuntimeError):
             clock.synchronize()
             wall_s = timeline.elapsed_s() - timeline.began_s[phase]
-            cpus_used = (time.process_time() - cpu_began_s) / wall_s
+            cpus = meter.share()
             recorder.on_flush = lambda: None
             recorder.drain()
             progress.finish(len(totals.step_s))
             if phase is Phase.MEASURED:
-                record["timing"] |= timing.summarize(totals, wall_s=wall_s, cpus_used=cpus_used)
+                record["timing"] |= timing.summarize(totals, wall_s=wall_s, cpus=cpus)
 
 
 def _close_record(job: Job, record: dict[str, Any], timeline: Timeline) -> None:
@@ -243,25 +259,27 @@ def _close_record(job: Job, record: dict[str, Any], timeline: Timeline) -> None:
         "phases": {**began_s, "end": timeline.elapsed_s()},
     }
     with suppress(RuntimeError):
-        record["memory"] = device.memory(job.spec.device)
+        record["memory"] = record["memory"] or device.memory(job.spec.device)
     used = usage.measure(timeline.started_s, timeline.started_s + timeline.elapsed_s())
     record["usage"] = asdict(used) if used else None
     rate = record["ceilings"] and record["ceilings"]["flop_per_s"].get(job.spec.precision)
     if rate:
         record["complexity"]["theoretical_step_s"] = job.complexity.train_flop_per_step / rate["median"]
-    busy = _competition(job.spec.device, record["timing"].get("cpus_used"))
-    record["notes"] = [*job.notes, *([busy] if busy else [])]
     judged = verdict.from_record(record)
     record["bound"] = judged.to_json() if judged else None
+    record["notes"] = [*job.notes, *_idle_cpus(record)]
 
 
-def _competition(used: Device, cpus_used: float | None) -> str | None:
-    """A note where a CPU run did not get the CPUs that it has threads for: its figures are then not the machine's."""
-    threads = torch.get_num_threads()
-    if used is not Device.CPU or cpus_used is None or cpus_used >= COMPETED_SHARE * threads:
-        return None
-    load = f"; load average {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
-    return f"the run got {cpus_used:.1f} of {threads} CPUs: other work competed, or one thread did most{load}"
+def _idle_cpus(record: dict[str, Any]) -> list[str]:
+    """A note where a CPU run kept few of its threads busy and the verdict does not say why."""
+    if not verdict.lacks_cpus(record) or verdict.competition(record):
+        return []
+    timing, threads = record["timing"], record["environment"]["device"]["threads"]
+    used = f"the run got {timing['cpus_used']:.1f} of {threads} CPUs"
+    if timing["cpus_waited"] is None:
+        load = f"; load average {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
+        return [f"{used}: other work competed, or one thread did most{load}"]
+    return [f"{used} and did not wait for more: one thread did most of the work"]
 
 
 def explain(error: Exception, spec: RunSpec) -> Exception:

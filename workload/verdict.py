@@ -9,10 +9,19 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
+from workload.text import between, percent
+
 # Above this share of the wall time, the input pipeline and not the step decides the throughput.
 INPUT_BOUND_FRACTION = 0.10
 # Below this share of both roofs neither can be the limit: launches, small kernels or synchronisation are.
 OVERHEAD_FRACTION = 0.25
+# A ceiling is a median, and noise in it of a few per cent is no fault; a run above this has shown it to be wrong.
+ABOVE_CEILING = 1.05
+# Training steps alone keep their threads 90 % to 100 % busy; two runs at once get about half each.
+COMPETED_SHARE = 0.75
+# Of the time for which a run wanted a CPU. Threads of a quiet machine wait for less than 2 % of it; with fewer busy
+# threads than CPUs but more waits than this, other work had the CPUs.
+LEAST_WAITED_SHARE = 0.10
 
 
 class Bound(StrEnum):
@@ -22,13 +31,18 @@ class Bound(StrEnum):
     MEMORY = "memory"
     OVERHEAD = "overhead"
     INPUT = "input"
+    # Other work had the CPUs: the figures say nothing about this machine or this model.
+    BUSY = "busy"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The bound, the fractions of the measured ceilings reached (1 = at the roof), and a sentence."""
+    """The bound, the fractions of the measured ceilings reached (1 = at the roof), and a sentence.
 
-    bound: Bound
+    Without a bound the sentence says why it is not known.
+    """
+
+    bound: Bound | None
     why: str
     flop_per_s: float | None = None
     compute_fraction: float | None = None
@@ -64,15 +78,8 @@ def judge(
     )
 
 
-def _input_bound(data_wait_fraction: float) -> Verdict | None:
-    """What can be said without ceilings."""
-    if data_wait_fraction <= INPUT_BOUND_FRACTION:
-        return None
-    return Verdict(bound=Bound.INPUT, why=_waits(data_wait_fraction))
-
-
 def _waits(data_wait_fraction: float) -> str:
-    return f"{data_wait_fraction:.0%} of the wall time is spent waiting for data"
+    return f"{percent(data_wait_fraction)} of the wall time is spent waiting for data"
 
 
 def _classify(data_wait_fraction: float, *, compute: float, low: float, high: float) -> Bound:
@@ -85,7 +92,7 @@ def _classify(data_wait_fraction: float, *, compute: float, low: float, high: fl
 
 
 def _explain(bound: Bound, *, data_wait_fraction: float, compute: float, low: float, high: float) -> str:
-    roofs = f"{compute:.0%} of the measured compute ceiling, {low:.0%} to {high:.0%} of the bandwidth (modelled)"
+    roofs = f"{percent(compute)} of the measured compute ceiling, {between(low, high)} of the bandwidth (modelled)"
     match bound:
         case Bound.INPUT:
             return _waits(data_wait_fraction)
@@ -97,22 +104,82 @@ def _explain(bound: Bound, *, data_wait_fraction: float, compute: float, low: fl
             return roofs
 
 
+def competition(record: Mapping[str, Any]) -> str | None:
+    """What a CPU run got of the CPUs that it has threads for, where other work had the rest; otherwise None."""
+    timing = record["timing"]
+    used, waited = timing.get("cpus_used"), timing.get("cpus_waited")
+    if not lacks_cpus(record) or waited is None:
+        return None
+    share = waited / (used + waited)
+    if share < LEAST_WAITED_SHARE:
+        return None
+    threads = record["environment"]["device"]["threads"]
+    return f"the run got {used:.1f} of {threads} CPUs and waited for one {percent(share)} of its time"
+
+
+def lacks_cpus(record: Mapping[str, Any]) -> bool:
+    """Whether a CPU run kept few of its threads busy, for whatever reason."""
+    used = record["timing"].get("cpus_used")
+    if record["spec"].get("device") != "cpu" or used is None:
+        return False
+    threads = record["environment"]["device"].get("threads")
+    return bool(threads) and used < COMPETED_SHARE * threads
+
+
+def share_of_ceiling(record: Mapping[str, Any]) -> float | None:
+    """The FLOP/s of the median step by the ceiling that was measured for its precision; None where one is unknown."""
+    step_s, ceilings = record["timing"].get("step_s"), record["ceilings"]
+    rate = ceilings and ceilings["flop_per_s"].get(record["spec"]["precision"])
+    if not (step_s and rate):
+        return None
+    return float(record["complexity"]["train_flop_per_step"] / step_s["median"] / rate["median"])
+
+
 def from_record(record: Mapping[str, Any]) -> Verdict | None:
-    """The verdict on a run.json; None without steps, or without the ceilings that tell compute from memory."""
-    timing, complexity = record["timing"], record["complexity"]
+    """The verdict on a run.json; None without steps."""
+    timing = record["timing"]
     if not timing.get("step_s"):
         return None
-    ceilings = record["ceilings"] or {"flop_per_s": {}, "bytes_per_s": {}}
-    flop_rate = ceilings["flop_per_s"].get(record["spec"]["precision"])
-    byte_rate = ceilings["bytes_per_s"].get("copy")
-    if not (flop_rate and byte_rate):
-        return _input_bound(timing["data_wait_fraction"])
+    if taken := competition(record):
+        return Verdict(bound=Bound.BUSY, why=taken)
+    why_not = _unknown(record)
+    if why_not is None:
+        return _judged(record)
+    if timing["data_wait_fraction"] > INPUT_BOUND_FRACTION:
+        # This can be said without ceilings.
+        return Verdict(bound=Bound.INPUT, why=_waits(timing["data_wait_fraction"]))
+    return Verdict(bound=None, why=why_not)
+
+
+def _unknown(record: Mapping[str, Any]) -> str | None:
+    """Why compute cannot be told from memory."""
+    ceilings, precision = record["ceilings"], record["spec"]["precision"]
+    if ceilings is None:
+        return "no ceilings were measured (--no-ceilings)"
+    unavailable = ceilings.get("unavailable", {})
+    for quantity, name, what in (
+        ("flop_per_s", precision, f"{precision} ceiling"),
+        ("bytes_per_s", "copy", "bandwidth"),
+    ):
+        if not ceilings[quantity].get(name):
+            return f"the {what} was not measured: {unavailable.get(name, 'nobody knows why')}"
+    share = share_of_ceiling(record)
+    if share is not None and share > ABOVE_CEILING:
+        return (
+            f"the run reached {percent(share)} of the measured {precision} ceiling, which cannot be:"
+            " the ceiling is too low, or the kernels execute fewer FLOP than the model has (Winograd)"
+        )
+    return None
+
+
+def _judged(record: Mapping[str, Any]) -> Verdict:
+    timing, complexity, ceilings = record["timing"], record["complexity"], record["ceilings"]
     return judge(
         step_s=timing["step_s"]["median"],
         data_wait_fraction=timing["data_wait_fraction"],
         flop_per_step=complexity["train_flop_per_step"],
         bytes_low=complexity["bytes_per_step_lower"],
         bytes_high=complexity["bytes_per_step_upper"],
-        ceiling_flop_per_s=flop_rate["median"],
-        ceiling_bytes_per_s=byte_rate["median"],
+        ceiling_flop_per_s=ceilings["flop_per_s"][record["spec"]["precision"]]["median"],
+        ceiling_bytes_per_s=ceilings["bytes_per_s"]["copy"]["median"],
     )

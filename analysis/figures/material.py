@@ -203,7 +203,8 @@ def _line(each: Group) -> dict[str, Any]:
         "bound": ", ".join(f"{bound} {number}" for bound, number in bounds.most_common())
         if len(bounds) > 1
         else next(iter(bounds), None),
-        "bound_why": next(iter(each.texts("bound_why")), None),
+        # Of a run that has a bound, where one has.
+        "bound_why": next(iter(each.runs.sort_values("bound", na_position="last")["bound_why"].dropna()), None),
         "run_ids": list(each.runs["run_id"]),
     }
 

@@ -224,7 +224,7 @@ def _tell(outcome: Outcome, plan: Plan, output_format: Format) -> int:
         rows += [("next", f"launch {verb}") for verb in (f"status {outcome.name}", f"logs {outcome.name} -f")]
         print(as_typed("\n".join(f"{label:<8} {text}" for label, text in rows)))
     else:
-        lines = [as_typed(table.render(outcome.bundles))] if outcome.bundles else []
+        lines = [table.render(outcome.bundles, width=terminal_width(sys.stdout))] if outcome.bundles else []
         print("\n".join([*lines, *(f"  {label:<13} {text}" for label, text in _closing(outcome, plan))]))
     if outcome.error:
         raise outcome.error

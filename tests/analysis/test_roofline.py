@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import analysis
 from analysis import roofline
 from analysis.__main__ import main
+from analysis.audit.flop import OVER_CEILING
 from analysis.by import By
 from analysis.roofline import Bound, Kind, Roof, Source, Work
 from benchmarks.synthetic_bundles import change, make, make_record
@@ -47,6 +48,7 @@ def points(tmp_path: Path, *runs: Mapping[str, Any]) -> pd.DataFrame:
 def test_thresholds_are_those_of_the_verdict() -> None:
     assert roofline.INPUT_BOUND_FRACTION == verdict.INPUT_BOUND_FRACTION
     assert roofline.OVERHEAD_FRACTION == verdict.OVERHEAD_FRACTION
+    assert roofline.ABOVE_CEILING == verdict.ABOVE_CEILING == OVER_CEILING
     assert [str(bound) for bound in Bound] == [str(bound) for bound in verdict.Bound]
 
 
@@ -170,11 +172,62 @@ def test_measured_and_vendor_roofs(tmp_path: Path) -> None:
     table = roofline.roofs(analysis.load(tmp_path))
     measured, peak = table.to_dict("records")
     assert measured["place"] == peak["place"] == "gcp-t4-us-central1-a"
-    assert (measured["kind"], measured["precision"], measured["runs"]) == ("measured", "fp32", 3)
+    assert (measured["kind"], measured["precision"], measured["measurements"]) == ("measured", "fp32", 3)
     assert (measured["flop_per_s"], measured["bytes_per_s"]) == (7.1e12, 2.6e11)
-    assert measured["source"] == "median of 3 runs"
+    assert measured["source"] == "median of 3 measurements"
     assert (peak["kind"], peak["flop_per_s"], peak["bytes_per_s"]) == ("peak", 8.1e12, 320e9)
     assert peak["source"].startswith("NVIDIA T4 datasheet, read ")
+
+
+def test_a_measurement_that_several_runs_used_counts_once(tmp_path: Path) -> None:
+    """Two measurements, the first of them used by three runs: 7.0 and 7.4, not a median of four figures."""
+    times = ["2026-11-21T12:00:00+00:00"] * 3 + ["2026-11-21T13:30:00+00:00"]
+    for number, (rate, at) in enumerate(zip([7.0e12, 7.0e12, 7.0e12, 7.4e12], times, strict=True)):
+        make(tmp_path, number, ceilings__flop_per_s__fp32__median=rate, ceilings__measured_at=at)
+    measured, _ = roofline.roofs(analysis.load(tmp_path)).to_dict("records")
+    assert (measured["measurements"], measured["source"]) == (2, "median of 2 measurements")
+    assert measured["flop_per_s"] == pytest.approx(7.2e12)
+
+
+def test_one_cached_measurement_is_one(tmp_path: Path) -> None:
+    for number in range(3):
+        make(tmp_path, number, ceilings__measured_at="2026-11-21T12:00:00+00:00")
+    measured, _ = roofline.roofs(analysis.load(tmp_path)).to_dict("records")
+    assert (measured["measurements"], measured["source"]) == (1, "one measurement")
+
+
+CPU_RUN = {
+    "spec__device": "cpu",
+    "environment__device": {"type": "cpu", "name": "A CPU", "threads": 2},
+    "ceilings__measured_at": "2026-11-21T12:00:00+00:00",
+}
+
+
+def test_a_ceiling_that_a_run_refutes_is_no_roof_for_any_run_that_used_it(tmp_path: Path) -> None:
+    # 340.736 GFLOP in 0.04 s are 8.5 TFLOP/s, 118 % of the 7.2 measured; the slower run shared that measurement.
+    table = points(tmp_path, CPU_RUN | {"timing__step_s__median": 0.04}, CPU_RUN | {"spec__model": "vgg16"})
+    assert table["bound"].isna().all()
+    assert table["roof"].isna().all()
+    assert [note.partition(";")[0] for note in table["note"]] == [
+        "118% of the measured roof was reached: it is none"
+    ] * 2
+    assert "measured" not in set(roofline.roofs(analysis.load(tmp_path))["kind"])
+
+
+def test_a_gpu_above_its_ceiling_has_no_bound_and_keeps_its_roof(tmp_path: Path) -> None:
+    row = only(points(tmp_path, {"timing__step_s__median": 0.04}))
+    assert (row["roof"], row["bound"]) == ("measured", None)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "bound"),
+    [(["busy"], "busy"), (["busy", "busy", "compute"], "busy"), (["busy", "compute", "compute"], "compute")],
+)
+def test_runs_on_a_busy_machine_say_so(tmp_path: Path, bounds: list[str], bound: str) -> None:
+    row = only(points(tmp_path, *({"bound__bound": each} for each in bounds)))
+    assert row["bound"] == bound
+    if 0 < bounds.count("busy") < len(bounds):
+        assert f"of 3 runs say {'compute' if bound == 'busy' else 'busy'}" in row["note"]
 
 
 def test_unknown_device_has_no_vendor_roof(tmp_path: Path) -> None:

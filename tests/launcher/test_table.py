@@ -1,4 +1,5 @@
 import copy
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,11 @@ def bundle(**changes: Any) -> Bundle:
     return Bundle(path=Path("results") / record["run_id"], record=record, files=())
 
 
+CEILING = "the measured fp32 ceiling, 400 GFLOP/s"
+RATES = "median of 3 runs, 190 GFLOP/s to 219 GFLOP/s"
+BANDWIDTH = "up to 30 % of the bandwidth (modelled)"
+
+
 def test_one_run() -> None:
     assert render([bundle()]).splitlines() == [
         "resnet18, batch 16, fp32, on cpu: A CPU, threads: 2",
@@ -56,26 +62,111 @@ def test_one_run() -> None:
         "  images/s      20  (one run: no interval)",
         "  step time     800 ms  (median of 20 steps; 5 % to 95 % of steps: 750 ms to 1.1 s)",
         "  in theory     400 ms  (the step's FLOP at the measured ceiling, nothing else)",
-        "  FLOP/s        200 GFLOP/s  (50% of the measured fp32 ceiling, 400 GFLOP/s; 10 GFLOP per image)",
+        f"  FLOP/s        200 GFLOP/s while stepping  (50 % of {CEILING}; 10 GFLOP per image)",
         "  limited by    compute: because",
-        "  data waits    0.1% of the wall time",
+        "  data waits    0.1 % of the wall time",
         "  note          a note",
         "  bundle        results/a",
         "  next          the same again for an interval: add --repeats 3",
     ]
 
 
-def test_repeats_show_their_spread() -> None:
-    runs = [
-        bundle(run_id=name, timing=RECORD["timing"] | {"images_per_s": rate})
-        for name, rate in (("a", 19.0), ("b", 22.0), ("c", 20.0))
+def test_one_step_is_no_median() -> None:
+    alone = RECORD["timing"] | {"step_s": {"n": 1, "median": 0.8, "p5": None, "p95": None}}
+    assert "step time     800 ms  (of one step)" in render([bundle(timing=alone)])
+
+
+def repeated(*figures: tuple[float, float], **changes: Sequence[Any]) -> list[Bundle]:
+    """Runs a, b … with these images/s and step times, and for each of `changes` a value per run."""
+    return [
+        bundle(
+            run_id=name,
+            timing=RECORD["timing"]
+            | {"images_per_s": rate, "step_s": {"n": 20, "median": step_s, "p5": step_s, "p95": step_s}},
+            **{field: values[index] for field, values in changes.items()},
+        )
+        for index, (name, (rate, step_s)) in enumerate(zip("abc", figures, strict=False))
     ]
-    text = render(runs)
-    assert "images/s      20  (median of 3 runs, 19 to 22)" in text
-    assert "results/a\n                results/b\n" in text
-    assert text.endswith("verify the bundles: python -m workload.bundle results/*")
-    spaced = [Bundle(path=Path("my runs/a"), record=found.record, files=()) for found in runs]
-    assert render(spaced).endswith("python -m workload.bundle 'my runs'/*")
+
+
+def verdict(bound: str | None, why: str, compute: float | None = None) -> dict[str, Any]:
+    fractions = {"compute_fraction": compute, "memory_fraction_low": 0.0002, "memory_fraction_high": 0.3}
+    return {"bound": bound, "why": why} | (fractions if compute else {})
+
+
+COMPUTE = [verdict("compute", f"{share:.0%} of it", share) for share in (0.5, 0.4, 0.52)]
+
+
+def test_repeats_have_one_summary() -> None:
+    runs = repeated((19.0, 0.84), (22.0, 0.73), (20.0, 0.8), bound=COMPUTE, notes=[["x", "y"], ["x"], ["x", "x"]])
+    assert render(runs).splitlines()[2:] == [
+        "  images/s      20  (median of 3 runs, 19 to 22)",
+        "  step time     800 ms  (median of 3 runs, 730 ms to 840 ms; 20 steps each)",
+        "  in theory     400 ms  (the step's FLOP at the measured ceiling, nothing else)",
+        f"  FLOP/s        200 GFLOP/s while stepping  ({RATES}; 48 % to 55 % of {CEILING}; 10 GFLOP per image)",
+        f"  limited by    compute in all 3 runs: 40 % to 52 % of the measured compute ceiling, {BANDWIDTH}",
+        "  data waits    0.1 % of the wall time",
+        "  note          x",
+        "  note          y  (in 1 of 3 runs)",
+        "  bundle        results/a",
+        "                results/b",
+        "                results/c",
+        "  next          analyze report results",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("bounds", "lines"),
+    [
+        ([COMPUTE[0]], ["compute: 50% of it"]),
+        ([verdict("busy", "it got 1 CPU")], ["the machine was busy: it got 1 CPU"]),
+        ([verdict(None, "nobody measured")], ["unknown: nobody measured"]),
+        ([COMPUTE[0], COMPUTE[0]], ["compute in all 2 runs: 50% of it"]),
+        (
+            [verdict("busy", "it got 1 CPU"), verdict("busy", "it got 0.9 CPUs")],
+            ["the machine was busy in all 2 runs; in the first: it got 1 CPU"],
+        ),
+        (
+            [COMPUTE[0], verdict("busy", "it got 1 CPU"), COMPUTE[1]],
+            [
+                "differs between runs: compute in 2, the machine was busy in 1",
+                "compute, in one: 50% of it",
+                "the machine was busy, in one: it got 1 CPU",
+            ],
+        ),
+        # A bundle of an older version.
+        ([None], ["unknown: no ceilings were measured (--no-ceilings)"]),
+    ],
+)
+def test_verdicts_of_all_runs(bounds: list[Any], lines: list[str]) -> None:
+    shown = render(repeated(*[(20.0, 0.8)] * len(bounds), bound=bounds)).splitlines()
+    start = next(index for index, line in enumerate(shown) if line.startswith("  limited by"))
+    assert [line[16:] for line in shown[start : start + len(lines)]] == lines
+    assert shown[start + len(lines)].startswith("  data waits")
+
+
+def test_a_ceiling_that_some_runs_lack() -> None:
+    some = [{"flop_per_s": {"fp32": {"median": 4e11}}}, {"flop_per_s": {}}, None]
+    text = render(repeated((20.0, 0.8), (20.0, 0.8), (20.0, 0.8), ceilings=some))
+    assert "50 % of the measured fp32 ceiling, 400 GFLOP/s, known in 1 of 3 runs;" in text
+
+
+def test_the_next_command_is_quoted_and_as_it_can_be_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [Bundle(path=Path("my runs") / name, record=RECORD, files=()) for name in "ab"]
+    assert render(runs).endswith("  next          analyze report 'my runs'")
+    monkeypatch.setattr("launcher.table.as_typed", lambda text: f".venv/bin/{text}")
+    assert render(runs, width=40).endswith("  next          .venv/bin/analyze report 'my runs'")
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
+def test_long_values_wrap_below_their_column(width: int) -> None:
+    runs = repeated((19.0, 0.84), (22.0, 0.73), (20.0, 0.8), bound=COMPUTE)
+    shown = render(runs, width=width)
+    lines = shown.splitlines()
+    assert max(map(len, lines)) <= width
+    values = lines[lines.index("") + 1 :]
+    assert all(line.startswith(" " * 16) for line in values if line[2] == " ")
+    assert shown.split() == render(runs).split()
 
 
 def test_no_ceilings_is_said_not_guessed() -> None:
@@ -83,7 +174,7 @@ def test_no_ceilings_is_said_not_guessed() -> None:
     text = render([bundle(ceilings=None, bound=None, complexity=unknown)])
     assert "in theory" not in text
     assert "limited by    unknown: no ceilings were measured (--no-ceilings)" in text
-    assert "FLOP/s        200 GFLOP/s  (10 GFLOP per image)" in text
+    assert "FLOP/s        200 GFLOP/s while stepping  (10 GFLOP per image)" in text
 
 
 def test_run_that_broke_off_is_named() -> None:
@@ -114,7 +205,7 @@ def test_run_that_broke_off_is_named() -> None:
             COUNTED | {"checks": {"flop_verified": False}, "dram_bytes_per_step": None},
             ["ncu: 120 GFLOP a step (unverified: the calibration is off), 40 FLOP/byte; 123 kernels"],
         ),
-        (TRACED, [f"torch: 321 kernels a step; longest: {'k' * 60}, 25% of the time"]),
+        (TRACED, [f"torch: 321 kernels a step; longest: {'k' * 60}, 25 % of the time"]),
         (
             TRACED | {"rows": "operators", "top": [{"name": "conv", "share": None}]},
             ["torch: 321 operators a step; longest: conv"],

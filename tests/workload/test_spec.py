@@ -183,7 +183,8 @@ def test_words_of_the_launcher_are_no_run_options(tmp_path: Path) -> None:
         resolve({}, {}, tmp_path)
 
 
-def test_every_option_survives_the_command_line() -> None:
+@pytest.mark.parametrize("left_out", ["ceilings", "fresh_ceilings"])
+def test_every_option_survives_the_command_line(left_out: str) -> None:
     changed = {
         "model": "vgg16",
         "device": Device.CPU,
@@ -210,9 +211,12 @@ def test_every_option_survives_the_command_line() -> None:
         "optimizer": Optimizer.ADAM,
         "seed": 7,
         "ceilings": False,
+        "fresh_ceilings": True,
     }
     untouched = {option.name for option in options()} - changed.keys()
     assert untouched == set(), "a new option belongs into this test"
+    # These two contradict each other.
+    del changed[left_out]
     spec = RunSpec(**changed)  # type: ignore[arg-type]
     words = arguments(spec)
     flags = {option.flag: option for option in options()} | {option.off_flag: option for option in options()}
@@ -222,6 +226,12 @@ def test_every_option_survives_the_command_line() -> None:
         given[option.name] = changed[option.name] if option.kind is bool else words.pop(0)
     assert resolve(given, {}, None).spec == spec
     assert arguments(RunSpec()) == []
+
+
+def test_fresh_ceilings_need_ceilings() -> None:
+    with pytest.raises(UsageError, match="--fresh-ceilings measures what --no-ceilings leaves out") as caught:
+        resolve({"ceilings": False, "fresh_ceilings": True}, {}, None)
+    assert caught.value.hint == "leave one of the two out"
 
 
 def test_switches_that_turn_off() -> None:

@@ -1,9 +1,10 @@
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from workload.verdict import Bound, from_record, judge
+from workload.verdict import Bound, competition, from_record, judge, lacks_cpus
 
 
 @pytest.mark.parametrize(
@@ -49,22 +50,55 @@ def test_verdict_of_a_record() -> None:
     found = from_record(RECORD)
     assert found is not None
     assert (found.bound, found.compute_fraction, found.flop_per_s) == (Bound.COMPUTE, 0.5, 50.0)
-    assert found.why == "50% of the measured compute ceiling, 5% to 10% of the bandwidth (modelled)"
+    assert found.why == "50 % of the measured compute ceiling, 5 % to 10 % of the bandwidth (modelled)"
+
+
+def changed(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+    record = copy.deepcopy(RECORD)
+    change(record)
+    return record
+
+
+def test_no_verdict_without_steps() -> None:
+    assert from_record(changed(lambda r: r["timing"].update(step_s=None))) is None
+
+
+BUSY_WHY = "the machine was busy: the samples got 0.5 of 2 CPUs, at the last of 3 attempts"
+
+
+IMPOSSIBLE = "which cannot be: the ceiling is too low, or the kernels execute fewer FLOP than the model has (Winograd)"
 
 
 @pytest.mark.parametrize(
-    "lack",
+    ("lack", "why"),
     [
-        lambda r: r.update(ceilings=None),
-        lambda r: r["ceilings"]["flop_per_s"].clear(),
-        lambda r: r["ceilings"]["bytes_per_s"].clear(),
-        lambda r: r["timing"].update(step_s=None),
+        (lambda r: r.update(ceilings=None), "no ceilings were measured (--no-ceilings)"),
+        (
+            lambda r: (r["ceilings"]["flop_per_s"].clear(), r["ceilings"].update(unavailable={"fp32": BUSY_WHY})),
+            f"the fp32 ceiling was not measured: {BUSY_WHY}",
+        ),
+        (
+            lambda r: (r["ceilings"]["bytes_per_s"].clear(), r["ceilings"].update(unavailable={"copy": BUSY_WHY})),
+            f"the bandwidth was not measured: {BUSY_WHY}",
+        ),
+        # 50 FLOP/s where the ceiling is said to be 31 FLOP/s.
+        (
+            lambda r: r["ceilings"]["flop_per_s"]["fp32"].update(median=31.0),
+            f"the run reached 161 % of the measured fp32 ceiling, {IMPOSSIBLE}",
+        ),
     ],
 )
-def test_no_verdict_without_its_figures(lack: Any) -> None:
-    record = copy.deepcopy(RECORD)
-    lack(record)
-    assert from_record(record) is None
+def test_a_verdict_without_its_figures_is_unknown_and_says_why(lack: Any, why: str) -> None:
+    found = from_record(changed(lack))
+    assert found is not None
+    assert (found.bound, found.compute_fraction, found.why) == (None, None, why)
+
+
+@pytest.mark.parametrize(("ceiling", "bound"), [(47.7, Bound.COMPUTE), (47.5, None)])
+def test_five_per_cent_above_a_ceiling_are_noise(ceiling: float, bound: Bound | None) -> None:
+    found = from_record(changed(lambda r: r["ceilings"]["flop_per_s"]["fp32"].update(median=ceiling)))
+    assert found is not None
+    assert found.bound is bound
 
 
 def test_waiting_for_data_needs_no_ceilings() -> None:
@@ -73,4 +107,48 @@ def test_waiting_for_data_needs_no_ceilings() -> None:
     found = from_record(record)
     assert found is not None
     assert (found.bound, found.compute_fraction) == (Bound.INPUT, None)
-    assert found.why == "37% of the wall time is spent waiting for data"
+    assert found.why == "37 % of the wall time is spent waiting for data"
+
+
+def on_cpus(used: float | None, waited: float | None, device: str = "cpu") -> dict[str, Any]:
+    """A run on 2 threads."""
+    record = copy.deepcopy(RECORD)
+    record["spec"]["device"] = device
+    record["environment"] = {"device": {"threads": 2}}
+    record["timing"] |= {"cpus_used": used, "cpus_waited": waited}
+    return record
+
+
+@pytest.mark.parametrize(
+    ("record", "bound"),
+    [
+        (on_cpus(1.0, 0.9), Bound.BUSY),
+        (on_cpus(1.49, 0.17), Bound.BUSY),
+        # It got three quarters, or did not wait for the rest: one thread did most.
+        (on_cpus(1.5, 0.5), Bound.COMPUTE),
+        (on_cpus(1.0, 0.1), Bound.COMPUTE),
+        # A system, or an older version, that does not tell.
+        (on_cpus(1.0, None), Bound.COMPUTE),
+        (on_cpus(None, None), Bound.COMPUTE),
+        # A GPU's host threads wait for the GPU.
+        (on_cpus(0.5, 0.5, device="cuda"), Bound.COMPUTE),
+    ],
+)
+def test_a_starved_run_says_that_the_machine_was_busy(record: dict[str, Any], bound: Bound) -> None:
+    found = from_record(record)
+    assert found is not None
+    assert found.bound is bound
+
+
+def test_busy_comes_before_every_other_verdict() -> None:
+    record = on_cpus(0.8, 1.2) | {"ceilings": None}
+    record["timing"]["data_wait_fraction"] = 0.37
+    found = from_record(record)
+    assert found is not None
+    assert found.why == "the run got 0.8 of 2 CPUs and waited for one 60 % of its time"
+
+
+def test_a_record_without_waits_is_read_as_before() -> None:
+    record = on_cpus(0.8, None)
+    del record["timing"]["cpus_waited"]
+    assert (lacks_cpus(record), competition(record)) == (True, None)

@@ -12,6 +12,7 @@ from analysis.figures import registry, throughput
 from analysis.report import words
 from analysis.report.content import Block, Bullets, Paragraph, Picture, Section
 from analysis.report.evidence import Evidence
+from analysis.roofline import Bound
 from analysis.statistics.samples import LEVEL
 
 # Sentences of the summary; every model is in the table.
@@ -94,8 +95,11 @@ def _lead(row: Mapping[str, Any]) -> str:
 
 def _limit(row: Mapping[str, Any]) -> str:
     if not words.is_known(row["bound"]):
-        return "What limits it is not known: no ceiling was measured."
+        why = row["bound_why"] if words.is_known(row["bound_why"]) else "no ceiling was measured"
+        return f"What limits it is not known: {why}."
     why = f": {row['bound_why']}" if words.is_known(row["bound_why"]) else ""
+    if row["bound"] == Bound.BUSY:
+        return f"The machine was busy, so this is no figure of the machine{why}."
     return f"Limited by {row['bound']}{why}."
 
 

@@ -1,0 +1,97 @@
+"""The ceilings that a run measured, kept beside its bundles for the runs of the next hour.
+
+Only clean rates are kept: one that was measured on a busy machine would spoil the verdict of every run after it.
+"""
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from workload import ceilings
+from workload.ceilings import COPY, TRIAD, Ceilings, Report, Sampler, identity, wanted
+from workload.spec import Device
+
+CACHE_NAME = ".ceilings.json"
+# 2: each rate tells how many CPUs it got. Files of schema 1 do not, and are never used again.
+CACHE_SCHEMA = 2
+MAX_AGE_S = 3600.0
+
+
+def cached_or_measure(
+    folder: Path,
+    *,
+    device: Device,
+    precisions: Collection[str] | None = None,
+    sample: Sampler | None = None,
+    progress: Report | None = None,
+    fresh: bool = False,
+    max_age_s: float = MAX_AGE_S,
+    now: Callable[[], datetime] = lambda: datetime.now(UTC),
+) -> tuple[Ceilings, float]:
+    """The ceilings and their age in seconds, 0 when measured now; kept in `folder` for the runs that follow.
+
+    A file that is damaged, of another machine, device, torch or thread count, too old or from the future is replaced,
+    and with `fresh` every file; what one lacks is measured. A folder that cannot be written is no error.
+    """
+    path = folder / CACHE_NAME
+    kept = None if fresh else _read(path, identity(device))
+    age_s = kept.age_s(now()) if kept else 0.0
+    if kept is None or not 0 <= age_s <= max_age_s:
+        measured = ceilings.measure(device, precisions=precisions, sample=sample, progress=progress, now=now)
+        _write(path, measured)
+        return measured, 0.0
+    missing = [precision for precision in wanted(precisions) if precision not in kept.flop_per_s]
+    bandwidth = not {COPY, TRIAD} <= set(kept.bytes_per_s)
+    if missing or bandwidth:
+        more = ceilings.measure(
+            device, precisions=missing, bandwidth=bandwidth, sample=sample, progress=progress, now=now
+        )
+        kept = _joined(kept, more)
+        _write(path, kept)
+    return kept, age_s
+
+
+def _joined(kept: Ceilings, more: Ceilings) -> Ceilings:
+    """`kept`, with its time of measurement, and the rates of `more`."""
+    measured_now = {*more.flop_per_s, *more.bytes_per_s}
+    unavailable = {key: why for key, why in kept.unavailable.items() if key not in measured_now}
+    return replace(
+        kept,
+        flop_per_s={**kept.flop_per_s, **more.flop_per_s},
+        bytes_per_s={**kept.bytes_per_s, **more.bytes_per_s},
+        unavailable={**unavailable, **more.unavailable},
+        elapsed_s=kept.elapsed_s + more.elapsed_s,
+    )
+
+
+def _read(path: Path, here: Mapping[str, Any]) -> Ceilings | None:
+    """The file's ceilings; None where there is none that is whole, clean and holds for this machine."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        kept = Ceilings.from_json(content["ceilings"])
+        kept.age_s(datetime.now(UTC))
+    except (OSError, KeyError, TypeError, ValueError, AttributeError):
+        return None
+    is_ours = all(getattr(kept, name) == value for name, value in here.items())
+    is_clean = all(rate.doubt is None for rate in (*kept.flop_per_s.values(), *kept.bytes_per_s.values()))
+    return kept if is_ours and is_clean and content.get("schema") == CACHE_SCHEMA else None
+
+
+def _write(path: Path, measured: Ceilings) -> None:
+    """Whole or not at all: another run may read the file at any moment."""
+    text = json.dumps({"schema": CACHE_SCHEMA, "ceilings": measured.to_json()}, indent=1)
+    with suppress(OSError):
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{CACHE_NAME}.")
+        temporary = Path(name)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)

@@ -1,0 +1,90 @@
+"""How many CPUs this process got over a stretch of time, and how many it wanted and waited for."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Self
+
+import psutil
+
+from workload.environment.machine import Machine, as_integer
+
+NS_PER_S = 1e9
+TASKS = "/proc/self/task"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CpuShare:
+    """CPUs on average: `got` is CPU time over wall time, of this process and its data workers.
+
+    `waited`: the time for which threads of this process could run and stood in a queue for a CPU, and for which a
+    hypervisor had taken a CPU away, over the wall time; None where the system does not tell.
+    """
+
+    got: float
+    waited: float | None
+
+    @property
+    def waited_share(self) -> float | None:
+        """Of the time for which it wanted a CPU, the part for which it waited for one."""
+        wanted = self.got + (self.waited or 0.0)
+        return self.waited / wanted if self.waited is not None and wanted > 0 else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Totals:
+    now_s: float
+    used_s: float
+    waited_s: float | None
+
+    @classmethod
+    def read(cls, machine: Machine, now_s: Callable[[], float]) -> Self:
+        return cls(now_s=now_s(), used_s=_used_s(), waited_s=_waited_s(machine))
+
+
+class CpuMeter:
+    """Counts from its making on."""
+
+    def __init__(self, machine: Machine | None = None, *, now_s: Callable[[], float] = time.perf_counter) -> None:
+        self._machine, self._now_s = machine or Machine(), now_s
+        self._began = _Totals.read(self._machine, now_s)
+
+    def share(self) -> CpuShare:
+        """Since the beginning."""
+        began, ended = self._began, _Totals.read(self._machine, self._now_s)
+        wall_s = max(ended.now_s - began.now_s, 1 / NS_PER_S)
+        waited = None
+        if began.waited_s is not None and ended.waited_s is not None:
+            # A thread that has ended takes its waits along.
+            waited = max(0.0, ended.waited_s - began.waited_s) / wall_s
+        return CpuShare(got=(ended.used_s - began.used_s) / wall_s, waited=waited)
+
+
+def _used_s() -> float:
+    used_s = time.process_time()
+    for child in psutil.Process().children(recursive=True):
+        try:
+            times = child.cpu_times()
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+        used_s += times.user + times.system
+    return used_s
+
+
+def _waited_s(machine: Machine) -> float | None:
+    """Of all threads: schedstat's second figure is the time spent waiting on a run queue, in ns.
+
+    Source: https://docs.kernel.org/scheduler/sched-stats.html#proc-pid-schedstat.
+    """
+    try:
+        threads = list(machine.path(TASKS).iterdir())
+    except OSError:
+        return None
+    waits = [_queued_ns(machine.text(f"{TASKS}/{thread.name}/schedstat")) for thread in threads]
+    known = [wait for wait in waits if wait is not None]
+    return sum(known) / NS_PER_S + float(getattr(psutil.cpu_times(), "steal", 0.0)) if known else None
+
+
+def _queued_ns(line: str | None) -> int | None:
+    fields = (line or "").split()
+    return as_integer(fields[1]) if len(fields) > 1 else None
