@@ -28,7 +28,7 @@ COLUMNS = (
     Column(name="images_per_s_high", heading="high"),
     Column(name="interval", heading="interval"),
     Column(name="step_s", heading="step", unit="s", prefixed=True),
-    Column(name="flop_per_s", heading="attained", unit="FLOP/s", prefixed=True),
+    Column(name="flop_per_s", heading="attained without waits", unit="FLOP/s", prefixed=True),
     Column(name="bound", heading="limited by"),
     Column(name="data_wait_fraction", heading="data waits", unit="%", digits=3),
     Column(name="note", heading="note", optional=True),

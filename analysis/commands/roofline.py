@@ -37,7 +37,7 @@ POINTS = (
     Column(name="intensity_flop_per_byte", heading="intensity", unit="FLOP/B"),
     Column(name="intensity_low", heading="low", unit="FLOP/B", optional=True),
     Column(name="intensity_high", heading="high", unit="FLOP/B", optional=True),
-    Column(name="flop_per_s", heading="attained", unit="FLOP/s", prefixed=True),
+    Column(name="flop_per_s", heading="attained without waits", unit="FLOP/s", prefixed=True),
     Column(name="flop_per_s_low", heading="low", unit="FLOP/s", prefixed=True, optional=True),
     Column(name="flop_per_s_high", heading="high", unit="FLOP/s", prefixed=True, optional=True),
     Column(name="bound", heading="limited by"),

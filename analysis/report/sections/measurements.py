@@ -41,7 +41,7 @@ def _summary(evidence: Evidence) -> Block:
         ("95 % interval", True),
         ("mean ± SD", True),
         ("step", True),
-        ("attained", True),
+        ("attained without waits", True),
         ("FLOP/byte", True),
         ("of the roof", True),
         ("limited by", False),
