@@ -26,6 +26,7 @@ from statistics import fmean, median, quantiles, stdev
 from typing import Any
 
 from workload.errors import BundleError, ExitCode, RooflaunchError, RunFailedError, UsageError
+from workload.invocation import as_typed
 
 SCHEMA_VERSION = 1
 MANIFEST = "MANIFEST.json"
@@ -339,8 +340,24 @@ def _write_json(path: Path, document: Mapping[str, Any]) -> None:
         raise
 
 
+HELP = """usage: python -m workload.bundle [-h] BUNDLE...
+
+Verify that bundles are complete and undamaged, a line each: every file is there, with the bytes that were sealed.
+The exit code is 8 if one is incomplete, damaged or foreign.
+
+example:
+  python -m workload.bundle results/*"""
+
+
 def main(folders: Sequence[str]) -> int:
     """Verify bundles, a line each; the exit code is 8 if one is incomplete, damaged or foreign."""
+    if {"-h", "--help"} & set(folders):
+        print(as_typed(HELP))
+        return ExitCode.DONE
+    if options := [word for word in folders if word.startswith("-")]:
+        error = UsageError(f"there is no option {options[0]!r}", hint="python -m workload.bundle --help")
+        print(error.report(), file=sys.stderr)
+        return error.exit_code
     if not folders:
         print("error: no bundle named\nhint: python -m workload.bundle results/*", file=sys.stderr)
         return ExitCode.NOTHING_TO_DO

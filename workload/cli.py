@@ -109,6 +109,17 @@ def _add_train(commands: Any) -> None:
     )
     for option in options():
         _add_option(train, option)
+    # As of `launch local`.
+    switches = train.add_mutually_exclusive_group()
+    for device in (Device.CPU, Device.CUDA, Device.MPS):
+        switches.add_argument(
+            f"--{device}",
+            dest="device",
+            action="store_const",
+            const=str(device),
+            default=argparse.SUPPRESS,
+            help=f"as --device {device}",
+        )
     train.add_argument("-o", "--output", type=Path, default=Path("results"), help="where bundles go (results)")
     train.add_argument("--context", help=argparse.SUPPRESS)
     train.set_defaults(command=_train)

@@ -250,3 +250,14 @@ def test_any_manifest_is_refused_not_tripped_over(tmp_path_factory: pytest.TempP
     (folder / "MANIFEST.json").write_bytes(content)
     with pytest.raises(BundleError):
         bundle.read(folder)
+
+
+@pytest.mark.parametrize("word", ["-h", "--help"])
+def test_help(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bundle.main([word]) == ExitCode.DONE
+    assert capsys.readouterr().out.startswith("usage: python -m workload.bundle [-h] BUNDLE...\n")
+
+
+def test_an_option_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bundle.main(["--verify", "results"]) == ExitCode.USAGE
+    assert capsys.readouterr().err == ("error: there is no option '--verify'\nhint: python -m workload.bundle --help\n")
