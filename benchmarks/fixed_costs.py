@@ -17,6 +17,8 @@ LAUNCH = [sys.executable, "-m", "launcher", "--help"]
 TYPER = [sys.executable, "-c", "import typer"]
 TORCH = [sys.executable, "-c", "import torch, torchvision"]
 RUNS = 7
+# What a help text may cost, as a multiple of importing typer: more than that loads something that it does not need.
+MOST_HELP = 2.0
 
 
 def seconds(command: list[str]) -> float:
@@ -40,11 +42,10 @@ def fixed_cost_s() -> tuple[float, float]:
 
 def main() -> None:
     seconds(LAUNCH), seconds(TYPER), seconds(TORCH)
-    print(
-        paired.report(
-            "launch --help / import typer", paired.measure(lambda: seconds(LAUNCH), lambda: seconds(TYPER), pairs=15)
-        )
-    )
+    ratios = paired.measure(lambda: seconds(LAUNCH), lambda: seconds(TYPER), pairs=15)
+    print(paired.report("launch --help / import typer", ratios))
+    if median(ratios) > MOST_HELP:
+        sys.exit(f"launch --help takes {median(ratios):.1f} times what importing typer does; {MOST_HELP:g} at most")
     torch_s = [seconds(TORCH) for _ in range(RUNS)]
     outside_s, setup_s = zip(*(fixed_cost_s() for _ in range(RUNS)), strict=True)
     print(f"import torch and torchvision: median {median(torch_s):.2f} s")

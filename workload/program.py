@@ -4,6 +4,7 @@ For the doors that have typer; the trainer does without.
 """
 
 import difflib
+import itertools
 import re
 import shutil
 import sys
@@ -118,6 +119,18 @@ def run(app: typer.Typer, name: str) -> int:
         raise _explained(error, name, command) from error
 
 
+# How typer's checks of types begin or end, which says nothing to who typed a value.
+NOISE = re.compile(r"Value error, |Input (?=should)|, unable to parse string as an? \w+")
+
+
+def _plainly(error: Any) -> str:
+    """Typer's message without the words of its library, and with the value where it leaves that out."""
+    message: str = NOISE.sub("", error.format_message())
+    flags = getattr(getattr(error, "param", None), "opts", ())
+    values = [value for flag, value in itertools.pairwise(sys.argv) if flag in flags]
+    return f"{message}; got '{values[-1]}'" if values and values[-1] not in message else message
+
+
 def _explained(error: Any, name: str, command: Any) -> UsageError:
     """Typer's error, with a hint that names the command's own help and the option that was perhaps meant."""
     context, wrong = getattr(error, "ctx", None), getattr(error, "option_name", None)
@@ -128,7 +141,7 @@ def _explained(error: Any, name: str, command: Any) -> UsageError:
         else " ".join([name, *(word for word in sys.argv[1:2] if word in command.commands)])
     )
     if context is None or not hasattr(error, "possibilities"):
-        return UsageError(error.format_message(), hint=f"{path} --help")
+        return UsageError(_plainly(error), hint=f"{path} --help")
     options = context.command.get_params(context)
     flags = {flag.lstrip("-"): flag for option in options for flag in (*option.opts, *option.secondary_opts)}
     near = difflib.get_close_matches(str(wrong).lstrip("-"), flags, n=1)

@@ -85,6 +85,8 @@ class Origin(StrEnum):
     CONFIG = CONFIG_NAME
 
 
+# What others call them.
+SYNONYMS = {"fp16": "amp", "float16": "amp", "half": "amp", "bfloat16": "bf16", "float32": "fp32", "float": "fp32"}
 SYNTHETIC, CIFAR10, IMAGENETTE = "synthetic", "cifar10", "imagenette"
 CIFAR10_IMAGE_SIZE = 32
 IMAGENET_IMAGE_SIZE = 224
@@ -241,7 +243,7 @@ class Option:
         if not self.choices:
             return value
         if value not in self.choices:
-            raise self._refuse(f"must be one of {', '.join(self.choices)}", value)
+            raise self._refuse(f"must be one of {', '.join(self.choices)}", value, example=self._meant(value))
         return self.kind(value)
 
     def arguments(self, value: object) -> list[str]:
@@ -277,8 +279,14 @@ class Option:
             raise self._refuse(rule, value)
         return number
 
-    def _refuse(self, rule: str, value: object) -> UsageError:
-        example = f" {self.example}" if self.example else ""
+    def _meant(self, value: str) -> str:
+        """The choice that a user had in mind, else the example."""
+        name = SYNONYMS.get(value.lower(), value.lower())
+        return next(iter(difflib.get_close_matches(name, self.choices, n=1, cutoff=0.7)), self.example)
+
+    def _refuse(self, rule: str, value: object, *, example: str | None = None) -> UsageError:
+        shown = example or self.example
+        example = f" {shown}" if shown else ""
         return UsageError(f"{self.label} {rule}; got '{value}'", hint=f"{self.flag}{example}")
 
 

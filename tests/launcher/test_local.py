@@ -163,6 +163,7 @@ def test_dry_run_starts_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
 @pytest.mark.parametrize(
     ("words", "code", "message", "hint"),
     [
+        (["--model", "resnet18x"], 2, "unknown model 'resnet18x'", "did you mean resnet18 or "),
         (["--batch-size", "0"], 2, "batch size must be a positive integer; got '0'", "--batch-size 32"),
         (["--batch-size", "x"], 2, "batch size must be a positive integer; got 'x'", "--batch-size 32"),
         (["--cpu", "--cuda"], 2, "a run has one device; got --cpu and --cuda", "--cpu, or none"),

@@ -82,6 +82,8 @@ def test_a_long_example_goes_on_in_the_next_line(door: Door) -> None:
         ("launch gcp --gpus t4", "No such option: --gpus", "did you mean --gpu? launch gcp --help lists all"),
         ("launch build --frobnicate", "No such option: --frobnicate", "launch build --help lists all"),
         ("launch local --no-compil", "No such option: --no-compil", f"did you mean --no-compile? {LOCAL} lists all"),
+        ("launch local --cpus x", "Invalid value for '--cpus': should be a valid number; got 'x'", LOCAL),
+        ("launch local --format xml", "Invalid value for '--format': 'xml' is not one of 'table', 'json'.", LOCAL),
         ("launch local --model", "Option '--model' requires an argument.", "launch local --help"),
         ("launch local extra", "Got unexpected extra argument(s) (extra)", "launch local --help"),
         ("launch gcp", "Missing option '--gpu'.", "launch gcp --help"),

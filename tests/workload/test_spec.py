@@ -248,3 +248,20 @@ def test_context_survives_and_foreign_text_is_refused() -> None:
     for text in ("", "[]", "3", '{"unknown": 1}'):
         with pytest.raises(UsageError, match="--context is written by a launcher"):
             Context.from_argument(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "hint"),
+    [
+        ("precision", "FP32", "--precision fp32"),
+        ("precision", "fp16", "--precision amp"),
+        ("precision", "bfloat16", "--precision bf16"),
+        ("precision", "int8", "--precision fp32"),
+        ("optimizer", "adamW", "--optimizer adamw"),
+        ("optimizer", "rmsprop", "--optimizer sgd"),
+    ],
+)
+def test_a_hint_names_the_choice_that_was_meant(name: str, value: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        resolve({name: value}, {}, None)
+    assert caught.value.hint == hint
