@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workload.errors import ToolError
+from workload.interrupt import LIFELINE
 from workload.invocation import document
 
 if TYPE_CHECKING:
@@ -215,14 +216,20 @@ class Engine:
     def started(self, container: Container) -> Iterator["Running"]:
         """Start a container; it is stopped and removed at the end, however that comes."""
         with translated(f"a container of '{container.image}' did not start"):
-            created = self._client.containers.create(**_creation(container))
+            created = self._client.containers.create(**_creation(container) | _tied(container))
+        lifeline: Any = None
         try:
             with translated(f"a container of '{container.image}' did not start"):
                 # Attached before the start: no line is lost.
                 stream = created.attach(stdout=True, stderr=True, stream=True, demux=True)
+                # Its standard input ends with this process, even by SIGKILL, and that ends the trainer in order.
+                with suppress(Exception):  # not over every kind of connection
+                    lifeline = created.attach_socket(params={"stdin": 1, "stream": 1})
                 created.start()
             yield Running(created, stream)
         finally:
+            if lifeline is not None:
+                lifeline.close()
             # The engine may be gone: then there is nobody to ask, and what broke off is told already.
             with suppress(Exception):
                 created.remove(force=True, v=True)
@@ -381,6 +388,11 @@ def _creation(container: Container) -> dict[str, Any]:
         "nano_cpus": None if container.cpus is None else round(container.cpus * 1e9),
         "labels": dict(container.labels),
     }
+
+
+def _tied(container: Container) -> dict[str, Any]:
+    """What ties a container to this process, beside what is shown: a standard input that ends with us."""
+    return {"stdin_open": True, "environment": {**container.environment, LIFELINE: "stdin"}}
 
 
 class _Lines:

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn, TextIO
 import typer
 
 from workload.errors import ExitCode, InterruptedRunError, NothingToDoError
-from workload.interrupt import handled_by
+from workload.interrupt import CAUSES, handled_by
 
 if TYPE_CHECKING:
     from workload.storage.fetch import Report
@@ -144,12 +143,10 @@ class Bar:
 
 @contextmanager
 def _stoppable() -> Iterator[None]:
-    """Raise `InterruptedRunError` on the first Ctrl-C or SIGTERM; what has come whole stays, the rest continues."""
+    """Raise `InterruptedRunError` on a signal; what has come whole stays, the rest continues."""
 
     def stop(number: int, _: object) -> NoReturn:
-        raise InterruptedRunError(
-            f"interrupted by {signal.Signals(number).name}", hint="the same command continues where it stopped"
-        )
+        raise InterruptedRunError(CAUSES[number], hint="the same command continues where it stopped")
 
     with handled_by(stop):
         yield

@@ -1,5 +1,6 @@
 """A Docker engine that exists only as the state below. It stands in for the SDK's client: all of ours is real."""
 
+import io
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
@@ -161,8 +162,16 @@ class FakeContainer:
         assert demux
         return self._run()
 
+    def attach_socket(self, *, params: Mapping[str, int]) -> io.BytesIO:
+        assert self.status == "created", "attached too late: its standard input would have ended"
+        assert self.arguments["stdin_open"], "without this it has no standard input"
+        assert params == {"stdin": 1, "stream": 1}
+        self.lifeline = io.BytesIO()
+        return self.lifeline
+
     def _run(self) -> Iterator[Any]:
         assert self.status == "running"
+        assert not self.lifeline.closed
         # SIGKILL ends the output; SIGTERM leaves the trainer time to seal its bundle.
         for piece in itertools.takewhile(lambda _: "SIGKILL" not in self.signals, self._pieces):
             if callable(piece):

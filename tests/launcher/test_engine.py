@@ -405,7 +405,9 @@ def test_container_is_followed_and_removed(docker: FakeDocker) -> None:
         ["warmup", "end"],
     )
     (container,) = docker.containers.created
-    assert container.arguments == engine._creation(FULL)
+    tied = {"stdin_open": True, "environment": {**FULL.environment, "ROOFLAUNCH_LIFELINE": "stdin"}}
+    assert container.arguments == engine._creation(FULL) | tied
+    assert container.lifeline.closed
     assert docker.containers.there == {}
 
 

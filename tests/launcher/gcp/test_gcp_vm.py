@@ -241,7 +241,7 @@ def test_a_run_from_request_to_result(machine: Machine, capsys: pytest.CaptureFi
     }
     assert trainer.arguments["network_mode"] == "none"
     assert trainer.arguments["cap_add"] == []
-    assert trainer.arguments["environment"] == {}
+    assert trainer.arguments["environment"] == {"ROOFLAUNCH_LIFELINE": "stdin"}
     told = capsys.readouterr()
     assert "rooflaunch: phase run_started 2026-11-21T10:01:00.000Z\n" in told.out
     assert "warmup     1/3 steps\n" in told.err

@@ -189,7 +189,7 @@ def test_ctrl_c_does_not_wait_for_the_network(server: GcsServer, prefix: str, ma
     assert stopped.returncode == ExitCode.INTERRUPTED
     assert out == ""
     assert err.splitlines()[:2] == [
-        "error: interrupted by SIGINT",
+        "error: interrupted by Ctrl-C",
         "hint: the same command continues where it stopped",
     ]
     assert run_fetch(source=f"gs://{BUCKET}/{prefix}", output=output) == ExitCode.DONE
