@@ -315,7 +315,8 @@ class _Reader:
         for key in where.split("."):
             if value is None:
                 return None
-            if not isinstance(value, Mapping):
+            # Not Mapping: asking for it takes a tenth of the time that reading a bundle takes.
+            if not isinstance(value, dict):
                 self.remark(where.partition(f".{key}")[0], "an object")
                 return None
             value = value.get(key)
