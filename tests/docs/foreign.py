@@ -40,6 +40,19 @@ def check(program: str, words: Sequence[str]) -> None:
             break  # the rest is for what runs inside
         if word.startswith("-") and word.partition("=")[0] not in names:
             raise RefusedError(f"{program}: no option {word.partition('=')[0]}")
+    if program == "pip":
+        check_pip(words)
+
+
+def check_pip(words: Sequence[str]) -> None:
+    """That our extras exist; raises `RefusedError`."""
+    table = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    extras = table["project"]["optional-dependencies"]
+    for word in words:
+        if ours := re.fullmatch(r"(?:rooflaunch|\.)\[(.*)\]", word):
+            for extra in ours[1].split(","):
+                if extra not in extras:
+                    raise RefusedError(f"rooflaunch has no extra {extra}")
 
 
 def check_terraform(words: Sequence[str], folder: Path) -> None:

@@ -51,7 +51,7 @@ def check_in_prose(text: str) -> None:
     except ValueError:  # an apostrophe
         words = text.split()
     refusal: RefusedError | None = None
-    with_verb = {"launch": 2, "analyze": 2, "python": 4}.get(words[0].removeprefix(".venv/bin/"), 1)
+    with_verb = {"launch": 2, "analyze": 2, "python": 4, "pip": 3}.get(words[0].removeprefix(".venv/bin/"), 1)
     for length in range(len(words), min(with_verb, len(words)) - 1, -1):
         try:
             check(shlex.join(words[:length]))

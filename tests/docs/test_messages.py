@@ -46,6 +46,7 @@ CASES = {
     "python -m workload.bundles results/*": "no module ['workload.bundles']",
     "gcloud auth login-again": "not in foreign_tools.toml",
     "gcloud auth login --user me": "no option --user",
+    "pip install 'rooflaunch[gpu]'": "rooflaunch has no extra gpu",
     "docker run --shm=2g": "no option --shm",
 }
 
