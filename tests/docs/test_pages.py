@@ -48,7 +48,7 @@ EVERY_DAY = (
 )
 # What stands for a name that only the reader's own folder or project has.
 NAMES = {
-    "results/RUN_ID": "$(ls -d results/*-local-cpu-* results/* | head -1)",
+    "results/RUN_ID": "$(ls -d results/*-local-cpu-* | tail -1)",
     "gs://BUCKET/PREFIX": "gs://rooflaunch-test",
     "gs://my-project-rooflaunch": "gs://rooflaunch-test",
 }
