@@ -25,7 +25,7 @@ def render(bundles: Sequence[Bundle], *, width: int | None = None) -> str:
     completed = [run for run in bundles if run.record["status"] == Status.COMPLETED]
     rows = list(_measured_rows([run.record for run in completed])) if completed else []
     rows += [(_status_label(run), run.record["error"] or "") for run in bundles if run not in completed]
-    rows += [("bundle" if index == 0 else "", str(run.path)) for index, run in enumerate(bundles)]
+    rows += [("bundle" if index == 0 else "", unbroken(str(run.path))) for index, run in enumerate(bundles)]
     lines = [wrapped(as_typed(text), width, indent=TEXT_COLUMN, first=_label(name)) for name, text in rows]
     if completed:
         lines.append(wrapped(unbroken(as_typed(_next(completed))), width, indent=TEXT_COLUMN, first=_label("next")))

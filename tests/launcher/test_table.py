@@ -154,6 +154,7 @@ def test_a_ceiling_that_some_runs_lack() -> None:
 def test_the_next_command_is_quoted_and_as_it_can_be_typed(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = [Bundle(path=Path("my runs") / name, record=RECORD, files=()) for name in "ab"]
     assert render(runs).endswith("  next          analyze report 'my runs'")
+    assert "my runs/a\n" in render(runs, width=17)
     monkeypatch.setattr("launcher.table.as_typed", lambda text: f".venv/bin/{text}")
     assert render(runs, width=40).endswith("  next          .venv/bin/analyze report 'my runs'")
 
