@@ -12,7 +12,7 @@ from analysis.figures import labels, rooflines, shares, style, throughput
 from analysis.figures.figure import Figure, Missing
 from analysis.figures.material import Material
 from workload.tables import number
-from workload.text import si
+from workload.text import percent, si
 
 Drawn: TypeAlias = Figure | Missing
 Builder: TypeAlias = Callable[[Material], Iterator[Drawn]]
@@ -428,7 +428,7 @@ def _intervals(table: pd.DataFrame, field: str) -> str:
 
 
 def _devices(table: pd.DataFrame) -> str:
-    return ", ".join(labels.shown(name) for name in dict.fromkeys(table["device_name"].dropna())) or "unknown device"
+    return ", ".join(labels.shown(name) for name in dict.fromkeys(table["device_name"].dropna())) or "Unknown device"
 
 
 def _rate_text(table: pd.DataFrame) -> str:
@@ -492,7 +492,7 @@ def _intensity_text(points: pd.DataFrame) -> str:
 
 def _kernels_text(points: pd.DataFrame) -> str:
     rows = points.sort_values("share_of_time", ascending=False).to_dict("records")
-    return "; ".join(f"{row['task']}, {row['family']}: {row['share_of_time']:.0%} of the time" for row in rows[:6])
+    return "; ".join(f"{row['task']}, {row['family']}: {percent(row['share_of_time'])} of the time" for row in rows[:6])
 
 
 def _configuration(row: dict[Any, Any]) -> str:

@@ -150,7 +150,7 @@ def variance(material: Material, rows: pd.DataFrame) -> Drawing:
         alt.layer(
             spans.encode(x=alt.X("slow:Q", scale=scale, axis=axis), x2="fast:Q"),
             base.mark_point(filled=True, size=60).encode(
-                x=alt.X("relative:Q", scale=scale, axis=axis, title="Throughput against the environment's median [%]"),
+                x=alt.X("relative:Q", scale=scale, axis=axis, title="Throughput against the median [%]"),
                 shape=style.shape("env", rows["env"], material.environments, "Environment"),
                 tooltip=style.tooltips(rows, titles),
             ),

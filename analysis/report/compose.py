@@ -4,8 +4,9 @@ from collections.abc import Callable
 
 import pandas as pd
 
+from analysis.figures.figure import Figure
 from analysis.report import words
-from analysis.report.content import Report, Section
+from analysis.report.content import Picture, Report, Section, figures_of
 from analysis.report.evidence import Evidence
 from analysis.report.sections import (
     answer,
@@ -41,16 +42,28 @@ def compose(evidence: Evidence) -> Report:
     runs = evidence.results.runs
     facts = [
         words.counted(len(runs), "run"),
-        words.counted(len(evidence.material.measured), "configuration"),
+        words.counted(_configurations(evidence), "configuration"),
         words.counted(len(evidence.material.environments), "environment"),
         words.counted(runs["model"].nunique(), "model"),
     ]
     days = _days(runs["started_at"].dropna())
+    sections = [build(evidence) for build in SECTIONS]
+    placed = {figure.name for section in sections for figure in figures_of(section)}
+    rest = [each for each in evidence.drawn if isinstance(each, Figure) and each.name not in placed]
+    if rest:
+        # A figure that no section asks for by name is shown all the same.
+        sections.append(Section(name="more", title="More figures", blocks=[Picture(figure=each) for each in rest]))
     return Report(
         title="Training throughput, and what limits it",
         facts=[*facts, *([days] if days else [])],
-        sections=[build(evidence) for build in SECTIONS],
+        sections=sections,
     )
+
+
+def _configurations(evidence: Evidence) -> int:
+    """Those that were measured; where none was, those that ran or were profiled."""
+    every = evidence.material.every
+    return len(evidence.material.measured) or len(every.drop_duplicates(["env", "task", "variant", "batch_size"]))
 
 
 def _days(started: "pd.Series[pd.Timestamp]") -> str | None:

@@ -81,7 +81,12 @@ class Report:
 
     def figures(self) -> list[Figure]:
         """In the order of the page."""
-        return [block.figure for section in self.sections for block in _blocks(section) if isinstance(block, Picture)]
+        return [figure for section in self.sections for figure in figures_of(section)]
+
+
+def figures_of(section: Section) -> list[Figure]:
+    """Those of a section and its parts, in their order."""
+    return [block.figure for block in _blocks(section) if isinstance(block, Picture)]
 
 
 def _blocks(section: Section) -> list[Block]:

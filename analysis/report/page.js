@@ -52,6 +52,21 @@
     }
   };
 
+  // Which tables are wider than the page, and whether their last column is in sight.
+  const frames = [...document.querySelectorAll(".frame")];
+  const look = (frame) => {
+    const table = frame.firstElementChild;
+    const hidden = table.scrollWidth - table.clientWidth;
+    frame.toggleAttribute("data-wide", hidden > 1);
+    frame.toggleAttribute("data-end", table.scrollLeft >= hidden - 1);
+  };
+  for (const frame of frames) {
+    frame.firstElementChild.addEventListener("scroll", () => look(frame), { passive: true });
+    frame.closest("details")?.addEventListener("toggle", () => look(frame));
+    look(frame);
+  }
+  addEventListener("resize", () => frames.forEach(look));
+
   const charts = [...document.querySelectorAll("[data-figure]")];
   const pause = () => new Promise((resume) => setTimeout(resume, 0));
   let turn = 0;

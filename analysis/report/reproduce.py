@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
+from analysis.importing import Given
 from analysis.report import words
 from analysis.report.evidence import Evidence
 from workload.errors import UsageError
@@ -33,7 +34,7 @@ def command(record: Mapping[str, Any]) -> str:
     """`launch local --cpu --model resnet18 …`; a comment for a run that no command of ours started."""
     imported = record.get("imported")
     if isinstance(imported, Mapping):
-        return shlex.join(["analyze", "import", printable(str(imported.get("file") or "FILE"))])
+        return _import(imported)
     spec = _spec(record.get("spec"))
     if spec is None:
         return "# its spec cannot be read"
@@ -51,6 +52,20 @@ def command(record: Mapping[str, Any]) -> str:
         case _:
             # Whatever started it, on a machine like it the trainer does the same.
             return shlex.join(["python", "-m", "workload", "train", *words_of_spec])
+
+
+def _import(imported: Mapping[str, Any]) -> str:
+    """`analyze import FILE` with the options that it was given then."""
+    given = imported.get("given")
+    known = {field.name for field in fields(Given)}
+    said = given.items() if isinstance(given, Mapping) else ()
+    options_given = [
+        word
+        for name, value in said
+        if name in known and isinstance(value, str | int)
+        for word in (f"--{name.replace('_', '-')}", printable(str(value)))
+    ]
+    return shlex.join(["analyze", "import", printable(str(imported.get("file") or "FILE")), *options_given])
 
 
 def _spec(found: Any) -> RunSpec | None:

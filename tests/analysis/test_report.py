@@ -5,19 +5,21 @@ import math
 import re
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from by_hand import results, run
+from by_hand import kernels, results, run
 from hypothesis import given
 from hypothesis import strategies as st
 from report_bundles import HOSTILE, hostile, matrix
 
 import analysis
 from analysis import __main__ as door
+from analysis.figures.figure import Figure
 from analysis.report import html, markdown, reproduce, words
 from analysis.report.compose import compose
 from analysis.report.content import Bullets, Commands, Paragraph, Picture, Report, Section, Table
@@ -165,7 +167,9 @@ def test_cheapest_where_prices_exist(evidence: Evidence) -> None:
 
 def test_nothing_measured_is_said() -> None:
     nothing = compose(of(run("a", status="failed", steps=[], path="/nowhere")))
-    assert texts(nothing.sections[0])[1] == "No completed run has a throughput: there is nothing to rank."
+    assert (
+        texts(nothing.sections[0])[1] == "No run timed its steps to the end (1 failed), so nothing is said about speed."
+    )
 
 
 # --- the discussion
@@ -346,6 +350,132 @@ def test_causes_are_summed_up_by_environment(evidence: Evidence) -> None:
     assert ["gcp-t4-us-central1-a", "power cap", "18"] in [list(row[:3]) for row in tables[-1].rows]
 
 
+# --- the top of the page
+
+
+def kinds(section: Section) -> list[str]:
+    return [type(block).__name__ for block in section.blocks]
+
+
+def test_the_roofline_stands_right_below_the_answer_and_once(report: Report) -> None:
+    top = next(section for section in report.sections if section.name == "answer")
+    picture = next(block for block in top.blocks if isinstance(block, Picture))
+    assert picture.figure.name == "roofline_combined"
+    assert not any(isinstance(block, Table) for block in top.blocks[: top.blocks.index(picture)])
+    names = [figure.name for figure in report.figures()]
+    assert names.count("roofline_combined") == 1
+    alone = compose(of(*repeats("a", (100.0, 102.0), bytes_lower_per_step=4e9, bytes_upper_per_step=16e9)))
+    assert alone.figures()[0].name == "roofline_local-cuda"
+
+
+def test_an_error_of_the_audit_stands_before_the_headline_and_in_it() -> None:
+    # A step cannot attain more than the ceiling of its machine.
+    facts = {"ceiling_flop_per_s": 1e11, "ceiling_bytes_per_s": 1e11}
+    found = of(*repeats("a", (100.0, 102.0, 101.0), **facts), *repeats("b", (10.0, 10.1), model="vgg11"))
+    errors = [finding for finding in found.findings if finding.severity == "error"]
+    assert errors
+    section = answer.section(found)
+    assert kinds(section)[:3] == ["Paragraph", "Bullets", "Bullets"]
+    said, listed, sentences = section.blocks[:3]
+    assert isinstance(said, Paragraph)
+    assert said.strong
+    assert said.text.startswith(f"The audit found {words.counted(len(errors), 'error')}: ")
+    assert isinstance(listed, Bullets)
+    assert isinstance(sentences, Bullets)
+    assert listed.sentences[0].startswith(f"{errors[0].rule}: {errors[0].figure} (a0")
+    (resnet,) = [text for text in sentences.sentences if text.startswith("resnet18 ")]
+    assert f"The audit found an error in its runs: {errors[0].rule}" in resnet
+
+
+def test_without_errors_the_answer_comes_first() -> None:
+    clean = of(*repeats("a", (100.0, 102.0)))
+    assert not [finding for finding in clean.findings if finding.severity == "error"]
+    assert kinds(answer.section(clean))[0] == "Bullets"
+
+
+SINGLE = "One run has no interval"
+
+
+@pytest.mark.parametrize(
+    ("runs", "claim", "method"),
+    [
+        (
+            [*repeats("a", (100.0, 101.0)), *repeats("b", (50.0, 50.5), batch_size=64)],
+            "resnet18 trains fastest on local-cuda at batch 32, fp32: 100.5 images/s (95 % interval",
+            "Every configuration ran at least twice",
+        ),
+        (
+            [*repeats("a", (100.0,)), *repeats("b", (50.0, 50.5), batch_size=64)],
+            "resnet18 was fastest, in one run, on local-cuda at batch 32, fp32: 100.0 images/s (one run: no interval)",
+            "1 of 2 configurations ran once. One run has no interval: its figures are what was seen once",
+        ),
+        (
+            repeats("a", (100.0,)),
+            "resnet18 on local-cuda at batch 32, fp32: 100.0 images/s (one run: no interval); nothing else was",
+            "1 of 1 configuration ran once. One run has no interval",
+        ),
+    ],
+    ids=["all repeated", "the fastest once", "one run"],
+)
+def test_a_claim_and_the_note_about_single_runs_agree(runs: Any, claim: str, method: str) -> None:
+    found = compose(of(*runs))
+    said = [text for section in found.sections for text in texts(section)]
+    assert sum(text.startswith(claim) for text in said) == 1, said[:12]
+    assert sum(text.startswith(method) for text in said) == 1
+    assert not any("no claim rests" in text for text in said)
+
+
+FALSE_WITHOUT_TIMES = ("nothing to rank", "0 configurations", "0 measured runs", "(no rows)", "One environment was")
+
+
+def test_a_page_of_profiles_alone_says_what_profiles_show() -> None:
+    profile = kernels("sgemm", "bn_fw").assign(
+        family=["GEMM", "batch norm"],
+        duration_s=[3e-3, 1e-3],
+        flop=[4e9, 1e8],
+        dram_bytes=[1e8, 1e8],
+        flop_is_lower_bound=False,
+        **dict.fromkeys(("l2_bytes", "l1_bytes", "sm_percent", "memory_percent", "dram_percent"), math.nan),
+    )
+    untimed = {"images_per_s": None, "step_median_s": None, "imported": True, "train_flop_per_image": None}
+    found = of(run("a", steps=[], path="/nowhere", kernels=profile, **untimed))
+    page = compose(found)
+    assert page.facts[:2] == ["1 run", "1 configuration"]
+    said = [text for section in page.sections for text in texts(section)]
+    assert (
+        "resnet18, batch 32, fp32 on local-cuda, profiled: most time of its kernels goes to GEMM 75 %, batch norm 25 %."
+        in said
+    )
+    assert not [text for text in said if any(phrase in text for phrase in FALSE_WITHOUT_TIMES)]
+    assert not [text for text in said if text.startswith("Warm-up steps are recorded")]
+    assert page.figures()[0].name == "kernel_roofline_resnet18"
+    tables = [block for section in page.sections for block in [*section.blocks] if isinstance(block, Table)]
+    assert all(table.rows for table in tables)
+
+
+def test_a_page_of_imports_says_whose_method_it_was() -> None:
+    page = compose(of(*repeats("a", (100.0, 101.0), imported=True)))
+    said = [text for section in page.sections for text in texts(section)]
+    assert f"2 of 2 runs came from other people's files: {design.FOREIGN}" in said
+    assert not [text for text in said if text.startswith("Warm-up steps are recorded")]
+    assert "No run has telemetry to look for causes in." in said
+
+
+def test_every_figure_has_its_place(report: Report, evidence: Evidence) -> None:
+    drawn = [each.name for each in evidence.drawn if isinstance(each, Figure)]
+    assert sorted(figure.name for figure in report.figures()) == sorted(drawn)
+    # Each by its section; the last resort below is for one that nobody placed yet.
+    assert "more" not in [section.name for section in report.sections]
+
+
+def test_a_figure_that_no_section_names_is_shown_all_the_same(evidence: Evidence) -> None:
+    chart = next(each for each in evidence.drawn if isinstance(each, Figure)).chart
+    new = Figure(name="brand_new", title="New", caption="New.", text="1", chart=chart)
+    page = compose(replace(evidence, drawn=[*evidence.drawn, new]))
+    assert page.sections[-1].name == "more"
+    assert [figure.name for figure in page.figures()].count("brand_new") == 1
+
+
 # --- how to reproduce
 
 
@@ -425,6 +555,15 @@ def test_a_command_gives_the_same_spec_back(evidence: Evidence) -> None:
     ("record", "line"),
     [
         ({"imported": {"file": "my log.csv"}}, "analyze import 'my log.csv'"),
+        (
+            {
+                "imported": {
+                    "file": "ncu.csv",
+                    "given": {"model": "resnet 50", "batch_size": 64, "gpu": "Tesla T4", "profile_steps": 4, "rm": 1},
+                }
+            },
+            "analyze import ncu.csv --model 'resnet 50' --batch-size 64 --gpu 'Tesla T4' --profile-steps 4",
+        ),
         ({"imported": {}}, "analyze import FILE"),
         ({"spec": {"batch_size": "many"}}, "# its spec cannot be read"),
         ({"spec": {"precision": "fp7"}}, "# its spec cannot be read"),
@@ -433,6 +572,8 @@ def test_a_command_gives_the_same_spec_back(evidence: Evidence) -> None:
 )
 def test_what_no_command_started_says_so(record: dict[str, Any], line: str) -> None:
     assert reproduce.command(record) == line
+    if not line.startswith("#"):
+        grammar.check(line)
 
 
 def test_repeats_share_a_line(evidence: Evidence) -> None:

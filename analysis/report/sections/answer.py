@@ -1,14 +1,16 @@
 """The answer: the fastest machine per model, the cheapest, what limits each, and how sure that is."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
 from analysis import statistics
-from analysis.audit.finding import Severity
+from analysis.audit.finding import Finding, Severity
+from analysis.breakdown import ALL
 from analysis.figures import registry, throughput
+from analysis.figures.figure import Figure
 from analysis.report import words
 from analysis.report.content import Block, Bullets, Paragraph, Picture, Section
 from analysis.report.evidence import Evidence
@@ -17,18 +19,51 @@ from analysis.statistics.samples import LEVEL
 
 # Sentences of the summary; every model is in the table.
 MOST_SENTENCES = 8
+# Errors before the answer; all are in the section of the audit.
+MOST_ERRORS = 4
+# Of a profile, in words.
+MOST_FAMILIES = 3
 
 
 def section(evidence: Evidence) -> Section:
-    """The first thing that a reader sees."""
+    """The first thing that a reader sees: what is wrong with it, what it says, and the roofline it stands under."""
     rows = ranking(evidence)
-    blocks: list[Block] = [Bullets(sentences=list(sentences(rows, evidence)))]
+    blocks: list[Block] = [*_errors(evidence), Bullets(sentences=list(sentences(rows, evidence)))]
+    blocks += [Picture(figure=each) for each in headline(evidence)]
     if rows:
         blocks.append(_table(rows))
         blocks += _cheapest(evidence)
     blocks += [Picture(figure=each) for each in evidence.figures("throughput_comparison", "cost")]
     blocks.append(Paragraph(text=_trust(evidence)))
     return Section(name="answer", title="The answer", blocks=blocks)
+
+
+def headline(evidence: Evidence) -> list[Figure]:
+    """The one roofline at the top of the page: of all environments, or of the only one; else of a profile's kernels."""
+    every = evidence.figures("roofline_combined") or evidence.figures("roofline_", "kernel_roofline_")
+    return every[:1]
+
+
+def _errors(evidence: Evidence) -> list[Block]:
+    """What the audit calls wrong: no headline stands without it."""
+    errors = [finding for finding in evidence.findings if finding.severity is Severity.ERROR]
+    if not errors:
+        return []
+    by_rule: dict[str, list[Finding]] = defaultdict(list)
+    for finding in errors:
+        by_rule[finding.rule].append(finding)
+    shown = [f"{rule}: {same[0].figure} ({_subject(same)})" for rule, same in by_rule.items()]
+    more = [f"and {len(shown) - MOST_ERRORS} other rules, below under Audit"] if len(shown) > MOST_ERRORS else []
+    number = words.counted(len(errors), "error")
+    what = f"The audit found {number}: figures of these runs are wrong or mean something else."
+    return [Paragraph(text=what, strong=True), Bullets(sentences=[*shown[:MOST_ERRORS], *more])]
+
+
+def _subject(same: Sequence[Finding]) -> str:
+    """The first run of findings of one rule, and how many more there are."""
+    runs = list(dict.fromkeys(run_id for finding in same for run_id in finding.subject))
+    more = f" and {words.counted(len(runs) - 1, 'more run')}" if len(runs) > 1 else ""
+    return f"{runs[0]}{more}" if runs else "all runs"
 
 
 def ranking(evidence: Evidence) -> list[dict[str, Any]]:
@@ -68,22 +103,53 @@ def rates(evidence: Evidence, run_ids: Sequence[str]) -> list[float]:
 def sentences(rows: Sequence[Mapping[str, Any]], evidence: Evidence) -> Iterator[str]:
     """One per model: who is fastest, by how much, and what limits it."""
     if not rows:
-        yield "No completed run has a throughput: there is nothing to rank."
+        yield from _without_times(evidence)
         return
+    lines = Counter(evidence.material.measured["task"])
+    wrong: dict[str, list[str]] = defaultdict(list)
+    for finding in evidence.findings:
+        for run_id in finding.subject if finding.severity is Severity.ERROR else ():
+            wrong[run_id].append(finding.rule)
     for row in rows[:MOST_SENTENCES]:
-        where = (
-            f"{row['task']} trains fastest on {row['env']} at batch {words.text(row['batch_size'])}, {row['variant']}: "
-        )
-        yield f"{where}{words.rate_with_interval(row)}{_lead(row)}. {_limit(row)}"
+        rules = [rule for run_id in row["run_ids"] for rule in wrong.get(run_id, ())]
+        doubt = f" The audit found an error in its runs: {words.listed(rules)}." if rules else ""
+        yield f"{_first(row, lines[row['task']])}. {_limit(row)}{doubt}"
     if len(rows) > MOST_SENTENCES:
         yield f"{len(rows) - MOST_SENTENCES} more models are in the table."
-    del evidence
+
+
+def _first(row: Mapping[str, Any], lines: int) -> str:
+    """A model's fastest line; of one run, what was seen and not what is."""
+    where = f"{row['env']} at batch {words.text(row['batch_size'])}, {row['variant']}"
+    rate = words.rate_with_interval(row)
+    if lines == 1:
+        return f"{row['task']} on {where}: {rate}; nothing else was measured to compare it with"
+    verb = "trains fastest on" if row["runs"] > 1 else "was fastest, in one run, on"
+    return f"{row['task']} {verb} {where}: {rate}{_lead(row)}"
+
+
+def _without_times(evidence: Evidence) -> Iterator[str]:
+    """What there is to say where no run has a throughput: what profiles show, or how the runs ended."""
+    points = evidence.material.kernel_points
+    profiles = points[points["family"] != ALL] if len(points) else points
+    if profiles.empty:
+        counts = Counter(words.text(status).replace("_", " ") for status in evidence.results.runs["status"])
+        ended = ", ".join(f"{number} {status}" for status, number in counts.most_common())
+        yield f"No run timed its steps to the end ({ended}), so nothing is said about speed."
+        return
+    keys = ["env", "task", "variant", "batch_size"]
+    for (env, task, variant, batch), table in profiles.groupby(keys, sort=False, dropna=False):
+        most = words.rows_of(table.sort_values("share_of_time", ascending=False))[:MOST_FAMILIES]
+        shares = ", ".join(f"{row['family']} {words.percent(row['share_of_time'])}" for row in most)
+        size = f", batch {words.text(batch)}" if words.is_known(batch) else ""
+        yield f"{task}{size}, {variant} on {env}, profiled: most time of its kernels goes to {shares}."
+    yield "These are profiles without timed steps: they say where the time of a step goes, and not how fast it is."
 
 
 def _lead(row: Mapping[str, Any]) -> str:
     second = row["second"]
     if second is None:
-        return "; no other environment ran it"
+        return "; no other environment measured it"
     if not words.is_known(row.get("ratio_low")):
         reason = row.get("ratio_reason")
         return f"; {second['env']} comes next, how far behind cannot be said: {reason}"
@@ -172,13 +238,15 @@ def _cheapest(evidence: Evidence) -> list[Block]:
 def _trust(evidence: Evidence) -> str:
     counts = Counter(finding.severity for finding in evidence.findings)
     runs = evidence.results.runs
-    single = int((evidence.material.measured["runs"] == 1).sum())
+    lines = evidence.material.measured["runs"]
     found = ", ".join(words.counted(counts[each], str(each)) for each in Severity if counts[each]) or "nothing"
+    if lines.empty:
+        return f"It rests on {words.counted(len(runs), 'run')}, none with timed steps. The audit found {found}."
+    single = int((lines == 1).sum())
+    alone = f"; {single} of them with one run and so without an interval" if single else ""
     return (
         f"It rests on {words.counted(len(evidence.material.runs), 'measured run')} of {len(runs)} in "
-        f"{words.counted(len(evidence.material.measured), 'configuration')}, {single} of them with one run "
-        f"and so without "
-        f"an interval. The audit found {found}."
+        f"{words.counted(len(lines), 'configuration')}{alone}. The audit found {found}."
     )
 
 

@@ -25,7 +25,7 @@ METHOD = (
     (
         "The replicate is the run: medians over runs, 95 % intervals from runs (Student's t on logarithms below 6 "
         "runs, order statistics from there on). Runs whose device, driver, torch, image digest, precision or "
-        "commit differ are never pooled. One run has no interval, and no claim rests on it."
+        "commit differ are never pooled."
     ),
     (
         "FLOP are counted by formula, forward and backward, 1 fused multiply-add = 2 FLOP. Bytes are the GPU's "
@@ -33,6 +33,9 @@ METHOD = (
         "always comes from the unprofiled run."
     ),
 )
+
+
+FOREIGN = "how they were timed, and what of it was warm-up, is known as far as the files say."
 
 
 def section(evidence: Evidence) -> Section:
@@ -43,12 +46,35 @@ def section(evidence: Evidence) -> Section:
         Bullets(sentences=QUESTIONS),
         _matrix(evidence, runs),
         Paragraph(text="How it was measured:"),
-        Bullets(sentences=METHOD),
+        Bullets(sentences=[*_method(runs), _single(evidence)]),
     ]
     broken = runs.drop(completed(runs).index)
     if len(broken):
         blocks.append(_broken(broken))
     return Section(name="design", title="Experiment design", blocks=blocks)
+
+
+def _method(runs: pd.DataFrame) -> Sequence[str]:
+    """How these runs were measured: of imported ones, only what their files say."""
+    imported = int(runs["imported"].fillna(False).astype(bool).sum())
+    if not imported:
+        return METHOD
+    foreign = f"{imported} of {words.counted(len(runs), 'run')} came from other people's files: {FOREIGN}"
+    return [METHOD[1], foreign] if imported == len(runs) else [*METHOD, foreign]
+
+
+def _single(evidence: Evidence) -> str:
+    """Whether anything in the report rests on one run: what is said here must hold for every sentence above."""
+    lines = evidence.material.measured["runs"]
+    single = int((lines == 1).sum())
+    if lines.empty:
+        return "No run has timed its steps: nothing in this report says how fast a step is."
+    if single:
+        return (
+            f"{single} of {words.counted(len(lines), 'configuration')} ran once. One run has no interval: its figures "
+            "are what was seen once, and a difference from another one is no claim. --repeats 3 gives intervals."
+        )
+    return "Every configuration ran at least twice, so that every throughput has an interval."
 
 
 def _matrix(evidence: Evidence, runs: pd.DataFrame) -> Block:

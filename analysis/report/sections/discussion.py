@@ -119,7 +119,11 @@ def _without_prices(evidence: Evidence) -> Iterator[str]:
         "Engine record "
         "their price."
     )
-    if evidence.material.measured["env"].nunique() < LEAST_TO_COMPARE:
+    environments = evidence.material.measured["env"].nunique()
+    if environments == 0:
+        yield "No run timed its steps: whether dearer hardware is faster cannot be answered from these runs."
+        return
+    if environments < LEAST_TO_COMPARE:
         yield "One environment was measured: whether dearer hardware is faster cannot be answered from these runs."
         return
     peaks = _peaks(evidence)

@@ -14,12 +14,13 @@ MOST_PAIRS = 300
 def section(evidence: Evidence) -> Section:
     """Figures first, then the table of all lines, then the comparisons."""
     figures = evidence.figures("throughput_env-", "batch_size_scaling", "model_comparison", "efficiency_comparison")
+    timed = len(evidence.material.measured) > 0
     return Section(
         name="measurements",
         title="Measurements",
         blocks=[Picture(figure=each) for each in figures] or [Paragraph(text=registry.NO_RATE.capitalize() + ".")],
         parts=[
-            Section(name="summary", title="Every configuration", blocks=[_summary(evidence)]),
+            *([Section(name="summary", title="Every configuration", blocks=[_summary(evidence)])] if timed else []),
             Section(
                 name="speedups",
                 title="Speed-ups between environments",

@@ -2,21 +2,29 @@
 
 from typing import Any
 
+from analysis.figures.figure import Figure
 from analysis.report import words
 from analysis.report.content import Block, Paragraph, Picture, Section
 from analysis.report.evidence import Evidence
+from analysis.report.sections.answer import headline
 
 
 def section(evidence: Evidence) -> Section:
     """Roofs, steps, shifts, kernels."""
     blocks: list[Block] = [_roofs(evidence)]
-    blocks += [Picture(figure=each) for each in evidence.figures("roofline_")]
+    blocks += [Picture(figure=each) for each in others(evidence, "roofline_")]
     parts = [Section(name="intensity", title="Intensity, batch and precision", blocks=_intensity(evidence))]
-    kernels = evidence.figures("kernel_roofline_", "kernel_breakdown")
-    if kernels:
+    kernels = others(evidence, "kernel_roofline_", "kernel_breakdown")
+    if len(evidence.material.kernel_points):
         shown: list[Block] = [*(Picture(figure=each) for each in kernels), _families(evidence)]
         parts.append(Section(name="kernels", title="Kernels", blocks=shown))
     return Section(name="roofline", title="Roofline", blocks=blocks, parts=parts)
+
+
+def others(evidence: Evidence, *names: str) -> list[Figure]:
+    """Those that do not stand at the top of the page."""
+    top = {figure.name for figure in headline(evidence)}
+    return [figure for figure in evidence.figures(*names) if figure.name not in top]
 
 
 def _roofs(evidence: Evidence) -> Block:

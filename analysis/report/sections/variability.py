@@ -12,8 +12,10 @@ from analysis.report.evidence import Evidence
 def section(evidence: Evidence) -> Section:
     """The figure of the fixed configuration, the table between runs, and the causes found."""
     blocks: list[Block] = [Picture(figure=each) for each in evidence.figures("variance_fixed_config")]
-    blocks.append(_between(evidence))
-    blocks += _causes(evidence)
+    if evidence.between.empty:
+        blocks.append(Paragraph(text="No run timed its steps: nothing is said about how they vary."))
+    else:
+        blocks += [_between(evidence), *_causes(evidence)]
     return Section(name="variability", title="Variability", blocks=blocks)
 
 
@@ -61,8 +63,10 @@ def _causes(evidence: Evidence) -> list[Block]:
     found: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
     for row in words.rows_of(evidence.causes):
         found[env_of.get(row["run_id"], words.ABSENT), row["cause"]].append(row)
+    no_telemetry = evidence.results.telemetry.empty
     if not found:
-        return [Paragraph(text="No cause of variation was found in the telemetry.")]
+        looked = "No cause of variation was found in the telemetry."
+        return [Paragraph(text="No run has telemetry to look for causes in." if no_telemetry else looked)]
     columns = [
         ("environment", False),
         ("cause", False),
