@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: run test lint setup clean
+.PHONY: run test lint setup picture clean
 .DELETE_ON_ERROR:
 
 run: $(READY)
@@ -33,6 +33,13 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[dev]'
 	@touch $@
+
+# The README's picture, light and dark: the roofline of the example's bundles.
+picture: $(READY)
+	$(BIN)/analyze example -o build/example/example.html --figures build/example
+	mkdir -p docs/images
+	cp build/example/roofline_local-cpu.svg docs/images/roofline.svg
+	cp build/example/roofline_local-cpu-dark.svg docs/images/roofline-dark.svg
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -61,6 +61,11 @@ Examples:
   analyze report results
   analyze report results/t4 results/l4 -o t4-l4.html --figures figures --markdown t4-l4.md
 """
+EXAMPLE_EXAMPLES = """\b
+Examples:
+  analyze example --open
+  analyze example -o build/example.html --figures build/figures
+"""
 IMPORT_EXAMPLES = """\b
 Examples:
   analyze import iterations.csv --gpu "Tesla T4"
@@ -210,6 +215,26 @@ def report(
     from analysis.commands.report import run
 
     return run(results, output=output, figures=figures, markdown_file=markdown, verify=verify)
+
+
+@app.command("example", epilog=EXAMPLE_EXAMPLES)
+def example(
+    *,
+    output: Annotated[Path, typer.Option("-o", "--output", help="the page")] = Path("example.html"),
+    figures: Annotated[
+        Path | None, typer.Option("--figures", metavar="DIR", help="also as PNG and SVG", show_default=False)
+    ] = None,
+    markdown: Annotated[
+        Path | None, typer.Option("--markdown", metavar="FILE", help="also as Markdown", show_default=False)
+    ] = None,
+    open_page: Annotated[
+        bool, typer.Option("--open", help="open it in a browser, on a terminal", show_default=False)
+    ] = False,
+) -> int:
+    """The finished report over bundles that come with the package: small models on a CPU."""
+    from analysis.commands.example import run
+
+    return run(output=output, figures=figures, markdown_file=markdown, open_page=open_page)
 
 
 @app.command("import", epilog=IMPORT_EXAMPLES)

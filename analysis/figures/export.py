@@ -68,18 +68,19 @@ def _lines(text: str) -> list[str]:
 
 
 def save(figures: Iterable[Figure], folder: Path) -> list[Path]:
-    """Write NAME.png and NAME.svg of each; `UsageError` where `folder` cannot be written."""
+    """Write NAME.png, NAME.svg and NAME-dark.svg of each; `UsageError` where `folder` cannot be written."""
     import vl_convert  # noqa: PLC0415 - 40 MB, only for who saves pictures
 
     written = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for figure in figures:
-            text = json.dumps(titled(figure))
-            png, svg = folder / f"{figure.name}.png", folder / f"{figure.name}.svg"
+            text, dark = (json.dumps(titled(figure, theme)) for theme in (style.PAPER, style.DARK))
+            png, *svgs = (folder / f"{figure.name}{ending}" for ending in (".png", ".svg", "-dark.svg"))
             png.write_bytes(vl_convert.vegalite_to_png(text, scale=SCALE))
-            svg.write_text(vl_convert.vegalite_to_svg(text), encoding="utf-8")
-            written += [png, svg]
+            for svg, drawn in zip(svgs, (text, dark), strict=True):
+                svg.write_text(vl_convert.vegalite_to_svg(drawn), encoding="utf-8")
+            written += [png, *svgs]
     except OSError as error:
         raise UsageError(
             f"figures folder '{folder}' cannot be written: {error.strerror or error}", hint="--figures FOLDER"

@@ -112,7 +112,7 @@ def _roofline_env(material: Material) -> Iterator[Drawn]:
         roofs = usable_roofs(_of(material.roofs, env), table)
         yield Figure(
             name=f"roofline_{stems[env]}",
-            title=f"Roofline: {env}",
+            title=f"Roofline: {_with_devices(env, table)}",
             caption=f"{_shared(table, 'task', 'variant')}{_roofline_caption(table, roofs)} "
             "The numbers are batch sizes, where there is room for them.",
             text=_points_text(table),
@@ -429,6 +429,12 @@ def _intervals(table: pd.DataFrame, field: str) -> str:
 
 def _devices(table: pd.DataFrame) -> str:
     return ", ".join(labels.shown(name) for name in dict.fromkeys(table["device_name"].dropna())) or "Unknown device"
+
+
+def _with_devices(env: str, table: pd.DataFrame) -> str:
+    """An environment with its device, where its name does not say it: a picture may stand alone."""
+    devices = dict.fromkeys(labels.shown(name) for name in table["device_name"].dropna())
+    return ", ".join([env, *(name for name in devices if name not in env)])
 
 
 def _rate_text(table: pd.DataFrame) -> str:

@@ -3,6 +3,7 @@
 import re
 import shutil
 from collections.abc import Iterator
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -58,11 +59,16 @@ def browser() -> Iterator[Any]:
         started.close()
 
 
+def example(folder: Path) -> Path:
+    """What `analyze example` shows."""
+    return Path(shutil.copytree(Path(str(resources.files("analysis") / "example")), folder))
+
+
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
     found = {}
-    for name, fill in (("plain", matrix), ("hostile", hostile)):
+    for name, fill in (("plain", matrix), ("hostile", hostile), ("example", example)):
         evidence = gather(analysis.load(fill(folder / name)))
         found[name] = folder / f"{name}.html"
         found[name].write_text(html.render(compose(evidence)))
@@ -83,7 +89,7 @@ def visit(browser: Any, pages: dict[str, Path]) -> Iterator[Any]:
         context.close()
 
 
-@pytest.mark.parametrize("name", ["plain", "hostile"])
+@pytest.mark.parametrize("name", ["plain", "hostile", "example"])
 def test_every_figure_is_drawn_without_a_word_or_a_request(visit: Any, name: str) -> None:
     seen = visit(name)
     sizes = seen.page.evaluate(
@@ -178,17 +184,50 @@ def test_dark_and_light_differ_and_text_stands_out(visit: Any) -> None:
     assert inks["dark"] == ["rgb(20, 24, 29)", "rgb(228, 232, 236)", "rgb(228, 232, 236)"]
 
 
-def test_a_phone_scrolls_down_only(visit: Any) -> None:
-    seen = visit("plain", viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True)
-    assert seen.page.evaluate("document.documentElement.scrollWidth") <= 360
+# A row as high as this on a phone is a blank with one tall cell out of sight.
+HIGHEST_ROW = 260
+
+
+@pytest.mark.parametrize(("name", "width"), [("plain", 360), ("plain", 390), ("example", 390)])
+def test_a_phone_scrolls_down_only_and_has_no_blanks(visit: Any, name: str, width: int) -> None:
+    seen = visit(name, viewport={"width": width, "height": 740}, has_touch=True, is_mobile=True)
+    assert seen.page.evaluate("document.documentElement.scrollWidth") <= width
+    rows = seen.page.locator("tbody tr").evaluate_all("all => all.map(row => row.getBoundingClientRect().height)")
+    assert max(rows) <= HIGHEST_ROW
     widths = seen.page.locator("[data-figure] svg").evaluate_all(
         "all => all.map(svg => svg.getBoundingClientRect().width)"
     )
-    assert max(widths) <= 360
+    assert max(widths) <= width
     sizes = seen.page.locator(".role-axis-label text").evaluate_all(
         "all => all.map(text => text.getScreenCTM().a * parseFloat(getComputedStyle(text).fontSize))"
     )
     assert min(sizes) >= 9
+
+
+def test_a_table_wider_than_the_page_says_so_until_its_end_is_in_sight(visit: Any) -> None:
+    seen = visit("plain", viewport={"width": 390, "height": 800})
+    frames = seen.page.locator("#answer .frame")
+    assert (
+        frames.evaluate_all(
+            "all => all.map(each => [each.firstElementChild.scrollWidth > each.firstElementChild.clientWidth,"
+            " each.hasAttribute('data-wide'), each.hasAttribute('data-end')])"
+        )
+        == [[True, True, False]] * frames.count()
+    )
+    cue = "getComputedStyle(document.querySelector('#answer .frame'), '::before').content"
+    assert "scrolls sideways" in seen.page.evaluate(cue)
+    frames.first.locator(".scroll").evaluate("box => { box.scrollLeft = box.scrollWidth; }")
+    seen.page.wait_for_selector("#answer .frame[data-wide][data-end]", state="attached")
+    # Its caption stays in sight.
+    box = frames.first.locator("caption span").bounding_box()
+    assert 0 <= box["x"] < box["x"] + box["width"] <= 390
+    wide = visit("plain", viewport={"width": 1400, "height": 900})
+    assert wide.page.locator("#answer .frame[data-wide]").count() == 0
+
+
+def test_the_roofline_is_on_the_first_two_screens(visit: Any) -> None:
+    seen = visit("plain", viewport={"width": 1400, "height": 900})
+    assert seen.chart("roofline_combined").bounding_box()["y"] < 2 * 900
 
 
 def test_paper_is_light_whole_and_unfolded(visit: Any, tmp_path: Path) -> None:

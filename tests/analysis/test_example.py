@@ -1,0 +1,101 @@
+import re
+import sys
+import webbrowser
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis import __main__ as door
+from workload import bundle
+from workload.text import si
+
+BUNDLES = Path(str(resources.files("analysis") / "example"))
+# It comes with every installation.
+MOST_BYTES = 1_000_000
+MOST_PICTURE_BYTES = 200_000
+# What would name the machine or the person that made it; /opt/rooflaunch is where the code lay.
+PRIVATE = re.compile(rb"/home/|/root/|/Users/|/work/|/tmp/fig|@[a-z]+\.")
+
+
+def folders() -> list[Path]:
+    return sorted(path for path in BUNDLES.iterdir() if path.is_dir())
+
+
+def test_the_bundles_are_whole_and_small() -> None:
+    assert len(folders()) >= 12
+    for folder in folders():
+        assert bundle.read(folder).record["status"] == "completed"
+    assert sum(path.stat().st_size for path in BUNDLES.rglob("*")) < MOST_BYTES
+
+
+def test_the_bundles_name_no_machine_or_person() -> None:
+    for path in BUNDLES.rglob("*"):
+        if path.is_file():
+            assert not PRIVATE.search(path.read_bytes()), path
+    assert {bundle.read(folder).record["environment"]["host"]["hostname"] for folder in folders()} == {"example"}
+
+
+@pytest.mark.parametrize("name", ["roofline.svg", "roofline-dark.svg"])
+def test_the_picture_is_a_roofline_of_these_bundles(name: str) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "images" / name).read_text()
+    assert len(text) < MOST_PICTURE_BYTES
+    assert "Roofline: local-cpu, Intel(R) Xeon(R) Processor" in text
+    records = [bundle.read(folder).record for folder in folders()]
+    for precision in ("fp32", "bf16"):
+        rates = {
+            si(record["ceilings"]["flop_per_s"][precision]["median"], "FLOP/s")
+            for record in records
+            if record["spec"]["precision"] == precision
+        }
+        assert any(f"measured {precision}: {rate}" in text for rate in rates)
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    found: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", found.append)
+    return found
+
+
+def analyze(monkeypatch: pytest.MonkeyPatch, *words: Any) -> int:
+    monkeypatch.setattr(sys, "argv", ["analyze", *map(str, words)])
+    return door.main()
+
+
+@pytest.mark.world
+def test_the_example_is_written_and_its_name_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, opened: list[str]
+) -> None:
+    before = sorted(path.name for path in BUNDLES.iterdir())
+    page = tmp_path / "example.html"
+    assert analyze(monkeypatch, "example", "-o", page, "--open") == 0
+    assert capsys.readouterr().out == f"{page}\n"
+    assert "Roofline" in page.read_text()
+    # Nobody sits at a terminal here, and the package is as it was: no index is written into it.
+    assert opened == []
+    assert sorted(path.name for path in BUNDLES.iterdir()) == before
+
+
+def test_a_browser_opens_on_a_terminal_when_asked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, opened: list[str]
+) -> None:
+    from analysis.commands import report
+
+    monkeypatch.setattr(report, "run", lambda *_, **__: 0)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    page = tmp_path / "example.html"
+    for words, expected in (([], []), (["--open"], [page.as_uri()])):
+        assert analyze(monkeypatch, "example", "-o", page, *words) == 0
+        assert opened == expected
+
+
+def test_an_installation_without_the_bundles_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(resources, "files", lambda _: tmp_path)
+    assert analyze(monkeypatch, "example", "-o", tmp_path / "page.html") == 2
+    assert capsys.readouterr().err.startswith(
+        f"error: the example's bundles are not installed: '{tmp_path / 'example'}' does not exist\nhint: reinstall "
+    )
