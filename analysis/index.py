@@ -27,7 +27,7 @@ from workload.errors import BundleError
 
 FOLDER, FILE = ".analysis", "bundles.parquet"
 # A change in what a row holds, or in how it is read, makes older indexes worthless: count up.
-VERSION = b"2"
+VERSION = b"3"
 VERSION_KEY = b"rooflaunch.index"
 # The files that a row is made from.
 SOURCES = (bundle.MANIFEST, bundle.RECORD, bundle.STEPS, bundle.TELEMETRY)
@@ -101,7 +101,9 @@ def _updated(kept: pa.Table | None, candidates: Sequence[Candidate]) -> tuple[pa
     if kept is not None and rows == list(range(kept.num_rows)):
         return kept, []
     fresh, problems = read([each for each, row in zip(candidates, rows, strict=True) if row is None])
-    reused = SCHEMA.empty_table() if kept is None else kept.take([row for row in rows if row is not None])
+    # With its type: none at all, as in a folder of incomplete bundles only, would be of type null.
+    still_good = pa.array([row for row in rows if row is not None], pa.int64())
+    reused = SCHEMA.empty_table() if kept is None else kept.take(still_good)
     table = pa.concat_tables([reused, fresh])
     return table.take(pc.sort_indices(table, sort_keys=[(NAME, "ascending")])), problems
 

@@ -102,6 +102,10 @@ def pair_up(results: Results, by: str | None = None, *, allow_mixed: Collection[
     runs = runs[runs["images_per_s"].notna()]
     wanted = set(runs["run_id"])
     compared = [case for case in cases(results) if case.run_id in wanted]
+    if not compared:
+        raise NothingToDoError(
+            "nothing to compare: no run completed its measured steps", hint="analyze summary says how they ended"
+        )
     if by is None:
         return _by_what_differs(compared, frozenset(allow_mixed))
     pairing = _paired(compared, by, frozenset(allow_mixed))

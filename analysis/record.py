@@ -138,6 +138,7 @@ RUN_COLUMNS: Mapping[str, tuple[Kind, str]] = {
     "peak_memory_bytes": (Kind.NUMBER, ""),
     "profile_status": (Kind.TEXT, "profile.status"),
     "profile_reason": (Kind.TEXT, "profile.reason"),
+    "profile_kind": (Kind.TEXT, "profile.kind"),
     "counted_flop_per_step": (Kind.NUMBER, "profile.flop_per_step"),
     "counted_tensor_flop_per_step": (Kind.NUMBER, "profile.tensor_flop_per_step"),
     "counted_dram_bytes_per_step": (Kind.NUMBER, "profile.dram_bytes_per_step"),

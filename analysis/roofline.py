@@ -19,7 +19,7 @@ import pandas as pd
 
 from analysis.breakdown import COLUMNS, breakdown, in_steps, keys_of, per_step
 from analysis.by import By
-from analysis.configurations import CONFIGURATION, DEVICE, PLACE, Group, completed, group
+from analysis.configurations import CONFIGURATION, DEVICE, PLACE, SOFTWARE, Group, completed, group
 from analysis.loading import Results
 from analysis.record import field_of
 from analysis.statistics import over_runs
@@ -100,6 +100,8 @@ POINT_COLUMNS = (
     "note",
 )
 NAMED = ("place", "device_name", "model", "batch_size", "precision", "image_size")
+# The rest of what tells groups of runs apart: in data a column each.
+UNNAMED = tuple(name for name in (*CONFIGURATION, *PLACE, *SOFTWARE) if name not in NAMED)
 SHIFT_COLUMNS = (
     "place",
     "device_name",
@@ -308,7 +310,7 @@ def points(results: Results) -> pd.DataFrame:
     `roof_flop_per_s` is of: the measured one, or the vendor's where none was measured. `fraction_of_peak` is of the
     vendor's FLOP/s.
     """
-    return frame([row for _, row in _points(results)], POINT_COLUMNS)
+    return frame([{**each.facts, **row} for each, row in _points(results)], (*POINT_COLUMNS, *UNNAMED))
 
 
 def _points(results: Results) -> Iterator[tuple[Group, dict[str, Any]]]:
@@ -477,7 +479,7 @@ def kernel_points(results: Results, *, by: By = By.FAMILY) -> pd.DataFrame:
     launches = results.kernels.groupby("run_id", sort=False).indices
     profiled = [each for each in group(results.runs) if not launches.keys().isdisjoint(each.runs["run_id"])]
     tables = [_kernel_rows(results, each, launches, by) for each in profiled]
-    columns = [*NAMED, "profiles", "steps", *keys_of(by), *COLUMNS, "note"]
+    columns = [*NAMED, "profiles", "steps", *keys_of(by), *COLUMNS, "note", *UNNAMED]
     return pd.concat(tables, ignore_index=True)[columns] if tables else pd.DataFrame(columns=columns)
 
 
@@ -492,7 +494,7 @@ def _kernel_rows(results: Results, each: Group, launches: Mapping[Any, Any], by:
     known = [number for number in steps if number]
     number = sum(known) if len(known) == len(steps) else None
     rows = per_step(breakdown(pd.concat(parts), keys_of(by)), number)
-    facts = {name: each[name] for name in NAMED} | {"profiles": len(parts), "steps": number}
+    facts = {**each.facts, "profiles": len(parts), "steps": number}
     return rows.assign(**facts, note=_joined(each.apart))
 
 

@@ -163,8 +163,8 @@ def _cell(column: Column, value: Any, factor: float) -> str:
 
 def number(value: float, digits: int = 4) -> str:
     """`digits` significant ones, and no exponent where it can be read without: 1234567 is not `1.235e+06`."""
-    if value == 0:
-        return "0"
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
     magnitude = math.floor(math.log10(abs(value)))
     if not -4 <= magnitude < 15:  # noqa: PLR2004 - zeros beyond this are hard to count
         return f"{value:.{digits - 1}e}"

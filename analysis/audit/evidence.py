@@ -39,6 +39,9 @@ class Evidence:
         if not self.results.runs["profile_status"].isin(WITH_KERNELS).any():
             return {}
         table = self.results.kernels
+        if table.empty:
+            # Of torch.profiler, whose operators have no counters; or of ncu, and its file is gone.
+            return {}
         marks = [mark for mark in table["range"].unique() if isinstance(mark, str) and calibration_of(mark)]
         work = table[~table["range"].isin(marks)]
         return {str(run_id): rows for run_id, rows in work.groupby("run_id", observed=True)}

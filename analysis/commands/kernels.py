@@ -10,8 +10,10 @@ from analysis import ncu
 from analysis.breakdown import ALL, COLUMNS, breakdown, in_steps, keys_of, per_step
 from analysis.by import By
 from analysis.commands.shared import load, tell
+from analysis.configurations import CONFIGURATION, PLACE, SOFTWARE
 from analysis.importing import DEVICE_NAME
 from analysis.ncu import NcuFile
+from analysis.operators import operators
 from analysis.problem import Problem
 from analysis.roofline import NAMED, frame, kernel_points
 from workload.errors import ExitCode, NothingToDoError, UsageError
@@ -40,6 +42,22 @@ TABLE = (
     Column(name="dram_percent", heading="DRAM %", optional=True),
     Column(name="remark", heading="note", optional=True),
 )
+OPERATORS = (
+    Column(name="place", heading="place"),
+    Column(name="device_name", heading="device"),
+    Column(name="model", heading="model"),
+    Column(name="batch_size", heading="batch"),
+    Column(name="precision", heading="precision"),
+    Column(name="steps", heading="steps"),
+    Column(name="name", heading="operator"),
+    Column(name="launches", heading="calls"),
+    Column(name="duration_s", heading="own time", unit="s", prefixed=True),
+    Column(name="share_of_time", heading="share", unit="%", digits=3),
+    Column(name="flop_per_s", heading="attained", unit="FLOP/s", prefixed=True, optional=True),
+    Column(name="note", heading="note", optional=True),
+)
+# Those after them take less than the profiler's own disturbance; JSON and CSV have all.
+SHOWN_OPERATORS = 15
 LOWER_BOUND = "FLOP are a lower bound"
 # Template arguments follow; JSON and CSV have the whole name.
 SHOWN_CHARACTERS = 60
@@ -51,19 +69,51 @@ def run(paths: Sequence[Path], *, by: By, top: int | None, verify: bool, form: F
         raise UsageError(f"--top must be a positive integer; got '{top}'", hint="--top 10")
     folders = [path for path in paths if not path.is_file()]
     problems = list[Problem]()
+    traced = pd.DataFrame()
     tables = [_of_file(path, by, problems) for path in paths if path.is_file()]
     if folders:
         results = load(folders, verify=verify)
         tables += _of_results(kernel_points(results, by=by))
-        problems += [*results.problems, *results.kernel_problems]
-    if not tables:
+        traced, unread = operators(results)
+        problems += [*results.problems, *results.kernel_problems, *unread]
+    if not tables and traced.empty:
         where = ", ".join(f"'{folder}'" for folder in folders)
-        raise NothingToDoError(f"no run in {where} was profiled with ncu", hint="launch local --profile ncu")
-    shown = [table if top is None else pd.concat([table.head(top), table[table["family"] == ALL]]) for table in tables]
+        raise NothingToDoError(
+            f"no run in {where} was profiled with ncu or torch",
+            hint="launch local --profile torch; with --profile ncu on an NVIDIA GPU also FLOP and bytes",
+        )
+    shown = [_head(table, "family", top) for table in tables]
     rows = frame([row for table in shown for row in _records(table)], (*FACTS, *keys_of(by), *COLUMNS, "remark"))
-    print(render(*_for_people(rows, by), form) if form is Format.TABLE else render(rows, _all_columns(by), form))
+    if form is Format.TABLE:
+        print("\n\n".join(_texts(rows, _head(traced, "name", top or SHOWN_OPERATORS), by)))
+    else:
+        print(render(_as_data(rows, _head(traced, "name", top), by), _all_columns(by), form))
     tell(problems)
     return ExitCode.DONE
+
+
+def _head(table: pd.DataFrame, name: str, top: int | None) -> pd.DataFrame:
+    """The `top` longest of each profile, and the row for all of it."""
+    if top is None or table.empty:
+        return table
+    whole = table[name] == ALL
+    names = [each for each in (*NAMED, "note") if each in table]
+    parts = table[~whole].groupby(names, dropna=False, sort=False).head(top) if names else table[~whole].head(top)
+    return table.loc[sorted([*parts.index, *table.index[whole]])]
+
+
+def _texts(rows: pd.DataFrame, traced: pd.DataFrame, by: By) -> Iterator[str]:
+    """A table per profiler: they do not measure the same."""
+    if len(rows):
+        yield render(*_for_people(rows, by), Format.TABLE)
+    if len(traced):
+        yield f"by torch.profiler: the own time of each operator, per step\n{render(traced, OPERATORS, Format.TABLE)}"
+
+
+def _as_data(rows: pd.DataFrame, traced: pd.DataFrame, by: By) -> pd.DataFrame:
+    names = [column.name for column in _all_columns(by)]
+    parts = [rows.assign(profiler="ncu"), traced.assign(profiler="torch", remark=traced.get("note"))]
+    return pd.concat([part.reindex(columns=names).astype(object) for part in parts if len(part)], ignore_index=True)
 
 
 def _of_file(path: Path, by: By, problems: list[Problem]) -> pd.DataFrame:
@@ -120,7 +170,10 @@ def _records(table: pd.DataFrame) -> Iterator[dict[str, Any]]:
 
 
 def _all_columns(by: By) -> tuple[Column, ...]:
-    return tuple(Column(name=name, heading=name) for name in (*FACTS, *keys_of(by), *COLUMNS, "remark"))
+    names = dict.fromkeys(
+        ("profiler", *FACTS, *keys_of(by), "name", *COLUMNS, "remark", *CONFIGURATION, *PLACE, *SOFTWARE)
+    )
+    return tuple(Column(name=name, heading=name) for name in names)
 
 
 def _for_people(rows: pd.DataFrame, by: By) -> tuple[pd.DataFrame, list[Column]]:

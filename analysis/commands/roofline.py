@@ -11,8 +11,9 @@ from analysis.commands.shared import load, tell
 from analysis.configurations import completed
 from analysis.loading import Results
 from analysis.problem import Problem
-from workload.errors import ExitCode
+from workload.errors import ExitCode, NothingToDoError
 from workload.tables import Column, Format, render
+from workload.text import counted
 
 ROOFS = (
     Column(name="place", heading="place"),
@@ -63,13 +64,19 @@ SHIFTS = (
     Column(name="bound_right", heading="then"),
 )
 # In JSON and CSV every figure of a point.
-ALL_OF_POINTS = tuple(Column(name=name, heading=name) for name in roofline.POINT_COLUMNS)
+ALL_OF_POINTS = tuple(Column(name=name, heading=name) for name in (*roofline.POINT_COLUMNS, *roofline.UNNAMED))
 
 
 def run(folders: Sequence[Path], *, verify: bool, form: Format) -> int:
     """Print the points; for people also roofs and shifts, on stdout, and what is not there, on stderr."""
     results = load(folders, verify=verify)
     found = roofline.points(results)
+    if found.empty and (form is not Format.TABLE or _roofs(results).empty):
+        raise NothingToDoError(
+            f"no point for a roofline: {_why_none(results)}",
+            hint="launch local counts FLOP and measures roofs; analyze import takes --batch-size, --precision and "
+            "--profile-steps of a profile",
+        )
     if form is Format.TABLE:
         print(_for_people(results, found))
     else:
@@ -81,20 +88,30 @@ def run(folders: Sequence[Path], *, verify: bool, form: Format) -> int:
     return ExitCode.DONE
 
 
-def _for_people(results: Results, found: pd.DataFrame) -> str:
+def _roofs(results: Results) -> pd.DataFrame:
+    """Those of the precisions that were run: a machine measures them all."""
     roofs = roofline.roofs(results)
-    roofs["ridge"] = roofs["flop_per_s"] / roofs["bytes_per_s"]
-    # The precisions that were run: a machine measures them all.
-    used = set(results.runs["precision"].dropna())
-    roofs = roofs[roofs["precision"].isin(used)]
+    return roofs[roofs["precision"].isin(set(results.runs["precision"].dropna()))]
+
+
+def _why_none(results: Results) -> str:
+    done, every = len(completed(results.runs)), len(results.runs)
+    if done:
+        return f"{counted(done, 'completed run')} without FLOP and bytes of a step"
+    return "the only run did not complete" if every == 1 else f"none of {every} runs completed"
+
+
+def _for_people(results: Results, found: pd.DataFrame) -> str:
+    roofs = _roofs(results)
     # The address of a source is for JSON and Python.
-    roofs["source"] = roofs["source"].str.partition(", http")[0]
+    sources = [str(source).partition(", http")[0] for source in roofs["source"]]
+    roofs = roofs.assign(ridge=roofs["flop_per_s"] / roofs["bytes_per_s"], source=sources)
     shifts = roofline.shifts(results)
     parts = {"roofs": (roofs, ROOFS), "steps": (found, POINTS), "shifts": (shifts, SHIFTS)}
     texts = [
         f"{title}\n{render(table, columns, Format.TABLE)}" for title, (table, columns) in parts.items() if len(table)
     ]
-    return "\n\n".join(texts) or "no run here has FLOP or bytes, or a device whose roof is known"
+    return "\n\n".join(texts)
 
 
 def _absent(results: Results) -> str | None:

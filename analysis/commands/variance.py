@@ -11,8 +11,9 @@ from analysis.commands.shared import load, tell
 from analysis.loading import Results
 from analysis.part import Part
 from analysis.variance import BETWEEN_COLUMNS, WITHIN_COLUMNS, between, within
-from workload.errors import ExitCode
+from workload.errors import ExitCode, NothingToDoError
 from workload.tables import Column, Format, render
+from workload.text import counted
 
 CAUSE_COLUMNS = (
     Column(name="run_id", heading="run"),
@@ -43,16 +44,21 @@ NOTHING = {
 def run(folders: Sequence[Path], *, part: Part | None, verify: bool, form: Format) -> int:
     """Print one table, or all of them; CSV holds one, which is `between` unless another is asked for."""
     results = load(folders, verify=verify)
-    parts = [part] if part else list(Part)
+    parts = [part] if part else [Part.BETWEEN] if form is Format.CSV else list(Part)
+    tables = {each: _table(results, each) for each in parts}
+    if all(table.empty for each, table in tables.items() if each is not Part.CAUSES or within(results).empty):
+        raise NothingToDoError(
+            f"no variance to tell: {NOTHING[parts[0]]} among {counted(len(results.runs), 'run')}",
+            hint="analyze summary says how they ended",
+        )
     match form:
         case Format.TABLE:
-            print("\n\n".join(_section(each, _table(results, each)) for each in parts))
+            print("\n\n".join(_section(each, table) for each, table in tables.items()))
         case Format.JSON:
-            found = {each: json.loads(render(_table(results, each), COLUMNS[each], form)) for each in parts}
+            found = {each: json.loads(render(table, COLUMNS[each], form)) for each, table in tables.items()}
             print(json.dumps(found[part] if part else found, indent=1, ensure_ascii=False))
         case Format.CSV:
-            chosen = part or Part.BETWEEN
-            print(render(_table(results, chosen), COLUMNS[chosen], form))
+            print(render(tables[parts[0]], COLUMNS[parts[0]], form))
     tell(results.problems)
     return ExitCode.DONE
 

@@ -119,7 +119,8 @@ def test_nothing_was_profiled(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     make(tmp_path, 1)
     assert kernels(tmp_path) == 3
     assert capsys.readouterr().err == (
-        f"error: no run in '{tmp_path}' was profiled with ncu\nhint: launch local --profile ncu\n"
+        f"error: no run in '{tmp_path}' was profiled with ncu or torch\n"
+        "hint: launch local --profile torch; with --profile ncu on an NVIDIA GPU also FLOP and bytes\n"
     )
 
 

@@ -1,0 +1,131 @@
+"""Every command on every odd folder ends with a table or with an error that says what is missing, never a traceback."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.__main__ import main
+from benchmarks.synthetic_bundles import make, make_record
+from tests.analysis.ncu_files import DRAM, FADD, FFMA, FMUL, TIME, save, wide
+from workload import bundle
+
+COMMANDS = ("summary", "roofline", "kernels", "variance", "compare", "audit", "report")
+RUN = {"summary", "audit", "report"}
+TIMED = {*RUN, "variance"}
+
+
+def bare(folder: Path, status: str = "failed") -> None:
+    """A run that ended before anything was measured: run.json says little more than its name."""
+    record = {name: make_record(1, [0.1, 0.1])[name] for name in ("run_id", "spec")} | {"status": status}
+    path = folder / record["run_id"]
+    path.mkdir(parents=True)
+    bundle.write_record(path, record | {"environment": {"place": "here"}})
+    bundle.seal(path)
+
+
+def incomplete(folder: Path) -> None:
+    (make(folder, 1) / bundle.MANIFEST).unlink()
+
+
+def damaged(folder: Path) -> None:
+    (make(folder, 1) / bundle.STEPS).write_text("")
+
+
+def newer(folder: Path) -> None:
+    make(folder, 1, schema_version=99)
+
+
+def failed(folder: Path) -> None:
+    make(folder, 1, status="failed")
+
+
+def without_work(folder: Path) -> None:
+    """Neither FLOP nor ceilings, and no device whose peak is known."""
+    for number in (1, 2):
+        make(folder, number, ceilings=None, complexity=None, environment__device__name="NVIDIA Unknown")
+
+
+def waiting_for_ever(folder: Path) -> None:
+    for number in (1, 2):
+        make(folder, number, timing__data_wait_fraction=1e308)
+
+
+def no_sections(folder: Path) -> None:
+    sections = ("timing", "environment", "complexity", "ceilings", "bound", "profile")
+    make(folder, 1, **dict.fromkeys(sections))
+
+
+def only_profiles(folder: Path) -> None:
+    metrics = {TIME: "ns", FADD: "inst", FMUL: "inst", FFMA: "inst", DRAM: "byte"}
+    for number in (1, 2):
+        file = save(folder.parent, wide(metrics, [[1000, 10, 10, 40, 100 * number]]), name=f"{number}.csv")
+        sys.argv = ["analyze", "import", str(file), "--model", "resnet50", "--batch-size", "64", "-o", str(folder)]
+        assert main() == 0
+
+
+# A page takes a second or two, and its sections rest on what the other commands print.
+WITH_REPORT = (incomplete, only_profiles)
+
+
+@pytest.mark.parametrize(
+    ("fill", "answered"),
+    [
+        (incomplete, set()),
+        (damaged, set()),
+        (newer, set()),
+        (bare, RUN),
+        (failed, TIMED),
+        (no_sections, TIMED),
+        (without_work, TIMED),
+        (waiting_for_ever, {*TIMED, "roofline"}),
+        (only_profiles, {*RUN, "kernels"}),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_odd_folders(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], fill: Callable[[Path], Any], answered: set[str]
+) -> None:
+    results = tmp_path / "results"
+    results.mkdir()
+    fill(results)
+    capsys.readouterr()
+    codes = {}
+    # The first leaves the index that the others read.
+    for command in COMMANDS:
+        if command == "report" and fill not in WITH_REPORT:
+            continue
+        options = ["-o", str(tmp_path / "page.html")] if command == "report" else []
+        sys.argv = ["analyze", command, str(results), *options]
+        codes[command] = main()
+        out, err = capsys.readouterr()
+        assert bool(out) == (codes[command] == 0), command
+        assert err.startswith("error: ") == (codes[command] != 0), command
+    assert codes == {command: 0 if command in answered else 3 for command in codes}
+
+
+@pytest.mark.parametrize(
+    ("fill", "command", "message"),
+    [
+        (bare, "roofline", "no point for a roofline: the only run did not complete"),
+        (without_work, "roofline", "no point for a roofline: 2 completed runs without FLOP and bytes of a step"),
+        (bare, "variance", "no variance to tell: no completed run with measured steps among 1 run"),
+        (bare, "compare", "nothing to compare: no run completed its measured steps"),
+    ],
+)
+def test_what_is_missing_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], fill: Callable[[Path], Any], command: str, message: str
+) -> None:
+    fill(tmp_path)
+    sys.argv = ["analyze", command, str(tmp_path)]
+    assert main() == 3
+    assert capsys.readouterr().err.splitlines()[0] == f"error: {message}"
+
+
+def test_a_wait_of_more_than_all_time_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    waiting_for_ever(tmp_path)
+    sys.argv = ["analyze", "summary", str(tmp_path)]
+    assert main() == 0
+    assert "run.json: timing.data_wait_fraction is not a share from 0 to " in capsys.readouterr().err

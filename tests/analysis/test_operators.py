@@ -1,0 +1,102 @@
+"""Profiles by torch.profiler: their table, and that every command takes them."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import analysis
+from analysis.__main__ import main
+from analysis.operators import operators
+from benchmarks.synthetic_bundles import make
+from workload import bundle
+
+TABLE = """name,calls,total_s,mean_s,share
+aten::mkldnn_convolution,40,0.600000000,0.015000000,0.600000
+aten::mm,4,0.200000000,0.050000000,0.200000
+aten::addmm,2,0.100000000,0.050000000,0.100000
+aten::conv2d,40,0.100000000,0.002500000,0.100000
+"""
+FLOP = {"convolution": 6e9, "matmul": 1e9}
+PROFILE = {"status": "completed", "kind": "torch", "rows": "operators", "steps": 2}
+
+
+def traced(folder: Path, number: int = 1, table: str = TABLE, **changes: Any) -> Path:
+    """A run on a CPU with a profile by torch.profiler of two steps."""
+    facts = {"profile": PROFILE, "complexity__flop_by_op": FLOP, "environment__device__type": "cpu"} | changes
+    made = make(folder, number, **facts)
+    (made / "torch").mkdir()
+    (made / "torch" / "kernels.csv").write_text(table)
+    bundle.seal(made)
+    return made
+
+
+def test_operators_of_one_step(tmp_path: Path) -> None:
+    traced(tmp_path)
+    rows, problems = operators(analysis.load(tmp_path))
+    assert problems == []
+    assert rows["name"].tolist() == ["aten::mkldnn_convolution", "aten::mm", "aten::addmm", "aten::conv2d", "all"]
+    assert rows["launches"].tolist() == [20, 2, 1, 20, 43]
+    assert rows["duration_s"].tolist() == pytest.approx([0.3, 0.1, 0.05, 0.05, 0.5])
+    assert rows["share_of_time"].tolist() == pytest.approx([0.6, 0.2, 0.1, 0.1, 1.0])
+    # Which of mm and addmm did how much of the matrix products, the formulas do not say.
+    assert rows["flop"].dropna().tolist() == [6e9, 7e9]
+    assert rows["flop_per_s"].dropna().tolist() == pytest.approx([2e10, 1.4e10])
+
+
+def test_profiles_of_repeats_are_one_table(tmp_path: Path) -> None:
+    traced(tmp_path, 1)
+    traced(tmp_path, 2, TABLE.replace("0.600000000", "1.000000000"))
+    traced(tmp_path, 3, spec__batch_size=64)
+    rows, _ = operators(analysis.load(tmp_path))
+    first = rows[(rows["name"] == "aten::mkldnn_convolution") & (rows["batch_size"] == 32)].iloc[0]
+    assert (first["profiles"], first["steps"]) == (2, 4)
+    assert first["duration_s"] == pytest.approx(0.4)
+    assert rows["batch_size"].tolist() == [32] * 5 + [64] * 5
+
+
+@pytest.mark.parametrize(
+    ("table", "profile", "reason"),
+    [
+        ("no,columns\n1,2\n", PROFILE, "line 2 has no name, positive number of calls and seconds"),
+        (TABLE.replace("40,0.6", "nan,0.6"), PROFILE, "line 2 has no name, positive number of calls and seconds"),
+        (TABLE.replace("4,0.2", "four,0.2"), PROFILE, "line 3 has no name, positive number of calls and seconds"),
+        (TABLE, PROFILE | {"steps": "2"}, "run.json does not say how many steps were profiled"),
+    ],
+)
+def test_a_table_that_cannot_be_read_is_a_problem(
+    tmp_path: Path, table: str, profile: dict[str, Any], reason: str
+) -> None:
+    folder = traced(tmp_path, 1, table, profile=profile)
+    rows, problems = operators(analysis.load(tmp_path))
+    assert rows.empty
+    assert [str(problem) for problem in problems] == [f"{folder / 'torch' / 'kernels.csv'}: {reason}"]
+
+
+@pytest.mark.parametrize("command", ["audit", "kernels", "roofline", "summary", "variance"])
+def test_every_command_takes_a_profile_by_torch(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    traced(tmp_path)
+    sys.argv = ["analyze", command, str(tmp_path)]
+    assert main() == 0
+    assert capsys.readouterr().out
+
+
+def test_the_report_takes_a_profile_by_torch(tmp_path: Path) -> None:
+    traced(tmp_path / "results")
+    page = tmp_path / "page.html"
+    sys.argv = ["analyze", "report", str(tmp_path / "results"), "-o", str(page)]
+    assert main() == 0
+    assert page.is_file()
+
+
+def test_data_of_both_profilers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    traced(tmp_path)
+    sys.argv = ["analyze", "kernels", str(tmp_path), "--format", "json", "--top", "1"]
+    assert main() == 0
+    first, whole = json.loads(capsys.readouterr().out)
+    assert (first["profiler"], first["name"], first["launches"]) == ("torch", "aten::mkldnn_convolution", 20)
+    assert (whole["name"], whole["launches"], whole["compile"]) == ("all", 43, False)
