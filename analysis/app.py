@@ -76,6 +76,14 @@ ResultsArgument = Annotated[
     list[Path], typer.Argument(metavar="RESULTS...", help="folders of bundles, nested ones too, or single bundles")
 ]
 FormatOption = Annotated[Format, typer.Option("--format", help="what stdout gets")]
+WideOption = Annotated[
+    bool,
+    typer.Option(
+        "--wide",
+        help="a table with every column; else as wide as the terminal, or 100 columns (COLUMNS) where there is none",
+        show_default=False,
+    ),
+]
 VerifyOption = Annotated[
     bool, typer.Option("--verify", help="check every file again, also those that look unchanged", show_default=False)
 ]
@@ -92,11 +100,12 @@ def summary(
     results: ResultsArgument,
     verify: VerifyOption = False,
     output_format: FormatOption = Format.TABLE,
+    wide: WideOption = False,
 ) -> int:
     """One line per configuration and place: throughput, step time, what limits it."""
     from analysis.commands.summary import run
 
-    return run(results, verify=verify, form=output_format)
+    return run(results, verify=verify, form=output_format, wide=wide)
 
 
 @app.command("roofline", epilog=ROOFLINE_EXAMPLES)
@@ -105,11 +114,12 @@ def roofline(
     results: ResultsArgument,
     verify: VerifyOption = False,
     output_format: FormatOption = Format.TABLE,
+    wide: WideOption = False,
 ) -> int:
     """Where each step stands below the roofs of its machine, what limits it, and what moves it."""
     from analysis.commands.roofline import run
 
-    return run(results, verify=verify, form=output_format)
+    return run(results, verify=verify, form=output_format, wide=wide)
 
 
 @app.command("kernels", epilog=KERNELS_EXAMPLES)
@@ -124,11 +134,12 @@ def kernels(
     ] = None,
     verify: VerifyOption = False,
     output_format: FormatOption = Format.TABLE,
+    wide: WideOption = False,
 ) -> int:
     """Which kernels a profiled step spends its time in, their FLOP/s and FLOP per byte."""
     from analysis.commands.kernels import run
 
-    return run(paths, by=by, top=top, verify=verify, form=output_format)
+    return run(paths, by=by, top=top, verify=verify, form=output_format, wide=wide)
 
 
 @app.command("variance", epilog=VARIANCE_EXAMPLES)
@@ -140,11 +151,12 @@ def variance(
     ] = None,
     verify: VerifyOption = False,
     output_format: FormatOption = Format.TABLE,
+    wide: WideOption = False,
 ) -> int:
     """How much runs and their steps vary, and why."""
     from analysis.commands.variance import run
 
-    return run(results, part=part, verify=verify, form=output_format)
+    return run(results, part=part, verify=verify, form=output_format, wide=wide)
 
 
 @app.command("compare", epilog=COMPARE_EXAMPLES)
@@ -168,11 +180,12 @@ def compare(
     ] = None,
     verify: VerifyOption = False,
     output_format: FormatOption = Format.TABLE,
+    wide: WideOption = False,
 ) -> int:
     """Which is faster by how much, how sure that is, and which difference would have been seen."""
     from analysis.commands.compare import run
 
-    return run(results, by=by, allow_mixed=allow_mixed or (), verify=verify, form=output_format)
+    return run(results, by=by, allow_mixed=allow_mixed or (), verify=verify, form=output_format, wide=wide)
 
 
 @app.command("audit", epilog=AUDIT_EXAMPLES)

@@ -3,45 +3,50 @@
 The figure of a run is its images over its wall time; the variation of its steps is put around it.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from analysis.configurations import SOFTWARE, label, needs_no_digest, shown
+from analysis.cases import Case
+from analysis.configurations import DATA_DETAILS, SOFTWARE, label, needs_no_digest, shown
 from analysis.loading import Results
 from analysis.pairing import MACHINE, Pair, Pairing, Side, pair_up, value_text
 from analysis.statistics import Comparison, Interval, holm, holm_levels
 from analysis.statistics import compare as compare_runs
 from analysis.statistics.power import ALPHA
 from analysis.statistics.samples import LEAST_FOR_SPREAD, LEVEL
-from workload.tables import Column
+from workload.tables import Column, Role
 
 # Told where they differ besides what is compared: they may be the cause as well.
 TOLD = (*SOFTWARE, "cudnn")
 
 COLUMNS = (
-    Column(name="by", heading="by"),
-    Column(name="model", heading="model"),
-    Column(name="batch_size", heading="batch"),
-    Column(name="precision", heading="precision"),
-    Column(name="left", heading="left"),
-    Column(name="right", heading="right"),
-    Column(name="runs_left", heading="runs"),
-    Column(name="runs_right", heading="runs"),
+    Column(name="by", heading="by", role=Role.FACT),
+    Column(name="model", heading="model", role=Role.FACT),
+    Column(name="batch_size", heading="batch", role=Role.FACT),
+    Column(name="precision", heading="precision", role=Role.FACT),
+    Column(name="left", heading="left", role=Role.FACT),
+    Column(name="right", heading="right", role=Role.FACT),
     Column(name="ratio", heading="right/left"),
     Column(name="ratio_low", heading="low"),
     Column(name="ratio_high", heading="high"),
+    Column(name="runs_left", heading="runs left"),
+    Column(name="runs_right", heading="right"),
     Column(name="level", heading="at", unit="%", digits=5),
     Column(name="p", heading="p", digits=2),
     Column(name="p_holm", heading="p (Holm)", digits=2),
-    Column(name="test", heading="test", optional=True),
+    Column(name="test", heading="test", optional=True, role=Role.NOTE),
     Column(name="effect", heading="effect", digits=3),
     Column(name="smallest_detectable_ratio", heading="would be seen from"),
-    Column(name="verdict", heading="verdict"),
-    Column(name="note", heading="note", optional=True),
+    Column(name="verdict", heading="verdict", role=Role.SENTENCE),
+    Column(name="note", heading="note", optional=True, role=Role.NOTE),
+    *DATA_DETAILS,
 )
+
+
+DETAIL_NAMES = tuple(column.name for column in DATA_DETAILS)
 
 
 def compare(results: Results, by: str | None = None, *, allow_mixed: Collection[str] = ()) -> pd.DataFrame:
@@ -86,7 +91,8 @@ def _line(pair: Pair, by: str, found: Comparison, *, p_holm: float | None, level
     """`level`: the one that Holm's correction left for this pair. Interval, p-values and verdict agree at it."""
     interval = found.difference.interval(level) if found.difference else None
     seen = found.difference.detectable(1 - level).difference if found.difference else None
-    facts = {name: pair.shared.get(name) for name in ("model", "batch_size", "precision")}
+    runs = [case for side in (pair.left, pair.right) for case in side.runs]
+    facts = {name: _shared(runs, name) for name in ("model", "batch_size", "precision", *DETAIL_NAMES)}
     return facts | {
         "by": by,
         "left": _name(by, pair.left),
@@ -105,6 +111,12 @@ def _line(pair: Pair, by: str, found: Comparison, *, p_holm: float | None, level
         "verdict": verdict(found, right=_name(by, pair.right), left=_name(by, pair.left), level=level, seen=seen),
         "note": "; ".join([*_where(pair, by), *pair.pool, *_also_different(pair, by)]) or None,
     }
+
+
+def _shared(runs: Sequence[Case], fact: str) -> Any:
+    """The one value of all runs; None where they differ."""
+    first = runs[0][fact]
+    return first if all(case[fact] == first for case in runs) else None
 
 
 def verdict(found: Comparison, *, left: str, right: str, level: float, seen: float | None) -> str:

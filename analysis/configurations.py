@@ -3,13 +3,14 @@
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import pandas as pd
 
 from workload.bundle import Status
 from workload.errors import ExitCode, RooflaunchError
+from workload.tables import Column, Role
 
 # What the user chose.
 CONFIGURATION = (
@@ -45,6 +46,17 @@ LABELS = {
 }
 # A long identifier is told apart by its beginning.
 SHOWN_CHARACTERS = {"commit": 12, "image_digest": 19}
+
+
+# The columns of the facts that a table does not name: in JSON and CSV always, for people where rows differ in them.
+DETAILS = tuple(
+    Column(name=name, heading=LABELS.get(name, name.replace("_", " ")), role=Role.FACT, detail=True)
+    for name in (*CONFIGURATION, *PLACE, *SOFTWARE)
+    if name not in NAMED
+)
+
+# The same for tables whose notes say it already.
+DATA_DETAILS = tuple(replace(column, role=Role.FIGURE) for column in DETAILS)
 
 
 class NotPoolableError(RooflaunchError):

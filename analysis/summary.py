@@ -7,31 +7,32 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.configurations import CONFIGURATION, NAMED, PLACE, SOFTWARE, shown
+from analysis.configurations import CONFIGURATION, DETAILS, PLACE, SOFTWARE
 from analysis.statistics import over_runs
 from workload.bundle import Status
-from workload.tables import Column
+from workload.tables import Column, Role
 
 FACTS = (*CONFIGURATION, *PLACE, *SOFTWARE)
 # Of the runs of a line.
 MEDIANS = ("images_per_s", "step_median_s", "data_wait_fraction")
 
 COLUMNS = (
-    Column(name="place", heading="place"),
-    Column(name="device_name", heading="device"),
-    Column(name="model", heading="model"),
-    Column(name="batch_size", heading="batch"),
-    Column(name="precision", heading="precision"),
-    Column(name="runs", heading="runs"),
+    Column(name="place", heading="place", role=Role.FACT),
+    Column(name="device_name", heading="device", role=Role.FACT),
+    Column(name="model", heading="model", role=Role.FACT),
+    Column(name="batch_size", heading="batch", role=Role.FACT),
+    Column(name="precision", heading="precision", role=Role.FACT),
     Column(name="images_per_s", heading="images/s"),
     Column(name="images_per_s_low", heading="low"),
     Column(name="images_per_s_high", heading="high"),
-    Column(name="interval", heading="interval"),
+    Column(name="runs", heading="runs"),
     Column(name="step_s", heading="step", unit="s", prefixed=True),
-    Column(name="flop_per_s", heading="attained without waits", unit="FLOP/s", prefixed=True),
     Column(name="bound", heading="limited by"),
     Column(name="data_wait_fraction", heading="data waits", unit="%", digits=3),
-    Column(name="note", heading="note", optional=True),
+    Column(name="flop_per_s", heading="attained without waits", unit="FLOP/s", prefixed=True),
+    Column(name="interval", heading="interval", role=Role.NOTE),
+    Column(name="note", heading="note", optional=True, role=Role.NOTE),
+    *DETAILS,
 )
 
 
@@ -48,8 +49,7 @@ def summarize(runs: pd.DataFrame) -> pd.DataFrame:
     groups: dict[tuple[Any, ...], list[Run]] = defaultdict(list)
     for run in needed.where(needed.notna(), None).to_dict("records"):
         groups[tuple(run[name] for name in FACTS)].append({str(key): run[key] for key in run})
-    varying = _varying(list(groups))
-    lines = [_line(group, varying[_name(key)]) for key, group in groups.items()]
+    lines = [_line(group) for group in groups.values()]
     best: dict[str, float] = defaultdict(float)
     for line in lines:
         best[line["model"]] = max(best[line["model"]], line["images_per_s"] or 0.0)
@@ -57,32 +57,14 @@ def summarize(runs: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(lines, columns=[column.name for column in COLUMNS])
 
 
-def _name(key: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What the table shows of a configuration."""
-    return tuple(value for fact, value in zip(FACTS, key, strict=True) if fact in NAMED)
-
-
-def _varying(keys: Sequence[tuple[Any, ...]]) -> dict[tuple[Any, ...], list[str]]:
-    """By name, the facts in which the lines of that name differ."""
-    by_name: dict[tuple[Any, ...], list[tuple[Any, ...]]] = defaultdict(list)
-    for key in keys:
-        by_name[_name(key)].append(key)
-    return {
-        name: [
-            fact for index, fact in enumerate(FACTS) if fact not in NAMED and len({key[index] for key in same_name}) > 1
-        ]
-        for name, same_name in by_name.items()
-    }
-
-
-def _line(group: Sequence[Run], varying: Sequence[str]) -> dict[str, Any]:
+def _line(group: Sequence[Run]) -> dict[str, Any]:
     completed = [run for run in group if run["status"] == Status.COMPLETED]
     first = group[0]
     medians = {name: _median(completed, name) for name in MEDIANS}
     step_s, flop = medians["step_median_s"], first["train_flop_per_step"]
     low, high, interval = _interval(completed)
     return {
-        **{name: first[name] for name in NAMED},
+        **{name: first[name] for name in FACTS},
         "runs": len(completed),
         "images_per_s": medians["images_per_s"],
         "images_per_s_low": low,
@@ -92,7 +74,7 @@ def _line(group: Sequence[Run], varying: Sequence[str]) -> dict[str, Any]:
         "flop_per_s": flop / step_s if flop and step_s else None,
         "bound": _bounds(completed),
         "data_wait_fraction": medians["data_wait_fraction"],
-        "note": "; ".join([*_broken_off(group), *(shown(name, first[name]) for name in varying)]) or None,
+        "note": "; ".join(_broken_off(group)) or None,
     }
 
 

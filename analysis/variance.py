@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.cases import Case, cases
-from analysis.configurations import NAMED, Group, group, measured
+from analysis.configurations import DATA_DETAILS, DETAILS, NAMED, Group, group, measured
 from analysis.loading import Results
 from analysis.statistics import (
     Drift,
@@ -19,14 +19,14 @@ from analysis.statistics import (
     variance_split,
 )
 from analysis.statistics.samples import Estimate
-from workload.tables import Column
+from workload.tables import Column, Role
 
 WITHIN_COLUMNS = (
-    Column(name="run_id", heading="run"),
-    Column(name="place", heading="place"),
-    Column(name="model", heading="model"),
-    Column(name="batch_size", heading="batch"),
-    Column(name="precision", heading="precision"),
+    Column(name="run_id", heading="run", role=Role.FACT),
+    Column(name="place", heading="place", role=Role.FACT),
+    Column(name="model", heading="model", role=Role.FACT),
+    Column(name="batch_size", heading="batch", role=Role.FACT),
+    Column(name="precision", heading="precision", role=Role.FACT),
     Column(name="steps", heading="steps"),
     Column(name="step_median_s", heading="step", unit="s", prefixed=True),
     Column(name="step_p5_s", heading="p5", unit="s", prefixed=True),
@@ -42,19 +42,20 @@ WITHIN_COLUMNS = (
     Column(name="drift_high", heading="high", unit="%", digits=2),
     Column(name="period_steps", heading="period", optional=True),
     Column(name="period_ratio", heading="ratio", digits=3, optional=True),
-    Column(name="note", heading="note", optional=True),
+    Column(name="note", heading="note", optional=True, role=Role.NOTE),
+    *DETAILS,
 )
 BETWEEN_COLUMNS = (
-    Column(name="place", heading="place"),
-    Column(name="device_name", heading="device"),
-    Column(name="model", heading="model"),
-    Column(name="batch_size", heading="batch"),
-    Column(name="precision", heading="precision"),
-    Column(name="runs", heading="runs"),
+    Column(name="place", heading="place", role=Role.FACT),
+    Column(name="device_name", heading="device", role=Role.FACT),
+    Column(name="model", heading="model", role=Role.FACT),
+    Column(name="batch_size", heading="batch", role=Role.FACT),
+    Column(name="precision", heading="precision", role=Role.FACT),
     Column(name="images_per_s", heading="images/s"),
     Column(name="images_per_s_low", heading="low"),
     Column(name="images_per_s_high", heading="high"),
-    Column(name="interval", heading="interval"),
+    Column(name="runs", heading="runs"),
+    Column(name="interval", heading="interval", role=Role.NOTE),
     Column(name="cov_between", heading="between runs", unit="%", digits=3),
     Column(name="cov_between_low", heading="low", unit="%", digits=3),
     Column(name="cov_between_high", heading="high", unit="%", digits=3),
@@ -63,7 +64,8 @@ BETWEEN_COLUMNS = (
     Column(name="icc_low", heading="low", digits=3),
     Column(name="icc_high", heading="high", digits=3),
     Column(name="effective_steps", heading="worth steps", digits=3),
-    Column(name="note", heading="note", optional=True),
+    Column(name="note", heading="note", optional=True, role=Role.NOTE),
+    *DATA_DETAILS,
 )
 
 
@@ -91,7 +93,7 @@ def _within(case: Case) -> dict[str, Any]:
         _unsteady(state.steady, state.reason),
     )
     return {
-        **{name: case[name] for name in ("run_id", "place", "model", "batch_size", "precision")},
+        **{name: case[name] for name in ("run_id", *NAMED, *(column.name for column in DETAILS))},
         "steps": figures.n,
         "step_median_s": figures.median,
         "step_p5_s": figures.p5,
@@ -139,7 +141,7 @@ def _between(found: Group, runs: list[Case]) -> dict[str, Any]:
     split = variance_split([case.step_s for case in runs])
     rates = over_runs([case["images_per_s"] for case in runs if case["images_per_s"] is not None])
     return {
-        **{name: found[name] for name in NAMED},
+        **found.facts,
         "runs": len(runs),
         **_with_ends("images_per_s", rates),
         "interval": f"{rates.interval.level:.0%}, {rates.interval.method}" if rates.interval else rates.reason,

@@ -1,4 +1,4 @@
-"""A table on stdout: for people with the unit in the heading, or as JSON or CSV with every digit.
+"""A table on stdout: for people as wide as their terminal, or as JSON or CSV with every digit and every column.
 
 Standard library only.
 """
@@ -7,13 +7,15 @@ import csv
 import io
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Protocol, assert_never
 
-from workload.text import printable
+from workload.text import NARROWEST, WIDEST, printable, terminal_width, wrapped
 
 PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "µ"))
 # Seconds are not counted in thousands.
@@ -21,6 +23,12 @@ LARGEST_PREFIX = {"s": 1.0}
 GAP = "  "
 # Above it a float is no count.
 MAX_COUNT = 1e15
+# Where stdout is no terminal and COLUMNS does not say: what an editor or a page shows without a scroll bar.
+USUAL_WIDTH = 100
+# Long names are cut in their middle, where a table is too wide; a second time where it still is.
+LONG_NAME, SHORT_NAME = 28, 14
+# What a spreadsheet takes for the start of a formula.
+FORMULA_STARTS = ("=", "+", "-", "@")
 
 
 class Format(StrEnum):
@@ -31,12 +39,27 @@ class Format(StrEnum):
     CSV = "csv"
 
 
+class Role(StrEnum):
+    """What a column is to its reader; JSON and CSV do not care.
+
+    A `FACT` says what a row is of: one value of all rows stands once, above the table. A `FIGURE` is what was found. A
+    `NOTE` is a list of remarks (or a text of them, with semicolons), which are numbered and stand below the table. A
+    `SENTENCE` stands below its row where it does not fit beside it.
+    """
+
+    FACT = "fact"
+    FIGURE = "figure"
+    NOTE = "note"
+    SENTENCE = "sentence"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """One column: `name` in the data, JSON and CSV; `heading` and `unit` for people.
+    """One column: `name` in the data, JSON and CSV; `heading` and `unit` for people. What matters comes first.
 
     `unit` with `prefixed` gets one decimal prefix for the whole column (`step [ms]`); a `%` shows a fraction times 100.
-    `digits` are significant ones; absent values show as `-`, and an `optional` column without any value not at all.
+    `digits` are significant ones; absent values show as `-`, and an `optional` column without any value not at all. A
+    `detail` is shown only if it is a fact in which rows differ, or if the table may be wide.
     """
 
     name: str
@@ -45,6 +68,8 @@ class Column:
     prefixed: bool = False
     digits: int = 4
     optional: bool = False
+    detail: bool = False
+    role: Role = Role.FIGURE
 
 
 class Frame(Protocol):
@@ -53,21 +78,40 @@ class Frame(Protocol):
     def __getitem__(self, names: list[str], /) -> Any: ...
 
 
-def render(table: Frame | Sequence[Mapping[str, Any]], columns: Sequence[Column], form: Format) -> str:
-    """`columns` of a frame or of rows as text without a final newline; JSON and CSV keep every digit and the names."""
+def render(
+    table: Frame | Sequence[Mapping[str, Any]],
+    columns: Sequence[Column],
+    form: Format,
+    *,
+    width: int | None = None,
+    wide: bool = False,
+) -> str:
+    """`columns` of a frame or of rows as text without a final newline; JSON and CSV keep every digit and the names.
+
+    A table for people is at most `width` wide, by default `table_width()`: the last columns give way, and it says
+    which. `wide`: every column, and a line per row however long.
+    """
     rows = [
         {column.name: _plain(value) for column, value in zip(columns, values, strict=True)}
         for values in _values(table, [column.name for column in columns])
     ]
     match form:
         case Format.TABLE:
-            return _table(rows, columns)
+            return _wide_table(rows, columns) if wide else _table(rows, columns, width or table_width())
         case Format.JSON:
             return json.dumps(rows, indent=1, ensure_ascii=False)
         case Format.CSV:
             return _csv(rows, columns)
         case _:
             assert_never(form)
+
+
+def table_width() -> int:
+    """The terminal's width; where stdout is none, the variable COLUMNS or 100. 40 to 200."""
+    if width := terminal_width(sys.stdout):
+        return width
+    said = os.environ.get("COLUMNS", "")
+    return min(max(int(said), NARROWEST), WIDEST) if said.isdecimal() else USUAL_WIDTH
 
 
 def _values(table: Frame | Sequence[Mapping[str, Any]], names: list[str]) -> Iterable[Sequence[Any]]:
@@ -93,6 +137,9 @@ def _plain(value: Any) -> Any:
     return None if value != value else str(value)  # noqa: PLR0124 - NaT, again
 
 
+# --- CSV
+
+
 def _csv(rows: Sequence[dict[str, Any]], columns: Sequence[Column]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -107,22 +154,188 @@ def _csv_cell(value: Any) -> Any:
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, str):
+        # A name from somebody's file is no formula for a spreadsheet, and no command for a terminal.
+        text = printable(value)
+        return f"'{text}" if text.startswith(FORMULA_STARTS) else text
     return value
 
 
-def _table(rows: Sequence[dict[str, Any]], columns: Sequence[Column]) -> str:
-    columns = [each for each in columns if not each.optional or any(row[each.name] is not None for row in rows)]
-    texts = [_column_texts(column, [row[column.name] for row in rows]) for column in columns]
-    widths = [max(map(len, column)) for column in texts]
-    to_right = [_is_numeric(row[column.name] for row in rows) for column in columns]
-    lines = []
-    for cells in zip(*texts, strict=True):
-        padded = [
-            cell.rjust(width) if right else cell.ljust(width)
-            for cell, width, right in zip(cells, widths, to_right, strict=True)
+# --- a table for people
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Laid:
+    """A column as it stands: the lines of its heading, and its cells."""
+
+    column: Column
+    heading: tuple[str, ...]
+    cells: tuple[str, ...]
+    to_right: bool
+
+    @property
+    def width(self) -> int:
+        return max(map(len, (*self.heading, *self.cells)))
+
+    @property
+    def is_fact(self) -> bool:
+        return self.column.role is Role.FACT
+
+
+def _wide_table(rows: Sequence[dict[str, Any]], columns: Sequence[Column]) -> str:
+    return "\n".join(_lines([_lay(column, rows) for column in columns if _has_values(column, rows)], {}))
+
+
+def _table(rows: Sequence[dict[str, Any]], columns: Sequence[Column], width: int) -> str:
+    columns = [column for column in columns if _has_values(column, rows) and not _is_hidden(column, rows)]
+    common = [column for column in columns if column.role is Role.FACT and rows and not _differs(column, rows)]
+    notes = [column for column in columns if column.role is Role.NOTE]
+    sentences = [column for column in columns if column.role is Role.SENTENCE]
+    for_all, numbers = _numbered(rows, notes)
+    laid = [_lay(column, rows) for column in columns if column not in (*common, *notes, *sentences)]
+    laid.sort(key=lambda each: not each.is_fact)
+    marks = [_marks(numbers, rows, notes)] if numbers else []
+    beside = [_lay(column, rows) for column in sentences]
+    under: dict[int, list[str]] = {}
+    if not _fits([*laid, *beside, *marks], width):
+        under = {number: list(_under(row, sentences, width)) for number, row in enumerate(rows)}
+        beside = []
+    laid, dropped = _fitted([*laid, *beside], marks, width)
+    above = _above(rows, common)
+    left_out = f"{', '.join(dict.fromkeys(_title(each) for each in dropped))}; --wide shows all"
+    return "\n".join(
+        [
+            *([wrapped(above, width)] if above else []),
+            *_lines([*laid, *marks], under),
+            *(wrapped(note, width, indent=11, first="note") for note in for_all),
+            *(wrapped(note, width, indent=11, first=f"note {number}") for note, number in numbers.items()),
+            *([wrapped(left_out, width, indent=11, first="not shown")] if dropped else []),
         ]
-        lines.append(GAP.join(padded).rstrip())
-    return "\n".join(lines)
+    )
+
+
+def _has_values(column: Column, rows: Sequence[dict[str, Any]]) -> bool:
+    return not column.optional or any(row[column.name] is not None for row in rows)
+
+
+def _differs(column: Column, rows: Sequence[dict[str, Any]]) -> bool:
+    return any(row[column.name] != rows[0][column.name] for row in rows)
+
+
+def _is_hidden(column: Column, rows: Sequence[dict[str, Any]]) -> bool:
+    return column.detail and not (column.role is Role.FACT and _differs(column, rows))
+
+
+def _above(rows: Sequence[dict[str, Any]], common: Sequence[Column]) -> str:
+    """What all rows are of."""
+    return "; ".join(
+        f"{column.heading} {_lay(column, rows[:1]).cells[0]}" for column in common if rows[0][column.name] is not None
+    )
+
+
+def _numbered(rows: Sequence[dict[str, Any]], columns: Sequence[Column]) -> tuple[list[str], dict[str, int]]:
+    """The notes of all rows, and the number of each other note."""
+    by_row = [_notes(row, columns) for row in rows]
+    every = list(dict.fromkeys(note for notes in by_row for note in notes))
+    for_all = [note for note in every if all(note in notes for notes in by_row)]
+    return for_all, {note: number for number, note in enumerate([each for each in every if each not in for_all], 1)}
+
+
+def _notes(row: dict[str, Any], columns: Sequence[Column]) -> list[str]:
+    notes = []
+    for column in columns:
+        value = row[column.name]
+        parts = value if isinstance(value, list) else [] if value is None else str(value).split("; ")
+        name = "" if column.heading == Role.NOTE else f"{column.heading}: "
+        notes += [f"{name}{printable(str(part))}" for part in parts]
+    return notes
+
+
+def _marks(numbers: Mapping[str, int], rows: Sequence[dict[str, Any]], columns: Sequence[Column]) -> _Laid:
+    """The column of the numbers of each row's notes."""
+    cells = [
+        ",".join(str(numbers[note]) for note in dict.fromkeys(_notes(row, columns)) if note in numbers) for row in rows
+    ]
+    column = Column(name=Role.NOTE, heading=Role.NOTE, role=Role.NOTE)
+    return _Laid(column=column, heading=(column.heading,), cells=tuple(cells), to_right=False)
+
+
+def _under(row: dict[str, Any], sentences: Sequence[Column], width: int) -> Iterator[str]:
+    """The sentences of a row, below it."""
+    for column in sentences:
+        if row[column.name] is not None:
+            name = f"{column.heading}: " if len(sentences) > 1 else ""
+            yield wrapped(f"{name}{_cell(column, row[column.name], 1.0)}", width, indent=4)
+
+
+def _fits(laid: Sequence[_Laid], width: int) -> bool:
+    return sum(each.width for each in laid) + len(GAP) * (len(laid) - 1) <= width
+
+
+def _fitted(laid: Sequence[_Laid], marks: Sequence[_Laid], width: int) -> tuple[list[_Laid], list[_Laid]]:
+    """`laid` made to fit beside `marks`: headings in lines, long names cut, the last figures dropped (the second list).
+
+    A fact and the first figure stay: without them a row says nothing.
+    """
+    kept, dropped = list(laid), list[_Laid]()
+    if _fits([*kept, *marks], width):
+        return kept, dropped
+    kept = [_with_heading_in_lines(each) for each in kept]
+    if not _fits([*kept, *marks], width):
+        kept = [_cut(each, LONG_NAME) for each in kept]
+    while not _fits([*kept, *marks], width):
+        figures = [number for number, each in enumerate(kept) if not each.is_fact]
+        if len(figures) <= 1:
+            kept = [_cut(each, SHORT_NAME) for each in kept]
+            break
+        dropped.insert(0, kept.pop(figures[-1]))
+    return kept, dropped
+
+
+def _title(laid: _Laid) -> str:
+    return " ".join(laid.heading)
+
+
+def _with_heading_in_lines(laid: _Laid) -> _Laid:
+    """The heading in as many lines as it takes to be no wider than the cells, or than its longest word."""
+    room = max(map(len, laid.cells), default=0)
+    lines: list[str] = []
+    for word in _title(laid).split():
+        if lines and len(lines[-1]) + 1 + len(word) <= max(room, *map(len, lines)):
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return replace(laid, heading=tuple(lines))
+
+
+def _cut(laid: _Laid, room: int) -> _Laid:
+    """Long texts without their middle, as long as what differs still does."""
+    if laid.to_right or laid.width <= room:
+        return laid
+    for size in range(room, laid.width):
+        tail = size // 2
+        cells = [cell if len(cell) <= size else f"{cell[: size - tail - 1]}…{cell[-tail:]}" for cell in laid.cells]
+        if len(set(cells)) == len(set(laid.cells)):
+            return replace(laid, cells=tuple(cells))
+    return laid
+
+
+def _lines(laid: Sequence[_Laid], under: Mapping[int, Sequence[str]]) -> Iterator[str]:
+    depth = max((len(each.heading) for each in laid), default=0)
+    headings = [("",) * (depth - len(each.heading)) + each.heading for each in laid]
+    for cells in zip(*headings, strict=True):
+        yield _line(laid, cells)
+    for number, cells in enumerate(zip(*(each.cells for each in laid), strict=True)):
+        yield _line(laid, cells)
+        yield from under.get(number, ())
+
+
+def _line(laid: Sequence[_Laid], cells: Sequence[str]) -> str:
+    padded = [
+        cell.rjust(each.width) if each.to_right else cell.ljust(each.width)
+        for each, cell in zip(laid, cells, strict=True)
+    ]
+    return GAP.join(padded).rstrip()
 
 
 def _is_numeric(values: Any) -> bool:
@@ -130,11 +343,12 @@ def _is_numeric(values: Any) -> bool:
     return bool(known) and all(isinstance(value, int | float) and not isinstance(value, bool) for value in known)
 
 
-def _column_texts(column: Column, values: Sequence[Any]) -> list[str]:
-    """The heading, then the cells."""
+def _lay(column: Column, rows: Sequence[dict[str, Any]]) -> _Laid:
+    values = [row[column.name] for row in rows]
     factor, prefix = _scale(column, values)
     unit = f" [{prefix}{column.unit}]" if column.unit else ""
-    return [f"{column.heading}{unit}", *(_cell(column, value, factor) for value in values)]
+    cells = tuple(_cell(column, value, factor) for value in values)
+    return _Laid(column=column, heading=(f"{column.heading}{unit}",), cells=cells, to_right=_is_numeric(values))
 
 
 def _scale(column: Column, values: Sequence[Any]) -> tuple[float, str]:

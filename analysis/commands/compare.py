@@ -10,15 +10,24 @@ from analysis.compare import COLUMNS, of_pairs
 from analysis.configurations import label
 from analysis.pairing import Pairing, pair_up
 from workload.errors import ExitCode
+from workload.invocation import as_typed
 from workload.tables import Format, render
 from workload.text import counted, printable
 
 
-def run(folders: Sequence[Path], *, by: str | None, allow_mixed: Sequence[str], verify: bool, form: Format) -> int:
+def run(
+    folders: Sequence[Path],
+    *,
+    by: str | None,
+    allow_mixed: Sequence[str],
+    verify: bool,
+    form: Format,
+    wide: bool = False,
+) -> int:
     """Print a line per pair, then on stderr what was compared, what was kept apart, and the problems."""
     results = load(folders, verify=verify)
     pairing = pair_up(results, by, allow_mixed=allow_mixed)
-    print(render(of_pairs(pairing), COLUMNS, form))
+    print(render(of_pairs(pairing), COLUMNS, form, wide=wide))
     sys.stdout.flush()
     for note in _notes(pairing, folders, chosen=by is None, allow_mixed=allow_mixed):
         print(f"note       {note}", file=sys.stderr)
@@ -36,7 +45,7 @@ def _notes(pairing: Pairing, folders: Sequence[Path], *, chosen: bool, allow_mix
         command = ["analyze", "compare", *map(str, folders), "--by", pairing.by]
         command += [word for fact in mixed for word in ("--allow-mixed", fact)]
         facts = ", ".join(map(label, pairing.mixed))
-        yield f"kept apart: runs that differ in {facts}; to pool them: {printable(shlex.join(command))}"
+        yield f"kept apart: runs that differ in {facts}; to pool them: {as_typed(printable(shlex.join(command)))}"
     if pairing.alone:
         yield (
             f"not compared: {counted(len(pairing.alone), 'run')} without a like run on the other side: "

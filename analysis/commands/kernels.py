@@ -17,19 +17,19 @@ from analysis.operators import operators
 from analysis.problem import Problem
 from analysis.roofline import NAMED, frame, kernel_points
 from workload.errors import ExitCode, NothingToDoError, UsageError
-from workload.tables import Column, Format, render
+from workload.tables import Column, Format, Role, render
 
 FACTS = ("file", *NAMED, "profiles", "steps")
 TABLE = (
-    Column(name="file", heading="file", optional=True),
-    Column(name="place", heading="place", optional=True),
-    Column(name="device_name", heading="device", optional=True),
-    Column(name="model", heading="model", optional=True),
-    Column(name="batch_size", heading="batch", optional=True),
-    Column(name="precision", heading="precision", optional=True),
-    Column(name="steps", heading="steps", optional=True),
-    Column(name="family", heading="family"),
-    Column(name="name", heading="kernel", optional=True),
+    Column(name="file", heading="file", optional=True, role=Role.FACT),
+    Column(name="place", heading="place", optional=True, role=Role.FACT),
+    Column(name="device_name", heading="device", optional=True, role=Role.FACT),
+    Column(name="model", heading="model", optional=True, role=Role.FACT),
+    Column(name="batch_size", heading="batch", optional=True, role=Role.FACT),
+    Column(name="precision", heading="precision", optional=True, role=Role.FACT),
+    Column(name="steps", heading="steps", optional=True, role=Role.FACT),
+    Column(name="family", heading="family", role=Role.FACT),
+    Column(name="name", heading="kernel", optional=True, role=Role.FACT),
     Column(name="launches", heading="launches"),
     Column(name="duration_s", heading="time", unit="s", prefixed=True),
     Column(name="share_of_time", heading="share", unit="%", digits=3),
@@ -40,21 +40,21 @@ TABLE = (
     Column(name="sm_percent", heading="SM %", optional=True),
     Column(name="memory_percent", heading="memory %", optional=True),
     Column(name="dram_percent", heading="DRAM %", optional=True),
-    Column(name="remark", heading="note", optional=True),
+    Column(name="remark", heading="note", optional=True, role=Role.NOTE),
 )
 OPERATORS = (
-    Column(name="place", heading="place"),
-    Column(name="device_name", heading="device"),
-    Column(name="model", heading="model"),
-    Column(name="batch_size", heading="batch"),
-    Column(name="precision", heading="precision"),
-    Column(name="steps", heading="steps"),
-    Column(name="name", heading="operator"),
+    Column(name="place", heading="place", role=Role.FACT),
+    Column(name="device_name", heading="device", role=Role.FACT),
+    Column(name="model", heading="model", role=Role.FACT),
+    Column(name="batch_size", heading="batch", role=Role.FACT),
+    Column(name="precision", heading="precision", role=Role.FACT),
+    Column(name="steps", heading="steps", role=Role.FACT),
+    Column(name="name", heading="operator", role=Role.FACT),
     Column(name="launches", heading="calls"),
     Column(name="duration_s", heading="own time", unit="s", prefixed=True),
     Column(name="share_of_time", heading="share", unit="%", digits=3),
     Column(name="flop_per_s", heading="attained", unit="FLOP/s", prefixed=True, optional=True),
-    Column(name="note", heading="note", optional=True),
+    Column(name="note", heading="note", optional=True, role=Role.NOTE),
 )
 # Those after them take less than the profiler's own disturbance; JSON and CSV have all.
 SHOWN_OPERATORS = 15
@@ -63,7 +63,7 @@ LOWER_BOUND = "FLOP are a lower bound"
 SHOWN_CHARACTERS = 60
 
 
-def run(paths: Sequence[Path], *, by: By, top: int | None, verify: bool, form: Format) -> int:
+def run(paths: Sequence[Path], *, by: By, top: int | None, verify: bool, form: Format, wide: bool = False) -> int:
     """Print the kernels of bundles in folders, and of bare files of Nsight Compute."""
     if top is not None and top < 1:
         raise UsageError(f"--top must be a positive integer; got '{top}'", hint="--top 10")
@@ -85,7 +85,7 @@ def run(paths: Sequence[Path], *, by: By, top: int | None, verify: bool, form: F
     shown = [_head(table, "family", top) for table in tables]
     rows = frame([row for table in shown for row in _records(table)], (*FACTS, *keys_of(by), *COLUMNS, "remark"))
     if form is Format.TABLE:
-        print("\n\n".join(_texts(rows, _head(traced, "name", top or SHOWN_OPERATORS), by)))
+        print("\n\n".join(_texts(rows, _head(traced, "name", top or SHOWN_OPERATORS), by, wide=wide)))
     else:
         print(render(_as_data(rows, _head(traced, "name", top), by), _all_columns(by), form))
     tell(problems)
@@ -102,12 +102,13 @@ def _head(table: pd.DataFrame, name: str, top: int | None) -> pd.DataFrame:
     return table.loc[sorted([*parts.index, *table.index[whole]])]
 
 
-def _texts(rows: pd.DataFrame, traced: pd.DataFrame, by: By) -> Iterator[str]:
+def _texts(rows: pd.DataFrame, traced: pd.DataFrame, by: By, *, wide: bool) -> Iterator[str]:
     """A table per profiler: they do not measure the same."""
     if len(rows):
-        yield render(*_for_people(rows, by), Format.TABLE)
+        yield render(*_for_people(rows, by, wide=wide), Format.TABLE, wide=wide)
     if len(traced):
-        yield f"by torch.profiler: the own time of each operator, per step\n{render(traced, OPERATORS, Format.TABLE)}"
+        table = render(traced, OPERATORS, Format.TABLE, wide=wide)
+        yield f"by torch.profiler: the own time of each operator, per step\n{table}"
 
 
 def _as_data(rows: pd.DataFrame, traced: pd.DataFrame, by: By) -> pd.DataFrame:
@@ -176,8 +177,10 @@ def _all_columns(by: By) -> tuple[Column, ...]:
     return tuple(Column(name=name, heading=name) for name in names)
 
 
-def _for_people(rows: pd.DataFrame, by: By) -> tuple[pd.DataFrame, list[Column]]:
+def _for_people(rows: pd.DataFrame, by: By, *, wide: bool) -> tuple[pd.DataFrame, list[Column]]:
     if by is By.FAMILY:
         return rows, [column for column in TABLE if column.name != "name"]
+    if wide:
+        return rows, list(TABLE)
     short = rows["name"].map(lambda name: name if pd.isna(name) else str(name)[:SHOWN_CHARACTERS])
     return rows.assign(name=short), list(TABLE)

@@ -12,50 +12,50 @@ from analysis.configurations import completed
 from analysis.loading import Results
 from analysis.problem import Problem
 from workload.errors import ExitCode, NothingToDoError
-from workload.tables import Column, Format, render
+from workload.tables import Column, Format, Role, render
 from workload.text import counted
 
 ROOFS = (
-    Column(name="place", heading="place"),
-    Column(name="device_name", heading="device"),
-    Column(name="threads", heading="threads", optional=True),
-    Column(name="precision", heading="precision"),
-    Column(name="kind", heading="roof"),
+    Column(name="place", heading="place", role=Role.FACT),
+    Column(name="device_name", heading="device", role=Role.FACT),
+    Column(name="threads", heading="threads", optional=True, role=Role.FACT),
+    Column(name="precision", heading="precision", role=Role.FACT),
+    Column(name="kind", heading="roof", role=Role.FACT),
     Column(name="flop_per_s", heading="compute", unit="FLOP/s", prefixed=True),
     Column(name="bytes_per_s", heading="memory", unit="B/s", prefixed=True),
     Column(name="ridge", heading="ridge", unit="FLOP/B"),
-    Column(name="source", heading="source"),
-    Column(name="note", heading="note", optional=True),
+    Column(name="source", heading="source", role=Role.NOTE),
+    Column(name="note", heading="note", optional=True, role=Role.NOTE),
 )
 POINTS = (
-    Column(name="place", heading="place"),
-    Column(name="device_name", heading="device"),
-    Column(name="model", heading="model"),
-    Column(name="batch_size", heading="batch"),
-    Column(name="precision", heading="precision"),
-    Column(name="source", heading="source"),
-    Column(name="runs", heading="runs"),
-    Column(name="intensity_flop_per_byte", heading="intensity", unit="FLOP/B"),
-    Column(name="intensity_low", heading="low", unit="FLOP/B", optional=True),
-    Column(name="intensity_high", heading="high", unit="FLOP/B", optional=True),
+    Column(name="place", heading="place", role=Role.FACT),
+    Column(name="device_name", heading="device", role=Role.FACT),
+    Column(name="model", heading="model", role=Role.FACT),
+    Column(name="batch_size", heading="batch", role=Role.FACT),
+    Column(name="precision", heading="precision", role=Role.FACT),
+    Column(name="source", heading="source", role=Role.FACT),
     Column(name="flop_per_s", heading="attained without waits", unit="FLOP/s", prefixed=True),
+    Column(name="bound", heading="limited by"),
+    Column(name="fraction_of_roof", heading="of roof", unit="%", digits=3),
+    Column(name="intensity_flop_per_byte", heading="intensity", unit="FLOP/B"),
+    Column(name="roof", heading="roof", role=Role.FACT),
+    Column(name="fraction_of_peak", heading="of peak", unit="%", digits=3, optional=True),
+    Column(name="runs", heading="runs"),
     Column(name="flop_per_s_low", heading="low", unit="FLOP/s", prefixed=True, optional=True),
     Column(name="flop_per_s_high", heading="high", unit="FLOP/s", prefixed=True, optional=True),
-    Column(name="bound", heading="limited by"),
-    Column(name="roof", heading="roof"),
-    Column(name="fraction_of_roof", heading="of roof", unit="%", digits=3),
-    Column(name="fraction_of_peak", heading="of peak", unit="%", digits=3, optional=True),
-    Column(name="note", heading="note", optional=True),
+    Column(name="intensity_low", heading="low", unit="FLOP/B", optional=True),
+    Column(name="intensity_high", heading="high", unit="FLOP/B", optional=True),
+    Column(name="note", heading="note", optional=True, role=Role.NOTE),
 )
 SHIFTS = (
-    Column(name="place", heading="place"),
-    Column(name="device_name", heading="device"),
-    Column(name="model", heading="model"),
-    Column(name="source", heading="source"),
-    Column(name="changed", heading="changed"),
-    Column(name="left", heading="from"),
-    Column(name="right", heading="to"),
-    Column(name="at", heading="at"),
+    Column(name="place", heading="place", role=Role.FACT),
+    Column(name="device_name", heading="device", role=Role.FACT),
+    Column(name="model", heading="model", role=Role.FACT),
+    Column(name="source", heading="source", role=Role.FACT),
+    Column(name="changed", heading="changed", role=Role.FACT),
+    Column(name="left", heading="from", role=Role.FACT),
+    Column(name="right", heading="to", role=Role.FACT),
+    Column(name="at", heading="at", role=Role.FACT),
     Column(name="intensity_left", heading="intensity", unit="FLOP/B"),
     Column(name="intensity_right", heading="then", unit="FLOP/B"),
     Column(name="intensity_ratio", heading="intensity x"),
@@ -67,7 +67,7 @@ SHIFTS = (
 ALL_OF_POINTS = tuple(Column(name=name, heading=name) for name in (*roofline.POINT_COLUMNS, *roofline.UNNAMED))
 
 
-def run(folders: Sequence[Path], *, verify: bool, form: Format) -> int:
+def run(folders: Sequence[Path], *, verify: bool, form: Format, wide: bool = False) -> int:
     """Print the points; for people also roofs and shifts, on stdout, and what is not there, on stderr."""
     results = load(folders, verify=verify)
     found = roofline.points(results)
@@ -78,7 +78,7 @@ def run(folders: Sequence[Path], *, verify: bool, form: Format) -> int:
             "--profile-steps of a profile",
         )
     if form is Format.TABLE:
-        print(_for_people(results, found))
+        print(_for_people(results, found, wide=wide))
     else:
         print(render(found, ALL_OF_POINTS, form))
     if absent := _absent(results):
@@ -101,7 +101,7 @@ def _why_none(results: Results) -> str:
     return "the only run did not complete" if every == 1 else f"none of {every} runs completed"
 
 
-def _for_people(results: Results, found: pd.DataFrame) -> str:
+def _for_people(results: Results, found: pd.DataFrame, *, wide: bool) -> str:
     roofs = _roofs(results)
     # The address of a source is for JSON and Python.
     sources = [str(source).partition(", http")[0] for source in roofs["source"]]
@@ -109,7 +109,9 @@ def _for_people(results: Results, found: pd.DataFrame) -> str:
     shifts = roofline.shifts(results)
     parts = {"roofs": (roofs, ROOFS), "steps": (found, POINTS), "shifts": (shifts, SHIFTS)}
     texts = [
-        f"{title}\n{render(table, columns, Format.TABLE)}" for title, (table, columns) in parts.items() if len(table)
+        f"{title}\n{render(table, columns, Format.TABLE, wide=wide)}"
+        for title, (table, columns) in parts.items()
+        if len(table)
     ]
     return "\n\n".join(texts)
 

@@ -9,9 +9,9 @@ from workload.errors import ExitCode
 from workload.tables import Format, render
 
 
-def run(folders: Sequence[Path], *, verify: bool, form: Format) -> int:
+def run(folders: Sequence[Path], *, verify: bool, form: Format, wide: bool = False) -> int:
     """Print the table, then the problems on stderr."""
     results = load(folders, verify=verify)
-    print(render(summarize(results.runs), COLUMNS, form))
+    print(render(summarize(results.runs), COLUMNS, form, wide=wide))
     tell(results.problems)
     return ExitCode.DONE

@@ -2,29 +2,34 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 
 from analysis.causes import causes
 from analysis.commands.shared import load, tell
+from analysis.configurations import DETAILS, NAMED, label
 from analysis.loading import Results
 from analysis.part import Part
 from analysis.variance import BETWEEN_COLUMNS, WITHIN_COLUMNS, between, within
 from workload.errors import ExitCode, NothingToDoError
-from workload.tables import Column, Format, render
+from workload.tables import Column, Format, Role, render
 from workload.text import counted
 
+# What names a run in a table, and the rest of its configuration.
+CONFIGURATION_COLUMNS = (*(Column(name=name, heading=label(name)) for name in NAMED), *DETAILS)
 CAUSE_COLUMNS = (
-    Column(name="run_id", heading="run"),
-    Column(name="cause", heading="cause"),
+    Column(name="run_id", heading="run", role=Role.FACT),
+    Column(name="cause", heading="cause", role=Role.FACT),
     Column(name="share_explained", heading="explains", unit="%", digits=3),
     Column(name="share_low", heading="low", unit="%", digits=3, optional=True),
     Column(name="share_high", heading="high", unit="%", digits=3, optional=True),
-    Column(name="share_of", heading="of"),
+    Column(name="share_of", heading="of", role=Role.FACT),
     Column(name="is_fault", heading="fault"),
-    Column(name="evidence", heading="evidence"),
-    Column(name="cure", heading="cure"),
+    Column(name="evidence", heading="evidence", role=Role.SENTENCE),
+    Column(name="cure", heading="cure", role=Role.SENTENCE),
+    *(replace(column, role=Role.FIGURE, detail=True) for column in CONFIGURATION_COLUMNS),
 )
 
 
@@ -41,19 +46,20 @@ NOTHING = {
 }
 
 
-def run(folders: Sequence[Path], *, part: Part | None, verify: bool, form: Format) -> int:
+def run(folders: Sequence[Path], *, part: Part | None, verify: bool, form: Format, wide: bool = False) -> int:
     """Print one table, or all of them; CSV holds one, which is `between` unless another is asked for."""
     results = load(folders, verify=verify)
     parts = [part] if part else [Part.BETWEEN] if form is Format.CSV else list(Part)
-    tables = {each: _table(results, each) for each in parts}
-    if all(table.empty for each, table in tables.items() if each is not Part.CAUSES or within(results).empty):
+    tables = {each: _with_facts(_table(results, each), results) for each in parts}
+    told = [table for each, table in tables.items() if each is not Part.CAUSES]
+    if within(results).empty or (told and all(table.empty for table in told)):
         raise NothingToDoError(
             f"no variance to tell: {NOTHING[parts[0]]} among {counted(len(results.runs), 'run')}",
             hint="analyze summary says how they ended",
         )
     match form:
         case Format.TABLE:
-            print("\n\n".join(_section(each, table) for each, table in tables.items()))
+            print("\n\n".join(_section(each, table, wide=wide) for each, table in tables.items()))
         case Format.JSON:
             found = {each: json.loads(render(table, COLUMNS[each], form)) for each, table in tables.items()}
             print(json.dumps(found[part] if part else found, indent=1, ensure_ascii=False))
@@ -67,6 +73,12 @@ def _table(results: Results, part: Part) -> pd.DataFrame:
     return {Part.BETWEEN: between, Part.WITHIN: within, Part.CAUSES: causes}[part](results)
 
 
-def _section(part: Part, table: pd.DataFrame) -> str:
-    body = NOTHING[part] if table.empty else render(table, COLUMNS[part], Format.TABLE)
+def _with_facts(table: pd.DataFrame, results: Results) -> pd.DataFrame:
+    """With the configuration of each run, where the table says no more than which run a row is of."""
+    facts = [column.name for column in CONFIGURATION_COLUMNS if column.name not in table]
+    return table.merge(results.runs[["run_id", *facts]], on="run_id", how="left") if facts else table
+
+
+def _section(part: Part, table: pd.DataFrame, *, wide: bool) -> str:
+    body = NOTHING[part] if table.empty else render(table, COLUMNS[part], Format.TABLE, wide=wide)
     return f"{HEADINGS[part]}\n{body}"

@@ -48,16 +48,17 @@ def test_bare_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_table_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = save(tmp_path, wide(METRICS, ROWS, names=[GEMM, BN, GEMM]))
     assert kernels(path) == 0
-    heading, *rows = (re.split(" {2,}", line) for line in capsys.readouterr().out.splitlines())
+    above, *lines = capsys.readouterr().out.splitlines()
+    assert above == "file kernels.csv; device compute capability 8.0"
+    heading, *rows = (re.split(" {2,}", line) for line in lines)
     assert heading == [
-        *("file", "device", "family", "launches", "time [µs]", "share [%]"),
+        *("family", "launches", "time [µs]", "share [%]"),
         *("attained [MFLOP/s]", "intensity [FLOP/B]"),
     ]
-    device = "compute capability 8.0"
-    assert [(*row[:4], *map(float, row[4:])) for row in rows] == [
-        ("kernels.csv", device, "batch norm", "1", 3, 60, 133.3, 4),
-        ("kernels.csv", device, "GEMM", "2", 2, 40, 100, 1),
-        ("kernels.csv", device, "all", "3", 5, 100, 120, 2),
+    assert [(*row[:2], *map(float, row[2:])) for row in rows] == [
+        ("batch norm", "1", 3, 60, 133.3, 4),
+        ("GEMM", "2", 2, 40, 100, 1),
+        ("all", "3", 5, 100, 120, 2),
     ]
 
 
@@ -73,7 +74,11 @@ def test_names_are_shortened_for_people_only(tmp_path: Path, capsys: pytest.Capt
     name = "k" * 100
     path = save(tmp_path, wide(METRICS, ROWS[:1], names=[name]))
     assert kernels(path, "--by", "kernel") == 0
-    assert "k" * 60 + "  " in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "k" * 13 + "…" + "k" * 14 + "  " in out
+    assert max(map(len, out.splitlines())) <= 100
+    assert kernels(path, "--by", "kernel", "--wide") == 0
+    assert name in capsys.readouterr().out
     assert rows_of(capsys, path, "--by", "kernel")[0]["name"] == name
 
 
@@ -101,7 +106,7 @@ def test_missing_counters_are_unavailable(tmp_path: Path, capsys: pytest.Capture
     path = save(tmp_path, long([(0, TIME, "ns", 1000), (1, TIME, "ns", 2000)]))
     assert kernels(path) == 0
     # Columns that nobody counted are not shown at all.
-    assert capsys.readouterr().out.splitlines()[0].split("  ")[-1] == "share [%]"
+    assert capsys.readouterr().out.splitlines()[1].split("  ")[-1] == "share [%]"
     (row, _) = rows_of(capsys, path)
     assert (row["flop"], row["dram_bytes"], row["intensity_flop_per_byte"]) == (None, None, None)
 

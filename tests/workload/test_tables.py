@@ -3,6 +3,7 @@ import io
 import json
 import math
 from datetime import UTC, datetime
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workload.tables import Column, Format, number, render
+from workload.tables import Column, Format, Role, number, render, table_width
 from workload.text import printable
 
 COLUMNS = (
@@ -165,7 +166,7 @@ CELLS = st.none() | st.text() | st.integers() | st.floats() | st.booleans()
 def test_any_cells_can_be_printed(cells: list[tuple[object, object]]) -> None:
     columns = (Column(name="a", heading="a", unit="s", prefixed=True), Column(name="b", heading="b"))
     table = pd.DataFrame({"a": [a for a, _ in cells], "b": [b for _, b in cells]}, dtype=object)
-    assert len(render(table, columns, Format.TABLE).split("\n")) == len(cells) + 1
+    assert len(render(table, columns, Format.TABLE, wide=True).split("\n")) == len(cells) + 1
     assert len(json.loads(render(table, columns, Format.JSON))) == len(cells)
     text = render(table, columns, Format.CSV)
     if not any(isinstance(cell, str) and ("\r" in cell or "\0" in cell) for row in cells for cell in row):
@@ -175,3 +176,101 @@ def test_any_cells_can_be_printed(cells: list[tuple[object, object]]) -> None:
 def test_numpy_values_are_plain_numbers() -> None:
     table = pd.DataFrame({"a": np.array([1.5], np.float32)})
     assert json.loads(render(table, (Column(name="a", heading="a"),), Format.JSON)) == [{"a": 1.5}]
+
+
+# --- as wide as the terminal
+
+FACT, NOTE, SENTENCE = Role.FACT, Role.NOTE, Role.SENTENCE
+REPORT = (
+    Column(name="place", heading="place", role=FACT),
+    Column(name="model", heading="model", role=FACT),
+    Column(name="images_per_s", heading="images/s"),
+    Column(name="step_s", heading="time of a step", unit="s", prefixed=True),
+    Column(name="share", heading="share of the wall time", unit="%"),
+    Column(name="verdict", heading="verdict", role=SENTENCE),
+    Column(name="note", heading="note", role=NOTE),
+    Column(name="compile", heading="compile", role=FACT, detail=True),
+)
+
+
+def line(model: str, note: str | None = None, *, compiled: bool = False, **facts: Any) -> dict[str, Any]:
+    return {
+        "place": "here",
+        "model": model,
+        "images_per_s": 123.4,
+        "step_s": 0.25,
+        "share": 0.5,
+        "verdict": f"{model} is as fast as it gets",
+        "note": note,
+        "compile": compiled,
+        **facts,
+    }
+
+
+def test_what_all_rows_share_is_said_once() -> None:
+    rows = [line("vgg16", "warm; one run"), line("alexnet", "one run")]
+    assert render(rows, REPORT, Format.TABLE, width=120).splitlines() == [
+        "place here",
+        "model    images/s  time of a step [ms]  share of the wall time [%]  verdict                        note",
+        "vgg16       123.4                250.0                       50.00  vgg16 is as fast as it gets    1",
+        "alexnet     123.4                250.0                       50.00  alexnet is as fast as it gets",
+        "note       one run",
+        "note 1     warm",
+    ]
+
+
+def test_a_narrow_table_says_what_it_leaves_out() -> None:
+    rows = [line("vgg16"), line("alexnet")]
+    shown = render(rows, REPORT, Format.TABLE, width=26)
+    assert "not shown  share of the wall" in shown
+    assert shown.split()[-3:] == ["--wide", "shows", "all"]
+    assert "wall" not in shown.partition("not shown")[0]
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
+def test_no_line_is_wider_than_the_terminal(width: int) -> None:
+    name = "20261121T162103Z-local-cpu-shufflenet_v2_x0_5-b2-fp32-{:06x}"
+    rows = [line(name.format(number), "a note; " * number + "x") for number in range(3)]
+    assert max(map(len, render(rows, REPORT, Format.TABLE, width=width).splitlines())) <= max(width, 64)
+
+
+def test_wide_holds_everything_in_a_line_per_row() -> None:
+    heading, *rows = render([line("vgg16", "n")], REPORT, Format.TABLE, wide=True).splitlines()
+    assert heading.split("  ")[0] == "place"
+    assert heading.endswith("note  compile")
+    assert len(rows) == 1
+
+
+def test_a_detail_is_shown_where_rows_differ_in_it() -> None:
+    text = render([line("vgg16"), line("vgg16", compiled=True)], REPORT, Format.TABLE, width=200)
+    assert text.splitlines()[:3] == [
+        "place here; model vgg16",
+        "compile  images/s  time of a step [ms]  share of the wall time [%]  verdict",
+        "no          123.4                250.0                       50.00  vgg16 is as fast as it gets",
+    ]
+
+
+@pytest.mark.parametrize(("said", "width"), [(None, 100), ("80", 80), ("10", 40), ("1000", 200), ("wide", 100)])
+def test_the_width_without_a_terminal(monkeypatch: pytest.MonkeyPatch, said: str | None, width: int) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if said:
+        monkeypatch.setenv("COLUMNS", said)
+    assert table_width() == width
+
+
+@pytest.mark.parametrize(
+    ("text", "cell"),
+    [
+        ("=cmd|'/c calc'!A1", "'=cmd|'/c calc'!A1"),
+        ("+1", "'+1"),
+        ("-rf", "'-rf"),
+        ("@here", "'@here"),
+        ("a\x1b[2Jb", "a\\x1b[2Jb"),
+        ("a\nb", "a\\nb"),
+        ("resnet18", "resnet18"),
+    ],
+)
+def test_csv_is_no_formula_and_no_command(text: str, cell: str) -> None:
+    columns = (Column(name="model", heading="model"), Column(name="x", heading="x"))
+    out = render([{"model": text, "x": -1.5}], columns, Format.CSV)
+    assert list(csv.reader(io.StringIO(out))) == [["model", "x"], [cell, "-1.5"]]
