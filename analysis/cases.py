@@ -12,6 +12,7 @@ import pandas as pd
 
 from analysis.loading import Results
 from analysis.record import field_of, read_document
+from analysis.statistics import SteadyState, steady_state
 from analysis.statistics.samples import Floats, Mask
 from workload.bundle import STEP_COLUMNS, TELEMETRY_COLUMNS
 from workload.errors import BundleError
@@ -76,6 +77,11 @@ class Case:
         if not ended.size or not np.isfinite(ended).all():
             return None
         return float(ended[0] - self.iteration_s[0]), float(ended[-1])
+
+    @cached_property
+    def steadiness(self) -> SteadyState:
+        """Of the measured steps: what the audit, the variation table and the causes say is said from this."""
+        return steady_state(self.step_s)
 
     def samples(self, column: str) -> tuple[Floats, Floats]:
         """Times and values of a column of the telemetry inside the measured region; none where it is not known."""

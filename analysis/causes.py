@@ -17,17 +17,24 @@ from analysis.statistics.samples import Floats
 from workload import peaks
 from workload.bundle import Status
 from workload.spec import Device
+from workload.verdict import COMPETED_SHARE, LEAST_WAITED_SHARE
 
 # Fewer samples of the telemetry than this make a line through anything: `share_explained` asks for as many pairs.
 LEAST_SAMPLES = 8
+# 1 false cause in 100 runs, divided among the covariates that are looked at.
+FALSE_CAUSES = 0.01
+# Where the level of the steps changes, a covariate goes along if it changes by this much of what would explain it all.
+LEAST_ALONG = 0.5
+# Samples on either side of a change that say where the covariate was.
+LEAST_SAMPLES_APART = 2
 # Less of the variation than this is not worth a line, however certain.
 LEAST_SHARE = 0.1
 # A single sample of a second is no state of a run.
 LEAST_HELD = 0.05
 # As much as the wall time is known to: DESIGN.md, "Measuring".
 LEAST_TIME_SHARE = 0.02
-# workload/train.py: training steps alone keep their threads 90 % to 100 % busy; two runs at once get about half each.
-COMPETED_SHARE = 0.75
+# Of what is left of a run that waits for its data more than this, little can be said.
+MOST_WAITS = 0.9
 # A full GPU gives a bigger batch as many images/s or more; spilling into system memory takes 10 to 45 times as long.
 SPILL_RATIO = 0.5
 # Boards whose power limit, W, holds their clock down under any steady load: facts of their data sheets, no fault.
@@ -41,6 +48,7 @@ class ShareOf(StrEnum):
     WALL_TIME = "wall time"
     CPU_TIME = "CPU time"
     STEP_TIME = "step time"
+    SLOWDOWN = "slowdown within the run"
 
 
 class Reason(StrEnum):
@@ -75,6 +83,7 @@ class Covariate:
     column: str
     unit: str
     cure: str
+    is_clock: bool = False
 
 
 COVARIATES = (
@@ -83,8 +92,15 @@ COVARIATES = (
         column="sm_clock_mhz",
         unit="MHz",
         cure="lock the clock (nvidia-smi --lock-gpu-clocks), or warm up until it holds",
+        is_clock=True,
     ),
-    Covariate(cause="CPU clock", column="cpu_mhz", unit="MHz", cure="a fixed CPU governor, or more warm-up"),
+    Covariate(
+        cause="CPU clock",
+        column="cpu_mhz",
+        unit="MHz",
+        cure="a fixed CPU governor, or more warm-up",
+        is_clock=True,
+    ),
     Covariate(
         cause="steal", column="cpu_steal_percent", unit="%", cure="a machine type without shared CPUs, or another host"
     ),
@@ -121,7 +137,9 @@ class Cause:
 def causes(results: Results) -> pd.DataFrame:
     """A row per run and cause that was found, columns as in `COLUMNS`; `share_explained` is a fraction of `share_of`.
 
-    Of the variation of steps: squared rank correlation with the telemetry at the step's time, and its interval.
+    Of the variation of steps: squared rank correlation with the telemetry at the step's time, and its interval, at a
+    level that leaves 1 false cause in 100 runs. Of a slowdown within the run: the change of a clock over that of the
+    steps, as logarithms.
     Of time: the part of it that would be saved.
     """
     every = cases(results)
@@ -175,9 +193,15 @@ def capped_by_design(case: Case) -> int | None:
 
 def _followed(case: Case, covariate: Covariate) -> Iterator[Cause]:
     at, values = case.samples(covariate.column)
-    if at.size < LEAST_SAMPLES or np.ptp(values) == 0:
+    if not at.size or np.ptp(values) == 0:
         return
-    found = share_explained(case.step_s, _at_steps(case, at, values))
+    if covariate.is_clock and case.steadiness.slow_steps is not None:
+        yield from _moved_along(case, covariate, at, values)
+        return
+    if at.size < LEAST_SAMPLES:
+        return
+    level = 1 - FALSE_CAUSES / len(COVARIATES)
+    found = share_explained(case.step_s, _at_steps(case, at, values), level=level)
     if found.value is None or found.interval is None or found.value < LEAST_SHARE or found.interval.low == 0:
         return
     yield Cause(
@@ -187,6 +211,31 @@ def _followed(case: Case, covariate: Covariate) -> Iterator[Cause]:
         high=found.interval.high,
         share_of=ShareOf.VARIATION,
         evidence=f"{values.min():.4g} to {values.max():.4g} {covariate.unit} in {at.size} samples",
+        cure=covariate.cure,
+    )
+
+
+def _moved_along(case: Case, covariate: Covariate, at: Floats, values: Floats) -> Iterator[Cause]:
+    """A clock that is lower while the steps are slow. The change is certain by itself: the audit names it, too.
+
+    A correlation cannot show it: two levels that change once are worth two pairs, however many steps there are.
+    """
+    slow_steps = case.steadiness.slow_steps
+    if slow_steps is None:
+        return
+    ends = case.measured("ended_at_s")
+    slow = slow_steps[np.minimum(np.searchsorted(ends, at), ends.size - 1)]
+    if min(slow.sum(), (~slow).sum()) < LEAST_SAMPLES_APART:
+        return
+    low, high = float(np.median(values[slow])), float(np.median(values[~slow]))
+    slower = float(np.log(np.median(case.step_s[slow_steps]) / np.median(case.step_s[~slow_steps])))
+    if not 0 < low < high or np.log(high / low) < LEAST_ALONG * slower:
+        return
+    yield Cause(
+        cause=covariate.cause,
+        share=min(1.0, float(np.log(high / low)) / slower),
+        share_of=ShareOf.SLOWDOWN,
+        evidence=f"{low:.4g} {covariate.unit} while the steps are slow, {high:.4g} {covariate.unit} otherwise",
         cure=covariate.cure,
     )
 
@@ -268,11 +317,19 @@ def _cpu_shares(case: Case) -> Iterator[Cause]:
 
 
 def competed(case: Case) -> float | None:
-    """The share of its threads' time that a CPU run did not get, where other work must have had it."""
-    used, threads = case["cpus_used"], case["threads"]
-    if not case.on_cpu or used is None or not threads or used >= COMPETED_SHARE * threads:
+    """The share of its threads' time that a CPU run did not get, where other work must have had it.
+
+    While a step waits for its data, its threads have nothing to do; data that the run decodes itself then only makes it
+    busier. Where the waits for a CPU were measured, they have to be there, too: one busy thread waits for none.
+    """
+    used, threads, waits = case["cpus_used"], case["threads"], case["data_wait_fraction"] or 0.0
+    if not case.on_cpu or used is None or not threads or waits > MOST_WAITS:
         return None
-    return float(1 - used / threads)
+    waited = case.recorded("timing.cpus_waited")
+    if isinstance(waited, int | float) and waited < LEAST_WAITED_SHARE * (used + waited):
+        return None
+    share = float(used / (threads * (1 - waits)))
+    return None if share >= COMPETED_SHARE else 1 - share
 
 
 def steal(case: Case) -> float | None:

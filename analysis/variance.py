@@ -14,7 +14,6 @@ from analysis.statistics import (
     effective_n,
     over_runs,
     period_scan,
-    steady_state,
     summarize,
     variance_split,
 )
@@ -81,7 +80,7 @@ def within(results: Results) -> pd.DataFrame:
 
 def _within(case: Case) -> dict[str, Any]:
     steps = case.step_s
-    figures, worth, state, period = summarize(steps), effective_n(steps), steady_state(steps), period_scan(steps)
+    figures, worth, state, period = summarize(steps), effective_n(steps), case.steadiness, period_scan(steps)
     warmup = state.warmup_steps or 0
     rest = steps[warmup:] if warmup <= steps.size // 2 else steps
     change = drift(rest)
@@ -90,7 +89,7 @@ def _within(case: Case) -> dict[str, Any]:
         figures.reason,
         worth.reason,
         period.reason if period.found else None,
-        _unsteady(state.steady, state.reason),
+        state.unseen if state.steady else state.reason,
     )
     return {
         **{name: case[name] for name in ("run_id", *NAMED, *(column.name for column in DETAILS))},
@@ -119,10 +118,6 @@ def _relative_ends(change: Drift, median: float) -> tuple[float | None, float | 
         return None, None
     scale = (change.n - 1) / median
     return change.interval.low * scale, change.interval.high * scale
-
-
-def _unsteady(steady: bool | None, reason: str) -> str | None:
-    return None if steady else reason
 
 
 def between(results: Results) -> pd.DataFrame:

@@ -25,6 +25,7 @@ CROSSING = {
     "workload.program",
     "workload.tables",
     "workload.text",
+    "workload.verdict",
     "workload.environment.machine",
     "workload.environment.outside",
     "workload.storage.bucket",

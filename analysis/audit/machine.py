@@ -10,7 +10,6 @@ from analysis.audit.evidence import Evidence
 from analysis.audit.finding import Hit, Rule, Severity, each_case
 from analysis.cases import Case
 from analysis.causes import (
-    COMPETED_SHARE,
     LEAST_HELD,
     LEAST_TIME_SHARE,
     SPILL_RATIO,
@@ -23,6 +22,7 @@ from analysis.causes import (
     steal,
 )
 from workload import peaks
+from workload.verdict import COMPETED_SHARE, LEAST_WAITED_SHARE
 
 _VARIABLES = Path(__file__).with_name("debug_variables.toml")
 # Where a power cap holds the clock down for less than half of the run, it is the run's own peaks that meet it.
@@ -81,7 +81,13 @@ def spilling(evidence: Evidence) -> Iterator[Hit]:
 
 def competing(case: Case) -> str | None:
     lost = competed(case)
-    return None if lost is None else f"the run got {case['cpus_used']:.1f} of {case['threads']:.0f} CPUs"
+    if lost is None:
+        return None
+    waits = case["data_wait_fraction"] or 0.0
+    beside = (
+        f" in the {1 - waits:.0%} of the time in which it did not wait for data" if waits > LEAST_TIME_SHARE else ""
+    )
+    return f"the run got {(1 - lost) * case['threads']:.1f} of {case['threads']:.0f} CPUs{beside}"
 
 
 def held_back(case: Case) -> str | None:
@@ -147,7 +153,8 @@ RULES = (
     Rule(
         name="CPU competition",
         severity=Severity.WARNING,
-        threshold=f"less than {COMPETED_SHARE:.0%} of the CPUs that it has threads for: alone it gets 90 % to 100 %",
+        threshold=f"less than {COMPETED_SHARE:.0%} of the CPUs that it has threads for while it does not wait for data"
+        f" (alone it gets 90 % to 100 %), and waits for one {LEAST_WAITED_SHARE:.0%} of its time if that is known",
         why="other work had the rest: the figure is that of a busy machine",
         cure="stop other work and run again, or give the run fewer threads",
         check=each_case(competing),

@@ -7,8 +7,11 @@ import numpy as np
 from analysis.audit.evidence import Evidence
 from analysis.audit.finding import Hit, Rule, Severity, each_case, each_group
 from analysis.cases import Case
-from analysis.statistics import drift, period_scan, steady_state
+from analysis.statistics import differ, period_scan
 from analysis.statistics.samples import Floats, Mask
+from analysis.statistics.stalls import MOST_SHARE as MOST_STALLS
+from analysis.statistics.stalls import STALL_RATIO
+from analysis.statistics.steady import TOLERANCE, VISIBLE_SHARE, WANTED_VISIBLE
 from workload.bundle import Status
 
 # A print or an epoch boundary makes single steps odd; a print frequency makes a regular share of them odd.
@@ -23,13 +26,13 @@ EXPLAINED_WITHIN = 0.02
 # Two runs give a t interval of 12.7 standard errors, three one of 4.3.
 LEAST_RUNS = 3
 # A change of 1 % decides between machines; it is also what `steady_state` tolerates.
-CHANGE = 0.01
-# An audit looks at thousands of runs: 1 false alarm in 1000, not in 20.
-DRIFT_LEVEL = 0.999
+CHANGE = TOLERANCE
 # Public logs of machines without other work: p95 within 1 % of p5. Half as long again is no noise of a clock's.
 SCATTER = 1.5
 # Public logs: repeats on one machine differ by about 0.6 %.
 RUNS_APART = 0.05
+# An audit looks at hundreds of configurations: 1 false alarm in 200.
+RUNS_ALPHA = 0.005
 LEAST_STEPS = 20
 
 
@@ -91,16 +94,13 @@ def too_few_runs(group: Sequence[Case]) -> str | None:
 
 
 def short_warmup(case: Case) -> str | None:
-    """The figure where the first measured steps are unlike the rest and move the mean."""
-    steps = case.step_s
-    found = steady_state(steps)
-    if found.steady is None or not found.warmup_steps:
+    """The figure where the first measured steps are slower than the rest and move the mean."""
+    steps, warmup = case.step_s, case.steadiness.warmup_steps
+    if not warmup:
         return None
-    if found.warmup_steps > steps.size // 2:
-        return found.reason
-    first, rest = steps[: found.warmup_steps], steps[found.warmup_steps :]
+    first, rest = steps[:warmup], steps[warmup:]
     moved = float(steps.mean() / rest.mean() - 1)
-    if abs(moved) <= CHANGE:
+    if moved <= CHANGE:
         return None
     ratio = float(np.median(first) / np.median(rest))
     return (
@@ -108,17 +108,31 @@ def short_warmup(case: Case) -> str | None:
     )
 
 
+def changed(case: Case) -> str | None:
+    """The figure where steps are slower or faster from one of them on, or for a while."""
+    change = case.steadiness.change
+    return None if change is None else str(change)
+
+
 def drifting(case: Case) -> str | None:
-    steps = case.step_s
-    if steps.size < LEAST_STEPS:
+    state = case.steadiness
+    if not state.drifts or state.drift is None or state.drift.change is None:
         return None
-    warmup = steady_state(steps).warmup_steps or 0
-    if warmup > steps.size // 2:
+    change = state.drift.change
+    return f"steps get {abs(change):.1%} {'slower' if change > 0 else 'faster'} over {state.drift.n} steps"
+
+
+def stalled(case: Case) -> str | None:
+    """The figure where few steps take so long that the throughput is another one."""
+    slow = case.steadiness.stalls
+    if slow is None or slow.ratio is None or slow.lost <= CHANGE:
         return None
-    found = drift(steps[warmup:], level=DRIFT_LEVEL)
-    if not found.certain or found.change is None or abs(found.change) <= CHANGE:
-        return None
-    return f"steps get {abs(found.change):.1%} {'slower' if found.change > 0 else 'faster'} over {found.n} steps"
+    return f"{slow.count} of {slow.n} steps take {slow.ratio:.1f} x the others: {slow.lost:.1%} of the throughput"
+
+
+def unseen(case: Case) -> str | None:
+    """What a run that is called steady cannot show."""
+    return case.steadiness.unseen if case.steadiness.steady else None
 
 
 def scattered(case: Case) -> str | None:
@@ -141,8 +155,13 @@ def _range(values: Floats) -> str:
 
 
 def runs_apart(group: Sequence[Case]) -> str | None:
-    rates = [case["images_per_s"] for case in group if case["images_per_s"]]
+    """The figure where runs lie further apart than their own steps let expect."""
+    runs = [case for case in group if case["images_per_s"]]
+    rates = [float(case["images_per_s"]) for case in runs]
     if len(rates) < LEAST_RUNS - 1 or max(rates) / min(rates) - 1 <= RUNS_APART:
+        return None
+    p_value = differ(rates, [case.iteration_s for case in runs])
+    if p_value is not None and p_value >= RUNS_ALPHA:
         return None
     return (
         f"{len(rates)} runs from {min(rates):.4g} to {max(rates):.4g} images/s: {max(rates) / min(rates) - 1:.0%} apart"
@@ -215,7 +234,8 @@ RULES = (
     Rule(
         name="runs disagree",
         severity=Severity.WARNING,
-        threshold=f"repeats more than {RUNS_APART:.0%} apart; on a quiet machine they differ by about 0.6 %",
+        threshold=f"repeats more than {RUNS_APART:.0%} apart, where the variation of their steps would put them so far"
+        f" apart in fewer than {RUNS_ALPHA:.1%} of cases; on a quiet machine they differ by about 0.6 %",
         why="something that is not the configuration decided the speed",
         cure="analyze variance shows the causes found; stop other work, and repeat",
         check=each_group(runs_apart),
@@ -223,19 +243,46 @@ RULES = (
     Rule(
         name="warm-up too short",
         severity=Severity.WARNING,
-        threshold=f"first measured steps that move the mean by more than {CHANGE:.0%}, enough to decide between"
-        " machines, or no steady state",
+        threshold=f"first measured steps, at most half, that are slower than the rest as chance makes them in 1 of"
+        f" 200 runs, and move the mean by more than {CHANGE:.0%}, enough to decide between machines",
         why="compilation, autotuning and cold caches are then part of the measurement",
         cure="--warmup 20, or more",
         check=each_case(short_warmup),
     ),
     Rule(
+        name="change within the run",
+        severity=Severity.WARNING,
+        threshold=f"a part of the steps at another level, by more than {CHANGE:.0%} and in a way that chance makes in 1"
+        " of 200 runs",
+        why="a clock that falls, other work or a neighbour changed the speed: the figure is that of no state",
+        cure="analyze variance shows clock, temperature and load; lock the clock, or measure until the level holds",
+        check=each_case(changed),
+    ),
+    Rule(
         name="drift",
         severity=Severity.WARNING,
-        threshold=f"more than {CHANGE:.0%} over the run, at {DRIFT_LEVEL:.1%} confidence: many runs are looked at",
+        threshold=f"more than {CHANGE:.0%} over the run, in a way that chance makes in 1 of 200 runs",
         why="the figure then depends on how long the run was: heat, a falling clock, memory filling up",
         cure="more warm-up, or more iterations until it levels off; analyze variance shows clock and temperature",
         check=each_case(drifting),
+    ),
+    Rule(
+        name="stalls",
+        severity=Severity.WARNING,
+        threshold=f"at most {MOST_STALLS:.0%} of the steps, above {STALL_RATIO:g} x the median, that take more than"
+        f" {CHANGE:.0%} of the throughput",
+        why="images/s holds them, the median step does not: the two then tell different stories",
+        cure="look at what ran then (validation, a checkpoint, other work); compare medians beside images/s",
+        check=each_case(stalled),
+    ),
+    Rule(
+        name="steadiness not certain",
+        severity=Severity.NOTE,
+        threshold=f"a change of more than {WANTED_VISIBLE:.0%} over {VISIBLE_SHARE:.0%} of the steps would be missed"
+        " more often than 1 time in 10",
+        why="a run is called steady where nothing was found; so few or so noisy steps do not show much",
+        cure="--iterations 100, or a quieter machine",
+        check=each_case(unseen),
     ),
     Rule(
         name="scattered steps",

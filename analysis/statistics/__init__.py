@@ -16,13 +16,15 @@ from analysis.statistics.explained import share_explained
 from analysis.statistics.intervals import hierarchical_bootstrap, over_runs, within_run
 from analysis.statistics.periods import Period, period_scan
 from analysis.statistics.power import Detectable, runs_needed, smallest_detectable
+from analysis.statistics.repeats import differ
 from analysis.statistics.samples import Estimate, Interval, Method
-from analysis.statistics.steady import SteadyState, steady_state
+from analysis.statistics.steady import Change, SteadyState, steady_state
 from analysis.statistics.summary import Outliers, Summary, outliers, summarize
 from analysis.statistics.trend import Drift, drift
 
 __all__ = [
     "BlockLength",
+    "Change",
     "Comparison",
     "Correlogram",
     "Detectable",
@@ -42,6 +44,7 @@ __all__ = [
     "cliffs_delta",
     "compare",
     "correlogram",
+    "differ",
     "drift",
     "effective_n",
     "hedges_g",

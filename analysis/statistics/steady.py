@@ -1,44 +1,101 @@
-"""Whether the warm-up has ended, and the rest holds still."""
+"""Whether the warm-up has ended, and the rest holds still. The one rule that `variance`, `audit` and `causes` share."""
 
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from analysis.statistics.samples import Floats, ordered, robust_stdev
+from analysis.statistics.changes import Scan, Shape, scan
+from analysis.statistics.samples import Floats, Mask, ordered, robust_stdev
+from analysis.statistics.stalls import Stalls, stalls
+from analysis.statistics.summary import OUTLIER_STDEVS
 from analysis.statistics.trend import Drift, drift
 
-# Two windows on each side of the middle, of 5 steps each: with fewer there is nothing to compare.
+# What a CPU run measures by default.
 LEAST_STEPS = 20
-# Windows per series: 5 % of it. A window's median ignores a slow step or two (a print, an epoch boundary).
-WINDOWS = 20
-LEAST_WINDOW = 5
+# Steps that are still enough for a scan after one or two first steps were taken off.
+LEAST_SCANNED = 18
 # A change of less than this share changes no decision between machines, whatever its certainty.
 TOLERANCE = 0.01
-# Beyond the tolerance, a window must leave the spread of windows of the second half, a step that of its steps.
-STDEVS = 4.0
+# One or two first steps are too few for a scan. They are a warm-up where none of the rest comes half as far.
+MOST_FIRST = 2
+FIRST_APART = 2.0
+# The changes that are spoken of where nothing was found: of a fifth of the steps, seen 9 times out of 10.
+VISIBLE_SHARE = 0.2
+POWER_SCORE = 1.2816
+# Where smaller changes than this cannot be seen, a run is not called steady without saying so.
+WANTED_VISIBLE = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """Steps `start` to `stop` (from 0, the last one not included) take `ratio` times as long as the others, by medians.
+
+    Of a shift, `stop` is the end of the series, and the others are those before.
+    """
+
+    n: int
+    start: int
+    stop: int
+    ratio: float
+
+    @property
+    def is_shift(self) -> bool:
+        """It lasts to the end."""
+        return self.stop == self.n
+
+    def __str__(self) -> str:
+        if self.is_shift:
+            return f"from step {self.start + 1} of {self.n} on, steps take {self.ratio:.3g} x those before"
+        return f"steps {self.start + 1} to {self.stop} of {self.n} take {self.ratio:.3g} x the others"
 
 
 @dataclass(frozen=True, kw_only=True)
 class SteadyState:
-    """`steady`: None where it cannot be judged. The first `warmup_steps` are slower (or faster) than what follows."""
+    """`steady`: None where it cannot be judged. The first `warmup_steps` are slower than what follows.
+
+    `drift`: of what follows. `change`, `drifts`: how it is not steady; at most one of them. `visible`: the smallest
+    change of a fifth of the steps, a share of their median, that would have been seen 9 times out of 10. Stalls are
+    told apart: a run with stalls may be steady between them.
+    """
 
     n: int
     steady: bool | None
     warmup_steps: int | None
     level_value: float | None
     drift: Drift | None
+    change: Change | None = None
+    drifts: bool = False
+    stalls: Stalls | None = None
+    visible: float | None = None
     reason: str
+
+    @property
+    def unseen(self) -> str | None:
+        """What could have been missed, where that is more than 5 %."""
+        if self.visible is None or self.visible <= WANTED_VISIBLE:
+            return None
+        return f"a change of less than {self.visible:.0%} over a fifth of the run cannot be seen in {self.n} steps"
+
+    @property
+    def slow_steps(self) -> Mask | None:
+        """Which steps are the slow ones of a run that is not steady; of a drift, its slower half."""
+        steps = np.arange(self.n)
+        if self.change:
+            inside = (steps >= self.change.start) & (steps < self.change.stop)
+            return inside if self.change.ratio > 1 else ~inside
+        if self.drifts and self.drift is not None and self.drift.slope:
+            later = steps >= self.n / 2
+            return later if self.drift.slope > 0 else ~later
+        return steps < self.warmup_steps if self.warmup_steps else None
 
 
 def steady_state(values: npt.ArrayLike, *, tolerance: float = TOLERANCE) -> SteadyState:
-    """Compare the first steps and windows with the second half of the series; then look for a drift in what is left.
+    """Look for a level that changes, take first steps that are slower than the rest for warm-up, and look again.
 
-    Warm-up: the steps before the first step and the first window whose median are like the second half's median
-    (within 1 % or 4 robust standard deviations, whichever is more). Steady: that is at most half of the series, and the
-    rest does not drift by more than 1 % with an interval that leaves out 0. The second half is the reference because a
-    fixed warm-up is too short on a laptop that heats up for minutes, and because rules that minimise a standard error
-    (MSER) take an epoch boundary in the middle for the end of the warm-up.
+    Steady: what follows the warm-up has no change of more than `tolerance` that chance does not explain
+    (`analysis.statistics.changes`). A warm-up is at most half of the series and slower than what follows it: a run that
+    gets slower is not warming up, and one that is fast from its second half on had something else in its first.
     """
     series, refusal = ordered(values, least=LEAST_STEPS)
     n = series.size
@@ -48,43 +105,89 @@ def steady_state(values: npt.ArrayLike, *, tolerance: float = TOLERANCE) -> Stea
         )
     if refusal:
         return SteadyState(n=n, steady=None, warmup_steps=None, level_value=None, drift=None, reason=refusal)
-    reference = float(np.median(series[n // 2 :]))
-    warmup = _warmup_steps(series, reference, tolerance=tolerance)
-    rest = drift(series[warmup:]) if warmup <= n // 2 else None
-    still = rest is not None and not (rest.certain and abs(rest.change or 0.0) > tolerance)
+    warmup, result = _warmup(series, tolerance=tolerance)
+    rest = series[warmup:]
+    trend = drift(rest)
+    change = _change(series, warmup, result, tolerance=tolerance)
+    drifts = (
+        result is not None and result.certain and result.shape is Shape.LINE and abs(trend.change or 0.0) > tolerance
+    )
+    steady = change is None and not drifts
+    level = float(np.median(rest))
+    visible = result.visible(VISIBLE_SHARE, power_score=POWER_SCORE) if result else None
     return SteadyState(
         n=n,
-        steady=still,
+        steady=steady,
         warmup_steps=warmup,
-        level_value=float(np.median(series[warmup:])) if still else None,
-        drift=rest,
-        reason=_reason(series, warmup, rest, steady=still),
+        level_value=level if steady else None,
+        drift=trend,
+        change=change,
+        drifts=drifts,
+        stalls=stalls(rest),
+        visible=visible / level if visible is not None and level > 0 else None,
+        reason=_reason(series, warmup, trend, change=change, drifts=drifts),
     )
 
 
-def _warmup_steps(series: Floats, reference: float, *, tolerance: float) -> int:
-    width = max(LEAST_WINDOW, series.size // WINDOWS)
-    windows = np.asarray(np.median(np.lib.stride_tricks.sliding_window_view(series, width), axis=1), dtype=np.float64)
-    half = series.size // 2
-    least = tolerance * abs(reference)
-    by_step = _first_within(series, reference, max(least, STDEVS * robust_stdev(series[half:])))
-    by_window = _first_within(windows, reference, max(least, STDEVS * robust_stdev(windows[half:])))
-    # A window is unlike the rest as soon as half of it is: it ends the warm-up at its middle, not at its start.
-    return max(by_step, by_window + width // 2 if by_window else 0)
+def _warmup(series: Floats, *, tolerance: float) -> tuple[int, Scan | None]:
+    """How many first steps are slower than what follows, and the scan of what follows."""
+    warmup = _first_steps(series, tolerance=tolerance)
+    while True:
+        rest = series[warmup:]
+        result = scan(_without_exceptions(rest)) if rest.size >= LEAST_SCANNED else None
+        if result is None or not result.certain or result.shape is not Shape.SHIFT:
+            return warmup, result
+        longer = warmup + result.start
+        ratio = _ratio(series[warmup:longer], series[longer:])
+        if longer > series.size // 2 or ratio <= 1 + tolerance:
+            return warmup, result
+        warmup = longer
 
 
-def _first_within(values: Floats, reference: float, reach: float) -> int:
-    near = np.abs(values - reference) <= reach
-    return int(np.argmax(near)) if near.any() else values.size
+def _first_steps(series: Floats, *, tolerance: float) -> int:
+    """First steps that are stalls, or one or two that are slower than the rest.
+
+    Slower: by 5 robust deviations, and by twice as much as its farthest step.
+    """
+    slow = stalls(series).mask
+    if slow.any() and slow[0]:
+        return int(np.argmin(slow))
+    for count in range(MOST_FIRST, 0, -1):
+        rest = series[count:]
+        median = float(np.median(rest))
+        usual = max(OUTLIER_STDEVS * robust_stdev(rest), FIRST_APART * float(np.abs(rest - median).max()))
+        if series[:count].min() - median > max(usual, tolerance * abs(median)):
+            return count
+    return 0
 
 
-def _reason(series: Floats, warmup: int, rest: Drift | None, *, steady: bool) -> str:
+def _without_exceptions(series: Floats) -> Floats:
+    """Few steps that are far slower or faster are told apart: here each reads as the median step."""
+    for values in (series, 1 / series if series.min() > 0 else series):
+        odd = stalls(values)
+        series = np.where(odd.mask, np.median(series), series) if odd.count else series
+    return series
+
+
+def _ratio(some: Floats, others: Floats) -> float:
+    median = float(np.median(others))
+    return float(np.median(some)) / median if median > 0 else 1.0
+
+
+def _change(series: Floats, warmup: int, result: Scan | None, *, tolerance: float) -> Change | None:
+    if result is None or not result.certain or result.shape is Shape.LINE:
+        return None
+    start, stop = warmup + result.start, warmup + result.stop
+    ratio = _ratio(series[start:stop], np.concatenate([series[warmup:start], series[stop:]]))
+    return Change(n=series.size, start=start, stop=stop, ratio=ratio) if abs(ratio - 1) > tolerance else None
+
+
+def _reason(series: Floats, warmup: int, trend: Drift, *, change: Change | None, drifts: bool) -> str:
     n = series.size
-    if rest is None:
-        return f"still changing after {warmup} of {n} steps: no steady state"
-    if not steady:
-        change = rest.change or 0.0
-        return f"drifts by {change:+.1%} over {rest.n} steps: no steady state"
+    if change:
+        return f"{change}: no steady state"
+    if drifts:
+        return f"drifts by {trend.change or 0.0:+.1%} over {trend.n} steps: no steady state"
     if not warmup:
         return f"steady from the first of {n} steps"
     ratio = float(np.median(series[:warmup]) / np.median(series[warmup:]))

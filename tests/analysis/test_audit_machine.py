@@ -92,16 +92,25 @@ def test_a_small_batch_may_be_slow() -> None:
 
 
 @pytest.mark.parametrize(
-    ("used", "device", "expected"),
+    ("used", "waits", "device", "expected"),
     [
-        (3.0, "cpu", []),
-        (2.9, "cpu", ["the run got 2.9 of 4 CPUs"]),
-        (0.9, "cuda", []),
-        (None, "cpu", []),
+        (3.0, 0.001, "cpu", []),
+        (2.9, 0.001, "cpu", ["the run got 2.9 of 4 CPUs"]),
+        pytest.param(2.0, 0.4, "cpu", [], id="busy whenever it does not wait for its input"),
+        pytest.param(
+            1.0,
+            0.4,
+            "cpu",
+            ["the run got 1.7 of 4 CPUs in the 60% of the time in which it did not wait for data"],
+            id="waits, and shares the rest",
+        ),
+        pytest.param(0.2, 0.95, "cpu", [], id="hardly ever not waiting"),
+        (0.9, 0.001, "cuda", []),
+        (None, 0.001, "cpu", []),
     ],
 )
-def test_cpu_competition(used: float | None, device: str, expected: list[str]) -> None:
-    case = run(device_type=device, threads=4.0, cpus_used=used)
+def test_cpu_competition(used: float | None, waits: float, device: str, expected: list[str]) -> None:
+    case = run(device_type=device, threads=4.0, cpus_used=used, data_wait_fraction=waits)
 
     assert figures(case, rule="CPU competition") == expected
 

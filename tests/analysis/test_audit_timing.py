@@ -143,6 +143,20 @@ def test_runs_disagree(fastest: float, expected: list[str]) -> None:
     assert figures(*runs, rule="runs disagree") == expected
 
 
+def test_runs_whose_steps_explain_how_far_they_lie_apart() -> None:
+    """20 steps that vary by 20 % put two runs 6 % apart by chance; steps that vary by 1 % do not."""
+    wild, quiet = (
+        [
+            run(name, steps=noisy(seed=seed, n=20, step_s=step_s, share=share))
+            for seed, name, step_s in ((1, "a", 0.1), (2, "b", 0.107))
+        ]
+        for share in (0.2, 0.01)
+    )
+
+    assert figures(*wild, rule="runs disagree") == []
+    assert len(figures(*quiet, rule="runs disagree")) == 1
+
+
 # --- steadiness
 
 
@@ -156,7 +170,8 @@ def test_runs_disagree(fastest: float, expected: list[str]) -> None:
             id="4 slow ones",
         ),
         pytest.param([0.104, *noisy(n=59)], [], id="one that does not move the mean by 1 %"),
-        pytest.param([0.5] * 35 + noisy(n=25), ["still changing after 35 of 60 steps: no steady state"], id="never"),
+        pytest.param([0.5] * 35 + noisy(n=25), [], id="more than half of the run is no warm-up"),
+        pytest.param(noisy(n=24) + [0.105] * 36, [], id="a slower second part is no warm-up"),
         pytest.param([0.1] * 10, [], id="too few to say"),
     ],
 )
@@ -165,11 +180,74 @@ def test_warmup_too_short(steps: list[float], expected: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        pytest.param(noisy(), [], id="steady"),
+        pytest.param(
+            noisy(n=80) + noisy(n=20, step_s=0.105, seed=1),
+            ["from step 81 of 100 on, steps take 1.05 x those before"],
+            id="the last fifth is slower",
+        ),
+        pytest.param(
+            noisy(n=40) + noisy(n=60, step_s=0.105, seed=1),
+            ["from step 41 of 100 on, steps take 1.05 x those before"],
+            id="slower from the second half on",
+        ),
+        pytest.param(
+            noisy(n=40) + noisy(n=20, step_s=0.09, seed=1) + noisy(n=40, seed=2),
+            ["steps 41 to 60 of 100 take 0.9 x the others"],
+            id="faster for a while",
+        ),
+        pytest.param(noisy(n=80) + noisy(n=20, step_s=0.1009, seed=1), [], id="less than 1 %"),
+        pytest.param([0.1] * 16 + [0.2] * 3, [], id="too few to say"),
+    ],
+)
+def test_change_within_the_run(steps: list[float], expected: list[str]) -> None:
+    assert figures(run(steps=steps), rule="change within the run") == expected
+    # One change is one finding.
+    assert figures(run(steps=steps), rule="drift") == figures(run(steps=steps), rule="warm-up too short") == []
+
+
+def with_stalls(*where: int, times: float) -> list[float]:
+    steps = np.array(noisy(n=100))
+    steps[list(where)] *= times
+    return list(steps)
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        pytest.param(
+            with_stalls(20, 50, 80, times=5),
+            ["3 of 100 steps take 5.0 x the others: 10.7% of the throughput"],
+            id="3 of 100 at 5 x",
+        ),
+        pytest.param(with_stalls(50, times=1.9), [], id="less than 1 % of the throughput"),
+        pytest.param(with_stalls(50, 60, times=1.4), [], id="less than half as long again"),
+        pytest.param(with_stalls(*range(0, 100, 9), times=5), [], id="more than 1 of 10 is how the run goes"),
+    ],
+)
+def test_stalls(steps: list[float], expected: list[str]) -> None:
+    assert figures(run(steps=steps), rule="stalls") == expected
+
+
+@pytest.mark.parametrize(
+    ("share", "expected"),
+    [
+        (0.002, []),
+        (0.03, ["a change of less than 19% over a fifth of the run cannot be seen in 20 steps"]),
+    ],
+)
+def test_steadiness_not_certain(share: float, expected: list[str]) -> None:
+    assert figures(run(steps=noisy(n=20, share=share)), rule="steadiness not certain") == expected
+
+
+@pytest.mark.parametrize(
     ("slope", "expected"),
     [
         (0.00001, []),
         (0.00003, ["steps get 1.8% slower over 60 steps"]),
-        (-0.00003, ["steps get 1.4% faster over 52 steps"]),
+        (-0.00003, ["steps get 1.7% faster over 60 steps"]),
     ],
 )
 def test_drift(slope: float, expected: list[str]) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from by_hand import noisy, results, run
+from scipy.signal import lfilter
 from scipy.stats import spearmanr
 
 from analysis.causes import causes
@@ -63,6 +64,55 @@ def test_the_share_is_the_squared_rank_correlation() -> None:
 
     assert row["share_explained"] == pytest.approx(spearmanr(case["steps"], clock).statistic ** 2)
     assert 0 < row["share_low"] < row["share_explained"] < row["share_high"] < 1
+
+
+def slower_at_the_end(clock: float, samples: int = 10, slow_s: float = 0.105) -> dict[str, Any]:
+    """The last fifth of 100 steps takes `slow_s`, and the clock of `samples` samples is `clock` there."""
+    steps = noisy(n=80) + noisy(n=20, step_s=slow_s, seed=1)
+    values = [1980.0 + number % 2 for number in range(samples)]
+    values[-samples // 5 :] = [clock] * (samples // 5)
+    return run(steps=steps, telemetry={"sm_clock_mhz": values})
+
+
+def test_a_clock_that_falls_with_the_speed() -> None:
+    """Ten samples, two of them low: a correlation says nothing of them, the change at the same place does."""
+    (row,) = found(slower_at_the_end(1890.0)).to_dict("records")
+
+    assert (row["cause"], row["share_of"]) == ("GPU clock", "slowdown within the run")
+    assert row["share_explained"] == pytest.approx(np.log(1980.5 / 1890) / np.log(1.05), abs=0.01)
+    assert row["evidence"] == "1890 MHz while the steps are slow, 1980 MHz otherwise"
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(slower_at_the_end(1980.0), id="the clock stays"),
+        pytest.param(slower_at_the_end(1960.0), id="the clock falls by less than half of it"),
+        pytest.param(slower_at_the_end(2070.0), id="the clock rises"),
+        pytest.param(slower_at_the_end(1890.0, samples=5), id="one sample"),
+        pytest.param(slower_at_the_end(1890.0, slow_s=0.1), id="the steps stay"),
+    ],
+)
+def test_a_clock_that_does_not(case: dict[str, Any]) -> None:
+    assert names(case) == []
+
+
+def test_a_wandering_covariate_is_no_cause_of_a_wandering_run() -> None:
+    """150 runs whose steps and four covariates wander each by itself: four tests at 5 % found a cause in every 15th."""
+    rng = np.random.default_rng(5)
+    shocks = rng.normal(size=(150, 5, 300)) * 0.6
+    waves = lfilter([1.0], [1.0, -0.8], shocks, axis=2)[:, :, 200:]
+    columns = ("sm_clock_mhz", "cpu_mhz", "cpu_steal_percent", "cpu_pressure_percent")
+    runs = [
+        run(
+            f"r{number}",
+            steps=list(0.1 * (1 + 0.01 * wave[0])),
+            telemetry={name: list(1 + 0.02 * values) for name, values in zip(columns, wave[1:], strict=True)},
+        )
+        for number, wave in enumerate(waves)
+    ]
+
+    assert found(*runs)["run_id"].nunique() <= 4
 
 
 def test_steps_that_do_not_follow_the_clock() -> None:
@@ -147,7 +197,10 @@ def test_steps_that_follow_a_reason() -> None:
         pytest.param({"explained_fraction": 0.58}, "time outside the steps", 0.42, id="outside"),
         pytest.param({"explained_fraction": 0.985}, None, None, id="nearly all explained"),
         pytest.param(
-            {"device_type": "cpu", "threads": 4.0, "cpus_used": 1.0}, "CPU competition", 0.75, id="competition"
+            {"device_type": "cpu", "threads": 4.0, "cpus_used": 1.0, "data_wait_fraction": 0.0},
+            "CPU competition",
+            0.75,
+            id="competition",
         ),
         pytest.param({"device_type": "cpu", "threads": 4.0, "cpus_used": 3.0}, None, None, id="CPUs for itself"),
         pytest.param({"telemetry": {"cpu_steal_percent": [3.0] * 4}}, "steal", 0.03, id="steal"),
@@ -190,5 +243,15 @@ def test_a_spill_is_told_with_the_batch_that_fits() -> None:
 @pytest.mark.parametrize(("retries", "expected"), [(0, []), (None, []), (3, ["allocator retries"])])
 def test_allocator_retries(tmp_path: Path, retries: int | None, expected: list[str]) -> None:
     case = run(record={"memory": {"allocator_retries": retries}})
+
+    assert names(case, folder=tmp_path) == expected
+
+
+@pytest.mark.parametrize(("waited", "expected"), [(0.0, []), (0.5, ["CPU competition"]), (None, ["CPU competition"])])
+def test_one_busy_thread_that_waits_for_no_cpu_has_no_competition(
+    tmp_path: Path, waited: float | None, expected: list[str]
+) -> None:
+    facts = {"device_type": "cpu", "threads": 4.0, "cpus_used": 1.0}
+    case = run(record={"timing": {"cpus_waited": waited}}, **facts)
 
     assert names(case, folder=tmp_path) == expected

@@ -38,7 +38,7 @@ def test_no_period_in_the_others(name: str) -> None:
 def test_188_steps_of_an_h100_are_worth_four() -> None:
     steps = milliseconds("h100_resnet50_amp_b1280")
     state = steady_state(steps)
-    assert (state.steady, state.warmup_steps) == (True, 2)
+    assert (state.steady, state.warmup_steps) == (True, 1)
     rest = steps[2:]
     assert correlogram(rest).at(1) == pytest.approx(0.918, abs=0.001)
     assert effective_n(rest).effective == pytest.approx(3.5, abs=0.1)
@@ -62,7 +62,7 @@ def test_robust_cov(name: str, robust_cov: float, cov: float) -> None:
     assert found.cov == pytest.approx(cov, rel=0.01)
 
 
-def test_a_spilling_memory_is_no_steady_state() -> None:
+def test_what_a_spilling_memory_hides() -> None:
+    """39 steps from 0.9 to 8.6 s: `scattered steps` is what is certain of them."""
     found = steady_state(milliseconds("rtx4080laptop_resnet50_b128"))
-    assert found.steady is False
-    assert found.reason == "drifts by +56.4% over 39 steps: no steady state"
+    assert found.unseen == "a change of less than 140% over a fifth of the run cannot be seen in 39 steps"

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 from by_hand import noisy, results, run
 
+from analysis.audit import audit
 from analysis.variance import BETWEEN_COLUMNS, WITHIN_COLUMNS, between, within
 
 
@@ -50,11 +51,24 @@ def test_a_drift_is_a_fraction_of_the_step_over_the_run() -> None:
     row = one(run(steps=list(steps)))
 
     assert row["steady"] is False
-    # The first 7 are called warm-up; 52 times 0.2 ms over a median of 106.6 ms.
-    assert row["warmup_steps"] == 7
-    assert row["drift"] == pytest.approx(52 * 0.0002 / 0.1066, rel=0.005)
+    assert row["warmup_steps"] == 0
+    # 59 times 0.2 ms over a median of 105.9 ms.
+    assert row["drift"] == pytest.approx(59 * 0.0002 / 0.1059, rel=0.005)
     assert row["drift_low"] < row["drift"] < row["drift_high"]
-    assert row["note"] == "drifts by +9.8% over 53 steps: no steady state"
+    assert row["note"] == "drifts by +11.1% over 60 steps: no steady state"
+
+
+def test_what_the_note_says_the_audit_finds() -> None:
+    """One rule for both: in noise that wanders neither speaks of a drift, in a real one both do."""
+    rng = np.random.default_rng(1)
+    for seed in range(12):
+        slope = 0.0008 * (seed % 2)
+        steps = noisy(seed=seed, n=40, share=0.02) + slope * np.arange(40) + 0.001 * rng.standard_normal()
+        made = results(run(steps=list(steps)))
+        (row,) = within(made).to_dict("records")
+        rules = {finding.rule for finding in audit(made)}
+        assert (row["steady"] is False) == bool(rules & {"drift", "change within the run"})
+        assert ("no steady state" in (row["note"] or "")) == (row["steady"] is False)
 
 
 def test_a_period_is_told() -> None:

@@ -1,0 +1,206 @@
+"""Whether the level of a series changes while it goes: from some step on, between two steps, or steadily.
+
+A likelihood ratio scan. Steps are taken for a first-order autoregression around a level, so that slow noise is not
+taken for a change; a change is one that raises the likelihood by more than chance does in 1 of 200 series. What chance
+does depends on the number of points and on how slow the noise is, and has no formula for short series: `LIMITS` are
+simulated (benchmarks/false_alarms.py --limits).
+
+Andrews, Tests for parameter instability and structural change with unknown change point, Econometrica 61 (1993), for
+the scan; Perron, Dealing with structural breaks, Palgrave Handbook of Econometrics 1 (2006), for why noise and change
+have to be estimated together: each passes for the other.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from analysis.statistics.samples import Floats, robust_stdev
+
+Indices: TypeAlias = npt.NDArray[np.intp]
+
+# Pairs of ends are looked at: 100 points have 4,000 of them. Longer series are first reduced to medians of neighbours.
+MOST_POINTS = 100
+# Gains that chance exceeds in 1 of 200 series, by points (rows) and by the lag-1 correlation of the series (columns):
+# benchmarks/false_alarms.py --limits prints them. They grow with the correlation, as slow noise looks like a change.
+LIMIT_LAG1 = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+LIMITS: Mapping[int, tuple[float, ...]] = {
+    20: (10.9, 14.9, 16.2, 18.3, 20.0, 21.9, 23.7, 26.6, 30.8, 32.4),
+    50: (12.8, 16.8, 18.1, 19.1, 20.1, 21.9, 23.0, 24.2, 29.3, 36.9),
+    100: (13.7, 18.2, 18.2, 19.6, 19.6, 21.5, 21.5, 22.4, 28.3, 33.8),
+}
+# Shorter phases are stalls. 5 % of the series from 60 points on.
+LEAST_POINTS = 3
+LEAST_SHARE = 20
+# Points are held within this many robust standard deviations of the median, so that single slow steps make no phase.
+# Of few points a changed part shows only where it is let further out: 150 / n deviations, 7.5 for 20 points.
+CLIP_STDEVS = 3.0
+CLIP_POINTS = 150.0
+# A phase has two ends to choose, a change one: this much more likelihood comes from choice alone.
+TWO_ENDS = 4.0
+# Changes that are tried, from hardly any to one that no limit hides, 5 % apart.
+VISIBLE_STDEVS = (0.3, 40.0)
+VISIBLE_SIZES = 100
+# Steps that differ by less than this share of them are the same step read twice.
+SAME = 1e-12
+# An estimate nearer to 1 says that nothing can be told from 100 points.
+MOST_LAG1 = 0.98
+
+
+class Shape(StrEnum):
+    """How a level changes."""
+
+    SHIFT = "shift"
+    PHASE = "phase"
+    LINE = "line"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scan:
+    """The change that raises the likelihood most. `gain`: twice the logarithm of the likelihood ratio.
+
+    `start` and `stop` are positions in the series: of the later part of a shift, of a phase, and the whole of a line.
+    `stdev` and `lag1` are of what the change leaves; `limit`: the gain that chance has in 1 of 200 series.
+    """
+
+    shape: Shape
+    start: int
+    stop: int
+    gain: float
+    limit: float
+    stdev: float
+    lag1: float
+    points: int
+
+    @property
+    def certain(self) -> bool:
+        """More than chance does."""
+        return self.gain > self.limit
+
+    def visible(self, share: float, *, power_score: float) -> float | None:
+        """The smallest change of the last `share` of the series that would be found, in the unit of the values.
+
+        As often as the normal score says: 1.28 for 9 times out of 10. None where no change would. The gain is about the
+        square of a normal variable; the limit is that of a series with the change, which correlates more.
+        """
+        n = self.points
+        later = (np.arange(n) >= n - round(share * n)).astype(np.float64)
+        later -= later.mean()
+        noise = n * self.stdev**2
+        for size in np.geomspace(*VISIBLE_STDEVS, num=VISIBLE_SIZES) * self.stdev:
+            changed = _Fit(
+                squares=np.array([noise + size**2 * (later @ later)]),
+                products=np.array([noise * self.lag1 + size**2 * (later[1:] @ later[:-1])]),
+            )
+            gain = n * np.log(changed.innovations[0] / (noise * (1 - self.lag1**2)))
+            if gain > 0 and np.sqrt(gain) >= np.sqrt(limit_of(n, lag1=float(changed.lag1[0]))) + power_score:
+                return float(size)
+        return None
+
+
+def thinned(series: Floats, *, most: int = MOST_POINTS) -> tuple[Floats, int]:
+    """At most `most` medians of neighbours, and how many steps each stands for; a remainder at the end is left out."""
+    width = -(-series.size // most)
+    if width == 1:
+        return series, 1
+    groups = series[: series.size // width * width].reshape(-1, width)
+    return np.asarray(np.median(groups, axis=1), dtype=np.float64), width
+
+
+def scan(series: Floats) -> Scan | None:
+    """None where nothing varies."""
+    points, width = thinned(series)
+    n = points.size
+    middle, reach = np.median(points), max(CLIP_STDEVS, CLIP_POINTS / n) * robust_stdev(points)
+    points = np.clip(points, middle - reach, middle + reach)
+    points = points - points.mean()
+    if np.ptp(points) <= SAME * np.abs(series).max():
+        return None
+    least = max(LEAST_POINTS, n // LEAST_SHARE)
+    plain = _Fit(squares=np.array([points @ points]), products=np.array([points[1:] @ points[:-1]]))
+    starts, stops = _segments(n, least)
+    split = _split(points, starts, stops)
+    gains = n * np.log(plain.innovations / split.innovations) - np.where(starts > 0, TWO_ENDS, 0.0)
+    gains[(starts > 0) & (stops == n)] += TWO_ENDS
+    best = int(np.argmax(gains))
+    time = np.arange(n) - (n - 1) / 2
+    rest = points - (points @ time) / (time @ time) * time
+    line = _Fit(squares=np.array([rest @ rest]), products=np.array([rest[1:] @ rest[:-1]]))
+    line_gain = float(n * np.log(plain.innovations / line.innovations)[0])
+    is_line = line_gain > gains[best]
+    fit, at = (line, 0) if is_line else (split, best)
+    start, stop = int(starts[best]), int(stops[best])
+    return Scan(
+        shape=Shape.LINE if is_line else Shape.SHIFT if stop == n else Shape.PHASE,
+        start=0 if is_line else start * width,
+        stop=series.size if is_line or stop == n else stop * width,
+        gain=max(line_gain, float(gains[best])),
+        limit=limit_of(n, lag1=float(plain.lag1[0])),
+        # Two levels and where they begin are fitted to the noise, too.
+        stdev=float(np.sqrt(fit.squares[at] / (n - 3))),
+        lag1=unbiased_after_change(float(fit.lag1[at]), n=n),
+        points=n,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Fit:
+    """Of what is left by each candidate: sum of squares, and of products of neighbours."""
+
+    squares: Floats
+    products: Floats
+
+    @property
+    def lag1(self) -> Floats:
+        return np.clip(self.products / self.squares, 0.0, MOST_LAG1)
+
+    @property
+    def innovations(self) -> Floats:
+        """Sum of squares of what the step before does not foretell."""
+        return np.asarray(self.squares - 2 * self.lag1 * self.products + self.lag1**2 * self.squares, dtype=np.float64)
+
+
+def _segments(n: int, least: int) -> tuple[Indices, Indices]:
+    """First and last + 1 of every later part of a shift, then of every phase of at most half of the points."""
+    shifts = np.arange(least, n - least + 1)
+    phases = [(np.arange(1, n - size), size) for size in range(least, n // 2 + 1)]
+    starts = np.concatenate([shifts, *(begin for begin, _ in phases)])
+    stops = np.concatenate([np.full(shifts.size, n), *(begin + size for begin, size in phases)])
+    return starts, stops
+
+
+def _split(points: Floats, starts: Indices, stops: Indices) -> _Fit:
+    """What is left of centred points by a level inside each segment and one outside of it, from cumulative sums."""
+    n = points.size
+    sums = np.concatenate([[0.0], np.cumsum(points)])
+    sizes = stops - starts
+    inside = sums[stops] - sums[starts]
+    level, other = inside / sizes, -inside / (n - sizes)
+    # Levels times the points one step before and one step after them, then levels times levels.
+    before = other * sums[n - 1] + (level - other) * (sums[stops - 1] - sums[starts - 1])
+    after = other * (sums[n] - sums[1]) + (level - other) * (
+        sums[np.minimum(stops + 1, n)] - sums[np.minimum(starts + 1, n)]
+    )
+    edges = 1 + (stops < n)
+    levels = level**2 * (sizes - 1) + level * other * edges + other**2 * (n - sizes - edges)
+    return _Fit(
+        squares=points @ points - inside * level + inside * other,
+        products=points[1:] @ points[:-1] - before - after + levels,
+    )
+
+
+def limit_of(points: int, *, lag1: float) -> float:
+    """`LIMITS` between its rows (by the logarithm of the points) and columns, straight lines."""
+    rows = [np.interp(lag1, LIMIT_LAG1, limits) for limits in LIMITS.values()]
+    return float(np.interp(np.log(points), np.log(list(LIMITS)), rows))
+
+
+def unbiased_after_change(lag1: float, *, n: int) -> float:
+    """Lag-1 correlation of what a change leaves: two levels and their ends are fitted to the noise, too.
+
+    One level biases it by -(1 + 3 lag1) / n (Kendall, Biometrika 41, 1954), two by about twice that.
+    """
+    return float(np.clip((n * lag1 + 2) / (n - 6), 0.0, MOST_LAG1))

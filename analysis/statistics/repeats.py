@@ -1,0 +1,40 @@
+"""Whether repeats of one configuration differ by more than their own steps explain."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import fdtrc
+
+from analysis.statistics.autocorrelation import LEAST_STEPS, acf, integrated_time, unbiased_lag1
+from analysis.statistics.samples import LEAST_FOR_SPREAD, Floats, finite
+
+
+def differ(figures: npt.ArrayLike, steps: Sequence[npt.ArrayLike]) -> float | None:
+    """p-value of "these runs have one speed": one-way analysis of variance of the logarithms of their figures.
+
+    A figure is images over wall time, so a mean over the steps, with every slow one. Its variance is that of the steps
+    over the independent steps that the run is worth; steps are taken for a first-order autoregression that all runs
+    share, because one of 20 steps cannot tell its own. None where the steps say nothing: too few, or none that varies.
+    Scheffe, The Analysis of Variance, 1959, chapter 3.
+    """
+    logarithms = np.log(np.asarray(figures, dtype=np.float64))
+    series = [kept for kept, _ in map(finite, steps)]
+    series = [one for one in series if one.size >= LEAST_STEPS and np.ptp(one) > 0 and one.mean() > 0]
+    if logarithms.size < LEAST_FOR_SPREAD or len(series) < logarithms.size:
+        return None
+    tau = _shared_time(series)
+    effective = np.array([max(one.size / tau, 1.5) for one in series])
+    # The spread about a run's own mean is too small by (effective - 1) / effective.
+    relative = np.array([one.var() / one.mean() ** 2 for one in series]) * effective
+    within = float(relative.sum() / (effective - 1).sum())
+    ratio = float(logarithms.var(ddof=1) / (within / effective).mean())
+    return float(fdtrc(logarithms.size - 1.0, float((effective - 1).sum()), ratio))
+
+
+def _shared_time(series: Sequence[Floats]) -> float:
+    """Steps that are worth one independent one."""
+    shortest = min(one.size for one in series)
+    correlations = np.mean([acf(one)[:shortest] for one in series], axis=0)
+    rho = unbiased_lag1(float(correlations[1]), n=float(shortest), runs=len(series))
+    return max(integrated_time(np.asarray(correlations, dtype=np.float64)), (1 + rho) / (1 - rho))
