@@ -1,0 +1,342 @@
+"""How often do the rules on steadiness speak of clean runs, and how often do they find what is there?
+
+    python benchmarks/false_alarms.py                                 about 5 minutes on one core
+    python benchmarks/false_alarms.py --write docs/false-alarms.md    the page with its tables
+    python benchmarks/false_alarms.py --limits                        the limits of analysis/statistics/changes.py
+
+Clean runs: steps that vary by 3 % about one level, by ten kinds of noise, beside telemetry that wanders by itself. The
+limits of the scan were chosen with other seeds, and without the noises called "unseen".
+"""
+
+import argparse
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.signal import lfilter
+
+from analysis import causes
+from analysis.audit import RULES, Rule, Severity
+from analysis.cases import Case
+from analysis.record import RUN_COLUMNS
+from analysis.statistics import changes, steady_state
+from analysis.statistics.samples import Floats
+from workload.bundle import TELEMETRY_COLUMNS, Status
+
+STEP_S = 1.0
+NOISE = 0.03
+LEVELS_SETTLE = 300
+STEPS = (20, 100)
+TOGETHER = (1, 3, 5)
+# What an audit of runs with steps and telemetry alone can say.
+NAMES = (
+    "warm-up too short",
+    "change within the run",
+    "drift",
+    "stalls",
+    "scattered steps",
+    "unsynchronised timing",
+    "runs disagree",
+    "CPU competition",
+)
+CAUSE = "a cause"
+ANY = "any of them"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noise:
+    """A first-order autoregression of `lag1` with innovations of one kind, under a share of white noise; variance 1."""
+
+    name: str
+    lag1: float = 0.0
+    innovations: str = "normal"
+    white: float = 0.0
+
+    def series(self, rng: np.random.Generator, *, runs: int, steps: int) -> Floats:
+        size = (runs, steps + LEVELS_SETTLE)
+        drawn = {
+            "normal": lambda: rng.normal(size=size),
+            "skewed": lambda: rng.exponential(size=size) - 1,
+            "heavy": lambda: rng.standard_t(3, size=size) / np.sqrt(3),
+            "Laplace": lambda: rng.laplace(size=size) / np.sqrt(2),
+        }[self.innovations]()
+        waves = lfilter([1.0], [1.0, -self.lag1], drawn * np.sqrt(1 - self.lag1**2), axis=1)
+        mixed = np.sqrt(1 - self.white) * waves + np.sqrt(self.white) * rng.normal(size=size)
+        return np.asarray(mixed[:, LEVELS_SETTLE:], dtype=np.float64)
+
+
+NOISES = (
+    Noise(name="white"),
+    Noise(name="lag 1 = 0.5", lag1=0.5),
+    Noise(name="lag 1 = 0.8", lag1=0.8),
+    Noise(name="lag 1 = 0.9", lag1=0.9),
+    Noise(name="skewed", innovations="skewed"),
+    Noise(name="skewed, 0.5", lag1=0.5, innovations="skewed"),
+    Noise(name="heavy tails", innovations="heavy"),
+    Noise(name="heavy, 0.5", lag1=0.5, innovations="heavy"),
+    Noise(name="unseen: lag 1 = 0.65", lag1=0.65),
+    Noise(name="unseen: Laplace, 0.3", lag1=0.3, innovations="Laplace"),
+)
+# No first-order autoregression: slow waves that white noise hides. What the rules promise does not hold for it.
+BEYOND = Noise(name="beyond: 0.9 under white", lag1=0.9, white=0.5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audited:
+    """What rules look at, without files and tables."""
+
+    cases: Sequence[Case]
+    groups: Sequence[Sequence[Case]]
+
+
+def case(run_id: str, step_s: Floats, telemetry: Mapping[str, Floats], **facts: Any) -> Case:
+    """A run of ours on a CPU, alone there, whose samples of the telemetry are spread over its steps."""
+    samples = len(next(iter(telemetry.values()), ()))
+    ended = np.cumsum(step_s)
+    columns = {"t_s": np.linspace(ended[0] / 2, ended[-1], samples), **telemetry}
+    known = {
+        "run_id": run_id,
+        "status": Status.COMPLETED,
+        "imported": False,
+        "device_type": "cpu",
+        "threads": 2.0,
+        "cpus_used": 1.9,
+        "data_wait_fraction": 0.0,
+        "explained_fraction": 1.0,
+        "iterations": float(step_s.size),
+        "images_per_s": 16 * step_s.size / float(step_s.sum()),
+    }
+    return Case(
+        facts={**dict.fromkeys(RUN_COLUMNS), **known, **facts},
+        steps={"step_s": step_s, "ended_at_s": ended, "data_s": np.zeros(step_s.size)},
+        is_measured=np.ones(step_s.size, dtype=np.bool_),
+        telemetry={name: columns.get(name, np.full(samples, np.nan)) for name in TELEMETRY_COLUMNS},
+    )
+
+
+def clean(rng: np.random.Generator, noise: Noise, *, runs: int, steps: int) -> list[Case]:
+    waves = np.exp(NOISE * noise.series(rng, runs=runs, steps=steps))
+    wanders = {
+        covariate.column: 1 + 0.02 * NOISES[2].series(rng, runs=runs, steps=steps) for covariate in causes.COVARIATES
+    }
+    return [
+        case(f"r{number}", STEP_S * waves[number], {name: values[number] for name, values in wanders.items()})
+        for number in range(runs)
+    ]
+
+
+def spoken(one: Case) -> set[str]:
+    """The rules that say something of a run by itself, and whether a cause is named."""
+    alone: Any = Audited(cases=[one], groups=[])
+    names = {rule.name for rule in rules() if next(iter(rule.check(alone)), None) is not None}
+    return names | ({CAUSE} if next(causes.of_run(one), None) else set())
+
+
+def spoken_together(group: Sequence[Case]) -> set[str]:
+    """The rules that say something of repeats."""
+    together: Any = Audited(cases=[], groups=[group])
+    return {rule.name for rule in rules() if next(iter(rule.check(together)), None) is not None}
+
+
+def rules() -> list[Rule]:
+    return [rule for rule in RULES if rule.name in NAMES and rule.severity is not Severity.NOTE]
+
+
+# --- false alarms
+
+
+def false_alarms(runs: int, seed: int) -> Iterator[list[str]]:
+    """A row per noise, number of steps and of repeats: the share of audits in which each rule speaks, in per cent."""
+    for steps in STEPS:
+        for kind, noise in enumerate((*NOISES, BEYOND)):
+            rng = np.random.default_rng([seed, steps, kind])
+            cases = clean(rng, noise, runs=runs, steps=steps)
+            of_one = [spoken(one) for one in cases]
+            for together in TOGETHER:
+                firsts = range(0, runs - together + 1, together)
+                heard = [
+                    set().union(*of_one[first : first + together], spoken_together(cases[first : first + together]))
+                    for first in firsts
+                ]
+                shares = [np.mean([name in names for names in heard]) for name in (*NAMES, CAUSE)]
+                some = float(np.mean([bool(names) for names in heard]))
+                yield [
+                    noise.name,
+                    str(steps),
+                    str(together),
+                    *(percent(float(share)) for share in shares),
+                    f"{percent(some)} ± {100 * error(max(some, 1 / len(heard)), len(heard)):.1f}",
+                ]
+
+
+def error(share: float, trials: int) -> float:
+    """Standard error of a share of that many trials."""
+    return float(np.sqrt(share * (1 - share) / trials))
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f}"
+
+
+# --- power
+
+
+def last_fifth(steps: Floats, factor: float) -> Floats:
+    return np.concatenate([steps[: steps.size * 4 // 5], factor * steps[steps.size * 4 // 5 :]])
+
+
+def first_fifth(steps: Floats, factor: float) -> Floats:
+    return np.concatenate([factor * steps[: steps.size // 5], steps[steps.size // 5 :]])
+
+
+def middle(steps: Floats, factor: float) -> Floats:
+    inside = (np.arange(steps.size) >= 0.4 * steps.size) & (np.arange(steps.size) < 0.6 * steps.size)
+    return np.where(inside, factor * steps, steps)
+
+
+def rising(steps: Floats, factor: float) -> Floats:
+    return np.asarray(steps * np.linspace(1, factor, steps.size), dtype=np.float64)
+
+
+def few_stalls(steps: Floats, factor: float) -> Floats:
+    odd = np.zeros(steps.size, dtype=np.bool_)
+    odd[[steps.size // 4, steps.size // 2, steps.size * 3 // 4][: max(1, steps.size * 3 // 100)]] = True
+    return np.where(odd, factor * steps, steps)
+
+
+FAULTS: tuple[tuple[str, Callable[[Floats, float], Floats], tuple[float, ...]], ...] = (
+    ("last fifth slower", last_fifth, (1.03, 1.05, 1.1, 1.4)),
+    ("a fifth in the middle slower", middle, (1.05, 1.1)),
+    ("last fifth faster", last_fifth, (0.95, 0.9)),
+    ("first fifth slower", first_fifth, (1.05, 1.2)),
+    ("slower and slower", rising, (1.05, 1.1)),
+    ("3 % of the steps stall", few_stalls, (2.0, 5.0)),
+)
+QUIET = ((0.003, NOISES[0]), (0.01, NOISES[0]), (0.01, NOISES[2]), (0.03, NOISES[0]), (0.03, NOISES[1]))
+
+
+def power(runs: int, seed: int) -> Iterator[list[str]]:
+    """A row per fault and size: the share of runs of which a rule speaks, by noise and number of steps."""
+    for name, fault, factors in FAULTS:
+        for factor in factors:
+            row = [name, f"{factor:g} x"]
+            for steps in STEPS:
+                for spread, noise in QUIET:
+                    rng = np.random.default_rng([seed, 7, steps, NOISES.index(noise)])
+                    waves = np.exp(spread * noise.series(rng, runs=runs, steps=steps))
+                    row.append(f"{100 * np.mean([is_found(fault(wave, factor)) for wave in waves]):.0f}")
+            yield row
+
+
+def is_found(step_s: Floats) -> bool:
+    state = steady_state(step_s)
+    stalled = state.stalls is not None and state.stalls.lost > 0.01
+    return not state.steady or bool(state.warmup_steps) or stalled
+
+
+# --- the limits
+
+
+def limits(runs: int, seed: int) -> Iterator[str]:
+    """What `LIMITS` holds: the 99.5 % quantile of the gain by lag 1, over noises of all kinds together."""
+    rng = np.random.default_rng(seed)
+    noises = [
+        *(Noise(name="", lag1=lag1) for lag1 in (0.0, 0.3, 0.5, 0.7, 0.8, 0.9)),
+        *(Noise(name="", lag1=lag1, innovations=kind) for lag1 in (0.0, 0.5) for kind in ("skewed", "heavy")),
+    ]
+    for points in changes.LIMITS:
+        pairs = []
+        for noise in noises:
+            for series in noise.series(rng, runs=runs, steps=points):
+                found = changes.scan(series)
+                centred = np.clip(series - series.mean(), -4, 4)
+                if found is not None:
+                    pairs.append((float(centred[1:] @ centred[:-1] / (centred @ centred)), found.gain))
+        lag1, gain = np.array(pairs).T
+        row = [quantile(gain, lag1, at) for at in changes.LIMIT_LAG1]
+        yield f"{points}: ({', '.join(f'{value:.1f}' for value in np.maximum.accumulate(row))}),"
+
+
+def quantile(gain: Floats, lag1: Floats, at: float) -> float:
+    """Of the series whose own correlation is near this; the outer columns hold all that lies beyond them."""
+    low = -1.0 if at == changes.LIMIT_LAG1[0] else at - 0.07
+    high = 1.0 if at == changes.LIMIT_LAG1[-1] else at + (0.05 if at == 0 else 0.07)
+    return float(np.quantile(gain[(lag1 > low) & (lag1 <= high)], 0.995))
+
+
+# --- the page
+
+PAGE = """# False alarms and power of the rules on steadiness
+
+This page is written by `python benchmarks/false_alarms.py --write docs/false-alarms.md --runs {runs}` (seed {seed}); do
+not edit it. It says how often `analyze audit` and `analyze variance` speak of runs in which nothing happened, and how
+often they find what did.
+
+## False alarms
+
+Clean runs: steps that vary by 3 % about one level, and four columns of telemetry that wander by themselves (lag 1 =
+0.8). In per cent of the audits of 1, 3 or 5 such runs; from {runs} runs a row, so one audit of 1 run is {one:.1f} %.
+The last column has its standard error. "Lag 1" is the correlation of a step with the one before. The limits were chosen
+with other seeds and without the noises called "unseen". The last noise is beyond what the rules suppose: waves of lag 1
+= 0.9 that white noise of the same size hides; there a wave is taken for a change, and a run for a slower one, more
+often.
+
+{alarms}
+
+## Power
+
+Per cent of {power_runs} runs in which a fault is found, by the number of steps, the spread of the steps and its lag 1
+(standard error at most {power_error:.0f}). Where it is low, the run's note says what could not have been seen: for
+example "a change of less than 19% over a fifth of the run cannot be seen in 20 steps".
+
+{power}
+"""
+ALARM_HEADINGS = ("noise", "steps", "runs", *NAMES, CAUSE, ANY)
+POWER_HEADINGS = (
+    "fault",
+    "size",
+    *(f"{steps} steps, {spread:.1%}, {noise.lag1:g}" for steps in STEPS for spread, noise in QUIET),
+)
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """In Markdown."""
+    lines = [headings, ["---"] * len(headings), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def page(runs: int, seed: int) -> str:
+    tried = max(runs // 5, 2)
+    return PAGE.format(
+        runs=runs,
+        seed=seed,
+        one=100 / runs,
+        alarms=table(ALARM_HEADINGS, list(false_alarms(runs, seed))),
+        power_runs=tried,
+        power_error=100 * error(0.5, tried),
+        power=table(POWER_HEADINGS, list(power(tried, seed))),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=400, help="simulated runs of each noise and number of steps")
+    parser.add_argument("--seed", type=int, default=2)
+    parser.add_argument("--limits", action="store_true", help="print the limits of the scan; --runs 5000 took an hour")
+    parser.add_argument("--write", type=Path, help="the page to write")
+    options = parser.parse_args()
+    if options.limits:
+        for line in limits(options.runs, options.seed):
+            print(line, flush=True)
+        return
+    text = page(options.runs, options.seed)
+    if options.write:
+        options.write.write_text(text, encoding="utf-8")
+    else:
+        print(text)
+
+
+if __name__ == "__main__":
+    main()
