@@ -34,7 +34,7 @@ Examples:
   launch local --cpu
   launch local --model mobilenet_v2 --batch-size 8 --repeats 3
   launch local --cuda --precision amp --dataset ~/photos --format json
-  launch local --runtime docker --memory 8g --cpus 4
+  launch local --runtime docker --memory 8g --cpus 2
   launch local --cuda --profile ncu
 """
 BUILD_EXAMPLES = """\b

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workload.errors import ToolError
+from workload.errors import ToolError, UsageError
 from workload.interrupt import LIFELINE
 from workload.invocation import document
 
@@ -215,6 +215,10 @@ class Engine:
     @contextmanager
     def started(self, container: Container) -> Iterator["Running"]:
         """Start a container; it is stopped and removed at the end, however that comes."""
+        if container.cpus and self.cpus and container.cpus > self.cpus:
+            raise UsageError(
+                f"the engine has {self.cpus} CPUs; got --cpus {container.cpus:g}", hint=f"--cpus {self.cpus}"
+            )
         with translated(f"a container of '{container.image}' did not start"):
             created = self._client.containers.create(**_creation(container) | _tied(container))
         lifeline: Any = None

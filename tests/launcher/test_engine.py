@@ -16,7 +16,7 @@ from fake_docker import FakeDocker
 
 from launcher import engine
 from launcher.engine import Container, Ended, Event, Image
-from workload.errors import ExitCode, ToolError
+from workload.errors import ExitCode, ToolError, UsageError
 
 FULL = Container(
     image="sha256:ab",
@@ -446,3 +446,10 @@ def test_containers_with_a_label(docker: FakeDocker) -> None:
     with docker.engine().started(FULL), docker.engine().started(MINIMAL):
         assert docker.engine().containers("rooflaunch.run") == [("fake_0", "running")]
     assert docker.engine().containers("rooflaunch.run") == []
+
+
+def test_more_cpus_than_the_engine_has() -> None:
+    docker = FakeDocker()
+    with pytest.raises(UsageError) as caught, docker.engine(NCPU=2).started(replace(MINIMAL, cpus=4)):
+        pass
+    assert caught.value.report() == "error: the engine has 2 CPUs; got --cpus 4\nhint: --cpus 2"
