@@ -74,8 +74,8 @@ def run(folders: Sequence[Path], *, verify: bool, form: Format, wide: bool = Fal
     if found.empty and (form is not Format.TABLE or _roofs(results).empty):
         raise NothingToDoError(
             f"no point for a roofline: {_why_none(results)}",
-            hint="launch local counts FLOP and measures roofs; analyze import takes --batch-size, --precision and "
-            "--profile-steps of a profile",
+            hint="launch local counts FLOP and measures roofs; for a profile: "
+            "analyze import FILE --batch-size N --precision P --profile-steps N",
         )
     if form is Format.TABLE:
         print(_for_people(results, found, wide=wide))
