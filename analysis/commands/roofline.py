@@ -75,7 +75,7 @@ def run(folders: Sequence[Path], *, verify: bool, form: Format, wide: bool = Fal
         raise NothingToDoError(
             f"no point for a roofline: {_why_none(results)}",
             hint="launch local counts FLOP and measures roofs; for a profile: "
-            "analyze import FILE --batch-size N --precision P --profile-steps N",
+            "analyze import FILE --batch-size 32 --precision fp32 --profile-steps 1",
         )
     if form is Format.TABLE:
         print(_for_people(results, found, wide=wide))
