@@ -28,6 +28,7 @@ from launcher.gcp.records import (
 from launcher.gcp.resources import Instance
 from workload.errors import BundleError, ExitCode, NothingToDoError, UsageError
 from workload.storage.bucket import Bucket
+from workload.text import printable
 
 T = TypeVar("T")
 
@@ -53,7 +54,10 @@ STOPPED = frozenset({"STOPPED", "TERMINATED", "SUSPENDED"})
 
 
 class State(StrEnum):
-    """`lost`: no VM and no result. `stale`: a VM that gives no sign, or should be gone."""
+    """`lost`: no VM and no result. `stale`: a VM that gives no sign, or should be gone.
+
+    `unreadable`: a record of it in the bucket is damaged or none of ours.
+    """
 
     REQUESTED = "requested"
     STARTING = "starting"
@@ -64,17 +68,19 @@ class State(StrEnum):
     PREEMPTED = "preempted"
     LOST = "lost"
     STALE = "stale"
+    UNREADABLE = "unreadable"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """What was found of one launch; None where there is nothing, or nothing readable."""
+    """What was found of one launch; None where there is nothing, or nothing readable: `problems` says why."""
 
     name: str
     request: Request | None = None
     heartbeat: Heartbeat | None = None
     result: Result | None = None
     instance: Instance | None = None
+    problems: tuple[str, ...] = ()
 
     @property
     def zone(self) -> str:
@@ -152,7 +158,10 @@ def boot_limit_s(gpu: str) -> float:
 
 def judge(seen: Seen, now_s: float, *, was_preempted: Callable[[], bool]) -> Launch:
     """What a launch has come to; `was_preempted` is asked only where a VM has vanished."""
-    state, why = _judge(seen, now_s, was_preempted)
+    if seen.problems:
+        state, why = State.UNREADABLE, "; ".join((*seen.problems, *(["its VM is there"] if seen.instance else [])))
+    else:
+        state, why = _judge(seen, now_s, was_preempted)
     return Launch(seen=seen, state=state, why=why, usd=cost_usd(seen, now_s))
 
 
@@ -251,22 +260,34 @@ def _asker(compute: Compute, seen: Seen) -> Callable[[], bool]:
 
 def look(bucket: Bucket, name: str, instance: Instance | None) -> Seen:
     """Every object of a launch; a heartbeat is not read once there is a result."""
-    result = read(bucket, result_object(name), Result.from_bytes)
+    problems: list[str] = []
+    result = _read(bucket, result_object(name), Result.from_bytes, problems)
+    request = _read(bucket, request_object(name), Request.from_bytes, problems)
+    if request is not None and request.name != name:
+        problems.append(f"its request is that of '{request.name}'")
+        request = None
     return Seen(
         name=name,
-        request=read(bucket, request_object(name), Request.from_bytes),
-        heartbeat=read(bucket, status_object(name), Heartbeat.from_bytes) if result is None else None,
+        request=request,
+        heartbeat=_read(bucket, status_object(name), Heartbeat.from_bytes, problems) if result is None else None,
         result=result,
         instance=instance,
+        problems=tuple(problems),
     )
 
 
 def read(bucket: Bucket, name: str, parse: Callable[[bytes], T]) -> T | None:
     """The document of that name; None where it is absent, or nothing that we can read."""
-    content = bucket.read(name)
+    return _read(bucket, name, parse, [])
+
+
+def _read(bucket: Bucket, name: str, parse: Callable[[bytes], T], problems: list[str]) -> T | None:
+    """As `read`; what keeps it from being read is added to `problems`."""
     try:
+        content = bucket.read(name)
         return None if content is None else parse(content)
-    except BundleError:
+    except BundleError as error:
+        problems.append(str(error))
         return None
 
 
@@ -384,5 +405,5 @@ def _next(launch: Launch, bucket: str) -> list[str]:
 
 
 def plain(text: str) -> str:
-    """`text` in one line, without what would move a terminal's cursor: it was written by others."""
-    return re.sub(r"[\x00-\x1f\x7f-\x9f]+", " ", text).strip()
+    """`text` in one line, with what would move a terminal's cursor as an escape: it was written by others."""
+    return printable(" ".join(text.split()))

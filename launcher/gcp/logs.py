@@ -1,6 +1,5 @@
 """What a launch's VM said: its serial port while it is there, then the log that it left in the bucket. Reads only."""
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -15,8 +14,6 @@ from workload.storage.bucket import Bucket
 EVERY_S = 5.0
 # A VM with nothing new to say is asked for less often than its serial port.
 QUIET_LOOKS = 3
-# What moves a terminal's cursor, or more; the log was written by others.
-CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +54,8 @@ def read(
 
 
 def clean(text: str) -> str:
-    """`text` with its lines, and without what a terminal would obey."""
-    return CONTROLS.sub("", text.replace("\r\n", "\n"))
+    """`text` with its lines and tabs, and without what a terminal would obey: the log was written by others."""
+    return "".join(character for character in text if character.isprintable() or character in "\n\t")
 
 
 def _serial(compute: Compute, zone: str, name: str, *, follow: bool, sleep: Callable[[float], None]) -> Iterator[str]:

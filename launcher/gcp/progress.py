@@ -7,6 +7,7 @@ from typing import TextIO
 from launcher.gcp.follow import Event, Kind
 from launcher.gcp.launches import duration
 from workload.invocation import as_typed
+from workload.text import printable
 
 
 class Progress:
@@ -42,7 +43,7 @@ class Progress:
 
     def _line(self, text: str) -> None:
         self.clear()
-        print(text, file=self._stream, flush=True)
+        print(printable(text), file=self._stream, flush=True)
 
     def _live(self, text: str) -> None:
         width = shutil.get_terminal_size().columns - 1

@@ -10,11 +10,13 @@ A launch has the name of its VM and may leave several bundles (`--repeats`). No 
 """
 
 import json
+import math
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from datetime import datetime
 from enum import StrEnum
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from workload.errors import BundleError
 
@@ -23,6 +25,17 @@ LAUNCHES = "launches/"
 RUNS = "runs/"
 # What Compute Engine allows for the name of an instance, and what ours start with.
 NAME = re.compile(r"rooflaunch-[a-z0-9-]{1,51}[a-z0-9]")
+# A run's id stands in commands to copy: one word for every shell, no option, no path.
+RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,254}")
+# Names of the cloud's things and addresses of images: one word, too.
+WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+-]{0,511}")
+# A VM lives for 120 days at most: https://cloud.google.com/compute/docs/instances/limit-vm-runtime
+MAX_LIMIT_S = 120 * 86400
+# Larger than any machine's count of GPUs, any number of attempts and any exit code: a figure beyond it is damage.
+MAX_COUNT = 10_000
+# Nobody pays that for a launch, nor per hour.
+MAX_USD = 1e6
+SHOWN_VALUE = 60
 
 
 class Phase(StrEnum):
@@ -61,20 +74,43 @@ class _Document:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:
-        """The inverse; `BundleError` for anything that is no such document, or of a newer schema."""
+        """The inverse; `BundleError` for anything that is no such document, or of a newer schema.
+
+        It was written by others: each field has to follow its rule, and one that we do not know is passed over.
+        """
+        kind = cls.__name__.lower()
         try:
             document = json.loads(content)
-            version = document["schema_version"]
-            known = {item.name: document[item.name] for item in fields(cls) if item.name in document}
-            if version <= SCHEMA_VERSION:
-                return cls(**known)
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
-            kind = cls.__name__.lower()
-            raise BundleError(f"no readable {kind} of a launch: {error}", hint="launch again") from error
-        raise BundleError(
-            f"a launch's record has schema {version}; this version reads up to {SCHEMA_VERSION}",
-            hint="upgrade rooflaunch to the version that wrote it, or a newer one",
-        )
+        except (ValueError, RecursionError) as error:
+            raise _unreadable(kind, f"no JSON ({error})") from error
+        if not isinstance(document, dict):
+            raise _unreadable(kind, "no JSON object")
+        version = document.get("schema_version")
+        if type(version) is not int or version < 1:
+            raise _unreadable(kind, _broken("schema_version", "a positive integer", version))
+        if version > SCHEMA_VERSION:
+            raise BundleError(
+                f"a launch's record has schema {version}; this version reads up to {SCHEMA_VERSION}",
+                hint="upgrade rooflaunch to the version that wrote it, or a newer one",
+            )
+        known = {item.name: document[item.name] for item in fields(cls) if item.name in document}
+        for item in fields(cls):
+            if item.name not in known and item.default is MISSING and item.default_factory is MISSING:
+                raise _unreadable(kind, f"'{item.name}' is missing")
+        for name, value in known.items():
+            rule = RULES[name]
+            if not rule.holds(value):
+                raise _unreadable(kind, _broken(name, rule.wanted, value))
+        return cls(**known)
+
+
+def _unreadable(kind: str, why: str) -> BundleError:
+    return BundleError(f"no readable {kind} of a launch: {why}", hint="launch again")
+
+
+def _broken(name: str, wanted: str, value: object) -> str:
+    shown = repr(value)
+    return f"{name} must be {wanted}; got {shown if len(shown) <= SHOWN_VALUE else shown[:SHOWN_VALUE] + '…'}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,8 +141,8 @@ class Request(_Document):
 
     def price(self, zone: str) -> Price | None:
         """The price in the zone's region, if it is known."""
-        found = self.prices.get(region_of(zone))
-        return Price(**found) if found else None
+        listed = self.prices.get(region_of(zone))
+        return Price(**{item.name: listed[item.name] for item in fields(Price)}) if listed else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +176,89 @@ class Result(_Document):
     preempted: bool = False
     timed_out: bool = False
     usd: float | None = None
+
+
+class Rule(NamedTuple):
+    """What a field's value must be, in words and as a question about any value that JSON can have."""
+
+    wanted: str
+    holds: Callable[[Any], bool]
+
+
+def _matches(pattern: re.Pattern[str]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, str) and pattern.fullmatch(value) is not None
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_count(value: Any, *, least: int = 0, most: int = MAX_COUNT) -> bool:
+    return type(value) is int and least <= value <= most
+
+
+def _is_usd(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value) and 0 <= value <= MAX_USD
+
+
+def _is_time(value: Any) -> bool:
+    """Whether it is ISO 8601 in the years of this program: others overflow where they are made seconds."""
+    try:
+        return isinstance(value, str) and 2000 <= datetime.fromisoformat(value).year < 2200  # noqa: PLR2004
+    except ValueError:
+        return False
+
+
+def _are(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and all(map(holds, value))
+
+
+def _by_name(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, dict) and all(map(holds, value.values()))
+
+
+def _is_price(value: Any) -> bool:
+    is_complete = isinstance(value, dict) and {item.name for item in fields(Price)} <= set(value)
+    return is_complete and _is_usd(value["usd_per_h"]) and _is_text(value["source"]) and _is_text(value["read"])
+
+
+_TEXT = Rule("a text", _is_text)
+_WORD = Rule("one word of letters, digits and ._:@/+-", _matches(WORD))
+_TIME = Rule("a time in ISO 8601", _is_time)
+_FLAG = Rule("true or false", lambda value: isinstance(value, bool))
+# A field means the same in every document that has it.
+RULES: Mapping[str, Rule] = {
+    "name": Rule("the name of a launch", _matches(NAME)),
+    "launched_at": _TIME,
+    "project": _WORD,
+    "bucket": _WORD,
+    "gpu": _WORD,
+    "gpu_count": Rule(f"a whole number up to {MAX_COUNT}", _is_count),
+    "machine_type": _WORD,
+    "spot": _FLAG,
+    "zones": Rule("a list of zones", _are(_matches(WORD))),
+    "image": _WORD,
+    "flavour": _WORD,
+    "vm_image": _WORD,
+    "limit_s": Rule(f"seconds from 1 to {MAX_LIMIT_S}", lambda value: _is_count(value, least=1, most=MAX_LIMIT_S)),
+    "spec": Rule("an object", lambda value: isinstance(value, dict)),
+    "spec_origin": Rule("an object of texts", _by_name(_is_text)),
+    "prices": Rule("an object of prices by region", _by_name(_is_price)),
+    "attempt": Rule(f"a whole number from 1 to {MAX_COUNT}", lambda value: _is_count(value, least=1)),
+    "at": _TIME,
+    # Of a VM that was never there it is empty.
+    "zone": Rule("a zone, or empty", lambda value: value == "" or _matches(WORD)(value)),
+    "phases": Rule("an object of times in ISO 8601", _by_name(_is_time)),
+    "runs": Rule("a list of run ids: letters, digits and ._+-", _are(_matches(RUN_ID))),
+    "last_line": _TEXT,
+    "exit_code": Rule(f"a whole number up to {MAX_COUNT}", _is_count),
+    "ended_at": _TIME,
+    "error": _TEXT,
+    "hint": _TEXT,
+    "preempted": _FLAG,
+    "timed_out": _FLAG,
+    "usd": Rule(f"USD from 0 to {MAX_USD:.0f}, or null", lambda value: value is None or _is_usd(value)),
+}
 
 
 def request_object(name: str) -> str:

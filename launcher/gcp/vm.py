@@ -177,7 +177,8 @@ class Agent:
         found: dict[str, str] = {}
         for line in (*_lines(self.home / SHELL_PHASES), *_lines(self.home / OWN_PHASES)):
             phase, _, at = line.partition(" ")
-            found.setdefault(phase, at)
+            if _epoch_s(at) is not None:  # a line may be cut off, and a record with half a time is none
+                found.setdefault(phase, at)
         return found
 
     def uploaded(self) -> list[str]:

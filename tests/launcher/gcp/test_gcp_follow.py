@@ -69,7 +69,7 @@ class Cloud:
 
     def beat(self, line: str = "step 1", **changes: Any) -> None:
         phases = {Phase.BOOTED: "2026-11-21T12:01:00.000+00:00", Phase.RUN_STARTED: "2026-11-21T12:04:00.000+00:00"}
-        beat = Heartbeat(at="", zone=ZONE, phases=phases, last_line=line)
+        beat = Heartbeat(at=REQUEST.launched_at, zone=ZONE, phases=phases, last_line=line)
         self.put(status_object(NAME), replace(beat, **changes).to_bytes())
 
     def beats(self, first_s: float, last_s: float) -> None:
@@ -77,7 +77,13 @@ class Cloud:
             self.at(seconds, self.beat)
 
     def result(self, **changes: Any) -> None:
-        plain: dict[str, Any] = {"exit_code": 0, "zone": ZONE, "runs": [], "phases": {}, "ended_at": ""}
+        plain: dict[str, Any] = {
+            "exit_code": 0,
+            "zone": ZONE,
+            "runs": [],
+            "phases": {},
+            "ended_at": REQUEST.launched_at,
+        }
         self.put(result_object(NAME), Result(**plain | changes).to_bytes())
 
     def gone(self) -> None:
@@ -343,7 +349,7 @@ def test_what_the_vm_says_cannot_move_the_cursor(tmp_path: Path) -> None:
     cloud.at(20, lambda: cloud.beat("\x1b[2Jstep\r\n1\x07"))
     cloud.at(40, cloud.result)
     _, events = run(cloud, tmp_path)
-    assert "[2Jstep 1" in told(events, Kind.PROGRESS)
+    assert "\\x1b[2Jstep 1\\x07" in told(events, Kind.PROGRESS)
 
 
 def test_foreign_objects_are_passed_over(tmp_path: Path) -> None:

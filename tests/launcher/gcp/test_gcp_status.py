@@ -16,7 +16,6 @@ from launcher.gcp.records import (
     Result,
     request_object,
     result_object,
-    status_object,
 )
 from launcher.gcp.resources import Instance
 from tests.launcher.gcp.plain import INSTANCE, LAUNCHED_S, NAME, REQUEST, ZONE
@@ -293,10 +292,24 @@ def test_list_shows_the_newest_and_every_vm() -> None:
     assert [each.seen.name for each in found] == [NAMES[0], NAMES[2], "rooflaunch-l4-20261119-080000-dddddd"]
 
 
-def test_unreadable_objects_do_not_hide_the_others() -> None:
-    objects = Objects({request_object(NAME): b"{", status_object(NAME): b"\xff", result_object(NAME): b"[]"})
-    (found,) = launches.list_launches(as_compute([]), as_bucket(objects), now_s=LAUNCHED_S)
-    assert (found.state, found.why) == (State.LOST, "no readable request, no VM, no result")
+def test_an_unreadable_record_is_one_line_among_the_others() -> None:
+    objects = Objects(
+        {
+            request_object(NAMES[0]): replace(REQUEST, name=NAMES[0]).to_bytes(),
+            request_object(NAMES[1]): b"<",
+            request_object(NAMES[2]): replace(REQUEST, name=NAMES[1]).to_bytes(),
+        }
+    )
+    there = [instance(name=NAMES[2])]
+    found = launches.list_launches(as_compute(there), as_bucket(objects), now_s=LAUNCHED_S + 60)
+    assert [(each.state, each.why) for each in found] == [
+        (State.REQUESTED, "no VM yet"),
+        (
+            State.UNREADABLE,
+            "no readable request of a launch: no JSON (Expecting value: line 1 column 1 (char 0))",
+        ),
+        (State.UNREADABLE, f"its request is that of '{NAMES[1]}'; its VM is there"),
+    ]
 
 
 def test_table_of_launches() -> None:
@@ -306,7 +319,7 @@ def test_table_of_launches() -> None:
     assert render(found, LAUNCHED_S + 230).splitlines() == [
         "launch                                GPU      zone           state    age          USD    runs",
         "rooflaunch-t4-20261121-120000-3fa9c1  t4 spot  us-central1-a  running  3 min        0.030  0     step 3",
-        "rooflaunch-l4-20261120-080000-3fa9c2  ?        us-central1-a  failed   28 h 03 min  0.045  1     a [2Jb c",
+        "rooflaunch-l4-20261120-080000-3fa9c2  ?        us-central1-a  failed   28 h 03 min  0.045  1     a\\x1b[2Jb c",
     ]
 
 
