@@ -58,19 +58,21 @@ def running(compute: Compute) -> list[Instance]:
     return sorted((each for each in compute.instances() if NAME.fullmatch(each.name)), key=lambda each: each.name)
 
 
-def leftovers(compute: Compute, now_s: float) -> list[Leftover]:
-    """VMs past their limit, and disks past it that no VM uses."""
+def leftovers(compute: Compute) -> list[Leftover]:
+    """VMs past their limit by the cloud's clock, and disks past it that no VM uses."""
+    there, disks = running(compute), compute.disks()
+    now_s = compute.now_s()
     vms = [
         Leftover(kind="VM", name=each.name, zone=each.zone, why=_past(each.deadline_s, now_s))
-        for each in running(compute)
+        for each in there
         if each.deadline_s is not None and now_s > each.deadline_s + GRACE_S
     ]
-    disks = [
+    left_disks = [
         Leftover(kind="disk", name=each.name, zone=each.zone, why=_past(each.deadline_s, now_s))
-        for each in compute.disks()
+        for each in disks
         if _is_left(each, now_s)
     ]
-    return vms + disks
+    return vms + left_disks
 
 
 def _is_left(disk: Disk, now_s: float) -> bool:
@@ -78,7 +80,7 @@ def _is_left(disk: Disk, now_s: float) -> bool:
     return is_ours and not disk.users and disk.deadline_s is not None and now_s > disk.deadline_s + GRACE_S
 
 
-def _past(deadline_s: int | None, now_s: float) -> str:
+def _past(deadline_s: float | None, now_s: float) -> str:
     return f"its limit was {launches.duration(now_s - (deadline_s or 0))} ago"
 
 

@@ -38,7 +38,10 @@ from workload.text import printable, terminal_width
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """What a command reaches out to; a test lays out one of its own."""
+    """What a command reaches out to; a test lays out one of its own.
+
+    `now` is this machine's clock, which may be hours off: what is asked of a cloud goes by `Compute.now_s`.
+    """
 
     compute: Callable[[str], Compute]
     bucket: Callable[[str], Bucket]
@@ -90,7 +93,8 @@ def run_gcp(
     models.require(resolved.spec.model)
     settings = _settings(world, where, offline=dry_run)
     # Whatever is wrong with what was asked for is told before anything is built, pushed or asked.
-    plan = _plan(world, resolved, options, settings, image or _image_to_be(resolved, options, settings))
+    # Its name and its time are this machine's; what is launched has the cloud's.
+    plan = _plan(resolved, options, settings, image or _image_to_be(resolved, options, settings), now_s=world.now())
     if dry_run:
         print(_shown(plan, request=request, output_format=output_format))
         return ExitCode.DONE
@@ -117,8 +121,8 @@ def _settings(world: World, where: Mapping[str, str | None], *, offline: bool = 
     return resolve_settings(where, os.environ, Path.cwd(), default_project=default_project)[0]
 
 
-def _plan(world: World, resolved: Resolved, options: Options, settings: Settings, image: str) -> Plan:
-    launched = datetime.fromtimestamp(world.now(), UTC)
+def _plan(resolved: Resolved, options: Options, settings: Settings, image: str, *, now_s: float) -> Plan:
+    launched = datetime.fromtimestamp(now_s, UTC)
     return planning.make_plan(resolved, options, settings, image=image, now=launched, token=secrets.token_hex(3))
 
 
@@ -150,9 +154,9 @@ def _launch(
         # Before an image is built and sent for minutes: whether this project answers us at all.
         cloud.project_quotas()
     reference = _by_digest(world, image) if image else _pushed(world, _flavour(resolved, options), settings.repository)
-    plan = _plan(world, resolved, options, settings, reference)
+    plan = _plan(resolved, options, settings, reference, now_s=cloud.now_s())
     print(plan.text(terminal_width(sys.stderr)), file=sys.stderr)
-    progress = Progress(sys.stderr, world.now)
+    progress = Progress(sys.stderr, cloud.now_s)
     try:
         return run(
             plan,
@@ -160,7 +164,7 @@ def _launch(
             bucket,
             output=output,
             detach=detach,
-            now=world.now,
+            now=cloud.now_s,
             sleep=world.sleep,
             on_event=progress,
         )
@@ -209,10 +213,10 @@ def _ask_whether_to_keep(world: World, left: LeftRunningError, cloud: Compute, b
             return
     except (typer.Abort, KeyboardInterrupt):
         return
-    if not remove(cloud, left.zone, left.name, now=world.now, sleep=world.sleep):
+    if not remove(cloud, left.zone, left.name, now=cloud.now_s, sleep=world.sleep):
         raise ToolError(f"'{left.name}' is not confirmed to be gone", hint=f"launch down {left.name}") from left
     said = "its VM was deleted on Ctrl-C"
-    cleanup.settle(bucket, left.name, left.zone, ExitCode.INTERRUPTED, said, now=world.now)
+    cleanup.settle(bucket, left.name, left.zone, ExitCode.INTERRUPTED, said, now=cloud.now_s)
     raise InterruptedRunError(f"interrupted; '{left.name}' is deleted", hint="launch again") from left
 
 
@@ -252,7 +256,7 @@ def show_status(
     """`launch status`."""
     world = this_world()
     cloud, store = _connect(world, project, bucket)
-    now_s = world.now()
+    now_s = cloud.now_s()
     if name is not None:
         launch = launches.one_launch(cloud, store, _find(cloud, store, name), now_s=now_s)
         text = as_typed(launches.render_one(launch, store.name, now_s))
@@ -273,7 +277,7 @@ def show_logs(*, name: str, follow: bool, project: str | None, bucket: str | Non
     world = this_world()
     cloud, store = _connect(world, project, bucket)
     whole = _find(cloud, store, name)
-    for piece in logs.read(cloud, store, whole, follow=follow, now=world.now, sleep=world.sleep):
+    for piece in logs.read(cloud, store, whole, follow=follow, now=cloud.now_s, sleep=world.sleep):
         if output_format is Format.JSON:
             print(json.dumps({"launch": whole, "source": piece.source, "text": piece.text}), flush=True)
         else:
@@ -295,7 +299,7 @@ def take_down(
     chosen = there if every else _chosen(names, there, store)
     if every and chosen and not yes:
         _confirm_all(world, chosen, settings.project)
-    removed = cleanup.down(chosen, cloud, store, now=world.now, sleep=world.sleep)
+    removed = cleanup.down(chosen, cloud, store, now=cloud.now_s, sleep=world.sleep)
     return _told(removed, output_format, nothing=f"no VM of a launch in {settings.project}")
 
 
@@ -332,10 +336,10 @@ def reap(*, dry_run: bool, project: str | None, bucket: str | None, output_forma
     world = this_world()
     settings = _settings(world, {"project": project, "bucket": bucket})
     cloud = world.compute(settings.project)
-    left = cleanup.leftovers(cloud, world.now())
+    left = cleanup.leftovers(cloud)
     nothing = f"nothing of a launch is past its limit in {settings.project}"
     if not dry_run:
-        return _told(cleanup.reap(left, cloud, now=world.now, sleep=world.sleep), output_format, nothing=nothing)
+        return _told(cleanup.reap(left, cloud, now=cloud.now_s, sleep=world.sleep), output_format, nothing=nothing)
     if output_format is Format.JSON:
         print(json.dumps([each.to_json() for each in left], indent=1))
     else:

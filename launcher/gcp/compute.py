@@ -15,8 +15,9 @@ import uuid
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 from launcher.gcp import resources
@@ -85,12 +86,36 @@ class RefusedError(ToolError):
         self.faults = faults
 
 
+class _CloudClock:
+    """The cloud's time, by the dates of its answers; `monotonic` carries it from one to the next.
+
+    This machine's own date may be hours off, and decides nothing about a VM.
+    """
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._ahead_s: float | None = None
+
+    def hear(self, response: Any, **_: object) -> None:
+        """Called by requests for each answer; a page that a proxy puts in the way is no success."""
+        with suppress(TypeError, ValueError):  # no date, or none that can be read
+            ahead_s = parsedate_to_datetime(response.headers.get("Date")).timestamp() - self._monotonic()
+            if response.ok:
+                # A date is cut to the second and old by its way here: the latest one is the nearest to the truth.
+                self._ahead_s = ahead_s if self._ahead_s is None else max(self._ahead_s, ahead_s)
+
+    def now_s(self) -> float | None:
+        """Seconds since 1970; None before the first answer."""
+        return None if self._ahead_s is None else self._monotonic() + self._ahead_s
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Clients:
     """One client per kind of resource, made when first used; shared by threads."""
 
     credentials: Any
     endpoint: str | None
+    clock: _CloudClock
     made: dict[str, Any] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -109,6 +134,7 @@ class _Clients:
         for scheme in ("http://", "https://"):
             adapter = requests.adapters.HTTPAdapter(pool_maxsize=CONNECTIONS)
             client.transport._session.mount(scheme, adapter)  # noqa: SLF001 - no public way
+        client.transport._session.hooks["response"].append(self.clock.hear)  # noqa: SLF001
         return client
 
 
@@ -152,6 +178,18 @@ class Compute:
         )
         child._counters = _Counters([child.calls, *self._counters.each], self._counters.lock)
         return child
+
+    def now_s(self) -> float:
+        """Seconds since 1970 by the cloud's clock: what every age and limit of a VM is measured with."""
+        if self._clients.clock.now_s() is None:
+            self.project_quotas()  # any answer has a date
+        now_s = self._clients.clock.now_s()
+        if now_s is None:
+            raise ToolError(
+                "Compute Engine's answers have no date, without which the age of a VM is not known",
+                hint=f"curl -I {PUBLIC_ENDPOINT}: a proxy in between may take the date away",
+            )
+        return now_s
 
     # Instances.
 
@@ -386,7 +424,7 @@ def connect(
     """Compute Engine for `project`; nothing is asked of it yet. Raises `ToolError`: no package, no credentials."""
     endpoint = os.environ.get(ENDPOINT_VARIABLE)
     _require_package()
-    clients = _Clients(credentials=_credentials(endpoint), endpoint=endpoint)
+    clients = _Clients(credentials=_credentials(endpoint), endpoint=endpoint, clock=_CloudClock(monotonic))
     return Compute(project, clients, sleep=sleep, monotonic=monotonic, patience=patience)
 
 

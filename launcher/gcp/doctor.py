@@ -2,7 +2,6 @@
 
 import os
 import re
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -47,7 +46,6 @@ class Cloud:
     bucket: Callable[[str], Bucket]
     services: Callable[[str], Services]
     tags: Callable[[], Mapping[str, str]]
-    now_s: Callable[[], float]
     endpoint: str | None = None
 
 
@@ -75,7 +73,6 @@ def this_cloud() -> Cloud:
         bucket=lambda name: storage.connect(name, prefix=""),
         services=services.connect,
         tags=current_tags,
-        now_s=time.time,
         endpoint=next((name for name in ENDPOINTS if os.environ.get(name)), None),
     )
 
@@ -102,7 +99,7 @@ def checks(resolve: Callable[[], Resolved], cloud: Cloud) -> Iterator[Check]:
     if usable.state is State.OK:
         yield from _quota_checks(engine, settings)
         yield from _image_family_checks(engine)
-        yield from _leftover_checks(engine, cloud)
+        yield from _leftover_checks(engine)
     yield from _bucket_checks(settings, cloud)
     yield from _repository_checks(asked, settings, cloud)
     yield from _account_checks(asked, settings, cloud)
@@ -233,9 +230,9 @@ def _image_family_checks(engine: Compute) -> Iterator[Check]:
             yield _problem(name, f"no family {image.family} in project {image.project}, for {users}", cure)
 
 
-def _leftover_checks(engine: Compute, cloud: Cloud) -> Iterator[Check]:
+def _leftover_checks(engine: Compute) -> Iterator[Check]:
     try:
-        left = cleanup.leftovers(engine, cloud.now_s())
+        left = cleanup.leftovers(engine)
         running = len(cleanup.running(engine))
     except RooflaunchError as error:
         yield _failed("leftovers", error)

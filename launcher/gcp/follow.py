@@ -19,13 +19,12 @@ from launcher.gcp.launches import (
     STOPPED,
     boot_limit_s,
     duration,
-    epoch_s,
     plain,
     read,
 )
 from launcher.gcp.provision import remove
 from launcher.gcp.records import LAUNCHES, Heartbeat, Phase, Request, Result, result_object, status_object
-from launcher.gcp.resources import Instance
+from launcher.gcp.resources import Instance, epoch_s
 from workload import bundle
 from workload.errors import RooflaunchError, RunFailedError, ToolError
 from workload.storage.bucket import Bucket

@@ -25,7 +25,7 @@ from launcher.gcp.records import (
     result_object,
     status_object,
 )
-from launcher.gcp.resources import Instance
+from launcher.gcp.resources import Instance, epoch_s
 from workload.errors import BundleError, ExitCode, NothingToDoError, UsageError
 from workload.storage.bucket import Bucket
 from workload.text import printable
@@ -141,15 +141,6 @@ class Launch:
         }
 
 
-def epoch_s(text: str) -> float | None:
-    """ISO 8601 as seconds since 1970; None for anything else. Without a zone it is UTC."""
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
-
-
 def boot_limit_s(gpu: str) -> float:
     """How long a VM with this GPU may take to its first heartbeat."""
     row = gpus.load().get(gpu)
@@ -157,7 +148,7 @@ def boot_limit_s(gpu: str) -> float:
 
 
 def judge(seen: Seen, now_s: float, *, was_preempted: Callable[[], bool]) -> Launch:
-    """What a launch has come to; `was_preempted` is asked only where a VM has vanished."""
+    """What a launch has come to; `now_s` by the cloud's clock, `was_preempted` asked only where a VM has vanished."""
     if seen.problems:
         state, why = State.UNREADABLE, "; ".join((*seen.problems, *(["its VM is there"] if seen.instance else [])))
     else:

@@ -1,6 +1,5 @@
 """`launch gcp` before anything happens: from options, the GPU table and settings to the whole request. Pure."""
 
-import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -15,6 +14,7 @@ from launcher.gcp.gpus import Driver, Gpu, MachineType, shown
 from launcher.gcp.options import Options
 from launcher.gcp.plan_text import PROGRAMS
 from launcher.gcp.records import Price, Request, region_of
+from launcher.gcp.resources import LIMIT_LABEL
 from launcher.gcp.settings import ANY_PROJECT, Settings
 from launcher.runtime import CPU_FLAVOUR
 from workload.errors import ToolError, UsageError
@@ -69,10 +69,6 @@ class Plan:
     def spec(self) -> RunSpec:
         """The run as the VM will do it."""
         return RunSpec(**self.request.spec)
-
-    def deadline_s(self, now_s: float) -> int:
-        """Epoch seconds of the deletion of a VM that is inserted at `now_s`."""
-        return math.ceil(now_s) + self.limit_s
 
     def price(self, zone: str) -> Price | None:
         """Of the whole VM in that zone; None: unknown."""
@@ -129,12 +125,13 @@ class Plan:
         usd_per_h = self.usd_per_h(zone)
         return None if usd_per_h is None else usd_per_h * seconds / SECONDS_PER_H
 
-    def body(self, zone: str, *, now_s: float, request_id: str) -> dict[str, Any]:
+    def body(self, zone: str, *, request_id: str) -> dict[str, Any]:
         """What instances.insert is sent for that zone: REST names, 64-bit integers as text. No credential in it."""
         labels = {
             "rooflaunch": "launch",
             "rooflaunch-name": self.name,
-            "rooflaunch-deadline": str(self.deadline_s(now_s)),
+            # A duration, no time of ours: a laptop's clock may be hours off, and the cloud dates what it makes.
+            LIMIT_LABEL: str(self.limit_s),
         }
         accelerators = {"guestAccelerators": self._accelerators(zone)} if self.gpu.accelerator else {}
         return {
@@ -223,9 +220,8 @@ class Plan:
         }
 
     def shown_body(self) -> dict[str, Any]:
-        """What the first zone would be sent if it were asked at the time of the plan."""
-        launched_s = datetime.fromisoformat(self.request.launched_at).timestamp()
-        return self.body(self.zones[0], now_s=launched_s, request_id=GIVEN_AT_INSERT)
+        """What the first zone would be sent."""
+        return self.body(self.zones[0], request_id=GIVEN_AT_INSERT)
 
     def text(self, width: int | None = None) -> str:
         """The plan as lines, our commands in it as they can be typed here."""

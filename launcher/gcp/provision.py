@@ -282,7 +282,7 @@ class _Provisioning:
 
     def _insert(self, zone: str) -> Instance | tuple[OperationFault, ...]:
         request_id = uuid.uuid4().hex
-        body = self._plan.body(zone, now_s=self._now(), request_id=request_id)
+        body = self._plan.body(zone, request_id=request_id)
         self._may_live = True
         try:
             operation = self._compute.insert(zone, body, request_id)

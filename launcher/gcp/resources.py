@@ -5,10 +5,11 @@ The functions take the client's own objects: google.cloud.compute_v1's `Instance
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any
 
-DEADLINE_LABEL = "rooflaunch-deadline"
+LIMIT_LABEL = "rooflaunch-limit"
 REQUEST_LABEL = "rooflaunch-request"
 
 
@@ -47,7 +48,7 @@ class OperationFault:
 
 @dataclass(frozen=True, kw_only=True)
 class Instance:
-    """A VM. `created_at` is ISO 8601 with an offset, `deadline_s` the epoch second of its label."""
+    """A VM. `created_at` is ISO 8601 with an offset; `deadline_s`: when the cloud deletes it, by the cloud's clock."""
 
     name: str
     zone: str
@@ -56,7 +57,7 @@ class Instance:
     labels: Mapping[str, str]
     machine_type: str
     spot: bool
-    deadline_s: int | None
+    deadline_s: float | None
     physical_host: str | None
     cpu_platform: str
 
@@ -68,14 +69,14 @@ class Instance:
 
 @dataclass(frozen=True, kw_only=True)
 class Disk:
-    """A disk; `users` are the names of the VMs that have it."""
+    """A disk; `users` are the names of the VMs that have it, `deadline_s` is when its launch was to be over."""
 
     name: str
     zone: str
     size_gb: int
     created_at: str
     labels: Mapping[str, str]
-    deadline_s: int | None
+    deadline_s: float | None
     users: tuple[str, ...]
 
 
@@ -140,7 +141,7 @@ def instance(found: Any) -> Instance:
         labels=MappingProxyType(dict(found.labels)),
         machine_type=last_part(found.machine_type),
         spot=found.scheduling.provisioning_model == "SPOT",
-        deadline_s=_deadline_s(found.labels),
+        deadline_s=_vm_deadline_s(found),
         physical_host=str(found.resource_status.physical_host) or None,
         cpu_platform=str(found.cpu_platform),
     )
@@ -153,14 +154,36 @@ def disk(found: Any) -> Disk:
         size_gb=int(found.size_gb),
         created_at=str(found.creation_timestamp),
         labels=MappingProxyType(dict(found.labels)),
-        deadline_s=_deadline_s(found.labels),
+        deadline_s=_disk_deadline_s(found),
         users=tuple(last_part(each) for each in found.users),
     )
 
 
-def _deadline_s(labels: Mapping[str, str]) -> int | None:
-    text = labels.get(DEADLINE_LABEL, "")
-    return int(text) if text.isascii() and text.isdigit() else None
+def _vm_deadline_s(found: Any) -> float | None:
+    """As the cloud tells it; of a VM that does not run yet, or was stopped, its creation and its limit."""
+    told_s = epoch_s(found.resource_status.scheduling.termination_timestamp)
+    if told_s is not None:
+        return told_s
+    return _limit_after(found.creation_timestamp, int(found.scheduling.max_run_duration.seconds))
+
+
+def _disk_deadline_s(found: Any) -> float | None:
+    text = found.labels.get(LIMIT_LABEL, "")
+    return _limit_after(found.creation_timestamp, int(text) if text.isascii() and text.isdigit() else 0)
+
+
+def _limit_after(created_at: str, limit_s: int) -> float | None:
+    created_s = epoch_s(created_at)
+    return created_s + limit_s if created_s is not None and limit_s else None
+
+
+def epoch_s(text: str) -> float | None:
+    """ISO 8601 as seconds since 1970; None for anything else. Without a zone it is UTC."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
 def quotas(found: Any) -> Mapping[str, Quota]:

@@ -19,6 +19,7 @@ from launcher.gcp.follow import Ending, Event, Followed, Kind, OnEvent, follow
 from launcher.gcp.plan import Plan
 from launcher.gcp.provision import Provisioned, Tried, provision, remove
 from launcher.gcp.records import RUNS, Heartbeat, Phase, Result, request_object
+from launcher.gcp.resources import epoch_s
 from workload import bundle
 from workload.bundle import Bundle
 from workload.errors import (
@@ -207,7 +208,7 @@ class _Launcher:
         self._bucket_calls["bucket.write"] += 1
         if not self._bucket.write(request_object(name), plan.request.to_bytes(), if_absent=True):
             raise ToolError(f"bucket '{self._bucket.name}' has a launch '{name}' already", hint="launch again")
-        self._on_event(Event(kind=Kind.PHASE, text=Phase.REQUESTED, at_s=launches.epoch_s(plan.request.launched_at)))
+        self._on_event(Event(kind=Kind.PHASE, text=Phase.REQUESTED, at_s=epoch_s(plan.request.launched_at)))
 
     def _provision(self, plan: Plan) -> Provisioned:
         """A running VM; where none comes to be, the bucket says why."""

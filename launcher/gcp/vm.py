@@ -351,9 +351,11 @@ class Agent:
                 return
 
     def _deadline_s(self) -> float:
-        """When the run must end: some time before the cloud deletes the VM, which its label tells best."""
-        told = (self.guest.instance().get("labels") or {}).get("rooflaunch-deadline", "")
-        deleted_s = float(told) if told.isdecimal() else self._billed_to_s + self.request.limit_s
+        """When the run must end: some time before the cloud deletes the VM, as the cloud (never the launcher) says."""
+        told = self.guest.instance()
+        scheduling = (told.get("resourceStatus") or {}).get("scheduling") or {}
+        began_s = _epoch_s(told.get("creationTimestamp")) or self._billed_to_s
+        deleted_s = _epoch_s(scheduling.get("terminationTimestamp")) or began_s + self.request.limit_s
         return deleted_s - min(MARGIN_S, self.request.limit_s / 4)
 
     def _explained(self, ended: Ended) -> Ended:

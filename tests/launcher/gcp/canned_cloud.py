@@ -93,7 +93,7 @@ def clouds_on(server: GcsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         home = tmp_path / "vm"
         home.mkdir(exist_ok=True)
         vm = CannedVm(server=server, api=lambda: fake.url, clock=clock, home=home, **{"durations": QUICK, **changes})
-        with FakeCompute(vm=vm, grace_s=grace_s, limit_scale=limit_scale) as fake:
+        with FakeCompute(vm=vm, grace_s=grace_s, limit_scale=limit_scale, clock=clock.now) as fake:
             monkeypatch.setenv("ROOFLAUNCH_COMPUTE_ENDPOINT", fake.url)
             monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
             compute = border.connect("my-project", sleep=clock.sleep, monotonic=clock.now)

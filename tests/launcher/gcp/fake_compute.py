@@ -86,7 +86,7 @@ class RefusalError(Exception):
 class Vm:
     """One instance, and what its guest may see and do. `gone` is set once it exists no longer."""
 
-    def __init__(self, project: str, zone: str, body: Mapping[str, Any], instance_id: int) -> None:
+    def __init__(self, project: str, zone: str, body: Mapping[str, Any], instance_id: int, *, created_s: float) -> None:
         self.project = project
         self.zone = zone
         self.body: dict[str, Any] = dict(body)
@@ -97,7 +97,9 @@ class Vm:
         self.service_account: str = next((each["email"] for each in body.get("serviceAccounts", [])), "")
         self.guest_attributes: dict[str, dict[str, str]] = {}
         self.status = "PROVISIONING"
-        self.created_at = datetime.now(UTC).isoformat(timespec="milliseconds")
+        self.created_s = round(created_s, 3)
+        # From its start until it stops.
+        self.deadline_s: float | None = None
         self.cpu_platform = "Intel Broadwell"
         self.physical_host: str | None = None
         self.preempted = False
@@ -117,6 +119,14 @@ class Vm:
     @property
     def spot(self) -> bool:
         return bool(self.body.get("scheduling", {}).get("provisioningModel") == "SPOT")
+
+    @property
+    def created_at(self) -> str:
+        return _iso(self.created_s)
+
+    @property
+    def limit_s(self) -> int:
+        return int(self.body.get("scheduling", {}).get("maxRunDuration", {}).get("seconds", 0))
 
     def write_serial(self, text: str) -> None:
         """Append to the serial port, of which the last MB is kept."""
@@ -148,9 +158,11 @@ class Vm:
             "selfLink": f"{base}/instances/{self.name}",
             "labelFingerprint": "42WmSpB8rSM=",
         }
-        if self.physical_host:
-            document["resourceStatus"] = {"physicalHost": self.physical_host}
-        return document
+        status: dict[str, Any] = {"physicalHost": self.physical_host} if self.physical_host else {}
+        # A VM that is stopped has no end any more: facts/gce.md.
+        if self.deadline_s is not None and self.status in ("RUNNING", "STOPPING"):
+            status["scheduling"] = {"terminationTimestamp": _iso(self.deadline_s)}
+        return {**document, "resourceStatus": status} if status else document
 
 
 @dataclass(kw_only=True)
@@ -206,7 +218,8 @@ class FakeCompute:
     """Compute Engine for every project. `vm` is called in a thread of its own, the guest, once its VM is RUNNING.
 
     `operation_s`: how long each operation takes; `boot_s`: from RUNNING to the guest's first line; `grace_s`: from the
-    notice of a preemption to its end; `limit_scale`: real seconds per second of `maxRunDuration`, ignored if None.
+    notice of a preemption to its end; `limit_scale`: real seconds per second of `maxRunDuration`, ignored if None;
+    `clock`: the cloud's own, which dates its answers and what it makes.
     """
 
     def __init__(
@@ -218,7 +231,9 @@ class FakeCompute:
         grace_s: float = 0.0,
         limit_scale: float | None = None,
         page_size: int = 500,
+        clock: Callable[[], float] = time.time,
     ) -> None:
+        self.clock = clock
         self.calls: list[str] = []
         self.bodies: list[dict[str, Any]] = []
         self.all_vms: list[Vm] = []
@@ -370,15 +385,47 @@ class FakeCompute:
         self._refused.append(_Refused(match=re.compile(match), error=(status, message, reason, info), times=times))
 
     def add_vm(
-        self, name: str, zone: str = "us-central1-a", *, project: str = "test-project", labels: Mapping[str, str] = {}
+        self,
+        name: str,
+        zone: str = "us-central1-a",
+        *,
+        project: str = "test-project",
+        labels: Mapping[str, str] = {},
+        age_s: float = 0.0,
+        limit_s: int = 3600,
     ) -> Vm:
-        """A VM that runs already and has no guest, with its disk."""
-        return self._add(project, zone, {**plain_body(name, zone), "labels": dict(labels)})
+        """A VM that has been running for `age_s` and has no guest, with its disk; `limit_s` 0: without a limit."""
+        body = {**plain_body(name, zone), "labels": dict(labels)}
+        if limit_s:
+            body["scheduling"]["maxRunDuration"] = {"seconds": str(limit_s)}
+        check_body(body, zone)
+        machine = self._create(project, zone, body, created_s=self.clock() - age_s)
+        if not limit_s:
+            del body["scheduling"]["maxRunDuration"]
+            machine.body = body
+        machine.status = "RUNNING"
+        machine.deadline_s = machine.created_s + limit_s if limit_s else None
+        return machine
 
-    def add_disk(self, name: str, zone: str = "us-central1-a", *, labels: Mapping[str, str] = {}) -> None:
+    def stop(self, name: str) -> Vm:
+        """A VM is stopped, by host maintenance or by somebody: its disk stays, and nobody ends it."""
+        machine = self.vm(name)
+        machine.status, machine.deadline_s = "TERMINATED", None
+        return machine
+
+    def add_disk(
+        self, name: str, zone: str = "us-central1-a", *, labels: Mapping[str, str] = {}, age_s: float = 0.0
+    ) -> None:
         """A disk that no VM has."""
+        created_at = _iso(self.clock() - age_s)
         with self._lock:
-            self._disks[zone, name] = {"name": name, "sizeGb": "50", "labels": dict(labels), "users": []}
+            self._disks[zone, name] = {
+                "name": name,
+                "sizeGb": "50",
+                "labels": dict(labels),
+                "users": [],
+                "creationTimestamp": created_at,
+            }
 
     # Requests.
 
@@ -625,29 +672,31 @@ class FakeCompute:
             self._operations[name] = made
         return made
 
-    def _add(self, project: str, zone: str, body: dict[str, Any]) -> Vm:
-        check_body(body, zone)
-        machine = self._create(project, zone, body)
-        machine.status = "RUNNING"
-        return machine
-
-    def _create(self, project: str, zone: str, body: dict[str, Any]) -> Vm:
+    def _create(self, project: str, zone: str, body: dict[str, Any], *, created_s: float | None = None) -> Vm:
         with self._lock:
             self._counter += 1
-            machine = Vm(project, zone, body, 10**18 + self._counter)
+            created_s = self.clock() if created_s is None else created_s
+            machine = Vm(project, zone, body, 10**18 + self._counter, created_s=created_s)
             self._vms[zone, machine.name] = machine
             self.all_vms.append(machine)
             labels = body["disks"][0].get("initializeParams", {}).get("labels", {})
             size = str(body["disks"][0]["initializeParams"].get("diskSizeGb", "10"))
             users = [f"{self.url}/zones/{zone}/instances/{machine.name}"]
-            self._disks[zone, machine.name] = {"name": machine.name, "sizeGb": size, "labels": labels, "users": users}
+            self._disks[zone, machine.name] = {
+                "name": machine.name,
+                "sizeGb": size,
+                "labels": labels,
+                "users": users,
+                "creationTimestamp": machine.created_at,
+            }
         return machine
 
     def _start(self, machine: Vm) -> None:
         if machine.gone.is_set():
             return
         machine.status = "RUNNING"
-        limit_s = int(machine.body.get("scheduling", {}).get("maxRunDuration", {}).get("seconds", 0))
+        limit_s = machine.limit_s
+        machine.deadline_s = round(self.clock(), 3) + limit_s if limit_s else None
         if limit_s and self._limit_scale is not None:
             self._later(limit_s * self._limit_scale, lambda: self._remove(machine))
         if self._guest is not None:
@@ -907,6 +956,10 @@ def _check_metadata(body: Mapping[str, Any], _: str) -> None:
     _require(size <= METADATA_BYTES, "metadata.items", f"{size} bytes")
 
 
+def _iso(epoch_s: float) -> str:
+    return datetime.fromtimestamp(epoch_s, UTC).isoformat(timespec="milliseconds")
+
+
 def _items(body: Mapping[str, Any]) -> list[dict[str, str]]:
     found: list[dict[str, str]] = body.get("metadata", {}).get("items", [])
     return found
@@ -974,6 +1027,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
+
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        assert isinstance(self.server, _Server)
+        return super().date_time_string(self.server.fake.clock() if timestamp is None else timestamp)
 
     def handle(self) -> None:
         with suppress(ConnectionError):

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -186,7 +185,8 @@ def make_request(name: str, image: str, spec: Mapping[str, object], **changes: o
 def insert(compute: FakeCompute, request: Request, *, programs: Mapping[str, str], driver: str = "none") -> Vm:
     """Ask the fake for a VM over HTTP, as the launcher does, without the launcher."""
     body = plain_body(request.name, ZONE)
-    body["labels"] = {"rooflaunch": "launch", "rooflaunch-deadline": str(int(time.time()) + request.limit_s)}
+    body["labels"] = {"rooflaunch": "launch", "rooflaunch-limit": str(request.limit_s)}
+    body["scheduling"]["maxRunDuration"] = {"seconds": str(request.limit_s)}
     body["scheduling"]["provisioningModel"] = "SPOT"
     items = {
         **programs,

@@ -1,6 +1,7 @@
 """Ending launches: what is removed, what is left alone, and what counts as gone."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -25,9 +26,13 @@ def down(cloud: Cloud, **changes: Any) -> list[Removed]:
     )
 
 
-def labels(deadline_s: float | None, **changes: str) -> dict[str, str]:
-    deadline = {} if deadline_s is None else {"rooflaunch-deadline": str(int(deadline_s))}
-    return {"rooflaunch": "launch", **deadline, **changes}
+OURS = {"rooflaunch": "launch", "rooflaunch-limit": "3600"}
+# Of VMs and disks with a limit of an hour.
+OLD_S, NEW_S = 7200, 0
+
+
+def another(token: str) -> str:
+    return VM.replace("aaaaaa", token)
 
 
 def test_down_ends_a_launch_and_says_so_in_the_bucket(clouds: Clouds) -> None:
@@ -101,21 +106,19 @@ def test_a_result_that_is_settled_keeps_what_the_vm_told(clouds: Clouds) -> None
 
 def test_reap_takes_only_what_is_ours_and_past_its_limit(clouds: Clouds) -> None:
     with clouds() as cloud:
-        now_s = cloud.clock.now()
-        old, new = now_s - 3600, now_s + 3600
-        cloud.fake.add_vm(VM, project="my-project", labels=labels(old))
-        cloud.fake.add_vm(VM.replace("aaaaaa", "bbbbbb"), project="my-project", labels=labels(new))
-        cloud.fake.add_vm(VM.replace("aaaaaa", "cccccc"), project="my-project", labels=labels(now_s - 60))
-        cloud.fake.add_vm(VM.replace("aaaaaa", "dddddd"), project="my-project", labels=labels(None))
-        cloud.fake.add_vm("database", project="my-project", labels=labels(old))
-        cloud.fake.add_vm(
-            VM.replace("aaaaaa", "eeeeee"), project="my-project", labels={"rooflaunch-deadline": str(int(old))}
-        )
-        cloud.fake.add_disk(VM.replace("aaaaaa", "ffffff"), labels=labels(old))
-        cloud.fake.add_disk(VM.replace("aaaaaa", "000000"), labels=labels(new))
-        cloud.fake.add_disk("precious", labels=labels(old))
-        left = cleanup.leftovers(cloud.compute, now_s)
-        orphan = VM.replace("aaaaaa", "ffffff")
+        add_vm, add_disk = partial(cloud.fake.add_vm, project="my-project"), cloud.fake.add_disk
+        add_vm(VM, labels=OURS, age_s=OLD_S)
+        add_vm(another("bbbbbb"), labels=OURS, age_s=NEW_S)
+        add_vm(another("cccccc"), labels=OURS, age_s=3660)
+        add_vm(another("dddddd"), labels=OURS, age_s=OLD_S, limit_s=0)
+        add_vm("database", labels=OURS, age_s=OLD_S)
+        add_vm(another("eeeeee"), labels={"rooflaunch-limit": "3600"}, age_s=OLD_S)
+        orphan = another("ffffff")
+        add_disk(orphan, labels=OURS, age_s=OLD_S)
+        add_disk(another("000000"), labels=OURS, age_s=NEW_S)
+        add_disk(another("111111"), labels={"rooflaunch": "launch"}, age_s=OLD_S)
+        add_disk("precious", labels=OURS, age_s=OLD_S)
+        left = cleanup.leftovers(cloud.compute)
         assert left == [
             Leftover(kind="VM", name=VM, zone=ZONE, why="its limit was 60 min ago"),
             Leftover(kind="disk", name=orphan, zone=ZONE, why="its limit was 60 min ago"),
@@ -125,13 +128,13 @@ def test_reap_takes_only_what_is_ours_and_past_its_limit(clouds: Clouds) -> None
         assert len(cloud.fake.instances) == 5
         assert orphan not in cloud.fake.disks
         assert "precious" in cloud.fake.disks
-        assert cleanup.leftovers(cloud.compute, now_s) == []
+        assert cleanup.leftovers(cloud.compute) == []
 
 
 def test_a_disk_that_cannot_be_deleted_is_told(clouds: Clouds) -> None:
     with clouds() as cloud:
         disk = Leftover(kind="disk", name=VM, zone=ZONE, why="old")
-        cloud.fake.add_disk(VM, labels=labels(1))
+        cloud.fake.add_disk(VM, labels=OURS)
         cloud.fake.refuse(403, "not yours", match="DELETE .*/disks/")
         (removed,) = cleanup.reap([disk], cloud.compute, now=cloud.clock.now, sleep=cloud.clock.sleep)
         assert (removed.gone, removed.reason) == (False, "no permission in project 'my-project': not yours")

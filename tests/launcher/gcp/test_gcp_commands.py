@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -396,9 +397,8 @@ def test_reap(launch: Launch, clouds: Clouds, capsys: pytest.CaptureFixture[str]
         world = world_of(cloud)
         assert launch(world, "reap", *AT_HOME) == 0
         assert capsys.readouterr().out == "nothing of a launch is past its limit in my-project\n"
-        past = {"rooflaunch": "launch", "rooflaunch-deadline": str(int(cloud.clock.now()) - 7300)}
         name = "rooflaunch-l4-20260101-000000-abcdef"
-        cloud.fake.add_vm(name, project="my-project", labels=past)
+        cloud.fake.add_vm(name, project="my-project", labels={"rooflaunch": "launch"}, age_s=3600 + 7300)
         assert launch(world, "reap", "--dry-run", *AT_HOME) == 0
         assert capsys.readouterr().out == f"VM {name} in {ZONE}: its limit was 2 h 01 min ago\n"
         assert launch(world, "reap", "--dry-run", "--format", "json", *AT_HOME) == 0
@@ -407,6 +407,49 @@ def test_reap(launch: Launch, clouds: Clouds, capsys: pytest.CaptureFixture[str]
         assert launch(world, "reap", *AT_HOME) == 0
         assert capsys.readouterr().out == f"VM {name} in {ZONE} is gone\n"
         assert cloud.fake.instances == []
+
+
+OFF_S = pytest.mark.parametrize("off_s", [-7200, 7200], ids=["two hours slow", "two hours fast"])
+
+
+@pytest.mark.world
+@OFF_S
+def test_a_launch_goes_by_the_clouds_clock(
+    off_s: float, launch: Launch, clouds: Clouds, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with clouds() as cloud:
+        world = world_of(cloud, now=lambda: cloud.clock.now() + off_s)
+        began_s = cloud.clock.now()
+        assert launch(world, *GCP, "--format", "json") == 0
+        told = capsys.readouterr()
+        [run] = json.loads(told.out)["runs"]
+        assert run["status"] == "completed"
+        requested_s = datetime.fromisoformat(json.loads(told.out)["phases"]["requested"]).timestamp()
+        assert began_s - 2 <= requested_s <= cloud.clock.now()
+        assert "+0 s  requested\n" in told.err
+        assert not re.search(r"\+\d+ h", told.err), "no phase comes hours after the start"
+        assert launch(world, "status", *AT_HOME, "--format", "json") == 0
+        [shown] = [each for each in json.loads(capsys.readouterr().out) if each["runs"] == [run["run_id"]]]
+        assert shown["state"] == "done"
+
+
+@pytest.mark.world
+@OFF_S
+def test_a_clock_that_is_off_ends_no_healthy_vm(
+    off_s: float, launch: Launch, clouds: Clouds, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with clouds(fault=Fault.NO_HEARTBEAT) as cloud:
+        world = world_of(cloud, now=lambda: cloud.clock.now() + off_s)
+        assert launch(world, *GCP, "--detach", "--max-run-time", "90m", "--format", "json") == 0
+        name = json.loads(capsys.readouterr().out)["name"]
+        for somebody in (world, world_of(cloud), world_of(cloud, now=lambda: cloud.clock.now() - off_s)):
+            assert launch(somebody, "reap", *AT_HOME) == 0
+            assert capsys.readouterr().out == "nothing of a launch is past its limit in my-project\n"
+            assert launch(somebody, "status", name, *AT_HOME, "--format", "json") == 0
+            shown = json.loads(capsys.readouterr().out)
+            assert (shown["state"], shown["vm"]) == ("starting", "RUNNING")
+            assert 0 <= shown["usd"] < 0.3
+        assert [each.name for each in cloud.fake.instances] == [name]
 
 
 @pytest.mark.world

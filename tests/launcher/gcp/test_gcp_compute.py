@@ -8,6 +8,7 @@ import time
 import urllib.parse
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from launcher.gcp import compute as border
 from launcher.gcp.compute import AlreadyThereError, Compute, DeniedError, Patience, RefusedError
 from launcher.gcp.resources import Operation, OperationFault, Quota, QuotaFault, Serial
+from tests.launcher.gcp import fake_compute
 from tests.launcher.gcp.fake_compute import FakeCompute, Vm, plain_body, quota_error, stockout_error
 from workload.errors import ExitCode, RooflaunchError, ToolError, UsageError
 from workload.storage.bucket import UnreachableError
@@ -23,7 +25,7 @@ pytestmark = pytest.mark.world
 
 A = "us-central1-a"
 NAME = "rooflaunch-t4-20261121-142530-c0ffee"
-OURS = {"rooflaunch": "launch", "rooflaunch-name": NAME, "rooflaunch-deadline": "1800003600"}
+OURS = {"rooflaunch": "launch", "rooflaunch-name": NAME, "rooflaunch-limit": "3600"}
 ID = "0123456789abcdef0123456789abcdef"
 
 
@@ -75,16 +77,47 @@ def test_an_instance_as_it_is_told(fake: FakeCompute, compute: Compute) -> None:
     found = compute.get(A, NAME)
     assert found is not None
     assert (found.name, found.zone, found.status, found.machine_type) == (NAME, A, "RUNNING", "n1-standard-4")
-    assert (found.spot, found.deadline_s, found.request_id) == (False, 1800003600, ID)
+    assert (found.spot, found.deadline_s, found.request_id) == (False, fake.vm(NAME).deadline_s, ID)
     assert (found.physical_host, found.cpu_platform) == ("/block/subblock/host", "Intel Broadwell")
     assert found.created_at == fake.vm(NAME).created_at
 
 
 def test_what_is_not_told_is_unknown(fake: FakeCompute, compute: Compute) -> None:
-    fake.add_vm(NAME, labels={"rooflaunch-deadline": "tomorrow"})
+    fake.add_vm(NAME, limit_s=0)
     found = compute.get(A, NAME)
     assert found is not None
     assert (found.physical_host, found.deadline_s, found.request_id) == (None, None, "")
+
+
+def test_the_end_of_a_vm_is_what_the_cloud_says(fake: FakeCompute, compute: Compute) -> None:
+    machine = fake.add_vm(NAME, age_s=1000, limit_s=1200, labels={"rooflaunch-deadline": "7"})
+    machine.deadline_s = machine.created_s + 1225
+    found = compute.get(A, NAME)
+    assert found is not None
+    assert found.deadline_s == pytest.approx(machine.deadline_s, abs=0.001)
+    fake.stop(NAME)
+    found = compute.get(A, NAME)
+    assert found is not None
+    assert found.deadline_s == pytest.approx(machine.created_s + 1200, abs=0.001), "of a stopped one it says nothing"
+
+
+def test_the_time_is_the_clouds(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
+    fake.clock = lambda: 1795262400.6 + clock.s
+    assert compute.now_s() == 1795262400.0, "a date has no fractions"
+    assert fake.calls == ["GET /compute/v1/projects/test-project"], "any answer will do"
+    clock.s += 90.5
+    assert compute.counted().now_s() == 1795262490.5
+    compute.project_quotas()
+    assert compute.now_s() == 1795262491.0, "the latest date is the nearest to the truth"
+    fake.clock = lambda: 0.0
+    compute.project_quotas()
+    assert compute.now_s() == 1795262491.0
+
+
+def test_answers_without_a_date_tell_no_age(compute: Compute, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fake_compute._Handler, "date_time_string", lambda *_: "today")
+    with pytest.raises(ToolError, match=r"^Compute Engine's answers have no date, without which the age of a VM is"):
+        compute.now_s()
 
 
 def test_nothing_there(fake: FakeCompute, compute: Compute) -> None:
@@ -119,7 +152,8 @@ def test_lists_have_every_page_and_only_ours(fake: FakeCompute, compute: Compute
     assert fake.count("aggregated/instances") == 3
     disks = [each for each in compute.disks() if each.name.startswith("left")]
     assert [(each.zone, each.name) for each in disks] == [(z, f"left-{i}") for z, i in wanted]
-    assert (disks[0].size_gb, disks[0].deadline_s, disks[0].users) == (50, 1800003600, ())
+    created_s = datetime.fromisoformat(disks[0].created_at).timestamp()
+    assert (disks[0].size_gb, disks[0].deadline_s, disks[0].users) == (50, created_s + 3600, ())
     assert len(compute.zone_names()) == 4
 
 

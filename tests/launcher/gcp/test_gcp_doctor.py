@@ -84,6 +84,9 @@ class StubCompute:
     def disks(self) -> list[Disk]:
         return list(_given(self.left_disks))
 
+    def now_s(self) -> float:
+        return NOW_S
+
 
 @dataclass
 class StubBucket:
@@ -122,7 +125,6 @@ class World:
             bucket=lambda name: _given(self.bucket) if name == BUCKET else None,
             services=lambda project: _given(self.services_error or Services(project, self.rest)),
             tags=lambda: {name: f"{name}-0123456789ab" for name in ("cpu", "cuda", "volta")},
-            now_s=lambda: NOW_S,
             endpoint=self.endpoint,
         )
         return list(doctor.checks(lambda: (_given(self.settings), {"project": "option"}), cloud))
@@ -667,8 +669,8 @@ def test_for_real(clouds: tuple[FakeCompute, StrictGcs]) -> None:
     compute, _ = clouds
     compute.set_quota("global", "GPUS_ALL_REGIONS", 2)
     compute.set_quota("us-central1", "NVIDIA_L4_GPUS", 5000)
-    deadline = {"rooflaunch": "launch", "rooflaunch-deadline": "1000"}
-    compute.add_vm("rooflaunch-t4-20261121-142530-3fa9c1", project=PROJECT, labels=deadline)
+    ours = {"rooflaunch": "launch"}
+    compute.add_vm("rooflaunch-t4-20261121-142530-3fa9c1", project=PROJECT, labels=ours, age_s=7200)
     found = {each.name: each for each in reversed(machine_doctor.examine([Part.GCP]))}
     assert found["project"].found == "my-project (environment); Compute Engine answers"
     assert found["GPUS_ALL_REGIONS"].state is State.OK

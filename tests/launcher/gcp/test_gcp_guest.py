@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
@@ -30,7 +31,7 @@ def compute() -> Iterator[FakeCompute]:
 
 @pytest.fixture
 def vm(compute: FakeCompute) -> Vm:
-    made = compute.add_vm(f"rooflaunch-t4-{len(compute.all_vms)}", labels={"rooflaunch-deadline": "1795258800"})
+    made = compute.add_vm(f"rooflaunch-t4-{len(compute.all_vms)}", labels={"rooflaunch-limit": "3600"})
     made.metadata["rooflaunch-request"] = '{"name": "ü"}'
     return made
 
@@ -127,8 +128,10 @@ def test_a_preemption_is_told_when_it_comes(here: Guest, vm: Vm) -> None:
 def test_the_vm_as_compute_engine_describes_it(here: Guest, vm: Vm, compute: FakeCompute) -> None:
     vm.physical_host = "/block/sub/host-7"
     found = here.instance()
-    assert found["resourceStatus"] == {"physicalHost": "/block/sub/host-7"}
-    assert found["labels"]["rooflaunch-deadline"] == "1795258800"
+    assert found["resourceStatus"]["physicalHost"] == "/block/sub/host-7"
+    ends_s = datetime.fromisoformat(found["resourceStatus"]["scheduling"]["terminationTimestamp"]).timestamp()
+    assert ends_s == pytest.approx(vm.created_s + 3600, abs=0.01)
+    assert found["labels"]["rooflaunch-limit"] == "3600"
     assert TOKEN in compute.tokens
 
 

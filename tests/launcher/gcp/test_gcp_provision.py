@@ -97,10 +97,10 @@ def test_every_gpu_is_accepted(gpu: str, spot: bool, fake: FakeCompute, compute:
     got = go(plan, compute, clock)
     assert (got.zone, got.instance.name, got.instance.status) == (plan.zones[0], plan.name, "RUNNING")
     assert (got.instance.spot, got.instance.machine_type) == (spot, plan.machine.name)
-    assert got.instance.deadline_s == clock.s + plan.limit_s
+    assert got.instance.deadline_s == fake.vm(plan.name).deadline_s
     # What the client sends is what the plan says, but for its own order of keys.
     body = fake.bodies[0]
-    assert body == plan.body(got.zone, now_s=clock.s, request_id=got.instance.request_id)
+    assert body == plan.body(got.zone, request_id=got.instance.request_id)
 
 
 def test_a_plain_launch_takes_five_calls(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
