@@ -9,7 +9,7 @@ from launcher.gcp.follow import MAX_SERIAL_PARTS
 from launcher.gcp.launches import State
 from launcher.gcp.records import log_object
 from workload.errors import NothingToDoError
-from workload.storage.bucket import Bucket
+from workload.storage.bucket import MAX_TEXT_BYTES, Bucket
 
 EVERY_S = 5.0
 # A VM with nothing new to say is asked for less often than its serial port.
@@ -45,7 +45,7 @@ def read(
             yield Piece(source="serial port", text=text)
         if not follow:
             return
-    log = bucket.read(log_object(name))
+    log = bucket.read(log_object(name), most_bytes=MAX_TEXT_BYTES)
     if log is None and not last:
         said = f": {launch.why}" if launch.why else ""
         raise NothingToDoError(f"'{name}' left no log; it is {launch.state}{said}", hint=f"launch status {name}")

@@ -5,10 +5,14 @@ CRC-32C, base64 of the big-endian value, as Cloud Storage and a bundle's manifes
 """
 
 import base64
+import http
 import io
+import json
 import os
 import re
+import ssl
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -35,6 +39,10 @@ BLOCK_BYTES = 1 << 20
 # Held in memory, and sent again whole where a connection breaks; the client's own is 100 MiB.
 CHUNK_BYTES = 8 << 20
 ATTEMPTS = 3
+# Records have a few kB, and a list of 10,000 runs has 700: more is damage, or meant to fill somebody's memory.
+MAX_RECORD_BYTES = 2_000_000
+# For text that is shown whole, a start-up log say; `gcloud storage cat` is for more.
+MAX_TEXT_BYTES = 32_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +78,10 @@ class ObjectChangedError(BundleError):
     """An object was replaced or deleted after it was listed."""
 
 
+class TooLongError(BundleError):
+    """More bytes came than there should be."""
+
+
 class ObjectExistsError(BundleError):
     """An object is there that was to be made, or another than the one that was to be replaced."""
 
@@ -101,6 +113,19 @@ class Sink(Protocol):
     def write(self, data: bytes, /) -> int: ...
 
 
+class _Bounded:
+    """Passes on what is written, up to so many bytes."""
+
+    def __init__(self, sink: Sink, most_bytes: int, *, what: str) -> None:
+        self._sink, self._left, self._most, self._what = sink, most_bytes, most_bytes, what
+
+    def write(self, data: bytes, /) -> int:
+        if len(data) > self._left:
+            raise TooLongError(f"{self._what} has more than {self._most} bytes", hint="remove it, or write it again")
+        self._left -= len(data)
+        return self._sink.write(data)
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Content:
     """What an object is to hold, and which generation of it to replace: 0 none, None whatever is there."""
@@ -126,9 +151,20 @@ class Bucket:
         return Bucket(self._client, self.name, patience)
 
     def require_answer(self, prefix: str) -> None:
-        """Ask for one name; raises `UsageError` for a missing bucket, `ToolError` for no permission or no answer."""
-        with self._translated():
-            list(self._list(prefix, retry_s=self._patience.first_retry_s, max_results=1))
+        """Ask for one name; raises `UsageError` for a missing bucket, `ToolError` for no permission or no answer.
+
+        A server that has too much to do is there, and is asked again for longer than one that does not answer.
+        """
+        again_until_s = time.monotonic() + self._patience.first_answer_s - 2 * self._patience.first_retry_s
+        while True:
+            try:
+                with self._translated():
+                    list(self._list(prefix, retry_s=self._patience.first_retry_s, max_results=1))
+            except UnreachableError as error:
+                if not _is_throttled(error) or time.monotonic() >= again_until_s:
+                    raise
+            else:
+                return
 
     def objects(self, prefix: str) -> Iterator[RemoteObject]:
         """Every object whose name starts with `prefix`, in the order of names."""
@@ -149,17 +185,26 @@ class Bucket:
                 pass  # what a page has in `prefixes` is collected as it comes
             return sorted(name.removeprefix(prefix).rstrip("/") for name in listed.prefixes)
 
-    def read(self, name: str) -> bytes | None:
-        """What a small object holds, compared with its checksum; None where there is no such object."""
+    def read(self, name: str, *, most_bytes: int = MAX_RECORD_BYTES) -> bytes | None:
+        """What a small object holds as stored, compared with its checksum; None where there is no such object.
+
+        Raises `TooLongError` where it has more than `most_bytes`, of which no more are taken into memory.
+        """
         blob = self._client.bucket(self.name).blob(name)
+        content = io.BytesIO()
         try:
             with self._translated():
-                content = blob.download_as_bytes(
-                    timeout=self._timeout_s, retry=_retry(self._patience.retry_s), checksum="crc32c"
+                blob.download_to_file(
+                    _Bounded(content, most_bytes, what=f"'{name}' in bucket '{self.name}'"),
+                    # Unpacked on the way, a few kB of gzip are gigabytes.
+                    raw_download=True,
+                    checksum="crc32c",
+                    timeout=self._timeout_s,
+                    retry=_retry(self._patience.retry_s),
                 )
         except UsageError:
             return None  # 404; that the bucket exists was asked at the first contact
-        return bytes(content)
+        return content.getvalue()
 
     def write(self, name: str, content: bytes, *, if_absent: bool = False) -> bool:
         """Make or replace an object; with `if_absent` False, and nothing done, where one is there already."""
@@ -218,7 +263,10 @@ class Bucket:
             return frozenset(held)
 
     def download(self, found: RemoteObject, sink: Sink, *, start: int = 0) -> None:
-        """Write the bytes of `found` from `start` on, as stored, in small pieces; `ObjectChangedError` if replaced."""
+        """Write the bytes of `found` from `start` on, as stored, in small pieces; `ObjectChangedError` if replaced.
+
+        `TooLongError` where more come than it was listed with.
+        """
         from google.api_core import exceptions as api  # noqa: PLC0415 - see the module
 
         if start >= found.bytes:
@@ -227,7 +275,7 @@ class Bucket:
         try:
             with self._translated():
                 blob.download_to_file(
-                    sink,
+                    _Bounded(sink, found.bytes - start, what=f"'{found.name}'"),
                     start=start or None,
                     raw_download=True,
                     checksum=None,  # the whole file's is compared on disk: it holds for resumed downloads too
@@ -245,7 +293,7 @@ class Bucket:
         if blob.generation not in (None, found.generation):
             raise _changed(found)
 
-    def _put(self, wanted: "_Content", *, unclear: list[Exception] | None = None) -> None:
+    def _put(self, wanted: _Content, *, unclear: list[Exception] | None = None) -> None:
         """Store it; `unclear` gets the failures after which it was sent again."""
         from google.api_core import exceptions as api  # noqa: PLC0415 - see the module
 
@@ -443,6 +491,17 @@ def _within(limit_s: float, work: Callable[[], T]) -> T:
 
 def _unreachable(bucket: str, error: BaseException, patience: Patience) -> UnreachableError:
     emulator = os.environ.get(EMULATOR_VARIABLE)
+    if _is_throttled(error):
+        return UnreachableError(
+            f"bucket '{bucket}' answers that it gets too many requests (429)",
+            hint="wait a minute, then run again, with fewer at a time where there are several",
+        )
+    if any(isinstance(each, ssl.SSLCertVerificationError | json.JSONDecodeError) for each in _causes(error)):
+        return UnreachableError(
+            f"something else than Cloud Storage answers at {emulator or PUBLIC_ENDPOINT}: "
+            "a log-in page of this network, or a proxy",
+            hint="open a page in a browser and log in to the network, or correct HTTPS_PROXY; then run again",
+        )
     hint = (
         f"start that server, or unset {EMULATOR_VARIABLE}"
         if emulator
@@ -450,6 +509,10 @@ def _unreachable(bucket: str, error: BaseException, patience: Patience) -> Unrea
     )
     where = emulator or PUBLIC_ENDPOINT
     return UnreachableError(f"bucket '{bucket}' cannot be reached at {where}: {_why(error, patience)}", hint=hint)
+
+
+def _is_throttled(error: BaseException) -> bool:
+    return any(getattr(each, "code", None) == http.HTTPStatus.TOO_MANY_REQUESTS for each in _causes(error))
 
 
 def _why(error: BaseException, patience: Patience) -> str:

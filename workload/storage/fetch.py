@@ -13,7 +13,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path, PurePosixPath
@@ -22,15 +22,15 @@ from typing import Any, BinaryIO
 
 from workload import bundle
 from workload.errors import BundleError, RooflaunchError, ToolError, UsageError
-from workload.storage.bucket import Bucket, ObjectChangedError, RemoteObject, UnreachableError, crc32c
+from workload.storage.bucket import Bucket, ObjectChangedError, RemoteObject, TooLongError, UnreachableError, crc32c
 
 RUNS = "runs"
 # Pieces of files that have not come whole, inside the run's folder.
 PARTIAL = ".fetch"
 # Names that the fetch itself writes; compared without case, as some file systems do.
 RESERVED = frozenset({bundle.MANIFEST.casefold(), f"{bundle.MANIFEST}.tmp".casefold()})
-# A manifest row is about 200 bytes: this is a bundle of 80,000 files, and no way to fill the memory.
-MAX_MANIFEST_BYTES = 16_000_000
+# For a manifest or a record, which are read whole. A manifest row is about 200 bytes: this is a bundle of 80,000 files.
+MAX_DOCUMENT_BYTES = 16_000_000
 # https://cloud.google.com/storage/docs/objects#naming allows 1024 bytes; file systems allow 255 in each part.
 MAX_PART_BYTES = 255
 ATTEMPTS = 2
@@ -188,6 +188,8 @@ UNSAFE: tuple[tuple[str, Callable[[str], object]], ...] = (
     ("a control character", lambda name: re.search(r"[\x00-\x1f\x7f-\x9f]", name)),
     ("a drive letter", lambda name: re.search(r"(^|/)[A-Za-z]:", name)),
     ("leaves its folder", lambda name: ".." in name.split("/")),
+    # `rm -rf *` would take it for options.
+    ("a part that begins with a dash", lambda name: re.search(r"(^|/)-", name)),
     ("an empty part", lambda name: "" in name.split("/")),
     # Windows drops them: `MANIFEST.json.` would be the manifest.
     ("a part that ends in a dot or a space", lambda name: re.search(r"[. ](/|$)", name)),
@@ -431,9 +433,11 @@ class _Worker:
         if local is _Local.SAME:
             return Outcome(run_id=run.run_id, state=State.SKIPPED)
         if local is _Local.OTHER and not self._replace:
-            raise BundleError(
-                f"'{folder}' is complete and another bundle: --replace overwrites it", hint="fetch with --replace"
-            )
+            message = f"'{folder}' is complete and another bundle: --replace overwrites it"
+            raise BundleError(message, hint="fetch with --replace")
+        for name in (bundle.MANIFEST, bundle.RECORD):
+            if name in run.objects and run.objects[name].bytes > MAX_DOCUMENT_BYTES:
+                raise _foreign(run, f"{name} has {run.objects[name].bytes} bytes")
         manifest = self._download_manifest(run.manifest)
         wanted = wanted_files(run, manifest)
         folder.mkdir(exist_ok=True)
@@ -445,28 +449,27 @@ class _Worker:
 
     def _fetch_incomplete(self, run: RemoteRun) -> Outcome:
         folder = self._output / run.run_id
+        reason = f"no {bundle.MANIFEST}: it still runs, or was cut off"
         if not self._incomplete:
-            reason = f"no {bundle.MANIFEST}: it still runs, or was cut off; --incomplete fetches it"
+            reason += "; --incomplete fetches it"
             return Outcome(run_id=run.run_id, state=State.INCOMPLETE, reason=reason)
         if (folder / bundle.MANIFEST).is_file():
             return Outcome(run_id=run.run_id, state=State.SKIPPED, reason="complete here, not in the bucket")
         folder.mkdir(exist_ok=True)
         files, count = self._bring(folder, [Wanted(name=name, remote=each) for name, each in run.objects.items()])
         shutil.rmtree(folder / PARTIAL, ignore_errors=True)
-        reason = f"no {bundle.MANIFEST}: it still runs, or was cut off"
         return Outcome(run_id=run.run_id, state=State.INCOMPLETE, files=files, bytes=count, reason=reason)
 
     def _download_manifest(self, found: RemoteObject) -> bytes:
-        if found.bytes > MAX_MANIFEST_BYTES:
-            raise BundleError(
-                f"damaged in the bucket: {bundle.MANIFEST} has {found.bytes} bytes", hint="upload the run again"
-            )
-        content = io.BytesIO()
-        self._bucket.download(found, _Counted(content, self.traffic))
-        arrived = content.getvalue()
-        if len(arrived) != found.bytes or (found.crc32c and crc32c(io.BytesIO(arrived)) != found.crc32c):
-            raise BundleError(f"{bundle.MANIFEST} did not arrive as it was sent", hint="fetch again")
-        return arrived
+        """The manifest, as it was listed; one that arrives as another is asked for once more."""
+        for _ in range(ATTEMPTS):
+            content = io.BytesIO()
+            with suppress(TooLongError):
+                self._bucket.download(found, _Counted(content, self.traffic))
+            arrived = content.getvalue()
+            if len(arrived) == found.bytes and found.crc32c in ("", crc32c(io.BytesIO(arrived))):
+                return arrived
+        raise BundleError(f"{bundle.MANIFEST} arrived damaged {ATTEMPTS} times", hint="fetch again")
 
     def _bring(self, folder: Path, wanted: Iterable[Wanted]) -> tuple[int, int]:
         """Have every wanted file in `folder`; returns how many came over the network, and their bytes."""
@@ -505,7 +508,8 @@ class _Worker:
         start = before
         while start < found.bytes:
             try:
-                with partial.open("ab") as content:
+                # With a byte too many it is another file, as its comparison says.
+                with suppress(TooLongError), partial.open("ab") as content:
                     self._bucket.download(found, _Counted(content, self.traffic), start=start)
             except UnreachableError:
                 if _size(partial) == start:

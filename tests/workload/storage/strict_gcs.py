@@ -271,4 +271,6 @@ class _Handler(BaseHTTPRequestHandler):
             self.gcs.fail["media"].pop()
             content = content[:-1] + b"?"
         headers = {"Content-Type": "application/octet-stream", "x-goog-hash": f"crc32c={found['crc32c']}"}
+        if encoding := self.gcs.objects[name].metadata.get("contentEncoding"):
+            headers["Content-Encoding"] = encoding
         self._send(200, content, headers | {"x-goog-generation": found["generation"]})

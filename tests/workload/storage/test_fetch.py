@@ -2,6 +2,7 @@ import errno
 import io
 import json
 import os
+import ssl
 import sys
 import threading
 from collections.abc import Callable
@@ -132,6 +133,9 @@ def test_a_run_named_in_the_source_cannot_leave_either() -> None:
         ("a\\..\\evil", "a backslash"),
         ("C:/evil", "a drive letter"),
         ("c:evil", "a drive letter"),
+        ("-rf", "a part that begins with a dash"),
+        ("ncu/-rf", "a part that begins with a dash"),
+        ("a-b/c-", ""),
         ("a//b", "an empty part"),
         ("a/", "an empty part"),
         ("", "an empty part"),
@@ -488,10 +492,62 @@ def test_a_manifest_that_would_fill_the_memory(
     folder = make()
     storage.put_folder(folder)
     size = (folder / "MANIFEST.json").stat().st_size
-    monkeypatch.setattr(fetch, "MAX_MANIFEST_BYTES", size - 1)
+    monkeypatch.setattr(fetch, "MAX_DOCUMENT_BYTES", size - 1)
     assert only(fetch_all(storage, output)).reason == f"damaged in the bucket: MANIFEST.json has {size} bytes"
-    monkeypatch.setattr(fetch, "MAX_MANIFEST_BYTES", size)
+    monkeypatch.setattr(fetch, "MAX_DOCUMENT_BYTES", size)
     assert only(fetch_all(storage, output)).state is State.FETCHED
+
+
+def test_a_record_that_would_fill_the_memory(
+    storage: FakeStorage, make: Make, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make()
+    (folder / "run.json").write_text('{"schema_version": 1' + " " * 2000 + "}")
+    bundle.seal(folder)
+    storage.put_folder(folder)
+    monkeypatch.setattr(fetch, "MAX_DOCUMENT_BYTES", 2000)
+    assert only(fetch_all(storage, output)).reason == "damaged in the bucket: run.json has 2021 bytes"
+    assert storage.asked_for() == []
+
+
+def test_an_object_that_grows_on_the_way_fills_no_disk(storage: FakeStorage, make: Make, output: Path) -> None:
+    storage.put_folder(make())
+    name = f"runs/{RUN}/steps.csv"
+
+    def more() -> None:
+        held = storage.objects[name]
+        held.content = STEPS + b"x" * 100_000
+
+    storage.before[name] = more
+    assert only(fetch_all(storage, output)).reason == "steps.csv arrived damaged 2 times"
+    assert not (output / RUN / "MANIFEST.json").exists()
+
+
+def test_a_manifest_that_arrives_wrong_comes_once_more(storage: FakeStorage, make: Make, output: Path) -> None:
+    storage.put_folder(make())
+    storage.spoil[f"runs/{RUN}/MANIFEST.json"] = 1
+    assert only(fetch_all(storage, output)).state is State.FETCHED
+    assert storage.asked_for() == sorted([*FILES, "MANIFEST.json"])
+
+
+def test_many_bundles_are_listed_once_and_each_file_is_asked_for_once(
+    storage: FakeStorage, make: Make, output: Path
+) -> None:
+    for number in range(20):
+        storage.put_folder(make(f"20261121T1425{number:02}Z-a-b-0000aa"))
+    listings: list[str] = []
+    list_blobs = storage.list_blobs
+
+    def counted(bucket: str, **options: Any) -> Any:
+        listings.append(options["prefix"])
+        return list_blobs(bucket, **options)
+
+    storage.list_blobs = counted  # type: ignore[method-assign]
+    assert fetch_all(storage, output).count(State.FETCHED) == 20
+    assert listings == ["runs/"]
+    assert len(storage.downloads) == 20 * len(FILES)
+    assert fetch_all(storage, output).count(State.SKIPPED) == 20
+    assert len(storage.downloads) == 20 * len(FILES), "what is here is compared by the list alone"
 
 
 def test_bytes_that_arrive_wrong_come_once_more(storage: FakeStorage, make: Make, output: Path) -> None:
@@ -510,7 +566,7 @@ def test_bytes_that_always_arrive_wrong_leave_no_complete_folder(
     storage.spoil[f"runs/{RUN}/{name}"] = 99
     reason = {
         "steps.csv": "steps.csv arrived damaged 2 times",
-        "MANIFEST.json": "MANIFEST.json did not arrive as it was sent",
+        "MANIFEST.json": "MANIFEST.json arrived damaged 2 times",
     }
     assert only(fetch_all(storage, output)) == Outcome(run_id=RUN, state=State.REFUSED, reason=reason[name])
     assert not (output / RUN / "MANIFEST.json").exists()
@@ -733,6 +789,29 @@ def refused_connection() -> Exception:
                 (TimeoutError(), "no answer within 15 s"),
                 (api.ServiceUnavailable("Backend Error"), "Backend Error"),
             ]
+        ),
+        *(
+            (
+                error,
+                bucket.UnreachableError,
+                (
+                    "error: something else than Cloud Storage answers at https://storage.googleapis.com: "
+                    "a log-in page of this network, or a proxy\n"
+                    "hint: open a page in a browser and log in to the network, or correct HTTPS_PROXY; then run again"
+                ),
+            )
+            for error in (
+                requests.exceptions.JSONDecodeError("Expecting value", "<html>", 0),
+                requests.exceptions.SSLError(ssl.SSLCertVerificationError(1, "certificate verify failed")),
+            )
+        ),
+        (
+            api.TooManyRequests("Slow down"),
+            bucket.UnreachableError,
+            (
+                "error: bucket 'bucket' answers that it gets too many requests (429)\n"
+                "hint: wait a minute, then run again, with fewer at a time where there are several"
+            ),
         ),
     ],
 )

@@ -1,9 +1,11 @@
 """Uploads by the real client to a server that is as strict as Cloud Storage, with its faults."""
 
+import gzip
 import io
 import os
 import shutil
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +14,7 @@ import google_crc32c
 import pytest
 from google.api_core import exceptions as api
 
-from tests.workload.storage.strict_gcs import BUCKET, GRAIN_BYTES, StrictGcs
+from tests.workload.storage.strict_gcs import BUCKET, GRAIN_BYTES, StrictGcs, _Handler
 from workload import bundle
 from workload.errors import BundleError, ToolError, UsageError
 from workload.storage import bucket, upload
@@ -328,6 +330,39 @@ def test_what_arrives_is_compared_with_its_checksum(gcs: StrictGcs, opened: Buck
     with pytest.raises(ToolError, match=rf"^bucket '{BUCKET}' sent other bytes than it holds$"):
         opened.read("x")
     assert opened.read("x") == b"content"
+
+
+def test_what_is_read_is_neither_unpacked_nor_without_bound(gcs: StrictGcs, opened: Bucket) -> None:
+    """A status.json of 100 MB, packed: the pack is what is there, and it is read as that."""
+    packed = gzip.compress(b" " * 100_000_000)
+    gcs.store({"name": "x", "contentEncoding": "gzip"}, packed)
+    tracemalloc.start()
+    assert opened.read("x") == packed
+    with pytest.raises(bucket.TooLongError, match=rf"^'x' in bucket '{BUCKET}' has more than 1000 bytes$"):
+        opened.read("x", most_bytes=1000)
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak_bytes < 5_000_000
+    gcs.calls.clear()
+    opened.write("y", b"." * 1000)
+    assert opened.read("y", most_bytes=1000) == b"." * 1000
+    assert gcs.calls["get"] == 0, "the size is watched as it comes, without a question more"
+
+
+def test_a_bucket_that_is_busy_at_first_contact_is_asked_again(gcs: StrictGcs, opened: Bucket) -> None:
+    gcs.fail["list"] = [429] * 5
+    patience = Patience(first_answer_s=1.0, first_retry_s=0.02)
+    opened.with_patience(patience).require_answer("")
+    assert gcs.calls["list"] == 6
+    gcs.fail["list"] = [429] * 10_000
+    with pytest.raises(bucket.UnreachableError, match=r"too many requests \(429\)$"):
+        opened.with_patience(Patience(first_answer_s=0.1, first_retry_s=0.02)).require_answer("")
+
+
+def test_a_log_in_page_of_the_network(opened: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_Handler, "_list", lambda self, _: self._send(200, b"<html>Welcome</html>"))
+    with pytest.raises(bucket.UnreachableError, match=r"^something else than Cloud Storage answers at http://127"):
+        opened.require_answer("")
 
 
 def test_folders(opened: Bucket) -> None:
