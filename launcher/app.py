@@ -168,7 +168,12 @@ def build_image(
         row = images.require_flavour(flavour)
     held = docker.image(base or row.pinned_base)
     recipe = images.make_recipe(
-        row, base=base, base_id=held.id if held else "", index=wheel_index, commit=images.current_commit()
+        row,
+        base=base,
+        base_id=held.id if held else "",
+        index=wheel_index,
+        commit=images.current_commit(),
+        platform=building.platform_of_a_vm(docker) if target else "",
     )
     built = building.build(docker, recipe, network=network, cached=not rebuild)
     if target:

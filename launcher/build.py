@@ -48,6 +48,10 @@ UNREACHABLE = (
     "Client.Timeout",
     "connection refused",
 )
+EMULATION = (
+    "an engine without emulation gets it by docker run --privileged --rm tonistiigi/binfmt --install amd64, "
+    "or in the settings of Docker Desktop"
+)
 STEP = re.compile(r"^Step (\d+)/(\d+) : (.*)")
 
 
@@ -65,6 +69,7 @@ class Built:
     commit: str
     seconds: float
     cached: bool
+    architecture: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values by field name."""
@@ -109,8 +114,9 @@ def build(engine: Engine, recipe: Recipe, *, network: str | None = None, cached:
             raise ToolError(f"the engine lost image {image_id} right after the build", hint="launch doctor docker")
     else:
         image = found
-    # The plain name is the newest image of the flavour, for `docker run rooflaunch:cpu` by hand.
-    engine.tag(image.id, f"{images.REPOSITORY}:{recipe.flavour.name}")
+    if not recipe.platform:
+        # The plain name is the newest image of the flavour, for `docker run rooflaunch:cpu` by hand on this machine.
+        engine.tag(image.id, f"{images.REPOSITORY}:{recipe.flavour.name}")
     return _built(recipe, image, seconds=time.monotonic() - began_s, cached=found is not None)
 
 
@@ -119,8 +125,21 @@ def held(recipe: Recipe, image: Image) -> Built:
     return replace(_built(recipe, image, seconds=0.0, cached=True), tag=image.name)
 
 
+def platform_of_a_vm(engine: Engine) -> str:
+    """What an image for a VM has to be built for, as a recipe says it: nothing where this engine does so anyway."""
+    return "" if engine.architecture in ("", images.VM_ARCHITECTURE) else f"linux/{images.VM_ARCHITECTURE}"
+
+
 def push(engine: Engine, built: Built, repository: str) -> Built:
-    """Push to `repository` (`HOST/PROJECT/NAME`, no tag); the result has the digest that the registry gave."""
+    """Push to `repository` (`HOST/PROJECT/NAME`, no tag); the result has the digest that the registry gave.
+
+    Raises `ToolError` for an image that no VM could run.
+    """
+    if built.architecture not in ("", images.VM_ARCHITECTURE):
+        raise ToolError(
+            f"'{built.tag}' is an image for {built.architecture}; the VMs are {images.VM_ARCHITECTURE}",
+            hint=f"launch build --push --repository HOST/NAME builds it for linux/amd64; {EMULATION}",
+        )
     name = f"{repository}:{built.tag.rpartition(':')[2]}"
     engine.tag(built.image_id, name)
     print(f"pushing {name}", file=sys.stderr)
@@ -193,6 +212,7 @@ def _events(engine: Engine, recipe: Recipe, *, network: str | None, cached: bool
         labels={images.INPUTS_LABEL: recipe.inputs},
         network=network,
         cached=cached,
+        platform=recipe.platform,
     )
 
 
@@ -216,7 +236,7 @@ def _follow(events: Iterator[Event], log: TextIO, path: Path) -> str:
                 log.write(event.error + "\n")
                 said = "".join(f"\n  {line}" for line in last)
                 message = f"the build failed at {step}\n  {event.error.strip()}{said}"
-                raise BuildFailedError(message, hint=f"{_around(event.error)}{hint}")
+                raise BuildFailedError(message, hint=f"{_around(event.error + said)}{hint}")
     except RooflaunchError as error:
         shown.clear()
         raise type(error)(str(error), hint=error.hint if error.hint.endswith(hint) else hint) from error
@@ -227,7 +247,9 @@ def _follow(events: Iterator[Event], log: TextIO, path: Path) -> str:
 
 
 def _around(error: str) -> str:
-    """What helps where a registry cannot be reached."""
+    """What helps where a registry cannot be reached, or another machine's programs cannot run."""
+    if "exec format error" in error:
+        return f"{EMULATION}; "
     if not any(sign in error for sign in UNREACHABLE):
         return ""
     return "launch build --base IMAGE takes a base image that the engine has, or of a registry that it reaches; "
@@ -250,6 +272,7 @@ def _built(recipe: Recipe, image: Image, *, seconds: float, cached: bool) -> Bui
         commit=image.labels.get("org.opencontainers.image.revision", ""),
         seconds=seconds,
         cached=cached,
+        architecture=image.architecture,
     )
 
 

@@ -24,6 +24,8 @@ DEFAULT_SOCKET = Path("/var/run/docker.sock")
 # The first engine with everything that a run needs; https://docs.docker.com/engine/release-notes/20.10.
 MIN_VERSION = (20, 10)
 ASK_LIMIT_S = 60
+# An engine calls its machine as the kernel does, and its images otherwise.
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 JOIN_GROUP = "sudo usermod -aG docker $USER, then log in again"
 INSTALL_PAGE = "docs/containers.md"
 START_DOCKER = "start Docker (`sudo systemctl start docker`, or Docker Desktop)"
@@ -35,6 +37,8 @@ Line = Callable[[str], None]
 class Image:
     """An image that the engine holds. `id` names its content, here and wherever it is pulled to.
 
+    `architecture` is `amd64` or `arm64`, and empty where the engine does not say.
+
     `reference`: its name in a registry, with the digest that it has there; empty unless it was pushed or pulled.
     """
 
@@ -44,6 +48,7 @@ class Image:
     size_bytes: int
     created: str
     labels: Mapping[str, str]
+    architecture: str = ""
 
     @property
     def name(self) -> str:
@@ -125,6 +130,8 @@ class Engine:
         self.runtimes = frozenset(info.get("Runtimes") or ())
         self.cdi_folders = tuple(info.get("CDISpecDirs") or ())
         self.root_folder = str(info.get("DockerRootDir") or "")
+        machine = str(info.get("Architecture") or "")
+        self.architecture = ARCHITECTURES.get(machine, machine)
         self.cpus = int(info.get("NCPU") or 0)
         self.memory_bytes = int(info.get("MemTotal") or 0)
         self.rootless = "name=rootless" in (info.get("SecurityOptions") or ())
@@ -189,8 +196,9 @@ class Engine:
         labels: Mapping[str, str],
         network: str | None,
         cached: bool,
+        platform: str = "",
     ) -> Iterator[Event]:
-        """Send a build; yields what the engine says, line by line."""
+        """Send a build, for `platform` (`linux/amd64`) or the engine's own; yields what it says, line by line."""
         with translated("the build broke off"):
             stream = self._client.api.build(
                 fileobj=io.BytesIO(context),
@@ -200,6 +208,7 @@ class Engine:
                 buildargs=dict(build_args),
                 labels=dict(labels),
                 network_mode=network,
+                platform=platform or None,
                 nocache=not cached,
                 rm=True,
                 forcerm=True,
@@ -351,6 +360,7 @@ def _image(attributes: Mapping[str, Any]) -> Image:
         size_bytes=int(attributes["Size"]),
         created=str(attributes["Created"]),
         labels=attributes["Config"].get("Labels") or {},
+        architecture=str(attributes.get("Architecture") or ""),
     )
 
 

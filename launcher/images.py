@@ -30,6 +30,8 @@ FLAVOUR_LABEL = "rooflaunch.flavour"
 BASE_LABEL = "rooflaunch.base"
 UNPINNED = "unpinned"
 HASH_DIGITS = 12
+# Every machine type of the GPUs that `launch gcp` knows is x86-64; an image for another ends at its first instruction.
+VM_ARCHITECTURE = "amd64"
 # As `--wheel-index`: whatever pip is set to on the base image.
 PIP_DEFAULT = "pip"
 
@@ -73,7 +75,7 @@ class Recipe:
     """Everything that a build gets: the same recipe gives the same image, so the tag is made from its content.
 
     `files`: name inside the build context -> content. `base_id`: the local image that `base` stands for, if any.
-    `commit`: where the files are from.
+    `commit`: where the files are from. `platform`: `linux/amd64`, or empty for the engine's own.
     """
 
     flavour: Flavour
@@ -82,6 +84,7 @@ class Recipe:
     index: str
     base_id: str = ""
     commit: str = ""
+    platform: str = ""
     files: Mapping[str, bytes] = field(repr=False)
 
     @cached_property
@@ -93,7 +96,7 @@ class Recipe:
     def tag(self) -> str:
         """`rooflaunch:cpu-0123456789ab`."""
         source = (self.base, self.base_digest, self.base_id, self.index, self.flavour.ncu_url or "")
-        content = _hash(self.inputs, *source, self.commit)
+        content = _hash(self.inputs, *source, self.commit, *filter(None, [self.platform]))
         return f"{REPOSITORY}:{self.flavour.name}-{content[:HASH_DIGITS]}"
 
     def build_args(self, *, version: str) -> dict[str, str]:
@@ -152,7 +155,13 @@ def table_path() -> Path:
 
 
 def make_recipe(
-    flavour: Flavour, *, base: str | None = None, base_id: str = "", index: str | None = None, commit: str = ""
+    flavour: Flavour,
+    *,
+    base: str | None = None,
+    base_id: str = "",
+    index: str | None = None,
+    commit: str = "",
+    platform: str = "",
 ) -> Recipe:
     """A flavour with this installation's code; `base` and `index` replace the row's."""
     return Recipe(
@@ -162,6 +171,7 @@ def make_recipe(
         base_id=base_id,
         index=index or flavour.index,
         commit=commit,
+        platform=platform,
         files=_files(),
     )
 

@@ -119,7 +119,9 @@ def _container(spec: RunSpec, image: str | None, flavour: str | None, here: Here
         return Choice(runtime=Runtime.DOCKER, why="the image was named", engine=engine, image=found, gpus=with_gpu)
     name = flavour or (_flavour_for(capability) if with_gpu else CPU_FLAVOUR)
     recipe = images.make_recipe(images.require_flavour(name))
-    matching = engine.images({images.FLAVOUR_LABEL: name, images.INPUTS_LABEL: recipe.inputs})
+    labelled = engine.images({images.FLAVOUR_LABEL: name, images.INPUTS_LABEL: recipe.inputs})
+    # One that was built for a VM would run here by emulation, which measures the emulation.
+    matching = [image for image in labelled if image.architecture in ("", engine.architecture or image.architecture)]
     if not matching:
         raise ToolError(f"no image of flavour {name} is built for this code", hint=f"launch build --flavour {name}")
     return Choice(

@@ -192,8 +192,10 @@ def _pushed(world: World, flavour: str, repository: str) -> str:
     engine = world.engine()
     row = images.require_flavour(flavour)
     held = engine.image(row.pinned_base)
-    recipe = images.make_recipe(row, base_id=held.id if held else "", commit=images.current_commit())
-    matching = engine.images({images.FLAVOUR_LABEL: flavour, images.INPUTS_LABEL: recipe.inputs})
+    platform = building.platform_of_a_vm(engine)
+    recipe = images.make_recipe(row, base_id=held.id if held else "", commit=images.current_commit(), platform=platform)
+    labelled = engine.images({images.FLAVOUR_LABEL: flavour, images.INPUTS_LABEL: recipe.inputs})
+    matching = [image for image in labelled if image.architecture in ("", images.VM_ARCHITECTURE)]
     # An image on another base, built with `launch build --base`, is one for this code too.
     built = building.held(recipe, matching[0]) if matching else building.build(engine, recipe)
     try:

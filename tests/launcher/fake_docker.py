@@ -24,6 +24,7 @@ class FakeDocker:
         self.push_messages: list[Mapping[str, Any]] = []
         self.builds: list[dict[str, Any]] = []
         self.pushed: list[str] = []
+        self.architecture = "amd64"
         self.images = FakeImages(self)
         self.containers = FakeContainers()
         self.api = FakeApi(self)
@@ -31,11 +32,13 @@ class FakeDocker:
     def engine(self, *, version: str = "28.2.2", gpus: bool = False, **info: Any) -> Engine:
         """Ours, connected to this. `info` is what `docker info` says."""
         runtimes = {"runc": {}, **({"nvidia": {}} if gpus else {})}
-        return Engine(self, {"Runtimes": runtimes, **info}, version)  # type: ignore[arg-type]
+        kernel = {"amd64": "x86_64", "arm64": "aarch64"}[self.architecture]
+        return Engine(self, {"Runtimes": runtimes, "Architecture": kernel, **info}, version)  # type: ignore[arg-type]
 
     def hold(self, image_id: str, *tags: str, labels: Mapping[str, str] | None = None, **attributes: Any) -> None:
         """Put an image there."""
         plain = {"Size": 193_000_000, "Created": "2026-11-21T10:00:00Z", "RepoDigests": None}
+        plain["Architecture"] = self.architecture
         configured = {"Labels": dict(labels) if labels else None}
         self.held[image_id] = FakeImage({"Id": image_id, "RepoTags": [], "Config": configured, **plain, **attributes})
         for tag in tags:
@@ -97,6 +100,7 @@ class FakeApi:
         buildargs: Mapping[str, str],
         labels: Mapping[str, str],
         network_mode: str | None,
+        platform: str | None,
         nocache: bool,
         rm: bool,
         forcerm: bool,
@@ -107,12 +111,14 @@ class FakeApi:
         assert forcerm
         assert decode
         asked = {"context": fileobj.read(), "dockerfile": dockerfile, "tag": tag, "nocache": nocache}
+        asked |= {"platform": platform} if platform else {}
         self._engine.builds.append(asked | {"network": network_mode, "args": dict(buildargs), "labels": dict(labels)})
         for message in self._engine.build_messages:
             if isinstance(message, Exception):
                 raise message
             if "aux" in message:
-                self._engine.hold(message["aux"]["ID"], tag, labels=labels)
+                architecture = (platform or f"linux/{self._engine.architecture}").partition("/")[2]
+                self._engine.hold(message["aux"]["ID"], tag, labels=labels, Architecture=architecture)
             yield message
 
     def push(self, name: str, *, stream: bool, decode: bool) -> Iterator[Mapping[str, Any]]:

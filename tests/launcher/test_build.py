@@ -328,6 +328,19 @@ def test_push_names_the_image_and_returns_the_digest(docker: FakeDocker) -> None
     assert docker.pushed == ["host/project/trainer:cpu-0123456789ab"]
 
 
+def test_an_image_that_no_vm_runs_is_not_pushed(docker: FakeDocker) -> None:
+    docker.hold("sha256:new", BUILT.tag)
+    with pytest.raises(ToolError) as caught:
+        build.push(docker.engine(), replace(BUILT, architecture="arm64"), "host/trainer")
+    assert caught.value.report() == (
+        f"error: '{BUILT.tag}' is an image for arm64; the VMs are amd64\n"
+        "hint: launch build --push --repository HOST/NAME builds it for linux/amd64; "
+        "an engine without emulation gets it by docker run --privileged --rm tonistiigi/binfmt --install amd64, "
+        "or in the settings of Docker Desktop"
+    )
+    assert docker.pushed == []
+
+
 @pytest.mark.parametrize(
     ("messages", "message"),
     [
@@ -452,6 +465,39 @@ def test_command_pushes(
     assert launch(monkeypatch, "--push", "--repository", "host/trainer") == 0
     assert "digest   sha256:cd\n" in capsys.readouterr().out
     assert command.pushed == [command.builds[0]["tag"].replace("rooflaunch", "host/trainer")]
+
+
+@pytest.mark.parametrize(
+    ("machine", "words", "platforms"),
+    [
+        ("arm64", ["--push", "--repository", "host/trainer"], ["linux/amd64"]),
+        ("arm64", [], [None]),
+        ("amd64", ["--push", "--repository", "host/trainer"], [None]),
+    ],
+    ids=["Apple Silicon for a VM", "Apple Silicon for itself", "x86-64"],
+)
+def test_an_image_for_a_vm_is_built_for_its_machine(
+    machine: str, words: list[str], platforms: list[str | None], command: FakeDocker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command.architecture = machine
+    command.push_messages = [{"aux": {"Digest": "sha256:cd"}}]
+    monkeypatch.setattr(docker_engine, "connect", command.engine)
+    assert launch(monkeypatch) == 0, "for this machine first: it is another image"
+    command.builds.clear()
+    command.build_messages = [{"aux": {"ID": "sha256:vm"}}]
+    assert launch(monkeypatch, "--rebuild", *words) == 0
+    assert [each.get("platform") for each in command.builds] == platforms
+    ours = "sha256:new" if platforms[0] else "sha256:vm"
+    assert command.names()["rooflaunch:cpu"] == ours, "the plain name is for this machine"
+
+
+@pytest.mark.usefixtures("log")
+def test_an_engine_without_emulation_says_how_to_get_it(docker: FakeDocker) -> None:
+    failed = {"error": "The command '/bin/sh -c apt-get update' returned a non-zero code: 1"}
+    docker.build_messages = [GOOD[0], {"stream": "exec /bin/sh: exec format error\n"}, failed]
+    with pytest.raises(ToolError) as caught:
+        build.build(docker.engine(), replace(RECIPE, platform="linux/amd64"))
+    assert caught.value.hint.startswith(f"{build.EMULATION}; the whole log: ")
 
 
 @pytest.mark.parametrize(

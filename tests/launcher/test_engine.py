@@ -358,6 +358,7 @@ def test_image_by_id_or_tag(docker: FakeDocker) -> None:
         size_bytes=7,
         created="2026",
         labels={"a": "1"},
+        architecture="amd64",
     )
     assert docker.engine().image("sha256:ab") == docker.engine().image("rooflaunch:cpu") == found
     assert docker.engine().image("rooflaunch:cuda") is None

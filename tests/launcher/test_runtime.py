@@ -162,6 +162,7 @@ def test_newest_image_for_this_code_wins(docker: FakeDocker, lay_out: LayOut) ->
     labels = docker.held["sha256:cpu"].attrs["Config"]["Labels"]
     docker.hold("sha256:newer", labels=labels, Created="2026-11-22T10:00:00Z")
     hold(docker, "cpu", inputs="other code", Created="2026-11-23T10:00:00Z")
+    docker.hold("sha256:for-a-vm", labels=labels, Created="2026-11-24T10:00:00Z", Architecture="arm64")
     assert shown(choose(Runtime.DOCKER, RunSpec(), here=here))[2] == "sha256:newer"
 
 

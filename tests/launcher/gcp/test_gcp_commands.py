@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 import pytest
 
+from launcher import build as building
 from launcher import images
 from launcher.__main__ import main
 from launcher.engine import Event, Image
@@ -587,8 +588,11 @@ class Docker:
     def __init__(self, *, holds: bool, denied: str = "") -> None:
         recipe = images.make_recipe(images.require_flavour("cuda"))
         labels = {images.FLAVOUR_LABEL: "cuda", images.INPUTS_LABEL: recipe.inputs}
-        plain = {"id": "sha256:1", "reference": "", "size_bytes": 1, "created": "", "labels": labels}
-        self.held = [Image(tags=("rooflaunch:cuda-0123456789ab",), **plain)] if holds else []
+        plain: dict[str, Any] = {"id": "sha256:1", "reference": "", "size_bytes": 1, "created": "", "labels": labels}
+        own = Image(tags=("rooflaunch:cuda-ffffffffffff",), architecture="arm64", **plain)
+        for_vms = Image(tags=("rooflaunch:cuda-0123456789ab",), architecture="amd64", **plain)
+        self.held = [own, for_vms] if holds else [own]
+        self.architecture = "arm64"
         self.denied = denied
         self.tagged: list[tuple[str, str]] = []
 
@@ -628,9 +632,15 @@ def test_the_image_for_this_code_is_pushed_and_run_by_digest() -> None:
 
 def test_an_image_that_is_not_there_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
     docker = Docker(holds=False)
-    made = Docker(holds=True).held[0]
-    monkeypatch.setattr("launcher.build.build", lambda _, recipe: commands.building.held(recipe, made))
+    made, asked = Docker(holds=True).held[1], []
+
+    def build(_: object, recipe: images.Recipe) -> building.Built:
+        asked.append(recipe.platform)
+        return building.held(recipe, made)
+
+    monkeypatch.setattr("launcher.build.build", build)
     assert reference(with_docker(docker), None) == f"{SETTINGS.repository}@sha256:{'a' * 64}"
+    assert asked == ["linux/amd64"], "the image of this machine is none for a VM"
 
 
 @pytest.mark.parametrize(
