@@ -4,18 +4,18 @@ A deletion counts when a later question answers that there is no such VM. What i
 cloud, never by a list of our own.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from launcher.gcp import launches
-from launcher.gcp.compute import Compute
+from launcher.gcp.compute import ZONE, Compute, DeniedError
 from launcher.gcp.provision import remove
 from launcher.gcp.records import NAME, Result, request_object, result_object
-from launcher.gcp.resources import Disk, Instance
+from launcher.gcp.resources import Disk, Instance, Listing
 from workload.errors import ExitCode, RooflaunchError, ToolError
 from workload.storage.bucket import Bucket
 
@@ -40,25 +40,50 @@ class Leftover:
 
 @dataclass(frozen=True, kw_only=True)
 class Removed:
-    """What became of one; `gone`: a later question has confirmed it, else `reason` says what stood against it."""
+    """What became of one; `gone`: a later question has confirmed it, else `reason` says what stood against it.
+
+    Without an answer of its zone it is `unknown` what became of it.
+    """
 
     kind: str
     name: str
     zone: str
     gone: bool
     reason: str = ""
+    unknown: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Plain values by field name."""
         return asdict(self)
 
 
-def running(compute: Compute) -> list[Instance]:
+def running(compute: Compute) -> Listing[Instance]:
     """Every VM of a launch, by name; another that somebody gave our label is none of ours."""
-    return sorted((each for each in compute.instances() if NAME.fullmatch(each.name)), key=lambda each: each.name)
+    listing = compute.instances()
+    ours = sorted((each for each in listing if NAME.fullmatch(each.name)), key=lambda each: each.name)
+    return replace(listing, there=tuple(ours))
 
 
-def leftovers(compute: Compute) -> list[Leftover]:
+def look_in(compute: Compute, zones: Sequence[str], name: str) -> tuple[Instance | None, list[str]]:
+    """The VM of that name, asked of these zones one by one; and those of them that do not answer either."""
+
+    def ask(zone: str) -> Instance | str | None:
+        if not ZONE.fullmatch(zone):  # a region, or nobody knows where
+            return zone
+        try:
+            return compute.get(zone, name)
+        except DeniedError:
+            raise
+        except ToolError:
+            return zone
+
+    with ThreadPoolExecutor(AT_A_TIME) as workers:
+        answers = list(workers.map(ask, zones))
+    there = next((answer for answer in answers if isinstance(answer, Instance)), None)
+    return there, [] if there else [answer for answer in answers if isinstance(answer, str)]
+
+
+def leftovers(compute: Compute) -> Listing[Leftover]:
     """VMs past their limit by the cloud's clock, and disks past it that no VM uses."""
     there, disks = running(compute), compute.disks()
     now_s = compute.now_s()
@@ -72,7 +97,8 @@ def leftovers(compute: Compute) -> list[Leftover]:
         for each in disks
         if _is_left(each, now_s)
     ]
-    return vms + left_disks
+    silent = dict.fromkeys((*there.unreachable, *disks.unreachable))
+    return Listing(there=(*vms, *left_disks), unreachable=tuple(silent))
 
 
 def _is_left(disk: Disk, now_s: float) -> bool:
@@ -106,7 +132,7 @@ def down(
 
 
 def reap(
-    left: Sequence[Leftover],
+    left: Iterable[Leftover],
     compute: Compute,
     *,
     now: Callable[[], float],
@@ -138,7 +164,10 @@ def _remove_disk(compute: Compute, disk: Leftover) -> Removed:
         compute.delete_disk(disk.zone, disk.name)
     except RooflaunchError as error:
         return Removed(kind="disk", name=disk.name, zone=disk.zone, gone=False, reason=str(error))
-    there = any((each.zone, each.name) == (disk.zone, disk.name) for each in compute.disks())
+    listing = compute.disks()
+    there = any((each.zone, each.name) == (disk.zone, disk.name) for each in listing)
+    if listing.lacks(disk.zone):
+        return no_answer("disk", disk.name, [disk.zone])
     return Removed(
         kind="disk", name=disk.name, zone=disk.zone, gone=not there, reason="it is still there" if there else ""
     )
@@ -176,9 +205,17 @@ def settle(
         bucket.write(result_object(name), result.to_bytes(), if_absent=True)
 
 
-def require_gone(removed: Sequence[Removed]) -> None:
-    """Raise `ToolError` naming what is not confirmed to be gone."""
-    left = [each for each in removed if not each.gone]
+def no_answer(kind: str, name: str, zones: Sequence[str]) -> Removed:
+    """What may be in zones that do not answer."""
+    answer = "the zone does not answer" if len(zones) == 1 else "these zones do not answer"
+    return Removed(kind=kind, name=name, zone=", ".join(zones), gone=False, reason=answer, unknown=True)
+
+
+def require_gone(removed: Sequence[Removed], unlisted: Sequence[str] = ()) -> None:
+    """Raise `ToolError` naming what is not confirmed to be gone, and zones of which nothing is known."""
+    left = [f"{each.kind} {each.name} in {each.zone}: {each.reason}" for each in removed if not each.gone]
+    sure = any(not each.gone and not each.unknown for each in removed)
+    left += [f"whatever is in {zone}, which does not answer" for zone in unlisted]
     if left:
-        told = "; ".join(f"{each.kind} {each.name} in {each.zone}: {each.reason}" for each in left)
-        raise ToolError(f"not confirmed to be gone: {told}", hint="the same command again; launch status")
+        verb = "confirmed" if sure else "known"
+        raise ToolError(f"not {verb} to be gone: {'; '.join(left)}", hint="the same command again; launch status")

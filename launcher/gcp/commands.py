@@ -6,6 +6,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,7 +24,7 @@ from launcher.gcp.plan import Options, Plan
 from launcher.gcp.progress import Progress
 from launcher.gcp.provision import remove
 from launcher.gcp.records import LAUNCHES
-from launcher.gcp.resources import Instance
+from launcher.gcp.resources import Instance, Listing
 from launcher.gcp.run import LeftRunningError, Outcome, run
 from launcher.gcp.settings import ANY_PROJECT, Settings, resolve_settings
 from launcher.options import Format
@@ -298,29 +299,50 @@ def take_down(
     cloud = world.compute(settings.project)
     store = _bucket_or_none(world, settings)
     there = cleanup.running(cloud)
-    chosen = there if every else _chosen(names, there, store)
+    chosen, unknown = (list(there), []) if every else _chosen(names, there, cloud, store)
     if every and chosen and not yes:
         _confirm_all(world, chosen, settings.project)
-    removed = cleanup.down(chosen, cloud, store, now=cloud.now_s, sleep=world.sleep)
-    return _told(removed, output_format, nothing=f"no VM of a launch in {settings.project}")
+    removed = cleanup.down(chosen, cloud, store, now=cloud.now_s, sleep=world.sleep) + unknown
+    unlisted = there.unreachable if every else ()
+    return _told(removed, output_format, nothing=f"no VM of a launch in {settings.project}", unlisted=unlisted)
 
 
-def _chosen(words: Sequence[str], there: Sequence[Instance], store: Bucket | None) -> list[Instance]:
-    """The VMs that are meant; what has none any more is told, and an error if none is left."""
+def _chosen(
+    words: Sequence[str], there: Listing[Instance], cloud: Compute, store: Bucket | None
+) -> tuple[list[Instance], list[cleanup.Removed]]:
+    """The VMs that are meant, and those of which nothing is known; what has none any more is told."""
     by_name = {each.name: each for each in there}
     chosen: dict[str, Instance] = {}
+    unknown: dict[str, cleanup.Removed] = {}
     for word in words:
-        try:
-            name = launches.find(word, list(by_name), None)
-        except NothingToDoError:
-            if store is None:
-                raise
-            name = launches.find(word, launches.known_names(store), store)
-        if name in by_name:
-            chosen[name] = by_name[name]
+        name = _named(word, list(by_name), there, store)
+        vm, silent = by_name.get(name), list[str]()
+        if vm is None and there.unreachable and store is not None:
+            vm, silent = cleanup.look_in(cloud, launches.unlisted(there, launches.look(store, name, None)), name)
+        if vm is not None:
+            chosen[name] = vm
+        elif silent:
+            unknown[name] = cleanup.no_answer("VM", name, silent)
         else:
             print(f"'{name}' has no VM: it is gone already", file=sys.stderr)
-    return list(chosen.values())
+    return list(chosen.values()), list(unknown.values())
+
+
+def _named(word: str, names: list[str], there: Listing[Instance], store: Bucket | None) -> str:
+    """The launch that is meant, of those that have a VM or are in the bucket."""
+    try:
+        return launches.find(word, names, None)
+    except NothingToDoError:
+        with suppress(NothingToDoError):
+            if store is not None:
+                return launches.find(word, launches.known_names(store), store)
+        if not there.unreachable:
+            raise
+        silent = ", ".join(there.unreachable)
+        raise ToolError(
+            f"whether '{printable(word)}' has a VM is not known: {silent} does not answer",
+            hint="the same command again; launch status",
+        ) from None
 
 
 def _confirm_all(world: World, chosen: Sequence[Instance], project: str) -> None:
@@ -341,21 +363,25 @@ def reap(*, dry_run: bool, project: str | None, bucket: str | None, output_forma
     left = cleanup.leftovers(cloud)
     nothing = f"nothing of a launch is past its limit in {settings.project}"
     if not dry_run:
-        return _told(cleanup.reap(left, cloud, now=cloud.now_s, sleep=world.sleep), output_format, nothing=nothing)
+        removed = cleanup.reap(left, cloud, now=cloud.now_s, sleep=world.sleep)
+        return _told(removed, output_format, nothing=nothing, unlisted=left.unreachable)
     if output_format is Format.JSON:
         print(json.dumps([each.to_json() for each in left], indent=1))
-    else:
+    elif left.there or not left.unreachable:
         print("\n".join(f"{each.kind} {each.name} in {each.zone}: {each.why}" for each in left) or nothing)
+    cleanup.require_gone((), left.unreachable)
     return ExitCode.DONE
 
 
-def _told(removed: Sequence[cleanup.Removed], output_format: Format, *, nothing: str) -> int:
+def _told(
+    removed: Sequence[cleanup.Removed], output_format: Format, *, nothing: str, unlisted: Sequence[str] = ()
+) -> int:
+    gone = [f"{each.kind} {each.name} in {each.zone} is gone" for each in removed if each.gone]
     if output_format is Format.JSON:
         print(json.dumps([each.to_json() for each in removed], indent=1))
-    else:
-        gone = [f"{each.kind} {each.name} in {each.zone} is gone" for each in removed if each.gone]
-        print("\n".join(gone) if removed else nothing)
-    cleanup.require_gone(removed)
+    elif gone or not (removed or unlisted):
+        print("\n".join(gone) or nothing)
+    cleanup.require_gone(removed, unlisted)
     return ExitCode.DONE
 
 

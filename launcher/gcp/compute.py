@@ -18,12 +18,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from launcher.gcp import resources
-from launcher.gcp.resources import Disk, Instance, Operation, OperationFault, Quota, Serial
+from launcher.gcp.resources import Disk, Instance, Listing, Operation, OperationFault, Quota, Serial
 from workload.errors import RooflaunchError, ToolError, UsageError
 from workload.storage.bucket import LOG_IN, UnreachableError, log_in
+
+T = TypeVar("T")
 
 ENDPOINT_VARIABLE = "ROOFLAUNCH_COMPUTE_ENDPOINT"
 PUBLIC_ENDPOINT = "https://compute.googleapis.com"
@@ -33,6 +35,7 @@ LABEL = "rooflaunch"
 LABEL_VALUE = "launch"
 GUEST_NAMESPACE = "rooflaunch"
 PREEMPTED = "compute.instances.preempted"
+ZONE = re.compile(r"[a-z]+-[a-z]+\d+-[a-z]")
 
 # A lookup answers in well under a second, an insert in a few.
 ANSWER_S = 15.0
@@ -242,15 +245,9 @@ class Compute:
         found = self._ask("Instances", "delete", request, missing=f"/instances/{name}'")
         return None if found is None else resources.operation(found, zone)
 
-    def instances(self) -> list[Instance]:
-        """The VMs of every launch in the project, in all zones."""
-        from google.cloud import compute_v1  # noqa: PLC0415 - see the module
-
-        request = compute_v1.AggregatedListInstancesRequest(
-            project=self.project, filter=f"labels.{LABEL}={LABEL_VALUE}"
-        )
-        scopes = self._all("Instances", "aggregated_list", request)
-        return [resources.instance(each) for scope in scopes for each in scope[1].instances]
+    def instances(self) -> Listing[Instance]:
+        """The VMs of every launch in the project, in all zones that answer."""
+        return self._everywhere("Instances", resources.instance)
 
     def preempted(self, zone: str, name: str) -> bool:
         """Whether the cloud says that it took the VM back."""
@@ -288,13 +285,9 @@ class Compute:
 
     # Disks.
 
-    def disks(self) -> list[Disk]:
-        """The disks of every launch in the project, in all zones."""
-        from google.cloud import compute_v1  # noqa: PLC0415 - see the module
-
-        request = compute_v1.AggregatedListDisksRequest(project=self.project, filter=f"labels.{LABEL}={LABEL_VALUE}")
-        scopes = self._all("Disks", "aggregated_list", request)
-        return [resources.disk(each) for scope in scopes for each in scope[1].disks]
+    def disks(self) -> Listing[Disk]:
+        """The disks of every launch in the project, in all zones that answer."""
+        return self._everywhere("Disks", resources.disk)
 
     def delete_disk(self, zone: str, name: str) -> Operation | None:
         """Ask for the end of a disk; None: there is none of that name."""
@@ -354,13 +347,44 @@ class Compute:
                 return None
             raise
 
+    def _everywhere(self, kind: str, make: Callable[[Any], T]) -> Listing[T]:
+        """What is ours of that kind; a zone that the list over all zones lacks is asked by itself."""
+        from google.api_core import exceptions as api  # noqa: PLC0415 - see the module
+        from google.cloud import compute_v1  # noqa: PLC0415
+
+        ours = {"project": self.project, "filter": f"labels.{LABEL}={LABEL_VALUE}"}
+        there: list[T] = []
+        silent: dict[str, None] = {}
+        try:
+            for page in self._pages(
+                kind, "aggregated_list", getattr(compute_v1, f"AggregatedList{kind}Request")(**ours)
+            ):
+                silent |= dict.fromkeys(resources.gaps(page))
+                there += [make(found) for scope in page.items.values() for found in getattr(scope, kind.lower())]
+        except UnreachableError as error:
+            # In an outage the whole list may fail for one zone of it; without a network nothing answers at all.
+            if not isinstance(error.__cause__, api.GoogleAPICallError):
+                raise
+            return Listing(unreachable=(resources.ANYWHERE,))
+        for zone in [place for place in silent if ZONE.fullmatch(place)]:
+            with suppress(UnreachableError):
+                request = getattr(compute_v1, f"List{kind}Request")(zone=zone, **ours)
+                pages = list(self._pages(kind, "list", request, retry_s=0.0))
+                if not any(page.warning.code in resources.GAPS for page in pages):
+                    there += [make(found) for page in pages for found in page.items]
+                    del silent[zone]
+        return Listing(there=tuple(there), unreachable=tuple(silent))
+
     def _all(self, kind: str, method: str, request: Any) -> Iterator[Any]:
-        """Every item of a list, its pages asked for one by one."""
+        """Every item of a list."""
+        return (item for page in self._pages(kind, method, request) for item in page.items)
+
+    def _pages(self, kind: str, method: str, request: Any, *, retry_s: float | None = None) -> Iterator[Any]:
+        """The pages of a list, asked for one by one."""
         while True:
             # The pager would fetch the other pages by itself, without our limits.
-            page = next(self._ask(kind, method, request).pages)
-            pairs = hasattr(page.items, "items")
-            yield from page.items.items() if pairs else page.items
+            page = next(self._ask(kind, method, request, retry_s=retry_s).pages)
+            yield page
             if not page.next_page_token:
                 return
             request.page_token = page.next_page_token

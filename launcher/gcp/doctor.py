@@ -233,14 +233,16 @@ def _image_family_checks(engine: Compute) -> Iterator[Check]:
 def _leftover_checks(engine: Compute) -> Iterator[Check]:
     try:
         left = cleanup.leftovers(engine)
-        running = len(cleanup.running(engine))
+        running = len(cleanup.running(engine).there)
     except RooflaunchError as error:
         yield _failed("leftovers", error)
         return
-    if left:
+    if left.unreachable:
+        yield _problem("leftovers", f"not known in {', '.join(left.unreachable)}: no answer", "launch reap, later")
+    if left.there:
         named = ", ".join(f"{each.kind} {each.name} in {each.zone} ({each.why})" for each in left)
         yield _problem("leftovers", named, "launch reap")
-    else:
+    elif not left.unreachable:
         yield _ok("leftovers", f"none; {running} VM{'' if running == 1 else 's'} of launches now")
 
 

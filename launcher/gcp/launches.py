@@ -7,7 +7,7 @@ no result has lost it.
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, TypeVar
@@ -25,7 +25,7 @@ from launcher.gcp.records import (
     result_object,
     status_object,
 )
-from launcher.gcp.resources import Instance, epoch_s
+from launcher.gcp.resources import Instance, Listing, epoch_s
 from workload.errors import BundleError, ExitCode, NothingToDoError, UsageError
 from workload.storage.bucket import Bucket
 from workload.text import printable
@@ -45,6 +45,7 @@ READERS = 8
 # A shorter part of a name is more likely a slip than a choice, and `launch down` deletes.
 MIN_WORD = 4
 SHOWN = 20
+FEW_ZONES = 3
 
 STAMP = re.compile(r"-(\d{8})-(\d{6})-[0-9a-f]{6}$")
 RUN_STAMP = re.compile(r"(\d{8})T(\d{6})Z-")
@@ -56,7 +57,7 @@ STOPPED = frozenset({"STOPPED", "TERMINATED", "SUSPENDED"})
 class State(StrEnum):
     """`lost`: no VM and no result. `stale`: a VM that gives no sign, or should be gone.
 
-    `unreadable`: a record of it in the bucket is damaged or none of ours.
+    `unknown`: the zone of its VM does not answer; `unreadable`: a record in the bucket is damaged or none of ours.
     """
 
     REQUESTED = "requested"
@@ -69,6 +70,7 @@ class State(StrEnum):
     LOST = "lost"
     STALE = "stale"
     UNREADABLE = "unreadable"
+    UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +82,8 @@ class Seen:
     heartbeat: Heartbeat | None = None
     result: Result | None = None
     instance: Instance | None = None
+    # Zones that may have its VM and do not answer, where no VM was found.
+    silent: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
 
     @property
@@ -159,9 +163,10 @@ def judge(seen: Seen, now_s: float, *, was_preempted: Callable[[], bool]) -> Lau
 def _judge(seen: Seen, now_s: float, was_preempted: Callable[[], bool]) -> tuple[State, str]:
     if seen.result is not None:
         state, why = _ended(seen.result)
-        return state, "; ".join(filter(None, (why, "its VM is still there" if seen.instance else "")))
+        vm = "its VM is still there" if seen.instance else _not_answering(seen, "its VM is gone")
+        return state, "; ".join(filter(None, (why, vm)))
     if seen.instance is None:
-        return _without_vm(seen, now_s, was_preempted)
+        return _in_an_outage(seen, now_s) if seen.silent else _without_vm(seen, now_s, was_preempted)
     if seen.instance.status in STOPPED:
         return State.STALE, f"the VM is {seen.instance.status}, and its disk costs"
     if seen.instance.deadline_s is not None and now_s > seen.instance.deadline_s + AFTER_LIMIT_S:
@@ -169,6 +174,22 @@ def _judge(seen: Seen, now_s: float, was_preempted: Callable[[], bool]) -> tuple
     if seen.instance.status in STARTING:
         return State.STARTING, seen.instance.status.lower()
     return _without_heartbeat(seen, now_s) if seen.heartbeat is None else _beating(seen.heartbeat, now_s)
+
+
+def _not_answering(seen: Seen, what: str) -> str:
+    if not seen.silent:
+        return ""
+    some = ", ".join(seen.silent[:FEW_ZONES]) + (", …" if len(seen.silent) > FEW_ZONES else "")
+    return f"whether {what} is not known: no answer from {some}"
+
+
+def _in_an_outage(seen: Seen, now_s: float) -> tuple[State, str]:
+    """The zone does not answer; the bucket may, and a heartbeat in it is as good as ever."""
+    no_answer = _not_answering(seen, "its VM is there")
+    if seen.heartbeat is not None and now_s - (epoch_s(seen.heartbeat.at) or 0.0) <= SILENCE_LIMIT_S:
+        state, line = _beating(seen.heartbeat, now_s)
+        return state, "; ".join(filter(None, (line, no_answer)))
+    return State.UNKNOWN, no_answer
 
 
 def _ended(result: Result) -> tuple[State, str]:
@@ -228,25 +249,36 @@ def cost_usd(seen: Seen, now_s: float) -> float | None:
 
 def list_launches(compute: Compute, bucket: Bucket, *, now_s: float, limit: int | None = SHOWN) -> list[Launch]:
     """The newest `limit` launches and every one that has a VM, newest first."""
-    instances = {each.name: each for each in compute.instances()}
+    listing = compute.instances()
+    instances = {each.name: each for each in listing}
     names = known_names(bucket)
     wanted = names[:limit] + [name for name in names[limit:] if name in instances] if limit is not None else names
     wanted += [name for name in instances if name not in set(names)]
     with ThreadPoolExecutor(READERS) as readers:
-        found = list(readers.map(lambda name: look(bucket, name, instances.get(name)), wanted))
+        found = list(readers.map(lambda name: _seen(listing, look(bucket, name, instances.get(name))), wanted))
     launches = [judge(each, now_s, was_preempted=_asker(compute, each)) for each in found]
     return sorted(launches, key=lambda each: each.seen.launched_s or 0.0, reverse=True)
 
 
 def one_launch(compute: Compute, bucket: Bucket, name: str, *, now_s: float) -> Launch:
     """One launch, by its whole name."""
-    instance = next((each for each in compute.instances() if each.name == name), None)
-    seen = look(bucket, name, instance)
+    listing = compute.instances()
+    seen = _seen(listing, look(bucket, name, next((each for each in listing if each.name == name), None)))
     return judge(seen, now_s, was_preempted=_asker(compute, seen))
 
 
 def _asker(compute: Compute, seen: Seen) -> Callable[[], bool]:
     return lambda: compute.preempted(seen.zone, seen.name)
+
+
+def _seen(listing: Listing[Instance], seen: Seen) -> Seen:
+    return seen if seen.instance else replace(seen, silent=tuple(unlisted(listing, seen)))
+
+
+def unlisted(listing: Listing[Instance], seen: Seen) -> list[str]:
+    """The zones that may have its VM, and that the list lacks."""
+    asked = seen.request.zones if seen.request else listing.unreachable
+    return [zone for zone in ([seen.zone] if seen.zone else asked) if listing.lacks(zone)]
 
 
 def look(bucket: Bucket, name: str, instance: Instance | None) -> Seen:

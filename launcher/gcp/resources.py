@@ -3,13 +3,36 @@
 The functions take the client's own objects: google.cloud.compute_v1's `Instance` and the like.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 LIMIT_LABEL = "rooflaunch-limit"
+# In place of a zone: the cloud did not say where its list has a gap.
+ANYWHERE = "some zone"
+# How a list says that it has a gap; other warnings are of no concern, such as the one for a zone without anything.
+GAPS = ("UNREACHABLE", "PARTIAL_SUCCESS")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listing(Generic[T]):
+    """What a list over all zones has. In an outage it may lack a zone: `unreachable`, of which nothing is known."""
+
+    there: tuple[T, ...] = ()
+    unreachable: tuple[str, ...] = ()
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self.there)
+
+    def lacks(self, zone: str) -> bool:
+        """Whether that zone may have more than is listed."""
+        return any(place in (zone, zone.rpartition("-")[0], ANYWHERE) for place in self.unreachable)
+
+
 REQUEST_LABEL = "rooflaunch-request"
 
 
@@ -157,6 +180,15 @@ def disk(found: Any) -> Disk:
         deadline_s=_disk_deadline_s(found),
         users=tuple(last_part(each) for each in found.users),
     )
+
+
+def gaps(page: Any) -> list[str]:
+    """The zones (or regions) that a page of an aggregated list says it could not ask."""
+    places = [last_part(place) for place in page.unreachables]
+    places += [last_part(scope) for scope, part in page.items.items() if part.warning.code in GAPS]
+    if page.warning.code in GAPS and not places:
+        places += [last_part(item.value) for item in page.warning.data if "zones/" in item.value] or [ANYWHERE]
+    return places
 
 
 def _vm_deadline_s(found: Any) -> float | None:

@@ -222,25 +222,30 @@ class _Launcher:
             )
         except (KeyboardInterrupt, InterruptedRunError) as stopped:
             name = plan.request.name
-            if self._give_up(name, ExitCode.INTERRUPTED, "interrupted while a VM was looked for"):
+            if self._give_up(plan, ExitCode.INTERRUPTED, "interrupted while a VM was looked for"):
                 raise InterruptedRunError(f"interrupted; no VM of '{name}' is left", hint="launch again") from stopped
             raise InterruptedRunError(
                 f"interrupted; whether a VM '{name}' is left could not be confirmed", hint=f"launch down {name}"
             ) from stopped
         except RooflaunchError as error:
-            self._give_up(plan.request.name, error.exit_code, str(error))
+            self._give_up(plan, error.exit_code, str(error))
             raise
 
-    def _give_up(self, name: str, code: int, error: str) -> bool:
+    def _give_up(self, plan: Plan, code: int, error: str) -> bool:
         """Say in the bucket why there is no VM, once there is none in any zone: one may have come just before."""
+        name = plan.request.name
         try:
-            left = [each for each in self._compute.instances() if each.name == name]
+            listing = self._compute.instances()
+            left = [each for each in listing if each.name == name]
+            unlisted = [zone for zone in plan.zones if listing.lacks(zone)]
+            there, silent = cleanup.look_in(self._compute, unlisted, name)
+            left += [there] if there else []
             gone = [remove(self._compute, each.zone, name, now=self._now, sleep=self._sleep) for each in left]
         except RooflaunchError:
             return False
-        if all(gone):
+        if all(gone) and not silent:
             self._settle(name, "", code, error)
-        return all(gone)
+        return all(gone) and not silent
 
     def _home(self, told: Outcome, followed: Followed) -> Outcome:
         """Bring the bundles, and make sure of the VM's end whatever became of them."""

@@ -260,6 +260,7 @@ class FakeCompute:
         self._counter = 0
         self._timers: list[threading.Timer] = []
         self._threads: list[threading.Thread] = []
+        self._outages: dict[str, str] = {}
         self._closed = threading.Event()
         self._server = _Server(("127.0.0.1", 0), _Handler)
         self._server.fake = self
@@ -377,6 +378,22 @@ class FakeCompute:
         """The next requests (those whose `METHOD path` matches) are answered with `status`, such as 503 or 429."""
         reason = "rateLimitExceeded" if status in (403, 429) else "backendError"
         self.refuse(status, f"busy ({status})", reason=reason, match=match, times=times)
+
+    def outage(self, zone: str, told: str = "unreachables", *, direct: bool = True) -> None:
+        """Lists over all zones lack this one and say so in this way, or fail (`fails`).
+
+        `direct`: the zone does not answer by itself either.
+        """
+        assert told in ("unreachables", "scope", "warning", "fails")
+        self._outages[zone] = told
+        if direct:
+            self.burst(503, 10**6, match=f"/zones/{zone}/")
+        if told == "fails":
+            self.burst(503, 10**6, match="/aggregated/")
+
+    def outage_ends(self) -> None:
+        self._outages.clear()
+        self._refused.clear()
 
     def refuse(
         self, status: int, message: str, *, reason: str = "forbidden", info: str = "", match: str = "", times: int = 1
@@ -599,11 +616,35 @@ class FakeCompute:
         if not wanted:
             raise RefusalError(501, f"the fake knows no filter {query.get('filter')}", "notImplemented")
         labelled = [pair for pair in found if pair[1].get("labels", {}).get(wanted[1]) == wanted[2]]
-        page, following = self._page(labelled, query)
+        page, following = self._page([pair for pair in labelled if pair[0] not in self._outages], query)
         items: dict[str, Any] = {"zones/asia-east1-b": {"warning": {"code": "NO_RESULTS_ON_PAGE", "message": "none"}}}
         for zone, document in page:
             items.setdefault(f"zones/{zone}", {}).setdefault(kind, []).append(document)
-        return {"items": items, **following}
+        warning = {"code": "UNREACHABLE", "message": "The zone is unreachable."}
+        more: dict[str, Any] = {}
+        for zone, told in self._outages.items():
+            if told == "scope":
+                items[f"zones/{zone}"] = {"warning": warning}
+            elif told == "warning":
+                more["warning"] = {**warning, "data": [{"key": "scope", "value": f"zones/{zone}"}]}
+            else:
+                more.setdefault("unreachables", []).append(f"projects/my-project/zones/{zone}")
+        return {"items": items, **more, **following}
+
+    def _list_instances(self, names: dict[str, str], query: dict[str, str], _: bytes) -> dict[str, Any]:
+        with self._lock:
+            there = [vm for vm in self._vms.values() if (vm.project, vm.zone) == (names["project"], names["zone"])]
+        return self._labelled([vm.document(self.url) for vm in there], query)
+
+    def _list_disks(self, names: dict[str, str], query: dict[str, str], _: bytes) -> dict[str, Any]:
+        with self._lock:
+            there = [document for (zone, _), document in self._disks.items() if zone == names["zone"]]
+        return self._labelled([{**document, "zone": f"{self.url}/zones/{names['zone']}"} for document in there], query)
+
+    def _labelled(self, documents: list[dict[str, Any]], query: dict[str, str]) -> dict[str, Any]:
+        key, value = query["filter"].removeprefix("labels.").split("=")
+        page, following = self._page([each for each in documents if each.get("labels", {}).get(key) == value], query)
+        return {"items": page, **following}
 
     def _page(self, found: list[Any], query: dict[str, str]) -> tuple[list[Any], dict[str, str]]:
         start = int(query.get("pageToken", "0"))
@@ -985,6 +1026,8 @@ _INSTANCE = _ZONE + r"/instances/(?P<instance>[^/]+)"
 _Handling = Callable[[FakeCompute, dict[str, str], dict[str, str], bytes], dict[str, Any]]
 ROUTES: tuple[tuple[str, re.Pattern[str], _Handling], ...] = (
     ("POST", re.compile(_ZONE + "/instances"), FakeCompute._insert),
+    ("GET", re.compile(_ZONE + "/instances"), FakeCompute._list_instances),
+    ("GET", re.compile(_ZONE + "/disks"), FakeCompute._list_disks),
     ("GET", re.compile(_INSTANCE), FakeCompute._get),
     ("DELETE", re.compile(_INSTANCE), FakeCompute._delete),
     ("GET", re.compile(_INSTANCE + "/serialPort"), FakeCompute._serial),

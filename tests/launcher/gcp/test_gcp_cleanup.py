@@ -10,6 +10,7 @@ from launcher.gcp import cleanup
 from launcher.gcp.cleanup import Leftover, Removed, require_gone
 from launcher.gcp.launches import State
 from launcher.gcp.records import Result, request_object, result_object
+from launcher.gcp.resources import Listing
 from tests.launcher.gcp.canned_cloud import ZONE, Cloud, Clouds
 from tests.launcher.gcp.canned_vm import Fault
 from workload.errors import ExitCode, ToolError
@@ -119,16 +120,16 @@ def test_reap_takes_only_what_is_ours_and_past_its_limit(clouds: Clouds) -> None
         add_disk(another("111111"), labels={"rooflaunch": "launch"}, age_s=OLD_S)
         add_disk("precious", labels=OURS, age_s=OLD_S)
         left = cleanup.leftovers(cloud.compute)
-        assert left == [
+        assert left.there == (
             Leftover(kind="VM", name=VM, zone=ZONE, why="its limit was 60 min ago"),
             Leftover(kind="disk", name=orphan, zone=ZONE, why="its limit was 60 min ago"),
-        ]
+        )
         removed = cleanup.reap(left, cloud.compute, now=cloud.clock.now, sleep=cloud.clock.sleep)
         assert [(each.kind, each.name, each.gone) for each in removed] == [("VM", VM, True), ("disk", orphan, True)]
         assert len(cloud.fake.instances) == 5
         assert orphan not in cloud.fake.disks
         assert "precious" in cloud.fake.disks
-        assert cleanup.leftovers(cloud.compute) == []
+        assert cleanup.leftovers(cloud.compute) == Listing()
 
 
 def test_a_disk_that_cannot_be_deleted_is_told(clouds: Clouds) -> None:
@@ -139,6 +140,12 @@ def test_a_disk_that_cannot_be_deleted_is_told(clouds: Clouds) -> None:
         (removed,) = cleanup.reap([disk], cloud.compute, now=cloud.clock.now, sleep=cloud.clock.sleep)
         assert (removed.gone, removed.reason) == (False, "no permission in project 'my-project': not yours")
         assert cleanup.reap([], cloud.compute, now=cloud.clock.now, sleep=cloud.clock.sleep) == []
+        cloud.fake.add_disk(VM, "europe-west4-b", labels=OURS)
+        cloud.fake.outage("europe-west4-b", direct=False)
+        elsewhere = replace(disk, zone="europe-west4-b")
+        cloud.fake.burst(503, 100, match="GET .*/zones/europe-west4-b/disks")
+        (removed,) = cleanup.reap([elsewhere], cloud.compute, now=cloud.clock.now, sleep=cloud.clock.sleep)
+        assert removed == cleanup.no_answer("disk", VM, ["europe-west4-b"])
         gone = replace(disk, name=VM.replace("aaaaaa", "bbbbbb"))
         (removed,) = cleanup.reap([gone], cloud.compute, now=cloud.clock.now, sleep=cloud.clock.sleep)
         assert removed.gone, "what is gone already is gone"

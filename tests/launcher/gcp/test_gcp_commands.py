@@ -453,6 +453,54 @@ def test_a_clock_that_is_off_ends_no_healthy_vm(
         assert [each.name for each in cloud.fake.instances] == [name]
 
 
+OUTAGES = pytest.mark.parametrize("told", ["unreachables", "scope", "warning", "fails"])
+
+
+@pytest.mark.world
+@OUTAGES
+def test_in_an_outage_nothing_is_said_to_be_gone(
+    told: str, launch: Launch, clouds: Clouds, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with clouds(fault=Fault.SILENT) as cloud:
+        world, plan = world_of(cloud), cloud.plan()
+        cloud.run(plan, detach=True)
+        cloud.fake.outage(ZONE, told)
+        somewhere = "some zone" if told == "fails" else ZONE
+        unlisted = f"error: not known to be gone: whatever is in {somewhere}, which does not answer\n"
+        hint = "hint: the same command again; launch status\n"
+        assert launch(world, "down", plan.name, *AT_HOME) == 4
+        error = f"error: not known to be gone: VM {plan.name} in {ZONE}: the zone does not answer\n"
+        assert capsys.readouterr() == ("", error + hint)
+        for words in (("down", "--all"), ("reap",), ("reap", "--dry-run")):
+            assert launch(world, *words, *AT_HOME) == 4
+            assert capsys.readouterr() == ("", unlisted + hint)
+        assert launch(world, "down", "--all", "--format", "json", *AT_HOME) == 4
+        assert capsys.readouterr() == ("[]\n", unlisted + hint)
+        assert launch(world, "down", "f00ba2", *AT_HOME) == 4
+        assert capsys.readouterr().err.startswith(f"error: whether 'f00ba2' has a VM is not known: {somewhere} does")
+        assert launch(world, "status", plan.name, "--format", "json", *AT_HOME) == 0
+        assert json.loads(capsys.readouterr().out)["state"] == State.UNKNOWN
+        assert [vm.name for vm in cloud.fake.instances] == [plan.name]
+        cloud.fake.outage_ends()
+        assert launch(world, "down", plan.name, *AT_HOME) == 0
+        assert capsys.readouterr().out == f"VM {plan.name} in {ZONE} is gone\n"
+
+
+@pytest.mark.world
+@OUTAGES
+def test_a_zone_that_only_the_list_lacks_is_asked_by_itself(
+    told: str, launch: Launch, clouds: Clouds, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with clouds(fault=Fault.SILENT) as cloud:
+        world, plan = world_of(cloud), cloud.plan()
+        cloud.run(plan, detach=True)
+        cloud.fake.outage(ZONE, told, direct=False)
+        assert launch(world, "down", plan.name, *AT_HOME) == 0
+        assert capsys.readouterr().out == f"VM {plan.name} in {ZONE} is gone\n"
+        assert launch(world, "down", plan.name, *AT_HOME) == 0
+        assert capsys.readouterr().err == f"'{plan.name}' has no VM: it is gone already\n"
+
+
 @pytest.mark.world
 def test_status_without_any_launch(launch: Launch, clouds: Clouds, capsys: pytest.CaptureFixture[str]) -> None:
     with clouds() as cloud:

@@ -15,7 +15,7 @@ import pytest
 
 from launcher.gcp import compute as border
 from launcher.gcp.compute import AlreadyThereError, Compute, DeniedError, Patience, RefusedError
-from launcher.gcp.resources import Operation, OperationFault, Quota, QuotaFault, Serial
+from launcher.gcp.resources import ANYWHERE, Listing, Operation, OperationFault, Quota, QuotaFault, Serial, gaps
 from tests.launcher.gcp import fake_compute
 from tests.launcher.gcp.fake_compute import FakeCompute, Vm, plain_body, quota_error, stockout_error
 from workload.errors import ExitCode, RooflaunchError, ToolError, UsageError
@@ -127,7 +127,7 @@ def test_nothing_there(fake: FakeCompute, compute: Compute) -> None:
     assert compute.serial(A, NAME, 7) == Serial(text="", next_start=7)
     assert compute.guest_attributes(A, NAME) == {}
     assert not compute.preempted(A, NAME)
-    assert (compute.instances(), compute.disks()) == ([], [])
+    assert (compute.instances(), compute.disks()) == (Listing(), Listing())
     assert compute.get_image("ubuntu-os-cloud", "no-such-family") is None
     assert not compute.machine_type(A, "n1-standard-3")
     assert fake.count(".") == 10
@@ -157,6 +157,50 @@ def test_lists_have_every_page_and_only_ours(fake: FakeCompute, compute: Compute
     assert len(compute.zone_names()) == 4
 
 
+B = "europe-west4-b"
+
+
+@pytest.mark.parametrize("told", ["unreachables", "scope", "warning"])
+def test_a_list_in_an_outage_says_what_it_lacks(told: str, fake: FakeCompute, compute: Compute) -> None:
+    for zone in (A, B):
+        fake.add_vm("rooflaunch-1", zone, labels=OURS)
+        fake.add_disk("left", zone, labels=OURS)
+    fake.outage(A, told)
+    for listing in (compute.instances(), compute.disks()):
+        assert listing.unreachable == (A,)
+        assert {each.zone for each in listing} == {B}
+        assert (listing.lacks(A), listing.lacks(B), listing.lacks("us-central1-b")) == (True, False, False)
+    fake.outage_ends()
+    fake.outage(A, told, direct=False)
+    for listing in (compute.instances(), compute.disks()):
+        assert listing.unreachable == (), "the zone itself has answered"
+        assert {each.zone for each in listing} == {A, B}
+
+
+def test_a_list_that_fails_whole_says_nothing_of_any_zone(fake: FakeCompute, compute: Compute) -> None:
+    fake.add_vm("rooflaunch-1", B, labels=OURS)
+    fake.outage(A, "fails")
+    assert compute.instances() == Listing(unreachable=(ANYWHERE,))
+    assert compute.instances().lacks(B)
+    assert compute.get(B, "rooflaunch-1") is not None
+
+
+GAPS: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "a zone without anything": ({"items": {"zones/us-a1-a": {"warning": {"code": "NO_RESULTS_ON_PAGE"}}}}, []),
+    "a region": ({"unreachables": ["regions/us-central1"]}, ["us-central1"]),
+    "somewhere": ({"warning": {"code": "PARTIAL_SUCCESS"}}, [ANYWHERE]),
+    "a zone, said twice": ({"unreachables": ["zones/us-a1-a"], "warning": {"code": "UNREACHABLE"}}, ["us-a1-a"]),
+}
+
+
+@pytest.mark.parametrize(("page", "places"), GAPS.values(), ids=list(GAPS))
+def test_gaps_of_a_page_as_googles_client_has_it(page: dict[str, Any], places: list[str]) -> None:
+    from google.cloud import compute_v1
+
+    assert gaps(compute_v1.InstanceAggregatedList.from_json(json.dumps(page))) == places
+    assert Listing(unreachable=("us-central1",)).lacks(A), "a region's zones"
+
+
 def test_a_disk_knows_its_vm_and_goes_with_it(fake: FakeCompute, compute: Compute) -> None:
     body = plain_body(NAME, A)
     body["disks"][0]["initializeParams"]["labels"] = OURS
@@ -167,7 +211,7 @@ def test_a_disk_knows_its_vm_and_goes_with_it(fake: FakeCompute, compute: Comput
     operation = compute.delete(A, NAME)
     assert operation is not None
     assert compute.wait(operation, 1.0) == ()
-    assert (compute.disks(), fake.disks) == ([], [])
+    assert (compute.disks(), fake.disks) == (Listing(), [])
 
 
 def test_serial_port_is_read_piece_by_piece(fake: FakeCompute, compute: Compute) -> None:

@@ -10,7 +10,7 @@ from launcher.doctor import Check, State
 from launcher.gcp import doctor, gpus
 from launcher.gcp.compute import Compute
 from launcher.gcp.doctor import Cloud, Repository
-from launcher.gcp.resources import Disk, Instance, Quota
+from launcher.gcp.resources import Disk, Instance, Listing, Quota
 from launcher.gcp.services import Services
 from launcher.gcp.settings import Settings
 from launcher.kinds import Part
@@ -61,6 +61,7 @@ class StubCompute:
     image: Any = "image-v1"
     vms: Any = ()
     left_disks: Any = ()
+    unreachable: tuple[str, ...] = ()
     asked_regions: list[str] = field(default_factory=list)
 
     def project_quotas(self) -> Any:
@@ -78,11 +79,11 @@ class StubCompute:
         assert family
         return _given(self.image)
 
-    def instances(self) -> list[Instance]:
-        return list(_given(self.vms))
+    def instances(self) -> Listing[Instance]:
+        return Listing(there=tuple(_given(self.vms)), unreachable=self.unreachable)
 
-    def disks(self) -> list[Disk]:
-        return list(_given(self.left_disks))
+    def disks(self) -> Listing[Disk]:
+        return Listing(there=tuple(_given(self.left_disks)))
 
     def now_s(self) -> float:
         return NOW_S
@@ -362,6 +363,12 @@ def test_the_image_of_the_vms(image: Any, state: str, found: str, cure: str, wor
 def test_leftovers(deadlines: list[int], state: str, found: str, cure: str, world: World) -> None:
     world.compute.vms = [vm(f"rooflaunch-t4-{index}", deadline_s) for index, deadline_s in enumerate(deadlines)]
     assert world.row("leftovers") == ("leftovers", state, found, cure)
+
+
+def test_leftovers_in_an_outage(world: World) -> None:
+    world.compute.unreachable = ("us-central1-a",)
+    told = "not known in us-central1-a: no answer"
+    assert world.row("leftovers") == ("leftovers", "problem", told, "launch reap, later")
 
 
 def test_leftovers_that_cannot_be_seen(world: World) -> None:

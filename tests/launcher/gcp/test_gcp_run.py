@@ -299,6 +299,27 @@ def test_interrupted_while_provisioning_no_vm_is_left(clouds: Clouds, at: str) -
         assert cloud.result(plan.name).exit_code == ExitCode.INTERRUPTED
 
 
+@pytest.mark.parametrize("direct", [False, True], ids=["the list lacks the zone", "the zone does not answer"])
+def test_interrupted_in_an_outage_nothing_is_said_to_be_gone(direct: bool, clouds: Clouds) -> None:
+    with clouds(fault=Fault.SILENT) as cloud:
+        plan = cloud.plan()
+
+        def stop(event: Event) -> None:
+            if event.text.startswith(f"{ZONE}: asking for"):
+                cloud.fake.add_vm(plan.name, ZONE, project="my-project", labels={"rooflaunch": "launch"})
+                cloud.fake.outage(ZONE, direct=direct)
+                raise KeyboardInterrupt
+
+        with pytest.raises(InterruptedRunError) as raised:
+            run(
+                plan, cloud.compute, cloud.bucket, output=cloud.output, now=cloud.clock.now,
+                sleep=cloud.clock.sleep, on_event=stop,
+            )  # fmt: skip
+        unsure = f"interrupted; whether a VM '{plan.name}' is left could not be confirmed"
+        assert str(raised.value) == (unsure if direct else f"interrupted; no VM of '{plan.name}' is left")
+        assert len(cloud.fake.instances) == direct
+
+
 def test_interrupted_and_not_confirmed_is_told(clouds: Clouds) -> None:
     with clouds(fault=Fault.SILENT, scale=500) as cloud:
         plan = cloud.plan()

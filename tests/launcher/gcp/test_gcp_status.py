@@ -17,7 +17,7 @@ from launcher.gcp.records import (
     request_object,
     result_object,
 )
-from launcher.gcp.resources import Instance
+from launcher.gcp.resources import Instance, Listing
 from tests.launcher.gcp.plain import INSTANCE, LAUNCHED_S, NAME, REQUEST, ZONE
 from workload.errors import NothingToDoError, UsageError
 from workload.storage.bucket import Bucket, RemoteObject
@@ -176,6 +176,30 @@ STATES: dict[str, tuple[Seen, float, State, str]] = {
         State.LOST,
         "the time limit of 60 min was reached, without a result",
     ),
+    "its zone does not answer": (
+        Seen(name=NAME, request=REQUEST, heartbeat=beat(200, Phase.RUN_STARTED), silent=(ZONE,)),
+        900,
+        State.UNKNOWN,
+        f"whether its VM is there is not known: no answer from {ZONE}",
+    ),
+    "none of many zones answers": (
+        Seen(name=NAME, request=REQUEST, silent=("a", "b", "c", "d")),
+        900,
+        State.UNKNOWN,
+        "whether its VM is there is not known: no answer from a, b, c, …",
+    ),
+    "its zone does not answer, its bucket does": (
+        Seen(name=NAME, request=REQUEST, heartbeat=beat(200, Phase.RUN_STARTED), silent=(ZONE,)),
+        220,
+        State.RUNNING,
+        f"step 3 of 110; whether its VM is there is not known: no answer from {ZONE}",
+    ),
+    "done, in a zone that does not answer": (
+        Seen(name=NAME, request=REQUEST, result=result(), silent=(ZONE,)),
+        400,
+        State.DONE,
+        f"whether its VM is gone is not known: no answer from {ZONE}",
+    ),
     "nothing but a log": (Seen(name=NAME), 400, State.LOST, "no readable request, no VM, no result"),
     "a VM of another bucket": (
         Seen(name=NAME, instance=instance()),
@@ -242,8 +266,9 @@ def as_bucket(objects: Objects) -> Bucket:
     return found  # type: ignore[no-any-return]
 
 
-def as_compute(instances: list[Instance]) -> Compute:
-    found: Any = SimpleNamespace(instances=lambda: instances, preempted=lambda *_: False, project="my-project")
+def as_compute(instances: list[Instance], *unreachable: str) -> Compute:
+    listing = Listing(there=tuple(instances), unreachable=unreachable)
+    found: Any = SimpleNamespace(instances=lambda: listing, preempted=lambda *_: False, project="my-project")
     return found  # type: ignore[no-any-return]
 
 
@@ -310,6 +335,15 @@ def test_an_unreadable_record_is_one_line_among_the_others() -> None:
         ),
         (State.UNREADABLE, f"its request is that of '{NAMES[1]}'; its VM is there"),
     ]
+
+
+def test_a_list_with_a_gap_loses_no_launch() -> None:
+    requests = {name: replace(REQUEST, name=name, zones=[zone]) for name, zone in zip(NAMES, "aab", strict=True)}
+    objects = Objects({request_object(name): request.to_bytes() for name, request in requests.items()})
+    listed = as_compute([instance(name=NAMES[0])], "a")
+    shown = launches.list_launches(listed, as_bucket(objects), now_s=LAUNCHED_S + 60)
+    states = {launch.seen.name: launch.state for launch in shown}
+    assert [states[name] for name in NAMES] == [State.STARTING, State.UNKNOWN, State.REQUESTED]
 
 
 def test_table_of_launches() -> None:
