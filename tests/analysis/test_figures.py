@@ -579,7 +579,7 @@ def test_pictures_are_written_with_readable_text(figures: dict[str, Figure], tmp
     chosen = [figures[name] for name in ("throughput_env-local-cuda", "kernel_breakdown", "batch_size_scaling")]
     written = export.save(chosen, tmp_path / "figures")
     assert sorted(path.name for path in written) == sorted(
-        f"{figure.name}.{ending}" for figure in chosen for ending in ("png", "svg")
+        f"{figure.name}{ending}" for figure in chosen for ending in (".png", ".svg", "-dark.svg")
     )
     for path in written:
         if path.suffix == ".png":

@@ -819,7 +819,7 @@ def test_the_command_writes_page_figures_and_markdown(analyze: Analyze, tmp_path
     assert out == f"{page}\n{figures}\n{text}\n"
     pictures = {path.stem for path in figures.glob("*.png")}
     assert {"throughput_env-gcp-t4-us-central1-a", "roofline_combined", "cost"} <= pictures
-    assert pictures == {path.stem for path in figures.glob("*.svg")}
+    assert {path.stem for path in figures.glob("*.svg")} == {*pictures, *(f"{name}-dark" for name in pictures)}
     linked = re.findall(r"!\[[^]]*\]\((.+?)\)", text.read_text())
     assert linked
     assert all((text.parent / link).resolve().is_file() for link in linked)
