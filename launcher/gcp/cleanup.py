@@ -13,7 +13,7 @@ from typing import Any
 
 from launcher.gcp import launches
 from launcher.gcp.compute import ZONE, Compute, DeniedError
-from launcher.gcp.provision import remove
+from launcher.gcp.provision import PAUSE_S, REMOVE_S
 from launcher.gcp.records import NAME, Result, request_object, result_object
 from launcher.gcp.resources import Disk, Instance, Listing
 from workload.errors import ExitCode, RooflaunchError, ToolError
@@ -118,17 +118,17 @@ def down(
     now: Callable[[], float],
     sleep: Callable[[float], None],
 ) -> list[Removed]:
-    """Remove these VMs, several at a time, and leave in the bucket who ended them."""
+    """Remove these VMs, all together, and leave in the bucket who ended them."""
+    removed = _remove_vms(compute, [(each.zone, each.name) for each in instances], now=now, sleep=sleep)
 
-    def end(instance: Instance) -> Removed:
-        removed = _remove_vm(compute, instance.zone, instance.name, now=now, sleep=sleep)
-        if removed.gone and bucket is not None:
+    def note(vm: Removed) -> None:
+        if vm.gone and bucket is not None:
             error = "its VM was removed by `launch down`"
-            settle(bucket, instance.name, instance.zone, ExitCode.INTERRUPTED, error, now=now)
-        return removed
+            settle(bucket, vm.name, vm.zone, ExitCode.INTERRUPTED, error, now=now)
 
     with ThreadPoolExecutor(AT_A_TIME) as workers:
-        return list(workers.map(end, instances))
+        list(workers.map(note, removed))
+    return removed
 
 
 def reap(
@@ -139,24 +139,64 @@ def reap(
     sleep: Callable[[float], None],
 ) -> list[Removed]:
     """Remove what `leftovers` has found: VMs first, since a VM's deletion takes its disk along."""
+    known = list(left)
+    vms = [(each.zone, each.name) for each in known if each.kind == "VM"]
+    removed = _remove_vms(compute, vms, now=now, sleep=sleep)
+    with ThreadPoolExecutor(AT_A_TIME) as workers:
+        disks = [each for each in known if each.kind != "VM"]
+        return removed + list(workers.map(lambda disk: _remove_disk(compute, disk), disks))
 
-    def end(each: Leftover) -> Removed:
-        if each.kind == "VM":
-            return _remove_vm(compute, each.zone, each.name, now=now, sleep=sleep)
-        return _remove_disk(compute, each)
+
+def _remove_vms(
+    compute: Compute, vms: Sequence[tuple[str, str]], *, now: Callable[[], float], sleep: Callable[[float], None]
+) -> list[Removed]:
+    """End these VMs, each (zone, name): every deletion is asked for before any is waited for, since each takes minutes.
+
+    One list tells of all of them; a VM that it lacks is gone once a question for it alone says so too, because a list
+    may be incomplete. A deletion that was lost or failed leaves a VM that is not STOPPING, and is asked for again.
+    """
+    refused: dict[tuple[str, str], str] = {}
+    gone: dict[tuple[str, str], bool | None] = {}
+    listed: dict[tuple[str, str], str] = {}
+    end_s = now() + REMOVE_S
+
+    def ask(vm: tuple[str, str]) -> str:
+        """Why asking again is of no use, or empty."""
+        try:
+            compute.delete(*vm)
+        except RooflaunchError as error:
+            return str(error) if isinstance(error, DeniedError) or not isinstance(error, ToolError) else ""
+        return ""
+
+    def is_gone(vm: tuple[str, str]) -> bool | None:
+        """None where its zone does not answer."""
+        try:
+            return compute.get(*vm) is None
+        except ToolError:
+            return None
 
     with ThreadPoolExecutor(AT_A_TIME) as workers:
-        return list(workers.map(end, sorted(left, key=lambda each: each.kind != "VM")))
+        while True:
+            left = [vm for vm in vms if not gone.get(vm) and vm not in refused]
+            asked = [vm for vm in left if listed.get(vm) != "STOPPING"]
+            refused |= {vm: why for vm, why in zip(asked, workers.map(ask, asked), strict=True) if why}
+            try:
+                listed = {(each.zone, each.name): each.status for each in compute.instances()}
+            except ToolError:
+                listed = {}  # each is asked for by itself then
+            missing = [vm for vm in left if vm not in listed and vm not in refused]
+            gone |= dict.fromkeys(left, False) | dict(zip(missing, workers.map(is_gone, missing), strict=True))
+            if all(gone[vm] or vm in refused for vm in vms) or now() >= end_s:
+                break
+            sleep(PAUSE_S)
+    return [_removed(vm, gone[vm], refused.get(vm, "it is still there")) for vm in vms]
 
 
-def _remove_vm(
-    compute: Compute, zone: str, name: str, *, now: Callable[[], float], sleep: Callable[[float], None]
-) -> Removed:
-    try:
-        gone = remove(compute, zone, name, now=now, sleep=sleep)
-    except RooflaunchError as error:
-        return Removed(kind="VM", name=name, zone=zone, gone=False, reason=str(error))
-    return Removed(kind="VM", name=name, zone=zone, gone=gone, reason="" if gone else "it is still there")
+def _removed(vm: tuple[str, str], gone: bool | None, reason: str) -> Removed:
+    zone, name = vm
+    if gone is None:
+        return no_answer("VM", name, [zone])
+    return Removed(kind="VM", name=name, zone=zone, gone=gone, reason="" if gone else reason)
 
 
 def _remove_disk(compute: Compute, disk: Leftover) -> Removed:
