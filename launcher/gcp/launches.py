@@ -4,8 +4,9 @@ VMs are asked for before the bucket is read: a VM deletes itself after its resul
 no result has lost it.
 """
 
+import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -17,6 +18,8 @@ from launcher.gcp.compute import Compute
 from launcher.gcp.records import (
     LAUNCHES,
     NAME,
+    RUN_ID,
+    RUNS,
     Heartbeat,
     Phase,
     Request,
@@ -26,6 +29,7 @@ from launcher.gcp.records import (
     status_object,
 )
 from launcher.gcp.resources import Instance, Listing, epoch_s
+from workload import bundle
 from workload.errors import BundleError, ExitCode, NothingToDoError, UsageError
 from workload.storage.bucket import Bucket
 from workload.text import printable
@@ -45,6 +49,8 @@ READERS = 8
 # A shorter part of a name is more likely a slip than a choice, and `launch down` deletes.
 MIN_WORD = 4
 SHOWN = 20
+# How many launches are read to find the one that left a run whose record does not say so.
+MOST_OWNERS = 20
 FEW_ZONES = 3
 
 STAMP = re.compile(r"-(\d{8})-(\d{6})-[0-9a-f]{6}$")
@@ -316,8 +322,7 @@ def _read(bucket: Bucket, name: str, parse: Callable[[bytes], T], problems: list
 
 def known_names(bucket: Bucket) -> list[str]:
     """Every launch in the bucket, newest first."""
-    names = {each.name.removeprefix(LAUNCHES).partition("/")[0] for each in bucket.objects(LAUNCHES)}
-    return sorted(filter(NAME.fullmatch, names), key=lambda name: (_stamp(name), name), reverse=True)
+    return sorted(filter(NAME.fullmatch, bucket.folders(LAUNCHES)), key=lambda name: (_stamp(name), name), reverse=True)
 
 
 def find(word: str, names: Sequence[str], bucket: Bucket | None) -> str:
@@ -339,13 +344,27 @@ def find(word: str, names: Sequence[str], bucket: Bucket | None) -> str:
     return owner
 
 
-def _owner_of_run(run_id: str, names: Iterable[str], bucket: Bucket) -> str | None:
-    """The launch that left a run: one of those launched before it began, most likely the last of them."""
+def _owner_of_run(run_id: str, names: Sequence[str], bucket: Bucket) -> str | None:
+    """The launch that left a run: the VM that its record names, else one of the last that were launched before it.
+
+    A run that is not in the bucket was left by none, which one question tells.
+    """
     began = RUN_STAMP.match(run_id)
-    if began is None:
+    if began is None or not RUN_ID.fullmatch(run_id) or not any(bucket.objects(f"{RUNS}{run_id}/{bundle.RECORD}")):
         return None
-    before = (name for name in names if _stamp(name) <= began[1] + began[2])
+    if (vm := _vm_of(run_id, bucket)) in names:
+        return vm
+    before = [name for name in names if _stamp(name) <= began[1] + began[2]][:MOST_OWNERS]
     return next((name for name in before if run_id in look(bucket, name, None).runs), None)
+
+
+def _vm_of(run_id: str, bucket: Bucket) -> str:
+    """The VM's name in the record of a run; empty where it names none."""
+    try:
+        record = json.loads(bucket.read(f"{RUNS}{run_id}/{bundle.RECORD}") or b"{}")
+        return str(record["environment"]["cloud"]["instance_name"])
+    except (BundleError, ValueError, LookupError, TypeError, RecursionError):
+        return ""
 
 
 def _stamp(name: str) -> str:

@@ -504,7 +504,7 @@ def test_a_zone_that_only_the_list_lacks_is_asked_by_itself(
 @pytest.mark.world
 def test_status_without_any_launch(launch: Launch, clouds: Clouds, capsys: pytest.CaptureFixture[str]) -> None:
     with clouds() as cloud:
-        empty: Any = SimpleNamespace(name="empty-bucket", objects=lambda _: iter(()))
+        empty: Any = SimpleNamespace(name="empty-bucket", folders=lambda _: [])
         assert launch(world_of(cloud, bucket=lambda _: empty), "status", *AT_HOME) == 0
         assert capsys.readouterr().err == "no launch in gs://empty-bucket, and no VM of one in my-project\n"
 

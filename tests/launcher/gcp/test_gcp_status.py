@@ -1,5 +1,6 @@
 """What `launch status` makes of what it finds."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -252,11 +253,19 @@ class Objects:
 
     def __init__(self, found: dict[str, bytes], name: str = "my-bucket") -> None:
         self.found, self.name = found, name
+        self.asked = 0
 
     def read(self, name: str) -> bytes | None:
+        self.asked += 1
         return self.found.get(name)
 
+    def folders(self, prefix: str) -> list[str]:
+        self.asked += 1
+        inner = (name.removeprefix(prefix) for name in self.found if name.startswith(prefix))
+        return sorted({name.partition("/")[0] for name in inner if "/" in name})
+
     def objects(self, prefix: str) -> Iterator[RemoteObject]:
+        self.asked += 1
         names = sorted(name for name in self.found if name.startswith(prefix))
         return (RemoteObject(name=name, bytes=1, crc32c="", generation=1) for name in names)
 
@@ -301,12 +310,37 @@ def test_an_unknown_word_is_nothing_to_do(word: str) -> None:
     assert raised.value.report() == (f"error: no launch and no run of one is named '{word}'\nhint: launch status --all")
 
 
-def test_a_run_is_found_among_the_launches_before_it() -> None:
-    run_id = "20261121T120200Z-gcp-t4-us-central1-a-resnet18-b32-fp32-aaaaaa"
-    objects = Objects({result_object(NAMES[1]): result().to_bytes()})
-    assert find(run_id, NAMES, as_bucket(objects)) == NAMES[1]
+RUN_ID = "20261121T120200Z-gcp-t4-us-central1-a-resnet18-b32-fp32-aaaaaa"
+MANY = [*NAMES, *(f"rooflaunch-t4-2026{day:04}-000000-000000" for day in range(1120, 101, -1))]
+
+
+@pytest.mark.parametrize(
+    ("record", "requests"),
+    [
+        ({"environment": {"cloud": {"instance_name": NAMES[1]}}}, 2),
+        ({"environment": {"cloud": None}}, 2 + 6),
+        ({"environment": {"cloud": {"instance_name": "another"}}}, 2 + 6),
+        ([], 2 + 6),
+    ],
+    ids=["names its VM", "names none", "names another", "no record"],
+)
+def test_a_run_is_found_by_its_record_or_among_the_launches_before_it(record: object, requests: int) -> None:
+    run = {f"runs/{RUN_ID}/run.json": json.dumps(record).encode()}
+    objects = Objects({result_object(NAMES[1]): result().to_bytes(), **run})
+    assert find(RUN_ID, MANY, as_bucket(objects)) == NAMES[1]
+    assert objects.asked <= requests
+
+
+def test_an_unknown_run_costs_one_question_and_a_stray_one_a_few() -> None:
+    objects = Objects({})
+    for word in (RUN_ID, "20261121T120200Z-../../x", "20261121T120200Z-$(reboot)"):
+        with pytest.raises(NothingToDoError):
+            find(word, MANY, as_bucket(objects))
+    assert objects.asked == 1
+    objects.found[f"runs/{RUN_ID}/run.json"] = b"{}"
     with pytest.raises(NothingToDoError):
-        find(run_id.replace("T1202", "T1159"), NAMES, as_bucket(objects))
+        find(RUN_ID, MANY, as_bucket(objects))
+    assert objects.asked <= 3 + 3 * launches.MOST_OWNERS
 
 
 def test_list_shows_the_newest_and_every_vm() -> None:
