@@ -12,7 +12,7 @@ import typer
 from analysis.by import By
 from analysis.commands import fetch
 from analysis.part import Part
-from workload.program import VersionOption, help_unless_called
+from workload.program import VersionOption, WideOption, help_unless_called
 from workload.tables import Format
 
 app = typer.Typer(
@@ -76,14 +76,6 @@ ResultsArgument = Annotated[
     list[Path], typer.Argument(metavar="RESULTS...", help="folders of bundles, nested ones too, or single bundles")
 ]
 FormatOption = Annotated[Format, typer.Option("--format", help="what stdout gets")]
-WideOption = Annotated[
-    bool,
-    typer.Option(
-        "--wide",
-        help="a table with every column; else as wide as the terminal, or 100 columns (COLUMNS) where there is none",
-        show_default=False,
-    ),
-]
 VerifyOption = Annotated[
     bool, typer.Option("--verify", help="check every file again, also those that look unchanged", show_default=False)
 ]

@@ -168,7 +168,12 @@ def run_child(command: Sequence[str], *, on_line: Callable[[str], None]) -> Ende
 
     def pass_on(number: int, _: object) -> None:
         signals.append(number)
-        if child is not None:
+        if child is None:
+            return
+        if number == signal.SIGTERM and _parent_is_gone and child.stdin is not None:
+            # The child loses its lifeline too, and so says why it ended.
+            child.stdin.close()
+        else:
             child.send_signal(number if len(signals) < SIGNALS_UNTIL_KILLED else signal.SIGKILL)
 
     with handled_by(pass_on):

@@ -95,6 +95,14 @@ def show_version(wanted: bool) -> None:
 VersionOption = Annotated[
     bool, typer.Option("--version", help="print the version", is_eager=True, callback=show_version, show_default=False)
 ]
+WideOption = Annotated[
+    bool,
+    typer.Option(
+        "--wide",
+        help="a table with every column; else as wide as the terminal, or 100 columns (COLUMNS) where there is none",
+        show_default=False,
+    ),
+]
 
 
 def help_unless_called(context: typer.Context) -> None:

@@ -12,7 +12,7 @@ from launcher.gcp.options import DEFAULT_DISK_GB, Options
 from launcher.options import Format, FormatOption, run_options
 from workload import tables
 from workload.errors import ExitCode
-from workload.invocation import as_typed
+from workload.program import WideOption
 
 # \b keeps the lines as they are.
 GCP_EXAMPLES = """\b
@@ -264,7 +264,9 @@ def reap(
 
 
 def show_gpus(
-    *, output_format: Annotated[tables.Format, typer.Option("--format", help="what stdout gets")] = tables.Format.TABLE
+    *,
+    wide: WideOption = False,
+    output_format: Annotated[tables.Format, typer.Option("--format", help="what stdout gets")] = tables.Format.TABLE,
 ) -> int:
     """Show the GPUs that a launch can have, their peaks, and what they cost.
 
@@ -272,5 +274,5 @@ def show_gpus(
     """
     from launcher.gcp import offers
 
-    print(as_typed(offers.render(output_format)))
+    print(offers.render(output_format, wide=wide))
     return ExitCode.DONE

@@ -1,5 +1,6 @@
 """`launch gpus`: which GPUs a launch can have, what they can do at best, and what they cost as far as known. Pure."""
 
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -7,8 +8,10 @@ from typing import Any
 from launcher.gcp import gpus
 from launcher.gcp.gpus import Gpu, Listed
 from workload import peaks, tables
+from workload.invocation import as_typed
 from workload.spec import Precision
 from workload.tables import Column, Format
+from workload.text import terminal_width, wrapped
 
 UNKNOWN, NOT_SOLD = "unknown", "not sold"
 NOTES = (
@@ -29,13 +32,13 @@ DATA = tuple(
 PEOPLE = (
     Column(name="gpu", heading="GPU"),
     Column(name="machine_type", heading="machine"),
-    Column(name="memory_gb", heading="GB"),
-    *(Column(name=f"{precision}_flop_per_s", heading=precision) for precision in Precision),
-    Column(name="bytes_per_s", heading="GB/s"),
     Column(name="region", heading="region"),
     Column(name="usd_per_h", heading="USD/h"),
     Column(name="usd_per_h_spot", heading="spot"),
     Column(name="read", heading="as of"),
+    Column(name="memory_gb", heading="GB"),
+    Column(name="bytes_per_s", heading="GB/s"),
+    *(Column(name=f"{precision}_flop_per_s", heading=precision) for precision in Precision),
 )
 
 
@@ -83,12 +86,13 @@ def offers() -> Iterator[Offer]:
             yield Offer(gpu=gpu, machine_type=gpu.default_machine_type, price=None)
 
 
-def render(form: Format) -> str:
-    """The table; for people with what its figures mean below it."""
+def render(form: Format, *, wide: bool = False) -> str:
+    """The table; for people with what its figures mean below it, as wide as the terminal."""
     rows = [offer.to_row() for offer in offers()]
     if form is not Format.TABLE:
         return tables.render(rows, DATA, form)
-    return "\n".join([tables.render([_for_people(row) for row in rows], PEOPLE, form), "", *NOTES])
+    notes = [wrapped(as_typed(note), terminal_width(sys.stdout)) for note in NOTES]
+    return "\n".join([tables.render([_for_people(row) for row in rows], PEOPLE, form, wide=wide), "", *notes])
 
 
 def _for_people(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -144,7 +144,8 @@ def test_image_folder_shows_data_waits(images: Path) -> None:
     code, folder = run("--iterations", "6", "--dataset", str(images), "--workers", "0")
     assert code == ExitCode.DONE
     record = record_of(folder)
-    assert record["timing"]["data_wait_fraction"] > 0.01
+    # Two JPEGs take milliseconds; what share that is depends on how fast the steps are.
+    assert record["timing"]["data_wait_fraction"] * record["timing"]["measured_s"] > 0.001
     assert record["timing"]["explained_fraction"] == pytest.approx(1, abs=0.02)
     assert record["environment"]["host"]["dataset_storage"]["mount_point"]
 
@@ -177,9 +178,7 @@ def test_fresh_ceilings() -> None:
 
 
 @pytest.mark.usefixtures("without_doubt")
-def test_a_run_above_its_ceiling_measures_again_and_the_next_run_uses_that(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_run_above_its_ceiling_measures_again_and_the_next_run_uses_that() -> None:
     run("--iterations", "1", ceilings=True)
     cache = Path("out", ".ceilings.json")
     poisoned = json.loads(cache.read_text())
@@ -190,7 +189,7 @@ def test_a_run_above_its_ceiling_measures_again_and_the_next_run_uses_that(
     record = record_of(folder)
     assert record["ceilings"]["age_s"] == 0
     assert record["ceilings"]["flop_per_s"]["fp32"]["median"] > 1e8
-    assert "this machine's ceilings are measured again" in caplog.text
+    assert "this machine's ceilings are measured again" in (folder / "log.txt").read_text()
     said = [note for note in record["notes"] if "the ceilings were measured again after it" in note]
     assert len(said) == 1
     assert "of the fp32 ceiling measured before it, 1 MFLOP/s" in said[0]

@@ -1,30 +1,38 @@
 import csv
 import json
 
+import pytest
+
 from launcher.gcp import gpus, offers
 from workload import peaks
 from workload.tables import Format
 
 TABLE = """\
-GPU        machine         GB  fp32  tf32  amp  bf16  GB/s  region       USD/h     spot     as of
-t4         n1-standard-4   16  8.1   -     65   -      320  us-central1  0.540     0.255    2026-07
-t4         n1-standard-8   16  8.1   -     65   -      320  us-central1  0.730     0.319    2026-07
-l4         g2-standard-4   24  30.3  60    121  121    300  us-central1  0.707     0.361    2026-07
-l4         g2-standard-8   24  30.3  60    121  121    300  us-central1  0.854     0.436    2026-07
-v100       n1-standard-8   16  15.7  -     125  -      900  us-central1  2.860     1.361    2026-07
-a100       a2-highgpu-1g   40  19.5  156   312  312   1555  us-central1  3.673     unknown  2025-03
-a100-80gb  a2-ultragpu-1g  80  19.5  156   312  312   2039  unknown      unknown   unknown  -
-h100       a3-highgpu-1g   80  67    494.7 989.4 989.4 3350  us-central1  not sold  6.571    2026-09
-h200       a3-ultragpu-8g  141 67    494.7 989.4 989.4 4800  unknown      unknown   unknown  -
+GPU        machine         region       USD/h     spot     as of     GB  GB/s  fp32  tf32   amp    bf16
+t4         n1-standard-4   us-central1  0.540     0.255    2026-07   16   320  8.1   -      65     -
+t4         n1-standard-8   us-central1  0.730     0.319    2026-07   16   320  8.1   -      65     -
+l4         g2-standard-4   us-central1  0.707     0.361    2026-07   24   300  30.3  60     121    121
+l4         g2-standard-8   us-central1  0.854     0.436    2026-07   24   300  30.3  60     121    121
+v100       n1-standard-8   us-central1  2.860     1.361    2026-07   16   900  15.7  -      125    -
+a100       a2-highgpu-1g   us-central1  3.673     unknown  2025-03   40  1555  19.5  156    312    312
+a100-80gb  a2-ultragpu-1g  unknown      unknown   unknown  -         80  2039  19.5  156    312    312
+h100       a3-highgpu-1g   us-central1  not sold  6.571    2026-09   80  3350  67    494.7  989.4  989.4
+h200       a3-ultragpu-8g  unknown      unknown   unknown  -        141  4800  67    494.7  989.4  989.4
 """
 
 
 def test_the_table_for_people() -> None:
-    text = offers.render(Format.TABLE)
-    shown = [line.split() for line in text.partition("\n\n")[0].splitlines()]
-    assert shown == [line.split() for line in TABLE.splitlines()]
-    assert max(map(len, text.splitlines())) <= 110
+    text = offers.render(Format.TABLE, wide=True)
+    assert text.startswith(TABLE)
     assert text.endswith("\n".join(offers.NOTES))
+
+
+def test_on_a_narrow_terminal_the_price_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = offers.render(Format.TABLE).splitlines()
+    assert lines[0].split()[:5] == ["GPU", "machine", "region", "USD/h", "spot"]
+    assert "not shown  fp32, tf32, amp, bf16; --wide shows all" in lines
+    assert max(map(len, lines[: lines.index("")])) <= 80
 
 
 def test_every_gpu_is_there_with_its_own_peaks() -> None:
