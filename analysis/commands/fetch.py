@@ -1,6 +1,7 @@
 """`analyze fetch`: bundles from a bucket, with a bar, a table, and an exit code."""
 
 import json
+import shlex
 import shutil
 import sys
 import time
@@ -14,6 +15,7 @@ import typer
 
 from workload.errors import ExitCode, InterruptedRunError, NothingToDoError
 from workload.interrupt import CAUSES, handled_by
+from workload.text import counted
 
 if TYPE_CHECKING:
     from workload.storage.fetch import Report
@@ -71,7 +73,14 @@ def run_fetch(
         print(render(report))
     if report.error:
         raise report.error
-    return ExitCode.BAD_BUNDLE if report.refused or report.count(fetching.State.REFUSED) else ExitCode.DONE
+    if report.refused or report.count(fetching.State.REFUSED):
+        return ExitCode.BAD_BUNDLE
+    if not incomplete and report.count(fetching.State.INCOMPLETE) == len(report.outcomes):
+        raise NothingToDoError(
+            f"no complete run below {place}; {counted(len(report.outcomes), 'run')} without MANIFEST.json",
+            hint=f"wait until it has ended, or analyze fetch {place} -o {shlex.quote(str(output))} --incomplete",
+        )
+    return ExitCode.DONE
 
 
 def render(report: "Report") -> str:

@@ -918,6 +918,22 @@ def test_the_table(
     )
 
 
+def test_incomplete_runs_alone_are_nothing_to_do(
+    storage: FakeStorage, make: Make, output: Path, run: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    storage.put_folder(make("run-bb"), without=["MANIFEST.json"])
+    with pytest.raises(NothingToDoError) as caught:
+        run()
+    assert caught.value.report() == (
+        "error: no complete run below gs://bucket/runs/; 1 run without MANIFEST.json\n"
+        f"hint: wait until it has ended, or analyze fetch gs://bucket/runs/ -o {output} --incomplete"
+    )
+    assert capsys.readouterr().out.startswith("incomplete  run-bb")
+    assert run(incomplete=True) == ExitCode.DONE
+    storage.put_folder(make("run-a"))
+    assert run() == ExitCode.DONE
+
+
 def test_refused_names_are_quoted_and_make_the_exit_code(
     storage: FakeStorage, make: Make, run: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:

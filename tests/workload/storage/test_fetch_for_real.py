@@ -19,7 +19,7 @@ from analysis.commands.fetch import Format, run_fetch
 from tests.workload.storage import gcs_server
 from tests.workload.storage.gcs_server import BUCKET, GcsServer, Relay
 from workload import bundle
-from workload.errors import BundleError, ExitCode, ToolError, UsageError
+from workload.errors import BundleError, ExitCode, NothingToDoError, ToolError, UsageError
 from workload.storage import bucket, fetch
 from workload.storage.bucket import Patience
 
@@ -268,7 +268,8 @@ def test_an_incomplete_run(server: GcsServer, prefix: str, make: Make, tmp_path:
     folder = make()
     server.put_folder(folder, f"{prefix}/", without=("MANIFEST.json",))
     source, output = f"gs://{BUCKET}/{prefix}/runs/{folder.name}", tmp_path / "results"
-    assert run_fetch(source=source, output=output) == ExitCode.DONE
+    with pytest.raises(NothingToDoError, match=r"^no complete run below .*; 1 run without MANIFEST\.json$"):
+        run_fetch(source=source, output=output)
     assert not (output / folder.name).exists()
     assert run_fetch(source=source, output=output, incomplete=True) == ExitCode.DONE
     assert content_of(output / folder.name).keys() == content_of(folder).keys() - {"MANIFEST.json"}
