@@ -254,9 +254,9 @@ def reap(
     bucket: BucketOption = None,
     output_format: FormatOption = Format.TABLE,
 ) -> int:
-    """Delete VMs and disks that are past their time limit.
+    """Delete VMs that are stopped or past their time limit, and disks past it.
 
-    The cloud itself deletes them then; this is for what it failed to delete.
+    The cloud deletes a VM at its limit, and never one that is stopped; this is for what is left.
     """
     from launcher.gcp import commands
 

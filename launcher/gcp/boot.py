@@ -29,6 +29,8 @@ SOCKET = Path("/var/run/docker.sock")
 # For startup.sh: the machine restarts, and begins anew.
 RESTARTS = 64
 FAILED = 4
+# The agent (launcher/gcp/vm.py) leaves this in the launch's folder before it begins the run.
+STARTED = "started"
 # A driver that is in the VM image is there within a minute.
 DRIVER_TRIES, DRIVER_AGAIN_S = 60, 5
 PULL_TRIES, PULL_AGAIN_S = 3, 10
@@ -62,6 +64,8 @@ class Boot:
         os.chown(self.home, USER, USER)
         self.enter("booted")
         driver, image = self.asked("driver"), self.asked("image")
+        if (self.home / STARTED).exists():
+            return self.save(image)
         if driver == "install" and not works("nvidia-smi"):
             self.install_driver()
         if driver != "none":
@@ -72,6 +76,14 @@ class Boot:
         self.pull(image)
         self.enter("image_pulled")
         # The second try saves what the first has left.
+        return 0 if any(self.agent(image) for _ in range(2)) else FAILED
+
+    def save(self, image: str) -> int:
+        """The VM was stopped in its run and the cloud has started it again: the agent saves what there is."""
+        print("the run had begun when the VM was stopped: saving what it left", flush=True)
+        require("docker", "info", "--format", "Docker {{.ServerVersion}}")
+        if not works("docker", "image", "inspect", "-f", "{{.Id}}", image):
+            self.pull(image)
         return 0 if any(self.agent(image) for _ in range(2)) else FAILED
 
     def on_term(self, *_: object) -> None:

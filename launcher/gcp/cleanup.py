@@ -1,4 +1,4 @@
-"""End launches: `launch down` removes the VMs that were named, `launch reap` whatever is past its limit.
+"""End launches: `launch down` those that were named, `launch reap` whatever is stopped or past its limit.
 
 A deletion counts when a later question answers that there is no such VM. What is removed is found by our labels in the
 cloud, never by a list of our own.
@@ -84,13 +84,13 @@ def look_in(compute: Compute, zones: Sequence[str], name: str) -> tuple[Instance
 
 
 def leftovers(compute: Compute) -> Listing[Leftover]:
-    """VMs past their limit by the cloud's clock, and disks past it that no VM uses."""
+    """VMs that are stopped or, by the cloud's clock, past their limit; and disks past it that no VM uses."""
     there, disks = running(compute), compute.disks()
     now_s = compute.now_s()
     vms = [
-        Leftover(kind="VM", name=each.name, zone=each.zone, why=_past(each.deadline_s, now_s))
+        Leftover(kind="VM", name=each.name, zone=each.zone, why=why)
         for each in there
-        if each.deadline_s is not None and now_s > each.deadline_s + GRACE_S
+        if (why := _why_left(each, now_s))
     ]
     left_disks = [
         Leftover(kind="disk", name=each.name, zone=each.zone, why=_past(each.deadline_s, now_s))
@@ -99,6 +99,14 @@ def leftovers(compute: Compute) -> Listing[Leftover]:
     ]
     silent = dict.fromkeys((*there.unreachable, *disks.unreachable))
     return Listing(there=(*vms, *left_disks), unreachable=tuple(silent))
+
+
+def _why_left(vm: Instance, now_s: float) -> str:
+    """Empty for a VM that is where it should be. One that is stopped has no end any more that the cloud would keep."""
+    if vm.status in launches.STOPPED:
+        return f"it is {vm.status}, and the cloud never deletes a stopped VM"
+    is_past = vm.deadline_s is not None and now_s > vm.deadline_s + GRACE_S
+    return _past(vm.deadline_s, now_s) if is_past else ""
 
 
 def _is_left(disk: Disk, now_s: float) -> bool:

@@ -20,6 +20,7 @@ from launcher.engine import Engine
 from launcher.gcp import cleanup, compute, gpus, launches, logs
 from launcher.gcp import plan as planning
 from launcher.gcp.compute import Compute
+from launcher.gcp.launches import Launch
 from launcher.gcp.plan import Options, Plan
 from launcher.gcp.progress import Progress
 from launcher.gcp.provision import remove
@@ -263,9 +264,11 @@ def show_status(
     if name is not None:
         launch = launches.one_launch(cloud, store, _find(cloud, store, name), now_s=now_s)
         text = as_typed(launches.render_one(launch, store.name, now_s))
+        _warn_of_stopped([launch])
         print(json.dumps(launch.to_json(), indent=1) if output_format is Format.JSON else text)
         return ExitCode.DONE
     found = launches.list_launches(cloud, store, now_s=now_s, limit=None if every else launches.SHOWN)
+    _warn_of_stopped(found)
     if output_format is Format.JSON:
         print(json.dumps([each.to_json() for each in found], indent=1))
     elif found:
@@ -273,6 +276,14 @@ def show_status(
     else:
         print(f"no launch in gs://{store.name}, and no VM of one in {cloud.project}", file=sys.stderr)
     return ExitCode.DONE
+
+
+def _warn_of_stopped(shown: Sequence[Launch]) -> None:
+    stopped = [each.seen.name for each in shown if each.seen.instance and each.seen.instance.status in launches.STOPPED]
+    if stopped:
+        vms = "a VM is" if len(stopped) == 1 else f"{len(stopped)} VMs are"
+        left = f"warning: {vms} stopped, which no cloud deletes: {', '.join(stopped)}"
+        print(f"{left}\nhint: {as_typed('launch reap')}", file=sys.stderr)
 
 
 def show_logs(*, name: str, follow: bool, project: str | None, bucket: str | None, output_format: Format) -> int:
@@ -361,7 +372,7 @@ def reap(*, dry_run: bool, project: str | None, bucket: str | None, output_forma
     settings = _settings(world, {"project": project, "bucket": bucket})
     cloud = world.compute(settings.project)
     left = cleanup.leftovers(cloud)
-    nothing = f"nothing of a launch is past its limit in {settings.project}"
+    nothing = f"nothing of a launch is stopped or past its limit in {settings.project}"
     if not dry_run:
         removed = cleanup.reap(left, cloud, now=cloud.now_s, sleep=world.sleep)
         return _told(removed, output_format, nothing=nothing, unlisted=left.unreachable)

@@ -247,7 +247,10 @@ class Compute:
 
     def instances(self) -> Listing[Instance]:
         """The VMs of every launch in the project, in all zones that answer."""
-        return self._everywhere("Instances", resources.instance)
+        from google.cloud import compute_v1  # noqa: PLC0415 - see the module
+
+        everywhere, zonal = compute_v1.AggregatedListInstancesRequest, compute_v1.ListInstancesRequest
+        return self._everywhere("Instances", resources.instance, everywhere, zonal)
 
     def preempted(self, zone: str, name: str) -> bool:
         """Whether the cloud says that it took the VM back."""
@@ -287,7 +290,10 @@ class Compute:
 
     def disks(self) -> Listing[Disk]:
         """The disks of every launch in the project, in all zones that answer."""
-        return self._everywhere("Disks", resources.disk)
+        from google.cloud import compute_v1  # noqa: PLC0415 - see the module
+
+        everywhere, zonal = compute_v1.AggregatedListDisksRequest, compute_v1.ListDisksRequest
+        return self._everywhere("Disks", resources.disk, everywhere, zonal)
 
     def delete_disk(self, zone: str, name: str) -> Operation | None:
         """Ask for the end of a disk; None: there is none of that name."""
@@ -347,18 +353,17 @@ class Compute:
                 return None
             raise
 
-    def _everywhere(self, kind: str, make: Callable[[Any], T]) -> Listing[T]:
+    def _everywhere(
+        self, kind: str, make: Callable[[Any], T], everywhere: Callable[..., Any], zonal: Callable[..., Any]
+    ) -> Listing[T]:
         """What is ours of that kind; a zone that the list over all zones lacks is asked by itself."""
         from google.api_core import exceptions as api  # noqa: PLC0415 - see the module
-        from google.cloud import compute_v1  # noqa: PLC0415
 
         ours = {"project": self.project, "filter": f"labels.{LABEL}={LABEL_VALUE}"}
         there: list[T] = []
         silent: dict[str, None] = {}
         try:
-            for page in self._pages(
-                kind, "aggregated_list", getattr(compute_v1, f"AggregatedList{kind}Request")(**ours)
-            ):
+            for page in self._pages(kind, "aggregated_list", everywhere(**ours)):
                 silent |= dict.fromkeys(resources.gaps(page))
                 there += [make(found) for scope in page.items.values() for found in getattr(scope, kind.lower())]
         except UnreachableError as error:
@@ -368,7 +373,7 @@ class Compute:
             return Listing(unreachable=(resources.ANYWHERE,))
         for zone in [place for place in silent if ZONE.fullmatch(place)]:
             with suppress(UnreachableError):
-                request = getattr(compute_v1, f"List{kind}Request")(zone=zone, **ours)
+                request = zonal(zone=zone, **ours)
                 pages = list(self._pages(kind, "list", request, retry_s=0.0))
                 if not any(page.warning.code in resources.GAPS for page in pages):
                     there += [make(found) for page in pages for found in page.items]

@@ -37,6 +37,8 @@ MAX_BACKOFF_S = 60.0
 # The VM may vanish while its last objects arrive: so many more looks at the bucket, so far apart.
 GRACE_LOOKS = 3
 GRACE_S = 5.0
+# Google's default: a host error is noticed within 5.5 min, and the VM is started again within some minutes.
+RESTART_S = 15 * 60.0
 # A limit that cuts a run off is seen as a VM that is gone about then.
 LIMIT_MARGIN_S = 60.0
 # The serial port keeps 1 MB; each answer has a part of it.
@@ -126,6 +128,8 @@ class _Known:
     # How long it has been silent, and when it was looked at last, by our clock.
     silent_s: float = 0.0
     looked_s: float | None = None
+    # Since when it has been stopped, by the same clock.
+    stopped_s: float | None = None
 
 
 class _Follower:
@@ -145,7 +149,7 @@ class _Follower:
         self._compute, self._bucket = compute, bucket
         self._output, self._on_event = output, on_event
         self._now, self._sleep = now, sleep
-        self._began_s = now()
+        self._began_s = self._booting_s = now()
         self._limit_s = self._began_s + request.limit_s
         self._known = _Known()
         self._calls: Counter[str] = Counter()
@@ -182,8 +186,9 @@ class _Follower:
             return self._ended(Ending.RESULT, vm_gone=instance is None)
         if instance is None:
             return self._gone()
-        if instance.status in STOPPED:
-            return self._removed(Ending.DELETED, f"stopped by itself ({instance.status})")
+        if instance.status in STOPPED or (instance.restarts and instance.status == "REPAIRING"):
+            return self._stopped(instance)
+        self._known.stopped_s = None
         if self._known.heartbeat is None:
             self._read_guest_attributes()
         return self._overdue(instance)
@@ -231,6 +236,22 @@ class _Follower:
         self._known.silent_s = 0.0
         self._known.looked_s = self._now()
 
+    def _stopped(self, instance: Instance) -> Followed | None:
+        """By its host, most likely: the cloud starts it again, and it saves what there is; or nobody ever does."""
+        now_s, known = self._now(), self._known
+        if not instance.restarts:
+            return self._removed(Ending.DELETED, f"stopped by itself ({instance.status})")
+        if known.stopped_s is None:
+            known.stopped_s = now_s
+            waits = "the cloud starts it again, to save what there is"
+            self._on_event(Event(kind=Kind.NOTE, text=f"'{self._request.name}' is {instance.status}: {waits}"))
+        stopped_s = now_s - known.stopped_s
+        if stopped_s > RESTART_S:
+            return self._removed(Ending.DELETED, f"stopped and was not started again in {duration(stopped_s)}")
+        self._sign()
+        self._booting_s = now_s
+        return None
+
     def _overdue(self, instance: Instance) -> Followed | None:
         """The VM is there and has no result: whether it has been silent, or been there, for too long."""
         now_s, known = self._now(), self._known
@@ -240,7 +261,7 @@ class _Follower:
             return self._removed(Ending.LIMIT, "was still there after its time limit")
         if known.heartbeat is not None and known.silent_s > SILENCE_LIMIT_S:
             return self._removed(Ending.SILENT, f"has given no sign for {duration(known.silent_s)}")
-        boot_s = now_s - self._began_s
+        boot_s = now_s - self._booting_s
         if known.heartbeat is None and boot_s > boot_limit_s(self._request.gpu):
             last = next(reversed(known.phases), f"nothing, VM {instance.status}")
             return self._removed(Ending.SILENT, f"did not come to start the run in {duration(boot_s)} (last: {last})")

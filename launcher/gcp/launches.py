@@ -169,17 +169,23 @@ def judge(seen: Seen, now_s: float, *, was_preempted: Callable[[], bool]) -> Lau
 def _judge(seen: Seen, now_s: float, was_preempted: Callable[[], bool]) -> tuple[State, str]:
     if seen.result is not None:
         state, why = _ended(seen.result)
-        vm = "its VM is still there" if seen.instance else _not_answering(seen, "its VM is gone")
+        vm = _vm_left(seen.instance) if seen.instance else _not_answering(seen, "its VM is gone")
         return state, "; ".join(filter(None, (why, vm)))
     if seen.instance is None:
         return _in_an_outage(seen, now_s) if seen.silent else _without_vm(seen, now_s, was_preempted)
     if seen.instance.status in STOPPED:
-        return State.STALE, f"the VM is {seen.instance.status}, and its disk costs"
+        return State.STALE, _vm_left(seen.instance)
     if seen.instance.deadline_s is not None and now_s > seen.instance.deadline_s + AFTER_LIMIT_S:
         return State.STALE, "the VM is past its limit: launch reap"
     if seen.instance.status in STARTING:
         return State.STARTING, seen.instance.status.lower()
     return _without_heartbeat(seen, now_s) if seen.heartbeat is None else _beating(seen.heartbeat, now_s)
+
+
+def _vm_left(vm: Instance) -> str:
+    if vm.status in STOPPED:
+        return f"its VM is {vm.status}, which nobody deletes, and its disk costs: launch reap"
+    return "its VM is still there"
 
 
 def _not_answering(seen: Seen, what: str) -> str:

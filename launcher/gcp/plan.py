@@ -151,11 +151,12 @@ class Plan:
         return [{"acceleratorType": kind, "acceleratorCount": self.request.gpu_count}]
 
     def _scheduling(self) -> dict[str, Any]:
-        # A VM that a host error restarts would measure the same run twice, and unseen: it ends instead.
+        # No cloud deletes a VM that host maintenance or a host error has stopped. Started again it saves what there is
+        # and deletes itself (boot.py); it never measures twice. A spot VM is deleted, and may not be started again.
         return {
             "provisioningModel": "SPOT" if self.options.spot else "STANDARD",
             "onHostMaintenance": "TERMINATE",
-            "automaticRestart": False,
+            "automaticRestart": not self.options.spot,
             "instanceTerminationAction": "DELETE",
             "maxRunDuration": {"seconds": str(self.limit_s)},
         }

@@ -17,8 +17,8 @@ if TYPE_CHECKING:  # plan.py renders with this module
 FEW = 4
 LABEL_WIDTH = 11
 SECONDS_PER_MINUTE = 60
-# What a VM runs, by the key of its metadata: the shell, and the Python that the shell starts.
-PROGRAMS = {"startup-script": "startup.sh", "rooflaunch-boot": "boot.py"}
+# What a VM runs, by the key of its metadata: the shell, the Python that the shell starts, and what runs at its end.
+PROGRAMS = {"startup-script": "startup.sh", "rooflaunch-boot": "boot.py", "shutdown-script": "shutdown.sh"}
 REQUEST = "rooflaunch-request"
 
 

@@ -83,6 +83,8 @@ class Instance:
     deadline_s: float | None
     physical_host: str | None
     cpu_platform: str
+    # Whether the cloud starts it again when its host has stopped it.
+    restarts: bool = False
 
     @property
     def request_id(self) -> str:
@@ -167,6 +169,7 @@ def instance(found: Any) -> Instance:
         deadline_s=_vm_deadline_s(found),
         physical_host=str(found.resource_status.physical_host) or None,
         cpu_platform=str(found.cpu_platform),
+        restarts=bool(found.scheduling.automatic_restart),
     )
 
 

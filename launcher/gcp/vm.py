@@ -223,7 +223,7 @@ class Agent:
             raise RunFailedError(
                 "the VM broke off the run and started again", hint="launch logs RUN; then launch again"
             )
-        started.touch()
+        _touch_for_good(started)
         return self._run(uploads)
 
     def _run(self, uploads: ThreadPoolExecutor) -> Ended:
@@ -486,6 +486,17 @@ def _lines(path: Path) -> list[str]:
         return path.read_text(encoding="utf-8").splitlines()
     except OSError:
         return []
+
+
+def _touch_for_good(path: Path) -> None:
+    """Make an empty file that is there after a host error too, which is the end of power."""
+    path.touch()
+    for place in (path, path.parent):
+        number = os.open(place, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -116,10 +116,13 @@ def test_each_permission_is_used(permission: str, path: str, pattern: str) -> No
     assert re.search(pattern, (ROOT / path).read_text(encoding="utf-8")), f"nothing in {path} needs {permission}"
 
 
+VM_PROGRAMS = [f"launcher/gcp/{name}" for name in ("startup.sh", "shutdown.sh", "boot.py", "vm.py", "guest.py")]
+
+
 def test_a_vm_calls_no_other_service() -> None:
     hosts = {
         host
-        for path in ("launcher/gcp/startup.sh", "launcher/gcp/boot.py", "launcher/gcp/vm.py", "launcher/gcp/guest.py")
+        for path in VM_PROGRAMS
         for host in re.findall(r"[a-z.]+\.googleapis\.com", (ROOT / path).read_text(encoding="utf-8"))
     }
     assert hosts <= VM_HOSTS
@@ -147,6 +150,8 @@ REQUESTS = {
     "AggregatedListInstances": "compute.instances.list",
     "DeleteDisk": "compute.disks.delete",
     "DeleteInstance": "compute.instances.delete",
+    "ListDisks": "compute.disks.list",
+    "ListInstances": "compute.instances.list",
     "GetFromFamilyImage": None,
     "GetGuestAttributesInstance": "compute.instances.getGuestAttributes",
     "GetInstance": "compute.instances.get",

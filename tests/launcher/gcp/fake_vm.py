@@ -13,7 +13,7 @@ import threading
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +95,7 @@ def guest(
             }
             try:
                 with _started(vm, [*inside, "bash", str(script)], environment, own) as process:
-                    _await_end(vm, process, grace_s)
+                    _await_end(vm, process, grace_s, lambda: _shut_down(vm, inside, environment, own, grace_s))
             finally:
                 _clean(vm)
 
@@ -133,7 +133,16 @@ def _started(
         reader.join(5)
 
 
-def _await_end(vm: Vm, process: "subprocess.Popen[str]", grace_s: float) -> None:
+def _shut_down(vm: Vm, inside: tuple[str, ...], environment: Mapping[str, str], folder: Path, limit_s: float) -> None:
+    """What the guest agent does as the machine goes down; the start-up script gets no signal of it: facts/gce.md."""
+    if text := vm.metadata.get("shutdown-script"):
+        script = folder / "shutdown-script"
+        script.write_text(text)
+        with suppress(subprocess.TimeoutExpired):
+            subprocess.run([*inside, "bash", str(script)], env=environment, cwd=folder, timeout=limit_s, check=False)
+
+
+def _await_end(vm: Vm, process: "subprocess.Popen[str]", grace_s: float, shut_down: Callable[[], None]) -> None:
     told = False
     while not vm.gone.wait(LOOK_EVERY_S):
         if process.poll() is not None:
@@ -141,8 +150,7 @@ def _await_end(vm: Vm, process: "subprocess.Popen[str]", grace_s: float) -> None
             vm.gone.wait()
         elif vm.preempted and not told:
             told = True
-            # The shell alone, as on a VM that is shut down; the engine would stop the containers too.
-            os.kill(process.pid, signal.SIGTERM)
+            shut_down()
             vm.gone.wait(grace_s)
 
 

@@ -397,11 +397,13 @@ def test_reap(launch: Launch, clouds: Clouds, capsys: pytest.CaptureFixture[str]
     with clouds() as cloud:
         world = world_of(cloud)
         assert launch(world, "reap", *AT_HOME) == 0
-        assert capsys.readouterr().out == "nothing of a launch is past its limit in my-project\n"
+        assert capsys.readouterr().out == "nothing of a launch is stopped or past its limit in my-project\n"
         name = "rooflaunch-l4-20260101-000000-abcdef"
         cloud.fake.add_vm(name, project="my-project", labels={"rooflaunch": "launch"}, age_s=3600 + 7300)
         assert launch(world, "reap", "--dry-run", *AT_HOME) == 0
-        assert capsys.readouterr().out == f"VM {name} in {ZONE}: its limit was 2 h 01 min ago\n"
+        # Two hours and a little, by a clock that runs fast.
+        why = re.fullmatch(rf"VM {name} in {ZONE}: its limit was 2 h \d\d min ago\n", capsys.readouterr().out)
+        assert why
         assert launch(world, "reap", "--dry-run", "--format", "json", *AT_HOME) == 0
         assert json.loads(capsys.readouterr().out)[0]["name"] == name
         assert len(cloud.fake.instances) == 1
@@ -445,7 +447,7 @@ def test_a_clock_that_is_off_ends_no_healthy_vm(
         name = json.loads(capsys.readouterr().out)["name"]
         for somebody in (world, world_of(cloud), world_of(cloud, now=lambda: cloud.clock.now() - off_s)):
             assert launch(somebody, "reap", *AT_HOME) == 0
-            assert capsys.readouterr().out == "nothing of a launch is past its limit in my-project\n"
+            assert capsys.readouterr().out == "nothing of a launch is stopped or past its limit in my-project\n"
             assert launch(somebody, "status", name, *AT_HOME, "--format", "json") == 0
             shown = json.loads(capsys.readouterr().out)
             assert (shown["state"], shown["vm"]) == ("starting", "RUNNING")
@@ -499,6 +501,30 @@ def test_a_zone_that_only_the_list_lacks_is_asked_by_itself(
         assert capsys.readouterr().out == f"VM {plan.name} in {ZONE} is gone\n"
         assert launch(world, "down", plan.name, *AT_HOME) == 0
         assert capsys.readouterr().err == f"'{plan.name}' has no VM: it is gone already\n"
+
+
+@pytest.mark.world
+def test_a_stopped_vm_is_warned_of_and_reaped_at_once(
+    launch: Launch, clouds: Clouds, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with clouds(fault=Fault.SILENT) as cloud:
+        world, plan = world_of(cloud), cloud.plan()
+        cloud.run(plan, detach=True)
+        cloud.fake.stop(plan.name)
+        for words in (("status",), ("status", plan.name)):
+            assert launch(world, *words, *AT_HOME) == 0
+            told = capsys.readouterr()
+            warning = f"warning: a VM is stopped, which no cloud deletes: {plan.name}\nhint: launch reap\n"
+            assert told.err == warning
+            assert "stale" in told.out
+        why = f"VM {plan.name} in {ZONE}: it is TERMINATED, and the cloud never deletes a stopped VM\n"
+        assert launch(world, "reap", "--dry-run", *AT_HOME) == 0
+        assert capsys.readouterr().out == why
+        assert launch(world, "reap", *AT_HOME) == 0
+        assert capsys.readouterr().out == f"VM {plan.name} in {ZONE} is gone\n"
+        assert (cloud.fake.instances, cloud.fake.disks) == ([], [])
+        assert launch(world, "status", plan.name, *AT_HOME) == 0
+        assert capsys.readouterr().err == ""
 
 
 @pytest.mark.world

@@ -295,6 +295,43 @@ def test_a_vm_that_stops_instead_of_vanishing_is_removed(tmp_path: Path) -> None
     assert str(followed.error) == f"'{NAME}' stopped by itself (TERMINATED)"
 
 
+def stand(cloud: Cloud, seconds: float, status: str) -> None:
+    cloud.at(seconds, lambda: setattr(cloud, "instance", replace(THERE, status=status, restarts=True)))
+
+
+@pytest.mark.parametrize("status", ["TERMINATED", "REPAIRING"])
+def test_a_vm_that_its_host_stopped_is_awaited(tmp_path: Path, status: str) -> None:
+    cloud = Cloud()
+    cloud.beats(200, 400)
+    stand(cloud, 400, status)
+    stand(cloud, 1250, "RUNNING")
+    cloud.at(1500, cloud.beat)
+    cloud.at(1520, lambda: cloud.result(exit_code=6))
+    followed, events = run(cloud, tmp_path)
+    assert followed.ending is Ending.RESULT
+    waits = f"'{NAME}' is {status}: the cloud starts it again, to save what there is"
+    assert told(events, Kind.NOTE) == [waits], "its silence meanwhile is no sign of anything"
+
+
+def test_a_vm_that_is_not_started_again_is_removed(tmp_path: Path) -> None:
+    cloud = Cloud()
+    cloud.beats(200, 400)
+    stand(cloud, 400, "TERMINATED")
+    followed, _ = run(cloud, tmp_path)
+    assert (followed.ending, followed.vm_gone) == (Ending.DELETED, True)
+    assert str(followed.error) == f"'{NAME}' stopped and was not started again in 15 min"
+    assert 1300 < cloud.now_s - BEGAN_S < 1340
+
+
+def test_a_vm_that_is_started_again_in_its_boot_gets_its_time(tmp_path: Path) -> None:
+    cloud = Cloud()
+    stand(cloud, 500, "TERMINATED")
+    stand(cloud, 900, "RUNNING")
+    cloud.at(1700, cloud.beat)
+    cloud.at(1720, cloud.result)
+    assert run(cloud, tmp_path)[0].ending is Ending.RESULT
+
+
 def test_a_vm_past_its_limit_is_removed(tmp_path: Path) -> None:
     cloud = Cloud()
     cloud.instance = replace(THERE, deadline_s=int(BEGAN_S) + 1000)

@@ -32,6 +32,7 @@ NOW = datetime(2026, 11, 21, 14, 25, 30, 123000, tzinfo=UTC)
 IMAGE = f"us-central1-docker.pkg.dev/my-project/rooflaunch/trainer@sha256:{'0123456789abcdef' * 4}"
 BOOT = "# nobody's boot.py\n\nprint('ok')\n"
 SCRIPT = "#!/bin/bash\necho 'verbatim: $(date) \"${NAME}\"'\n"
+SHUTDOWN = "#!/bin/bash\n# nobody's shutdown.sh\n\ntrue\n"
 LABEL_KEY, LABEL_VALUE = re.compile(r"[a-z][_\-a-z0-9]{0,62}"), re.compile(r"[_\-a-z0-9]{0,63}")
 
 
@@ -63,6 +64,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a VM runs is others' matter: here it is something that a plan could not pass on by luck."""
     (tmp_path / "startup.sh").write_text(SCRIPT)
     (tmp_path / "boot.py").write_text(BOOT)
+    (tmp_path / "shutdown.sh").write_text(SHUTDOWN)
     monkeypatch.setattr(planning, "PROGRAM_FOLDER", tmp_path)
 
 
@@ -140,7 +142,8 @@ def test_what_google_demands_of_a_request(name: str) -> None:
     assert body["machineType"].startswith(f"zones/{zone}/machineTypes/")
     assert ("guestAccelerators" in body) == body["machineType"].partition("machineTypes/")[2].startswith("n1-")
     scheduling = body["scheduling"]
-    assert (scheduling["onHostMaintenance"], scheduling["automaticRestart"]) == ("TERMINATE", False)
+    assert scheduling["onHostMaintenance"] == "TERMINATE"
+    assert scheduling["automaticRestart"] is (scheduling["provisioningModel"] == "STANDARD"), "a spot VM may not"
     assert scheduling["instanceTerminationAction"] == "DELETE"
     assert scheduling["maxRunDuration"] == {"seconds": str(plan.request.limit_s)}
     assert body["disks"][0]["autoDelete"] is True
@@ -152,6 +155,7 @@ def test_what_google_demands_of_a_request(name: str) -> None:
     assert "rooflaunch-request" not in body["disks"][0]["initializeParams"]["labels"]
     metadata = {item["key"]: item["value"] for item in body["metadata"]["items"]}
     assert (metadata["startup-script"], metadata["rooflaunch-boot"]) == (SCRIPT, BOOT)
+    assert metadata["shutdown-script"] == SHUTDOWN
     assert Request.from_bytes(metadata["rooflaunch-request"].encode()) == plan.request
     assert sum(len(key) + len(value) for key, value in metadata.items()) < 256_000
 
@@ -330,6 +334,7 @@ def test_the_request_in_short() -> None:
     items = {item["key"]: item for item in body["metadata"]["items"]}
     assert items["startup-script"]["value"] == "<launcher/gcp/startup.sh, 2 lines>"
     assert items["rooflaunch-boot"]["value"] == "<launcher/gcp/boot.py, 3 lines>"
+    assert items["shutdown-script"]["value"] == "<launcher/gcp/shutdown.sh, 4 lines>"
     assert items["rooflaunch-request"]["value"] == "<this plan as data>"
     whole = plan.to_json()["insert"]
     whole_items = {item["key"]: item["value"] for item in whole["metadata"]["items"]}

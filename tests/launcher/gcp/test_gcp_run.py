@@ -119,7 +119,7 @@ def test_a_vm_that_does_not_delete_itself_is_deleted_and_that_confirmed(
         (Fault.SILENT, "did not come to start the run in N min (last: nothing, VM RUNNING)"),
         (Fault.NO_HEARTBEAT, "did not come to start the run in N min (last: image_pulled)"),
         (Fault.STOPS_BEATING, "has given no sign for N min"),
-        (Fault.STOPS, "stopped by itself (TERMINATED)"),
+        (Fault.STOPS, "stopped and was not started again in N min"),
     ],
 )
 def test_a_vm_that_hangs_is_removed_and_what_it_said_kept(
@@ -128,6 +128,7 @@ def test_a_vm_that_hangs_is_removed_and_what_it_said_kept(
     # The real limits are tested with a clock that nobody waits for.
     monkeypatch.setattr(launches, "BOOT_LIMIT_S", 150)
     monkeypatch.setattr(follow, "SILENCE_LIMIT_S", 120)
+    monkeypatch.setattr(follow, "RESTART_S", 300)
     with clouds(fault=fault, scale=400) as cloud:
         plan = cloud.plan()
         outcome = cloud.run(plan)
@@ -138,6 +139,18 @@ def test_a_vm_that_hangs_is_removed_and_what_it_said_kept(
         assert saved.is_file() is (fault is not Fault.SILENT)
         assert cloud.result(plan.name).error == str(outcome.error)
         assert cloud.state(plan.name).state is State.FAILED
+
+
+def test_a_vm_that_its_host_stopped_saves_what_it_has_at_its_second_start(clouds: Clouds) -> None:
+    with clouds(fault=Fault.RESTARTS) as cloud:
+        plan = cloud.plan()
+        outcome = cloud.run(plan)
+        assert str(outcome.error) == f"'{plan.name}': the VM broke off the run and started again"
+        assert [found.record["status"] for found in outcome.bundles] == ["failed"]
+        assert f"'{plan.name}' is TERMINATED: the cloud starts it again, to save what there is" in cloud.told(Kind.NOTE)
+        assert len(cloud.fake.all_vms) == 1
+        assert cloud.fake.instances == []
+        assert cloud.fake.count("DELETE") == 1, "its own"
 
 
 def test_a_vm_that_vanishes_without_a_result(clouds: Clouds) -> None:

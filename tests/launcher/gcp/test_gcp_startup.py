@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from launcher.gcp import boot as boot_program
+from launcher.gcp import vm as agent
 from launcher.gcp.plan import PROGRAM_FOLDER
 from launcher.gcp.records import log_object
 from tests.launcher.gcp import fake_vm
@@ -24,10 +26,11 @@ from workload.storage.bucket import connect
 
 pytestmark = pytest.mark.world
 
-STARTUP, BOOT = (PROGRAM_FOLDER / name for name in ("startup.sh", "boot.py"))
+STARTUP, SHUTDOWN, BOOT = (PROGRAM_FOLDER / name for name in ("startup.sh", "shutdown.sh", "boot.py"))
 # As on a VM, but for the pauses between two tries.
 PROGRAMS = {
     "startup-script": STARTUP.read_text(),
+    "shutdown-script": SHUTDOWN.read_text(),
     "rooflaunch-boot": re.sub(r"(_AGAIN_S = .*?)(\d+)$", r"\g<1>0.001", BOOT.read_text(), flags=re.MULTILINE),
 }
 NAME = "rooflaunch-t4-20261121-100000-0000aa"
@@ -66,14 +69,15 @@ INSTALLER = PYTHON + NOTE + 'touch "$FAKE_VM/driver"; kill -TERM $PPID; sleep 60
 DRIVER = NOTE + '[ -e "$FAKE_VM/driver" ]\n'
 
 
-def test_the_script_is_short_and_clean() -> None:
-    lines = STARTUP.read_text().splitlines()
+@pytest.mark.parametrize("script", [STARTUP, SHUTDOWN], ids=["startup", "shutdown"])
+def test_the_scripts_are_short_and_clean(script: Path) -> None:
+    lines = script.read_text().splitlines()
     assert len(lines) <= 30
     assert max(map(len, lines)) <= 120
-    assert "eval" not in STARTUP.read_text()
+    assert "eval" not in script.read_text()
     if shutil.which("shellcheck") is None:
         pytest.skip("no shellcheck: apt-get install shellcheck (.ci/packages)")
-    done = subprocess.run(["shellcheck", str(STARTUP)], capture_output=True, text=True, check=False)
+    done = subprocess.run(["shellcheck", str(script)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "")
 
 
@@ -281,8 +285,37 @@ def test_a_preemption_reaches_the_agent(boot: Boot) -> None:
     until(lambda: any(call.startswith("docker run") for call in boot.calls()))
     boot.compute.preempt(NAME)
     boot.await_end(vm)
-    assert f"docker kill -s TERM {NAME}" in boot.calls()
+    kill = boot.calls().index(f"docker kill -s TERM {NAME}")
+    assert boot.calls()[kill + 1] == f"docker wait {NAME}", "the machine waits for it"
     assert "the agent ran\n" in boot.log(), "the shell waited for its end"
+
+
+def test_a_stop_before_the_run_has_nothing_to_save(boot: Boot) -> None:
+    boot.shims = {"docker": NOTE + '[ "$1" != kill ] && read -rt 60 <> <(:)\n'}
+    vm = boot.start(driver="none")
+    until(boot.calls)
+    boot.compute.preempt(NAME)
+    assert vm.gone.wait(LIMIT_S)
+    assert boot.calls()[-1] == f"docker kill -s TERM {NAME}", "and the machine waits for nothing"
+
+
+@pytest.mark.parametrize("held", [True, False], ids=["image held", "image pruned"])
+def test_a_second_boot_after_the_run_had_begun_only_saves(held: bool, boot: Boot) -> None:
+    home = boot.folder / "root/var/lib/rooflaunch" / NAME
+    home.mkdir()
+    (home / agent.STARTED).touch()
+    (home / "phases").write_text("booted 2026-11-21T10:00:00.000Z\nimage_pulled 2026-11-21T10:03:00.000Z\n")
+    gone = NOTE + "exit 1\n"
+    inspect = 'inspect) exit "$(cat "$FAKE_VM/inspected")" ;;\nimage) exit "$(cat "$FAKE_VM/inspected")" ;;\nesac'
+    boot.shims = {"nvidia-smi": gone, "nvidia-ctk": gone, "docker": DOCKER.replace("esac", inspect)}
+    boot.note("inspected", "0" if held else "1")
+    vm = boot.run(driver="install")
+    assert list(vm.guest_attributes["rooflaunch"]) == ["booted"]
+    calls = [call.split(" -")[0] for call in boot.calls()]
+    pulled = [] if held else ["docker login", "docker pull"]
+    assert calls == ["docker info", "docker image inspect", *pulled, "docker ps", "docker run"]
+    assert "the run had begun when the VM was stopped: saving what it left\n" in boot.log()
+    assert boot.compute.instances == []
 
 
 def test_the_deletion_is_repeated_until_it_works(boot: Boot) -> None:
@@ -302,6 +335,10 @@ def until(is_there: Callable[[], object]) -> None:
     while not is_there():
         assert time.monotonic() < deadline_s
         time.sleep(0.02)
+
+
+def test_boot_and_agent_mean_the_same_mark() -> None:
+    assert boot_program.STARTED == agent.STARTED
 
 
 def test_the_vms_own_python_may_be_old() -> None:

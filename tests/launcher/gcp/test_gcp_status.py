@@ -126,7 +126,7 @@ STATES: dict[str, tuple[Seen, float, State, str]] = {
         Seen(name=NAME, request=REQUEST, instance=instance(status="TERMINATED")),
         220,
         State.STALE,
-        "the VM is TERMINATED, and its disk costs",
+        "its VM is TERMINATED, which nobody deletes, and its disk costs: launch reap",
     ),
     "past its limit": (
         Seen(name=NAME, request=REQUEST, instance=instance(), heartbeat=beat(3890)),
@@ -140,6 +140,12 @@ STATES: dict[str, tuple[Seen, float, State, str]] = {
         400,
         State.DONE,
         "its VM is still there",
+    ),
+    "done, and the VM was stopped": (
+        Seen(name=NAME, request=REQUEST, result=result(), instance=instance(status="TERMINATED")),
+        400,
+        State.DONE,
+        "its VM is TERMINATED, which nobody deletes, and its disk costs: launch reap",
     ),
     "failed": (
         Seen(name=NAME, request=REQUEST, result=result(exit_code=6, error="the loss is nan")),

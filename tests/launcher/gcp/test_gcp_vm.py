@@ -501,6 +501,14 @@ def test_a_second_start_saves_what_the_first_has_left(machine: Machine) -> None:
     assert len(machine.docker.containers.created) == 1
 
 
+def test_that_a_run_has_begun_survives_the_end_of_power(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr(vm.os, "fsync", lambda number: synced.append(Path(f"/proc/self/fd/{number}").readlink().name))
+    machine.trains(lambda: synced.append("the run begins"), *machine.run_of("run-1"))
+    machine.work()
+    assert synced[:3] == [vm.STARTED, machine.home.name, "the run begins"]
+
+
 def test_a_closed_bundle_is_sent_as_it_is_the_second_time(machine: Machine) -> None:
     machine.bucket.broken = 99
     machine.trains(*machine.run_of("run-1"))
