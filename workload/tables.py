@@ -8,6 +8,7 @@ import io
 import json
 import math
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,6 +30,8 @@ USUAL_WIDTH = 100
 LONG_NAME, SHORT_NAME = 28, 14
 # What a spreadsheet takes for the start of a formula.
 FORMULA_STARTS = ("=", "+", "-", "@")
+# What JSON leaves as it is and a terminal may not show.
+BEYOND_ASCII = re.compile(r"[^\n -~]")
 
 
 class Format(StrEnum):
@@ -99,7 +102,7 @@ def render(
         case Format.TABLE:
             return _wide_table(rows, columns) if wide else _table(rows, columns, width or table_width())
         case Format.JSON:
-            return json.dumps(rows, indent=1, ensure_ascii=False)
+            return as_json(rows, indent=1)
         case Format.CSV:
             return _csv(rows, columns)
         case _:
@@ -112,6 +115,12 @@ def table_width() -> int:
         return width
     said = os.environ.get("COLUMNS", "")
     return min(max(int(said), NARROWEST), WIDEST) if said.isdecimal() else USUAL_WIDTH
+
+
+def as_json(value: Any, *, indent: int | None = None) -> str:
+    """JSON with every letter as it is, and as an escape of JSON's what a terminal would obey or could not show."""
+    text = json.dumps(value, indent=indent, ensure_ascii=False)
+    return BEYOND_ASCII.sub(lambda match: match[0] if match[0].isprintable() else json.dumps(match[0])[1:-1], text)
 
 
 def _values(table: Frame | Sequence[Mapping[str, Any]], names: list[str]) -> Iterable[Sequence[Any]]:
@@ -151,7 +160,7 @@ def _csv(rows: Sequence[dict[str, Any]], columns: Sequence[Column]) -> str:
 
 def _csv_cell(value: Any) -> Any:
     if isinstance(value, list):
-        return json.dumps(value, ensure_ascii=False)
+        return as_json(value)
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):

@@ -1,6 +1,5 @@
 """`analyze audit`."""
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, fields
@@ -15,7 +14,7 @@ from analysis.problem import Problem
 from workload import tables
 from workload.errors import ExitCode, UsageError
 from workload.invocation import as_typed
-from workload.tables import Column, Format
+from workload.tables import Column, Format, as_json
 from workload.text import printable
 
 # More run ids than this say less than their number.
@@ -55,7 +54,7 @@ def render(findings: Sequence[Finding], form: Format, *, looked_at: str) -> str:
         case Format.TABLE:
             return _text(findings, looked_at=looked_at)
         case Format.JSON:
-            return json.dumps([asdict(finding) for finding in findings], indent=1, ensure_ascii=False)
+            return as_json([asdict(finding) for finding in findings], indent=1)
         case Format.CSV:
             return _csv(findings)
         case _:

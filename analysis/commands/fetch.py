@@ -28,6 +28,9 @@ Examples:
 """
 BAR_WIDTH = 30
 LINE_EVERY_S = 10.0
+# A bundle of four files takes five requests, each 2 ms of this machine's time and some 40 ms of waiting: 2,000 bundles
+# took 64 s with 8 at a time, and take 16 s so.
+JOBS = 32
 
 
 class Format(StrEnum):
@@ -47,7 +50,7 @@ def run_fetch(
     replace: Annotated[
         bool, typer.Option("--replace", help="overwrite complete bundles that differ here", show_default=False)
     ] = False,
-    jobs: Annotated[int, typer.Option(min=1, max=256, metavar="N", help="runs at a time")] = 8,
+    jobs: Annotated[int, typer.Option(min=1, max=256, metavar="N", help="runs at a time")] = JOBS,
     output_format: Annotated[Format, typer.Option("--format", help="what stdout gets")] = Format.TABLE,
 ) -> int:
     """Bring bundles home from Cloud Storage: only what is new, every file compared with its manifest."""

@@ -14,7 +14,7 @@ from analysis.loading import Results
 from analysis.part import Part
 from analysis.variance import BETWEEN_COLUMNS, WITHIN_COLUMNS, between, within
 from workload.errors import ExitCode, NothingToDoError
-from workload.tables import Column, Format, Role, render
+from workload.tables import Column, Format, Role, as_json, render
 from workload.text import counted
 
 # What names a run in a table, and the rest of its configuration.
@@ -62,7 +62,7 @@ def run(folders: Sequence[Path], *, part: Part | None, verify: bool, form: Forma
             print("\n\n".join(_section(each, table, wide=wide) for each, table in tables.items()))
         case Format.JSON:
             found = {each: json.loads(render(table, COLUMNS[each], form)) for each, table in tables.items()}
-            print(json.dumps(found[part] if part else found, indent=1, ensure_ascii=False))
+            print(as_json(found[part] if part else found, indent=1))
         case Format.CSV:
             print(render(tables[parts[0]], COLUMNS[parts[0]], form))
     tell(results.problems)

@@ -151,6 +151,19 @@ def test_counts_have_no_decimals(value: object, cell: str) -> None:
     assert render(table, (Column(name="a", heading="a"),), Format.TABLE).splitlines()[1] == cell
 
 
+@pytest.mark.parametrize("form", [Format.JSON, Format.CSV])
+def test_json_has_nothing_that_a_terminal_obeys_or_cannot_show(form: Format) -> None:
+    hostile = "\x1b[2J \x9b2J \u202e \ud800 \x7f \U000e0001 é µ 語"
+    text = render(
+        [{"model": [hostile], "x": hostile}], (Column(name="model", heading=""), Column(name="x", heading="")), form
+    )
+    assert all(character.isprintable() or character == "\n" for character in text)
+    assert "é µ 語" in text
+    text.encode()
+    if form is Format.JSON:
+        assert json.loads(text) == [{"model": [hostile], "x": hostile}]
+
+
 def test_names_from_files_cannot_break_the_table() -> None:
     assert printable("a\nb\x1b[31m\u202ec\ud800") == "a\\nb\\x1b[31m\\u202ec\\ud800"
     text = render(frame(model=["<b>\n\x1b[2J", "é µ"]), COLUMNS, Format.TABLE)

@@ -918,6 +918,17 @@ def test_the_table(
     )
 
 
+def test_many_runs_wait_for_the_network_at_the_same_time(
+    storage: FakeStorage, make: Make, run: Callable[..., int]
+) -> None:
+    """32 runs each wait for all the others at their first file: with fewer at a time nobody gets on."""
+    together = threading.Barrier(32)
+    for number in range(32):
+        storage.put_folder(make(f"run-{number}"))
+        storage.before[f"runs/run-{number}/MANIFEST.json"] = lambda: (together.wait(30), None)[1]
+    assert run(jobs=command.JOBS) == ExitCode.DONE
+
+
 def test_incomplete_runs_alone_are_nothing_to_do(
     storage: FakeStorage, make: Make, output: Path, run: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
