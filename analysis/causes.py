@@ -17,6 +17,7 @@ from analysis.statistics.samples import Floats
 from workload import peaks
 from workload.bundle import Status
 from workload.spec import Device
+from workload.text import percent
 from workload.verdict import COMPETED_SHARE, LEAST_WAITED_SHARE
 
 # Fewer samples of the telemetry than this make a line through anything: `share_explained` asks for as many pairs.
@@ -251,7 +252,7 @@ def _held(case: Case, reason: Reason, share: float) -> Cause:
     held = ((masks.astype(np.int64) & REASON_BITS[reason]) != 0).astype(np.float64)
     follows = share_explained(case.step_s, _at_steps(case, at, held)) if at.size >= LEAST_SAMPLES else None
     limit = capped_by_design(case) if reason is Reason.POWER_CAP else None
-    evidence = f"in {share:.0%} of {at.size} samples"
+    evidence = f"in {percent(share)} of {at.size} samples"
     if limit:
         evidence += f"; normal: this board meets its {limit} W under any steady load"
     return Cause(
@@ -275,7 +276,7 @@ def _time_shares(case: Case) -> Iterator[Cause]:
             cause="data waits",
             share=share,
             share_of=ShareOf.WALL_TIME,
-            evidence=f"{share:.1%} of the wall time is spent waiting for data",
+            evidence=f"{percent(share, decimals=1)} of the wall time is spent waiting for data",
             cure="--workers, smaller or pre-decoded images, faster storage",
         )
     if (explained := case["explained_fraction"]) and 1 - explained > LEAST_TIME_SHARE:
@@ -283,7 +284,7 @@ def _time_shares(case: Case) -> Iterator[Cause]:
             cause="time outside the steps",
             share=1 - explained,
             share_of=ShareOf.WALL_TIME,
-            evidence=f"steps and waits add up to {explained:.1%} of the wall time",
+            evidence=f"steps and waits add up to {percent(explained, decimals=1)} of the wall time",
             cure="analyze audit says more",
         )
     yield from _cpu_shares(case)
@@ -303,7 +304,7 @@ def _cpu_shares(case: Case) -> Iterator[Cause]:
             cause="steal",
             share=stolen,
             share_of=ShareOf.CPU_TIME,
-            evidence=f"{stolen:.1%} of the CPU time went to other virtual machines",
+            evidence=f"{percent(stolen, decimals=1)} of the CPU time went to other virtual machines",
             cure="a machine type without shared CPUs, or another host",
         )
     if (throttled := cgroup_throttled(case)) is not None:
@@ -311,7 +312,8 @@ def _cpu_shares(case: Case) -> Iterator[Cause]:
             cause="CPU quota",
             share=throttled,
             share_of=ShareOf.CPU_TIME,
-            evidence=f"the container's CPU limit held its threads back for {throttled:.1%} of their time",
+            evidence="the container's CPU limit held its threads back for"
+            f" {percent(throttled, decimals=1)} of their time",
             cure="--cpus as many as the run has threads, or no limit",
         )
 

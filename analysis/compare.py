@@ -17,7 +17,7 @@ from analysis.statistics import Comparison, Interval, holm, holm_levels
 from analysis.statistics import compare as compare_runs
 from analysis.statistics.power import ALPHA
 from analysis.statistics.samples import LEAST_FOR_SPREAD, LEVEL
-from workload.tables import Column, Role
+from workload.tables import Column, Role, number
 
 # Told where they differ besides what is compared: they may be the cause as well.
 TOLD = (*SOFTWARE, "cudnn")
@@ -151,13 +151,13 @@ def _ends(interval: Interval, ratio: float) -> str:
 
 def _factor(ratio: float) -> str:
     """`6.4 %` up to twice as fast, then `2.4 x`."""
-    return f"{100 * (ratio - 1):.2g} %" if ratio < 2 else f"{ratio:.3g} x"  # noqa: PLR2004 - where a ratio reads easier
+    return f"{number(100 * (ratio - 1), 2)} %" if ratio < 2 else f"{ratio:.3g} x"  # noqa: PLR2004 - where a ratio reads easier
 
 
 def _percent(level: float) -> str:
-    """With two digits of what it is short of 100 %: `95%`, `98.3%`, `99.9936%`."""
+    """With two digits of what it is short of 100 %: `95 %`, `98.3 %`, `99.9936 %`."""
     decimals = 1 - int(np.floor(np.log10(100 * (1 - level))))
-    return f"{100 * level:.{decimals}f}".rstrip("0").rstrip(".") + "%"
+    return f"{100 * level:.{decimals}f}".rstrip("0").rstrip(".") + " %"
 
 
 def _name(by: str, side: Side) -> str:

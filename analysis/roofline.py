@@ -26,6 +26,7 @@ from analysis.statistics import over_runs
 from workload import peaks
 from workload.errors import BundleError
 from workload.peaks import Gpu, Peak
+from workload.text import percent
 
 # As workload/verdict.py, which writes a run's own bound: a test holds the two together.
 INPUT_BOUND_FRACTION = 0.10
@@ -378,7 +379,7 @@ def _point(each: Group, source: Source, device: _Device, refuted: Mapping[float,
         "flop_per_s": rate,
         "flop_per_s_low": interval.low if interval else None,
         "flop_per_s_high": interval.high if interval else None,
-        "interval": f"{interval.level:.0%}, {interval.method}" if interval else estimate.reason if steps else None,
+        "interval": f"{percent(interval.level)}, {interval.method}" if interval else estimate.reason if steps else None,
         "bound": str(bound or Bound.INPUT) if bound or is_input_bound(waits) else None,
         "roof": str(roof.kind) if roof else None,
         "roof_flop_per_s": limit,
@@ -388,7 +389,9 @@ def _point(each: Group, source: Source, device: _Device, refuted: Mapping[float,
         "counted_over_model": _ratio(each, source),
         "flop_is_lower_bound": source is Source.COUNTERS and _any(each, "flop_is_lower_bound"),
     }
-    unused = [f"{refuted[value]:.0%} of the measured roof was reached: it is none" for value in _used(each, refuted)]
+    unused = [
+        f"{percent(refuted[value])} of the measured roof was reached: it is none" for value in _used(each, refuted)
+    ]
     notes = [*_notes(each, source, row), *unused, *_roof_notes(row, roof, peak, was_measured=bool(unused)), *each.apart]
     return row | {"note": _joined(notes)}
 
@@ -463,7 +466,7 @@ def _roof_notes(
     fractions = {f"the {row['roof']} roof": row["fraction_of_roof"], "the vendor's peak": row["fraction_of_peak"]}
     for what, fraction in fractions.items():
         if fraction is not None and fraction > ABOVE:
-            yield f"{fraction:.1%} of {what}: {_ABOVE_A_ROOF[Source(row['source'])]}"
+            yield f"{percent(fraction, decimals=1)} of {what}: {_ABOVE_A_ROOF[Source(row['source'])]}"
 
 
 # --- kernels

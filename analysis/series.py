@@ -7,6 +7,7 @@ import pyarrow as pa
 from pyarrow import csv
 
 from workload.bundle import STEP_COLUMNS, STEPS, TELEMETRY, TELEMETRY_COLUMNS
+from workload.text import counted
 
 # A bit mask, which the file has in hexadecimal.
 MASK = "clock_event_reasons"
@@ -111,7 +112,9 @@ def _parse_one(layout: Layout, content: bytes | None) -> tuple[pa.Table, list[st
         return nothing, [f"{layout.file} has none of the columns {', '.join(layout.types)}; left out"]
     if layout.needs_every_column and (lacking := [name for name in layout.types if name not in names]):
         return nothing, [f"{layout.file} has no column {', '.join(lacking)}; left out"]
-    remarks = [f"{layout.file}: {len(ragged)} rows with too many or too few cells; left out"] if ragged else []
+    remarks = (
+        [f"{layout.file}: {counted(len(ragged), 'row')} with too many or too few cells; left out"] if ragged else []
+    )
     return table, remarks
 
 

@@ -11,6 +11,7 @@ from analysis.configurations import CONFIGURATION, DETAILS, PLACE, SOFTWARE
 from analysis.statistics import over_runs
 from workload.bundle import Status
 from workload.tables import Column, Role
+from workload.text import percent
 
 FACTS = (*CONFIGURATION, *PLACE, *SOFTWARE)
 # Of the runs of a line.
@@ -92,7 +93,7 @@ def _interval(runs: Sequence[Run]) -> tuple[float | None, float | None, str | No
     found = estimate.interval
     if found is None:
         return None, None, estimate.reason
-    return found.low, found.high, f"{found.level:.0%}, {found.method}"
+    return found.low, found.high, f"{percent(found.level)}, {found.method}"
 
 
 def _bounds(runs: Sequence[Run]) -> str | None:

@@ -19,6 +19,7 @@ from analysis.statistics import (
 )
 from analysis.statistics.samples import Estimate
 from workload.tables import Column, Role
+from workload.text import percent
 
 WITHIN_COLUMNS = (
     Column(name="run_id", heading="run", role=Role.FACT),
@@ -139,7 +140,7 @@ def _between(found: Group, runs: list[Case]) -> dict[str, Any]:
         **found.facts,
         "runs": len(runs),
         **_with_ends("images_per_s", rates),
-        "interval": f"{rates.interval.level:.0%}, {rates.interval.method}" if rates.interval else rates.reason,
+        "interval": f"{percent(rates.interval.level)}, {rates.interval.method}" if rates.interval else rates.reason,
         **_with_ends("cov_between", split.between),
         "cov_within": split.within.value,
         **_with_ends("icc", split.icc),

@@ -289,7 +289,7 @@ often.
 
 Per cent of {power_runs} runs in which a fault is found, by the number of steps, the spread of the steps and its lag 1
 (standard error at most {power_error:.0f}). Where it is low, the run's note says what could not have been seen: for
-example "a change of less than 19% over a fifth of the run cannot be seen in 20 steps".
+example "a change of less than 19 % over a fifth of the run cannot be seen in 20 steps".
 
 {power}
 """
@@ -297,7 +297,7 @@ ALARM_HEADINGS = ("noise", "steps", "runs", *NAMES, CAUSE, ANY)
 POWER_HEADINGS = (
     "fault",
     "size",
-    *(f"{steps} steps, {spread:.1%}, {noise.lag1:g}" for steps in STEPS for spread, noise in QUIET),
+    *(f"{steps} steps, {100 * spread:g} %, {noise.lag1:g}" for steps in STEPS for spread, noise in QUIET),
 )
 
 

@@ -29,6 +29,7 @@ from analysis.ncu import families
 from analysis.roofline import Kind, Roof, counted_over_model, intensity, model_warning
 from workload import peaks
 from workload.tables import Format
+from workload.text import percent
 
 FIGURES = Path(__file__).with_name("published_tables.toml")
 # What a step's FLOP are to the MACs of its forward pass, about: 2 FLOP each, and backward is two forward passes.
@@ -441,7 +442,7 @@ def _estimates(rows: Sequence[Measured], flop: float) -> Iterator[str]:
     yield (
         f"And with the FLOP of a step instead of the MACs of forward, ResNet50 on a T4 takes at least "
         f"{flop / peak.flop_per_s:.3f} s; measured were {measured_s:g} s: "
-        f"{flop / peak.flop_per_s / measured_s:.0%} of the peak."
+        f"{percent(flop / peak.flop_per_s / measured_s)} of the peak."
     )
     yield ""
 
@@ -524,7 +525,7 @@ def _roof_of_c(exact: Exact) -> Iterator[str]:
     limit = roof.at(exact.intensity)
     yield (
         f"At {exact.intensity:.2f} FLOP/byte the L4's roof is {limit / 1e12:.2f} TFLOP/s (ridge at {roof.ridge:.0f}); "
-        f"{exact.gflop_per_s:.0f} GFLOP/s are {exact.gflop_per_s * 1e9 / limit:.1%} of it."
+        f"{exact.gflop_per_s:.0f} GFLOP/s are {percent(exact.gflop_per_s * 1e9 / limit, decimals=1)} of it."
     )
     yield ""
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from workload.text import signed_percent
+
 _TABLE = Path(__file__).with_name("peaks.toml")
 # A device says that it has up to 7 % more than its vendor's round figure (GiB for GB), or up to 2 % less (ECC).
 MEMORY_FROM, MEMORY_TO = 0.95, 1.10
@@ -118,8 +120,8 @@ def bandwidth_warning(gpu: Gpu, *, memory_clock_mhz: float | None, bus_width_bit
     if abs(off) <= BANDWIDTH_TOLERANCE:
         return None
     return (
-        f"the device's memory clock and bus give {own / 1e9:.0f} GB/s, the table has {gpu.gb_per_s:g} ({off:+.0%}): "
-        "is it the device that its name says?"
+        f"the device's memory clock and bus give {own / 1e9:.0f} GB/s, the table has {gpu.gb_per_s:g} "
+        f"({signed_percent(off)}): is it the device that its name says?"
     )
 
 

@@ -39,11 +39,20 @@ def _prefixed(value: float, unit: str, prefixes: tuple[tuple[float, str], ...], 
     return f"{figure} {prefix}{unit}"
 
 
-def percent(share: float) -> str:
-    """A share of 1, never negative: `59 %`, `0.5 %` or `160 %`; `less than 0.1 %` for what is nearly nothing."""
+def percent(share: float, *, decimals: int = 0) -> str:
+    """A share of 1, never negative: `59 %`, `0.5 %` or `160 %`; `less than 0.1 %` for what is nearly nothing.
+
+    `decimals`: of shares from 10 % on, where the reader compares them with a limit: `100.1 %`.
+    """
     if 0 < share < LEAST_SHARE:
         return f"less than {100 * LEAST_SHARE:g} %"
-    return f"{round(100 * share, 1):g} %" if share < WHOLE_FROM else f"{100 * share:.0f} %"
+    figure = f"{100 * share:.{1 if share < WHOLE_FROM else decimals}f}"
+    return f"{figure.rstrip('0').rstrip('.') if '.' in figure else figure} %"
+
+
+def signed_percent(share: float) -> str:
+    """How much more or less, as a share of 1: `+5.0 %`, `-12 %`."""
+    return f"{100 * share:+.{1 if abs(share) < WHOLE_FROM else 0}f} %"
 
 
 def between(low: float, high: float) -> str:

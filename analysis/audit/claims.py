@@ -19,6 +19,7 @@ from workload import peaks
 from workload.errors import UsageError
 from workload.peaks import Peak
 from workload.spec import Precision
+from workload.text import percent, seconds, si
 
 _TABLE = Path(__file__).with_name("model_flop.toml")
 # MACs are half of the FLOP; means of rates and rounding move published figures by some 20 %.
@@ -176,10 +177,10 @@ def _corrected(claim: Claim, model: float) -> str:
     if peak is None or not claim.images_per_s:
         return ""
     rate = claim.images_per_s * model
-    right = f"{rate / peak.flop_per_s:.1%}"
+    right = percent(rate / peak.flop_per_s, decimals=1)
     if peak.flop_per_s_low:
-        right += f" to {rate / peak.flop_per_s_low:.1%} (by power limit)"
-    was = f", not {claim.efficiency:.1%}" if claim.efficiency else ""
+        right += f" to {percent(rate / peak.flop_per_s_low, decimals=1)} (by power limit)"
+    was = f", not {percent(claim.efficiency, decimals=1)}" if claim.efficiency else ""
     return f"; {right} of the peak of {peak.gpu}{was}"
 
 
@@ -201,10 +202,10 @@ def above_peak(claim: Claim) -> str | None:
     if peak is None:
         return None
     said = [
-        f"{rate / limit:.0%} of {limit:.3g} {unit}"
+        f"{percent(rate / limit, decimals=1)} of {si(limit, unit)}"
         for rate, limit, unit in (
             (claim.flop_per_s, peak.flop_per_s, "FLOP/s"),
-            (claim.bytes_per_s, peak.bytes_per_s, "bytes/s"),
+            (claim.bytes_per_s, peak.bytes_per_s, "B/s"),
         )
         if rate and rate > OVER_PEAK * limit
     ]
@@ -252,7 +253,7 @@ def wrong_unit(claim: Claim) -> str | None:
     right = claim.flop_per_step / claim.peak_flop_per_s
     if not THOUSAND_FROM <= claim.estimated_step_s / right <= THOUSAND_TO:
         return None
-    return f"{claim.estimated_step_s:g} s are published for {claim.flop_per_step:.3g} FLOP: {right * 1e3:.4g} ms"
+    return f"{claim.estimated_step_s:g} s are published for {si(claim.flop_per_step, 'FLOP')}: {seconds(right)}"
 
 
 def wrong_intensity(claim: Claim) -> str | None:
@@ -268,7 +269,8 @@ CLAIM_RULES: Sequence[ClaimRule] = (
     ClaimRule(
         name="MACs counted as FLOP",
         severity=Severity.ERROR,
-        threshold=f"not {MAC_SHARE_FROM:g} to {MAC_SHARE_TO:g} of the model's training FLOP, which is where MACs lie",
+        threshold=f"the FLOP that training takes by the model's own count; {MAC_SHARE_FROM:g} to {MAC_SHARE_TO:g} x"
+        " that is what a count of MACs gives",
         why="vendors' peaks count a fused multiply-add as 2: the efficiency comes out half",
         cure="count a multiply-accumulate as 2 FLOP, forward and backward",
         check=mac_as_flop,
@@ -276,7 +278,7 @@ CLAIM_RULES: Sequence[ClaimRule] = (
     ClaimRule(
         name="wrong peak",
         severity=Severity.ERROR,
-        threshold=f"within {PEAK_WITHIN:.0%} of the vendor's figure for this device, over its power limits",
+        threshold=f"within {percent(PEAK_WITHIN)} of the vendor's figure for this device, at any of its power limits",
         why="a fraction of another device's peak says nothing about this one",
         cure="the peak of this very device: workload/peaks.toml",
         check=wrong_peak,
@@ -284,7 +286,7 @@ CLAIM_RULES: Sequence[ClaimRule] = (
     ClaimRule(
         name="above a roof",
         severity=Severity.ERROR,
-        threshold=f"at most {OVER_PEAK:.0%} of the vendor's peak: nothing runs faster than the device",
+        threshold=f"at most {percent(OVER_PEAK)} of the vendor's peak: nothing runs faster than the device",
         why="the roof is another device's or another precision's, or the FLOP are too many",
         cure="check device and precision: fp32 on a device with TF32 is often TF32",
         check=above_peak,
@@ -308,7 +310,7 @@ CLAIM_RULES: Sequence[ClaimRule] = (
     ClaimRule(
         name="wrong unit of time",
         severity=Severity.ERROR,
-        threshold=f"an estimate that is not {THOUSAND_FROM:g} to {THOUSAND_TO:g} x FLOP over peak: a slip of a unit",
+        threshold=f"FLOP over peak as the estimate; {THOUSAND_FROM:g} to {THOUSAND_TO:g} times is a slip of a unit",
         why="milliseconds were published as seconds",
         cure="FLOP / (FLOP/s) is in seconds",
         check=wrong_unit,
@@ -316,7 +318,7 @@ CLAIM_RULES: Sequence[ClaimRule] = (
     ClaimRule(
         name="wrong intensity",
         severity=Severity.ERROR,
-        threshold=f"within {INTENSITY_WITHIN:.0%} of FLOP/s over bytes/s: both are of the same time",
+        threshold=f"within {percent(INTENSITY_WITHIN)} of FLOP/s over bytes/s: both are of the same time",
         why="the point stands in the wrong place of the roofline; a mean over kernels or a prefix of 1024 does this",
         cure="sum of FLOP over sum of bytes, decimal prefixes",
         check=wrong_intensity,

@@ -18,7 +18,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """`subject`: the runs, or the rows of published figures; `figure`: what was found; `threshold`: what it broke."""
+    """`subject`: the runs, or the rows of published figures; `figure`: what was found; `threshold`: the expected."""
 
     rule: str
     severity: Severity
@@ -46,7 +46,7 @@ class Hit:
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """`threshold` holds the figure and the reason for it, `why` what goes wrong, `cure` the next step."""
+    """`threshold` says what is expected, and the reason for it, `why` what goes wrong, `cure` the next step."""
 
     name: str
     severity: Severity

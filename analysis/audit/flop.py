@@ -12,6 +12,7 @@ from analysis.ncu.families import is_backward
 from workload import peaks
 from workload.profile.vocabulary import names_tensor_cores
 from workload.spec import Precision
+from workload.text import percent, si
 
 # 1 multiply-accumulate is 2 FLOP; counters of operations that are no products reach 1.9 to 2.1 (fvcore on MobileNetV2
 # and ViT), MACs taken for FLOP give 1.
@@ -36,9 +37,9 @@ INCOMPLETE_PROFILES = ("partial", "failed", "timed out", "interrupted")
 def mac_as_flop(case: Case) -> str | None:
     flop, mac, train = (case[f"{name}_per_image"] for name in ("forward_flop", "forward_mac", "train_flop"))
     if flop and mac and not FLOP_PER_MAC_FROM <= flop / mac <= FLOP_PER_MAC_TO:
-        return f"{flop:.4g} FLOP for {mac:.4g} multiply-accumulates in the forward pass: {flop / mac:.2f} per MAC"
+        return f"{si(flop, 'FLOP', 4)} for {si(mac, 'MAC', 4)} in the forward pass: {flop / mac:.2f} per MAC"
     if flop and train and not TRAIN_OVER_FORWARD_FROM <= train / flop <= TRAIN_OVER_FORWARD_TO:
-        return f"{train:.4g} training FLOP for {flop:.4g} in the forward pass: {train / flop:.2f} x"
+        return f"{si(train, 'FLOP', 4)} of training for {si(flop, 'FLOP', 4)} in the forward pass: {train / flop:.2f} x"
     return None
 
 
@@ -46,7 +47,7 @@ def mac_as_flop(case: Case) -> str | None:
 
 
 def above_roof(case: Case) -> str | None:
-    said = [f"{ratio:.0%} of {roof}" for roof, ratio, limit in _fractions(case) if ratio > limit]
+    said = [f"{percent(ratio, decimals=1)} of {roof}" for roof, ratio, limit in _fractions(case) if ratio > limit]
     return ", ".join(said) or None
 
 
@@ -55,15 +56,15 @@ def _fractions(case: Case) -> Iterator[tuple[str, float, float]]:
     peak = _peak(case)
     if rate := flop_per_s(case):
         if ceiling := case["ceiling_flop_per_s"]:
-            yield f"the measured ceiling, {ceiling:.3g} FLOP/s", rate / ceiling, OVER_CEILING
+            yield f"the measured ceiling, {si(ceiling, 'FLOP/s')}", rate / ceiling, OVER_CEILING
         # Above the fp32 peak it is tf32: a rule of its own.
         if peak and case["precision"] != Precision.FP32:
-            yield f"the vendor's peak, {peak.flop_per_s:.3g} FLOP/s", rate / peak.flop_per_s, OVER_PEAK
+            yield f"the vendor's peak, {si(peak.flop_per_s, 'FLOP/s')}", rate / peak.flop_per_s, OVER_PEAK
     if moved := _dram_bytes_per_s(case):
         if ceiling := case["ceiling_bytes_per_s"]:
-            yield f"the measured ceiling, {ceiling:.3g} bytes/s", moved / ceiling, OVER_BANDWIDTH
+            yield f"the measured ceiling, {si(ceiling, 'B/s')}", moved / ceiling, OVER_BANDWIDTH
         if peak:
-            yield f"the vendor's peak, {peak.bytes_per_s:.3g} bytes/s", moved / peak.bytes_per_s, OVER_BANDWIDTH
+            yield f"the vendor's peak, {si(peak.bytes_per_s, 'B/s')}", moved / peak.bytes_per_s, OVER_BANDWIDTH
 
 
 def flop_per_s(case: Case) -> float | None:
@@ -95,9 +96,9 @@ def wrong_peak(evidence: Evidence) -> Iterator[Hit]:
             continue
         limit = peak.flop_per_s if is_compute else peak.bytes_per_s
         if not CEILING_FROM <= best / limit <= CEILING_TO:
-            unit = "FLOP/s" if is_compute else "bytes/s"
-            figure = f"{row['name']}: {best:.3g} {unit} measured, {limit:.3g} the vendor's peak of {peak.gpu}"
-            yield Hit(subject=(case.run_id,), figure=f"{figure}: {best / limit:.0%}")
+            unit = "FLOP/s" if is_compute else "B/s"
+            figure = f"{row['name']}: {si(best, unit)} measured, {si(limit, unit)} the vendor's peak of {peak.gpu}"
+            yield Hit(subject=(case.run_id,), figure=f"{figure}: {percent(best / limit, decimals=1)}")
 
 
 def odd_utilisation(case: Case) -> str | None:
@@ -107,7 +108,8 @@ def odd_utilisation(case: Case) -> str | None:
     share = rate * flop / peak.flop_per_s
     if MFU_FROM <= share <= MFU_TO:
         return None
-    return f"{share:.1%} of the vendor's {case['precision']} peak of {peak.gpu}, {peak.flop_per_s:.3g} FLOP/s"
+    of = f"the vendor's {case['precision']} peak of {peak.gpu}, {si(peak.flop_per_s, 'FLOP/s')}"
+    return f"{percent(share, decimals=1)} of {of}"
 
 
 # --- counters
@@ -123,7 +125,7 @@ def fp32_is_tf32(evidence: Evidence) -> Iterator[Hit]:
 
 def _tensor_work(case: Case, kernels: pd.DataFrame | None) -> Iterator[str]:
     if case["counted_tensor_flop_per_step"]:
-        yield f"{case['counted_tensor_flop_per_step']:.3g} FLOP per step on tensor cores"
+        yield f"{si(case['counted_tensor_flop_per_step'], 'FLOP')} per step on tensor cores"
     named = [] if kernels is None else [name for name in map(str, kernels["name"]) if names_tensor_cores(name)]
     if named:
         yield f"{len(named)} launches of kernels for tensor cores, as {named[0][:60]}"
@@ -132,7 +134,7 @@ def _tensor_work(case: Case, kernels: pd.DataFrame | None) -> Iterator[str]:
 def _above_fp32(case: Case) -> Iterator[str]:
     peak, rate = _peak(case), flop_per_s(case)
     if peak and rate and rate > OVER_PEAK * peak.flop_per_s:
-        yield f"{rate:.3g} FLOP/s, above the fp32 peak of {peak.gpu}, {peak.flop_per_s:.3g}"
+        yield f"{si(rate, 'FLOP/s')}, above the fp32 peak of {peak.gpu}, {si(peak.flop_per_s, 'FLOP/s')}"
 
 
 def tensor_flop_missing(case: Case) -> str | None:
@@ -143,7 +145,9 @@ def tensor_flop_missing(case: Case) -> str | None:
         return None
     if case["counted_tensor_flop_per_step"]:
         return None
-    return f"{case['precision']}, and no FLOP of tensor cores among {case['counted_flop_per_step']:.3g} per step"
+    return (
+        f"{case['precision']}, and no FLOP of tensor cores among {si(case['counted_flop_per_step'], 'FLOP')} per step"
+    )
 
 
 def counted_against_model(case: Case) -> str | None:
@@ -152,7 +156,8 @@ def counted_against_model(case: Case) -> str | None:
         return None
     cause = case.recorded("profile.checks.model_flop.likely_cause")
     because = f"; likely {cause}" if isinstance(cause, str) else ""
-    return f"{counted:.4g} FLOP per step counted, {model:.4g} by the model: {counted / model:.2f} x{because}"
+    figures = f"{si(counted, 'FLOP', 4)} per step counted, {si(model, 'FLOP', 4)} by the model"
+    return f"{figures}: {counted / model:.2f} x{because}"
 
 
 def unverified(case: Case) -> str | None:
@@ -220,8 +225,8 @@ RULES = (
     Rule(
         name="above a roof",
         severity=Severity.ERROR,
-        threshold=f"more than {OVER_CEILING:.0%} of a measured ceiling or {OVER_PEAK:.0%} of a vendor's peak, of"
-        f" bandwidth {OVER_BANDWIDTH:.0%} (cold caches): nothing runs faster than the device",
+        threshold=f"at most {percent(OVER_CEILING)} of a measured ceiling, {percent(OVER_PEAK)} of a vendor's peak, and"
+        f" {percent(OVER_BANDWIDTH)} of a bandwidth (cold caches): nothing runs faster than the device",
         why="the roof is another device's or another precision's, or the FLOP are too many",
         cure="check device, precision and peak; measure the ceilings again on a quiet machine",
         check=each_case(above_roof),
@@ -229,8 +234,8 @@ RULES = (
     Rule(
         name="wrong peak",
         severity=Severity.WARNING,
-        threshold=f"a measured ceiling of {CEILING_FROM:.0%} to {CEILING_TO:.0%} of the vendor's peak: products reach"
-        " 80 % to 90 %, copies 77 % to 92 %",
+        threshold=f"a measured ceiling of {percent(CEILING_FROM)} to {percent(CEILING_TO)} of the vendor's peak:"
+        " products reach 80 % to 90 %, copies 77 % to 92 %",
         why="fractions of this peak say nothing about this device",
         cure="check the device's name and precision; if they are right, what held the ceilings down",
         check=wrong_peak,
@@ -238,7 +243,8 @@ RULES = (
     Rule(
         name="odd utilisation",
         severity=Severity.NOTE,
-        threshold=f"{MFU_FROM:.0%} to {MFU_TO:.0%} of the vendor's peak: outside, FLOP or peak are often wrong",
+        threshold=f"{percent(MFU_FROM)} to {percent(MFU_TO)} of the vendor's peak: outside, FLOP or peak are often"
+        " wrong",
         why="more is rarely true, less is rarely the device's fault",
         cure="check precision and FLOP where it is high, data waits and launches where it is low",
         check=each_case(odd_utilisation),
@@ -246,7 +252,8 @@ RULES = (
     Rule(
         name="fp32 that is tf32",
         severity=Severity.ERROR,
-        threshold="fp32 with any work on tensor cores, or above the fp32 peak: fp32 has no tensor cores",
+        threshold="fp32 without any work on tensor cores, and not above the fp32 peak: tensor cores do not compute in"
+        " fp32",
         why="PyTorch sends fp32 convolutions to tensor cores unless told otherwise: label and roof are wrong",
         cure="torch.backends.cudnn.allow_tf32 = False, or call it tf32 and use that roof",
         check=fp32_is_tf32,
@@ -254,7 +261,7 @@ RULES = (
     Rule(
         name="tensor FLOP missing",
         severity=Severity.ERROR,
-        threshold="work on tensor cores that no metric counts: fadd, fmul and ffma do not see it",
+        threshold="a count of the work on tensor cores, where there is any: fadd, fmul and ffma do not see it",
         why="FLOP/s and intensity are then many times too low, and the point lies in another part of the roofline",
         cure="launch local --profile ncu with ncu 2023.2 or newer, which counts them by compute capability",
         check=each_case(tensor_flop_missing),

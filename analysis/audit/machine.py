@@ -22,6 +22,7 @@ from analysis.causes import (
     steal,
 )
 from workload import peaks
+from workload.text import percent
 from workload.verdict import COMPETED_SHARE, LEAST_WAITED_SHARE
 
 _VARIABLES = Path(__file__).with_name("debug_variables.toml")
@@ -55,7 +56,7 @@ def throttled(case: Case) -> str | None:
         return None
     _, temperatures = case.samples("temperature_c")
     heat = f"; up to {temperatures.max():.0f} °C" if temperatures.size else ""
-    return ", ".join(f"{reason} in {share:.0%} of the samples" for reason, share in shares.items()) + heat
+    return ", ".join(f"{reason} in {percent(share)} of the samples" for reason, share in shares.items()) + heat
 
 
 def power_capped(case: Case) -> str | None:
@@ -64,7 +65,7 @@ def power_capped(case: Case) -> str | None:
         return None
     _, watts = case.samples("power_w")
     drawn = f" at {watts.mean():.0f} W" if watts.size else ""
-    return f"the power limit held the clock down in {share:.0%} of the samples{drawn}"
+    return f"the power limit held the clock down in {percent(share)} of the samples{drawn}"
 
 
 def spilling(evidence: Evidence) -> Iterator[Hit]:
@@ -85,7 +86,9 @@ def competing(case: Case) -> str | None:
         return None
     waits = case["data_wait_fraction"] or 0.0
     beside = (
-        f" in the {1 - waits:.0%} of the time in which it did not wait for data" if waits > LEAST_TIME_SHARE else ""
+        f" in the {percent(1 - waits)} of the time in which it did not wait for data"
+        if waits > LEAST_TIME_SHARE
+        else ""
     )
     return f"the run got {(1 - lost) * case['threads']:.1f} of {case['threads']:.0f} CPUs{beside}"
 
@@ -93,7 +96,7 @@ def competing(case: Case) -> str | None:
 def held_back(case: Case) -> str | None:
     """By a CPU quota or by the hypervisor."""
     parts = {"a CPU quota": cgroup_throttled(case), "other virtual machines (steal)": steal(case)}
-    said = [f"{share:.1%} of the CPU time went to {what}" for what, share in parts.items() if share]
+    said = [f"{percent(share, decimals=1)} of the CPU time went to {what}" for what, share in parts.items() if share]
     return ", ".join(said) or None
 
 
@@ -127,8 +130,8 @@ RULES = (
     Rule(
         name="throttling",
         severity=Severity.WARNING,
-        threshold=f"thermal limit, hardware slowdown or power brake in {LEAST_HELD:.0%} of the samples: a clock that is"
-        " held down is no property of the machine",
+        threshold=f"thermal limit, hardware slowdown and power brake in less than {percent(LEAST_HELD)} of the samples"
+        " each: a clock that is held down is no property of the machine",
         why="the run measured the cooling or the power supply, and a longer or shorter one would read differently",
         cure="cool it, warm up until the temperature holds, or lock a clock that it keeps",
         check=each_case(throttled),
@@ -136,7 +139,8 @@ RULES = (
     Rule(
         name="at the power limit",
         severity=Severity.NOTE,
-        threshold=f"in {LEAST_CAPPED:.0%} of the samples, on a board that need not meet it (T4 and L4 always do)",
+        threshold=f"the clock held down by the power limit in less than {percent(LEAST_CAPPED)} of the samples, or a"
+        " board that always meets its limit (T4, L4)",
         why="the figure holds for this power limit only",
         cure="say the limit beside the figure; nvidia-smi --power-limit changes it",
         check=each_case(power_capped),
@@ -144,8 +148,8 @@ RULES = (
     Rule(
         name="spill cliff",
         severity=Severity.ERROR,
-        threshold=f"below {SPILL_RATIO:.0%} of the images/s of a smaller batch: a device that is full does not get"
-        " slower with a bigger batch, one whose memory has run out does",
+        threshold=f"at least {percent(SPILL_RATIO)} of the images/s of a smaller batch: a device that is full does not"
+        " get slower with a bigger batch, one whose memory has run out does",
         why="tensors live in the host's memory and cross the bus in every step: this is no speed of the device",
         cure="a smaller batch",
         check=spilling,
@@ -153,8 +157,9 @@ RULES = (
     Rule(
         name="CPU competition",
         severity=Severity.WARNING,
-        threshold=f"less than {COMPETED_SHARE:.0%} of the CPUs that it has threads for while it does not wait for data"
-        f" (alone it gets 90 % to 100 %), and waits for one {LEAST_WAITED_SHARE:.0%} of its time if that is known",
+        threshold=f"at least {percent(COMPETED_SHARE)} of the CPUs that the run has threads for, while it does not wait"
+        " for data (alone it gets 90 % to 100 %); or, where that is known, a wait for a CPU in less than"
+        f" {percent(LEAST_WAITED_SHARE)} of its time",
         why="other work had the rest: the figure is that of a busy machine",
         cure="stop other work and run again, or give the run fewer threads",
         check=each_case(competing),
@@ -162,7 +167,8 @@ RULES = (
     Rule(
         name="CPU held back",
         severity=Severity.WARNING,
-        threshold=f"more than {LEAST_TIME_SHARE:.0%} of the CPU time, the accuracy of a wall time",
+        threshold=f"at most {percent(LEAST_TIME_SHARE)} of the CPU time for a quota or other virtual machines: a wall"
+        " time is no more accurate than that",
         why="the limit of a container or a neighbour on the host decides the speed",
         cure="--cpus as many as threads, or no limit; a machine type without shared CPUs",
         check=each_case(held_back),
@@ -170,7 +176,7 @@ RULES = (
     Rule(
         name="debug variables",
         severity=Severity.ERROR,
-        threshold="a variable of debug_variables.toml with another than its harmless value",
+        threshold="every variable of debug_variables.toml unset, or at its harmless value",
         why="it was set to look for an error, and changes what is measured",
         cure="unset it, and run again",
         check=each_case(debug_variables),
@@ -178,7 +184,7 @@ RULES = (
     Rule(
         name="memory is another device's",
         severity=Severity.WARNING,
-        threshold=f"bandwidth from memory clock and bus more than {peaks.BANDWIDTH_TOLERANCE:.0%} from the table's:"
+        threshold=f"bandwidth from memory clock and bus within {percent(peaks.BANDWIDTH_TOLERANCE)} of the table's:"
         " vendors round by less",
         why="the roof is then that of another device of a similar name",
         cure="check the device's name in nvidia-smi -q, and its row in workload/peaks.toml",

@@ -183,7 +183,7 @@ RULES = (
     Rule(
         name="labels disagree",
         severity=Severity.ERROR,
-        threshold="file, label and place name what the device says of itself; one device per place",
+        threshold="a file, label and place that name what the device says of itself; one device per place",
         why="names are given by people: a public 'resnet18-v100' is VGG11 on an A100",
         cure="trust the device's attributes; import again with --gpu and --model, and name each place differently",
         check=labels,
@@ -191,7 +191,8 @@ RULES = (
     Rule(
         name="imported without facts",
         severity=Severity.NOTE,
-        threshold=f"{', '.join(NEEDED_FACTS.values())} are known: each has explained a difference between runs before",
+        threshold=f"a file that gives {', '.join(NEEDED_FACTS.values())}: each has explained a difference between runs"
+        " before",
         why="such a run can be looked at, but a difference to another one cannot be explained",
         cure="analyze import FILE --precision P --gpu G; or measure it: launch local",
         check=each_case(unknown_facts),

@@ -9,6 +9,7 @@ from analysis.audit.finding import Rule, Severity, each_case
 from analysis.cases import Case
 from analysis.statistics.samples import Floats
 from workload.bundle import describe_seconds
+from workload.text import percent, seconds
 
 # steps.csv has seven decimals, logs twelve digits: a sum of four such figures is off by 2e-7 s at most.
 ROUNDING_S = 5e-7
@@ -169,7 +170,8 @@ RULES = (
     Rule(
         name="figures against steps",
         severity=Severity.ERROR,
-        threshold=f"what steps.csv gives, within {ROUNDING_S:g} s and {DIGITS:g} of the figure: so it is rounded",
+        threshold=f"what steps.csv gives, within {seconds(ROUNDING_S)} or {DIGITS * 1e6:g} millionth of the figure: its"
+        " times are rounded",
         why="figures that their own steps do not give were changed, or are those of another run",
         cure="copy the bundle again from where it was made, or run again",
         check=each_case(other_figures),
@@ -177,8 +179,8 @@ RULES = (
     Rule(
         name="wall time against steps",
         severity=Severity.ERROR,
-        threshold=f"from the time stamps of the steps up to {WALL_WITHIN:.0%} and {ENDING_S:g} s more, for ending the"
-        " measurement; of a log, its time stamps",
+        threshold=f"the time between the first and the last time stamp of the steps, or up to {percent(WALL_WITHIN)}"
+        f" and {ENDING_S:g} s more for ending the measurement; of a log, just the time between",
         why="images/s is images over this time: it is off by the same factor",
         cure="copy the bundle again from where it was made, or run again",
         check=each_case(other_wall_time),
@@ -186,7 +188,8 @@ RULES = (
     Rule(
         name="parts against steps",
         severity=Severity.ERROR,
-        threshold=f"forward, backward and optimizer add up to step_s within {ROUNDING_S:g} s: so it is rounded",
+        threshold=f"forward, backward and optimizer that add up to step_s within {seconds(ROUNDING_S)}: times are"
+        " rounded",
         why="one of them was changed, or a part of the step is in none",
         cure="copy the bundle again from where it was made, or run again",
         check=each_case(other_parts),

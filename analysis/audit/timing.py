@@ -13,6 +13,7 @@ from analysis.statistics.stalls import MOST_SHARE as MOST_STALLS
 from analysis.statistics.stalls import STALL_RATIO
 from analysis.statistics.steady import TOLERANCE, VISIBLE_SHARE, WANTED_VISIBLE
 from workload.bundle import Status
+from workload.text import counted, percent, signed_percent
 
 # A print or an epoch boundary makes single steps odd; a print frequency makes a regular share of them odd.
 LEAST_ODD_STEPS = 3
@@ -65,7 +66,7 @@ def _denied(odd: Mask, timer: Floats, stamps: Floats) -> bool:
 
 def _denial(which: str, odd: Mask, timer: Floats, stamps: Floats) -> str:
     read, said = _ratio(odd, timer), _ratio(odd, stamps)
-    return f"{which}: the timer reads {read:.0%} of the other steps, the time stamps {said:.0%}"
+    return f"{which}: the timer reads {percent(read)} of the other steps, the time stamps {percent(said)}"
 
 
 def mean_of_rates(case: Case) -> str | None:
@@ -82,9 +83,9 @@ def unexplained(case: Case) -> str | None:
     explained = case["explained_fraction"]
     if explained is None or abs(explained - 1) <= EXPLAINED_WITHIN:
         return None
-    if explained > 1:
-        return f"steps and waits add up to {explained:.1%} of the wall time: {explained - 1:.1%} too much"
-    return f"steps and waits add up to {explained:.1%} of the wall time: {1 - explained:.1%} lie outside the timed part"
+    rest = percent(abs(explained - 1), decimals=1)
+    sums = f"steps and waits add up to {percent(explained, decimals=1)} of the wall time"
+    return f"{sums}: {rest} too much" if explained > 1 else f"{sums}: {rest} lie outside the timed part"
 
 
 def too_few_runs(group: Sequence[Case]) -> str | None:
@@ -103,9 +104,10 @@ def short_warmup(case: Case) -> str | None:
     if moved <= CHANGE:
         return None
     ratio = float(np.median(first) / np.median(rest))
-    return (
-        f"the first {first.size} of {steps.size} steps take {ratio:.2f} x the rest; they move the mean by {moved:+.1%}"
-    )
+    which = "the first step" if first.size == 1 else f"the first {first.size}"
+    take = "takes" if first.size == 1 else "take"
+    moves = "it moves" if first.size == 1 else "they move"
+    return f"{which} of {steps.size} steps {take} {ratio:.2f} x the rest; {moves} the mean by {signed_percent(moved)}"
 
 
 def changed(case: Case) -> str | None:
@@ -119,7 +121,8 @@ def drifting(case: Case) -> str | None:
     if not state.drifts or state.drift is None or state.drift.change is None:
         return None
     change = state.drift.change
-    return f"steps get {abs(change):.1%} {'slower' if change > 0 else 'faster'} over {state.drift.n} steps"
+    much = percent(abs(change), decimals=1)
+    return f"steps get {much} {'slower' if change > 0 else 'faster'} over {state.drift.n} steps"
 
 
 def stalled(case: Case) -> str | None:
@@ -127,7 +130,8 @@ def stalled(case: Case) -> str | None:
     slow = case.steadiness.stalls
     if slow is None or slow.ratio is None or slow.lost <= CHANGE:
         return None
-    return f"{slow.count} of {slow.n} steps take {slow.ratio:.1f} x the others: {slow.lost:.1%} of the throughput"
+    take = f"{slow.count} of {slow.n} steps {'takes' if slow.count == 1 else 'take'} {slow.ratio:.1f} x the others"
+    return f"{take}: {percent(slow.lost, decimals=1)} of the throughput"
 
 
 def unseen(case: Case) -> str | None:
@@ -163,9 +167,8 @@ def runs_apart(group: Sequence[Case]) -> str | None:
     p_value = differ(rates, [case.iteration_s for case in runs])
     if p_value is not None and p_value >= RUNS_ALPHA:
         return None
-    return (
-        f"{len(rates)} runs from {min(rates):.4g} to {max(rates):.4g} images/s: {max(rates) / min(rates) - 1:.0%} apart"
-    )
+    apart = percent(max(rates) / min(rates) - 1, decimals=1)
+    return f"{len(rates)} runs from {min(rates):.4g} to {max(rates):.4g} images/s: {apart} apart"
 
 
 def broken_off(case: Case) -> str | None:
@@ -175,7 +178,7 @@ def broken_off(case: Case) -> str | None:
         return None
     if case["status"] in {Status.COMPLETED, Status.RUNNING}:
         return f"{done} of {planned:.0f} steps, and yet completed" if planned and 0 < done < planned else None
-    of = f"{done} of {planned:.0f} steps" if planned else f"{done} steps"
+    of = f"{done} of {planned:.0f} steps" if planned else counted(done, "step")
     return f"{case['status'].replace('_', ' ')} after {of}"
 
 
@@ -187,8 +190,9 @@ def incomplete_series(evidence: Evidence) -> Iterator[Hit]:
     for case in logs:
         siblings = [rows[other.run_id] for other in logs if _same_series(case, other)]
         if rows[case.run_id] < max(siblings):
-            figure = f"stops after {rows[case.run_id]} rows; another log of {case['model']} in '{case['place']}' has "
-            yield Hit(subject=(case.run_id,), figure=f"{figure}{max(siblings)}")
+            other_log = f"another log of {case['model']} in '{case['place']}' has {max(siblings)}"
+            figure = f"stops after {counted(rows[case.run_id], 'row')}; {other_log}"
+            yield Hit(subject=(case.run_id,), figure=figure)
 
 
 def _same_series(case: Case, other: Case) -> bool:
@@ -199,9 +203,10 @@ RULES = (
     Rule(
         name="unsynchronised timing",
         severity=Severity.ERROR,
-        threshold=f"a period found by chance in 1 of 1000 series, or {LEAST_ODD_SHARE:.0%} of the steps (at least"
-        f" {LEAST_ODD_STEPS}) below {SHORT:.0%} of the median, where time stamps agree within {STAMPS_ALIKE:.0%}:"
-        " no step ends before the device has done it",
+        threshold="a timer that agrees with the time stamps: no step ends before the device has done it. It disagrees"
+        " where steps stand out by the timer (every n-th one, as chance makes it in 1 of 1000 series, or at least"
+        f" {LEAST_ODD_STEPS} and {percent(LEAST_ODD_SHARE)} of them below {percent(SHORT)} of the median) and are"
+        f" within {percent(STAMPS_ALIKE)} of the others by their time stamps",
         why="a GPU works behind its program: a timer that does not wait for it reads how long the launch took",
         cure="synchronise at both ends of the measured region, or time with CUDA events; use the time stamps",
         check=each_case(unsynchronised),
@@ -209,7 +214,8 @@ RULES = (
     Rule(
         name="mean of rates",
         severity=Severity.ERROR,
-        threshold=f"more than {EXPLAINED_WITHIN:.0%} from images over wall time, the accuracy of a wall time",
+        threshold=f"a rate within {percent(EXPLAINED_WITHIN)} of images over wall time: a wall time is as accurate as"
+        " that",
         why="a mean of images/s counts fast steps too much, and time outside the timed part not at all",
         cure="use images over wall time, as `images_per_s` here is",
         check=each_case(mean_of_rates),
@@ -217,8 +223,8 @@ RULES = (
     Rule(
         name="wall time not explained",
         severity=Severity.WARNING,
-        threshold=f"steps and data waits within {EXPLAINED_WITHIN:.0%} of the wall time: more is longer than any"
-        " bookkeeping takes",
+        threshold=f"steps and data waits that add up to the wall time within {percent(EXPLAINED_WITHIN)}: no"
+        " bookkeeping takes longer",
         why="step times alone then say too much: the rest of the time is the run's as well",
         cure="find what runs between the timed parts (loading, logging, validation), or compare wall times only",
         check=each_case(unexplained),
@@ -226,7 +232,7 @@ RULES = (
     Rule(
         name="too few runs",
         severity=Severity.NOTE,
-        threshold=f"fewer than {LEAST_RUNS} runs: an interval of 2 is 12.7 standard errors wide, one of 3 is 4.3",
+        threshold=f"at least {LEAST_RUNS} runs: an interval of 2 is 12.7 standard errors wide, one of 3 is 4.3",
         why="steps of one run say nothing about the next run, and most of the variation is between runs",
         cure="--repeats 3, or more",
         check=each_group(too_few_runs),
@@ -234,8 +240,8 @@ RULES = (
     Rule(
         name="runs disagree",
         severity=Severity.WARNING,
-        threshold=f"repeats more than {RUNS_APART:.0%} apart, where the variation of their steps would put them so far"
-        f" apart in fewer than {RUNS_ALPHA:.1%} of cases; on a quiet machine they differ by about 0.6 %",
+        threshold=f"repeats at most {percent(RUNS_APART)} apart, or no further than the variation of their steps"
+        f" explains (1 false alarm in {1 / RUNS_ALPHA:.0f}); on a quiet machine they differ by about 0.6 %",
         why="something that is not the configuration decided the speed",
         cure="analyze variance shows the causes found; stop other work, and repeat",
         check=each_group(runs_apart),
@@ -243,8 +249,8 @@ RULES = (
     Rule(
         name="warm-up too short",
         severity=Severity.WARNING,
-        threshold=f"first measured steps, at most half, that are slower than the rest as chance makes them in 1 of"
-        f" 200 runs, and move the mean by more than {CHANGE:.0%}, enough to decide between machines",
+        threshold="first measured steps as fast as the rest, as far as chance goes (1 false alarm in 200 runs), or a"
+        f" mean that they move by at most {percent(CHANGE)}: too little to decide between machines",
         why="compilation, autotuning and cold caches are then part of the measurement",
         cure="--warmup 20, or more",
         check=each_case(short_warmup),
@@ -252,8 +258,7 @@ RULES = (
     Rule(
         name="change within the run",
         severity=Severity.WARNING,
-        threshold=f"a part of the steps at another level, by more than {CHANGE:.0%} and in a way that chance makes in 1"
-        " of 200 runs",
+        threshold=f"steps at one level, within {percent(CHANGE)} or as far as chance goes (1 false alarm in 200 runs)",
         why="a clock that falls, other work or a neighbour changed the speed: the figure is that of no state",
         cure="analyze variance shows clock, temperature and load; lock the clock, or measure until the level holds",
         check=each_case(changed),
@@ -261,7 +266,7 @@ RULES = (
     Rule(
         name="drift",
         severity=Severity.WARNING,
-        threshold=f"more than {CHANGE:.0%} over the run, in a way that chance makes in 1 of 200 runs",
+        threshold=f"at most {percent(CHANGE)} of change over the run, or what chance makes (1 false alarm in 200 runs)",
         why="the figure then depends on how long the run was: heat, a falling clock, memory filling up",
         cure="more warm-up, or more iterations until it levels off; analyze variance shows clock and temperature",
         check=each_case(drifting),
@@ -269,8 +274,8 @@ RULES = (
     Rule(
         name="stalls",
         severity=Severity.WARNING,
-        threshold=f"at most {MOST_STALLS:.0%} of the steps, above {STALL_RATIO:g} x the median, that take more than"
-        f" {CHANGE:.0%} of the throughput",
+        threshold=f"at most {percent(CHANGE)} of the throughput lost in stalls: single steps, at most"
+        f" {percent(MOST_STALLS)} of all, above {STALL_RATIO:g} x the median",
         why="images/s holds them, the median step does not: the two then tell different stories",
         cure="look at what ran then (validation, a checkpoint, other work); compare medians beside images/s",
         check=each_case(stalled),
@@ -278,8 +283,8 @@ RULES = (
     Rule(
         name="steadiness not certain",
         severity=Severity.NOTE,
-        threshold=f"a change of more than {WANTED_VISIBLE:.0%} over {VISIBLE_SHARE:.0%} of the steps would be missed"
-        " more often than 1 time in 10",
+        threshold=f"enough steps to see a change of {percent(WANTED_VISIBLE)} over {percent(VISIBLE_SHARE)} of them 9"
+        " times in 10",
         why="a run is called steady where nothing was found; so few or so noisy steps do not show much",
         cure="--iterations 100, or a quieter machine",
         check=each_case(unseen),
@@ -287,8 +292,8 @@ RULES = (
     Rule(
         name="scattered steps",
         severity=Severity.WARNING,
-        threshold=f"95 % of the steps within {SCATTER:g} x of the fastest 5 %: the same work on an idle machine"
-        " varies by 1 %",
+        threshold=f"the slowest 5 % of the steps to begin within {SCATTER:g} x of where the fastest 5 % end: the same"
+        " work on an idle machine varies by 1 %",
         why="the median of such steps is the figure of no step; memory at its limit or other work looks like this",
         cure="a smaller batch, or a machine without other work; analyze variance shows the causes found",
         check=each_case(scattered),
@@ -296,7 +301,8 @@ RULES = (
     Rule(
         name="incomplete series",
         severity=Severity.WARNING,
-        threshold="fewer steps than planned, or fewer rows than another log of the same model in the same place",
+        threshold="all steps that were planned, and of a log as many rows as another of the same model in the same"
+        " place",
         why="what ended the run may have slowed it before, and the missing steps may be the slow ones",
         cure="run again what did not complete",
         check=incomplete_series,

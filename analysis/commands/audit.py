@@ -1,5 +1,6 @@
 """`analyze audit`."""
 
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, fields
@@ -15,7 +16,7 @@ from workload import tables
 from workload.errors import ExitCode, UsageError
 from workload.invocation import as_typed
 from workload.tables import Column, Format, as_json
-from workload.text import printable
+from workload.text import counted, printable, terminal_width, wrapped
 
 # More run ids than this say less than their number.
 SHOWN_RUNS = 3
@@ -32,27 +33,23 @@ def run(folders: Sequence[Path], *, claims: Path | None, strict: bool, verify: b
         results = load(folders, verify=verify)
         problems = results.problems
         found += audit(results)
-        looked_at.append(f"{_counted(len(results.runs), 'run')}, {len(RULES)} rules")
+        looked_at.append(f"{counted(len(results.runs), 'run')}, {len(RULES)} rules")
     if claims:
         rows = read_claims(claims)
         found += audit_claims(rows)
-        looked_at.append(f"{_counted(len(rows), 'published row')}, {len(CLAIM_RULES)} rules")
+        looked_at.append(f"{counted(len(rows), 'published row')}, {len(CLAIM_RULES)} rules")
     found = by_severity(found)
-    print(render(found, form, looked_at="; ".join(looked_at)))
+    print(render(found, form, looked_at="; ".join(looked_at), width=terminal_width(sys.stdout)))
     tell(problems)
     serious = any(finding.severity is not Severity.NOTE for finding in found)
     return ExitCode.FINDINGS if strict and serious else ExitCode.DONE
 
 
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def render(findings: Sequence[Finding], form: Format, *, looked_at: str) -> str:
-    """Text without a final newline; JSON and CSV hold the fields of `Finding`."""
+def render(findings: Sequence[Finding], form: Format, *, looked_at: str, width: int | None = None) -> str:
+    """Text without a final newline, its lines at most `width` wide; JSON and CSV hold the fields of `Finding`."""
     match form:
         case Format.TABLE:
-            return _text(findings, looked_at=looked_at)
+            return _text(findings, looked_at=looked_at, width=width)
         case Format.JSON:
             return as_json([asdict(finding) for finding in findings], indent=1)
         case Format.CSV:
@@ -61,30 +58,28 @@ def render(findings: Sequence[Finding], form: Format, *, looked_at: str) -> str:
             assert_never(form)
 
 
-def _text(findings: Sequence[Finding], *, looked_at: str) -> str:
-    """Findings of one rule together: threshold, reason and cure are said once."""
+def _text(findings: Sequence[Finding], *, looked_at: str, width: int | None) -> str:
+    """Findings of one rule together: what is expected, reason and cure are said once."""
     if not findings:
         return f"nothing found: {looked_at}"
     by_rule: dict[tuple[Severity, str], list[Finding]] = {}
     for finding in findings:
         by_rule.setdefault((finding.severity, finding.rule), []).append(finding)
     counts = Counter(finding.severity for finding in findings)
-    total = ", ".join(_counted(counts[each], each) for each in Severity if counts[each])
-    return "\n\n".join([*(_rule(same) for same in by_rule.values()), f"{total}: {looked_at}"])
+    total = ", ".join(counted(counts[each], each) for each in Severity if counts[each])
+    return "\n\n".join([*(_rule(same, width) for same in by_rule.values()), wrapped(f"{total}: {looked_at}", width)])
 
 
-def _rule(same: Sequence[Finding]) -> str:
+def _rule(same: Sequence[Finding], width: int | None) -> str:
     first = same[0]
-    cures = dict.fromkeys(finding.cure for finding in same)
-    return "\n".join(
-        [
-            f"{first.severity}: {first.rule}",
-            *(f"  found      {printable(finding.figure)}  [{_subject(finding)}]" for finding in same),
-            f"  allowed    {first.threshold}",
-            f"  why        {first.why}",
-            *(f"  cure       {as_typed(printable(cure))}" for cure in cures),
-        ]
-    )
+    lines = [
+        *(("found", f"{printable(finding.figure)}  [{_subject(finding)}]") for finding in same),
+        ("expected", first.threshold),
+        ("why", first.why),
+        *(("cure", as_typed(printable(cure))) for cure in dict.fromkeys(finding.cure for finding in same)),
+    ]
+    texts = (wrapped(text, width, indent=13, first=f"  {name}") for name, text in lines)
+    return "\n".join([f"{first.severity}: {first.rule}", *texts])
 
 
 def _subject(finding: Finding) -> str:

@@ -12,6 +12,7 @@ from analysis.figures import labels, style
 from analysis.loading import Results
 from analysis.statistics import over_runs
 from workload.bundle import Status
+from workload.text import percent
 
 # Ten million times what all computers of the world do in a second, in FLOP or bytes.
 LARGEST = 1e30
@@ -195,7 +196,7 @@ def _line(each: Group) -> dict[str, Any]:
         "images_per_s": rates.value,
         "images_per_s_low": rates.interval.low if rates.interval else None,
         "images_per_s_high": rates.interval.high if rates.interval else None,
-        "interval": f"{rates.interval.level:.0%}, {rates.interval.method}" if rates.interval else rates.reason,
+        "interval": f"{percent(rates.interval.level)}, {rates.interval.method}" if rates.interval else rates.reason,
         "flop_per_s": flops.value,
         **{name: _median(each, name) for name in ("train_flop_per_image", "train_flop_per_step", "usd_per_h")},
         **{name: _median(each, name) for name in ("data_wait_fraction", "peak_memory_bytes")},

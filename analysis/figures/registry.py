@@ -12,7 +12,7 @@ from analysis.figures import labels, rooflines, shares, style, throughput
 from analysis.figures.figure import Figure, Missing
 from analysis.figures.material import Material
 from workload.tables import number
-from workload.text import percent, si
+from workload.text import percent, si, signed_percent
 
 Drawn: TypeAlias = Figure | Missing
 Builder: TypeAlias = Callable[[Material], Iterator[Drawn]]
@@ -75,7 +75,7 @@ def _variance(material: Material) -> Iterator[Drawn]:
         "steps. The configuration that was repeated in most environments."
         + (f" Of more than {shares.MOST_RUNS} runs, that many are drawn." if len(rows) < len(runs) else ""),
         text="; ".join(
-            f"{env}: {size:g} runs from {low:+.1%} to {high:+.1%}"
+            f"{env}: {size:g} runs from {signed_percent(low)} to {signed_percent(high)}"
             for env, low, high, size in spread.itertuples(name=None)
         ),
         chart=shares.variance(material, rows),
@@ -214,7 +214,8 @@ def _efficiency(material: Material) -> Iterator[Drawn]:
         "fastest configuration of each model and environment, divided by the measured ceiling and by the vendor's peak "
         f"of its precision. {_intervals(table, 'fraction')}",
         text="; ".join(
-            f"{row['task']}, {row['env']}: {row['fraction']:.1%} {row['of']}" for row in table.to_dict("records")[:12]
+            f"{row['task']}, {row['env']}: {percent(row['fraction'], decimals=1)} {row['of']}"
+            for row in table.to_dict("records")[:12]
         ),
         chart=shares.efficiency(material, table),
     )

@@ -8,7 +8,7 @@ import pandas as pd
 
 from analysis.report.content import Heading, Table
 from workload.tables import number
-from workload.text import printable
+from workload.text import printable, signed_percent
 
 ABSENT = "\N{EN DASH}"
 # More rows than fit on a screen are folded.
@@ -65,8 +65,7 @@ def quotient(over: Any, by: Any) -> float | None:
 
 def change(ratio: float) -> str:
     """A ratio as a change: 1.05 is `+5 %`."""
-    percent_more = 100 * (ratio - 1)
-    return f"{percent_more:+.0f} %" if abs(percent_more) >= 10 else f"{percent_more:+.1f} %"  # noqa: PLR2004 - two digits
+    return signed_percent(ratio - 1)
 
 
 def text(value: Any) -> str:

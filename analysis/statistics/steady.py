@@ -10,6 +10,7 @@ from analysis.statistics.samples import Floats, Mask, ordered, robust_stdev
 from analysis.statistics.stalls import Stalls, stalls
 from analysis.statistics.summary import OUTLIER_STDEVS
 from analysis.statistics.trend import Drift, drift
+from workload.text import percent, signed_percent
 
 # What a CPU run measures by default.
 LEAST_STEPS = 20
@@ -75,7 +76,7 @@ class SteadyState:
         """What could have been missed, where that is more than 5 %."""
         if self.visible is None or self.visible <= WANTED_VISIBLE:
             return None
-        return f"a change of less than {self.visible:.0%} over a fifth of the run cannot be seen in {self.n} steps"
+        return f"a change of less than {percent(self.visible)} over a fifth of the run cannot be seen in {self.n} steps"
 
     @property
     def slow_steps(self) -> Mask | None:
@@ -187,7 +188,7 @@ def _reason(series: Floats, warmup: int, trend: Drift, *, change: Change | None,
     if change:
         return f"{change}: no steady state"
     if drifts:
-        return f"drifts by {trend.change or 0.0:+.1%} over {trend.n} steps: no steady state"
+        return f"drifts by {signed_percent(trend.change or 0.0)} over {trend.n} steps: no steady state"
     if not warmup:
         return f"steady from the first of {n} steps"
     ratio = float(np.median(series[:warmup]) / np.median(series[warmup:]))

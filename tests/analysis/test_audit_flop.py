@@ -34,11 +34,11 @@ def profiled(*names: str, **facts: Any) -> dict[str, Any]:
         pytest.param(
             1.49e9,
             4.0e9,
-            ["1.49e+09 FLOP for 1e+09 multiply-accumulates in the forward pass: 1.49 per MAC"],
+            ["1.49 GFLOP for 1 GMAC in the forward pass: 1.49 per MAC"],
             id="MACs called FLOP",
         ),
         pytest.param(1.51e9, 4.0e9, [], id="just enough"),
-        pytest.param(2.0e9, 2.0e9, ["2e+09 training FLOP for 2e+09 in the forward pass: 1.00 x"], id="forward only"),
+        pytest.param(2.0e9, 2.0e9, ["2 GFLOP of training for 2 GFLOP in the forward pass: 1.00 x"], id="forward only"),
         pytest.param(2.0e9, 8.0e9, [], id="with recomputation"),
         pytest.param(None, None, [], id="unknown"),
     ],
@@ -58,11 +58,11 @@ def test_macs_counted_as_flop(flop: float | None, train: float | None, expected:
         pytest.param({}, [], id="no ceiling was measured"),
         pytest.param({"ceiling_flop_per_s": 3.3e12}, [], id="103 % of a noisy ceiling"),
         pytest.param(
-            {"ceiling_flop_per_s": 3.2e12}, ["106% of the measured ceiling, 3.2e+12 FLOP/s"], id="106 % of a ceiling"
+            {"ceiling_flop_per_s": 3.2e12}, ["106.5 % of the measured ceiling, 3.2 TFLOP/s"], id="106 % of a ceiling"
         ),
         pytest.param(
             {"train_flop_per_step": 13e12, "precision": "amp"},
-            ["107% of the vendor's peak, 1.21e+14 FLOP/s"],
+            ["107.4 % of the vendor's peak, 121 TFLOP/s"],
             id="above the peak",
         ),
         pytest.param({"train_flop_per_step": 12e12, "precision": "amp"}, [], id="below the peak"),
@@ -72,7 +72,7 @@ def test_macs_counted_as_flop(flop: float | None, train: float | None, expected:
         pytest.param({"counted_dram_bytes_per_step": 37e9}, [], id="123 % of a bandwidth, cold caches"),
         pytest.param(
             {"counted_dram_bytes_per_step": 39e9},
-            ["130% of the vendor's peak, 3e+11 bytes/s"],
+            ["130 % of the vendor's peak, 300 GB/s"],
             id="more bytes than there can be",
         ),
     ],
@@ -90,15 +90,15 @@ def ceiling(best: float, *, name: str = "fp32", quantity: str = "flop_per_s") ->
     [
         pytest.param(ceiling(25e12), [], id="83 % of the peak"),
         pytest.param(
-            ceiling(32e12), ["fp32: 3.2e+13 FLOP/s measured, 3.03e+13 the vendor's peak of L4: 106%"], id="above it"
+            ceiling(32e12), ["fp32: 32 TFLOP/s measured, 30.3 TFLOP/s the vendor's peak of L4: 105.6 %"], id="above it"
         ),
         pytest.param(
-            ceiling(15e12), ["fp32: 1.5e+13 FLOP/s measured, 3.03e+13 the vendor's peak of L4: 50%"], id="below half"
+            ceiling(15e12), ["fp32: 15 TFLOP/s measured, 30.3 TFLOP/s the vendor's peak of L4: 49.5 %"], id="below half"
         ),
         pytest.param(ceiling(250e9, name="copy", quantity="bytes_per_s"), [], id="a copy"),
         pytest.param(
             ceiling(500e9, name="copy", quantity="bytes_per_s"),
-            ["copy: 5e+11 bytes/s measured, 3e+11 the vendor's peak of L4: 167%"],
+            ["copy: 500 GB/s measured, 300 GB/s the vendor's peak of L4: 166.7 %"],
             id="a copy in the cache",
         ),
         pytest.param(ceiling(1e15, name="fp8"), [], id="a precision without a peak"),
@@ -112,8 +112,8 @@ def test_wrong_peak(row: dict[str, Any], expected: list[str]) -> None:
     ("rate", "expected"),
     [
         pytest.param(1000.0, [], id="35 %"),
-        pytest.param(1750.0, ["61.5% of the vendor's fp32 peak of L4, 3.03e+13 FLOP/s"], id="hardly true"),
-        pytest.param(28.0, ["1.0% of the vendor's fp32 peak of L4, 3.03e+13 FLOP/s"], id="hardly the device"),
+        pytest.param(1750.0, ["61.5 % of the vendor's fp32 peak of L4, 30.3 TFLOP/s"], id="hardly true"),
+        pytest.param(28.0, ["1 % of the vendor's fp32 peak of L4, 30.3 TFLOP/s"], id="hardly the device"),
     ],
 )
 def test_odd_utilisation(rate: float, expected: list[str]) -> None:
@@ -139,12 +139,12 @@ def test_odd_utilisation(rate: float, expected: list[str]) -> None:
             id="only in our own calibration",
         ),
         pytest.param(
-            run(counted_tensor_flop_per_step=5e9), ["5e+09 FLOP per step on tensor cores"], id="counted tensor work"
+            run(counted_tensor_flop_per_step=5e9), ["5 GFLOP per step on tensor cores"], id="counted tensor work"
         ),
         pytest.param(run(counted_tensor_flop_per_step=0.0), [], id="counted none"),
         pytest.param(
             run(steps=STEP, train_flop_per_step=3.1e12),
-            ["3.1e+13 FLOP/s, above the fp32 peak of L4, 3.03e+13"],
+            ["31 TFLOP/s, above the fp32 peak of L4, 30.3 TFLOP/s"],
             id="faster than fp32 can be",
         ),
     ],
@@ -164,7 +164,7 @@ def test_fp32_that_is_tf32(case: dict[str, Any], expected: list[str]) -> None:
         ),
         pytest.param(
             {"precision": "amp", "counted_flop_per_step": 1e9, "counted_tensor_flop_per_step": 0.0},
-            ["amp, and no FLOP of tensor cores among 1e+09 per step"],
+            ["amp, and no FLOP of tensor cores among 1 GFLOP per step"],
             id="amp without tensor cores",
         ),
         pytest.param(
@@ -180,9 +180,9 @@ def test_tensor_flop_missing(facts: dict[str, Any], expected: list[str]) -> None
     ("counted", "expected"),
     [
         (0.71, []),
-        (0.69, ["6.9e+11 FLOP per step counted, 1e+12 by the model: 0.69 x"]),
+        (0.69, ["690 GFLOP per step counted, 1 TFLOP by the model: 0.69 x"]),
         (1.49, []),
-        (1.51, ["1.51e+12 FLOP per step counted, 1e+12 by the model: 1.51 x"]),
+        (1.51, ["1.51 TFLOP per step counted, 1 TFLOP by the model: 1.51 x"]),
     ],
 )
 def test_counted_flop_against_model(counted: float, expected: list[str]) -> None:
@@ -197,7 +197,7 @@ def test_the_likely_cause_is_said(tmp_path: Path) -> None:
 
     (figure,) = figures(case, rule="counted FLOP against model", folder=tmp_path)
 
-    assert figure == "1e+11 FLOP per step counted, 1e+12 by the model: 0.10 x; likely hidden tensor operations"
+    assert figure == "100 GFLOP per step counted, 1 TFLOP by the model: 0.10 x; likely hidden tensor operations"
 
 
 @pytest.mark.parametrize(("verified", "broken"), [(True, False), (None, False), (False, True)])

@@ -33,14 +33,14 @@ def masked(mask: int, *, of: int = 100, share: float, device: str = "NVIDIA L4")
     [
         pytest.param(masked(SOFTWARE_THERMAL, share=0.04), [], id="4 % of the samples"),
         pytest.param(
-            masked(SOFTWARE_THERMAL, share=0.05), ["thermal limit in 5% of the samples; up to 85 °C"], id="5 %"
+            masked(SOFTWARE_THERMAL, share=0.05), ["thermal limit in 5 % of the samples; up to 85 °C"], id="5 %"
         ),
         pytest.param(
-            masked(HARDWARE_THERMAL, share=1), ["thermal limit in 100% of the samples; up to 85 °C"], id="hardware"
+            masked(HARDWARE_THERMAL, share=1), ["thermal limit in 100 % of the samples; up to 85 °C"], id="hardware"
         ),
         pytest.param(
             masked(SLOWDOWN | POWER_BRAKE, share=0.5),
-            ["hardware slowdown in 50% of the samples, power brake in 50% of the samples; up to 85 °C"],
+            ["hardware slowdown in 50 % of the samples, power brake in 50 % of the samples; up to 85 °C"],
             id="two at once",
         ),
         pytest.param(masked(POWER_CAP | IDLE, share=1), [], id="power cap is no throttling"),
@@ -59,7 +59,7 @@ def test_throttling(case: dict[str, Any], expected: list[str]) -> None:
         pytest.param(
             "NVIDIA GeForce RTX 4090",
             0.5,
-            ["the power limit held the clock down in 50% of the samples at 140 W"],
+            ["the power limit held the clock down in 50 % of the samples at 140 W"],
             id="another board",
         ),
         pytest.param("NVIDIA GeForce RTX 4090", 0.49, [], id="less than half of the time"),
@@ -101,7 +101,7 @@ def test_a_small_batch_may_be_slow() -> None:
             1.0,
             0.4,
             "cpu",
-            ["the run got 1.7 of 4 CPUs in the 60% of the time in which it did not wait for data"],
+            ["the run got 1.7 of 4 CPUs in the 60 % of the time in which it did not wait for data"],
             id="waits, and shares the rest",
         ),
         pytest.param(0.2, 0.95, "cpu", [], id="hardly ever not waiting"),
@@ -121,13 +121,13 @@ def test_cpu_competition(used: float | None, waits: float, device: str, expected
         pytest.param({"cpu_steal_percent": [1.9] * 10}, [], id="steal within 2 %"),
         pytest.param(
             {"cpu_steal_percent": [1.0, 4.0] * 5},
-            ["2.5% of the CPU time went to other virtual machines (steal)"],
+            ["2.5 % of the CPU time went to other virtual machines (steal)"],
             id="steal",
         ),
         pytest.param({"t_s": [5.0, 10.0], "cgroup_throttled_s": [7.0, 7.1]}, [], id="1 % of 2 threads"),
         pytest.param(
             {"t_s": [5.0, 10.0], "cgroup_throttled_s": [7.0, 8.0]},
-            ["10.0% of the CPU time went to a CPU quota"],
+            ["10 % of the CPU time went to a CPU quota"],
             id="1 s of 2 threads in 5 s",
         ),
     ],
@@ -170,7 +170,7 @@ def test_the_trainer_records_every_debug_variable() -> None:
         pytest.param(6251, [], id="an L4's"),
         pytest.param(
             9501,
-            ["the device's memory clock and bus give 456 GB/s, the table has 300 (+52%): " + DOUBT],
+            ["the device's memory clock and bus give 456 GB/s, the table has 300 (+52 %): " + DOUBT],
             id="another card's",
         ),
         pytest.param(None, [], id="unknown"),

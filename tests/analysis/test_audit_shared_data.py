@@ -53,7 +53,7 @@ def files(found: Found, rule: str) -> set[str]:
 
 def test_the_timer_without_synchronisation(found: Found) -> None:
     assert figure(found, "unsynchronised timing", LAPTOP_64) == (
-        "every 10th step from 1 on: the timer reads 40% of the other steps, the time stamps 102%"
+        "every 10th step from 1 on: the timer reads 40 % of the other steps, the time stamps 102 %"
     )
     assert files(found, "unsynchronised timing") == {LAPTOP_64, LAPTOP_128}
 
@@ -69,7 +69,7 @@ def test_the_rates_of_the_t4(found: Found) -> None:
 
 def test_the_time_outside_the_timed_part(found: Found) -> None:
     assert figure(found, "wall time not explained", T4) == (
-        "steps and waits add up to 57.7% of the wall time: 42.3% lie outside the timed part"
+        "steps and waits add up to 57.7 % of the wall time: 42.3 % lie outside the timed part"
     )
 
 

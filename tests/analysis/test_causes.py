@@ -156,7 +156,7 @@ def held(mask: int, share: float, device: str = "NVIDIA GeForce RTX 4090") -> di
 def test_reasons_of_nvml(mask: int, expected: str) -> None:
     (row,) = found(held(mask, 0.5)).to_dict("records")
 
-    assert (row["cause"], row["evidence"], row["is_fault"]) == (expected, "in 50% of 100 samples", True)
+    assert (row["cause"], row["evidence"], row["is_fault"]) == (expected, "in 50 % of 100 samples", True)
 
 
 @pytest.mark.parametrize(("mask", "share"), [(0x1, 1.0), (0x2, 1.0), (THERMAL, 0.04)])
@@ -170,7 +170,7 @@ def test_a_board_that_always_meets_its_limit_is_not_at_fault(device: str, watts:
 
     assert row["cause"] == "power cap"
     assert not row["is_fault"]
-    assert row["evidence"] == f"in 100% of 100 samples; normal: this board meets its {watts} W under any steady load"
+    assert row["evidence"] == f"in 100 % of 100 samples; normal: this board meets its {watts} W under any steady load"
     assert row["cure"] == "none needed"
 
 

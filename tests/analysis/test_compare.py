@@ -50,7 +50,7 @@ def test_two_places() -> None:
     assert row["test"] == "Welch t over runs, variances partly shared"
     assert row["effect"] > 10
     assert row["smallest_detectable_ratio"] == pytest.approx(1.03, abs=0.01)
-    assert row["verdict"] == ("there (NVIDIA A100-SXM4-80GB) is 1.5 x as fast as here (NVIDIA L4) (95%: 1.46 to 1.53)")
+    assert row["verdict"] == ("there (NVIDIA A100-SXM4-80GB) is 1.5 x as fast as here (NVIDIA L4) (95 %: 1.46 to 1.53)")
     assert row["note"] is None
 
 
@@ -59,7 +59,7 @@ def test_the_slower_side_may_be_on_the_right() -> None:
 
     assert row["ratio"] == pytest.approx(gmean(LEFT) / gmean(RIGHT))
     assert row["effect"] < -10
-    assert row["verdict"] == "here (NVIDIA L4) is 1.5 x as fast as there (NVIDIA L4) (95%: 1.46 to 1.53)"
+    assert row["verdict"] == "here (NVIDIA L4) is 1.5 x as fast as there (NVIDIA L4) (95 %: 1.46 to 1.53)"
 
 
 def test_no_difference_says_what_would_have_been_seen() -> None:
@@ -113,10 +113,10 @@ def test_alone_it_would_be_a_difference() -> None:
     # The 15 pairs of 6 places; that of the greatest difference is multiplied by 15.
     assert many[0]["p_holm"] > 0.05
     assert many[0]["smallest_detectable_ratio"] > alone[0]["smallest_detectable_ratio"]
-    assert alone[0]["verdict"] == "b (NVIDIA L4) is 1.03 x as fast as a (NVIDIA L4) (95%: 1.01 to 1.05)"
+    assert alone[0]["verdict"] == "b (NVIDIA L4) is 1.03 x as fast as a (NVIDIA L4) (95 %: 1.01 to 1.05)"
     assert many[0]["verdict"] == (
         "no certain difference among all that were compared: 6.4 % or more would have been seen; "
-        "alone, b (NVIDIA L4) is 1.03 x as fast as a (NVIDIA L4) (95%: 1.01 to 1.05)"
+        "alone, b (NVIDIA L4) is 1.03 x as fast as a (NVIDIA L4) (95 %: 1.01 to 1.05)"
     )
 
 

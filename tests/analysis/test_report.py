@@ -254,7 +254,7 @@ def test_zones_are_compared_where_one_device_ran_in_two() -> None:
     )
     said = [each for each in discussion.zone_sentences(found) if "by zone" in each]
     assert len(said) == 1
-    assert "is 1.25 x as fast as us-central1-b (95%: " in said[0]
+    assert "is 1.25 x as fast as us-central1-b (95 %: " in said[0]
     same = of(*repeats("a", (100.0, 101.0, 102.0), zone="us-central1-a"))
     assert list(discussion.zone_sentences(same))[-1].startswith("No device ran in two zones")
 

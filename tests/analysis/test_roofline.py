@@ -214,7 +214,7 @@ def test_a_ceiling_that_a_run_refutes_is_no_roof_for_any_run_that_used_it(tmp_pa
     assert table["bound"].isna().all()
     assert table["roof"].isna().all()
     assert [note.partition(";")[0] for note in table["note"]] == [
-        "118% of the measured roof was reached: it is none"
+        "118 % of the measured roof was reached: it is none"
     ] * 2
     assert "measured" not in set(roofline.roofs(analysis.load(tmp_path))["kind"])
 
@@ -248,7 +248,7 @@ def test_device_that_denies_its_name(tmp_path: Path) -> None:
     assert table["kind"].tolist() == ["measured", "peak", "measured"]
     assert table["note"].tolist()[1] == (
         "the datasheet rounds to 300 GB/s; memory clock x bus width gives 320.06; the device's memory clock and bus "
-        "give 400 GB/s, the table has 320 (+25%): is it the device that its name says?"
+        "give 400 GB/s, the table has 320 (+25 %): is it the device that its name says?"
     )
     # 24 GB are no T4's: no peak.
     assert table["place"].tolist()[2] == "b"
@@ -302,7 +302,7 @@ def test_interval_is_over_runs(tmp_path: Path) -> None:
     reach = 4.302653 * math.sqrt(sum((rate - centre) ** 2 for rate in rates) / 2 / 3)
     assert row["flop_per_s_low"] == pytest.approx(math.exp(centre - reach), rel=1e-6)
     assert row["flop_per_s_high"] == pytest.approx(math.exp(centre + reach), rel=1e-6)
-    assert row["interval"] == "95%, Student t over runs"
+    assert row["interval"] == "95 %, Student t over runs"
 
 
 def test_modelled_bytes_beyond_the_bandwidth_stayed_in_caches(tmp_path: Path) -> None:
@@ -388,9 +388,9 @@ def test_counted_against_model(ratio: float | None, is_said: bool) -> None:
     [
         # 340.736 GFLOP at 7.2 TFLOP/s take 0.04732 s, at the vendor's 8.1 0.04207 s.
         (0.0474, None),
-        (0.0473, f"100.1% of the measured roof: {WRONG}"),
-        (0.0421, f"112.4% of the measured roof: {WRONG}"),
-        (0.0420, f"112.7% of the measured roof: {WRONG}; 100.2% of the vendor's peak: {WRONG}"),
+        (0.0473, f"100.1 % of the measured roof: {WRONG}"),
+        (0.0421, f"112.4 % of the measured roof: {WRONG}"),
+        (0.0420, f"112.7 % of the measured roof: {WRONG}; 100.2 % of the vendor's peak: {WRONG}"),
     ],
 )
 def test_above_a_roof_is_said(tmp_path: Path, step_s: float, note: str | None) -> None:
@@ -403,7 +403,7 @@ def test_counters_above_a_roof(tmp_path: Path) -> None:
     assert row["fraction_of_roof"] == pytest.approx(30 / 26)
     assert row["bound"] == "memory"
     assert row["note"] == (
-        "bytes with a cold cache, per kernel; 115.4% of the measured roof: "
+        "bytes with a cold cache, per kernel; 115.4 % of the measured roof: "
         "the roof, the precision's label or the bytes (cold cache) are wrong"
     )
 

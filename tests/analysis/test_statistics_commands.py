@@ -12,8 +12,11 @@ import pytest
 from by_hand import noisy, results, run
 
 from analysis.__main__ import main
+from analysis.audit import audit
+from analysis.commands.audit import render
 from analysis.loading import Results
 from workload.errors import ExitCode
+from workload.tables import Format
 
 PLACES = ("here", "there")
 
@@ -166,12 +169,22 @@ def test_findings_of_one_rule_stand_together(analyze: Any) -> None:
 
     assert out.splitlines()[:2] == [
         "warning: wall time not explained",
-        "  found      steps and waits add up to 50.0% of the wall time: 50.0% lie outside the timed part  [a]",
+        "  found      steps and waits add up to 50.0 % of the wall time: 50.0 % lie outside the timed part  [a]",
     ]
-    assert out.splitlines()[2].startswith("  allowed    steps and data waits within 2% of the wall time: ")
+    assert out.splitlines()[2].startswith("  expected   steps and data waits that add up to the wall time within 2 %: ")
     assert out.splitlines()[3].startswith("  why        ")
     assert out.splitlines()[4].startswith("  cure       ")
     assert out.splitlines()[-1].startswith("1 warning, 1 note: 1 run, ")
+
+
+@pytest.mark.parametrize("width", [60, 120])
+def test_an_audit_fits_the_terminal(width: int) -> None:
+    found = audit(results(run("a", explained_fraction=0.5, repeats=1)))
+    lines = render(found, Format.TABLE, looked_at="1 run, 43 rules", width=width).splitlines()
+
+    assert found
+    assert max(map(len, lines)) <= width
+    assert "  expected   steps and data waits that add up" in "\n".join(lines)
 
 
 def test_an_audit_as_data(analyze: Any) -> None:

@@ -65,4 +65,4 @@ def test_robust_cov(name: str, robust_cov: float, cov: float) -> None:
 def test_what_a_spilling_memory_hides() -> None:
     """39 steps from 0.9 to 8.6 s: `scattered steps` is what is certain of them."""
     found = steady_state(milliseconds("rtx4080laptop_resnet50_b128"))
-    assert found.unseen == "a change of less than 140% over a fifth of the run cannot be seen in 39 steps"
+    assert found.unseen == "a change of less than 140 % over a fifth of the run cannot be seen in 39 steps"

@@ -149,7 +149,7 @@ def test_steady_state(series: Floats, steady: bool, warmup: int | None, reason: 
 
 def test_how_it_is_not_steady() -> None:
     found = steady_state(noisy(100, stdev=1e-4) + 2e-4 * np.arange(100))
-    assert found.reason == "drifts by +2.0% over 100 steps: no steady state"
+    assert found.reason == "drifts by +2.0 % over 100 steps: no steady state"
     assert (found.change, found.drifts) == (None, True)
     late = steady_state(throttled())
     assert late.change == Change(n=100, start=81, stop=100, ratio=pytest.approx(1.2, rel=0.01))
@@ -183,8 +183,8 @@ def test_a_steady_run_has_no_slow_steps() -> None:
     ("n", "stdev", "unseen"),
     [
         (100, 0.01, None),
-        (100, 0.05, "a change of less than 9% over a fifth of the run cannot be seen in 100 steps"),
-        (20, 0.03, "a change of less than 19% over a fifth of the run cannot be seen in 20 steps"),
+        (100, 0.05, "a change of less than 9.4 % over a fifth of the run cannot be seen in 100 steps"),
+        (20, 0.03, "a change of less than 19 % over a fifth of the run cannot be seen in 20 steps"),
         (20, 0.002, None),
     ],
 )

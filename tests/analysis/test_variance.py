@@ -55,7 +55,7 @@ def test_a_drift_is_a_fraction_of_the_step_over_the_run() -> None:
     # 59 times 0.2 ms over a median of 105.9 ms.
     assert row["drift"] == pytest.approx(59 * 0.0002 / 0.1059, rel=0.005)
     assert row["drift_low"] < row["drift"] < row["drift_high"]
-    assert row["note"] == "drifts by +11.1% over 60 steps: no steady state"
+    assert row["note"] == "drifts by +11 % over 60 steps: no steady state"
 
 
 def test_what_the_note_says_the_audit_finds() -> None:
@@ -118,7 +118,7 @@ def test_the_spread_between_runs() -> None:
     assert row["images_per_s"] == pytest.approx(320, rel=1e-3)
     assert row["images_per_s_low"] < 310
     assert row["images_per_s_high"] > 330
-    assert row["interval"] == "95%, Student t over runs"
+    assert row["interval"] == "95 %, Student t over runs"
     # Standard deviation of the logarithms of the rates; steps within runs vary by 0.1 %.
     assert row["cov_between"] == pytest.approx(np.log(rates).std(ddof=1), rel=0.01)
     assert row["cov_within"] == pytest.approx(0.001, rel=0.2)

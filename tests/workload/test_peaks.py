@@ -118,7 +118,7 @@ def test_bandwidth_from_the_device(name: str, clock_mhz: float, bits: float, gb_
         (
             5351,
             (
-                "the device's memory clock and bus give 342 GB/s, the table has 320 (+7%): "
+                "the device's memory clock and bus give 342 GB/s, the table has 320 (+7.0 %): "
                 "is it the device that its name says?"
             ),
         ),
@@ -126,7 +126,7 @@ def test_bandwidth_from_the_device(name: str, clock_mhz: float, bits: float, gb_
         (
             4649,
             (
-                "the device's memory clock and bus give 298 GB/s, the table has 320 (-7%): "
+                "the device's memory clock and bus give 298 GB/s, the table has 320 (-7.0 %): "
                 "is it the device that its name says?"
             ),
         ),

@@ -3,7 +3,7 @@ import os
 
 import pytest
 
-from workload.text import between, counted, percent, seconds, si, terminal_width, unbroken, wrapped
+from workload.text import between, counted, percent, seconds, si, signed_percent, terminal_width, unbroken, wrapped
 
 
 @pytest.mark.parametrize(
@@ -58,6 +58,16 @@ def test_seconds(value_s: float, text: str) -> None:
 )
 def test_percent(share: float, text: str) -> None:
     assert percent(share) == text
+
+
+@pytest.mark.parametrize(("share", "text"), [(1.001, "100.1 %"), (0.5, "50 %"), (0.0204, "2 %"), (0.996, "99.6 %")])
+def test_percent_beside_a_limit(share: float, text: str) -> None:
+    assert percent(share, decimals=1) == text
+
+
+@pytest.mark.parametrize(("share", "text"), [(0.05, "+5.0 %"), (-0.021, "-2.1 %"), (0.25, "+25 %"), (-0.0996, "-10 %")])
+def test_signed_percent(share: float, text: str) -> None:
+    assert signed_percent(share) == text
 
 
 @pytest.mark.parametrize(

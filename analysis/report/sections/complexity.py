@@ -37,7 +37,7 @@ def _models(rows: list[dict[str, Any]]) -> Block:
         ("forward MAC/image", True),
         ("forward FLOP/image", True),
         ("training FLOP/image", True),
-        ("training by forward", True),
+        ("training / forward", True),
         ("training FLOP per parameter", True),
     ]
     cells = [

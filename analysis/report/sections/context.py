@@ -152,7 +152,7 @@ def _rule(same: Sequence[Finding]) -> Section:
         title=f"{first.severity}: {first.rule} ({len(same)})",
         blocks=[
             Bullets(sentences=[*(f"{each.figure} ({_subject(each)})" for each in same[:MOST_FIGURES]), *more]),
-            Paragraph(text=f"Threshold: {first.threshold}. Why: {first.why}. Cure: {'; '.join(cures)}."),
+            Paragraph(text=f"Expected: {first.threshold}. Why: {first.why}. Cure: {'; '.join(cures)}."),
         ],
     )
 
