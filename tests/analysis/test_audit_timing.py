@@ -1,6 +1,7 @@
 """Rules on time, each on both sides of its threshold."""
 
 import ast
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,7 @@ def test_shares_are_written_in_one_way() -> None:
         f"{path.relative_to(folder)}:{value.lineno}"
         for path in folder.rglob("*.py")
         for value in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(value, ast.FormattedValue) and value.format_spec and "%" in ast.unparse(value.format_spec)
+        if isinstance(value, ast.FormattedValue) and re.search(r"%'$", ast.unparse(value.format_spec or value))
     ]
     assert not specs
 

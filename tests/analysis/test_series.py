@@ -58,7 +58,7 @@ def test_mask_is_hexadecimal() -> None:
         (HEADER, 0, []),
         (HEADER + ROW + ROW, 2, []),
         (HEADER + ROW + b"1,measured,6.5,0.", 1, []),
-        (HEADER + ROW + b"1,measured\n", 1, ["steps.csv: 1 rows with too many or too few cells; left out"]),
+        (HEADER + ROW + b"1,measured\n", 1, ["steps.csv: 1 row with too many or too few cells; left out"]),
         (HEADER + ROW + b"\n" + ROW, 2, []),
         (HEADER.replace(b"\n", b"\r\n") + ROW.replace(b"\n", b"\r\n"), 1, []),
         (HEADER.replace(b"loss", b"lass") + ROW, 0, ["steps.csv has no column loss; left out"]),

@@ -169,7 +169,7 @@ def test_findings_of_one_rule_stand_together(analyze: Any) -> None:
 
     assert out.splitlines()[:2] == [
         "warning: wall time not explained",
-        "  found      steps and waits add up to 50.0 % of the wall time: 50.0 % lie outside the timed part  [a]",
+        "  found      steps and waits add up to 50 % of the wall time: 50 % lie outside the timed part  [a]",
     ]
     assert out.splitlines()[2].startswith("  expected   steps and data waits that add up to the wall time within 2 %: ")
     assert out.splitlines()[3].startswith("  why        ")
