@@ -123,6 +123,8 @@ class _Known:
     heartbeat: Heartbeat | None = None
     result: Result | None = None
     phases: dict[str, str] = field(default_factory=dict)
+    # Why the result that is there cannot be read.
+    unreadable: list[str] = field(default_factory=list)
     # Of status.json as it was read last.
     generation: int = -1
     # How long it has been silent, and when it was looked at last, by our clock.
@@ -206,11 +208,13 @@ class _Follower:
         found = {each.name: each.generation for each in self._bucket.objects(f"{LAUNCHES}{name}/")}
         if result_object(name) in found:
             self._calls["bucket.read"] += 1
-            self._known.result = read(self._bucket, result_object(name), Result.from_bytes)
-        elif found.get(status_object(name), -1) not in (-1, self._known.generation):
+            self._known.unreadable.clear()
+            self._known.result = read(self._bucket, result_object(name), Result.from_bytes, self._known.unreadable)
+        # Beside a result that nobody can read, the heartbeat still says whether the VM lives.
+        if self._known.result is None and found.get(status_object(name), -1) not in (-1, self._known.generation):
             self._calls["bucket.read"] += 1
             self._known.generation = found[status_object(name)]
-            self._heard(read(self._bucket, status_object(name), Heartbeat.from_bytes))
+            self._heard(read(self._bucket, status_object(name), Heartbeat.from_bytes, []))
         if self._known.result is not None:
             self._tell_phases(self._known.result.phases)
 
@@ -306,6 +310,8 @@ class _Follower:
             )
             return self._ended(Ending.LIMIT, vm_gone=True, error=error)
         error = RunFailedError(f"'{name}' was deleted before it had a result", hint=f"launch status {name}")
+        if why := "; ".join(self._known.unreadable):
+            error = RunFailedError(f"'{name}' has ended, and how is unknown: {why}", hint=f"launch logs {name}")
         return self._ended(Ending.DELETED, vm_gone=True, error=error)
 
     def _removed(self, ending: Ending, why: str) -> Followed:

@@ -296,28 +296,23 @@ def unlisted(listing: Listing[Instance], seen: Seen) -> list[str]:
 def look(bucket: Bucket, name: str, instance: Instance | None) -> Seen:
     """Every object of a launch; a heartbeat is not read once there is a result."""
     problems: list[str] = []
-    result = _read(bucket, result_object(name), Result.from_bytes, problems)
-    request = _read(bucket, request_object(name), Request.from_bytes, problems)
+    result = read(bucket, result_object(name), Result.from_bytes, problems)
+    request = read(bucket, request_object(name), Request.from_bytes, problems)
     if request is not None and request.name != name:
         problems.append(f"its request is that of '{request.name}'")
         request = None
     return Seen(
         name=name,
         request=request,
-        heartbeat=_read(bucket, status_object(name), Heartbeat.from_bytes, problems) if result is None else None,
+        heartbeat=read(bucket, status_object(name), Heartbeat.from_bytes, problems) if result is None else None,
         result=result,
         instance=instance,
         problems=tuple(problems),
     )
 
 
-def read(bucket: Bucket, name: str, parse: Callable[[bytes], T]) -> T | None:
-    """The document of that name; None where it is absent, or nothing that we can read."""
-    return _read(bucket, name, parse, [])
-
-
-def _read(bucket: Bucket, name: str, parse: Callable[[bytes], T], problems: list[str]) -> T | None:
-    """As `read`; what keeps it from being read is added to `problems`."""
+def read(bucket: Bucket, name: str, parse: Callable[[bytes], T], problems: list[str]) -> T | None:
+    """The document of that name; None where it is absent, or nothing that we can read: `problems` gets why."""
     try:
         content = bucket.read(name)
         return None if content is None else parse(content)

@@ -27,7 +27,7 @@ from launcher.gcp.follow import Event as GcpEvent
 from launcher.gcp.follow import Kind
 from launcher.gcp.launches import State
 from launcher.gcp.progress import Progress
-from launcher.gcp.records import Phase, log_object
+from launcher.gcp.records import Phase, log_object, request_object, result_object, status_object
 from tests.launcher.gcp.canned_cloud import IMAGE, SETTINGS, ZONE, Cloud, Clouds
 from tests.launcher.gcp.canned_vm import Fault
 from tests.workload.storage.gcs_server import BUCKET
@@ -323,6 +323,40 @@ def test_a_log_cannot_drive_the_terminal(launch: Launch, clouds: Clouds, capsys:
         cloud.bucket.write(log_object(plan.name), b"one\r\n\x1b[2J\x1b]0;title\x07two\tthree\n\xff\n")
         assert launch(world_of(cloud), "logs", plan.name, *AT_HOME) == 0
         assert capsys.readouterr().out == "one\n[2J]0;titletwo\tthree\n\ufffd\n"
+
+
+@pytest.mark.world
+def test_no_record_of_others_is_a_traceback_in_any_command(
+    launch: Launch, clouds: Clouds, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A request of nonsense, a status of three megabytes, and a result with escape codes and an option for a run."""
+    with clouds(fault=Fault.SILENT) as cloud:
+        plan = cloud.plan()
+        cloud.run(plan, detach=True)
+        name, world = plan.name, world_of(cloud)
+        first, hostile = {"schema_version": 1, "name": name, "limit_s": 1e308}, {"schema_version": 1, "runs": ["-rf"]}
+        hostile |= {"exit_code": 0, "zone": ZONE, "phases": {}, "ended_at": "\x1b[2J"}
+        records = {
+            request_object(name): (json.dumps(first).encode(), "request of a launch: 'launched_at' is missing"),
+            status_object(name): (b" " * 3_000_000, f"'launches/{name}/status.json' in bucket"),
+            result_object(name): (json.dumps(hostile).encode(), "result of a launch: runs must be a list of run ids"),
+        }
+        for record, (content, why) in records.items():
+            cloud.bucket.write(record, content)
+            assert launch(world, "status", *AT_HOME) == 0
+            (line,) = (each for each in capsys.readouterr().out.splitlines() if each.startswith(name))
+            assert " unreadable " in line
+            assert launch(world, "status", name, "--format", "json", *AT_HOME) == 0
+            told = json.loads(capsys.readouterr().out)
+            assert why in told["why"]
+            assert told["why"].isprintable()
+            assert launch(world, "logs", name, *AT_HOME) == 0
+            assert launch(world, "reap", "--dry-run", *AT_HOME) == 0
+            capsys.readouterr()
+        assert launch(world, "down", name, *AT_HOME) == 0
+        assert capsys.readouterr().out == f"VM {name} in {ZONE} is gone\n"
+        assert launch(world, "logs", name, *AT_HOME) == 3
+        assert capsys.readouterr().err.startswith(f"error: '{name}' left no log; it is unreadable: no readable ")
 
 
 @pytest.mark.world

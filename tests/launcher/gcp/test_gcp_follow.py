@@ -389,6 +389,22 @@ def test_what_the_vm_says_cannot_move_the_cursor(tmp_path: Path) -> None:
     assert "\\x1b[2Jstep 1\\x07" in told(events, Kind.PROGRESS)
 
 
+def test_a_result_that_nobody_can_read_ends_no_vm_that_lives(tmp_path: Path) -> None:
+    cloud = Cloud()
+    cloud.at(20, lambda: cloud.put(result_object(NAME), b"no result"))
+    cloud.beats(30, 900)
+    cloud.at(900, cloud.gone)
+    followed, _ = run(cloud, tmp_path)
+    assert followed.ending is Ending.DELETED
+    assert followed.heartbeat is not None
+    assert cloud.calls["delete"] == 0
+    assert followed.error is not None
+    assert followed.error.report() == (
+        f"error: '{NAME}' has ended, and how is unknown: no readable result of a launch: "
+        f"no JSON (Expecting value: line 1 column 1 (char 0))\nhint: launch logs {NAME}"
+    )
+
+
 def test_foreign_objects_are_passed_over(tmp_path: Path) -> None:
     cloud = Cloud()
     cloud.at(20, lambda: cloud.put(status_object(NAME), b"{"))
