@@ -268,12 +268,15 @@ def show_status(
         print(json.dumps(launch.to_json(), indent=1) if output_format is Format.JSON else text)
         return ExitCode.DONE
     found = launches.list_launches(cloud, store, now_s=now_s, limit=None if every else launches.SHOWN)
-    _warn_of_stopped(found)
+    _warn_of_stopped(found.there)
+    if found.unreachable:
+        silent = ", ".join(found.unreachable)
+        print(f"warning: no answer from {silent}: a VM there that the bucket lacks is not shown", file=sys.stderr)
     if output_format is Format.JSON:
         print(json.dumps([each.to_json() for each in found], indent=1))
-    elif found:
-        print(launches.render(found, now_s))
-    else:
+    elif found.there:
+        print(launches.render(found.there, now_s))
+    elif not found.unreachable:
         print(f"no launch in gs://{store.name}, and no VM of one in {cloud.project}", file=sys.stderr)
     return ExitCode.DONE
 

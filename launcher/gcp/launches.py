@@ -31,7 +31,7 @@ from launcher.gcp.records import (
 from launcher.gcp.resources import Instance, Listing, epoch_s
 from workload import bundle
 from workload.errors import BundleError, ExitCode, NothingToDoError, UsageError
-from workload.storage.bucket import Bucket
+from workload.storage.bucket import Bucket, UnreachableError
 from workload.text import printable
 
 T = TypeVar("T")
@@ -259,8 +259,8 @@ def cost_usd(seen: Seen, now_s: float) -> float | None:
     return max(0.0, now_s - began_s) / 3600 * price.usd_per_h
 
 
-def list_launches(compute: Compute, bucket: Bucket, *, now_s: float, limit: int | None = SHOWN) -> list[Launch]:
-    """The newest `limit` launches and every one that has a VM, newest first."""
+def list_launches(compute: Compute, bucket: Bucket, *, now_s: float, limit: int | None = SHOWN) -> Listing[Launch]:
+    """The newest `limit` launches and every one that has a VM in a zone that answers, newest first."""
     listing = compute.instances()
     instances = {each.name: each for each in listing}
     names = known_names(bucket)
@@ -269,7 +269,8 @@ def list_launches(compute: Compute, bucket: Bucket, *, now_s: float, limit: int 
     with ThreadPoolExecutor(READERS) as readers:
         found = list(readers.map(lambda name: _seen(listing, look(bucket, name, instances.get(name))), wanted))
     launches = [judge(each, now_s, was_preempted=_asker(compute, each)) for each in found]
-    return sorted(launches, key=lambda each: each.seen.launched_s or 0.0, reverse=True)
+    newest_first = sorted(launches, key=lambda each: each.seen.launched_s or 0.0, reverse=True)
+    return Listing(there=tuple(newest_first), unreachable=listing.unreachable)
 
 
 def one_launch(compute: Compute, bucket: Bucket, name: str, *, now_s: float) -> Launch:
@@ -280,7 +281,13 @@ def one_launch(compute: Compute, bucket: Bucket, name: str, *, now_s: float) -> 
 
 
 def _asker(compute: Compute, seen: Seen) -> Callable[[], bool]:
-    return lambda: compute.preempted(seen.zone, seen.name)
+    def ask() -> bool:
+        try:
+            return compute.preempted(seen.zone, seen.name)
+        except UnreachableError:  # the other launches can be told all the same
+            return False
+
+    return ask
 
 
 def _seen(listing: Listing[Instance], seen: Seen) -> Seen:

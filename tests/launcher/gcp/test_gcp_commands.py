@@ -567,6 +567,10 @@ def test_status_without_any_launch(launch: Launch, clouds: Clouds, capsys: pytes
         empty: Any = SimpleNamespace(name="empty-bucket", folders=lambda _: [])
         assert launch(world_of(cloud, bucket=lambda _: empty), "status", *AT_HOME) == 0
         assert capsys.readouterr().err == "no launch in gs://empty-bucket, and no VM of one in my-project\n"
+        cloud.fake.outage(ZONE)
+        assert launch(world_of(cloud, bucket=lambda _: empty), "status", *AT_HOME) == 0
+        warning = f"warning: no answer from {ZONE}: a VM there that the bucket lacks is not shown\n"
+        assert capsys.readouterr() == ("", warning)
 
 
 @pytest.mark.world

@@ -11,17 +11,11 @@ import pytest
 from launcher.gcp import launches
 from launcher.gcp.compute import Compute
 from launcher.gcp.launches import Seen, State, duration, find, judge, render, render_one
-from launcher.gcp.records import (
-    Heartbeat,
-    Phase,
-    Result,
-    request_object,
-    result_object,
-)
+from launcher.gcp.records import Heartbeat, Phase, Result, request_object, result_object, status_object
 from launcher.gcp.resources import Instance, Listing
 from tests.launcher.gcp.plain import INSTANCE, LAUNCHED_S, NAME, REQUEST, ZONE
 from workload.errors import NothingToDoError, UsageError
-from workload.storage.bucket import Bucket, RemoteObject
+from workload.storage.bucket import Bucket, RemoteObject, UnreachableError
 
 
 def instance(**changes: Any) -> Instance:
@@ -382,8 +376,21 @@ def test_a_list_with_a_gap_loses_no_launch() -> None:
     objects = Objects({request_object(name): request.to_bytes() for name, request in requests.items()})
     listed = as_compute([instance(name=NAMES[0])], "a")
     shown = launches.list_launches(listed, as_bucket(objects), now_s=LAUNCHED_S + 60)
+    assert shown.unreachable == ("a",)
     states = {launch.seen.name: launch.state for launch in shown}
     assert [states[name] for name in NAMES] == [State.STARTING, State.UNKNOWN, State.REQUESTED]
+
+
+def test_a_zone_that_does_not_tell_of_preemptions_hides_no_launch() -> None:
+    objects = Objects({request_object(NAME): replace(REQUEST, zones=[ZONE]).to_bytes()})
+    objects.found[status_object(NAME)] = beat(200).to_bytes()
+
+    def preempted(*_: str) -> bool:
+        raise UnreachableError("Compute Engine cannot be reached", hint="later")
+
+    compute: Any = SimpleNamespace(instances=Listing, preempted=preempted)
+    [launch] = launches.list_launches(compute, as_bucket(objects), now_s=LAUNCHED_S + 400)
+    assert (launch.state, launch.why) == (State.LOST, "the VM is gone and left no result")
 
 
 def test_table_of_launches() -> None:
