@@ -11,6 +11,8 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 TOOLS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("foreign_tools.toml").read_text(encoding="utf-8"))
+# Of OWNER/NAME the tag may be absent.
+IMAGE = re.compile(r"[a-z0-9./-]+:[a-z0-9.-]+|[a-z0-9.-]+(?:/[a-z0-9.-]+)+")
 TOML = """[gcp]
 bucket = "my-project-rooflaunch"
 project = "my-project"
@@ -35,8 +37,7 @@ def check(program: str, words: Sequence[str]) -> None:
     known = [*commands.get(path or "", ()), *tool["everywhere"]]
     names = {option.rstrip("=") for option in known}
     for word in words:
-        is_image = program == "docker" and path == "run" and re.fullmatch(r"[a-z0-9./-]+:[a-z0-9.-]+", word)
-        if word == "--" or is_image:
+        if word == "--" or (program == "docker" and path == "run" and IMAGE.fullmatch(word)):
             break  # the rest is for what runs inside
         if word.startswith("-") and word.partition("=")[0] not in names:
             raise RefusedError(f"{program}: no option {word.partition('=')[0]}")
