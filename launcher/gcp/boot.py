@@ -33,6 +33,8 @@ FAILED = 4
 STARTED = "started"
 # A driver that is in the VM image is there within a minute.
 DRIVER_TRIES, DRIVER_AGAIN_S = 60, 5
+# An engine that starts with the machine may come after this script.
+DOCKER_TRIES, DOCKER_AGAIN_S = 12, 5
 PULL_TRIES, PULL_AGAIN_S = 3, 10
 RESTART_LIMIT_S = 300
 # facts: repository mode would install the open kernel module, which a V100 cannot use.
@@ -81,7 +83,7 @@ class Boot:
     def save(self, image: str) -> int:
         """The VM was stopped in its run and the cloud has started it again: the agent saves what there is."""
         print("the run had begun when the VM was stopped: saving what it left", flush=True)
-        require("docker", "info", "--format", "Docker {{.ServerVersion}}")
+        self.await_docker()
         if not works("docker", "image", "inspect", "-f", "{{.Id}}", image):
             self.pull(image)
         return 0 if any(self.agent(image) for _ in range(2)) else FAILED
@@ -161,7 +163,15 @@ class Boot:
                 install("nvidia-container-toolkit")
             require("nvidia-ctk", "runtime", "configure", "--runtime=docker")
             require("systemctl", "restart", "docker")
-        require("docker", "info", "--format", "Docker {{.ServerVersion}}")
+        self.await_docker()
+
+    def await_docker(self) -> None:
+        """Until the engine answers."""
+        for _ in range(DOCKER_TRIES):
+            if works("docker", "info", "--format", "Docker {{.ServerVersion}}"):
+                return
+            time.sleep(DOCKER_AGAIN_S)
+        fail("the Docker engine does not answer")
 
     def pull(self, image: str) -> None:
         """The image by its digest, with the VM's own token for Google's registries; the token stays nowhere."""

@@ -246,7 +246,7 @@ FAILING = [
         {"python3": PYTHON + NOTE + "exit 1\n", "nvidia-smi": DRIVER}, "install", "python3 /opt", 1, id="installer"
     ),
     pytest.param({"nvidia-smi": DRIVER}, "preinstalled", "nvidia-smi ", 60, id="no driver"),
-    pytest.param({"docker": NOTE + "exit 1\n"}, "none", "docker info", 1, id="no engine"),
+    pytest.param({"docker": NOTE + "exit 1\n"}, "none", "docker info", 12, id="no engine"),
     pytest.param({"docker": NOTE + '[ "$1" != pull ]\n'}, "none", "docker pull", 3, id="no image"),
 ]
 
@@ -306,14 +306,16 @@ def test_a_second_boot_after_the_run_had_begun_only_saves(held: bool, boot: Boot
     (home / agent.STARTED).touch()
     (home / "phases").write_text("booted 2026-11-21T10:00:00.000Z\nimage_pulled 2026-11-21T10:03:00.000Z\n")
     gone = NOTE + "exit 1\n"
-    inspect = 'inspect) exit "$(cat "$FAKE_VM/inspected")" ;;\nimage) exit "$(cat "$FAKE_VM/inspected")" ;;\nesac'
-    boot.shims = {"nvidia-smi": gone, "nvidia-ctk": gone, "docker": DOCKER.replace("esac", inspect)}
+    late = 'info) [ "$(grep -c "^docker info" "$FAKE_VM/calls")" -ge 3 ] ;;\n'
+    image = 'image) exit "$(cat "$FAKE_VM/inspected")" ;;\n'
+    engine = DOCKER.replace("case $1 in\n", f"case $1 in\n{late}{image}")
+    boot.shims = {"nvidia-smi": gone, "nvidia-ctk": gone, "docker": engine}
     boot.note("inspected", "0" if held else "1")
     vm = boot.run(driver="install")
     assert list(vm.guest_attributes["rooflaunch"]) == ["booted"]
     calls = [call.split(" -")[0] for call in boot.calls()]
     pulled = [] if held else ["docker login", "docker pull"]
-    assert calls == ["docker info", "docker image inspect", *pulled, "docker ps", "docker run"]
+    assert calls == [*["docker info"] * 3, "docker image inspect", *pulled, "docker ps", "docker run"]
     assert "the run had begun when the VM was stopped: saving what it left\n" in boot.log()
     assert boot.compute.instances == []
 
