@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from launcher.gcp import resources
 from launcher.gcp.resources import Disk, Instance, Listing, Operation, OperationFault, Quota, Serial
 from workload.errors import RooflaunchError, ToolError, UsageError
-from workload.storage.bucket import LOG_IN, UnreachableError, log_in
+from workload.storage.bucket import LOG_IN, UnreachableError, foreign_answer, log_in
 
 T = TypeVar("T")
 
@@ -506,9 +506,13 @@ def _translated(project: str, method: str) -> Iterator[None]:
     import urllib3  # noqa: PLC0415
     from google.api_core import exceptions as api  # noqa: PLC0415
     from google.auth import exceptions as auth  # noqa: PLC0415
+    from google.protobuf import json_format  # noqa: PLC0415
 
     try:
         yield
+    except json_format.ParseError as error:
+        where = os.environ.get(ENDPOINT_VARIABLE) or PUBLIC_ENDPOINT
+        raise foreign_answer("Compute Engine", where) from error
     except api.GoogleAPICallError as error:
         raise _explained(error, project, method) from error
     except auth.TransportError as error:

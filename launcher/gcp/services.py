@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from workload.errors import ToolError
+from workload.storage.bucket import foreign_answer
 
 ANSWER_S = 15.0
 ATTEMPTS = 2
@@ -129,9 +130,7 @@ class Services:
                 break
         match response.status_code:
             case 200:
-                document = response.json()
-                assert isinstance(document, dict)
-                return document
+                return _document(response, host)
             case 404:
                 return None
             case _:
@@ -200,6 +199,15 @@ def _refused(response: Response, host: str, project: str) -> ToolError:
     if response.status_code == 401:  # noqa: PLR2004
         return ToolError(f"no usable credentials for Google Cloud: {said}", hint=LOG_IN)
     return ToolError(f"{host}: {said}", hint="run again; then report it")
+
+
+def _document(response: Response, host: str) -> Mapping[str, Any]:
+    try:
+        document = response.json()
+    except ValueError as error:
+        raise foreign_answer(host, f"https://{host}") from error
+    assert isinstance(document, dict)
+    return document
 
 
 def _said(response: Response) -> tuple[str, frozenset[str]]:

@@ -497,11 +497,7 @@ def _unreachable(bucket: str, error: BaseException, patience: Patience) -> Unrea
             hint="wait a minute, then run again, with fewer at a time where there are several",
         )
     if any(isinstance(each, ssl.SSLCertVerificationError | json.JSONDecodeError) for each in _causes(error)):
-        return UnreachableError(
-            f"something else than Cloud Storage answers at {emulator or PUBLIC_ENDPOINT}: "
-            "a log-in page of this network, or a proxy",
-            hint="open a page in a browser and log in to the network, or correct HTTPS_PROXY; then run again",
-        )
+        return foreign_answer("Cloud Storage", emulator or PUBLIC_ENDPOINT)
     hint = (
         f"start that server, or unset {EMULATOR_VARIABLE}"
         if emulator
@@ -509,6 +505,14 @@ def _unreachable(bucket: str, error: BaseException, patience: Patience) -> Unrea
     )
     where = emulator or PUBLIC_ENDPOINT
     return UnreachableError(f"bucket '{bucket}' cannot be reached at {where}: {_why(error, patience)}", hint=hint)
+
+
+def foreign_answer(service: str, where: str) -> UnreachableError:
+    """For an answer that the service never gives: a page of HTML, or another's certificate."""
+    return UnreachableError(
+        f"something else than {service} answers at {where}: a log-in page of this network, or a proxy",
+        hint="open a page in a browser and log in to the network, or correct HTTPS_PROXY; then run again",
+    )
 
 
 def _is_throttled(error: BaseException) -> bool:

@@ -453,6 +453,27 @@ def test_a_connection_that_is_refused(monkeypatch: pytest.MonkeyPatch, clock: Cl
     assert 14 < clock.s <= 30
 
 
+def test_a_log_in_page_of_the_network_is_no_bug_of_ours(
+    fake: FakeCompute, compute: Compute, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def welcome(handler: Any) -> None:
+        handler.send_response(200)
+        handler.end_headers()
+        handler.wfile.write(b"<html>Welcome</html>")
+        handler.close_connection = True
+
+    for method in ("do_GET", "do_DELETE"):
+        monkeypatch.setattr(fake_compute._Handler, method, welcome)
+    for ask in (lambda: compute.get(A, NAME), lambda: compute.delete(A, NAME), compute.project_quotas):
+        with pytest.raises(UnreachableError) as caught:
+            ask()
+        assert caught.value.report() == (
+            f"error: something else than Compute Engine answers at {fake.url}: "
+            "a log-in page of this network, or a proxy\n"
+            "hint: open a page in a browser and log in to the network, or correct HTTPS_PROXY; then run again"
+        )
+
+
 def test_a_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"

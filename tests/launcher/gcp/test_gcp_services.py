@@ -24,6 +24,7 @@ from tests.launcher.gcp.fake_rest import (
     refused,
 )
 from workload.errors import ToolError
+from workload.storage.bucket import UnreachableError
 
 
 @pytest.fixture
@@ -131,6 +132,15 @@ def test_roles_and_what_they_allow(rest: FakeRest, asked: Services) -> None:
             "run again; then report it",
         ),
         (
+            (200, b"<html>"),
+            UnreachableError,
+            (
+                "something else than cloudresourcemanager.googleapis.com answers at "
+                "https://cloudresourcemanager.googleapis.com: a log-in page of this network, or a proxy"
+            ),
+            "open a page in a browser and log in to the network, or correct HTTPS_PROXY; then run again",
+        ),
+        (
             requests.ConnectionError("Connection refused"),
             ToolError,
             "cloudresourcemanager.googleapis.com cannot be reached: Connection refused",
@@ -149,7 +159,17 @@ def test_roles_and_what_they_allow(rest: FakeRest, asked: Services) -> None:
             "gcloud auth application-default login",
         ),
     ],
-    ids=["disabled", "forbidden", "quota-project", "token", "no-json", "network", "token-network", "refresh"],
+    ids=[
+        "disabled",
+        "forbidden",
+        "quota-project",
+        "token",
+        "no-json",
+        "log-in-page",
+        "network",
+        "token-network",
+        "refresh",
+    ],
 )
 def test_refusals(answer: Any, kind: type[ToolError], message: str, hint: str) -> None:
     with pytest.raises(ToolError) as caught:
