@@ -455,6 +455,8 @@ class Agent:
         phases = self.phases()
         price = self.request.price(self.zone)
         booted_s = _epoch_s(phases.get(Phase.BOOTED))
+        # A clock that was set back since the boot leaves less than nothing, which is no cost.
+        billed_s = None if booted_s is None or now_s < booted_s else now_s - booted_s
         return Result(
             exit_code=ended.exit_code,
             zone=self.zone,
@@ -465,7 +467,7 @@ class Agent:
             hint=ended.hint,
             preempted=self.stop.why is Why.PREEMPTED,
             timed_out=self.stop.why is Why.TIMED_OUT,
-            usd=price.usd_per_h * (now_s - booted_s) / 3600 if price and booted_s is not None else None,
+            usd=price.usd_per_h * billed_s / 3600 if price and billed_s is not None else None,
         )
 
 

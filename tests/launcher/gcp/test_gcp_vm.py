@@ -476,6 +476,14 @@ def test_a_price_that_nobody_knows_is_none(machine: Machine) -> None:
     assert (cost["usd_per_h"], cost["usd"], cost["price_date"], cost["billed_s"]) == (None, None, None, 160.0)
 
 
+def test_a_clock_that_was_set_back_and_half_a_line_leave_a_record_that_can_be_read(machine: Machine) -> None:
+    (machine.home / vm.SHELL_PHASES).write_text("booted 2026-11-21T12:00:00.000Z\nimage_pulled 2026-11-2")
+    machine.trains(*machine.run_of("run-1"))
+    result = machine.work()
+    assert (result.usd, list(result.phases)[:2]) == (None, ["booted", "run_started"])
+    assert Result.from_bytes(machine.bucket.held[records.result_object(NAME)]) == result
+
+
 def test_nobody_hearing_the_heart_is_no_reason_to_end(machine: Machine) -> None:
     machine.bucket.silent = True
     machine.guest.dumb = True
