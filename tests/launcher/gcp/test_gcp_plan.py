@@ -176,6 +176,14 @@ def test_googles_own_client_takes_the_request(name: str) -> None:
     assert len(instance.network_interfaces[0].access_configs) == plan.options.external_ip
 
 
+@pytest.mark.parametrize("gpu", sorted(gpus.load()))
+def test_what_is_asked_for_can_be_read_again(gpu: str) -> None:
+    """Each field keeps to the rule that the readers of records have."""
+    for image in (IMAGE, "localhost:5000/trainer:cuda-0123456789ab"):
+        request = planned(gpu, image=image).request
+        assert Request.from_bytes(request.to_bytes()).to_bytes() == request.to_bytes()
+
+
 def lines_of(plan: Plan) -> list[str]:
     return plan.text().partition("\n\n")[0].splitlines()
 
