@@ -180,7 +180,7 @@ def test_googles_own_client_takes_the_request(name: str) -> None:
 def test_what_is_asked_for_can_be_read_again(gpu: str) -> None:
     """Each field keeps to the rule that the readers of records have."""
     for image in (IMAGE, "localhost:5000/trainer:cuda-0123456789ab"):
-        request = planned(gpu, image=image).request
+        request = planned(gpu, image=image, spot=True).request
         assert Request.from_bytes(request.to_bytes()).to_bytes() == request.to_bytes()
 
 
