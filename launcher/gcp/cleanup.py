@@ -12,9 +12,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from launcher.gcp import launches
-from launcher.gcp.compute import ZONE, Compute, DeniedError
+from launcher.gcp.compute import ZONE, Compute
 from launcher.gcp.provision import PAUSE_S, REMOVE_S
 from launcher.gcp.records import NAME, Result, request_object, result_object
+from launcher.gcp.refusals import DeniedError
 from launcher.gcp.resources import Disk, Instance, Listing
 from workload.errors import ExitCode, RooflaunchError, ToolError
 from workload.storage.bucket import Bucket

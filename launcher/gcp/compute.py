@@ -1,10 +1,9 @@
-"""The border to Compute Engine: what is asked of one project, and its failures as our errors.
+"""The border to Compute Engine: what is asked of one project, and what it answers.
 
 google-cloud-compute and google.auth are imported by functions alone. The client's own retries (ten minutes of them) are
 turned off: every request is repeated here, within a limit, so that a caller knows how long a question can take.
 """
 
-import http
 import json
 import os
 import random
@@ -15,20 +14,19 @@ import uuid
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 
 from launcher.gcp import resources
+from launcher.gcp.refusals import ENDPOINT_VARIABLE, PUBLIC_ENDPOINT, no_credentials, passing, said_by, translated
 from launcher.gcp.resources import Disk, Instance, Listing, Operation, OperationFault, Quota, Serial
-from workload.errors import RooflaunchError, ToolError, UsageError
-from workload.storage.bucket import LOG_IN, UnreachableError, foreign_answer, log_in
+from workload.errors import ToolError
+from workload.storage.bucket import UnreachableError
 
 T = TypeVar("T")
 
-ENDPOINT_VARIABLE = "ROOFLAUNCH_COMPUTE_ENDPOINT"
-PUBLIC_ENDPOINT = "https://compute.googleapis.com"
 SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 
 LABEL = "rooflaunch"
@@ -51,19 +49,6 @@ WAIT_PAUSE_S = 2.0
 # 100 launches share one client; a smaller pool warns, and connects anew for each request.
 CONNECTIONS = 32
 
-TOO_MANY, UNAVAILABLE = 429, 503
-BUSY = (TOO_MANY, 500, 502, UNAVAILABLE, 504)
-# How a zone without the machine says so, as a code or within a text.
-STOCKOUT = "ZONE_RESOURCE_POOL_EXHAUSTED"
-QUOTA_EXCEEDED = "QUOTA_EXCEEDED"
-NOT_IN_ZONE = "NOT_IN_ZONE"
-_NOT_IN_ZONE_TEXT = re.compile(
-    r"(acceleratorTypes/|machineTypes/|(machine|accelerator) type ).*(not found|not exist)", re.IGNORECASE
-)
-_STOCKOUT_TEXT = re.compile(
-    r"ZONE_RESOURCE_POOL_EXHAUSTED|does not have enough resources|resource pool exhausted", re.IGNORECASE
-)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Patience:
@@ -71,22 +56,6 @@ class Patience:
 
     answer_s: float = ANSWER_S
     retry_s: float = RETRY_S
-
-
-class AlreadyThereError(ToolError):
-    """An instance of that name is in the zone; perhaps the one that an earlier try of the same request made."""
-
-
-class DeniedError(ToolError):
-    """No credentials, no permission, or the API is disabled: asking again is of no use."""
-
-
-class RefusedError(ToolError):
-    """The insert was refused for a reason that another zone, region or hour may not have."""
-
-    def __init__(self, faults: tuple[OperationFault, ...], *, hint: str) -> None:
-        super().__init__("; ".join(f"{each.code}: {each.message}" for each in faults), hint=hint)
-        self.faults = faults
 
 
 class _CloudClock:
@@ -103,7 +72,7 @@ class _CloudClock:
         """Called by requests for each answer; a page that a proxy puts in the way is no success."""
         with suppress(TypeError, ValueError):  # no date, or none that can be read
             ahead_s = parsedate_to_datetime(response.headers.get("Date")).timestamp() - self._monotonic()
-            if response.ok:
+            if response.ok and "json" in response.headers.get("Content-Type", ""):
                 # A date is cut to the second and old by its way here: the latest one is the nearest to the truth.
                 self._ahead_s = ahead_s if self._ahead_s is None else max(self._ahead_s, ahead_s)
 
@@ -415,15 +384,15 @@ class Compute:
             form = f"{method}_unary" if method in ("insert", "delete") else method
             return getattr(client, form)(request, retry=None, timeout=answer_s or self._patience.answer_s)
 
-        with _translated(self.project, method):
+        with translated(self.project, method):
             try:
                 return self._repeat(call, self._patience.retry_s if retry_s is None else retry_s)
             except api.NotFound as error:
-                if missing is not None and missing in _said(error):
+                if missing is not None and missing in said_by(error):
                     return None
                 raise
             except api.BadRequest as error:
-                if not_ready and "not ready" in _said(error):
+                if not_ready and "not ready" in said_by(error):
                     return None
                 raise
 
@@ -437,7 +406,7 @@ class Compute:
             except Exception as error:
                 # Half of the pause is chance, so that 100 launches do not come back together.
                 wanted_s = pause_s * (0.5 + random.random())  # noqa: S311 - no secret
-                if not _passing(error) or self._monotonic() + wanted_s > end_s:
+                if not passing(error) or self._monotonic() + wanted_s > end_s:
                     raise
             self._sleep(wanted_s)
             pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
@@ -496,141 +465,7 @@ def _credentials(endpoint: str | None) -> Any:
         try:
             return google.auth.default(scopes=SCOPES)[0]
         except google.auth.exceptions.GoogleAuthError as error:
-            raise _no_credentials(error) from error
-
-
-@contextmanager
-def _translated(project: str, method: str) -> Iterator[None]:
-    """Turn what the client and its libraries raise into our errors, cause kept."""
-    import requests  # noqa: PLC0415 - see the module
-    import urllib3  # noqa: PLC0415
-    from google.api_core import exceptions as api  # noqa: PLC0415
-    from google.auth import exceptions as auth  # noqa: PLC0415
-    from google.protobuf import json_format  # noqa: PLC0415
-
-    try:
-        yield
-    except json_format.ParseError as error:
-        where = os.environ.get(ENDPOINT_VARIABLE) or PUBLIC_ENDPOINT
-        raise foreign_answer("Compute Engine", where) from error
-    except api.GoogleAPICallError as error:
-        raise _explained(error, project, method) from error
-    except auth.TransportError as error:
-        raise _unreachable(error) from error
-    except auth.GoogleAuthError as error:
-        raise (_unreachable if error.retryable else _no_credentials)(error) from error
-    except (requests.RequestException, urllib3.exceptions.HTTPError, ConnectionError, TimeoutError) as error:
-        raise _unreachable(error) from error
-
-
-def _explained(error: Any, project: str, method: str) -> RooflaunchError:
-    """What an answer of 400 or more means."""
-    code, said = int(error.code), _said(error)
-    explained: RooflaunchError
-    if method == "insert" and (fault := _insert_fault(error)):
-        explained = RefusedError((fault,), hint="the same again with other zones: --zone Z")
-    elif code in BUSY:
-        explained = _unreachable(error)
-    elif code == http.HTTPStatus.FORBIDDEN:
-        explained = _forbidden(error, project)
-    elif code == http.HTTPStatus.UNAUTHORIZED:
-        explained = _no_credentials(error)
-    elif code == http.HTTPStatus.NOT_FOUND and f"'projects/{project}'" in said:
-        explained = UsageError(f"project '{project}' does not exist, or is not yours", hint="gcloud projects list")
-    elif code == http.HTTPStatus.CONFLICT and method == "insert":
-        explained = AlreadyThereError(f"Compute Engine: {said}", hint="launch status")
-    else:
-        explained = ToolError(f"Compute Engine refused {method}: {said}", hint="launch doctor gcp")
-    return explained
-
-
-def _insert_fault(error: Any) -> OperationFault | None:
-    """The fault, as an operation would report it, of an insert that another place or hour may not have."""
-    said, code = _said(error), int(error.code)
-    if _is_stockout(error):
-        return OperationFault(code=STOCKOUT, message=said)
-    if code in (TOO_MANY, UNAVAILABLE):
-        return OperationFault(code=f"HTTP_{code}", message=said)
-    if "quotaExceeded" in _reasons(error):
-        return OperationFault(code=QUOTA_EXCEEDED, message=said)
-    if code in (400, 404) and _NOT_IN_ZONE_TEXT.search(said):
-        return OperationFault(code=NOT_IN_ZONE, message=said)
-    if code in (400, 404) and "/subnetworks/" in said:
-        return OperationFault(code="RESOURCE_NOT_FOUND", message=said)
-    return None
-
-
-def _forbidden(error: Any, project: str) -> DeniedError:
-    said = _said(error)
-    if _reasons(error) & {"accessNotConfigured", "SERVICE_DISABLED"}:
-        return DeniedError(
-            f"the Compute Engine API is disabled in project '{project}'",
-            hint=f"gcloud services enable compute.googleapis.com --project {project}",
-        )
-    return DeniedError(
-        f"no permission in project '{project}': {said}",
-        hint=f"ask its owner to add you to `launchers` in infra/, or change the account: {LOG_IN}",
-    )
-
-
-def _no_credentials(error: Exception) -> DeniedError:
-    return DeniedError(f"no usable credentials for Google Cloud: {_said(error)}", hint=log_in())
-
-
-def _unreachable(error: BaseException) -> UnreachableError:
-    endpoint = os.environ.get(ENDPOINT_VARIABLE)
-    hint = (
-        f"start that server, or unset {ENDPOINT_VARIABLE}"
-        if endpoint
-        else f"check the network and its proxy (curl -I {PUBLIC_ENDPOINT}), then run again"
-    )
-    where = endpoint or PUBLIC_ENDPOINT
-    return UnreachableError(f"Compute Engine cannot be reached at {where}: {_why(error)}", hint=hint)
-
-
-def _why(error: BaseException) -> str:
-    """What the system said in the layers of libraries, or the answer itself."""
-    import requests  # noqa: PLC0415 - see the module
-
-    if isinstance(error, requests.Timeout):
-        return "no answer in time"
-    text = _said(error)
-    system = re.search(r"\[Errno -?\d+\] ([^'\")]+)", text)
-    return system[1] if system else text
-
-
-def _passing(error: Exception) -> bool:
-    """Whether the same request may succeed a little later."""
-    import requests  # noqa: PLC0415 - see the module
-    from google.api_core import exceptions as api  # noqa: PLC0415
-    from google.auth import exceptions as auth  # noqa: PLC0415
-
-    if isinstance(error, api.GoogleAPICallError):
-        if _is_stockout(error):
-            return False
-        # Too many requests in a minute has been a 403, and for some methods still is.
-        limited = bool(_reasons(error) & {"rateLimitExceeded", "userRateLimitExceeded", "RATE_LIMIT_EXCEEDED"})
-        return int(error.code or 0) in BUSY or limited
-    if isinstance(error, auth.GoogleAuthError):
-        return isinstance(error, auth.TransportError) or error.retryable
-    return isinstance(error, (requests.ConnectionError, requests.Timeout, ConnectionError))
-
-
-def _is_stockout(error: Any) -> bool:
-    return "insufficientCapacity" in _reasons(error) or bool(_STOCKOUT_TEXT.search(_said(error)))
-
-
-def _reasons(error: Any) -> set[str]:
-    """Why, in the words of both formats that Google's services answer with."""
-    old = {str(each.get("reason", "")) for each in error.errors if isinstance(each, Mapping)}
-    return old | {str(error.reason or "")}
-
-
-def _said(error: BaseException) -> str:
-    """The first line of what the service said, without the request that the client puts in front."""
-    text = str(getattr(error, "message", "") or error).strip()
-    said = re.sub(r"^[A-Z]+ https?://\S+: ", "", text)
-    return said.splitlines()[0][:500] if said else type(error).__name__
+            raise no_credentials(error) from error
 
 
 def _lower(kind: str) -> str:

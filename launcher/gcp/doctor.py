@@ -9,7 +9,7 @@ from pathlib import Path
 
 from launcher import images
 from launcher.doctor import Check, State
-from launcher.gcp import cleanup, compute, gpus, services
+from launcher.gcp import cleanup, compute, gpus, refusals, services
 from launcher.gcp.compute import Compute
 from launcher.gcp.gpus import Gpu
 from launcher.gcp.resources import Quota
@@ -30,7 +30,7 @@ PULL_PERMISSION = "artifactregistry.repositories.downloadArtifacts"
 VM_PERMISSIONS = ("compute.instances.delete", "compute.instances.get")
 # With one of these in the whole project, whoever gets into a VM owns the project.
 BROAD_ROLES = frozenset({"roles/owner", "roles/editor"})
-ENDPOINTS = (compute.ENDPOINT_VARIABLE, storage.EMULATOR_VARIABLE)
+ENDPOINTS = (refusals.ENDPOINT_VARIABLE, storage.EMULATOR_VARIABLE)
 REPOSITORY = re.compile(r"(?P<location>[a-z0-9-]+)-docker\.pkg\.dev/(?P<project>[^/]+)/(?P<name>[^/]+)/(?P<package>.+)")
 REGIONS_SHOWN = 3
 AT_A_TIME = 8

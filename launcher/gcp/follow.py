@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from launcher.gcp.compute import Compute, DeniedError
+from launcher.gcp.compute import Compute
 from launcher.gcp.launches import (
     AFTER_LIMIT_S,
     SILENCE_LIMIT_S,
@@ -24,6 +24,7 @@ from launcher.gcp.launches import (
 )
 from launcher.gcp.provision import remove
 from launcher.gcp.records import LAUNCHES, Heartbeat, Phase, Request, Result, result_object, status_object
+from launcher.gcp.refusals import DeniedError
 from launcher.gcp.resources import Instance, epoch_s
 from workload import bundle
 from workload.errors import RooflaunchError, RunFailedError, ToolError

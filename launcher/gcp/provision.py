@@ -10,17 +10,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from launcher.gcp.compute import (
-    NOT_IN_ZONE,
-    QUOTA_EXCEEDED,
-    STOCKOUT,
-    AlreadyThereError,
-    Compute,
-    DeniedError,
-    RefusedError,
-)
+from launcher.gcp.compute import Compute
 from launcher.gcp.plan import Plan
 from launcher.gcp.records import region_of
+from launcher.gcp.refusals import NOT_IN_ZONE, QUOTA_EXCEEDED, STOCKOUT, AlreadyThereError, DeniedError, RefusedError
 from launcher.gcp.resources import Instance, Operation, OperationFault, Quota
 from workload.errors import NoCapacityError, RooflaunchError, ToolError
 from workload.storage.bucket import UnreachableError

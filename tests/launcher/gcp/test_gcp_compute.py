@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 from launcher.gcp import compute as border
-from launcher.gcp.compute import AlreadyThereError, Compute, DeniedError, Patience, RefusedError
+from launcher.gcp import refusals
+from launcher.gcp.compute import Compute, Patience
+from launcher.gcp.refusals import AlreadyThereError, DeniedError, RefusedError
 from launcher.gcp.resources import ANYWHERE, Listing, Operation, OperationFault, Quota, QuotaFault, Serial, gaps
 from tests.launcher.gcp import fake_compute
 from tests.launcher.gcp.fake_compute import FakeCompute, Vm, plain_body, quota_error, stockout_error
@@ -50,7 +52,7 @@ def clock() -> Clock:
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCompute]:
     with FakeCompute(page_size=2) as fake:
-        monkeypatch.setenv(border.ENDPOINT_VARIABLE, fake.url)
+        monkeypatch.setenv(refusals.ENDPOINT_VARIABLE, fake.url)
         yield fake
 
 
@@ -283,6 +285,15 @@ def changed(path: str, value: Any) -> dict[str, Any]:
     return dict(body)
 
 
+SPOT_THAT_RESTARTS = {
+    "provisioningModel": "SPOT",
+    "automaticRestart": True,
+    "onHostMaintenance": "TERMINATE",
+    "instanceTerminationAction": "DELETE",
+    "maxRunDuration": {"seconds": "3600"},
+}
+
+
 @pytest.mark.parametrize(
     ("path", "value", "field"),
     [
@@ -296,7 +307,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
         ("machineType", f"zones/{A}/machineTypes/g2-standard-4", "guestAccelerators"),
         ("guestAccelerators.0.acceleratorCount", 3, "guestAccelerators[0].acceleratorCount"),
         ("scheduling.onHostMaintenance", "MIGRATE", "scheduling.onHostMaintenance"),
-        ("scheduling.automaticRestart", True, "scheduling.automaticRestart"),
+        ("scheduling", SPOT_THAT_RESTARTS, "scheduling.automaticRestart"),
         ("scheduling.instanceTerminationAction", "STOP", "scheduling.instanceTerminationAction"),
         ("scheduling.provisioningModel", "CHEAP", "scheduling.provisioningModel"),
         ("scheduling.maxRunDuration", {"seconds": "29"}, "scheduling.maxRunDuration.seconds"),
@@ -343,7 +354,7 @@ def test_a_guest_lives_until_its_vm_is_deleted(monkeypatch: pytest.MonkeyPatch) 
         ended.set()
 
     with FakeCompute(vm=guest, operation_s=0.02, boot_s=0.02) as fake:
-        monkeypatch.setenv(border.ENDPOINT_VARIABLE, fake.url)
+        monkeypatch.setenv(refusals.ENDPOINT_VARIABLE, fake.url)
         compute = border.connect("test-project")
         operation = compute.insert(A, gpu_body(), ID)
         assert compute.wait(operation, 5.0) == ()
@@ -353,7 +364,7 @@ def test_a_guest_lives_until_its_vm_is_deleted(monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_fake_ends_a_vm_at_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     with FakeCompute(limit_scale=0.05 / 3600) as fake:
-        monkeypatch.setenv(border.ENDPOINT_VARIABLE, fake.url)
+        monkeypatch.setenv(refusals.ENDPOINT_VARIABLE, fake.url)
         border.connect("test-project").insert(A, gpu_body(), ID)
         assert fake.vm(NAME).gone.wait(5)
         assert fake.instances == []
@@ -403,7 +414,7 @@ def test_an_operation_that_is_not_done_within_the_limit(fake: FakeCompute, compu
 
 def test_an_operation_that_takes_a_while_is_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     with FakeCompute(operation_s=0.2) as fake:
-        monkeypatch.setenv(border.ENDPOINT_VARIABLE, fake.url)
+        monkeypatch.setenv(refusals.ENDPOINT_VARIABLE, fake.url)
         compute = border.connect("test-project")
         assert compute.wait(compute.insert(A, gpu_body(), ID), 5.0) == ()
         assert fake.count("/wait$") == 1
@@ -412,7 +423,7 @@ def test_an_operation_that_takes_a_while_is_one_call(monkeypatch: pytest.MonkeyP
 def test_a_wait_whose_answer_is_late_gives_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(border, "LAST_ANSWER_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        monkeypatch.setenv(border.ENDPOINT_VARIABLE, f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setenv(refusals.ENDPOINT_VARIABLE, f"http://127.0.0.1:{silent.getsockname()[1]}")
         started_s = time.monotonic()
         found = border.connect("test-project").wait(Operation(name="operation-1", zone=A), 0.2)
         assert (found, time.monotonic() - started_s < 2) == (None, True)
@@ -446,7 +457,7 @@ def test_a_service_that_stays_down_is_unreachable(fake: FakeCompute, compute: Co
 def test_a_connection_that_is_refused(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
-    monkeypatch.setenv(border.ENDPOINT_VARIABLE, url)
+    monkeypatch.setenv(refusals.ENDPOINT_VARIABLE, url)
     with pytest.raises(UnreachableError) as caught:
         border.connect("test-project", sleep=clock.sleep, monotonic=clock.now).instances()
     assert str(caught.value) == f"Compute Engine cannot be reached at {url}: Connection refused"
@@ -477,7 +488,7 @@ def test_a_log_in_page_of_the_network_is_no_bug_of_ours(
 def test_a_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        monkeypatch.setenv(border.ENDPOINT_VARIABLE, url)
+        monkeypatch.setenv(refusals.ENDPOINT_VARIABLE, url)
         compute = border.connect("test-project", patience=Patience(answer_s=0.1, retry_s=0.0))
         with pytest.raises(UnreachableError) as caught:
             compute.get(A, NAME)
@@ -589,7 +600,7 @@ def test_the_project_of_the_credentials(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(google.auth, "default", lambda **_: (object(), "their-project"))
     assert border.default_project() == "their-project"
-    monkeypatch.setenv(border.ENDPOINT_VARIABLE, "http://127.0.0.1:1")
+    monkeypatch.setenv(refusals.ENDPOINT_VARIABLE, "http://127.0.0.1:1")
     monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "of-the-test")
     assert border.default_project() == "of-the-test"
 

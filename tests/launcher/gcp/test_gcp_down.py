@@ -9,7 +9,8 @@ import pytest
 
 from launcher.gcp import cleanup
 from launcher.gcp.cleanup import Leftover, Removed
-from launcher.gcp.compute import Compute, DeniedError
+from launcher.gcp.compute import Compute
+from launcher.gcp.refusals import DeniedError
 from launcher.gcp.resources import Disk, Instance, Listing, Operation
 from tests.launcher.gcp.plain import INSTANCE, ZONE
 from workload.errors import ToolError

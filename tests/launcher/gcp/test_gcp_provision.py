@@ -9,6 +9,7 @@ import pytest
 
 from launcher.gcp import compute as border
 from launcher.gcp import provision as provisioning
+from launcher.gcp import refusals
 from launcher.gcp.compute import Compute
 from launcher.gcp.plan import Options, Plan, make_plan
 from launcher.gcp.provision import Provisioned, Scope, StrangerError, Tried, provision, reach, remove
@@ -55,7 +56,7 @@ def clock() -> Clock:
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCompute]:
     with FakeCompute() as fake:
-        monkeypatch.setenv(border.ENDPOINT_VARIABLE, fake.url)
+        monkeypatch.setenv(refusals.ENDPOINT_VARIABLE, fake.url)
         yield fake
 
 
