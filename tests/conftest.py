@@ -32,7 +32,7 @@ def _forbid(what: str) -> Callable[..., NoReturn]:
 @pytest.fixture(autouse=True)
 def closed_world(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Network, processes and sleeping raise, and no option of the developer's own leaks in."""
-    for name in [name for name in os.environ if name.startswith(("ROOFLAUNCH_", "SLURM_"))]:
+    for name in [name for name in os.environ if name.startswith(("ROOFLAUNCH_", "SLURM_")) or name == "COLUMNS"]:
         monkeypatch.delenv(name)
     if request.node.get_closest_marker("world"):
         return

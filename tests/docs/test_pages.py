@@ -19,6 +19,8 @@ from tests.docs.pages import Command
 from tests.docs.stage import Stage, staged
 
 FULL = "FULL_PAGES" in os.environ
+# Labels of figures that need a measured ceiling: where other work has the CPUs, as other tests have, there is none.
+FROM_CEILINGS = ("in theory",)
 LIMIT_S = 600  # of a line, on a machine that is busy with other tests
 pytestmark = [pytest.mark.world, pytest.mark.timeout(LIMIT_S + 60)]
 
@@ -112,7 +114,8 @@ def test_a_line_of_a_page_runs(command: Command, request: pytest.FixtureRequest)
 def _assert_shown(command: Command, output: str) -> None:
     """Every label that a page shows is printed, in this order; figures are the reader's own."""
     printed = iter(_labels(output.splitlines()))
-    for label in _labels(command.shown):
+    absent = FROM_CEILINGS if "the machine was busy" in output else ()
+    for label in (label for label in _labels(command.shown) if label not in absent):
         assert label in printed, f"{command.where}: '{label}' is shown, not printed:\n{output}"
 
 
