@@ -3,8 +3,8 @@
     python benchmarks/interruptions.py 60 [--seed 0] [--alone]
 
 Each time SIGINT goes to the whole process group, as from a terminal, or with --alone to `launch` only. The moments are
-uniform over the time that an uninterrupted launch takes; one that comes after the end is drawn again. Exits with 1
-where a launch ended in another way, left a bundle unsealed or a process running, or printed a traceback.
+uniform over the time that an uninterrupted launch takes, from 0.3 s on; one that comes after the end is drawn again.
+Exits with 1 where a launch ended in another way, left a bundle unsealed or a process running, or printed a traceback.
 """
 
 import argparse
@@ -28,6 +28,8 @@ ROOT = Path(__file__).parents[1]
 TINY = ["--image-size", "32", "--batch-size", "2", "--warmup", "2", "--iterations", "20"]
 COMMAND = ["local", "--runtime", "process", "--cpu", *TINY, "--repeats", "3", "-o", "out"]
 END_LIMIT_S = 120
+# Before our first line runs, Ctrl-C is answered by Python itself.
+STARTED_S = 0.3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +118,7 @@ def measure(count: int, seed: int, *, alone: bool, show: Callable[[str], None] =
     show(f"an uninterrupted launch takes {limit_s:.1f} s\n{'after':>8}  code  bundles")
     done = 0
     while done < count:
-        delay_s = moments.uniform(0, limit_s)
+        delay_s = moments.uniform(STARTED_S, limit_s)
         ended = interrupt_after(delay_s, alone=alone)
         if ended is None:
             continue

@@ -1,10 +1,11 @@
 """Unit tests touch nothing outside their process; a test marked `world` may."""
 
 import os
+import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -47,6 +48,16 @@ def plain_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     call = invocation.Call(started="launch", python="", scripts="", path="", folder="")
     monkeypatch.setattr(invocation, "this_call", lambda: call)
     monkeypatch.setattr(invocation, "_is_on_path", lambda *_: True)
+
+
+@pytest.fixture(autouse=True)
+def signals_as_before() -> Iterator[None]:
+    """A door that ran in this process leaves signals without effect, as its own end needs."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
 
 
 @pytest.fixture

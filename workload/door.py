@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TextIO, cast
 
 from workload.errors import ExitCode, ToolError
-from workload.interrupt import never_dropped
+from workload.interrupt import ignore_signals, never_dropped
 
 
 class Outlet:
@@ -60,6 +60,8 @@ def enter(run: Callable[[], int]) -> int:
             code = ExitCode.INTERRUPTED
         except SystemExit as done:  # argparse's way to end after --help
             code = done.code if isinstance(done.code, int) else ExitCode.DONE
+        # Ctrl-C reaches a child twice, from the terminal and from its launcher; Python's own end is no work to stop.
+        ignore_signals()
         out.flush()
         if out.error is not None and out.error.errno != errno.EPIPE:
             lost = ToolError(

@@ -105,6 +105,14 @@ def undisturbed() -> Iterator[None]:
         watch.undisturbed -= 1
 
 
+def ignore_signals() -> None:
+    """From here on a signal changes nothing: the exit code is decided, and Python's own end would show a traceback."""
+    if threading.current_thread() is threading.main_thread():
+        for number in SIGNALS:
+            # Not SIG_IGN: Python would complain of a signal that has come already.
+            signal.signal(number, lambda *_: None)
+
+
 @contextmanager
 def never_dropped() -> Iterator[None]:
     """Interrupt again where Python has dropped the interruption: in a `__del__` or a weakref callback."""

@@ -108,3 +108,16 @@ def test_closed_streams_are_not_given_to_the_next_file(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False)
     assert done.returncode == 3
     assert int((tmp_path / "file").read_text()) > 2
+
+
+@pytest.mark.world
+def test_ctrl_c_while_python_ends_changes_nothing() -> None:
+    """A child gets it twice, from the terminal and from its launcher: the second may come when all is said."""
+    code = """
+import atexit, os, signal, sys
+from workload import door
+atexit.register(lambda: (os.kill(os.getpid(), signal.SIGINT), print("ended", flush=True)))
+sys.exit(door.enter(lambda: 6))
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (6, "ended\n", "")
