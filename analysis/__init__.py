@@ -7,7 +7,8 @@ In a notebook:
     results.runs.groupby("model").images_per_s.median()
 
 `results.runs`, `.steps`, `.telemetry`, `.ceilings` and `.kernels` are pandas tables, units in their column names;
-`results.problems` says what could not be read, and why.
+`results.problems` says what could not be read, and why. `results.summary()`, `.compare()`, `.roofline()`, `.variance()`
+and `.audit()` are the tables of the commands, `results.figures` the charts of the report.
 """
 
 from pathlib import Path

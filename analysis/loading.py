@@ -1,6 +1,6 @@
 """`analysis.load`: folders of bundles as pandas tables."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,10 +11,13 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from analysis.configurations import CONFIGURATION
 from analysis.index import CEILINGS, FINGERPRINT, REMARKS, RUN_SCHEMA, look
+from analysis.part import Part
 from analysis.problem import Problem
 from analysis.record import read_document
 from workload.errors import NothingToDoError, RooflaunchError, UsageError
+from workload.text import counted
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -24,6 +27,8 @@ class Results:
     `runs`: one row per run, columns as in `analysis.record.RUN_COLUMNS`. `steps` and `telemetry`: `run_id` and the
     columns of the bundle's files. `ceilings`: one row per measured rate, `analysis.record.CEILING_COLUMNS`. `kernels`:
     one row per profiled launch, read when it is first asked for. `problems`: what is not in the tables, and why.
+
+    `summary`, `roofline`, `variance`, `compare` and `audit` return what the commands of these names print, as frames.
     """
 
     runs: pd.DataFrame
@@ -31,6 +36,53 @@ class Results:
     telemetry: pd.DataFrame
     ceilings: pd.DataFrame
     problems: tuple[Problem, ...]
+
+    def __repr__(self) -> str:
+        configurations = counted(len(self.runs[list(CONFIGURATION)].drop_duplicates()), "configuration")
+        places = counted(self.runs["place"].nunique(), "place")
+        problems = f"; {counted(len(self.problems), 'problem')}" if self.problems else ""
+        return f"<Results: {counted(len(self.runs), 'run')} of {configurations} on {places}{problems}>"
+
+    def summary(self) -> pd.DataFrame:
+        """A row per configuration and place, the fastest of each model first: `analysis.summary.COLUMNS`."""
+        from analysis.summary import summarize  # noqa: PLC0415 - only for who asks, here and below
+
+        return summarize(self.runs)
+
+    def compare(self, by: str | None = None, allow_mixed: Collection[str] = ()) -> pd.DataFrame:
+        """A row per pair of values of `by`, default the first fact in which runs differ: see `analysis.compare`."""
+        from analysis.compare import compare  # noqa: PLC0415
+
+        return compare(self, by, allow_mixed=allow_mixed)
+
+    def roofline(self) -> pd.DataFrame:
+        """A row per configuration and source of its FLOP and bytes: see `analysis.roofline.points`."""
+        from analysis.roofline import points  # noqa: PLC0415
+
+        return points(self)
+
+    def variance(self, part: str = Part.BETWEEN) -> pd.DataFrame:
+        """One table of `analyze variance`: `between`, `within` or `causes`."""
+        from analysis.variance import table  # noqa: PLC0415
+
+        if part not in list(Part):
+            raise UsageError(f"variance has no part '{part}'", hint=f"one of {', '.join(Part)}")
+        return table(self, Part(part))
+
+    def audit(self) -> pd.DataFrame:
+        """A row per finding, errors first: `analysis.audit.Finding`; empty where nothing was found."""
+        from analysis.audit import as_frame, audit  # noqa: PLC0415
+
+        return as_frame(audit(self))
+
+    @cached_property
+    def figures(self) -> Mapping[str, Any]:
+        """The figures of the report by name, as Altair charts; all are drawn when the first is asked for."""
+        from analysis.figures.export import chart  # noqa: PLC0415 - Altair
+        from analysis.figures.figure import Figure  # noqa: PLC0415
+        from analysis.report.evidence import gather  # noqa: PLC0415
+
+        return {drawn.name: chart(drawn) for drawn in gather(self).drawn if isinstance(drawn, Figure)}
 
     @property
     def kernels(self) -> pd.DataFrame:

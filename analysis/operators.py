@@ -18,6 +18,8 @@ from workload.errors import BundleError
 
 FILE = "torch/kernels.csv"
 KIND = "torch"
+# Those after them take less than the profiler's own disturbance; JSON and CSV have all.
+SHOWN = 15
 # How the whole profile is called in a table of its parts.
 ALL = "all"
 NAMED = ("place", "device_name", "model", "batch_size", "precision", "image_size")
@@ -63,6 +65,15 @@ def operators(results: Results) -> tuple[pd.DataFrame, list[Problem]]:
         if not profiled.isdisjoint(each.runs["run_id"]):
             rows += _rows(results, each, profiled, problems)
     return pd.DataFrame(rows, columns=list(COLUMNS)), problems
+
+
+def longest(table: pd.DataFrame, top: int) -> pd.DataFrame:
+    """The `top` longest rows of each profile of `operators`, and the row for all of it."""
+    if table.empty:
+        return table
+    whole = table["name"] == ALL
+    parts = table[~whole].groupby([*NAMED, "note"], dropna=False, sort=False).head(top)
+    return table.loc[sorted([*parts.index, *table.index[whole]])]
 
 
 def _rows(results: Results, each: Group, profiled: set[str], problems: list[Problem]) -> list[dict[str, Any]]:

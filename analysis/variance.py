@@ -6,8 +6,10 @@ import numpy as np
 import pandas as pd
 
 from analysis.cases import Case, cases
+from analysis.causes import causes
 from analysis.configurations import DATA_DETAILS, DETAILS, NAMED, Group, group, measured
 from analysis.loading import Results
+from analysis.part import Part
 from analysis.statistics import (
     Drift,
     drift,
@@ -67,6 +69,14 @@ BETWEEN_COLUMNS = (
     Column(name="note", heading="note", optional=True, role=Role.NOTE),
     *DATA_DETAILS,
 )
+
+
+def table(results: Results, part: Part) -> pd.DataFrame:
+    """One of the tables of `analyze variance`, each row with its whole configuration."""
+    frame = {Part.BETWEEN: between, Part.WITHIN: within, Part.CAUSES: causes}[part](results)
+    facts = [name for name in (*NAMED, *(column.name for column in DETAILS)) if name not in frame]
+    # A table that lacks some says no more than which run a row is of.
+    return frame.merge(results.runs[["run_id", *facts]], on="run_id", how="left") if facts else frame
 
 
 def within(results: Results) -> pd.DataFrame:

@@ -1,13 +1,16 @@
 """`analyze audit`: what is wrong with measurements, rule by rule, each with its threshold, its reason and its cure."""
 
 from collections.abc import Sequence
+from dataclasses import asdict, fields
+
+import pandas as pd
 
 from analysis.audit import flop, machine, provenance, recompute, timing
 from analysis.audit.evidence import Evidence
 from analysis.audit.finding import Finding, Rule, Severity, by_severity
 from analysis.loading import Results
 
-__all__ = ["RULES", "Finding", "Rule", "Severity", "audit", "by_severity"]
+__all__ = ["RULES", "Finding", "Rule", "Severity", "as_frame", "audit", "by_severity"]
 
 RULES: tuple[Rule, ...] = (*recompute.RULES, *timing.RULES, *flop.RULES, *machine.RULES, *provenance.RULES)
 
@@ -16,3 +19,8 @@ def audit(results: Results, *, rules: Sequence[Rule] = RULES) -> list[Finding]:
     """Everything that breaks a rule, errors first, then in the order of the rules."""
     evidence = Evidence(results=results)
     return by_severity(finding for rule in rules for finding in rule.findings(evidence))
+
+
+def as_frame(findings: Sequence[Finding]) -> pd.DataFrame:
+    """A row per finding, with the fields of `Finding`; `subject` is a tuple of run ids."""
+    return pd.DataFrame([asdict(finding) for finding in findings], columns=[field.name for field in fields(Finding)])

@@ -13,7 +13,7 @@ from analysis.commands.shared import load, tell
 from analysis.configurations import CONFIGURATION, PLACE, SOFTWARE
 from analysis.importing import DEVICE_NAME
 from analysis.ncu import NcuFile
-from analysis.operators import operators
+from analysis.operators import SHOWN, longest, operators
 from analysis.problem import Problem
 from analysis.roofline import NAMED, frame, kernel_points
 from workload.errors import ExitCode, NothingToDoError, UsageError
@@ -56,8 +56,6 @@ OPERATORS = (
     Column(name="flop_per_s", heading="attained", unit="FLOP/s", prefixed=True, optional=True),
     Column(name="note", heading="note", optional=True, role=Role.NOTE),
 )
-# Those after them take less than the profiler's own disturbance; JSON and CSV have all.
-SHOWN_OPERATORS = 15
 LOWER_BOUND = "FLOP are a lower bound"
 # Template arguments follow; JSON and CSV have the whole name.
 SHOWN_CHARACTERS = 60
@@ -82,21 +80,21 @@ def run(paths: Sequence[Path], *, by: By, top: int | None, verify: bool, form: F
             f"no run in {where} was profiled with ncu or torch",
             hint="launch local --profile torch; with --profile ncu on an NVIDIA GPU also FLOP and bytes",
         )
-    shown = [_head(table, "family", top) for table in tables]
+    shown = [_head(table, top) for table in tables]
     rows = frame([row for table in shown for row in _records(table)], (*FACTS, *keys_of(by), *COLUMNS, "remark"))
     if form is Format.TABLE:
-        print("\n\n".join(_texts(rows, _head(traced, "name", top or SHOWN_OPERATORS), by, wide=wide)))
+        print("\n\n".join(_texts(rows, longest(traced, top or SHOWN), by, wide=wide)))
     else:
-        print(render(_as_data(rows, _head(traced, "name", top), by), _all_columns(by), form))
+        print(render(_as_data(rows, longest(traced, top) if top else traced, by), _all_columns(by), form))
     tell(problems)
     return ExitCode.DONE
 
 
-def _head(table: pd.DataFrame, name: str, top: int | None) -> pd.DataFrame:
+def _head(table: pd.DataFrame, top: int | None) -> pd.DataFrame:
     """The `top` longest of each profile, and the row for all of it."""
     if top is None or table.empty:
         return table
-    whole = table[name] == ALL
+    whole = table["family"] == ALL
     names = [each for each in (*NAMED, "note") if each in table]
     parts = table[~whole].groupby(names, dropna=False, sort=False).head(top) if names else table[~whole].head(top)
     return table.loc[sorted([*parts.index, *table.index[whole]])]

@@ -7,12 +7,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.causes import causes
 from analysis.commands.shared import load, tell
 from analysis.configurations import DETAILS, NAMED, label
-from analysis.loading import Results
 from analysis.part import Part
-from analysis.variance import BETWEEN_COLUMNS, WITHIN_COLUMNS, between, within
+from analysis.variance import BETWEEN_COLUMNS, WITHIN_COLUMNS, table, within
 from workload.errors import ExitCode, NothingToDoError
 from workload.tables import Column, Format, Role, as_json, render
 from workload.text import counted
@@ -50,18 +48,18 @@ def run(folders: Sequence[Path], *, part: Part | None, verify: bool, form: Forma
     """Print one table, or all of them; CSV holds one, which is `between` unless another is asked for."""
     results = load(folders, verify=verify)
     parts = [part] if part else [Part.BETWEEN] if form is Format.CSV else list(Part)
-    tables = {each: _with_facts(_table(results, each), results) for each in parts}
-    told = [table for each, table in tables.items() if each is not Part.CAUSES]
-    if within(results).empty or (told and all(table.empty for table in told)):
+    tables = {each: table(results, each) for each in parts}
+    told = [frame for each, frame in tables.items() if each is not Part.CAUSES]
+    if within(results).empty or (told and all(frame.empty for frame in told)):
         raise NothingToDoError(
             f"no variance to tell: {NOTHING[parts[0]]} among {counted(len(results.runs), 'run')}",
             hint="analyze summary says how they ended",
         )
     match form:
         case Format.TABLE:
-            print("\n\n".join(_section(each, table, wide=wide) for each, table in tables.items()))
+            print("\n\n".join(_section(each, frame, wide=wide) for each, frame in tables.items()))
         case Format.JSON:
-            found = {each: json.loads(render(table, COLUMNS[each], form)) for each, table in tables.items()}
+            found = {each: json.loads(render(frame, COLUMNS[each], form)) for each, frame in tables.items()}
             print(as_json(found[part] if part else found, indent=1))
         case Format.CSV:
             print(render(tables[parts[0]], COLUMNS[parts[0]], form))
@@ -69,16 +67,6 @@ def run(folders: Sequence[Path], *, part: Part | None, verify: bool, form: Forma
     return ExitCode.DONE
 
 
-def _table(results: Results, part: Part) -> pd.DataFrame:
-    return {Part.BETWEEN: between, Part.WITHIN: within, Part.CAUSES: causes}[part](results)
-
-
-def _with_facts(table: pd.DataFrame, results: Results) -> pd.DataFrame:
-    """With the configuration of each run, where the table says no more than which run a row is of."""
-    facts = [column.name for column in CONFIGURATION_COLUMNS if column.name not in table]
-    return table.merge(results.runs[["run_id", *facts]], on="run_id", how="left") if facts else table
-
-
-def _section(part: Part, table: pd.DataFrame, *, wide: bool) -> str:
-    body = NOTHING[part] if table.empty else render(table, COLUMNS[part], Format.TABLE, wide=wide)
+def _section(part: Part, frame: pd.DataFrame, *, wide: bool) -> str:
+    body = NOTHING[part] if frame.empty else render(frame, COLUMNS[part], Format.TABLE, wide=wide)
     return f"{HEADINGS[part]}\n{body}"

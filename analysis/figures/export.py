@@ -57,6 +57,17 @@ def titled(figure: Figure, theme: Mapping[str, Any] = style.PAPER) -> dict[str, 
     }
 
 
+def chart(figure: Figure) -> Any:
+    """The Altair chart with its title and theme, as it stands alone."""
+    look = titled(figure)
+    # How Vega lays legends out is in no schema of Vega-Lite's, by which Altair checks what it shows.
+    legend = {name: value for name, value in look["config"]["legend"].items() if name != "layout"}
+    with alt.utils.schemapi.debug_mode(False):
+        drawn = figure.chart.properties(title=alt.TitleParams(**look["title"]), padding=look["padding"])
+        drawn.config = {**look["config"], "legend": legend}
+    return drawn
+
+
 def _lines(text: str) -> list[str]:
     """A title over as many lines as it needs."""
     lines = [""]

@@ -8,12 +8,13 @@ from typing import Any
 
 import pandas as pd
 
-from analysis import audit, causes, compare, costs, roofline, variance
+from analysis import audit, causes, compare, costs, operators, roofline, variance
 from analysis.audit.finding import Finding
 from analysis.figures import material, registry
 from analysis.figures.figure import Figure, Missing
 from analysis.figures.material import Material
 from analysis.loading import Results
+from analysis.problem import Problem
 from workload.errors import RooflaunchError
 
 # run.json is read again for what the tables do not hold: once per configuration.
@@ -55,6 +56,10 @@ class Evidence:
     @cached_property
     def by_precision(self) -> Compared:
         return self.compared("precision")
+
+    @cached_property
+    def operators(self) -> tuple[pd.DataFrame, list[Problem]]:
+        return operators.operators(self.results)
 
     @cached_property
     def shifts(self) -> pd.DataFrame:

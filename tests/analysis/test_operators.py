@@ -9,7 +9,11 @@ import pytest
 
 import analysis
 from analysis.__main__ import main
-from analysis.operators import operators
+from analysis.operators import longest, operators
+from analysis.report import words
+from analysis.report.content import Bullets, Table
+from analysis.report.evidence import gather
+from analysis.report.sections import context, rooflines
 from benchmarks.synthetic_bundles import make
 from workload import bundle
 
@@ -91,6 +95,56 @@ def test_the_report_takes_a_profile_by_torch(tmp_path: Path) -> None:
     sys.argv = ["analyze", "report", str(tmp_path / "results"), "-o", str(page)]
     assert main() == 0
     assert page.is_file()
+
+
+def test_the_report_has_the_operators(tmp_path: Path) -> None:
+    traced(tmp_path, 1)
+    traced(tmp_path, 2, spec__batch_size=64, environment__device__type="cuda")
+    broken = traced(tmp_path, 3, "no,columns\n1,2\n", spec__batch_size=128)
+    evidence = gather(analysis.load(tmp_path))
+    [part] = [part for part in rooflines.section(evidence).parts if part.name == "operators"]
+    on_cpu, on_gpu = part.blocks
+    assert isinstance(on_cpu, Table)
+    assert isinstance(on_gpu, Table)
+    assert on_cpu.caption.startswith("Operators by torch.profiler, per step: self time on the CPU, without that of")
+    assert on_gpu.caption.startswith("Kernels by torch.profiler, per step: their time on the GPU;")
+    headings = [heading.text for heading in on_cpu.headings]
+    assert headings == [
+        "environment",
+        "model",
+        "batch",
+        "precision",
+        "operator",
+        "calls",
+        "own time",
+        "share",
+        "FLOP/s",
+    ]
+    assert [row[4:] for row in on_cpu.rows] == [
+        ["aten::mkldnn_convolution", "20.0", "300 ms", "60 %", "20.0 GFLOP/s"],
+        ["aten::mm", "2.00", "100 ms", "20 %", words.ABSENT],
+        ["aten::addmm", "1.00", "50.0 ms", "10 %", words.ABSENT],
+        ["aten::conv2d", "20.0", "50.0 ms", "10 %", words.ABSENT],
+        ["all", "43.0", "500 ms", "100 %", "14.0 GFLOP/s"],
+    ]
+    assert len(on_gpu.rows) == 5
+    left_out = [
+        text for block in context.limits(evidence).blocks if isinstance(block, Bullets) for text in block.sentences
+    ]
+    assert any(text.startswith(f"{broken / 'torch' / 'kernels.csv'}: line 2 has no name") for text in left_out)
+
+
+def test_the_report_of_runs_without_a_profile_has_no_operators(tmp_path: Path) -> None:
+    make(tmp_path, 1)
+    section = rooflines.section(gather(analysis.load(tmp_path)))
+    assert "operators" not in [part.name for part in section.parts]
+
+
+def test_the_longest_of_each_profile_and_the_whole(tmp_path: Path) -> None:
+    traced(tmp_path, 1)
+    traced(tmp_path, 2, spec__batch_size=64)
+    rows = longest(operators(analysis.load(tmp_path))[0], 2)
+    assert rows["name"].tolist() == ["aten::mkldnn_convolution", "aten::mm", "all"] * 2
 
 
 def test_data_of_both_profilers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -168,7 +168,7 @@ def limits(evidence: Evidence) -> Section:
     if evidence.missing:
         blocks.append(Paragraph(text="Figures left out:"))
         blocks.append(Bullets(sentences=[f"{each.name}: {each.reason}" for each in evidence.missing]))
-    problems = [*evidence.results.problems, *evidence.results.kernel_problems]
+    problems = [*evidence.results.problems, *evidence.results.kernel_problems, *evidence.operators[1]]
     if problems:
         blocks.append(Paragraph(text=f"Not in the tables ({len(problems)}):"))
         more = [f"and {len(problems) - MOST_PROBLEMS} more"] if len(problems) > MOST_PROBLEMS else []

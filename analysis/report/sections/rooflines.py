@@ -2,15 +2,25 @@
 
 from typing import Any
 
+import pandas as pd
+
 from analysis.figures.figure import Figure
+from analysis.operators import SHOWN, longest
 from analysis.report import words
 from analysis.report.content import Block, Paragraph, Picture, Section
 from analysis.report.evidence import Evidence
 from analysis.report.sections.answer import headline
+from workload.spec import Device
+
+OF_OPERATORS = (
+    "Operators by torch.profiler, per step: self time on the CPU, without that of the operators which each one calls; "
+    "the profiler slows down small operators most"
+)
+OF_KERNELS = "Kernels by torch.profiler, per step: their time on the GPU"
 
 
 def section(evidence: Evidence) -> Section:
-    """Roofs, steps, shifts, kernels."""
+    """Roofs, steps, shifts, kernels, operators."""
     blocks: list[Block] = [_roofs(evidence)]
     blocks += [Picture(figure=each) for each in others(evidence, "roofline_")]
     parts = [Section(name="intensity", title="Intensity, batch and precision", blocks=_intensity(evidence))]
@@ -18,6 +28,8 @@ def section(evidence: Evidence) -> Section:
     if len(evidence.material.kernel_points):
         shown: list[Block] = [*(Picture(figure=each) for each in kernels), _families(evidence)]
         parts.append(Section(name="kernels", title="Kernels", blocks=shown))
+    if tables := _operators(evidence):
+        parts.append(Section(name="operators", title="Operators", blocks=tables))
     return Section(name="roofline", title="Roofline", blocks=blocks, parts=parts)
 
 
@@ -132,3 +144,51 @@ def _families(evidence: Evidence) -> Block:
         for row in words.rows_of(evidence.material.kernel_points)
     ]
     return words.table("Kernel families of each profile", columns, cells)
+
+
+def _operators(evidence: Evidence) -> list[Block]:
+    """A table of the operators that torch.profiler timed on CPUs, and one of the kernels that it timed on GPUs."""
+    traced, _ = evidence.operators
+    if traced.empty:
+        return []
+    shown = longest(traced, SHOWN)
+    on_cpu = shown["device_type"] == Device.CPU
+    tables: list[Block] = []
+    for rows, name, caption in (
+        (shown[on_cpu], "operator", OF_OPERATORS),
+        (shown[~on_cpu], "kernel", OF_KERNELS),
+    ):
+        if len(rows):
+            tables.append(_timed(rows, name, f"{caption}; the {SHOWN} longest of each profile, and the whole"))
+    return tables
+
+
+def _timed(rows: pd.DataFrame, name: str, caption: str) -> Block:
+    columns = [
+        ("environment", False),
+        ("model", False),
+        ("batch", True),
+        ("precision", False),
+        (name, False),
+        ("calls", True),
+        ("own time", True),
+        ("share", True),
+        ("FLOP/s", True),
+        ("note", False),
+    ]
+    cells = [
+        [
+            words.text(row["place"]),
+            words.text(row["model"]),
+            words.text(row["batch_size"]),
+            words.text(row["precision"]),
+            words.text(row["name"]),
+            words.figure(row["launches"]),
+            words.seconds(row["duration_s"]),
+            words.percent(row["share_of_time"]),
+            words.si(row["flop_per_s"], "FLOP/s"),
+            words.text(row["note"]),
+        ]
+        for row in words.rows_of(rows)
+    ]
+    return words.table(caption, columns, cells)
