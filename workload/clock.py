@@ -1,7 +1,7 @@
-"""Time marks on the device's own timeline, taken without a synchronisation.
+"""Time marks on the device's own timeline; on CUDA they are taken without a synchronisation.
 
-A CPU computes as it is told to, so a mark is the host's clock. A GPU computes later: there a mark is an event in the
-stream, whose time is known once the device has passed it.
+A CPU computes as it is told to, so a mark is the host's clock. A CUDA GPU computes later: there a mark is an event in
+the stream, whose time is known once the device has passed it. On MPS a mark waits for the device.
 """
 
 import time
@@ -50,8 +50,27 @@ class HostClock:
         """Do nothing: no work is ever outstanding."""
 
 
+class WaitingClock(HostClock):
+    """For a GPU whose events cannot be trusted: the host's clock, once the device has done what it was told.
+
+    MPS: an event that ends two intervals waits for ever, an empty interval raises (pytorch/pytorch issue 162872).
+    """
+
+    def __init__(self, synchronize: Callable[[], None]) -> None:
+        self._synchronize = synchronize
+
+    def mark(self) -> float:
+        """Wait for the device and read the monotonic clock, in seconds."""
+        self._synchronize()
+        return super().mark()
+
+    def synchronize(self) -> None:
+        """Wait until the device is idle."""
+        self._synchronize()
+
+
 class EventClock:
-    """For a GPU: an event per mark, no synchronisation until the end."""
+    """For a CUDA GPU: an event per mark, no synchronisation until the end."""
 
     def __init__(self, new_event: Callable[[], Any], synchronize: Callable[[], None]) -> None:
         self._new_event = new_event
@@ -82,7 +101,7 @@ def clock_for(device: Device) -> Clock:
         case Device.CUDA:
             return EventClock(lambda: torch.cuda.Event(enable_timing=True), torch.cuda.synchronize)
         case Device.MPS:
-            return EventClock(lambda: torch.mps.Event(enable_timing=True), torch.mps.synchronize)
+            return WaitingClock(torch.mps.synchronize)
         case Device.CPU:
             return HostClock()
         case Device.AUTO:

@@ -10,12 +10,13 @@ from workload import instructions
 from workload.environment import cgroup
 from workload.environment.machine import Machine
 from workload.errors import UsageError
-from workload.shortage import is_of_memory
+from workload.shortage import is_of_memory, is_of_workspace
 from workload.spec import Device, Precision, RunSpec
 
 TF32_CAPABILITY = (8, 0)
 AUTOCAST_DTYPES = {Precision.AMP: torch.float16, Precision.BF16: torch.bfloat16}
-# How allocators that do not raise torch.OutOfMemoryError word it: CPU (c10/core/impl/alloc_cpu.cpp) and MPS.
+# cuDNN's workspaces for large batches take up to some hundred MB.
+LITTLE_FREE_BYTES = 1 << 30
 
 
 def choose(wanted: Device) -> Device:
@@ -130,5 +131,7 @@ def memory(device: Device) -> dict[str, Any]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether `error` is an allocator's refusal, on any device."""
-    return isinstance(error, torch.OutOfMemoryError) or is_of_memory(error)
+    """Whether `error` is an allocator's refusal, on any device, or cuDNN's want of room for its work."""
+    if isinstance(error, torch.OutOfMemoryError) or is_of_memory(error):
+        return True
+    return is_of_workspace(error) and torch.cuda.mem_get_info()[0] < LITTLE_FREE_BYTES

@@ -66,11 +66,19 @@ class Gpu:
             "sm_clock_mhz": ask("nvmlDeviceGetClockInfo", self.library.NVML_CLOCK_SM),
             "memory_clock_mhz": ask("nvmlDeviceGetClockInfo", self.library.NVML_CLOCK_MEM),
             "temperature_c": ask("nvmlDeviceGetTemperature", self.library.NVML_TEMPERATURE_GPU),
-            "power_w": _watts(ask("nvmlDeviceGetPowerUsage")),
+            "power_w": self._power_w(),
             "clock_event_reasons": self._clock_event_reasons(),
             "gpu_utilization_percent": _field(ask("nvmlDeviceGetUtilizationRates"), "gpu"),
             "memory_used_bytes": _field(ask("nvmlDeviceGetMemoryInfo"), "used"),
         }
+
+    def _power_w(self) -> float | None:
+        """Now, where the driver tells: on Ampere (but A100) and later the usual question answers with a 1 s mean."""
+        field = getattr(self.library, "NVML_FI_DEV_POWER_INSTANT", None)
+        values = None if field is None else self._ask("nvmlDeviceGetFieldValues", (field,))
+        if values and values[0].nvmlReturn == self.library.NVML_SUCCESS:
+            return _watts(values[0].value.uiVal)
+        return _watts(self._ask("nvmlDeviceGetPowerUsage"))
 
     def _modes(self) -> dict[str, object]:
         ask = self._ask

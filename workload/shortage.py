@@ -12,6 +12,14 @@ NO_MEMORY = (
     "Cannot allocate memory",
     "bad_alloc",
     "failed to map segment from shared object",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+)
+# How cuDNN words it that no algorithm's workspace fits; with memory left it means that it has no such algorithm.
+NO_WORKSPACE = (
+    "FIND was unable to find an engine",
+    "GET was unable to find an engine",
+    "Unable to find a valid cuDNN algorithm",
 )
 NO_THREADS = ("can't start new thread", "Resource temporarily unavailable", "pthread_create")
 
@@ -21,6 +29,11 @@ def is_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return True
     return isinstance(error, RuntimeError | ImportError) and any(words in str(error) for words in NO_MEMORY)
+
+
+def is_of_workspace(error: BaseException) -> bool:
+    """Whether cuDNN found no algorithm, which is for want of memory where little of it is free."""
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in NO_WORKSPACE)
 
 
 def is_of_threads(error: BaseException) -> bool:

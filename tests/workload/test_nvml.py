@@ -15,6 +15,8 @@ class FakeNvml(ModuleType):
     NVML_CLOCK_SM = 1
     NVML_CLOCK_MEM = 2
     NVML_TEMPERATURE_GPU = 0
+    NVML_FI_DEV_POWER_INSTANT = 186
+    NVML_SUCCESS = 0
 
     class NVMLError(Exception):
         pass
@@ -88,6 +90,8 @@ ANSWERS: dict[str, Any] = {
     "nvmlDeviceGetClockInfo": {(1,): 1350, (2,): 5000},
     "nvmlDeviceGetTemperature": {(0,): 61},
     "nvmlDeviceGetPowerUsage": 69_250,
+    # A T4 has no such field.
+    "nvmlDeviceGetFieldValues": {((186,),): [SimpleNamespace(nvmlReturn=3, value=SimpleNamespace(uiVal=0))]},
     "nvmlDeviceGetCurrentClocksEventReasons": 4,
     "nvmlDeviceGetCurrentClocksThrottleReasons": 8,
     "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=97, memory=40),
@@ -195,6 +199,25 @@ def test_a_query_newer_than_the_installed_package_loses_its_fields_alone() -> No
 )
 def test_clock_event_reasons(unsupported: set[str], expected: int | None) -> None:
     assert opened(unsupported=unsupported).sample()["clock_event_reasons"] == expected
+
+
+INSTANT = [SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=71_500))]
+
+
+@pytest.mark.parametrize(
+    ("answers", "unsupported", "power_w"),
+    [
+        ({"nvmlDeviceGetFieldValues": {((186,),): INSTANT}}, set(), 71.5),
+        ({}, set(), 69.25),
+        ({"nvmlDeviceGetFieldValues": {((186,),): INSTANT}}, {"nvmlDeviceGetFieldValues"}, 69.25),
+        ({}, {"nvmlDeviceGetPowerUsage"}, None),
+    ],
+    ids=["instant", "not of this GPU", "old driver", "neither"],
+)
+def test_power_is_that_of_now_where_the_driver_tells(
+    answers: dict[str, Any], unsupported: set[str], power_w: float | None
+) -> None:
+    assert opened(answers, unsupported=unsupported).sample()["power_w"] == power_w
 
 
 def test_no_reason_is_zero_and_not_unknown() -> None:
