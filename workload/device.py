@@ -1,12 +1,11 @@
 """Choosing a device and setting it up so that a precision means what its name says."""
 
 import os
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from workload import instructions
+from workload import cuda, instructions
 from workload.environment import cgroup
 from workload.environment.machine import Machine
 from workload.errors import UsageError
@@ -23,12 +22,10 @@ def choose(wanted: Device) -> Device:
     """The device to use: `wanted`, or the best one found for `auto`. `UsageError` says what was looked for."""
     match wanted:
         case Device.AUTO:
-            found = {Device.CUDA: torch.cuda.is_available(), Device.MPS: torch.backends.mps.is_available()}
-            return next((device for device, available in found.items() if available), Device.CPU)
-        case Device.CUDA if not torch.cuda.is_available():
-            raise UsageError(
-                f"no CUDA device: {_what_cuda_lacks()}", hint="--cpu; `nvidia-smi` shows the driver's view"
-            )
+            usable = {Device.CUDA: cuda.obstacle() is None, Device.MPS: torch.backends.mps.is_available()}
+            return next((device for device, is_usable in usable.items() if is_usable), Device.CPU)
+        case Device.CUDA if obstacle := cuda.obstacle():
+            raise UsageError(f"no CUDA device: {obstacle.reason}", hint=obstacle.hint)
         case Device.MPS if not torch.backends.mps.is_available():
             built = "finds no Apple GPU" if torch.backends.mps.is_built() else "is built without MPS"
             raise UsageError(f"no MPS device: torch {torch.__version__} {built}", hint="--cpu")
@@ -36,13 +33,12 @@ def choose(wanted: Device) -> Device:
             return wanted
 
 
-def _what_cuda_lacks() -> str:
-    build = f"is built for CUDA {torch.version.cuda}" if torch.version.cuda else "is a build without CUDA"
-    driver = "is loaded" if Path("/proc/driver/nvidia/version").exists() else "is not loaded"
-    nodes = len(list(Path("/dev").glob("nvidia[0-9]*"))) if Path("/dev").is_dir() else 0
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    hidden = f", CUDA_VISIBLE_DEVICES is '{visible}'" if visible is not None else ""
-    return f"torch {torch.__version__} {build}, the NVIDIA driver {driver}, {nodes} /dev/nvidia devices{hidden}"
+def passed_over(wanted: Device, chosen: Device) -> list[str]:
+    """A note where `auto` leaves an NVIDIA GPU of this machine alone."""
+    obstacle = cuda.obstacle() if wanted is Device.AUTO and chosen is not Device.CUDA else None
+    if obstacle is None or not obstacle.gpu_is_there:
+        return []
+    return [f"the NVIDIA GPU is not used: {obstacle.reason}; {obstacle.hint}"]
 
 
 def usable_cpus() -> float:

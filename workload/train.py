@@ -74,8 +74,12 @@ def prepare(resolved: Resolved, context: Context) -> Job:
     """Choose the device, open the data, build the model and count its FLOP. Raises `UsageError` or `ToolError`."""
     models.require(resolved.spec.model)
     cpus = device.usable_cpus()
-    spec = resolved.spec.filled(device.choose(resolved.spec.device), cpus=max(1, int(cpus))).checked()
-    notes = device.prepare(spec, cpus=cpus)
+    chosen = device.choose(resolved.spec.device)
+    spec = resolved.spec.filled(chosen, cpus=max(1, int(cpus))).checked()
+    passed_over = device.passed_over(resolved.spec.device, chosen)
+    for note in passed_over:
+        LOGGER.warning("note       %s", note)
+    notes = [*passed_over, *device.prepare(spec, cpus=cpus)]
     source = data.open_source(spec)
     assert spec.image_size is not None
     assert spec.batch_size is not None

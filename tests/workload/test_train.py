@@ -232,7 +232,8 @@ def test_cuda_without_a_gpu_says_what_was_looked_for(capsys: pytest.CaptureFixtu
     error = capsys.readouterr().err
     assert code == ExitCode.USAGE
     assert f"no CUDA device: torch {torch.__version__}" in error
-    assert "/dev/nvidia devices" in error
+    assert "NVIDIA driver" in error
+    assert "--cpu computes without it" in error
 
 
 def test_environment_and_config_of_the_folder_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
