@@ -17,7 +17,7 @@ from analysis.statistics.samples import Floats
 from workload import peaks
 from workload.bundle import Status
 from workload.spec import Device
-from workload.text import percent
+from workload.text import percent, plain
 from workload.verdict import COMPETED_SHARE, LEAST_WAITED_SHARE
 
 # Fewer samples of the telemetry than this make a line through anything: `share_explained` asks for as many pairs.
@@ -420,8 +420,8 @@ def _spill(found: Spill | None) -> Iterator[Cause]:
             share=1 - found.ratio,
             share_of=ShareOf.STEP_TIME,
             evidence=(
-                f"{found.images_per_s:.4g} images/s at batch size {found.batch_size}, "
-                f"{found.smaller_images_per_s:.4g} at {found.smaller_batch_size}"
+                f"{plain(found.images_per_s, 4)} images/s at batch size {found.batch_size}, "
+                f"{plain(found.smaller_images_per_s, 4)} at {found.smaller_batch_size}"
             ),
             cure=f"--batch-size {found.smaller_batch_size}; --grad-accumulation for the same step",
         )

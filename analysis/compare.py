@@ -18,6 +18,7 @@ from analysis.statistics import compare as compare_runs
 from analysis.statistics.power import ALPHA
 from analysis.statistics.samples import LEAST_FOR_SPREAD, LEVEL
 from workload.tables import Column, Role, number
+from workload.text import plain
 
 # Told where they differ besides what is compared: they may be the cause as well.
 TOLD = (*SOFTWARE, "cudnn")
@@ -128,7 +129,7 @@ def verdict(found: Comparison, *, left: str, right: str, level: float, seen: flo
     if found.ratio is None:
         return "no figures"
     faster, slower, ratio = (right, left, found.ratio) if found.ratio >= 1 else (left, right, 1 / found.ratio)
-    times = f"{faster} is {ratio:.3g} x as fast as {slower}"
+    times = f"{faster} is {plain(ratio, 3)} x as fast as {slower}"
     if min(found.runs_baseline, found.runs_other) < LEAST_FOR_SPREAD:
         return f"one run: no interval; {times} in these runs"
     if found.difference is None or found.interval is None:
@@ -146,12 +147,12 @@ def verdict(found: Comparison, *, left: str, right: str, level: float, seen: flo
 def _ends(interval: Interval, ratio: float) -> str:
     """Of the faster over the slower, as the ratio beside it is."""
     low, high = (interval.low, interval.high) if ratio >= 1 else (1 / interval.high, 1 / interval.low)
-    return f"{low:.3g} to {high:.3g}"
+    return f"{plain(low, 3)} to {plain(high, 3)}"
 
 
 def _factor(ratio: float) -> str:
     """`6.4 %` up to twice as fast, then `2.4 x`."""
-    return f"{number(100 * (ratio - 1), 2)} %" if ratio < 2 else f"{ratio:.3g} x"  # noqa: PLR2004 - where a ratio reads easier
+    return f"{number(100 * (ratio - 1), 2)} %" if ratio < 2 else f"{plain(ratio, 3)} x"  # noqa: PLR2004 - where a ratio reads easier
 
 
 def _percent(level: float) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from workload.bundle import Bundle, Status
 from workload.invocation import as_typed
-from workload.text import between, counted, percent, seconds, si, unbroken, wrapped
+from workload.text import between, counted, percent, plain, seconds, si, unbroken, wrapped
 
 INDENT = 2
 TEXT_COLUMN = 16
@@ -86,7 +86,7 @@ def _throughput(records: Sequence[Record]) -> str:
 
 
 def _rate(value: float) -> str:
-    return f"{value:.4g}"
+    return plain(value, 4)
 
 
 def _step_time(records: Sequence[Record]) -> str:

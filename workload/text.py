@@ -63,6 +63,12 @@ def between(low: float, high: float) -> str:
     return first if first == last else f"{first} to {last}"
 
 
+def plain(value: float, digits: int) -> str:
+    """`digits` significant ones, and no exponent for a large one: 12,345 images/s is `12345`, not `1.23e+04`."""
+    text = f"{value:.{digits}g}"
+    return f"{value:.0f}" if "e+" in text else text
+
+
 def counted(number: int, noun: str) -> str:
     """`1 step`, `3 steps`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

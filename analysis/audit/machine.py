@@ -22,7 +22,7 @@ from analysis.causes import (
     steal,
 )
 from workload import peaks
-from workload.text import percent
+from workload.text import percent, plain
 from workload.verdict import COMPETED_SHARE, LEAST_WAITED_SHARE
 
 _VARIABLES = Path(__file__).with_name("debug_variables.toml")
@@ -73,8 +73,8 @@ def spilling(evidence: Evidence) -> Iterator[Hit]:
         yield Hit(
             subject=(run_id,),
             figure=(
-                f"{found.images_per_s:.4g} images/s at batch size {found.batch_size}, "
-                f"{found.smaller_images_per_s:.4g} at {found.smaller_batch_size}: {found.ratio:.2f} x"
+                f"{plain(found.images_per_s, 4)} images/s at batch size {found.batch_size}, "
+                f"{plain(found.smaller_images_per_s, 4)} at {found.smaller_batch_size}: {found.ratio:.2f} x"
             ),
             cure=f"--batch-size {found.smaller_batch_size}; --grad-accumulation for the same step",
         )

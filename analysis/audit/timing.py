@@ -13,7 +13,7 @@ from analysis.statistics.stalls import MOST_SHARE as MOST_STALLS
 from analysis.statistics.stalls import STALL_RATIO
 from analysis.statistics.steady import TOLERANCE, VISIBLE_SHARE, WANTED_VISIBLE
 from workload.bundle import Status
-from workload.text import counted, percent, signed_percent
+from workload.text import counted, percent, plain, signed_percent
 
 # A print or an epoch boundary makes single steps odd; a print frequency makes a regular share of them odd.
 LEAST_ODD_STEPS = 3
@@ -74,7 +74,7 @@ def mean_of_rates(case: Case) -> str | None:
     if not claimed or not measured or abs(claimed / measured - 1) <= EXPLAINED_WITHIN:
         return None
     return (
-        f"{claimed:.4g} images/s by the log's rates, {measured:.4g} by images over wall time: "
+        f"{plain(claimed, 4)} images/s by the log's rates, {plain(measured, 4)} by images over wall time: "
         f"{claimed / measured:.2f} x"
     )
 
@@ -168,7 +168,7 @@ def runs_apart(group: Sequence[Case]) -> str | None:
     if p_value is not None and p_value >= RUNS_ALPHA:
         return None
     apart = percent(max(rates) / min(rates) - 1, decimals=1)
-    return f"{len(rates)} runs from {min(rates):.4g} to {max(rates):.4g} images/s: {apart} apart"
+    return f"{len(rates)} runs from {plain(min(rates), 4)} to {plain(max(rates), 4)} images/s: {apart} apart"
 
 
 def broken_off(case: Case) -> str | None:

@@ -3,7 +3,18 @@ import os
 
 import pytest
 
-from workload.text import between, counted, percent, seconds, si, signed_percent, terminal_width, unbroken, wrapped
+from workload.text import (
+    between,
+    counted,
+    percent,
+    plain,
+    seconds,
+    si,
+    signed_percent,
+    terminal_width,
+    unbroken,
+    wrapped,
+)
 
 
 @pytest.mark.parametrize(
@@ -135,3 +146,18 @@ def test_width_of_a_terminal_without_a_variable(monkeypatch: pytest.MonkeyPatch)
     with os.fdopen(ours, "w"), os.fdopen(theirs, "w") as screen:
         # Nobody has told this terminal its size.
         assert terminal_width(screen) in range(40, 201)
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "text"),
+    [
+        (21.594, 4, "21.59"),
+        (2.0, 3, "2"),
+        (999.6, 3, "1000"),
+        (12345.6, 4, "12346"),
+        (4522.0, 3, "4522"),
+        (0.002239, 3, "0.00224"),
+    ],
+)
+def test_large_figures_have_no_exponent(value: float, digits: int, text: str) -> None:
+    assert plain(value, digits) == text
