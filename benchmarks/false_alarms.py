@@ -324,7 +324,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=400, help="simulated runs of each noise and number of steps")
     parser.add_argument("--seed", type=int, default=2)
-    parser.add_argument("--limits", action="store_true", help="print the limits of the scan; --runs 5000 took an hour")
+    parser.add_argument("--limits", action="store_true", help="print the limits of the scan, recomputed")
     parser.add_argument("--write", type=Path, help="the page to write")
     options = parser.parse_args()
     if options.limits:

@@ -19,8 +19,8 @@ OVERHEAD_FRACTION = 0.25
 ABOVE_CEILING = 1.05
 # Training steps alone keep their threads 90 % to 100 % busy; two runs at once get about half each.
 COMPETED_SHARE = 0.75
-# Of the time for which a run wanted a CPU. Threads of a quiet machine wait for less than 2 % of it; with fewer busy
-# threads than CPUs but more waits than this, other work had the CPUs.
+# Of the time for which a run wanted a CPU. Threads of an idle machine waited for less than 5 % of it (24 runs of
+# analysis/example on two CPUs); with fewer busy threads than CPUs but more waits than this, other work had the CPUs.
 LEAST_WAITED_SHARE = 0.10
 
 

@@ -16,7 +16,8 @@ BUNDLES = Path(str(resources.files("analysis") / "example"))
 MOST_BYTES = 1_000_000
 MOST_PICTURE_BYTES = 200_000
 # What would name the machine or the person that made it; /opt/rooflaunch is where the code lay.
-PRIVATE = re.compile(rb"/home/|/root/|/Users/|/work/|/tmp/fig|@[a-z]+\.")
+HERE = str(Path(__file__).parents[2].resolve()).encode()
+PRIVATE = re.compile(rb"/home/|/root/|/Users/|@[a-z]+\.|" + re.escape(HERE))
 
 
 def folders() -> list[Path]:
