@@ -184,21 +184,17 @@ def _region_quotas(
 
 
 def _gpu_quota_check(gpu: Gpu, found: Mapping[str, Mapping[str, Quota]], cure: str) -> Check:
-    told, usable = [], False
-    for spot in (False, True):
-        left = _left(gpu, found, spot=spot)
-        usable |= any(count > 0 for count in left.values())
-        told.append(f"{'spot' if spot else 'on demand'}: {_best(left)}")
-    name, left_over = f"quota {gpu.name}", f"GPUs left {'; '.join(told)}"
-    return _ok(name, left_over) if usable else _note(name, left_over, cure)
+    """One row for both quotas of a GPU: a VM that lives for 7 days at most takes either, spot or not."""
+    kinds = {"standard": gpu.quota, "preemptible": gpu.preemptible_quota}
+    left = {kind: _left(gpu, found, metric) for kind, metric in kinds.items()}
+    usable = any(count > 0 for by_region in left.values() for count in by_region.values())
+    name, told = f"quota {gpu.name}", "; ".join(f"{kind}: {_best(by_region)}" for kind, by_region in left.items())
+    return _ok(name, f"GPUs left, {told}") if usable else _note(name, f"GPUs left, {told}", cure)
 
 
-def _left(gpu: Gpu, found: Mapping[str, Mapping[str, Quota]], *, spot: bool) -> dict[str, float]:
-    """By region; a spot VM counts against the usual quota until one for preemptible GPUs is granted."""
-    metric, usual = gpu.quota_metric(spot=spot), gpu.quota_metric(spot=False)
-    told = {region: found[region][metric] for region in gpu.regions if metric in found.get(region, {})}
-    granted = {region: quota if quota.limit else found[region].get(usual, quota) for region, quota in told.items()}
-    return {region: quota.left for region, quota in granted.items()}
+def _left(gpu: Gpu, found: Mapping[str, Mapping[str, Quota]], metric: str) -> dict[str, float]:
+    """By region, of those that tell this quota."""
+    return {region: found[region][metric].left for region in gpu.regions if metric in found.get(region, {})}
 
 
 def _best(left: Mapping[str, float]) -> str:

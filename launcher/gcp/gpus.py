@@ -15,6 +15,9 @@ from workload.errors import ToolError, UsageError
 
 TABLE = Path(__file__).with_name("gpus.toml")
 SHOWN_WIDTH = 80
+# A VM that is deleted within 7 days, on demand or spot, may take preemptible quota and needs none of it:
+# https://cloud.google.com/compute/docs/release-notes (2024-06-18), docs.cloud.google.com/compute/resource-usage
+PREEMPTIBLE_S = 7 * 86400
 
 
 class Driver(StrEnum):
@@ -91,9 +94,15 @@ class Gpu:
         """In the order of the zones."""
         return tuple(dict.fromkeys(map(region_of, self.zones)))
 
-    def quota_metric(self, *, spot: bool) -> str:
-        """What regions.get calls the quota; a region that does not report it leaves it unknown."""
-        return f"PREEMPTIBLE_{self.quota}" if spot else self.quota
+    @property
+    def preemptible_quota(self) -> str:
+        """What regions.get calls the quota of VMs that do not stay; a region that does not report it: unknown."""
+        return f"PREEMPTIBLE_{self.quota}"
+
+    def quota_metrics(self, *, spot: bool, limit_s: int) -> tuple[str, ...]:
+        """The quotas that may count a VM which the cloud deletes after `limit_s`: one of them is enough."""
+        passing = spot or limit_s <= PREEMPTIBLE_S
+        return (self.preemptible_quota, self.quota) if passing else (self.quota,)
 
     def price(self, machine_type: str, *, gpus: int, region: str, spot: bool) -> Price | None:
         """The listed price of exactly that; None: unknown."""

@@ -220,37 +220,29 @@ class _Provisioning:
 
     def _project_allows(self) -> bool:
         quota = self._compute.project_quotas().get(GLOBAL_QUOTA) if self._plan.request.gpu_count else None
-        return self._fits("all regions", GLOBAL_QUOTA, quota)
+        return self._fits("all regions", {GLOBAL_QUOTA: quota})
 
     def _region_allows(self, region: str) -> bool:
         """Asked once per region; a quota that the cloud does not tell is for the insert to find out."""
-        if region in self._asked or not self._plan.request.gpu_count:
+        request = self._plan.request
+        if region in self._asked or not request.gpu_count:
             return True
         self._asked.add(region)
-        metric, quota = self._regional_quota(self._compute.region_quotas(region))
-        allowed = self._fits(region, metric, quota)
+        quotas = self._compute.region_quotas(region)
+        metrics = self._plan.gpu.quota_metrics(spot=request.spot, limit_s=request.limit_s)
+        allowed = self._fits(region, {metric: quotas.get(metric) for metric in metrics})
         if not allowed:
             self._blocked.add(region)
         return allowed
 
-    def _regional_quota(self, quotas: Mapping[str, Quota]) -> tuple[str, Quota | None]:
-        """The metric that counts the VM: a spot VM takes from the standard one until a quota of its own is granted.
-
-        https://docs.cloud.google.com/compute/docs/instances/create-use-spot (read 2026-11-21)
-        """
-        metric = self._plan.gpu.quota_metric(spot=False)
-        of_spot = self._plan.gpu.quota_metric(spot=True)
-        granted = quotas.get(of_spot)
-        if self._plan.request.spot and granted is not None and granted.limit > 0:
-            metric = of_spot
-        return metric, quotas.get(metric)
-
-    def _fits(self, where: str, metric: str, quota: Quota | None) -> bool:
+    def _fits(self, where: str, quotas: Mapping[str, Quota | None]) -> bool:
+        """Whether one of the quotas may have room for the VM; where none has, each is told with its figures."""
         wanted = self._plan.request.gpu_count
-        if quota is None or quota.left >= wanted:
+        known = {metric: quota for metric, quota in quotas.items() if quota is not None}
+        if len(known) < len(quotas) or any(quota.left >= wanted for quota in known.values()):
             return True
-        told = f"{metric} is {quota.limit:g}, {quota.usage:g} in use, {wanted} wanted"
-        self._note(where, (OperationFault(code=QUOTA_EXCEEDED, message=told),), self._now())
+        told = "; ".join(f"{metric} is {quota.limit:g}, {quota.usage:g} in use" for metric, quota in known.items())
+        self._note(where, (OperationFault(code=QUOTA_EXCEEDED, message=f"{told}, {wanted} wanted"),), self._now())
         return False
 
     # One zone.

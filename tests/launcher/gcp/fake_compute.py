@@ -797,24 +797,27 @@ class FakeCompute:
         used: Counter[str] = Counter()
         for machine in self._vms.values():
             region = machine.zone.rpartition("-")[0]
-            metric, count = self._counted(region, machine.body)
             if where == "global":
-                used["GPUS_ALL_REGIONS"] += count
-            elif region == where and metric:
+                used["GPUS_ALL_REGIONS"] += gpus_of(machine.body)[1]
+            elif region == where:
+                metric, count = self._counted(region, machine.body, used)
                 used[metric] += count
         return used
 
-    def _counted(self, region: str, body: Mapping[str, Any]) -> tuple[str, int]:
-        """The metric that counts a VM: spot VMs take from the standard quota where none of their own is granted."""
+    def _counted(self, region: str, body: Mapping[str, Any], used: Mapping[str, int]) -> tuple[str, int]:
+        """The metric that counts a VM: one that is deleted within 7 days takes preemptible quota where it is left."""
         metric, count = gpus_of(body)
-        of_spot = f"PREEMPTIBLE_{metric}"
-        spot = body.get("scheduling", {}).get("provisioningModel") == "SPOT"
-        granted = self._quotas.get((region, of_spot), (PLENTY, 0.0))[0] > 0
-        return (of_spot if spot and granted and metric else metric), count
+        of_spot, scheduling = f"PREEMPTIBLE_{metric}", body.get("scheduling", {})
+        seconds = int(scheduling.get("maxRunDuration", {}).get("seconds", 0))
+        passing = scheduling.get("provisioningModel") == "SPOT" or 0 < seconds <= 7 * 86400
+        limit, usage = self._quotas.get((region, of_spot), (PLENTY, 0.0))
+        limit = self._hidden_quotas.get((region, of_spot), limit)
+        left = limit - usage - used.get(of_spot, 0)
+        return (of_spot if passing and metric and left >= count else metric), count
 
     def _quota_errors(self, zone: str, body: Mapping[str, Any]) -> list[dict[str, Any]]:
         region = zone.rpartition("-")[0]
-        metric, count = self._counted(region, body)
+        metric, count = self._counted(region, body, self._used(region))
         if not count:
             return []
         for where, name in (("global", "GPUS_ALL_REGIONS"), (region, metric)):

@@ -284,14 +284,14 @@ def test_the_best_regions_come_first(world: World) -> None:
     assert world.row("quota t4") == (
         "quota t4",
         "ok",
-        "GPUs left on demand: us-east1 4, europe-west4 2, us-central1 1 and 2 more; spot: none left",
+        "GPUs left, standard: us-east1 4, europe-west4 2, us-central1 1 and 2 more; preemptible: none left",
         "",
     )
     # The L4's are not told by any region: that is unknown, not none.
     assert world.row("quota l4") == (
         "quota l4",
         "note",
-        "GPUs left on demand: unknown, no region tells it; spot: unknown, no region tells it",
+        "GPUs left, standard: unknown, no region tells it; preemptible: unknown, no region tells it",
         f"{QUOTAS_PAGE} NVIDIA_L4_GPUS",
     )
     assert "quota" not in world.amiss(), "one GPU that can be had is enough"
@@ -309,7 +309,19 @@ def test_no_quota_of_any_gpu(world: World) -> None:
         "of no GPU is any left in any region",
         f"{QUOTAS_PAGE} GPU",
     )
-    assert world.row("quota v100")[1:3] == ("note", "GPUs left on demand: none left; spot: unknown, no region tells it")
+    assert world.row("quota v100")[1:3] == (
+        "note",
+        "GPUs left, standard: none left; preemptible: unknown, no region tells it",
+    )
+
+
+def test_preemptible_quota_alone_is_enough(world: World) -> None:
+    """A VM of ours lives for 7 days at most, and takes either."""
+    world.compute.regions = lambda _: {
+        "NVIDIA_T4_GPUS": Quota(limit=1, usage=1),
+        "PREEMPTIBLE_NVIDIA_T4_GPUS": Quota(limit=0 if _ != "us-east1" else 2, usage=0),
+    }
+    assert world.row("quota t4")[1:3] == ("ok", "GPUs left, standard: none left; preemptible: us-east1 2")
 
 
 def test_a_region_that_does_not_answer(world: World) -> None:
@@ -681,7 +693,7 @@ def test_for_real(clouds: tuple[FakeCompute, StrictGcs]) -> None:
     found = {each.name: each for each in reversed(machine_doctor.examine([Part.GCP]))}
     assert found["project"].found == "my-project (environment); Compute Engine answers"
     assert found["GPUS_ALL_REGIONS"].state is State.OK
-    assert found["quota l4"].found.startswith("GPUs left on demand: us-central1 5000, ")
+    assert found["quota l4"].found.startswith("GPUs left, standard: us-central1 5000, ")
     assert found["VM image"].found.startswith(FAMILY)
     assert found["leftovers"].cure == "launch reap"
     assert "rooflaunch-t4-20261121-142530-3fa9c1 in us-central1-a" in found["leftovers"].found

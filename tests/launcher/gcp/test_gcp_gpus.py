@@ -121,8 +121,13 @@ def test_only_the_small_h100_machines_are_spot_only() -> None:
 
 
 def test_quota_metrics() -> None:
-    assert gpus.require("t4").quota_metric(spot=False) == "NVIDIA_T4_GPUS"
-    assert gpus.require("a100-80gb").quota_metric(spot=True) == "PREEMPTIBLE_NVIDIA_A100_80GB_GPUS"
+    t4, a100, week_s = gpus.require("t4"), gpus.require("a100-80gb"), 7 * 86400
+    assert t4.quota_metrics(spot=False, limit_s=week_s) == ("PREEMPTIBLE_NVIDIA_T4_GPUS", "NVIDIA_T4_GPUS")
+    assert t4.quota_metrics(spot=False, limit_s=week_s + 1) == ("NVIDIA_T4_GPUS",)
+    assert a100.quota_metrics(spot=True, limit_s=week_s + 1) == (
+        "PREEMPTIBLE_NVIDIA_A100_80GB_GPUS",
+        "NVIDIA_A100_80GB_GPUS",
+    )
 
 
 @pytest.mark.parametrize(

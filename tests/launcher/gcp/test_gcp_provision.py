@@ -180,41 +180,52 @@ def test_the_budget_ends_the_search(fake: FakeCompute, compute: Compute, clock: 
 # Quotas.
 
 
+STANDARD, PREEMPTIBLE = "NVIDIA_T4_GPUS", "PREEMPTIBLE_NVIDIA_T4_GPUS"
+NONE_LEFT, ONE_LEFT = (4, 4), (4, 3)
+WEEK_S = 7 * 86400
+
+
+@pytest.mark.parametrize("spot", [False, True], ids=["on demand", "spot"])
 @pytest.mark.parametrize(
-    ("spot", "metric"), [(False, "NVIDIA_T4_GPUS"), (True, "PREEMPTIBLE_NVIDIA_T4_GPUS")], ids=["on demand", "spot"]
+    ("standard", "preemptible", "refused"),
+    [
+        (NONE_LEFT, (0, 0), "PREEMPTIBLE_NVIDIA_T4_GPUS is 0, 0 in use; NVIDIA_T4_GPUS is 4, 4 in use, 1 wanted"),
+        ((0, 0), NONE_LEFT, "PREEMPTIBLE_NVIDIA_T4_GPUS is 4, 4 in use; NVIDIA_T4_GPUS is 0, 0 in use, 1 wanted"),
+        (NONE_LEFT, ONE_LEFT, ""),
+        (ONE_LEFT, NONE_LEFT, ""),
+        (ONE_LEFT, (0, 0), ""),
+    ],
+    ids=["neither", "neither, as in a new project", "preemptible", "standard", "standard alone is granted"],
 )
-def test_a_region_without_quota_is_not_asked_for_a_vm(
-    spot: bool, metric: str, fake: FakeCompute, compute: Compute, clock: Clock
+def test_a_vm_of_a_week_takes_whichever_quota_is_left(
+    spot: bool,
+    standard: tuple[int, int],
+    preemptible: tuple[int, int],
+    refused: str,
+    fake: FakeCompute,
+    compute: Compute,
+    clock: Clock,
 ) -> None:
-    fake.set_quota("us-central1", metric, 4, usage=4)
+    fake.set_quota("us-central1", STANDARD, standard[0], usage=standard[1])
+    fake.set_quota("us-central1", PREEMPTIBLE, preemptible[0], usage=preemptible[1])
     got = go(plan_for(A, B, EAST, spot=spot), compute, clock)
-    assert (inserts(fake), got.zone) == ([EAST], EAST)
-    message = f"{metric} is 4, 4 in use, 1 wanted"
-    assert got.tried == (Tried(zone="us-central1", code="QUOTA_EXCEEDED", message=message, seconds=0.0),)
+    assert (inserts(fake), got.zone) == (([EAST], EAST) if refused else ([A], A))
+    tried = Tried(zone="us-central1", code="QUOTA_EXCEEDED", message=refused, seconds=0.0)
+    assert got.tried == ((tried,) if refused else ())
     # Each region once, though two of its zones were named.
     assert fake.count("GET .*/regions/us-central1$") == 1
 
 
-def test_an_on_demand_vm_needs_no_quota_for_spot(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
-    fake.set_quota("us-central1", "PREEMPTIBLE_NVIDIA_T4_GPUS", 0)
-    assert go(plan_for(A), compute, clock).zone == A
-
-
-def test_a_spot_vm_takes_from_the_standard_quota_without_one_of_its_own(
-    fake: FakeCompute, compute: Compute, clock: Clock
+@pytest.mark.parametrize(
+    ("spot", "limit_s", "zone"),
+    [(False, WEEK_S, A), (False, WEEK_S + 1, EAST), (True, WEEK_S + 1, A)],
+    ids=["7 days", "longer", "longer, spot"],
+)
+def test_a_vm_that_stays_longer_takes_standard_quota(
+    spot: bool, limit_s: int, zone: str, fake: FakeCompute, compute: Compute, clock: Clock
 ) -> None:
-    fake.set_quota("us-central1", "PREEMPTIBLE_NVIDIA_T4_GPUS", 0)
-    fake.set_quota("us-east1", "PREEMPTIBLE_NVIDIA_T4_GPUS", 0)
-    fake.set_quota("us-central1", "NVIDIA_T4_GPUS", 0)
-    got = go(plan_for(A, EAST, spot=True), compute, clock)
-    message = "NVIDIA_T4_GPUS is 0, 0 in use, 1 wanted"
-    assert got.tried == (Tried(zone="us-central1", code="QUOTA_EXCEEDED", message=message, seconds=0.0),)
-    assert (got.zone, inserts(fake)) == (EAST, [EAST])
-
-
-def test_a_quota_for_spot_that_is_used_up_is_not_topped_up(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
-    fake.set_quota("us-central1", "PREEMPTIBLE_NVIDIA_T4_GPUS", 1, usage=1)
-    assert go(plan_for(A, EAST, spot=True), compute, clock).zone == EAST
+    fake.set_quota("us-central1", STANDARD, 0)
+    assert go(plan_for(A, EAST, spot=spot, max_run_time_s=limit_s), compute, clock).zone == zone
 
 
 def test_a_new_project_is_told_at_once(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
@@ -235,7 +246,8 @@ def test_a_new_project_is_told_at_once(fake: FakeCompute, compute: Compute, cloc
 def test_a_quota_that_an_insert_finds_out_is_not_tried_again_in_its_region(
     fake: FakeCompute, compute: Compute, clock: Clock
 ) -> None:
-    fake.hide_quota("us-central1", "NVIDIA_T4_GPUS")
+    fake.hide_quota("us-central1", STANDARD)
+    fake.hide_quota("us-central1", PREEMPTIBLE)
     got = go(plan_for(A, B, EAST), compute, clock)
     assert (inserts(fake), got.tried[0].code) == ([A, EAST], "QUOTA_EXCEEDED")
 
@@ -249,8 +261,12 @@ def test_a_quota_of_all_regions_that_an_insert_finds_out_ends_it(
     assert (inserts(fake), fake.instances) == ([A], [])
 
 
-def test_an_unknown_quota_is_left_to_the_insert(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
-    fake.forget_quota("NVIDIA_T4_GPUS")
+@pytest.mark.parametrize("unknown", [STANDARD, PREEMPTIBLE])
+def test_an_unknown_quota_is_left_to_the_insert(
+    unknown: str, fake: FakeCompute, compute: Compute, clock: Clock
+) -> None:
+    fake.forget_quota(unknown)
+    fake.set_quota("us-central1", STANDARD if unknown == PREEMPTIBLE else PREEMPTIBLE, 0)
     assert go(plan_for(A), compute, clock).zone == A
 
 
