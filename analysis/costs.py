@@ -1,15 +1,12 @@
 """What images cost: price per hour by images per hour, and the cheapest way to train each model. Pure.
 
-The price is the one that the run recorded; for a run without one, the list price of prices.toml where machine type,
-GPU and region are in it. A machine of one's own has no price here.
+The price is the one that the run recorded, of the VM with its GPUs alone; for a run without one, the list price of
+workload/prices.toml where machine type, GPU and region are in it. A machine of one's own has no price here.
 """
 
-import functools
-import tomllib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -19,9 +16,8 @@ from analysis.configurations import Group, group, measured
 from analysis.loading import Results
 from analysis.roofline import frame
 from analysis.statistics import over_runs
-from workload import peaks
+from workload import peaks, prices
 
-_TABLE = Path(__file__).with_name("prices.toml")
 SECONDS_PER_H = 3600
 MILLION = 1e6
 # ILSVRC 2012, training set: Russakovsky et al., IJCV 115 (2015), table 2.
@@ -90,19 +86,13 @@ def list_price(
 ) -> Price | None:
     """The price of prices.toml; None where it has none, or where nobody knows whether the machine was a spot one."""
     gpu = peaks.find_gpu(device_name)
-    content = _content()
-    for row in content["price"]:
-        where = (row["machine_type"], row["gpu"], row["region"])
-        if gpu and spot is not None and where == (machine_type, gpu.gpu, region):
-            figure = row["usd_per_h_spot"] if spot else row["usd_per_h"]
-            return Price(usd_per_h=figure, source=f"list of {content['source']['read']}")
+    if gpu is None or spot is None:
+        return None
+    for row in prices.load().listed:
+        figure = row.figure(spot=spot)
+        if (row.machine_type, row.gpu, row.region) == (machine_type, gpu.gpu, region) and figure is not None:
+            return Price(usd_per_h=figure, source=f"list of {row.read}")
     return None
-
-
-def prices() -> Sequence[Mapping[str, Any]]:
-    """The rows of prices.toml."""
-    rows: Sequence[Mapping[str, Any]] = _content()["price"]
-    return rows
 
 
 def _rows(each: Group) -> Iterator[dict[str, Any]]:
@@ -165,8 +155,3 @@ def _task(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _or_last(figure: float | None) -> float:
     return float("inf") if figure is None else figure
-
-
-@functools.cache
-def _content() -> dict[str, Any]:
-    return tomllib.loads(_TABLE.read_text(encoding="utf-8"))

@@ -22,6 +22,7 @@ CROSSING = {
     "workload.profile.vocabulary",
     "workload.invocation",
     "workload.peaks",
+    "workload.prices",
     "workload.program",
     "workload.tables",
     "workload.text",
@@ -109,8 +110,12 @@ def test_help_loads_no_backend_engine_or_image(words: tuple[str, ...]) -> None:
     [
         ("launch gcp --precision ", "bf16", set()),
         ("launch bu", "build", set()),
-        ("launch gcp --gpu ", "v100", {"launcher.gcp.gpus", "launcher.gcp.records"}),
-        ("launch gcp --gpu v100 --zone us-e", "us-east1-b", {"launcher.gcp.gpus", "launcher.gcp.records"}),
+        ("launch gcp --gpu ", "v100", {"launcher.gcp.gpus", "launcher.gcp.records", "workload.prices"}),
+        (
+            "launch gcp --gpu v100 --zone us-e",
+            "us-east1-b",
+            {"launcher.gcp.gpus", "launcher.gcp.records", "workload.prices"},
+        ),
     ],
 )
 def test_completion_works_and_is_as_light(typed: str, offered: str, also: set[str]) -> None:

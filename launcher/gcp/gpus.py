@@ -1,17 +1,18 @@
-"""The GPUs of Compute Engine: gpus.toml, read and checked. Pure."""
+"""The GPUs of Compute Engine: gpus.toml with the prices of prices.toml, read and checked. Pure."""
 
 import difflib
 import functools
-import math
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from launcher.gcp.records import Price, region_of
+from workload import prices
 from workload.errors import ToolError, UsageError
+from workload.prices import Listed
 
 TABLE = Path(__file__).with_name("gpus.toml")
 SHOWN_WIDTH = 80
@@ -52,21 +53,8 @@ class MachineType:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Listed:
-    """A price of the table, in USD per hour of the VM with its GPUs; None: unknown."""
-
-    machine_type: str
-    gpus: int
-    region: str
-    source: str
-    read: str
-    usd_per_h: float | None = None
-    usd_per_h_spot: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """One row of gpus.toml. `accelerator` is None where the machine type brings its GPUs.
+    """One row of gpus.toml, with its prices. `accelerator` is None where the machine type brings its GPUs.
 
     `device`: its name among the vendors' peaks (workload/peaks.toml).
     """
@@ -107,7 +95,7 @@ class Gpu:
     def price(self, machine_type: str, *, gpus: int, region: str, spot: bool) -> Price | None:
         """The listed price of exactly that; None: unknown."""
         for row in self.prices:
-            usd_per_h = row.usd_per_h_spot if spot else row.usd_per_h
+            usd_per_h = row.figure(spot=spot)
             if (row.machine_type, row.gpus, row.region) == (machine_type, gpus, region) and usd_per_h is not None:
                 return Price(usd_per_h=usd_per_h, source=row.source, read=row.read)
         return None
@@ -143,9 +131,10 @@ def shown(value: str) -> str:
     return line if len(line) <= SHOWN_WIDTH else f"{line[: SHOWN_WIDTH - 3]}..."
 
 
-def parse(table: Mapping[str, Any]) -> dict[str, Gpu]:
-    """The rows of a table as gpus.toml is written; `ToolError` where it contradicts itself."""
-    gpus = {name: _row(name, row, table["source"]) for name, row in table["gpu"].items()}
+def parse(table: Mapping[str, Any], listed: Iterable[Listed]) -> dict[str, Gpu]:
+    """The rows of a table as gpus.toml is written, with their prices; `ToolError` where that contradicts itself."""
+    listed = tuple(listed)
+    gpus = {name: _row(name, row, listed) for name, row in table["gpu"].items()}
     for gpu in gpus.values():
         for problem in _problems(gpu):
             raise ToolError(f"{TABLE.name}: {gpu.name}: {problem}", hint="correct the table, with the source's figures")
@@ -154,10 +143,10 @@ def parse(table: Mapping[str, Any]) -> dict[str, Gpu]:
 
 @functools.cache
 def _loaded(path: Path) -> Mapping[str, Gpu]:
-    return parse(tomllib.loads(path.read_text(encoding="utf-8")))
+    return parse(tomllib.loads(path.read_text(encoding="utf-8")), prices.load().listed)
 
 
-def _row(name: str, row: Mapping[str, Any], sources: Mapping[str, Mapping[str, str]]) -> Gpu:
+def _row(name: str, row: Mapping[str, Any], listed: Iterable[Listed]) -> Gpu:
     major, _, minor = row["capability"].partition(".")
     project, _, family = row["vm_image"].partition("/")
     machines = [MachineType(**{**machine, "gpus": tuple(machine["gpus"])}) for machine in row["machine"]]
@@ -178,7 +167,7 @@ def _row(name: str, row: Mapping[str, Any], sources: Mapping[str, Mapping[str, s
         machine_types={machine.name: machine for machine in machines},
         default_machine_type=row["default_machine_type"],
         zones=tuple(_zones(row["zones"])),
-        prices=tuple(_listed(price, sources) for price in row["price"]),
+        prices=tuple(price for price in listed if price.gpu == row["device"]),
     )
 
 
@@ -188,27 +177,12 @@ def _zones(text: str) -> Iterator[str]:
         yield from (f"{region}-{letter}" for letter in letters.split(","))
 
 
-def _listed(price: Mapping[str, Any], sources: Mapping[str, Mapping[str, str]]) -> Listed:
-    source = sources[price["source"]]
-    return Listed(**{**price, "source": source["title"], "read": source["read"]})
-
-
 def _problems(gpu: Gpu) -> Iterator[str]:
     if gpu.default_machine_type not in gpu.machine_types:
         yield f"no machine type {gpu.default_machine_type}"
     if len(set(gpu.zones)) != len(gpu.zones):
         yield "a zone is there twice"
     for price in gpu.prices:
-        yield from _price_problems(gpu, price)
-
-
-def _price_problems(gpu: Gpu, price: Listed) -> Iterator[str]:
-    where = f"{price.machine_type} in {price.region}"
-    machine = gpu.machine_types.get(price.machine_type)
-    if machine is None or price.gpus not in machine.gpus or price.region not in gpu.regions:
-        yield f"a price for {where} with {price.gpus} GPUs, which is not offered"
-    figures: Sequence[float] = [each for each in (price.usd_per_h, price.usd_per_h_spot) if each is not None]
-    if not figures or not all(0 < each < math.inf for each in figures):
-        yield f"{where} has a price without a positive figure"
-    if price.usd_per_h is not None and price.usd_per_h_spot is not None and price.usd_per_h_spot > price.usd_per_h:
-        yield f"{where} costs more as spot ({price.usd_per_h_spot:g}) than on demand ({price.usd_per_h:g})"
+        machine = gpu.machine_types.get(price.machine_type)
+        if machine is None or price.gpus not in machine.gpus or price.region not in gpu.regions:
+            yield f"a price for {price.machine_type} in {price.region} with {price.gpus} GPUs, which is not offered"

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.gcp import gpus
-from launcher.gcp.gpus import Gpu, Listed
+from launcher.gcp.gpus import Gpu
 from workload import peaks, tables
 from workload.invocation import as_typed
+from workload.prices import Listed
 from workload.spec import Precision
 from workload.tables import Column, Format
 from workload.text import terminal_width, wrapped

@@ -9,6 +9,7 @@ from launcher.gcp.launches import State
 from launcher.gcp.options import Options
 from launcher.gcp.plan import make_plan
 from launcher.gcp.records import Phase
+from workload.prices import Listed
 from workload.spec import resolve
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +31,7 @@ def test_the_dry_run_on_the_page_is_what_is_printed() -> None:
     assert shown == [plan.text()]
 
 
-def _row(gpu: gpus.Gpu, price: gpus.Listed) -> str:
+def _row(gpu: gpus.Gpu, price: Listed) -> str:
     usual, spot = ("unknown" if usd is None else f"{usd:.3f}" for usd in (price.usd_per_h, price.usd_per_h_spot))
     if gpu.machine_types[price.machine_type].spot_only:
         usual = "not sold"

@@ -3,7 +3,7 @@
 import copy
 import tomllib
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,13 +11,10 @@ import pytest
 from launcher import images
 from launcher.gcp import gpus
 from launcher.gcp.gpus import Driver
+from workload import prices
 from workload.errors import ExitCode, ToolError, UsageError
 
-PRICES = Path(__file__).parents[3] / "analysis" / "prices.toml"
 NAMES = ("t4", "l4", "v100", "a100", "a100-80gb", "h100", "h200")
-# The names of workload/peaks.toml.
-OURS = {"T4": "t4", "L4": "l4", "V100 SXM2": "v100"}
-
 Table = dict[str, Any]
 
 
@@ -38,15 +35,6 @@ def test_image_flavour_and_driver_are_those_of_the_images(name: str) -> None:
     assert (gpu.flavour, gpu.minimum_driver, gpu.driver_below) == (flavour.name, flavour.driver, flavour.driver_below)
 
 
-@pytest.mark.parametrize("row", tomllib.loads(PRICES.read_text())["price"], ids=lambda row: row["machine_type"])
-def test_prices_agree_with_those_of_the_analysis(row: dict[str, Any]) -> None:
-    gpu = gpus.require(OURS[row["gpu"]])
-    for spot, column in ((False, "usd_per_h"), (True, "usd_per_h_spot")):
-        price = gpu.price(row["machine_type"], gpus=1, region=row["region"], spot=spot)
-        assert price is not None
-        assert (price.usd_per_h, price.read) == (row[column], tomllib.loads(PRICES.read_text())["source"]["read"])
-
-
 def test_a_price_is_of_exactly_that_or_unknown() -> None:
     t4, a100, h100 = map(gpus.require, ("t4", "a100", "h100"))
     assert t4.price("n1-standard-4", gpus=2, region="us-central1", spot=False) is None
@@ -59,7 +47,6 @@ def test_a_price_is_of_exactly_that_or_unknown() -> None:
 def test_every_figure_has_a_source_with_a_date(table: Table) -> None:
     sources = table["source"]
     used = {row[key] for row in table["gpu"].values() for key in ("zones_source", "machine_source")}
-    used |= {price["source"] for row in table["gpu"].values() for price in row["price"]}
     assert used == set(sources)
     assert all(source["title"] and len(source["read"]) == len("2026-11") for source in sources.values())
 
@@ -152,34 +139,6 @@ def test_text_as_a_message_quotes_it(text: str, shown: str) -> None:
     assert gpus.shown(text) == shown
 
 
-def dearer_spot(t4: Table) -> None:
-    t4["price"][0]["usd_per_h_spot"] = 0.55
-
-
-def other_machine(t4: Table) -> None:
-    t4["price"][0]["machine_type"] = "g2-standard-4"
-
-
-def other_region(t4: Table) -> None:
-    t4["price"][0]["region"] = "europe-north1"
-
-
-def other_count(t4: Table) -> None:
-    t4["price"][0]["gpus"] = 8
-
-
-def no_figure(t4: Table) -> None:
-    del t4["price"][0]["usd_per_h"], t4["price"][0]["usd_per_h_spot"]
-
-
-def free(t4: Table) -> None:
-    t4["price"][0]["usd_per_h"] = 0.0
-
-
-def not_a_number(t4: Table) -> None:
-    t4["price"][0]["usd_per_h"] = float("nan")
-
-
 def zone_twice(t4: Table) -> None:
     t4["zones"] += " us-central1-a"
 
@@ -191,26 +150,36 @@ def no_default(t4: Table) -> None:
 @pytest.mark.parametrize(
     ("spoil", "problem"),
     [
-        (dearer_spot, "n1-standard-4 in us-central1 costs more as spot (0.55) than on demand (0.54)"),
-        (other_machine, "a price for g2-standard-4 in us-central1 with 1 GPUs, which is not offered"),
-        (other_region, "a price for n1-standard-4 in europe-north1 with 1 GPUs, which is not offered"),
-        (other_count, "a price for n1-standard-4 in us-central1 with 8 GPUs, which is not offered"),
-        (no_figure, "n1-standard-4 in us-central1 has a price without a positive figure"),
-        (free, "n1-standard-4 in us-central1 has a price without a positive figure"),
-        (not_a_number, "n1-standard-4 in us-central1 has a price without a positive figure"),
         (zone_twice, "a zone is there twice"),
         (no_default, "no machine type n1-standard-1"),
     ],
 )
 def test_a_table_that_contradicts_itself_is_refused(table: Table, spoil: Callable[[Table], None], problem: str) -> None:
-    assert gpus.parse(copy.deepcopy(table)) == gpus.load()
+    listed = prices.load().listed
+    assert gpus.parse(copy.deepcopy(table), listed) == gpus.load()
     spoil(table["gpu"]["t4"])
     with pytest.raises(ToolError) as caught:
-        gpus.parse(table)
+        gpus.parse(table, listed)
     assert str(caught.value) == f"gpus.toml: t4: {problem}"
     assert caught.value.exit_code == ExitCode.TOOL
 
 
-def test_spot_may_cost_as_much_as_on_demand(table: Table) -> None:
-    table["gpu"]["t4"]["price"][0]["usd_per_h_spot"] = table["gpu"]["t4"]["price"][0]["usd_per_h"]
-    gpus.parse(table)
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"machine_type": "g2-standard-4"}, "a price for g2-standard-4 in us-central1 with 1 GPUs"),
+        ({"region": "europe-north1"}, "a price for n1-standard-4 in europe-north1 with 1 GPUs"),
+        ({"gpus": 8}, "a price for n1-standard-4 in us-central1 with 8 GPUs"),
+    ],
+    ids=["machine", "region", "count"],
+)
+def test_a_price_of_what_is_not_offered_is_refused(table: Table, changes: dict[str, Any], problem: str) -> None:
+    row = replace(prices.load().listed[0], **changes)
+    with pytest.raises(ToolError) as caught:
+        gpus.parse(table, [row])
+    assert str(caught.value) == f"gpus.toml: t4: {problem}, which is not offered"
+
+
+def test_every_price_belongs_to_a_gpu() -> None:
+    devices = {gpu.device for gpu in gpus.load().values()}
+    assert {row.gpu for row in prices.load().listed} <= devices

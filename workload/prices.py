@@ -1,0 +1,116 @@
+"""What Compute Engine charges, as prices.toml has it: each figure with the list that it is from and its date. Pure.
+
+Standard library only: the launcher plans with these prices, and the analysis prices runs that recorded none.
+"""
+
+import functools
+import math
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from workload.errors import ToolError
+
+TABLE = Path(__file__).with_name("prices.toml")
+# A disk is charged by the month: its hour costs most in the shortest, which has 28 days.
+HOURS_PER_MONTH = 28 * 24
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listed:
+    """USD per hour of a VM with its GPUs, without what is beside it; None: unknown. `gpu`: its name in peaks.toml."""
+
+    machine_type: str
+    gpu: str
+    gpus: int
+    region: str
+    source: str
+    read: str
+    usd_per_h: float | None = None
+    usd_per_h_spot: float | None = None
+
+    def figure(self, *, spot: bool) -> float | None:
+        """USD per hour of that kind of VM."""
+        return self.usd_per_h_spot if spot else self.usd_per_h
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disk:
+    """A kind of disk in one region."""
+
+    type: str
+    region: str
+    usd_per_gb_month: float
+    source: str
+    read: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Address:
+    """An external IPv4 address that a VM uses, in any region."""
+
+    usd_per_h: float
+    usd_per_h_spot: float
+    source: str
+    read: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prices:
+    """The whole table."""
+
+    listed: tuple[Listed, ...]
+    disks: tuple[Disk, ...]
+    address: Address
+
+    def disk_usd_per_gb_month(self, kind: str, region: str) -> float | None:
+        """None: unknown."""
+        fitting = (disk.usd_per_gb_month for disk in self.disks if (disk.type, disk.region) == (kind, region))
+        return next(fitting, None)
+
+
+def load() -> Prices:
+    """prices.toml; `ToolError` where it contradicts itself."""
+    return _loaded(TABLE)
+
+
+def disk_usd_per_h(usd_per_gb_month: float, gigabytes: int) -> float:
+    """What a disk costs per hour at most: in February."""
+    return usd_per_gb_month * gigabytes / HOURS_PER_MONTH
+
+
+def parse(table: Mapping[str, Any]) -> Prices:
+    """A table as prices.toml is written; `ToolError` where it contradicts itself."""
+    sources = table["source"]
+
+    def sourced(row: Mapping[str, Any]) -> dict[str, Any]:
+        source = sources[row["source"]]
+        return {**row, "source": source["title"], "read": source["read"]}
+
+    prices = Prices(
+        listed=tuple(Listed(**sourced(row)) for row in table["price"]),
+        disks=tuple(Disk(**sourced(row)) for row in table["disk"]),
+        address=Address(**sourced(table["address"])),
+    )
+    for problem in _problems(prices):
+        raise ToolError(f"{TABLE.name}: {problem}", hint="correct the table, with the source's figures")
+    return prices
+
+
+@functools.cache
+def _loaded(path: Path) -> Prices:
+    return parse(tomllib.loads(path.read_text(encoding="utf-8")))
+
+
+def _problems(prices: Prices) -> Iterator[str]:
+    for row in prices.listed:
+        where = f"{row.machine_type} with {row.gpus} {row.gpu} in {row.region}"
+        figures = [usd for usd in (row.usd_per_h, row.usd_per_h_spot) if usd is not None]
+        if not figures or not all(0 < usd < math.inf for usd in figures):
+            yield f"{where} has a price without a positive figure"
+        if len(figures) > 1 and figures[1] > figures[0]:
+            yield f"{where} costs more as spot ({figures[1]:g}) than on demand ({figures[0]:g})"
+    keys = [(row.machine_type, row.gpu, row.gpus, row.region) for row in prices.listed]
+    yield from (f"{key[0]} with {key[2]} {key[1]} in {key[3]} is there twice" for key in keys if keys.count(key) > 1)
