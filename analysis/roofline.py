@@ -26,7 +26,7 @@ from analysis.statistics import over_runs
 from workload import peaks
 from workload.errors import BundleError
 from workload.peaks import Gpu, Peak
-from workload.text import percent
+from workload.text import percent, si
 
 # As workload/verdict.py, which writes a run's own bound: a test holds the two together.
 INPUT_BOUND_FRACTION = 0.10
@@ -220,19 +220,20 @@ def _by_place(runs: pd.DataFrame) -> Iterator[tuple[dict[str, Any], pd.DataFrame
 
 def _roofs(results: Results, keys: Mapping[str, Any], runs: pd.DataFrame) -> Iterator[dict[str, Any]]:
     ceilings = results.ceilings[results.ceilings["run_id"].isin(runs["run_id"])]
-    ceilings = ceilings.drop_duplicates(["quantity", "name", "median_per_s", "measured_at"])
-    ceilings = ceilings[~ceilings["median_per_s"].isin(list(_refuted(results.runs)))]
+    ceilings = ceilings.drop_duplicates(["quantity", "name", "roof_per_s", "measured_at"])
+    ceilings = ceilings[~ceilings["roof_per_s"].isin(list(_refuted(results.runs)))]
     rates = ceilings[ceilings["quantity"] == "flop_per_s"]
-    copies = ceilings.loc[(ceilings["quantity"] == "bytes_per_s") & (ceilings["name"] == "copy"), "median_per_s"]
+    copies = ceilings.loc[(ceilings["quantity"] == "bytes_per_s") & (ceilings["name"] == "copy"), "roof_per_s"]
     where = {name: keys[name] for name in ("place", "device_name", "threads")}
     for precision, found in rates.groupby("name", sort=False, observed=True):
         yield where | {
             "precision": precision,
             "kind": str(Kind.MEASURED),
-            "flop_per_s": float(found["median_per_s"].median()),
+            "flop_per_s": float(found["roof_per_s"].median()),
             "bytes_per_s": float(copies.median()) if len(copies) else None,
             "measurements": len(found),
             "source": "one measurement" if len(found) == 1 else f"median of {len(found)} measurements",
+            "note": _burst_note(found["burst_per_s"]),
         }
     device = _device(results, keys, runs)
     for precision in dict.fromkeys([*rates["name"], *runs["precision"].dropna()]):
@@ -246,6 +247,12 @@ def _roofs(results: Results, keys: Mapping[str, Any], runs: pd.DataFrame) -> Ite
                 "source": peak.source,
                 "note": _joined([_range_note(peak), device.warning]),
             }
+
+
+def _burst_note(bursts: pd.Series) -> str | None:
+    """Of the measurements in which the device slowed down under load."""
+    known = bursts.dropna()
+    return f"what it sustains; {si(float(known.median()), 'FLOP/s')} in a burst" if len(known) else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from typing import Any
 from workload.bundle import Bundle, Status
 from workload.invocation import as_typed
 from workload.text import between, counted, percent, plain, seconds, si, unbroken, wrapped
+from workload.verdict import roof_per_s
 
 INDENT = 2
 TEXT_COLUMN = 16
@@ -109,9 +110,11 @@ def _flop_rate(records: Sequence[Record]) -> str:
     parts = [_over_runs(rates, _flop)] if len(rates) > 1 else []
     precision = records[0]["spec"]["precision"]
     ceilings = [(record["ceilings"] or {"flop_per_s": {}})["flop_per_s"].get(precision) for record in records]
-    shares = [rate / ceiling["median"] for rate, ceiling in zip(rates, ceilings, strict=True) if ceiling]
+    shares = [rate / roof_per_s(ceiling) for rate, ceiling in zip(rates, ceilings, strict=True) if ceiling]
     if shares:
-        roofs = _range([ceiling["median"] for ceiling in ceilings if ceiling], _flop)
+        roofs = _range([roof_per_s(ceiling) for ceiling in ceilings if ceiling], _flop)
+        if bursts := [ceiling["burst"] for ceiling in ceilings if ceiling and ceiling.get("burst")]:
+            roofs += f" sustained, {_range(bursts, _flop)} in a burst"
         known = "" if len(shares) == len(rates) else f", known in {len(shares)} of {len(rates)} runs"
         parts.append(f"{_range(shares, percent)} of the measured {precision} ceiling, {roofs}{known}")
     parts.append(f"{si(records[0]['complexity']['train_flop_per_image'], 'FLOP')} per image")

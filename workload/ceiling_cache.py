@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from workload import ceilings
-from workload.ceilings import COPY, TRIAD, Ceilings, Report, Sampler, identity, wanted
+from workload.ceiling_rates import Ceilings
+from workload.ceilings import COPY, TRIAD, Report, Sampler, identity, wanted
 from workload.spec import Device
 
 CACHE_NAME = ".ceilings.json"
-# 2: each rate tells how many CPUs it got. Files of schema 1 do not, and are never used again.
-CACHE_SCHEMA = 2
+# 2: each rate tells how many CPUs it got. 3: a GPU was loaded before. Files of older schemas are never used again.
+CACHE_SCHEMA = 3
 MAX_AGE_S = 3600.0
 
 

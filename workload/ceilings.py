@@ -1,9 +1,9 @@
 """Measured ceilings: the FLOP/s of a matrix product per precision, and the bytes/s of copy and triad.
 
 Every probe has a time limit of its own, because a CPU without units for a type is a hundred times slower with it:
-2 s for each product and 1 s for each of copy and triad keep the whole under 20 s on any quiet machine. A probe that
-was disturbed is repeated, at most twice; a rate that stays disturbed is unavailable, because a ceiling that is too low
-makes every run below it look better than it is.
+2 s for each product, 1 s for each of copy and triad, and on a GPU 1.5 s of load before each keep the whole under 20 s
+on any quiet machine. A probe that was disturbed is repeated, at most twice; a rate that stays disturbed is unavailable,
+because a ceiling that is too low makes every run below it look better than it is.
 """
 
 import os
@@ -11,29 +11,33 @@ import platform
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from itertools import cycle
 from math import ceil, isqrt
-from typing import Any, Self
+from typing import Any
 
-import numpy as np
 import psutil
 import torch
 from torch import Tensor
 
 from workload import instructions
+from workload.ceiling_rates import Ceilings, Rate, Samples
 from workload.clock import Clock, clock_for
 from workload.cpu_time import CpuMeter
 from workload.device import TF32_CAPABILITY, is_out_of_memory, usable_cpus
 from workload.environment import cgroup, cpu, host
 from workload.environment.machine import Machine
+from workload.nvml import Gpu
 from workload.spec import Device, Precision
-from workload.text import counted, si
 
 PRODUCT_LIMIT_S = 2.0
 BANDWIDTH_LIMIT_S = 1.0
+# From idle a GPU is faster than it can stay: a T4, an L4 or a laptop's meets its power limit within a second or two.
+# A CPU's clock settles within milliseconds, while the size of its product is chosen; its power limit comes after half a
+# minute, for which no probe can wait.
+LOAD_S = {Device.CUDA: 1.5, Device.MPS: 1.5, Device.CPU: 0.0}
 SAMPLES = 30
 SAMPLE_S = 10e-3
 # A call this long hides what it costs to launch it.
@@ -73,120 +77,10 @@ ISA_VARIABLES = ("ATEN_CPU_CAPABILITY", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCT
 
 # A clean measurement, or the end after so many.
 ATTEMPTS = 3
-# Products and copies on an idle virtual machine of two CPUs got 92 % to 99.7 % of them (2026-11, analysis/example).
-LEAST_CPU_SHARE = 0.9
-# p95 over p5: 1.04 to 1.12 on that machine. A guess for a GPU that its power limit slows down; none was measured.
-WIDEST_SPREAD = 2.0
-FEWEST_SAMPLES = 3
 
 Call = Callable[[], object]
 Sampler = Callable[[], Mapping[str, object]]
 Report = Callable[[str], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rate:
-    """FLOP or bytes per second over `samples` samples. `size` is the edge of the matrices, or the bytes of an array.
-
-    `conditions` are a GPU's clock, power and temperature halfway through the samples, under load. On a CPU, `cpus` is
-    how many CPUs the samples got, and `cpus_wanted` how many they have threads for.
-    """
-
-    median: float
-    best: float
-    min: float
-    p5: float
-    p95: float
-    samples: int
-    size: int
-    conditions: Mapping[str, object] | None = None
-    cpus: float | None = None
-    cpus_wanted: float | None = None
-
-    @classmethod
-    def of(cls, work: float, taken: "Samples", *, size: int) -> Self:
-        """From the FLOP or bytes of a call."""
-        rates = work / np.array(taken.call_s)
-        p5, median, p95 = (float(q) for q in np.quantile(rates, (0.05, 0.5, 0.95)))
-        return cls(
-            median=median,
-            best=float(rates.max()),
-            min=float(rates.min()),
-            p5=p5,
-            p95=p95,
-            samples=len(taken.call_s),
-            size=size,
-            conditions=taken.conditions,
-            cpus=taken.cpus,
-            cpus_wanted=taken.cpus_wanted,
-        )
-
-    @property
-    def doubt(self) -> str | None:
-        """Why this rate may be far below what the machine can do; None where it is clean."""
-        if self.cpus is not None and self.cpus_wanted and self.cpus < LEAST_CPU_SHARE * self.cpus_wanted:
-            return f"the machine was busy: the samples got {self.cpus:.1f} of {self.cpus_wanted:g} CPUs"
-        if self.samples < FEWEST_SAMPLES:
-            return f"there was time for {counted(self.samples, 'sample')} only"
-        if self.p95 > WIDEST_SPREAD * self.p5:
-            return f"the samples spread too far, {self.p95 / self.p5:.1f} x from p5 to p95"
-        return None
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """The reverse of `asdict`. Raises TypeError or ValueError for anything that is no rate."""
-        rate = cls(**value)
-        numbers = (rate.median, rate.best, rate.min, rate.p5, rate.p95, rate.samples, rate.size)
-        # A NaN fails the comparison too.
-        if not all(number > 0 for number in numbers):
-            raise ValueError(f"a rate must be positive; got {numbers}")
-        return rate
-
-
-@dataclass(frozen=True, kw_only=True)
-class Samples:
-    """Seconds per call of each sample, a GPU's sensors under load, and the CPUs that were got and wanted on a CPU."""
-
-    call_s: list[float]
-    conditions: Mapping[str, object] | None = None
-    cpus: float | None = None
-    cpus_wanted: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ceilings:
-    """What one machine reached; `unavailable` says why a rate is missing. `measured_at` is UTC in ISO 8601.
-
-    `machine_id` tells machines of one kind apart: the nodes of a cluster may share an output folder.
-    """
-
-    flop_per_s: Mapping[str, Rate]
-    bytes_per_s: Mapping[str, Rate]
-    unavailable: Mapping[str, str]
-    method: str
-    measured_at: str
-    elapsed_s: float
-    device: str
-    machine_id: str
-    software: str
-    threads: int
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values by field name."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """The reverse of `to_json`. Raises KeyError, TypeError, ValueError or AttributeError for anything else."""
-        rates = {
-            name: {key: Rate.from_json(rate) for key, rate in value[name].items()}
-            for name in ("flop_per_s", "bytes_per_s")
-        }
-        return cls(**{**value, **rates})
-
-    def age_s(self, now: datetime) -> float:
-        """Seconds since the measurement; negative where the clock was set back. ValueError for a foreign time."""
-        return (now - datetime.fromisoformat(self.measured_at)).total_seconds()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,10 +97,14 @@ class Deadline:
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """How to measure: the device's clock, the host's, a limit in host seconds, a GPU's sensors, a CPU's threads."""
+    """How to measure: the device's clock, the host's, a limit in host seconds, a GPU's sensors, a CPU's threads.
+
+    The device is loaded for `load_s` host seconds first, for which the limit waits.
+    """
 
     clock: Clock
     limit_s: float = PRODUCT_LIMIT_S
+    load_s: float = 0.0
     now_s: Callable[[], float] = time.perf_counter
     sensors: Sampler | None = None
     cpus_wanted: float | None = None
@@ -253,13 +151,14 @@ def measure(
 ) -> Ceilings:
     """Measure the `precisions` (all by default) and, unless told otherwise, copy and triad.
 
-    `sample` reads a GPU's sensors; `limit_share` shortens each probe's time limit. Random state, precision settings
-    and the GPU's allocator are left as they were found.
+    `sample` reads a GPU's sensors; `limit_share` shortens each probe's load and time limit. Random state, precision
+    settings and the GPU's allocator are left as they were found.
     """
     began_s, measured_at = time.perf_counter(), now()
     probe = Probe(
         clock=clock_for(device),
         limit_s=PRODUCT_LIMIT_S * limit_share,
+        load_s=LOAD_S[device] * limit_share,
         sensors=sample,
         cpus_wanted=_cpus_wanted(device),
     )
@@ -272,7 +171,7 @@ def measure(
         flop_per_s=flop_per_s,
         bytes_per_s=bytes_per_s,
         unavailable=unavailable,
-        method=_method(limit_share, footprint),
+        method=_method(limit_share, probe.load_s, footprint),
         measured_at=measured_at.isoformat(),
         elapsed_s=time.perf_counter() - began_s,
         **identity(device),
@@ -290,13 +189,21 @@ def wanted(precisions: Collection[str] | None) -> list[Precision]:
     return [precision for precision in Precision if precisions is None or precision in precisions]
 
 
-def _method(limit_share: float, footprint: str) -> str:
+def sensors_of(device: Device) -> Sampler | None:
+    """What reads the GPU's clock, power and temperature; None where NVML does not know it."""
+    gpu = Gpu.open(torch.cuda.current_device()) if device is Device.CUDA else None
+    return gpu.sample if gpu else None
+
+
+def _method(limit_share: float, load_s: float, footprint: str) -> str:
     product_s, bandwidth_s = PRODUCT_LIMIT_S * limit_share, BANDWIDTH_LIMIT_S * limit_share
     products = (
         "n x n x n product of random normal matrices, n doubled until a call takes 5 ms or time or memory is spent; "
         f"up to {SAMPLES} samples of at least 10 ms in {product_s:g} s a precision, again where they were disturbed; "
         "1 fused multiply-add = 2 FLOP"
     )
+    if load_s:
+        products += f"; each rate after {load_s:g} s of the same work, in which a burst ends"
     bytes_ = f"copy moves 2 and triad 3 float32 arrays, as STREAM counts, in {bandwidth_s:g} s each; {footprint}"
     return f"{products}. {bytes_}" if footprint else products
 
@@ -328,6 +235,8 @@ def _first_clean(
     for attempt in range(1, ATTEMPTS + 1):
         rate = measure_rate()
         if rate.doubt is None:
+            if rate.slowdown:
+                report(f"{name}: {rate.slowdown}: the sustained rate is the ceiling")
             return rate
         report(f"{name}: {rate.doubt}" + ("; measuring again" if attempt < ATTEMPTS else ""))
     unavailable[name] = f"{rate.doubt}, at the last of {ATTEMPTS} attempts"
@@ -416,21 +325,42 @@ def _timed_again(product: _Product, probe: Probe, deadline: Deadline) -> _Produc
 
 
 def take_samples(call: Call, call_s: float, probe: Probe, deadline: Deadline) -> Samples:
-    """Up to 30 samples of at least 10 ms, at least one.
+    """Load the device, then take up to 30 samples of at least 10 ms, at least one.
 
-    `call_s` is what a call is expected to take.
+    `call_s` is what a call is expected to take. Sensors are read under load: at once, at half time and at the last.
     """
     calls = ceil(SAMPLE_S / call_s) if call_s < SAMPLE_S else 1
+    readings: dict[str, Mapping[str, object]] = {}
+
+    def sample(moment: str | None = None) -> float:
+        sensors = probe.sensors if moment else None
+        meanwhile = (lambda: readings.update({str(moment): sensors()})) if sensors else None
+        return probe.call_s(call, calls=calls, meanwhile=meanwhile)
+
+    load: list[float] = []
+    began_s = probe.now_s()
+    while probe.now_s() - began_s < probe.load_s:
+        load.append(sample(None if load else "start"))
+    load_s = probe.now_s() - began_s if load else 0.0
+    deadline = replace(deadline, end_s=deadline.end_s + load_s)
     samples: list[float] = []
-    conditions: dict[str, object] = {}
     meter = CpuMeter() if probe.cpus_wanted else None
     while not samples or (len(samples) < SAMPLES and deadline.allows(calls * samples[-1])):
-        # Read once at half time, and at once where there may be no half time.
-        is_due = probe.sensors is not None and len(samples) in (0, SAMPLES // 2)
-        meanwhile = (lambda: conditions.update(probe.sensors() if probe.sensors else {})) if is_due else None
-        samples.append(probe.call_s(call, calls=calls, meanwhile=meanwhile))
+        is_last = len(samples) == SAMPLES - 1 or (samples and not deadline.allows(2 * calls * samples[-1]))
+        moments = {0: None if load else "start", SAMPLES // 2: "half"}
+        samples.append(sample("end" if is_last else moments.get(len(samples))))
     cpus = meter.share().got if meter else None
-    return Samples(call_s=samples, conditions=conditions or None, cpus=cpus, cpus_wanted=probe.cpus_wanted)
+    return Samples(
+        call_s=samples,
+        load_call_s=load,
+        load_s=load_s,
+        # Where the time was too short for a half time, at the start.
+        conditions=readings.get("half", readings.get("start")),
+        conditions_at_start=readings.get("start"),
+        conditions_at_end=readings.get("end"),
+        cpus=cpus,
+        cpus_wanted=probe.cpus_wanted,
+    )
 
 
 @contextmanager
@@ -582,17 +512,3 @@ def identity(device: Device) -> dict[str, Any]:
         "software": " ".join([f"torch {torch.__version__}", *limits]),
         "threads": torch.get_num_threads(),
     }
-
-
-def table(measured: Ceilings) -> str:
-    """One line per rate, and one per rate that is missing."""
-    units = [(measured.flop_per_s, "FLOP/s"), (measured.bytes_per_s, "B/s")]
-    lines = [f"{measured.device}, {measured.software}, {measured.threads} threads"]
-    lines += [_row(name, rate, unit) for rates, unit in units for name, rate in rates.items()]
-    return "\n".join([*lines, *(f"{name:<6}unavailable: {why}" for name, why in measured.unavailable.items())])
-
-
-def _row(name: str, rate: Rate, unit: str) -> str:
-    figures = {"p5": rate.p5, "p95": rate.p95, "best": rate.best}
-    spread = ", ".join(f"{what} {si(value, unit, 4)}" for what, value in figures.items())
-    return f"{name:<6}{si(rate.median, unit, 4):>14}  ({spread}; {counted(rate.samples, 'sample')})"

@@ -343,7 +343,7 @@ def _profiled_step(parsed: argparse.Namespace, _: Timeline) -> int:
 
 
 def _ceilings(parsed: argparse.Namespace, _: Timeline) -> int:
-    from workload import ceilings, device, instructions  # noqa: PLC0415 - imports torch
+    from workload import ceiling_rates, ceilings, device, instructions  # noqa: PLC0415 - imports torch
 
     chosen = device.choose(Device(parsed.device))
     precisions = [Precision(each) for each in parsed.precision or Precision]
@@ -352,11 +352,12 @@ def _ceilings(parsed: argparse.Namespace, _: Timeline) -> int:
             for dtype in {ceilings.DTYPES[precision] for precision in precisions}:
                 if note := instructions.hold_back(dtype):
                     log.LOGGER.info("note       %s", note)
-    measured = ceilings.measure(chosen, precisions=precisions, progress=log.LOGGER.info)
+    sensors = ceilings.sensors_of(chosen)
+    measured = ceilings.measure(chosen, precisions=precisions, sample=sensors, progress=log.LOGGER.info)
     if parsed.format == "json":
         print(json.dumps(measured.to_json(), indent=1))
     else:
-        print(ceilings.table(measured))
+        print(ceiling_rates.table(measured))
     return ExitCode.DONE
 
 

@@ -16,6 +16,7 @@ from torch import nn
 from workload import (
     bundle,
     ceiling_cache,
+    ceilings,
     complexity,
     data,
     device,
@@ -32,7 +33,6 @@ from workload.cpu_time import CpuMeter
 from workload.environment.collect import collect
 from workload.errors import OutOfDeviceMemoryError, RooflaunchError, RunFailedError
 from workload.interrupt import asked, check, undisturbed
-from workload.nvml import Gpu
 from workload.profile.status import before_the_pass
 from workload.progress import Progress
 from workload.recorder import Phase, Recorder, loss_reader_for
@@ -180,12 +180,11 @@ def _measure(job: Job, folder: Path, record: dict[str, Any], timeline: Timeline)
 
 
 def _measure_ceilings(spec: RunSpec, output: Path, *, fresh: bool) -> dict[str, Any]:
-    gpu = Gpu.open(torch.cuda.current_device()) if spec.device is Device.CUDA else None
     measured, age_s = ceiling_cache.cached_or_measure(
         output,
         device=spec.device,
         precisions=(spec.precision,),
-        sample=gpu.sample if gpu else None,
+        sample=ceilings.sensors_of(spec.device),
         progress=LOGGER.info,
         fresh=fresh,
     )
@@ -197,7 +196,7 @@ def _measure_ceilings(spec: RunSpec, output: Path, *, fresh: bool) -> dict[str, 
 def _measure_ceilings_again(job: Job, folder: Path, record: dict[str, Any]) -> None:
     """After a run that was faster than its ceiling, which so is none; the next runs use the new ones."""
     spec = job.spec
-    was = record["ceilings"]["flop_per_s"][spec.precision]["median"]
+    was = verdict.roof_per_s(record["ceilings"]["flop_per_s"][spec.precision])
     above = f"the run reached {percent(verdict.share_of_ceiling(record) or 0.0)} of the {spec.precision} ceiling"
     LOGGER.info("%s: this machine's ceilings are measured again", above)
     # Of the run alone: what the probes allocate is none of its memory.
@@ -268,7 +267,7 @@ def _close_record(job: Job, record: dict[str, Any], timeline: Timeline) -> None:
     record["usage"] = asdict(used) if used else None
     rate = record["ceilings"] and record["ceilings"]["flop_per_s"].get(job.spec.precision)
     if rate:
-        record["complexity"]["theoretical_step_s"] = job.complexity.train_flop_per_step / rate["median"]
+        record["complexity"]["theoretical_step_s"] = job.complexity.train_flop_per_step / verdict.roof_per_s(rate)
     judged = verdict.from_record(record)
     record["bound"] = judged.to_json() if judged else None
     record["notes"] = [*job.notes, *_idle_cpus(record)]

@@ -132,7 +132,15 @@ def share_of_ceiling(record: Mapping[str, Any]) -> float | None:
     rate = ceilings and ceilings["flop_per_s"].get(record["spec"]["precision"])
     if not (step_s and rate):
         return None
-    return float(record["complexity"]["train_flop_per_step"] / step_s["median"] / rate["median"])
+    return float(record["complexity"]["train_flop_per_step"] / step_s["median"] / roof_per_s(rate))
+
+
+def roof_per_s(rate: Mapping[str, Any]) -> float:
+    """FLOP or bytes per second to hold a run against, from a rate of run.json.
+
+    The sustained one where a device slowed down under load, else the median; older bundles have the median alone.
+    """
+    return float(rate.get("sustained") or rate["median"])
 
 
 def from_record(record: Mapping[str, Any]) -> Verdict | None:
@@ -180,6 +188,6 @@ def _judged(record: Mapping[str, Any]) -> Verdict:
         flop_per_step=complexity["train_flop_per_step"],
         bytes_low=complexity["bytes_per_step_lower"],
         bytes_high=complexity["bytes_per_step_upper"],
-        ceiling_flop_per_s=ceilings["flop_per_s"][record["spec"]["precision"]]["median"],
-        ceiling_bytes_per_s=ceilings["bytes_per_s"]["copy"]["median"],
+        ceiling_flop_per_s=roof_per_s(ceilings["flop_per_s"][record["spec"]["precision"]]),
+        ceiling_bytes_per_s=roof_per_s(ceilings["bytes_per_s"]["copy"]),
     )

@@ -123,7 +123,8 @@ def _telemetry(given: Mapping[str, Any]) -> pd.DataFrame:
 
 def _ceilings(given: Mapping[str, Any]) -> pd.DataFrame:
     rows = [{"run_id": given["run_id"], **row} for row in given.get("ceilings", ())]
-    return pd.DataFrame(rows, columns=["run_id", *CEILING_COLUMNS])
+    table = pd.DataFrame(rows, columns=["run_id", *CEILING_COLUMNS])
+    return table.assign(roof_per_s=table["roof_per_s"].fillna(table["median_per_s"]))
 
 
 def kernels(*names: str, **columns: Any) -> pd.DataFrame:

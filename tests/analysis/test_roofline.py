@@ -184,6 +184,18 @@ def test_measured_and_vendor_roofs(tmp_path: Path) -> None:
     assert peak["source"].startswith("NVIDIA T4 datasheet, read ")
 
 
+def test_the_measured_roof_is_the_sustained_one(tmp_path: Path) -> None:
+    """A T4 that falls from 7.6 to 5.1 TFLOP/s at its power limit, beside a bundle of before, which has one figure."""
+    slowed = {"ceilings__flop_per_s__fp32__burst": 7.6e12, "ceilings__flop_per_s__fp32__sustained": 5.1e12}
+    make(tmp_path, 0, **slowed)
+    measured, _ = roofline.roofs(analysis.load(tmp_path)).to_dict("records")
+    assert (measured["flop_per_s"], measured["note"]) == (5.1e12, "what it sustains; 7.6 TFLOP/s in a burst")
+    assert only(roofline.points(analysis.load(tmp_path)))["roof_flop_per_s"] == 5.1e12
+    make(tmp_path, 1)
+    measured, _ = roofline.roofs(analysis.load(tmp_path)).to_dict("records")
+    assert measured["flop_per_s"] == pytest.approx(6.15e12)
+
+
 def test_a_measurement_that_several_runs_used_counts_once(tmp_path: Path) -> None:
     """Two measurements, the first of them used by three runs: 7.0 and 7.4, not a median of four figures."""
     times = ["2026-11-21T12:00:00+00:00"] * 3 + ["2026-11-21T13:30:00+00:00"]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from workload import ceilings
-from workload.ceilings import Ceilings
+from workload.ceiling_rates import Ceilings
 from workload.nvml import Gpu
 from workload.spec import Device, Precision
 

@@ -145,6 +145,12 @@ def test_verdicts_of_all_runs(bounds: list[Any], lines: list[str]) -> None:
     assert shown[start + len(lines)].startswith("  data waits")
 
 
+def test_a_ceiling_that_fell_under_load_is_the_sustained_one() -> None:
+    slowed = {"flop_per_s": {"fp32": {"median": 5e11, "burst": 8e11, "sustained": 4e11}}}
+    text = render(repeated((20.0, 0.8), ceilings=[slowed]))
+    assert "50 % of the measured fp32 ceiling, 400 GFLOP/s sustained, 800 GFLOP/s in a burst;" in text
+
+
 def test_a_ceiling_that_some_runs_lack() -> None:
     some = [{"flop_per_s": {"fp32": {"median": 4e11}}}, {"flop_per_s": {}}, None]
     text = render(repeated((20.0, 0.8), (20.0, 0.8), (20.0, 0.8), ceilings=some))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from workload import ceiling_cache, ceilings
-from workload.ceilings import Ceilings, Rate
+from workload.ceiling_rates import Ceilings, Rate
 from workload.spec import Device
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -138,7 +138,8 @@ DAMAGE: dict[str, Callable[[dict[str, Any]], object]] = {
     "null": lambda _: None,
     "no ceilings": lambda _: {"schema": 1},
     "the schema whose rates do not tell how many CPUs they got": lambda content: content | {"schema": 1},
-    "a newer schema": lambda content: content | {"schema": 3},
+    "the schema whose GPUs were measured from idle": lambda content: content | {"schema": 2},
+    "a newer schema": lambda content: content | {"schema": 4},
     "an unknown field": edited(colour="red"),
     "rates that are none": edited(flop_per_s={"fp32": 5}),
     "a rate of text": edited(flop_per_s={"fp32": {**rate().__dict__, "median": "fast"}}),

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from workload import ceilings
-from workload.ceilings import Ceilings, Probe, Rate, Samples
+from workload import ceiling_rates, ceilings
+from workload.ceiling_rates import Ceilings, Rate, Samples
+from workload.ceilings import Probe
 from workload.clock import clock_for
 from workload.environment.machine import Machine
 from workload.spec import Device, Precision
@@ -189,6 +190,115 @@ def test_the_sensors_are_read_under_load_at_half_time() -> None:
     probe = machine.probe(sensors=sensors)
     taken = ceilings.take_samples(lambda: machine.work(10e-3), 10e-3, probe, probe.deadline())
     assert taken.conditions == {"read": 2, "after_calls": 16}
+
+
+@dataclass(kw_only=True)
+class Throttling(FakeMachine):
+    """A GPU at 1590 MHz for `burst_s` seconds of work, then at 900 MHz for good: as a T4 does at its power limit."""
+
+    burst_s: float = 1.0
+
+    @property
+    def clock_mhz(self) -> int:
+        return 1590 if self.now_s < self.burst_s else 900
+
+    def work(self, seconds: float) -> None:
+        super().work(seconds * 1590 / self.clock_mhz)
+
+    def sensors(self) -> dict[str, object]:
+        return {"sm_clock_mhz": self.clock_mhz}
+
+
+def loaded(machine: Throttling, *, load_s: float, limit_s: float = 2.0, call_s: float = 10e-3) -> Rate:
+    probe = machine.probe(load_s=load_s, limit_s=limit_s, sensors=machine.sensors)
+    taken = ceilings.take_samples(lambda: machine.work(call_s), call_s, probe, probe.deadline())
+    return Rate.of(call_s * 1590e9, taken, size=1)
+
+
+def test_the_ceiling_of_a_device_that_throttles_is_what_it_sustains() -> None:
+    rate = loaded(Throttling(flop_per_s=1), load_s=1.5)
+    assert (rate.median, rate.roof, rate.samples) == (pytest.approx(900e9), pytest.approx(900e9), 30)
+    assert (rate.burst, rate.sustained) == (pytest.approx(1590e9), pytest.approx(900e9))
+    assert (rate.first_third, rate.last_third) == (rate.burst, rate.sustained)
+    assert rate.load_s == pytest.approx(1.5, abs=0.03)
+    clocks = [rate.conditions_at_start, rate.conditions, rate.conditions_at_end]
+    assert clocks == [{"sm_clock_mhz": 1590}, {"sm_clock_mhz": 900}, {"sm_clock_mhz": 900}]
+    assert rate.slowdown == "43 % slower under load, SM clock 1590 to 900 MHz"
+
+
+def test_one_that_throttles_late_is_sustained_by_the_last_third() -> None:
+    """After 1.7 s: most of the samples, and hence their median, are still of the burst."""
+    rate = loaded(Throttling(flop_per_s=1, burst_s=1.7), load_s=1.5)
+    assert (rate.median, rate.roof) == (pytest.approx(1590e9), pytest.approx(900e9))
+
+
+def test_without_a_load_a_slower_end_is_recorded_and_no_verdict() -> None:
+    """On a CPU: its samples take less than a second, in which a neighbour's work looks the same."""
+    rate = loaded(Throttling(flop_per_s=1, burst_s=0.1), load_s=0.0)
+    assert (rate.first_third, rate.last_third) == (pytest.approx(1590e9), pytest.approx(900e9))
+    assert (rate.burst, rate.sustained, rate.slowdown, rate.load_s) == (None, None, None, 0.0)
+    assert rate.roof == rate.median
+
+
+@pytest.mark.parametrize(("slower", "differs"), [(1.05, False), (1.06, True), (1 / 1.2, False)])
+def test_burst_and_sustained_are_said_where_they_differ(slower: float, differs: bool) -> None:
+    taken = Samples(load_call_s=[1.0] * 30, call_s=[slower] * 30)
+    rate = Rate.of(100, taken, size=1)
+    assert ((rate.burst, rate.sustained) != (None, None)) is differs
+    assert rate.roof == pytest.approx(100 / slower)
+
+
+def test_the_load_takes_its_time_and_none_of_the_samples() -> None:
+    machine = FakeMachine(flop_per_s=1)
+    probe = machine.probe(limit_s=0.5, load_s=1.5)
+    taken = ceilings.take_samples(lambda: machine.work(0.05), 0.05, probe, probe.deadline())
+    assert (len(taken.load_call_s), len(taken.call_s)) == (30, 10)
+    assert machine.now_s == pytest.approx(2.0)
+
+
+def test_the_last_reading_is_of_the_last_sample_also_where_time_ends_it() -> None:
+    machine = FakeMachine(flop_per_s=1)
+    probe = machine.probe(limit_s=0.5, sensors=lambda: {"after_calls": len(machine.calls)})
+    taken = ceilings.take_samples(lambda: machine.work(0.1), 0.1, probe, probe.deadline())
+    assert len(taken.call_s) in (4, 5)
+    assert taken.conditions_at_start == {"after_calls": 1}
+    assert taken.conditions == taken.conditions_at_start
+    assert taken.conditions_at_end == {"after_calls": len(taken.call_s)}
+
+
+@pytest.mark.parametrize(("device", "load_s"), [("cuda", 1.5), ("mps", 1.5), ("cpu", 0.0)])
+def test_a_gpu_is_loaded_before_each_rate(monkeypatch: pytest.MonkeyPatch, device: str, load_s: float) -> None:
+    probes: list[Probe] = []
+
+    def product_rate(_: Device, __: Precision, probe: Probe) -> Rate:
+        probes.append(probe)
+        return rate()
+
+    monkeypatch.setattr(ceilings, "product_rate", product_rate)
+    monkeypatch.setattr(ceilings, "clock_for", lambda _: FakeMachine(flop_per_s=1))
+    monkeypatch.setattr(ceilings, "identity", lambda _: plain_identity())
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    measured = ceilings.measure(Device(device), precisions=["fp32"], bandwidth=False)
+    assert [probe.load_s for probe in probes] == [load_s]
+    assert ("each rate after 1.5 s of the same work" in measured.method) is (load_s > 0)
+
+
+def plain_identity() -> dict[str, Any]:
+    return {"device": "d", "machine_id": "m", "software": "torch 1", "threads": 2}
+
+
+def test_a_slowdown_is_said_while_it_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    slowed = replace(rate(60e12), burst=100e12, sustained=60e12)
+    monkeypatch.setattr(ceilings, "product_rate", lambda *_: slowed)
+    said: list[str] = []
+    ceilings.measure(Device.CPU, precisions=["fp32"], bandwidth=False, progress=said.append)
+    assert said[1:] == ["fp32: 40 % slower under load: the sustained rate is the ceiling"]
+
+
+def test_a_rate_of_an_older_file_is_its_median() -> None:
+    """Bundles of before have one figure only."""
+    old = {"median": 5.0, "best": 6.0, "min": 4.0, "p5": 4.5, "p95": 5.5, "samples": 30, "size": 128}
+    assert Rate.from_json(old).roof == 5.0
 
 
 def test_a_rate_by_hand() -> None:
@@ -567,7 +677,16 @@ def rate(median: float = 1e9) -> Rate:
 def test_the_table_has_a_line_a_rate() -> None:
     measured = Ceilings(
         flop_per_s={"fp32": rate(193.25e9), "amp": rate(2.5e12)},
-        bytes_per_s={"copy": rate(0.5e9)},
+        bytes_per_s={
+            "copy": rate(0.5e9),
+            "triad": replace(
+                rate(0.5e9),
+                burst=0.6e9,
+                sustained=0.45e9,
+                conditions_at_start={"sm_clock_mhz": 1590},
+                conditions_at_end={"sm_clock_mhz": 1110},
+            ),
+        },
         unavailable={"tf32": "TF32 needs an NVIDIA GPU"},
         method="",
         measured_at=NOON.isoformat(),
@@ -577,11 +696,14 @@ def test_the_table_has_a_line_a_rate() -> None:
         software="torch 1",
         threads=2,
     )
-    assert ceilings.table(measured).splitlines() == [
+    spread = "p5 500 MB/s, p95 500 MB/s, best 500 MB/s"
+    slowdown = "sustained: 25 % slower under load, SM clock 1590 to 1110 MHz"
+    assert ceiling_rates.table(measured).splitlines() == [
         "CPU, torch 1, 2 threads",
         "fp32   193.2 GFLOP/s  (p5 193.2 GFLOP/s, p95 193.2 GFLOP/s, best 193.2 GFLOP/s; 30 samples)",
         "amp      2.5 TFLOP/s  (p5 2.5 TFLOP/s, p95 2.5 TFLOP/s, best 2.5 TFLOP/s; 30 samples)",
-        "copy        500 MB/s  (p5 500 MB/s, p95 500 MB/s, best 500 MB/s; 30 samples)",
+        f"copy        500 MB/s  ({spread}; 30 samples)",
+        f"triad       450 MB/s  ({spread}, burst 600 MB/s; 30 samples; {slowdown})",
         "tf32  unavailable: TF32 needs an NVIDIA GPU",
     ]
 

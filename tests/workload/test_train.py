@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from workload import bundle, ceilings, cli, train
+from workload import bundle, ceiling_rates, cli, train
 from workload.errors import ExitCode
 
 pytestmark = pytest.mark.world
@@ -153,7 +153,7 @@ def test_image_folder_shows_data_waits(images: Path) -> None:
 @pytest.fixture
 def without_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine that tests run on may be as busy as it likes: its ceilings count as clean."""
-    monkeypatch.setattr(ceilings.Rate, "doubt", None)
+    monkeypatch.setattr(ceiling_rates.Rate, "doubt", None)
 
 
 @pytest.mark.usefixtures("without_doubt")

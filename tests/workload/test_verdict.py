@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from workload.verdict import Bound, competition, from_record, judge, lacks_cpus
+from workload.verdict import Bound, competition, from_record, judge, lacks_cpus, roof_per_s, share_of_ceiling
 
 
 @pytest.mark.parametrize(
@@ -51,6 +51,19 @@ def test_verdict_of_a_record() -> None:
     assert found is not None
     assert (found.bound, found.compute_fraction, found.flop_per_s) == (Bound.COMPUTE, 0.5, 50.0)
     assert found.why == "50 % of the measured compute ceiling, 5 % to 10 % of the bandwidth (modelled)"
+
+
+def test_the_roof_is_what_the_device_sustains() -> None:
+    """A burst of 200 FLOP/s and 20 B/s that falls to half: the step reaches more of what stays."""
+    slowed: dict[str, Any] = {
+        "flop_per_s": {"fp32": {"median": 150.0, "burst": 200.0, "sustained": 100.0}},
+        "bytes_per_s": {"copy": {"median": 18.0, "burst": 20.0, "sustained": 10.0}},
+    }
+    record = RECORD | {"ceilings": slowed}
+    assert from_record(record) == from_record(RECORD)
+    assert share_of_ceiling(record) == 0.5
+    even = {"median": 150.0, "burst": None, "sustained": None}
+    assert roof_per_s(even) == 150.0
 
 
 def changed(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:

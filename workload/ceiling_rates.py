@@ -1,0 +1,182 @@
+"""What a measurement of ceilings gives: rates, how far to trust them, and how people read them."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from math import ceil
+from typing import Any, Self
+
+import numpy as np
+
+from workload.text import counted, percent, si
+
+# Products and copies on an idle virtual machine of two CPUs got 92 % to 99.7 % of them (2026-11, analysis/example).
+LEAST_CPU_SHARE = 0.9
+# p95 over p5: 1.04 to 1.12 on that machine. A guess for a GPU that its power limit slows down; none was measured.
+WIDEST_SPREAD = 2.0
+FEWEST_SAMPLES = 3
+# A last third that is slower by less is noise: the medians of thirds on an idle machine lie 1 % to 2 % apart.
+BURST_MARGIN = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rate:
+    """FLOP or bytes per second over `samples` samples. `size` is the edge of the matrices, or the bytes of an array.
+
+    The device was loaded for `load_s` seconds before the samples. `first_third` is the median over the first third of
+    the load (without one, of the samples), `last_third` over the last third of the samples. Where a loaded device
+    slowed down in between, they are also `burst` and `sustained`, of which the latter is the roof; else both are None.
+
+    `conditions` are a GPU's clock, power and temperature halfway through the samples, under load, those at both ends
+    beside them. On a CPU, `cpus` is how many CPUs the samples got, and `cpus_wanted` how many they have threads for.
+    """
+
+    median: float
+    best: float
+    min: float
+    p5: float
+    p95: float
+    samples: int
+    size: int
+    load_s: float = 0.0
+    first_third: float | None = None
+    last_third: float | None = None
+    burst: float | None = None
+    sustained: float | None = None
+    conditions: Mapping[str, object] | None = None
+    conditions_at_start: Mapping[str, object] | None = None
+    conditions_at_end: Mapping[str, object] | None = None
+    cpus: float | None = None
+    cpus_wanted: float | None = None
+
+    @classmethod
+    def of(cls, work: float, taken: "Samples", *, size: int) -> Self:
+        """From the FLOP or bytes of a call."""
+        rates = work / np.array(taken.call_s)
+        p5, median, p95 = (float(q) for q in np.quantile(rates, (0.05, 0.5, 0.95)))
+        early = work / np.array(taken.load_call_s or taken.call_s)
+        first, last = float(np.median(early[: ceil(len(early) / 3)])), float(np.median(rates[-ceil(len(rates) / 3) :]))
+        # Without a load, samples of less than a second show a neighbour's work rather than a limit of the device.
+        slowed = bool(taken.load_call_s) and last < (1 - BURST_MARGIN) * first
+        return cls(
+            median=median,
+            best=float(rates.max()),
+            min=float(rates.min()),
+            p5=p5,
+            p95=p95,
+            samples=len(taken.call_s),
+            size=size,
+            load_s=taken.load_s,
+            first_third=first,
+            last_third=last,
+            burst=first if slowed else None,
+            sustained=last if slowed else None,
+            conditions=taken.conditions,
+            conditions_at_start=taken.conditions_at_start,
+            conditions_at_end=taken.conditions_at_end,
+            cpus=taken.cpus,
+            cpus_wanted=taken.cpus_wanted,
+        )
+
+    @property
+    def roof(self) -> float:
+        """What a long run is held against: the sustained rate where it is another one than the median's."""
+        return self.median if self.sustained is None else self.sustained
+
+    @property
+    def slowdown(self) -> str | None:
+        """How a loaded device slowed down, with its clocks; None where it did not."""
+        if self.burst is None or self.sustained is None:
+            return None
+        ends = [(reading or {}).get("sm_clock_mhz") for reading in (self.conditions_at_start, self.conditions_at_end)]
+        clocks = f", SM clock {ends[0]} to {ends[1]} MHz" if None not in ends else ""
+        return f"{percent(1 - self.sustained / self.burst)} slower under load{clocks}"
+
+    @property
+    def doubt(self) -> str | None:
+        """Why this rate may be far below what the machine can do; None where it is clean."""
+        if self.cpus is not None and self.cpus_wanted and self.cpus < LEAST_CPU_SHARE * self.cpus_wanted:
+            return f"the machine was busy: the samples got {self.cpus:.1f} of {self.cpus_wanted:g} CPUs"
+        if self.samples < FEWEST_SAMPLES:
+            return f"there was time for {counted(self.samples, 'sample')} only"
+        if self.p95 > WIDEST_SPREAD * self.p5:
+            return f"the samples spread too far, {self.p95 / self.p5:.1f} x from p5 to p95"
+        return None
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """The reverse of `asdict`. Raises TypeError or ValueError for anything that is no rate."""
+        rate = cls(**value)
+        numbers = (rate.median, rate.best, rate.min, rate.p5, rate.p95, rate.samples, rate.size)
+        # A NaN fails the comparison too.
+        if not all(number > 0 for number in numbers):
+            raise ValueError(f"a rate must be positive; got {numbers}")
+        return rate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Samples:
+    """Seconds per call of each sample and of those that loaded the device before; the rest as in `Rate`."""
+
+    call_s: list[float]
+    load_call_s: list[float] = field(default_factory=list)
+    load_s: float = 0.0
+    conditions: Mapping[str, object] | None = None
+    conditions_at_start: Mapping[str, object] | None = None
+    conditions_at_end: Mapping[str, object] | None = None
+    cpus: float | None = None
+    cpus_wanted: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ceilings:
+    """What one machine reached; `unavailable` says why a rate is missing. `measured_at` is UTC in ISO 8601.
+
+    `machine_id` tells machines of one kind apart: the nodes of a cluster may share an output folder.
+    """
+
+    flop_per_s: Mapping[str, Rate]
+    bytes_per_s: Mapping[str, Rate]
+    unavailable: Mapping[str, str]
+    method: str
+    measured_at: str
+    elapsed_s: float
+    device: str
+    machine_id: str
+    software: str
+    threads: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values by field name."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """The reverse of `to_json`. Raises KeyError, TypeError, ValueError or AttributeError for anything else."""
+        rates = {
+            name: {key: Rate.from_json(rate) for key, rate in value[name].items()}
+            for name in ("flop_per_s", "bytes_per_s")
+        }
+        return cls(**{**value, **rates})
+
+    def age_s(self, now: datetime) -> float:
+        """Seconds since the measurement; negative where the clock was set back. ValueError for a foreign time."""
+        return (now - datetime.fromisoformat(self.measured_at)).total_seconds()
+
+
+def table(measured: Ceilings) -> str:
+    """One line per rate, and one per rate that is missing."""
+    units = [(measured.flop_per_s, "FLOP/s"), (measured.bytes_per_s, "B/s")]
+    lines = [f"{measured.device}, {measured.software}, {measured.threads} threads"]
+    lines += [_row(name, rate, unit) for rates, unit in units for name, rate in rates.items()]
+    return "\n".join([*lines, *(f"{name:<6}unavailable: {why}" for name, why in measured.unavailable.items())])
+
+
+def _row(name: str, rate: Rate, unit: str) -> str:
+    figures = {"p5": rate.p5, "p95": rate.p95, "best": rate.best}
+    if rate.burst is not None:
+        figures["burst"] = rate.burst
+    spread = ", ".join(f"{what} {si(value, unit, 4)}" for what, value in figures.items())
+    samples = counted(rate.samples, "sample")
+    ending = f"{samples}; sustained: {rate.slowdown}" if rate.slowdown else samples
+    return f"{name:<6}{si(rate.roof, unit, 4):>14}  ({spread}; {ending})"
