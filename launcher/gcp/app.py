@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from launcher.gcp.options import DEFAULT_DISK_GB, Options
+from launcher.gcp.options import DEFAULT_DISK_GB, Options, VmDriver
 from launcher.options import Format, FormatOption, run_options
 from workload import tables
 from workload.errors import ExitCode
@@ -129,6 +129,33 @@ def run_gcp(
     image: Annotated[
         str | None, _text("--image", "REF", "run this image, by digest, instead of the one for this code")
     ] = None,
+    vm_image: Annotated[
+        str | None,
+        _text("--vm-image", "PROJECT/FAMILY", "what the VM boots, Ubuntu or Debian; or an image's or a family's path"),
+    ] = None,
+    vm_driver: Annotated[
+        VmDriver | None,
+        typer.Option(
+            metavar="preinstalled|install",
+            help="whether --vm-image has a driver (it has, but for Ubuntu's and Debian's own)",
+            show_default=False,
+        ),
+    ] = None,
+    secure_boot: Annotated[
+        bool | None,
+        typer.Option(
+            "--secure-boot/--no-secure-boot", help="boot signed code alone; the driver too", show_default="off"
+        ),
+    ] = None,
+    vtpm: Annotated[bool | None, typer.Option("--vtpm/--no-vtpm", help="a virtual TPM", show_default="on")] = None,
+    integrity_monitoring: Annotated[
+        bool | None,
+        typer.Option(
+            "--integrity-monitoring/--no-integrity-monitoring",
+            help="compare each boot with the first one; needs the vTPM",
+            show_default="on",
+        ),
+    ] = None,
     project: ProjectOption = None,
     bucket: BucketOption = None,
     repository: Annotated[str | None, _text("--repository", "HOST/NAME", "where the image is pushed to")] = None,
@@ -165,6 +192,11 @@ def run_gcp(
         fallback=fallback,
         disk_gb=disk_gb,
         rerun_preempted=rerun_preempted,
+        vm_image=vm_image,
+        vm_driver=vm_driver,
+        secure_boot=secure_boot,
+        vtpm=vtpm,
+        integrity_monitoring=integrity_monitoring,
     )
     where = {
         "project": project,

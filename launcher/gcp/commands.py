@@ -17,7 +17,7 @@ from launcher import build as building
 from launcher import engine as docker_engine
 from launcher import images, models, table
 from launcher.engine import Engine
-from launcher.gcp import cleanup, compute, gpus, launches, logs
+from launcher.gcp import cleanup, compute, gpus, launches, logs, vm_images
 from launcher.gcp import plan as planning
 from launcher.gcp.compute import Compute
 from launcher.gcp.launches import Launch
@@ -155,8 +155,9 @@ def _launch(
     if image is None:
         # Before an image is built and sent for minutes: whether this project answers us at all.
         cloud.project_quotas()
+    vm_image, notes = vm_images.resolve(draft.vm_images, cloud, is_named=options.vm_image is not None)
     reference = _by_digest(world, image) if image else _pushed(world, _flavour(resolved, options), settings.repository)
-    plan = _plan(resolved, options, settings, reference, now_s=cloud.now_s())
+    plan = _plan(resolved, options, settings, reference, now_s=cloud.now_s()).on_image(vm_image, notes)
     print(plan.text(terminal_width(sys.stderr)), file=sys.stderr)
     progress = Progress(sys.stderr, cloud.now_s)
     try:

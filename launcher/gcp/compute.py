@@ -295,11 +295,11 @@ class Compute:
         return [str(each.name) for each in self._all("Zones", "list", request)]
 
     def get_image(self, project: str, family: str) -> str | None:
-        """The newest image of a family, by name; None: no such family, or none left in it."""
+        """The newest image of a family, by name; None: no such family or project, or none left in it."""
         from google.cloud import compute_v1  # noqa: PLC0415 - see the module
 
         request = compute_v1.GetFromFamilyImageRequest(project=project, family=family)
-        found = self._ask("Images", "get_from_family", request, missing="/images/")
+        found = self._ask("Images", "get_from_family", request, missing=f"projects/{project}")
         return None if found is None else str(found.name)
 
     def machine_type(self, zone: str, name: str) -> bool:

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from launcher import images
 from launcher.doctor import Check, State
 from launcher.gcp import cleanup, compute, gpus, refusals, services
 from launcher.gcp.compute import Compute
-from launcher.gcp.gpus import Gpu
+from launcher.gcp.gpus import Gpu, VmImage
 from launcher.gcp.resources import Quota
 from launcher.gcp.services import DisabledError, ForbiddenError, Services
 from launcher.gcp.settings import Settings, resolve_settings
@@ -32,6 +33,7 @@ VM_PERMISSIONS = ("compute.instances.delete", "compute.instances.get")
 BROAD_ROLES = frozenset({"roles/owner", "roles/editor"})
 ENDPOINTS = (refusals.ENDPOINT_VARIABLE, storage.EMULATOR_VARIABLE)
 REPOSITORY = re.compile(r"(?P<location>[a-z0-9-]+)-docker\.pkg\.dev/(?P<project>[^/]+)/(?P<name>[^/]+)/(?P<package>.+)")
+_IMAGE_LISTS = ("allowedValues", "deniedValues")
 REGIONS_SHOWN = 3
 AT_A_TIME = 8
 
@@ -99,6 +101,7 @@ def checks(resolve: Callable[[], Resolved], cloud: Cloud) -> Iterator[Check]:
     if usable.state is State.OK:
         yield from _quota_checks(engine, settings)
         yield from _image_family_checks(engine)
+        yield from _policy_checks(asked)
         yield from _leftover_checks(engine)
     yield from _bucket_checks(settings, cloud)
     yield from _repository_checks(asked, settings, cloud)
@@ -212,18 +215,80 @@ def _best(left: Mapping[str, float]) -> str:
 
 def _image_family_checks(engine: Compute) -> Iterator[Check]:
     table, name = gpus.load().values(), "VM image"
-    for image in dict.fromkeys(gpu.vm_image for gpu in table):
-        users = ", ".join(gpu.name for gpu in table if gpu.vm_image == image)
+    newest: dict[VmImage, str | None] = {}
+    for image in dict.fromkeys(image for gpu in table for image in gpu.vm_images):
         try:
-            newest = engine.get_image(image.project, image.family)
+            newest[image] = engine.get_image(image.project, image.name)
         except RooflaunchError as error:
             yield _failed(name, error)
+    for image, latest in newest.items():
+        users = [gpu for gpu in table if image in gpu.vm_images]
+        named = ", ".join(gpu.name for gpu in users)
+        if latest:
+            yield _ok(name, f"{latest} of project {image.project}, for {named}")
             continue
-        if newest:
-            yield _ok(name, f"{newest} of project {image.project}, for {users}")
+        gone = f"no family {image.name} in project {image.project}, for {named}"
+        cure = f"gcloud compute images list --project {image.project} --no-standard-images; then report it"
+        if all(any(newest.get(other) for other in gpu.vm_images) for gpu in users):
+            yield _note(name, f"{gone}: a launch takes the next one", cure)
         else:
-            cure = f"gcloud compute images list --project {image.project} --no-standard-images; then report it"
-            yield _problem(name, f"no family {image.family} in project {image.project}, for {users}", cure)
+            yield _problem(name, gone, cure)
+
+
+# What an organisation forbids.
+
+
+def _policy_checks(asked: Services | None) -> Iterator[Check]:
+    """The policies that refuse VMs as `launch gcp` asks for them, as far as we may read them."""
+    if asked is None:
+        return
+    for name, constraint, judge in (
+        ("Shielded VM policy", refusals.SHIELDED_VM, _shielded_check),
+        ("VM image policy", refusals.TRUSTED_IMAGES, _trusted_images_check),
+    ):
+        try:
+            yield judge(name, asked.effective_policy(constraint))
+        except RooflaunchError as error:
+            viewer = "an administrator of the organisation: roles/orgpolicy.policyViewer"
+            cure = error.hint if isinstance(error, DisabledError) else viewer
+            yield _note(name, f"could not read {constraint}: {error}", cure)
+
+
+def _shielded_check(name: str, policy: Mapping[str, Any]) -> Check:
+    if not policy.get("booleanPolicy", {}).get("enforced"):
+        return _ok(name, "VMs may start without Secure Boot")
+    builds = ", ".join(gpu.name for gpu in gpus.load().values() if not any(image.signed for image in gpu.vm_images))
+    return _note(
+        name,
+        f"VMs need Secure Boot, vTPM and integrity monitoring; no signed driver is known for {builds}",
+        "--secure-boot with each launch",
+    )
+
+
+def _trusted_images_check(name: str, policy: Mapping[str, Any]) -> Check:
+    rules = policy.get("listPolicy", {})
+    allowed, denied = ([str(entry).removeprefix("is:") for entry in rules.get(key, ())] for key in _IMAGE_LISTS)
+    if any(entry.startswith("under:") for entry in (*allowed, *denied)):
+        return _note(name, f"names folders or organisations, and is not judged: {', '.join((*allowed, *denied))}")
+
+    def is_trusted(image: VmImage) -> bool:
+        project = f"projects/{image.project}"
+        by_default = rules.get("allValues") != "DENY" and not allowed
+        return project not in denied and (by_default or project in allowed)
+
+    # What a launch boots without a word from its user.
+    refused = [gpu for gpu in gpus.load().values() if not is_trusted(gpu.vm_image)]
+    if not refused:
+        return _ok(name, "the images' projects are trusted")
+    projects = ", ".join(dict.fromkeys(gpu.vm_image.project for gpu in refused))
+    others = dict.fromkeys(image for gpu in refused for image in gpu.vm_images if is_trusted(image))
+    trusted = f"; it trusts {', '.join(allowed)}" if allowed else ""
+    cure = " or ".join(f"--vm-image {image.project}/{image.name}" for image in others)
+    return _problem(
+        name,
+        f"{projects} is not trusted, for {', '.join(gpu.name for gpu in refused)}{trusted}",
+        cure or "--vm-image PROJECT/FAMILY of a project that is, with apt; or ask its administrator",
+    )
 
 
 def _leftover_checks(engine: Compute) -> Iterator[Check]:

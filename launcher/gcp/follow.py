@@ -267,7 +267,7 @@ class _Follower:
         if known.heartbeat is not None and known.silent_s > SILENCE_LIMIT_S:
             return self._removed(Ending.SILENT, f"has given no sign for {duration(known.silent_s)}")
         boot_s = now_s - self._booting_s
-        if known.heartbeat is None and boot_s > boot_limit_s(self._request.gpu):
+        if known.heartbeat is None and boot_s > boot_limit_s(self._request):
             last = next(reversed(known.phases), f"nothing, VM {instance.status}")
             return self._removed(Ending.SILENT, f"did not come to start the run in {duration(boot_s)} (last: {last})")
         return None

@@ -31,15 +31,21 @@ class Driver(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class VmImage:
-    """A family of Compute Engine images: the VM boots its newest one."""
+    """A family of Compute Engine images, of which a VM boots the newest, or with `is_family` False one image.
+
+    `signed`: whether its driver loads under Secure Boot; None: nobody knows.
+    """
 
     project: str
-    family: str
+    name: str
+    is_family: bool = True
+    driver: Driver = Driver.PREINSTALLED
+    signed: bool | None = None
 
     @property
     def path(self) -> str:
         """As a disk names it."""
-        return f"projects/{self.project}/global/images/family/{self.family}"
+        return f"projects/{self.project}/global/images/{'family/' if self.is_family else ''}{self.name}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,14 +74,18 @@ class Gpu:
     flavour: str
     minimum_driver: str
     driver_below: str | None
-    vm_image: VmImage
-    driver: Driver
+    vm_images: tuple[VmImage, ...]
     disk_type: str
     quota: str
     machine_types: Mapping[str, MachineType]
     default_machine_type: str
     zones: tuple[str, ...]
     prices: tuple[Listed, ...]
+
+    @property
+    def vm_image(self) -> VmImage:
+        """The usual one."""
+        return self.vm_images[0]
 
     @property
     def regions(self) -> tuple[str, ...]:
@@ -134,7 +144,8 @@ def shown(value: str) -> str:
 def parse(table: Mapping[str, Any], listed: Iterable[Listed]) -> dict[str, Gpu]:
     """The rows of a table as gpus.toml is written, with their prices; `ToolError` where that contradicts itself."""
     listed = tuple(listed)
-    gpus = {name: _row(name, row, listed) for name, row in table["gpu"].items()}
+    images = {name: _vm_image(row) for name, row in table["vm_image"].items()}
+    gpus = {name: _row(name, row, listed, images) for name, row in table["gpu"].items()}
     for gpu in gpus.values():
         for problem in _problems(gpu):
             raise ToolError(f"{TABLE.name}: {gpu.name}: {problem}", hint="correct the table, with the source's figures")
@@ -146,9 +157,13 @@ def _loaded(path: Path) -> Mapping[str, Gpu]:
     return parse(tomllib.loads(path.read_text(encoding="utf-8")), prices.load().listed)
 
 
-def _row(name: str, row: Mapping[str, Any], listed: Iterable[Listed]) -> Gpu:
+def _vm_image(row: Mapping[str, Any]) -> VmImage:
+    project, _, family = row["family"].partition("/")
+    return VmImage(project=project, name=family, driver=Driver(row["driver"]), signed=row["signed"])
+
+
+def _row(name: str, row: Mapping[str, Any], listed: Iterable[Listed], images: Mapping[str, VmImage]) -> Gpu:
     major, _, minor = row["capability"].partition(".")
-    project, _, family = row["vm_image"].partition("/")
     machines = [MachineType(**{**machine, "gpus": tuple(machine["gpus"])}) for machine in row["machine"]]
     return Gpu(
         name=name,
@@ -160,8 +175,7 @@ def _row(name: str, row: Mapping[str, Any], listed: Iterable[Listed]) -> Gpu:
         flavour=row["flavour"],
         minimum_driver=row["minimum_driver"],
         driver_below=row.get("driver_below"),
-        vm_image=VmImage(project=project, family=family),
-        driver=Driver(row["driver"]),
+        vm_images=tuple(images[image] for image in row["vm_images"]),
         disk_type=row["disk_type"],
         quota=row["quota"],
         machine_types={machine.name: machine for machine in machines},

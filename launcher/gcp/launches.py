@@ -151,10 +151,12 @@ class Launch:
         }
 
 
-def boot_limit_s(gpu: str) -> float:
-    """How long a VM with this GPU may take to its first heartbeat."""
-    row = gpus.load().get(gpu)
-    return INSTALLING_BOOT_LIMIT_S if row and row.driver is gpus.Driver.INSTALL else BOOT_LIMIT_S
+def boot_limit_s(request: Request) -> float:
+    """How long the VM of a launch may take to its first heartbeat."""
+    row = gpus.load().get(request.gpu)
+    # Records of earlier versions do not name it: there it was the GPU's.
+    driver = request.driver or (row.vm_image.driver if row else "")
+    return INSTALLING_BOOT_LIMIT_S if driver == gpus.Driver.INSTALL else BOOT_LIMIT_S
 
 
 def judge(seen: Seen, now_s: float, *, was_preempted: Callable[[], bool]) -> Launch:
@@ -231,7 +233,7 @@ def _without_vm(seen: Seen, now_s: float, was_preempted: Callable[[], bool]) -> 
 def _without_heartbeat(seen: Seen, now_s: float) -> tuple[State, str]:
     if seen.request is None:
         return State.STARTING, "no request in this bucket: another --bucket?"
-    limit_s = boot_limit_s(seen.request.gpu)
+    limit_s = boot_limit_s(seen.request)
     if now_s - (seen.launched_s or 0.0) > PROVISIONING_S + limit_s:
         return State.STALE, f"no heartbeat for {duration(limit_s)} and more"
     return State.STARTING, "no heartbeat yet"

@@ -8,9 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from launcher.gcp import choices, gpus, plan_text
+from launcher.gcp import choices, gpus, plan_text, vm_images
 from launcher.gcp.choices import LATE_S, SECONDS_PER_H, parse_duration_s
-from launcher.gcp.gpus import Driver, Gpu, MachineType, shown
+from launcher.gcp.gpus import Driver, Gpu, MachineType, VmImage, shown
 from launcher.gcp.options import Options
 from launcher.gcp.plan_text import PROGRAMS
 from launcher.gcp.records import Price, Request, region_of
@@ -42,6 +42,7 @@ MAX_METADATA_BYTES = 250_000
 class Plan:
     """Everything that a launch is about to do. `zones` in the order in which they are tried, the named ones first.
 
+    `vm_images`: what the VM may boot, the first one that there is. `shielded`: as the insert is sent it.
     `notes`: what the user should know before the VM costs anything.
     """
 
@@ -49,7 +50,9 @@ class Plan:
     settings: Settings
     gpu: Gpu
     machine: MachineType
+    vm_images: tuple[VmImage, ...]
     driver: Driver
+    shielded: Mapping[str, bool]
     options: Options
     zones: tuple[str, ...]
     notes: tuple[str, ...] = ()
@@ -69,6 +72,22 @@ class Plan:
     def spec(self) -> RunSpec:
         """The run as the VM will do it."""
         return RunSpec(**self.request.spec)
+
+    @property
+    def vm_image(self) -> VmImage:
+        """What the VM boots."""
+        return self.vm_images[0]
+
+    def on_image(self, image: VmImage, notes: tuple[str, ...]) -> "Plan":
+        """The same with the image that was found for it."""
+        driver = self.driver if self.driver is Driver.NONE else image.driver
+        return replace(
+            self,
+            vm_images=(image,),
+            driver=driver,
+            request=replace(self.request, vm_image=image.path, driver=str(driver)),
+            notes=(*notes, *self.notes),
+        )
 
     def price(self, zone: str) -> Price | None:
         """Of the whole VM in that zone; None: unknown."""
@@ -134,12 +153,14 @@ class Plan:
             LIMIT_LABEL: str(self.limit_s),
         }
         accelerators = {"guestAccelerators": self._accelerators(zone)} if self.gpu.accelerator else {}
+        shielded = {"shieldedInstanceConfig": dict(self.shielded)} if self.shielded else {}
         return {
             "name": self.name,
             "machineType": f"zones/{zone}/machineTypes/{self.machine.name}",
             **accelerators,
             "scheduling": self._scheduling(),
             "disks": [self._disk(zone, labels)],
+            **shielded,
             "networkInterfaces": [self._interface(zone)],
             "serviceAccounts": [{"email": self.settings.service_account, "scopes": [SCOPE]}],
             "labels": {**labels, "rooflaunch-request": request_id},
@@ -167,7 +188,7 @@ class Plan:
             "autoDelete": True,
             "type": "PERSISTENT",
             "initializeParams": {
-                "sourceImage": self.gpu.vm_image.path,
+                "sourceImage": self.vm_image.path,
                 "diskType": f"zones/{zone}/diskTypes/{self.gpu.disk_type}",
                 "diskSizeGb": str(self.options.disk_gb),
                 "labels": dict(labels),
@@ -206,6 +227,7 @@ class Plan:
             "name": self.name,
             "gpu": self.gpu.name,
             "machine_type": self.machine.name,
+            "vm_images": [image.path for image in self.vm_images],
             "spot": self.options.spot,
             "zones": list(self.zones),
             "zone": zone,
@@ -245,6 +267,9 @@ def make_plan(
     choices.check(options)
     machine, count = choices.choose_machine(gpu, options)
     spec, changed = choices.on_vm(resolved.spec, gpu)
+    with_driver = spec.device is not Device.CPU
+    images = vm_images.candidates(gpu, options, with_driver=with_driver)
+    driver = images[0].driver if with_driver else Driver.NONE
     zones = choices.in_order(gpu, options, settings)
     prices = choices.known_prices(gpu, machine, count, options, zones, now)
     if options.max_cost_usd is not None:
@@ -260,19 +285,23 @@ def make_plan(
         spot=options.spot,
         zones=list(zones),
         image=_checked_image(image),
-        flavour=CPU_FLAVOUR if spec.device is Device.CPU else gpu.flavour,
-        vm_image=gpu.vm_image.path,
+        flavour=gpu.flavour if with_driver else CPU_FLAVOUR,
+        vm_image=images[0].path,
         limit_s=choices.limit_s(options, prices.values()),
         spec=spec.to_json(),
         spec_origin={key: str(value) for key, value in resolved.origin.items() if key != "data_dir"},
         prices={region: asdict(price) for region, price in prices.items()},
+        driver=str(driver),
+        secure_boot=bool(options.secure_boot),
     )
     plan = Plan(
         request=request,
         settings=settings,
         gpu=gpu,
         machine=machine,
-        driver=Driver.NONE if spec.device is Device.CPU else gpu.driver,
+        vm_images=images,
+        driver=driver,
+        shielded=vm_images.shielded_config(options),
         options=options,
         zones=zones,
         programs={key: _program(name) for key, name in PROGRAMS.items()},
@@ -314,6 +343,9 @@ def _notes(plan: Plan) -> Iterator[str]:
             f"the {plan.gpu.title} has no bf16 units (compute capability {capability}; they come with 8.0): bf16 is "
             "emulated there and slow; --precision amp uses its tensor cores"
         )
+    if plan.shielded.get("enableSecureBoot") and plan.driver is not Driver.NONE and plan.vm_image.signed is None:
+        image = plan.vm_image.name
+        yield f"under Secure Boot the driver of {image} loads only if the VM's firmware trusts its signature"
     if plan.settings.project == ANY_PROJECT:
         yield f"no project is set: {ANY_PROJECT} stands for yours; --project names it"
     if plan.ready_s + plan.run_s > plan.limit_s:

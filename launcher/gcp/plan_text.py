@@ -62,7 +62,11 @@ def _vm(plan: "Plan") -> Iterator[tuple[str, str]]:
     yield "vm", f"{plan.machine.name} with {plan.request.gpu_count} x {plan.gpu.title}, {kind}"
     yield "name", plan.name
     yield "zones", _zones(plan)
-    yield "vm image", f"{plan.gpu.vm_image.project}, newest of {plan.gpu.vm_image.family}"
+    image = plan.vm_image
+    yield "vm image", f"{image.project}, {'newest of ' if image.is_family else ''}{image.name}"
+    if plan.shielded:
+        options = {"enableSecureBoot": "Secure Boot", "enableVtpm": "vTPM", "enableIntegrityMonitoring": "integrity"}
+        yield "shielded", ", ".join(f"{what} {'on' if plan.shielded[key] else 'off'}" for key, what in options.items())
     yield "driver", _driver(plan)
     yield "disk", f"{plan.options.disk_gb} GB, {plan.gpu.disk_type}"
     yield "image", f"{plan.request.image}, flavour {plan.request.flavour}"

@@ -13,7 +13,15 @@ from enum import StrEnum
 from launcher.gcp.compute import Compute
 from launcher.gcp.plan import Plan
 from launcher.gcp.records import region_of
-from launcher.gcp.refusals import NOT_IN_ZONE, QUOTA_EXCEEDED, STOCKOUT, AlreadyThereError, DeniedError, RefusedError
+from launcher.gcp.refusals import (
+    NOT_IN_ZONE,
+    QUOTA_EXCEEDED,
+    STOCKOUT,
+    AlreadyThereError,
+    DeniedError,
+    RefusedError,
+    refused_for_good,
+)
 from launcher.gcp.resources import Instance, Operation, OperationFault, Quota
 from workload.errors import NoCapacityError, RooflaunchError, ToolError
 from workload.storage.bucket import UnreachableError
@@ -371,6 +379,8 @@ class _Provisioning:
                 raise self._no_capacity()
             case Scope.FATAL:
                 said = "; ".join(f"{fault.code}: {fault.message}" for fault in faults)
+                if refused := refused_for_good(said):
+                    raise refused
                 raise ToolError(f"Compute Engine did not make the VM in {zone}: {said}", hint="launch doctor gcp")
 
     def _note(self, where: str, faults: tuple[OperationFault, ...], asked_s: float) -> None:
@@ -400,6 +410,9 @@ class _Provisioning:
         if all(each.code.startswith("QUOTA") for each in self._tried):
             page = f"https://console.cloud.google.com/iam-admin/quotas?project={request.project}"
             return f"ask for more at {page}; launch doctor gcp shows what each region has"
+        if all("/subnetworks/" in each.message for each in self._tried):
+            name = self._plan.settings.subnetwork
+            return f"no region has a subnetwork '{name}': --subnetwork of another, or its regions in infra/ (subnets)"
         other = "without --spot" if request.spot else "with --spot"
         wider = "" if self._plan.options.fallback else ", without --no-fallback"
         return f"later{wider}, {other}, or with another --gpu"

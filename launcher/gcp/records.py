@@ -118,6 +118,7 @@ class Request(_Document):
     """Everything that was asked for: what the VM reads from its metadata, and others from the bucket.
 
     `launched_at` is ISO 8601 in UTC; `limit_s` is when the cloud deletes the VM; `image` has the registry's digest.
+    `vm_image` is what the VM boots, and `driver` where its driver comes from.
     `prices` by region, without the regions whose price is unknown. `place` is completed by the VM with its zone.
     """
 
@@ -138,6 +139,8 @@ class Request(_Document):
     spec_origin: Mapping[str, str] = field(default_factory=dict)
     prices: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     attempt: int = 1
+    driver: str = ""
+    secure_boot: bool = False
 
     def price(self, zone: str) -> Price | None:
         """The price in the zone's region, if it is known."""
@@ -240,6 +243,9 @@ RULES: Mapping[str, Rule] = {
     "image": _WORD,
     "flavour": _WORD,
     "vm_image": _WORD,
+    # Empty in records of earlier versions.
+    "driver": Rule("preinstalled, install or none", lambda value: value in ("", "preinstalled", "install", "none")),
+    "secure_boot": _FLAG,
     "limit_s": Rule(f"seconds from 1 to {MAX_LIMIT_S}", lambda value: _is_count(value, least=1, most=MAX_LIMIT_S)),
     "spec": Rule("an object", lambda value: isinstance(value, dict)),
     "spec_origin": Rule("an object of texts", _by_name(_is_text)),

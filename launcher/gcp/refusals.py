@@ -15,6 +15,8 @@ ENDPOINT_VARIABLE = "ROOFLAUNCH_COMPUTE_ENDPOINT"
 PUBLIC_ENDPOINT = "https://compute.googleapis.com"
 
 TOO_MANY, UNAVAILABLE = 429, 503
+# Characters of an answer that a message may quote.
+LONGEST_SAID = 1000
 BUSY = (TOO_MANY, 500, 502, UNAVAILABLE, 504)
 # How a zone without the machine says so, as a code or within a text.
 STOCKOUT = "ZONE_RESOURCE_POOL_EXHAUSTED"
@@ -26,6 +28,22 @@ _NOT_IN_ZONE_TEXT = re.compile(
 _STOCKOUT_TEXT = re.compile(
     r"ZONE_RESOURCE_POOL_EXHAUSTED|does not have enough resources|resource pool exhausted", re.IGNORECASE
 )
+# The service says one or the other of a network whose subnetworks are made by hand.
+_CUSTOM_MODE_TEXT = re.compile(r"custom subnet ?mode|must specify a subnet", re.IGNORECASE)
+_CONSTRAINT = re.compile(r"\bconstraints/[A-Za-z.]+")
+# What cures a refusal by an organisation's policy, as options of `launch gcp` where there are some.
+SHIELDED_VM = "constraints/compute.requireShieldedVm"
+TRUSTED_IMAGES = "constraints/compute.trustedImageProjects"
+_POLICY_CURES = {
+    SHIELDED_VM: "--secure-boot",
+    TRUSTED_IMAGES: "--vm-image PROJECT/FAMILY of a project that is trusted (launch doctor gcp names them)",
+    "constraints/compute.vmExternalIpAccess": "--no-external-ip, with create_network in infra/",
+    "constraints/gcp.resourceLocations": "--zone Z --no-fallback, with zones in locations that are allowed",
+}
+
+
+class PolicyError(ToolError):
+    """An organisation's policy forbids the VM as it was asked for, in every zone."""
 
 
 class AlreadyThereError(ToolError):
@@ -72,7 +90,9 @@ def _explained(error: Any, project: str, method: str) -> RooflaunchError:
     """What an answer of 400 or more means."""
     code, said = int(error.code), said_by(error)
     explained: RooflaunchError
-    if method == "insert" and (fault := _insert_fault(error)):
+    if method == "insert" and (refused := refused_for_good(_all_said_by(error))):
+        explained = refused
+    elif method == "insert" and (fault := _insert_fault(error)):
         explained = RefusedError((fault,), hint="the same again with other zones: --zone Z")
     elif code in BUSY:
         explained = _unreachable(error)
@@ -87,6 +107,35 @@ def _explained(error: Any, project: str, method: str) -> RooflaunchError:
     else:
         explained = ToolError(f"Compute Engine refused {method}: {said}", hint="launch doctor gcp")
     return explained
+
+
+def refused_for_good(said: str) -> ToolError | None:
+    """What cures a refusal by a policy, or for want of a subnetwork, in every zone; None: it was refused for else."""
+    broken = list(dict.fromkeys(_CONSTRAINT.findall(said)))
+    if broken:
+        cures = [_POLICY_CURES[name] for name in broken if name in _POLICY_CURES]
+        if SHIELDED_VM in broken and "non-Shielded image" in said:
+            cures[cures.index(_POLICY_CURES[SHIELDED_VM])] = (
+                "--vm-image of an image that can boot by UEFI, --secure-boot"
+            )
+        policies = "policies forbid" if len(broken) > 1 else "policy forbids"
+        asked = "its administrator for an exception, or another --project"
+        return PolicyError(
+            f"the organisation's {policies} this VM: {', '.join(broken)}: {said}", hint="; ".join(cures) or asked
+        )
+    if _CUSTOM_MODE_TEXT.search(said):
+        return ToolError(
+            f"the network has no subnetworks of its own making: {said}",
+            hint="--subnetwork NAME, one of that name in each region; or --network of another network; "
+            "or create_network in infra/, which makes both",
+        )
+    return None
+
+
+def _all_said_by(error: Any) -> str:
+    """Every message of an answer: one insert may break several policies."""
+    messages = [str(each.get("message", "")) for each in error.errors if isinstance(each, Mapping)]
+    return "; ".join(dict.fromkeys([said_by(error), *filter(None, messages)]))[:LONGEST_SAID]
 
 
 def _insert_fault(error: Any) -> OperationFault | None:

@@ -102,6 +102,14 @@ class Services:
         options = {"options": {"requestedPolicyVersion": POLICY_VERSION}}
         return _roles_of(self._ask("POST", url, options), email)
 
+    def effective_policy(self, constraint: str) -> Mapping[str, Any]:
+        """What an organisation's policy comes to here: `booleanPolicy` or `listPolicy`; empty if there is none.
+
+        https://cloud.google.com/resource-manager/reference/rest/v1/projects/getEffectiveOrgPolicy (read 2026-11)
+        """
+        url = f"https://cloudresourcemanager.googleapis.com/v1/projects/{self.project}:getEffectiveOrgPolicy"
+        return self._ask("POST", url, {"constraint": constraint}) or {}
+
     def permissions(self, roles: Collection[str]) -> frozenset[str]:
         """What these roles allow together."""
         return frozenset(each for role in roles for each in self._permissions_of(role))

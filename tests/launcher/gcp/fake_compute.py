@@ -26,7 +26,8 @@ LABEL_VALUE = re.compile(r"[_\-a-z0-9]{0,63}")
 UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 ACCELERATOR = re.compile(r"(?:.*/)?zones/([^/]+)/acceleratorTypes/(nvidia-tesla-(?:t4|v100))")
 MACHINE = re.compile(r"(?:.*/)?zones/([^/]+)/machineTypes/([a-z0-9-]+)")
-IMAGE = re.compile(r"(?:.*/)?projects/([^/]+)/global/images/(?:family/)?([^/]+)")
+# A family, or one image of it by the date that it has in its name.
+IMAGE = re.compile(r"(?:.*/)?projects/([^/]+)/global/images/(?:family/)?([^/]+?)(?:-v[0-9]{8})?")
 # How many GPUs come with a machine type, and the metric that counts them.
 BUNDLED = {
     **{f"g2-standard-{size}": ("NVIDIA_L4_GPUS", 1) for size in (4, 8, 12, 16, 32)},
@@ -44,9 +45,11 @@ ATTACHED = {"nvidia-tesla-t4": "NVIDIA_T4_GPUS", "nvidia-tesla-v100": "NVIDIA_V1
 METRICS = sorted({*ATTACHED.values(), *(metric for metric, _ in BUNDLED.values())})
 IMAGE_FAMILIES = {
     ("ubuntu-os-accelerator-images", "ubuntu-accelerator-2204-amd64-with-nvidia-580"),
+    ("ubuntu-os-accelerator-images", "ubuntu-accelerator-2404-amd64-with-nvidia-580"),
     ("deeplearning-platform-release", "common-cu129-ubuntu-2204-nvidia-580"),
     ("ubuntu-os-cloud", "ubuntu-2204-lts"),
     ("ubuntu-os-cloud", "ubuntu-2404-lts-amd64"),
+    ("debian-cloud", "debian-12"),
     ("cos-cloud", "cos-stable"),
 }
 METADATA_BYTES = 256 << 10
@@ -239,6 +242,8 @@ class FakeCompute:
         self.all_vms: list[Vm] = []
         self.tokens: set[str] = set()
         self.guest_errors: list[str] = []
+        # Image families that are there no more.
+        self.renamed: set[tuple[str, str]] = set()
         self._guest = vm
         self._operation_s = operation_s
         self._boot_s = boot_s
@@ -679,7 +684,7 @@ class FakeCompute:
         return {"items": [{"name": each} for each in page], **following}
 
     def _image(self, names: dict[str, str], _: dict[str, str], __: bytes) -> dict[str, Any]:
-        if (names["project"], names["family"]) not in IMAGE_FAMILIES:
+        if (names["project"], names["family"]) not in IMAGE_FAMILIES - self.renamed:
             raise _missing(names, f"global/images/family/{names['family']}")
         return {"kind": "compute#image", "name": f"{names['family']}-v20261101", "family": names["family"]}
 

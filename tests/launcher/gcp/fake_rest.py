@@ -19,6 +19,11 @@ ACCOUNT_PATH = f"{IAM}projects/{PROJECT}/serviceAccounts/{ACCOUNT}"
 BUCKET_POLICY = f"GET storage.googleapis.com/storage/v1/b/{BUCKET}/iam"
 REPOSITORY_POLICY = f"GET {REGISTRY}{REPOSITORY}:getIamPolicy"
 PROJECT_POLICY = f"POST cloudresourcemanager.googleapis.com/v1/projects/{PROJECT}:getIamPolicy"
+# One address for every constraint, which the question's body names.
+ORG_POLICY = f"POST cloudresourcemanager.googleapis.com/v1/projects/{PROJECT}:getEffectiveOrgPolicy"
+SHIELDED_VM, TRUSTED_IMAGES = (
+    f"{ORG_POLICY} constraints/compute.{name}" for name in ("requireShieldedVm", "trustedImageProjects")
+)
 VM_ROLE = f"projects/{PROJECT}/roles/rooflaunchVm"
 
 
@@ -55,6 +60,11 @@ def sound() -> dict[str, Any]:
         BUCKET_POLICY: policy("roles/storage.objectUser"),
         REPOSITORY_POLICY: policy("roles/artifactregistry.reader"),
         PROJECT_POLICY: policy(VM_ROLE),
+        SHIELDED_VM: {"constraint": "constraints/compute.requireShieldedVm", "booleanPolicy": {}},
+        TRUSTED_IMAGES: {
+            "constraint": "constraints/compute.trustedImageProjects",
+            "listPolicy": {"allValues": "ALLOW"},
+        },
         f"GET {IAM}roles/storage.objectUser": {
             "includedPermissions": [f"storage.objects.{name}" for name in ("create", "delete", "get", "list", "update")]
         },
@@ -77,7 +87,7 @@ class FakeRest:
     def request(self, method: str, url: str, *, json: Any = None, timeout: float) -> requests.Response:
         assert timeout == 15.0
         path, _, query = url.removeprefix("https://").partition("?")
-        question = f"{method} {path}"
+        question = f"{method} {path}" + (f" {json['constraint']}" if json and "constraint" in json else "")
         self.asked.append(question)
         self.queries.append(query)
         self.bodies.append(json)

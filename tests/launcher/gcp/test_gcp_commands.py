@@ -254,6 +254,26 @@ def test_json_has_the_whole_story(launch: Launch, clouds: Clouds, capsys: pytest
 
 
 @pytest.mark.world
+def test_a_renamed_image_family_is_told_and_does_not_stop_a_launch(
+    launch: Launch, clouds: Clouds, capsys: pytest.CaptureFixture[str]
+) -> None:
+    family = ("ubuntu-os-accelerator-images", "ubuntu-accelerator-2204-amd64-with-nvidia-580")
+    with clouds() as cloud:
+        cloud.fake.renamed.add(family)
+        assert launch(world_of(cloud), *GCP, "--secure-boot") == 0
+        body = cloud.fake.bodies[0]
+        newest = "ubuntu-accelerator-2404-amd64-with-nvidia-580-v20261101"
+        source = f"projects/{family[0]}/global/images/{newest}"
+        assert body["disks"][0]["initializeParams"]["sourceImage"] == source
+        assert body["shieldedInstanceConfig"]["enableSecureBoot"] is True
+        told = capsys.readouterr().err
+        assert f"note       there is no VM image family {family[1]} in project {family[0]} any more\n" in told
+        assert f"note       the VM boots {newest} of {family[0]} instead\n" in told
+        assert launch(world_of(cloud), *GCP, "--vm-image", "my-project/none") == 2
+        assert "error: --vm-image: there is no image family 'none' in project 'my-project'" in capsys.readouterr().err
+
+
+@pytest.mark.world
 def test_no_capacity_is_exit_code_5_with_what_was_tried(
     launch: Launch, clouds: Clouds, capsys: pytest.CaptureFixture[str]
 ) -> None:

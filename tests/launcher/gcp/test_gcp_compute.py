@@ -131,8 +131,10 @@ def test_nothing_there(fake: FakeCompute, compute: Compute) -> None:
     assert not compute.preempted(A, NAME)
     assert (compute.instances(), compute.disks()) == (Listing(), Listing())
     assert compute.get_image("ubuntu-os-cloud", "no-such-family") is None
+    fake.refuse(404, "The resource 'projects/ubuntu-os-gone' was not found", reason="notFound")
+    assert compute.get_image("ubuntu-os-gone", "no-such-family") is None, "nor the project"
     assert not compute.machine_type(A, "n1-standard-3")
-    assert fake.count(".") == 10
+    assert fake.count(".") == 11
 
 
 def test_a_404_for_something_else_is_not_a_vm_that_is_gone(fake: FakeCompute, compute: Compute) -> None:
@@ -574,6 +576,92 @@ def test_an_insert_that_is_refused_for_its_place(
     with pytest.raises(RefusedError) as caught:
         compute.insert(A, gpu_body(), ID)
     assert caught.value.faults == (OperationFault(code=code, message=message),)
+    assert fake.count("POST") == 1
+
+
+SEE = "See https://cloud.google.com/resource-manager/docs/organization-policy/org-policy-constraints for more."
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "error"),
+    [
+        (
+            412,
+            (
+                f"Constraint constraints/compute.requireShieldedVm violated for project projects/p. Secure Boot is not "
+                f"enabled in the 'shielded_instance_config' field. {SEE}"
+            ),
+            (
+                "error: the organisation's policy forbids this VM: constraints/compute.requireShieldedVm: {}\n"
+                "hint: --secure-boot"
+            ),
+        ),
+        (
+            412,
+            (
+                f"Constraint constraints/compute.requireShieldedVm violated for project projects/p. The boot "
+                f"disk's 'initialize_params.source_image' field specifies a non-Shielded image: "
+                f"projects/p/global/images/i. {SEE}"
+            ),
+            (
+                "error: the organisation's policy forbids this VM: constraints/compute.requireShieldedVm: {}\n"
+                "hint: --vm-image of an image that can boot by UEFI, --secure-boot"
+            ),
+        ),
+        (
+            412,
+            (
+                "Constraint constraints/compute.trustedImageProjects violated for project p. Use of images from "
+                "project ubuntu-os-accelerator-images is prohibited."
+            ),
+            (
+                "error: the organisation's policy forbids this VM: constraints/compute.trustedImageProjects: {}\n"
+                "hint: --vm-image PROJECT/FAMILY of a project that is trusted (launch doctor gcp names them)"
+            ),
+        ),
+        (
+            403,
+            (
+                "Constraint constraints/compute.vmExternalIpAccess violated for project 1. Constraint "
+                "constraints/compute.requireShieldedVm violated for project projects/p."
+            ),
+            (
+                "error: the organisation's policies forbid this VM: constraints/compute.vmExternalIpAccess, "
+                "constraints/compute.requireShieldedVm: {}\n"
+                "hint: --no-external-ip, with create_network in infra/; --secure-boot"
+            ),
+        ),
+        (
+            412,
+            "Constraint constraints/compute.disableGuestAttributesAccess violated for project p.",
+            (
+                "error: the organisation's policy forbids this VM: "
+                "constraints/compute.disableGuestAttributesAccess: {}\n"
+                "hint: its administrator for an exception, or another --project"
+            ),
+        ),
+        (
+            400,
+            (
+                "Invalid value for field 'resource.networkInterfaces[0].subnetwork': ''. Network interface must "
+                "specify a subnet if the network resource is in custom subnet mode."
+            ),
+            (
+                "error: the network has no subnetworks of its own making: {}\n"
+                "hint: --subnetwork NAME, one of that name in each region; or --network of another network; "
+                "or create_network in infra/, which makes both"
+            ),
+        ),
+    ],
+    ids=["secure boot", "no UEFI", "image project", "two policies", "another policy", "custom network"],
+)
+def test_an_insert_that_other_options_would_get(
+    status: int, message: str, error: str, fake: FakeCompute, compute: Compute
+) -> None:
+    fake.refuse(status, message, reason="conditionNotMet")
+    with pytest.raises(ToolError) as caught:
+        compute.insert(A, gpu_body(), ID)
+    assert caught.value.report() == error.format(message)
     assert fake.count("POST") == 1
 
 

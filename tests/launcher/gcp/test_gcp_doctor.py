@@ -28,6 +28,8 @@ from tests.launcher.gcp.fake_rest import (
     REPOSITORY,
     REPOSITORY_POLICY,
     SERVICES,
+    SHIELDED_VM,
+    TRUSTED_IMAGES,
     VM_ROLE,
     FakeRest,
     disabled,
@@ -171,6 +173,8 @@ def test_a_sound_project(world: World) -> None:
         ("APIs", "ok", "enabled: compute, storage, artifactregistry", ""),
         ("GPUS_ALL_REGIONS", "ok", "3 of 4 GPUs left", ""),
         *[row for row in rows if row[0] == "VM image"],
+        ("Shielded VM policy", "ok", "VMs may start without Secure Boot", ""),
+        ("VM image policy", "ok", "the images' projects are trusted", ""),
         ("leftovers", "ok", "none; 0 VMs of launches now", ""),
         ("bucket", "ok", f"gs://{BUCKET} answers", ""),
         ("bucket access", "ok", "objects can be read, written and replaced", ""),
@@ -351,11 +355,108 @@ def test_a_region_that_does_not_answer(world: World) -> None:
 )
 def test_the_image_of_the_vms(image: Any, state: str, found: str, cure: str, world: World) -> None:
     world.compute.image = image
-    users = ", ".join(gpu.name for gpu in gpus.load().values() if gpu.vm_image.family == FAMILY)
+    users = ", ".join(gpu.name for gpu in gpus.load().values() if gpu.vm_images[0].name == FAMILY)
     assert "t4" in users
     rows = [row for row in world.rows() if row[0] == "VM image"]
-    assert len(rows) == len({gpu.vm_image for gpu in gpus.load().values()}), "each family once"
+    assert len(rows) == len({image for gpu in gpus.load().values() for image in gpu.vm_images}), "each family once"
     assert rows[0][1:] == (state, found.format(users), cure)
+
+
+def test_an_image_that_is_gone_while_others_are_there(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(world.compute, "get_image", lambda _, family: None if family == FAMILY else f"{family}-v1")
+    rows = [row for row in world.rows() if row[0] == "VM image"]
+    users = ", ".join(gpu.name for gpu in gpus.load().values() if gpu.vm_image.name == FAMILY)
+    gone = f"no family {FAMILY} in project ubuntu-os-accelerator-images, for {users}: a launch takes the next one"
+    assert [(row[1], row[2]) for row in rows if row[1] != "ok"] == [("note", gone)]
+
+
+ALL_BUT_V100 = "t4, l4, a100, a100-80gb, h100, h200"
+NOT_TRUSTED = f"ubuntu-os-accelerator-images is not trusted, for {ALL_BUT_V100}"
+BY_HAND = "--vm-image PROJECT/FAMILY of a project that is, with apt; or ask its administrator"
+VIEWER = "an administrator of the organisation: roles/orgpolicy.policyViewer"
+RESOURCES = "cloudresourcemanager.googleapis.com"
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "row"),
+    [
+        (
+            SHIELDED_VM,
+            {"booleanPolicy": {"enforced": True}},
+            (
+                "Shielded VM policy",
+                "note",
+                "VMs need Secure Boot, vTPM and integrity monitoring; no signed driver is known for v100",
+                "--secure-boot with each launch",
+            ),
+        ),
+        (
+            SHIELDED_VM,
+            refused(),
+            (
+                "Shielded VM policy",
+                "note",
+                f"could not read constraints/compute.requireShieldedVm: {RESOURCES}: Permission denied",
+                VIEWER,
+            ),
+        ),
+        (
+            TRUSTED_IMAGES,
+            disabled(RESOURCES),
+            (
+                "VM image policy",
+                "note",
+                (
+                    "could not read constraints/compute.trustedImageProjects: "
+                    f"{RESOURCES} is not enabled in project '{PROJECT}'"
+                ),
+                f"gcloud services enable {RESOURCES} --project {PROJECT}",
+            ),
+        ),
+        (TRUSTED_IMAGES, {}, ("VM image policy", "ok", "the images' projects are trusted", "")),
+        (
+            TRUSTED_IMAGES,
+            {"listPolicy": {"allowedValues": ["projects/ubuntu-os-cloud"]}},
+            (
+                "VM image policy",
+                "problem",
+                f"{NOT_TRUSTED}; it trusts projects/ubuntu-os-cloud",
+                "--vm-image ubuntu-os-cloud/ubuntu-2404-lts-amd64",
+            ),
+        ),
+        (
+            TRUSTED_IMAGES,
+            {"listPolicy": {"allowedValues": ["is:projects/ubuntu-os-cloud", "projects/ubuntu-os-accelerator-images"]}},
+            ("VM image policy", "ok", "the images' projects are trusted", ""),
+        ),
+        (
+            TRUSTED_IMAGES,
+            {"listPolicy": {"allValues": "DENY"}},
+            (
+                "VM image policy",
+                "problem",
+                (
+                    "ubuntu-os-accelerator-images, ubuntu-os-cloud is not trusted, for t4, l4, v100, a100, a100-80gb, "
+                    "h100, h200"
+                ),
+                BY_HAND,
+            ),
+        ),
+        (
+            TRUSTED_IMAGES,
+            {"listPolicy": {"deniedValues": ["projects/debian-cloud"]}},
+            ("VM image policy", "ok", "the images' projects are trusted", ""),
+        ),
+        (
+            TRUSTED_IMAGES,
+            {"listPolicy": {"allowedValues": ["under:organizations/1"]}},
+            ("VM image policy", "note", "names folders or organisations, and is not judged: under:organizations/1", ""),
+        ),
+    ],
+)
+def test_policies_of_an_organisation(question: str, answer: Any, row: Row, world: World) -> None:
+    world.rest.answers[question] = answer
+    assert world.row(row[0]) == row
 
 
 @pytest.mark.parametrize(

@@ -84,8 +84,8 @@ def test_zones(name: str, zones: int, compact: str) -> None:
 )
 def test_machines(name: str, accelerator: str | None, default: str, driver: Driver, image_project: str) -> None:
     gpu = gpus.require(name)
-    assert (gpu.accelerator, gpu.default_machine_type, gpu.driver) == (accelerator, default, driver)
-    assert gpu.vm_image.path == f"projects/{image_project}/global/images/family/{gpu.vm_image.family}"
+    assert (gpu.accelerator, gpu.default_machine_type, gpu.vm_image.driver) == (accelerator, default, driver)
+    assert gpu.vm_image.path == f"projects/{image_project}/global/images/family/{gpu.vm_image.name}"
     # A machine type brings one count of GPUs; to one without, some can be attached.
     assert all((len(machine.gpus) == 1) or accelerator for machine in gpu.machine_types.values())
 

@@ -250,7 +250,7 @@ def test_text_for_a_v100() -> None:
         "vm         n1-standard-8 with 1 x V100 16 GB, spot",
         "name       rooflaunch-v100-20261121-142530-0a1b2c",
         "zones      us-central1-a, us-central1-b, us-central1-c, us-central1-f and 8 other zones",
-        "vm image   ubuntu-os-cloud, newest of ubuntu-2204-lts",
+        "vm image   ubuntu-os-cloud, newest of ubuntu-2404-lts-amd64",
         "driver     installed on the VM, with a reboot or two; the run needs 525.60.13 or newer, below 581",
         "disk       100 GB, pd-balanced",
         f"{BASE}volta",

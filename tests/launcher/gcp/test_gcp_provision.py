@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -102,6 +103,29 @@ def test_every_gpu_is_accepted(gpu: str, spot: bool, fake: FakeCompute, compute:
     # What the client sends is what the plan says, but for its own order of keys.
     body = fake.bodies[0]
     assert body == plan.body(got.zone, request_id=got.instance.request_id)
+
+
+def test_a_policy_ends_the_launch_with_the_option_that_cures_it(
+    fake: FakeCompute, compute: Compute, clock: Clock
+) -> None:
+    said = "Constraint constraints/compute.requireShieldedVm violated for project projects/p."
+    fake.operation_error(A, "CONDITION_NOT_MET", said)
+    with pytest.raises(refusals.PolicyError) as caught:
+        go(plan_for(A), compute, clock)
+    assert caught.value.report() == (
+        "error: the organisation's policy forbids this VM: constraints/compute.requireShieldedVm: "
+        f"CONDITION_NOT_MET: {said}\nhint: --secure-boot"
+    )
+    assert (inserts(fake), fake.instances) == ([A], [])
+
+
+def test_no_region_has_the_subnetwork(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
+    missing = "The resource 'projects/p/regions/us-central1/subnetworks/gpu' was not found"
+    fake.refuse(404, missing, reason="notFound", match="POST .*/instances")
+    with pytest.raises(NoCapacityError) as caught:
+        go(plan_for(A, fallback=False, settings=replace(SETTINGS, subnetwork="gpu")), compute, clock)
+    hint = "no region has a subnetwork 'gpu': --subnetwork of another, or its regions in infra/ (subnets)"
+    assert caught.value.hint == hint
 
 
 def test_a_plain_launch_takes_five_calls(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
