@@ -2,8 +2,8 @@
 
 import sys
 
-from workload import door
-from workload.errors import ExitCode, RooflaunchError
+from workload.contract import door
+from workload.contract.errors import ExitCode, RooflaunchError
 
 # What the commands need; a missing one is told like any other missing tool.
 PACKAGES = {"typer", "pandas", "numpy", "pyarrow", "scipy", "google", "altair", "jinja2", "vl_convert"}
@@ -32,7 +32,7 @@ def _run() -> int:
     import typer  # noqa: PLC0415 - may be missing
 
     from analysis.app import app  # noqa: PLC0415
-    from workload import program  # noqa: PLC0415
+    from workload.contract import program  # noqa: PLC0415
 
     try:
         code = program.run(app, "analyze")

@@ -12,8 +12,8 @@ import typer
 from analysis.by import By
 from analysis.commands import fetch
 from analysis.part import Part
-from workload.program import VersionOption, WideOption, help_unless_called
-from workload.tables import Format
+from workload.contract.program import VersionOption, WideOption, help_unless_called
+from workload.contract.tables import Format
 
 app = typer.Typer(
     name="analyze",

@@ -14,9 +14,9 @@ from analysis.loading import Results
 from analysis.record import field_of, read_document
 from analysis.statistics import SteadyState, steady_state
 from analysis.statistics.samples import Floats, Mask
-from workload.bundle import STEP_COLUMNS, TELEMETRY_COLUMNS
-from workload.errors import BundleError
-from workload.spec import Device
+from workload.contract.bundle import STEP_COLUMNS, TELEMETRY_COLUMNS
+from workload.contract.errors import BundleError
+from workload.contract.spec import Device
 
 MEASURED = "measured"
 STEP_NUMBERS = tuple(name for name in STEP_COLUMNS if name != "phase")

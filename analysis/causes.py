@@ -14,11 +14,11 @@ from analysis.configurations import CONFIGURATION, PLACE
 from analysis.loading import Results
 from analysis.statistics import share_explained
 from analysis.statistics.samples import Floats
-from workload import peaks
-from workload.bundle import Status
-from workload.spec import Device
-from workload.text import percent, plain
-from workload.verdict import COMPETED_SHARE, LEAST_WAITED_SHARE
+from workload.contract import peaks
+from workload.contract.bundle import Status
+from workload.contract.spec import Device
+from workload.contract.text import percent, plain
+from workload.contract.verdict import COMPETED_SHARE, LEAST_WAITED_SHARE
 
 # Fewer samples of the telemetry than this make a line through anything: `share_explained` asks for as many pairs.
 LEAST_SAMPLES = 8

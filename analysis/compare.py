@@ -17,8 +17,8 @@ from analysis.statistics import Comparison, Interval, holm, holm_levels
 from analysis.statistics import compare as compare_runs
 from analysis.statistics.power import ALPHA
 from analysis.statistics.samples import LEAST_FOR_SPREAD, LEVEL
-from workload.tables import Column, Role, number
-from workload.text import plain
+from workload.contract.tables import Column, Role, number
+from workload.contract.text import plain
 
 # Told where they differ besides what is compared: they may be the cause as well.
 TOLD = (*SOFTWARE, "cudnn")

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 import pandas as pd
 
-from workload.bundle import Status
-from workload.errors import ExitCode, RooflaunchError
-from workload.tables import Column, Role
+from workload.contract.bundle import Status
+from workload.contract.errors import ExitCode, RooflaunchError
+from workload.contract.tables import Column, Role
 
 # What the user chose.
 CONFIGURATION = (

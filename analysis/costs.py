@@ -1,7 +1,7 @@
 """What images cost: price per hour by images per hour, and the cheapest way to train each model. Pure.
 
 The price is the one that the run recorded, of the VM with its GPUs alone; for a run without one, the list price of
-workload/prices.toml where machine type, GPU and region are in it. A machine of one's own has no price here.
+workload/contract/prices.toml where machine type, GPU and region are in it. A machine of one's own has no price here.
 """
 
 from collections import defaultdict
@@ -16,7 +16,7 @@ from analysis.configurations import Group, group, measured
 from analysis.loading import Results
 from analysis.roofline import frame
 from analysis.statistics import over_runs
-from workload import peaks, prices
+from workload.contract import peaks, prices
 
 SECONDS_PER_H = 3600
 MILLION = 1e6

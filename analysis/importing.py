@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 from analysis import iteration_log
 from analysis.iteration_log import Log
 from analysis.record import row_of
-from workload import bundle
-from workload.bundle import Status
-from workload.errors import BundleError, NothingToDoError, UsageError
-from workload.spec import Device, Precision, Profile, RunSpec
+from workload.contract import bundle
+from workload.contract.bundle import Status
+from workload.contract.errors import BundleError, NothingToDoError, UsageError
+from workload.contract.spec import Device, Precision, Profile, RunSpec
 
 if TYPE_CHECKING:
     import pandas as pd

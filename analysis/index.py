@@ -22,8 +22,8 @@ from analysis.possible import refusals
 from analysis.problem import Problem
 from analysis.record import CEILING_COLUMNS, RANGES, RUN_COLUMNS, Kind, Row, clean, row_of
 from analysis.series import LAYOUTS, Layout, Series, parse
-from workload import bundle
-from workload.errors import BundleError
+from workload.contract import bundle
+from workload.contract.errors import BundleError
 
 FOLDER, FILE = ".analysis", "bundles.parquet"
 # A change in what a row holds, or in how it is read, makes older indexes worthless: count up.

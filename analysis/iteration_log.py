@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from workload.errors import UsageError
+from workload.contract.errors import UsageError
 
 TABLE = Path(__file__).with_name("import_columns.toml")
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,4})?", re.ASCII)

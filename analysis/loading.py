@@ -16,8 +16,8 @@ from analysis.index import CEILINGS, FINGERPRINT, REMARKS, RUN_SCHEMA, look
 from analysis.part import Part
 from analysis.problem import Problem
 from analysis.record import read_document
-from workload.errors import NothingToDoError, RooflaunchError, UsageError
-from workload.text import counted
+from workload.contract.errors import NothingToDoError, RooflaunchError, UsageError
+from workload.contract.text import counted
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -14,7 +14,7 @@ import pandas as pd
 from analysis.configurations import CONFIGURATION, PLACE, SOFTWARE, Group, group
 from analysis.loading import Results
 from analysis.problem import Problem
-from workload.errors import BundleError
+from workload.contract.errors import BundleError
 
 FILE = "torch/kernels.csv"
 KIND = "torch"

@@ -14,7 +14,7 @@ from typing import Any
 from analysis.cases import Case, cases
 from analysis.configurations import CONFIGURATION, PLACE, SOFTWARE, label, measured, pool_words, require_poolable, shown
 from analysis.loading import Results
-from workload.errors import NothingToDoError, UsageError
+from workload.contract.errors import NothingToDoError, UsageError
 
 # Facts of a machine that go together: with one of them varied, the others may vary as well.
 MACHINE = (

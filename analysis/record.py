@@ -12,9 +12,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, assert_never
 
-from workload import bundle
-from workload.bundle import Status
-from workload.errors import BundleError
+from workload.contract import bundle
+from workload.contract.bundle import Status
+from workload.contract.errors import BundleError
 
 RUN_AGAIN = "copy the bundle again from where it was made, or run again"
 SHOWN_CHARACTERS = 60
@@ -478,7 +478,7 @@ def _rate(reader: _Reader, rate: Mapping[str, Any], key: str, where: str) -> flo
 
 
 def _roof(reader: _Reader, rate: Mapping[str, Any], where: str) -> float | None:
-    """As `workload.verdict.roof_per_s`; older bundles have the median alone."""
+    """As `workload.contract.verdict.roof_per_s`; older bundles have the median alone."""
     sustained = _rate(reader, rate, "sustained", where)
     return _rate(reader, rate, "median", where) if sustained is None else sustained
 

@@ -23,12 +23,12 @@ from analysis.configurations import CONFIGURATION, DEVICE, PLACE, SOFTWARE, Grou
 from analysis.loading import Results
 from analysis.record import field_of
 from analysis.statistics import over_runs
-from workload import peaks
-from workload.errors import BundleError
-from workload.peaks import Gpu, Peak
-from workload.text import percent, si
+from workload.contract import peaks
+from workload.contract.errors import BundleError
+from workload.contract.peaks import Gpu, Peak
+from workload.contract.text import percent, si
 
-# As workload/verdict.py, which writes a run's own bound: a test holds the two together.
+# As workload/contract/verdict.py, which writes a run's own bound: a test holds the two together.
 INPUT_BOUND_FRACTION = 0.10
 OVERHEAD_FRACTION = 0.25
 ABOVE_CEILING = 1.05
@@ -166,7 +166,7 @@ def intensity(flop: float | None, moved_bytes: float | None) -> float | None:
 
 
 def classify(work: Work, *, step_s: float, roof: Roof, data_wait_fraction: float | None) -> Bound | None:
-    """What limits a step, by the rule of workload/verdict.py; None where FLOP or bytes are not known."""
+    """What limits a step, by the rule of workload/contract/verdict.py; None where FLOP or bytes are not known."""
     if is_input_bound(data_wait_fraction):
         return Bound.INPUT
     if work.flop is None or work.bytes_low is None or work.bytes_high is None:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyarrow import csv
 
-from workload.bundle import STEP_COLUMNS, STEPS, TELEMETRY, TELEMETRY_COLUMNS
-from workload.text import counted
+from workload.contract.bundle import STEP_COLUMNS, STEPS, TELEMETRY, TELEMETRY_COLUMNS
+from workload.contract.text import counted
 
 # A bit mask, which the file has in hexadecimal.
 MASK = "clock_event_reasons"

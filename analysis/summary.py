@@ -9,9 +9,9 @@ import pandas as pd
 
 from analysis.configurations import CONFIGURATION, DETAILS, PLACE, SOFTWARE
 from analysis.statistics import over_runs
-from workload.bundle import Status
-from workload.tables import Column, Role
-from workload.text import percent
+from workload.contract.bundle import Status
+from workload.contract.tables import Column, Role
+from workload.contract.text import percent
 
 FACTS = (*CONFIGURATION, *PLACE, *SOFTWARE)
 # Of the runs of a line.

@@ -20,8 +20,8 @@ from analysis.statistics import (
     variance_split,
 )
 from analysis.statistics.samples import Estimate
-from workload.tables import Column, Role
-from workload.text import percent
+from workload.contract.tables import Column, Role
+from workload.contract.text import percent
 
 WITHIN_COLUMNS = (
     Column(name="run_id", heading="run", role=Role.FACT),

@@ -23,7 +23,7 @@ from analysis.cases import Case
 from analysis.record import RUN_COLUMNS
 from analysis.statistics import changes, steady_state
 from analysis.statistics.samples import Floats
-from workload.bundle import TELEMETRY_COLUMNS, Status
+from workload.contract.bundle import TELEMETRY_COLUMNS, Status
 
 STEP_S = 1.0
 NOISE = 0.03

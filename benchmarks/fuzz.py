@@ -33,8 +33,8 @@ from analysis.importing import Given, import_file
 from analysis.loading import Results
 from analysis.record import RANGES, RUN_COLUMNS
 from benchmarks.synthetic_bundles import make
-from workload import bundle
-from workload.errors import RooflaunchError
+from workload.contract import bundle
+from workload.contract.errors import RooflaunchError
 
 REAL = Path(__file__).parents[1] / "tests" / "analysis" / "bundles"
 LOG = "model,batch_size,iter_idx,iter_time_ms,data_time_ms,timestamp,loss\n" + "".join(

@@ -21,8 +21,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from workload import bundle
-from workload.errors import BundleError, ExitCode
+from workload.contract import bundle
+from workload.contract.errors import BundleError, ExitCode
 
 ROOT = Path(__file__).parents[1]
 TINY = ["--image-size", "32", "--batch-size", "2", "--warmup", "2", "--iterations", "20"]

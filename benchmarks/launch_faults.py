@@ -24,7 +24,7 @@ from tests.launcher.gcp.canned_cloud import ZONE, Cloud, clouds_on  # noqa: E402
 from tests.launcher.gcp.canned_vm import Fault  # noqa: E402
 from tests.launcher.gcp.fake_compute import FakeCompute  # noqa: E402
 from tests.workload.storage.gcs_server import running  # noqa: E402
-from workload.errors import RooflaunchError  # noqa: E402
+from workload.contract.errors import RooflaunchError  # noqa: E402
 
 NEAR = "us-central1-f"
 ALL = "GPUS_ALL_REGIONS"

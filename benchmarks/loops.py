@@ -22,9 +22,9 @@ from torch import nn
 
 from workload import data, device, models
 from workload.clock import Clock, clock_for
+from workload.contract.spec import Device, Precision, RunSpec
 from workload.progress import Progress
 from workload.recorder import Part, Phase, Recorder, loss_reader_for
-from workload.spec import Device, Precision, RunSpec
 from workload.step import TrainingStep
 from workload.telemetry import Telemetry
 

@@ -29,7 +29,7 @@ from tests.launcher.gcp.canned_cloud import IMAGE, SETTINGS, ZONE  # noqa: E402
 from tests.launcher.gcp.canned_vm import CannedVm, FastClock  # noqa: E402
 from tests.launcher.gcp.fake_compute import FakeCompute  # noqa: E402
 from tests.workload.storage.gcs_server import BUCKET, running  # noqa: E402
-from workload.spec import resolve  # noqa: E402
+from workload.contract.spec import resolve  # noqa: E402
 from workload.storage import bucket as storage  # noqa: E402
 
 LIMIT_S = 600

@@ -17,7 +17,7 @@ from typing import Any
 
 import synthetic_bundles as synthetic
 
-from workload import bundle
+from workload.contract import bundle
 
 MOST_S, MOST_BYTES = 20.0, 15e6
 BATCHES = (16, 32, 64, 128)

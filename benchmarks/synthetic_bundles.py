@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from workload import bundle
+from workload.contract import bundle
 
 WARMUP, MEASURED = 10, 100
 # Of each step, written with seven decimals as the trainer does.

@@ -27,9 +27,9 @@ from analysis.commands import kernels
 from analysis.importing import Given, import_file
 from analysis.ncu import families
 from analysis.roofline import Kind, Roof, counted_over_model, intensity, model_warning
-from workload import peaks
-from workload.tables import Format
-from workload.text import percent
+from workload.contract import peaks
+from workload.contract.tables import Format
+from workload.contract.text import percent
 
 FIGURES = Path(__file__).with_name("published_tables.toml")
 # What a step's FLOP are to the MACs of its forward pass, about: 2 FLOP each, and backward is two forward passes.

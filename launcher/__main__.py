@@ -2,8 +2,8 @@
 
 import sys
 
-from workload import door
-from workload.errors import ExitCode, RooflaunchError
+from workload.contract import door
+from workload.contract.errors import ExitCode, RooflaunchError
 
 
 def main() -> int:
@@ -16,7 +16,7 @@ def _run() -> int:
         import typer  # noqa: PLC0415 - a missing extra is told like any other missing tool
 
         from launcher.app import app  # noqa: PLC0415
-        from workload import program  # noqa: PLC0415
+        from workload.contract import program  # noqa: PLC0415
     except ModuleNotFoundError as error:
         if error.name != "typer":
             raise

@@ -16,11 +16,11 @@ from launcher import sizes
 from launcher.gcp import app as gcp
 from launcher.kinds import Part, Runtime
 from launcher.options import Format, FormatOption, run_options
-from workload.errors import ExitCode, UsageError
-from workload.invocation import as_typed
-from workload.program import VersionOption, help_unless_called
-from workload.spec import resolve
-from workload.text import terminal_width
+from workload.contract.errors import ExitCode, UsageError
+from workload.contract.invocation import as_typed
+from workload.contract.program import VersionOption, help_unless_called
+from workload.contract.spec import resolve
+from workload.contract.text import terminal_width
 
 app = typer.Typer(
     name="launch",

@@ -14,9 +14,9 @@ from typing import Any, TextIO
 from launcher import images
 from launcher.engine import Engine, Event, Image
 from launcher.images import Flavour, Recipe
-from workload.errors import RooflaunchError, ToolError, UsageError
-from workload.invocation import as_typed
-from workload.text import printable, printable_lines
+from workload.contract.errors import RooflaunchError, ToolError, UsageError
+from workload.contract.invocation import as_typed
+from workload.contract.text import printable, printable_lines
 
 # Enough to see what a failing command said.
 LAST_LINES = 15

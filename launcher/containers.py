@@ -10,9 +10,9 @@ from pathlib import Path
 from launcher import images, sizes
 from launcher.engine import Container, Ended, Engine, Running
 from launcher.runtime import Choice
-from workload.errors import ExitCode, OutOfDeviceMemoryError, RooflaunchError, RunFailedError
-from workload.interrupt import handled_by, interruption
-from workload.spec import CIFAR10, IMAGENETTE, SYNTHETIC, RunSpec
+from workload.contract.errors import ExitCode, OutOfDeviceMemoryError, RooflaunchError, RunFailedError
+from workload.contract.interrupt import handled_by, interruption
+from workload.contract.spec import CIFAR10, IMAGENETTE, SYNTHETIC, RunSpec
 
 RUN_LABEL = "rooflaunch.run"
 # Variables of the caller's that change what is computed or where; nothing else of theirs gets in.

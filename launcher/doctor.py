@@ -14,7 +14,7 @@ from launcher import build, containers, images, runtime
 from launcher import engine as docker_engine
 from launcher.engine import Engine
 from launcher.kinds import Part
-from workload.errors import ExitCode, ToolError
+from workload.contract.errors import ExitCode, ToolError
 
 TOOL_LIMIT_S = 20
 NO_GPU = "nvidia-smi shows no GPU"

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workload.errors import ToolError, UsageError
-from workload.interrupt import LIFELINE
-from workload.invocation import document
+from workload.contract.errors import ToolError, UsageError
+from workload.contract.interrupt import LIFELINE
+from workload.contract.invocation import document
 
 if TYPE_CHECKING:
     import docker

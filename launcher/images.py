@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 
 from workload import __version__
-from workload.errors import ToolError, UsageError
+from workload.contract.errors import ToolError, UsageError
 
 REPOSITORY = "rooflaunch"
 TABLE = "docker/images.toml"

@@ -13,12 +13,12 @@ from launcher.containers import DRIVER_PARAMETERS, Limits, Watcher
 from launcher.engine import Container
 from launcher.kinds import Runtime
 from launcher.runtime import Choice
-from workload import broken, bundle
-from workload.bundle import Bundle
-from workload.errors import BundleError, ExitCode, RooflaunchError, ToolError, UsageError
-from workload.interrupt import run_child
-from workload.spec import Context, Device, Profile, Resolved, RunSpec, arguments
-from workload.text import printable
+from workload.contract import broken, bundle
+from workload.contract.bundle import Bundle
+from workload.contract.errors import BundleError, ExitCode, RooflaunchError, ToolError, UsageError
+from workload.contract.interrupt import run_child
+from workload.contract.spec import Context, Device, Profile, Resolved, RunSpec, arguments
+from workload.contract.text import printable
 
 
 @dataclass(frozen=True, kw_only=True)

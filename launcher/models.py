@@ -5,7 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 
-from workload import classifiers
+from workload.contract import classifiers
 
 
 def torchvision_version() -> str | None:

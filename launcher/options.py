@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from workload.errors import UsageError
-from workload.spec import Device, Option, options
+from workload.contract.errors import UsageError
+from workload.contract.spec import Device, Option, options
 
 DEVICE_SWITCHES = (Device.CPU, Device.CUDA, Device.MPS)
 

@@ -9,8 +9,8 @@ from launcher import engine as docker_engine
 from launcher import images
 from launcher.engine import Engine, Image
 from launcher.kinds import Runtime
-from workload.errors import ToolError, UsageError
-from workload.spec import Device, RunSpec
+from workload.contract.errors import ToolError, UsageError
+from workload.contract.spec import Device, RunSpec
 
 TOOLKIT = "install the NVIDIA Container Toolkit: docs.nvidia.com/datacenter/cloud-native/container-toolkit"
 CPU_FLAVOUR = "cpu"

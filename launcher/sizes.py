@@ -2,7 +2,7 @@
 
 import re
 
-from workload.errors import UsageError
+from workload.contract.errors import UsageError
 
 # Docker's units are binary, whatever their letter says: docs.docker.com/engine/containers/resource_constraints.
 UNIT_BYTES = {"b": 1, "k": 2**10, "m": 2**20, "g": 2**30}

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from workload.bundle import Bundle, Status
-from workload.invocation import as_typed
-from workload.text import between, counted, percent, plain, seconds, si, unbroken, wrapped
-from workload.verdict import roof_per_s
+from workload.contract.bundle import Bundle, Status
+from workload.contract.invocation import as_typed
+from workload.contract.text import between, counted, percent, plain, seconds, si, unbroken, wrapped
+from workload.contract.verdict import roof_per_s
 
 INDENT = 2
 TEXT_COLUMN = 16

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import hypothesis
 import pytest
 
-from workload import invocation
+from workload.contract import invocation
 
 # A busy machine is slow: that is no failure of the code.
 hypothesis.settings.register_profile("rooflaunch", deadline=None)

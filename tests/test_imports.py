@@ -9,24 +9,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-# The run's description and the bundle's format belong to the one who writes them, and so does the way of bundles to a
-# bucket and home; the rest is what both doors share. Facts about a container's host can be read by its launcher alone.
+# What all three packages share has one home; besides it only the way of bundles to a store and home, and facts about a
+# container's host, which its launcher alone can read.
 CROSSING = {
-    "workload.spec",
-    "workload.broken",
-    "workload.bundle",
-    "workload.classifiers",
-    "workload.door",
-    "workload.errors",
-    "workload.interrupt",
-    "workload.profile.vocabulary",
-    "workload.invocation",
-    "workload.peaks",
-    "workload.prices",
-    "workload.program",
-    "workload.tables",
-    "workload.text",
-    "workload.verdict",
+    *(f"workload.contract.{path.stem}" for path in (ROOT / "workload/contract").glob("[!_]*.py")),
     "workload.environment.machine",
     "workload.environment.outside",
     "workload.storage.bucket",
@@ -78,8 +64,9 @@ def test_doors_stay_light(code: str, banned: set[str]) -> None:
 DECLARING = {
     *("launcher", "launcher.__main__", "launcher.app", "launcher.options", "launcher.kinds", "launcher.sizes"),
     *("launcher.gcp", "launcher.gcp.app", "launcher.gcp.options"),
-    *("workload", "workload.errors", "workload.invocation", "workload.text", "workload.door", "workload.interrupt"),
-    *("workload.program", "workload.spec", "workload.tables"),
+    *("workload", "workload.contract"),
+    *(f"workload.contract.{name}" for name in ("door", "errors", "interrupt", "invocation", "program", "spec")),
+    *("workload.contract.tables", "workload.contract.text"),
 }
 
 
@@ -110,11 +97,11 @@ def test_help_loads_no_backend_engine_or_image(words: tuple[str, ...]) -> None:
     [
         ("launch gcp --precision ", "bf16", set()),
         ("launch bu", "build", set()),
-        ("launch gcp --gpu ", "v100", {"launcher.gcp.gpus", "launcher.gcp.records", "workload.prices"}),
+        ("launch gcp --gpu ", "v100", {"launcher.gcp.gpus", "launcher.gcp.records", "workload.contract.prices"}),
         (
             "launch gcp --gpu v100 --zone us-e",
             "us-east1-b",
-            {"launcher.gcp.gpus", "launcher.gcp.records", "workload.prices"},
+            {"launcher.gcp.gpus", "launcher.gcp.records", "workload.contract.prices"},
         ),
     ],
 )
@@ -178,7 +165,9 @@ def is_module(name: str) -> bool:
 @pytest.mark.parametrize("module", sorted(CROSSING))
 def test_crossing_modules_are_standard_library_only(module: str) -> None:
     found = {name.partition(".")[0] for each in reached_from(module) for name in imports_of(file_of(each))}
-    allowed = BORDER if module.startswith("workload.storage.") else DOOR if module == "workload.program" else set()
+    allowed = (
+        BORDER if module.startswith("workload.storage.") else DOOR if module == "workload.contract.program" else set()
+    )
     assert found - sys.stdlib_module_names - {"workload", "_typeshed"} - allowed == set()
     loading = f"import sys, {module}; print(*{{name.partition('.')[0] for name in sys.modules}})"
     done = subprocess.run([sys.executable, "-c", loading], capture_output=True, text=True, check=True, cwd=ROOT)

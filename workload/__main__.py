@@ -2,8 +2,8 @@
 
 import sys
 
-from workload import door, interrupt
-from workload.errors import InterruptedRunError
+from workload.contract import door, interrupt
+from workload.contract.errors import InterruptedRunError
 
 
 def start() -> int:

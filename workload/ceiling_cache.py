@@ -16,7 +16,7 @@ from typing import Any
 from workload import ceilings
 from workload.ceiling_rates import Ceilings
 from workload.ceilings import COPY, TRIAD, Report, Sampler, identity, wanted
-from workload.spec import Device
+from workload.contract.spec import Device
 
 CACHE_NAME = ".ceilings.json"
 # 2: each rate tells how many CPUs it got. 3: a GPU was loaded before. Files of older schemas are never used again.

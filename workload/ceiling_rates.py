@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from workload.text import counted, percent, si
+from workload.contract.text import counted, percent, si
 
 # Products and copies on an idle virtual machine of two CPUs got 92 % to 99.7 % of them (2026-11, analysis/example).
 LEAST_CPU_SHARE = 0.9

@@ -25,12 +25,12 @@ from torch import Tensor
 from workload import instructions
 from workload.ceiling_rates import Ceilings, Rate, Samples
 from workload.clock import Clock, clock_for
+from workload.contract.spec import Device, Precision
 from workload.cpu_time import CpuMeter
 from workload.device import TF32_CAPABILITY, is_out_of_memory, usable_cpus
 from workload.environment import cgroup, cpu, host
 from workload.environment.machine import Machine
 from workload.nvml import Gpu
-from workload.spec import Device, Precision
 
 PRODUCT_LIMIT_S = 2.0
 BANDWIDTH_LIMIT_S = 1.0

@@ -14,10 +14,29 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from workload import __version__, broken, bundle, log, shortage
-from workload.errors import ExitCode, InterruptedRunError, RooflaunchError, RunFailedError, ToolError, UsageError
-from workload.interrupt import asked, check, run_child, stoppable, undisturbed
-from workload.spec import Context, Device, Option, Precision, Profile, Resolved, RunSpec, arguments, options, resolve
+from workload import __version__, log, shortage
+from workload.contract import broken, bundle
+from workload.contract.errors import (
+    ExitCode,
+    InterruptedRunError,
+    RooflaunchError,
+    RunFailedError,
+    ToolError,
+    UsageError,
+)
+from workload.contract.interrupt import asked, check, run_child, stoppable, undisturbed
+from workload.contract.spec import (
+    Context,
+    Device,
+    Option,
+    Precision,
+    Profile,
+    Resolved,
+    RunSpec,
+    arguments,
+    options,
+    resolve,
+)
 from workload.timeline import Timeline
 
 EXAMPLES = """examples:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
-from workload.spec import Device
+from workload.contract.spec import Device
 
 MS_PER_S = 1000
 

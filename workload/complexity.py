@@ -19,10 +19,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 from workload import models, shortage
+from workload.contract.errors import UsageError
+from workload.contract.spec import Device, Optimizer, Precision
 from workload.device import AUTOCAST_DTYPES
-from workload.errors import UsageError
 from workload.flop import FlopCounter, Tally
-from workload.spec import Device, Optimizer, Precision
 from workload.step import make_optimizer
 
 METHOD = (

@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from torchvision import datasets
 from torchvision.transforms import v2
 
-from workload.errors import RooflaunchError, ToolError, UsageError
-from workload.spec import CIFAR10, IMAGENETTE, SYNTHETIC, Device, RunSpec
+from workload.contract.errors import RooflaunchError, ToolError, UsageError
+from workload.contract.spec import CIFAR10, IMAGENETTE, SYNTHETIC, Device, RunSpec
 
 Batch: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 
 from workload import cuda, instructions
+from workload.contract.errors import UsageError
+from workload.contract.spec import Device, Precision, RunSpec
 from workload.environment import cgroup
 from workload.environment.machine import Machine
-from workload.errors import UsageError
 from workload.shortage import is_of_memory, is_of_workspace
-from workload.spec import Device, Precision, RunSpec
 
 TF32_CAPABILITY = (8, 0)
 AUTOCAST_DTYPES = {Precision.AMP: torch.float16, Precision.BF16: torch.bfloat16}

@@ -12,7 +12,7 @@ import sys
 import torch
 from torch import nn
 
-from workload.errors import UsageError
+from workload.contract.errors import UsageError
 
 if sys.platform != "win32":
     import resource

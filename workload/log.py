@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from workload.text import printable_lines
+from workload.contract.text import printable_lines
 
 LOGGER = logging.getLogger("workload")
 

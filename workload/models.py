@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from workload.classifiers import unknown
-from workload.errors import UsageError
-from workload.spec import IMAGENET_IMAGE_SIZE
+from workload.contract.classifiers import unknown
+from workload.contract.errors import UsageError
+from workload.contract.spec import IMAGENET_IMAGE_SIZE
 
 if TYPE_CHECKING:
     import torch

@@ -14,9 +14,9 @@ from typing import Any, Protocol, Self
 
 import torch
 
-from workload.bundle import STEP_COLUMNS, STEPS
 from workload.clock import Clock
-from workload.spec import Device
+from workload.contract.bundle import STEP_COLUMNS, STEPS
+from workload.contract.spec import Device
 
 FLUSH_EVERY_S = 1.0
 # More unread steps than this and the host waits for the device; below it the ring of loss values is never overwritten.

@@ -2,7 +2,7 @@
 
 import errno
 
-from workload.errors import OutOfDeviceMemoryError, RooflaunchError, RunFailedError
+from workload.contract.errors import OutOfDeviceMemoryError, RooflaunchError, RunFailedError
 
 # torch's allocators, C++ and the dynamic loader; a library that cannot be mapped is an ImportError to Python.
 NO_MEMORY = (

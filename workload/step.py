@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from workload import device, models
+from workload.contract.spec import Optimizer, Precision, RunSpec
 from workload.data import Batch
 from workload.recorder import Part
-from workload.spec import Optimizer, Precision, RunSpec
 
 # Low enough that random labels are learned by every model and optimizer without a schedule.
 SGD_LEARNING_RATE, SGD_MOMENTUM = 0.01, 0.9

@@ -10,7 +10,7 @@ from typing import BinaryIO, Self
 
 import torch
 
-from workload.bundle import TELEMETRY_COLUMNS
+from workload.contract.bundle import TELEMETRY_COLUMNS
 from workload.counters import HostCounters
 from workload.environment.machine import Machine
 from workload.nvml import Gpu

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from workload.bundle import describe_seconds
+from workload.contract.bundle import describe_seconds
 from workload.cpu_time import CpuShare
 from workload.recorder import PhaseTotals
 

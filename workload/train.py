@@ -13,33 +13,22 @@ from typing import Any
 import torch
 from torch import nn
 
-from workload import (
-    bundle,
-    ceiling_cache,
-    ceilings,
-    complexity,
-    data,
-    device,
-    models,
-    shortage,
-    timing,
-    usage,
-    verdict,
-)
-from workload.broken import status_of
-from workload.bundle import Status
+from workload import ceiling_cache, ceilings, complexity, data, device, models, shortage, timing, usage
 from workload.clock import Clock, clock_for
+from workload.contract import bundle, verdict
+from workload.contract.broken import status_of
+from workload.contract.bundle import Status
+from workload.contract.errors import OutOfDeviceMemoryError, RooflaunchError, RunFailedError
+from workload.contract.interrupt import asked, check, undisturbed
+from workload.contract.spec import Context, Device, Resolved, RunSpec, options
+from workload.contract.text import percent, seconds, si
 from workload.cpu_time import CpuMeter
 from workload.environment.collect import collect
-from workload.errors import OutOfDeviceMemoryError, RooflaunchError, RunFailedError
-from workload.interrupt import asked, check, undisturbed
 from workload.profile.status import before_the_pass
 from workload.progress import Progress
 from workload.recorder import Phase, Recorder, loss_reader_for
-from workload.spec import Context, Device, Resolved, RunSpec, options
 from workload.step import TrainingStep
 from workload.telemetry import Telemetry
-from workload.text import percent, seconds, si
 from workload.timeline import Timeline
 
 LOGGER = logging.getLogger("workload")

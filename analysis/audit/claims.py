@@ -15,11 +15,11 @@ from typing import Any
 
 from analysis.audit.finding import Finding, Severity, by_severity
 from analysis.audit.flop import COUNTED_FROM, COUNTED_TO, OVER_PEAK
-from workload import peaks
-from workload.errors import UsageError
-from workload.peaks import Peak
-from workload.spec import Precision
-from workload.text import percent, seconds, si
+from workload.contract import peaks
+from workload.contract.errors import UsageError
+from workload.contract.peaks import Peak
+from workload.contract.spec import Precision
+from workload.contract.text import percent, seconds, si
 
 _TABLE = Path(__file__).with_name("model_flop.toml")
 # MACs are half of the FLOP; means of rates and rounding move published figures by some 20 %.
@@ -280,7 +280,7 @@ CLAIM_RULES: Sequence[ClaimRule] = (
         severity=Severity.ERROR,
         threshold=f"within {percent(PEAK_WITHIN)} of the vendor's figure for this device, at any of its power limits",
         why="a fraction of another device's peak says nothing about this one",
-        cure="the peak of this very device: workload/peaks.toml",
+        cure="the peak of this very device: workload/contract/peaks.toml",
         check=wrong_peak,
     ),
     ClaimRule(

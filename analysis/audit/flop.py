@@ -9,10 +9,10 @@ from analysis.audit.evidence import WITH_KERNELS, Evidence
 from analysis.audit.finding import Hit, Rule, Severity, each_case
 from analysis.cases import Case, rows
 from analysis.ncu.families import is_backward
-from workload import peaks
-from workload.profile.vocabulary import names_tensor_cores
-from workload.spec import Precision
-from workload.text import percent, si
+from workload.contract import peaks
+from workload.contract.spec import Precision
+from workload.contract.text import percent, si
+from workload.contract.vocabulary import names_tensor_cores
 
 # 1 multiply-accumulate is 2 FLOP; counters of operations that are no products reach 1.9 to 2.1 (fvcore on MobileNetV2
 # and ViT), MACs taken for FLOP give 1.

@@ -21,9 +21,9 @@ from analysis.causes import (
     spills,
     steal,
 )
-from workload import peaks
-from workload.text import percent, plain
-from workload.verdict import COMPETED_SHARE, LEAST_WAITED_SHARE
+from workload.contract import peaks
+from workload.contract.text import percent, plain
+from workload.contract.verdict import COMPETED_SHARE, LEAST_WAITED_SHARE
 
 _VARIABLES = Path(__file__).with_name("debug_variables.toml")
 # Where a power cap holds the clock down for less than half of the run, it is the run's own peaks that meet it.
@@ -187,7 +187,7 @@ RULES = (
         threshold=f"bandwidth from memory clock and bus within {percent(peaks.BANDWIDTH_TOLERANCE)} of the table's:"
         " vendors round by less",
         why="the roof is then that of another device of a similar name",
-        cure="check the device's name in nvidia-smi -q, and its row in workload/peaks.toml",
+        cure="check the device's name in nvidia-smi -q, and its row in workload/contract/peaks.toml",
         check=each_case(other_bandwidth),
     ),
 )

@@ -8,8 +8,8 @@ import numpy as np
 from analysis.audit.finding import Rule, Severity, each_case
 from analysis.cases import Case
 from analysis.statistics.samples import Floats
-from workload.bundle import describe_seconds
-from workload.text import percent, seconds
+from workload.contract.bundle import describe_seconds
+from workload.contract.text import percent, seconds
 
 # steps.csv has seven decimals, logs twelve digits: a sum of four such figures is off by 2e-7 s at most.
 ROUNDING_S = 5e-7

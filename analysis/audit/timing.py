@@ -12,8 +12,8 @@ from analysis.statistics.samples import Floats, Mask
 from analysis.statistics.stalls import MOST_SHARE as MOST_STALLS
 from analysis.statistics.stalls import STALL_RATIO
 from analysis.statistics.steady import TOLERANCE, VISIBLE_SHARE, WANTED_VISIBLE
-from workload.bundle import Status
-from workload.text import counted, percent, plain, signed_percent
+from workload.contract.bundle import Status
+from workload.contract.text import counted, percent, plain, signed_percent
 
 # A print or an epoch boundary makes single steps odd; a print frequency makes a regular share of them odd.
 LEAST_ODD_STEPS = 3

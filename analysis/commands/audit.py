@@ -12,11 +12,11 @@ from analysis.audit.claims import CLAIM_RULES, audit_claims
 from analysis.audit.claims import read as read_claims
 from analysis.commands.shared import load, tell
 from analysis.problem import Problem
-from workload import tables
-from workload.errors import ExitCode, UsageError
-from workload.invocation import as_typed
-from workload.tables import Column, Format, as_json
-from workload.text import counted, printable, terminal_width, wrapped
+from workload.contract import tables
+from workload.contract.errors import ExitCode, UsageError
+from workload.contract.invocation import as_typed
+from workload.contract.tables import Column, Format, as_json
+from workload.contract.text import counted, printable, terminal_width, wrapped
 
 # More run ids than this say less than their number.
 SHOWN_RUNS = 3

@@ -9,10 +9,10 @@ from analysis.commands.shared import load, tell
 from analysis.compare import COLUMNS, of_pairs
 from analysis.configurations import label
 from analysis.pairing import Pairing, pair_up
-from workload.errors import ExitCode
-from workload.invocation import as_typed
-from workload.tables import Format, render
-from workload.text import counted, printable
+from workload.contract.errors import ExitCode
+from workload.contract.invocation import as_typed
+from workload.contract.tables import Format, render
+from workload.contract.text import counted, printable
 
 
 def run(

@@ -8,7 +8,7 @@ from importlib import resources
 from pathlib import Path
 
 from analysis.commands import report
-from workload.errors import UsageError
+from workload.contract.errors import UsageError
 
 
 def run(*, output: Path, figures: Path | None, markdown_file: Path | None, open_page: bool) -> int:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, NoReturn, TextIO
 
 import typer
 
-from workload.errors import ExitCode, InterruptedRunError, NothingToDoError
-from workload.interrupt import CAUSES, handled_by
-from workload.text import counted
+from workload.contract.errors import ExitCode, InterruptedRunError, NothingToDoError
+from workload.contract.interrupt import CAUSES, handled_by
+from workload.contract.text import counted
 
 if TYPE_CHECKING:
     from workload.storage.fetch import Report

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from analysis.importing import Given, import_file
-from workload.errors import ExitCode, NothingToDoError
-from workload.text import printable
+from workload.contract.errors import ExitCode, NothingToDoError
+from workload.contract.text import printable
 
 
 def run(files: Sequence[Path], given: Given, *, output: Path) -> int:

@@ -16,8 +16,8 @@ from analysis.ncu import NcuFile
 from analysis.operators import SHOWN, longest, operators
 from analysis.problem import Problem
 from analysis.roofline import NAMED, frame, kernel_points
-from workload.errors import ExitCode, NothingToDoError, UsageError
-from workload.tables import Column, Format, Role, render
+from workload.contract.errors import ExitCode, NothingToDoError, UsageError
+from workload.contract.tables import Column, Format, Role, render
 
 FACTS = ("file", *NAMED, "profiles", "steps")
 TABLE = (

@@ -10,8 +10,8 @@ from analysis.figures import export
 from analysis.report import html, markdown
 from analysis.report.compose import compose
 from analysis.report.evidence import gather
-from workload.errors import ExitCode, UsageError
-from workload.text import printable
+from workload.contract.errors import ExitCode, UsageError
+from workload.contract.text import printable
 
 
 def run(

@@ -11,9 +11,9 @@ from analysis.commands.shared import load, tell
 from analysis.configurations import completed
 from analysis.loading import Results
 from analysis.problem import Problem
-from workload.errors import ExitCode, NothingToDoError
-from workload.tables import Column, Format, Role, render
-from workload.text import counted
+from workload.contract.errors import ExitCode, NothingToDoError
+from workload.contract.tables import Column, Format, Role, render
+from workload.contract.text import counted
 
 ROOFS = (
     Column(name="place", heading="place", role=Role.FACT),

@@ -7,7 +7,7 @@ from pathlib import Path
 import analysis
 from analysis.loading import Results
 from analysis.problem import Problem
-from workload.text import printable
+from workload.contract.text import printable
 
 # More than fit on a screen hide the table above them.
 SHOWN_PROBLEMS = 20

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from analysis.commands.shared import load, tell
 from analysis.summary import COLUMNS, summarize
-from workload.errors import ExitCode
-from workload.tables import Format, render
+from workload.contract.errors import ExitCode
+from workload.contract.tables import Format, render
 
 
 def run(folders: Sequence[Path], *, verify: bool, form: Format, wide: bool = False) -> int:

@@ -11,9 +11,9 @@ from analysis.commands.shared import load, tell
 from analysis.configurations import DETAILS, NAMED, label
 from analysis.part import Part
 from analysis.variance import BETWEEN_COLUMNS, WITHIN_COLUMNS, table, within
-from workload.errors import ExitCode, NothingToDoError
-from workload.tables import Column, Format, Role, as_json, render
-from workload.text import counted
+from workload.contract.errors import ExitCode, NothingToDoError
+from workload.contract.tables import Column, Format, Role, as_json, render
+from workload.contract.text import counted
 
 # What names a run in a table, and the rest of its configuration.
 CONFIGURATION_COLUMNS = (*(Column(name=name, heading=label(name)) for name in NAMED), *DETAILS)

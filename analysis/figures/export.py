@@ -9,7 +9,7 @@ import altair as alt
 
 from analysis.figures import style
 from analysis.figures.figure import Figure
-from workload.errors import UsageError
+from workload.contract.errors import UsageError
 
 # Dots per logical pixel: 640 become 1280, sharp on paper at 16 cm.
 SCALE = 2.0

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from workload.text import printable
+from workload.contract.text import printable
 
 # Longer names hide the figure; their tails tell apart what somebody named by pattern.
 SHOWN_CHARACTERS = 48

@@ -11,8 +11,8 @@ from analysis.configurations import CONFIGURATION, SOFTWARE, Group, completed, g
 from analysis.figures import labels, style
 from analysis.loading import Results
 from analysis.statistics import over_runs
-from workload.bundle import Status
-from workload.text import percent
+from workload.contract.bundle import Status
+from workload.contract.text import percent
 
 # Ten million times what all computers of the world do in a second, in FLOP or bytes.
 LARGEST = 1e30

@@ -11,8 +11,8 @@ from analysis.breakdown import ALL
 from analysis.figures import labels, rooflines, shares, style, throughput
 from analysis.figures.figure import Figure, Missing
 from analysis.figures.material import Material
-from workload.tables import number
-from workload.text import percent, si, signed_percent
+from workload.contract.tables import number
+from workload.contract.text import percent, si, signed_percent
 
 Drawn: TypeAlias = Figure | Missing
 Builder: TypeAlias = Callable[[Material], Iterator[Drawn]]

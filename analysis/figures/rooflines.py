@@ -11,7 +11,7 @@ import pandas as pd
 from analysis.figures import style
 from analysis.figures.material import Material
 from analysis.figures.style import Drawing
-from workload.text import si
+from workload.contract.text import si
 
 INTENSITY = "Arithmetic intensity [FLOP/byte]"
 TITLES = {

@@ -11,7 +11,7 @@ from analysis.figures.material import Material
 from analysis.figures.style import Drawing
 from analysis.figures.throughput import TITLES, dots
 from analysis.ncu.families import Family
-from workload.tables import number
+from workload.contract.tables import number
 
 # Eleven families: the eight colours that are told apart, then greys, for what is rarely there.
 FAMILY_COLOURS: Mapping[str, str] = {

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import altair as alt
 import pandas as pd
 
-from workload.text import printable, seconds, si
+from workload.contract.text import printable, seconds, si
 
 # Anything that Altair draws; its methods are not typed well enough to say more.
 Drawing: TypeAlias = Any

@@ -10,8 +10,8 @@ import pandas as pd
 from analysis.figures import style
 from analysis.figures.material import Material
 from analysis.figures.style import Drawing
-from workload.tables import number
-from workload.text import si
+from workload.contract.tables import number
+from workload.contract.text import si
 
 RATE = "Throughput [images/s]"
 TITLES = {

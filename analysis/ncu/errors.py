@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from workload.errors import UsageError
+from workload.contract.errors import UsageError
 
 EXPORT = "LC_ALL=C ncu --import REPORT.ncu-rep --csv --page raw --print-units base > kernels.csv"
 QUOTED_CHARACTERS = 160

@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from workload.profile.vocabulary import TELLING_CHARACTERS
+from workload.contract.vocabulary import TELLING_CHARACTERS
 
 _TABLE = Path(__file__).with_name("families.toml")
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis.ncu.numbers import Floats
-from workload.profile.vocabulary import tensor_operations
+from workload.contract.vocabulary import tensor_operations
 
 # By role, in base units; a role that the file does not have is not there.
 Values = Mapping[str, Floats]

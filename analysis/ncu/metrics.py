@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from analysis.ncu.units import Kind
-from workload.profile.vocabulary import tensor_operations
+from workload.contract.vocabulary import tensor_operations
 
 _TABLE = Path(__file__).with_name("metrics.toml")
 # Names of ncu have two underscores; the labels of its details page have none.

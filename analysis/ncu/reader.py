@@ -16,7 +16,7 @@ from analysis.ncu.numbers import Floats, MixedNumbersError, NumberFormat
 from analysis.ncu.preamble import ERROR, Preamble
 from analysis.ncu.table import Section
 from analysis.ncu.units import Kind
-from workload.profile.vocabulary import TENSOR_PIPE_IS_PRODUCTS, names_tensor_cores
+from workload.contract.vocabulary import TENSOR_PIPE_IS_PRODUCTS, names_tensor_cores
 
 _WARNINGS_LIMIT = 100
 # In lines without quotes; "1, 2" may be anything.

@@ -15,7 +15,7 @@ from analysis.ncu import layout, metrics
 from analysis.ncu.errors import Failure, NcuFileError
 from analysis.ncu.launches import Launches
 from analysis.ncu.units import factor
-from workload.errors import ToolError
+from workload.contract.errors import ToolError
 
 SUFFIX = ".ncu-rep"
 _MAGIC = b"NVR\x00"

@@ -15,7 +15,7 @@ from analysis.figures.figure import Figure, Missing
 from analysis.figures.material import Material
 from analysis.loading import Results
 from analysis.problem import Problem
-from workload.errors import RooflaunchError
+from workload.contract.errors import RooflaunchError
 
 # run.json is read again for what the tables do not hold: once per configuration.
 NOTHING: Mapping[str, Any] = {}

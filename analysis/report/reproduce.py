@@ -8,9 +8,9 @@ from typing import Any
 from analysis.importing import Given
 from analysis.report import words
 from analysis.report.evidence import Evidence
-from workload.errors import UsageError
-from workload.spec import Device, RunSpec, arguments, options
-from workload.text import printable
+from workload.contract.errors import UsageError
+from workload.contract.spec import Device, RunSpec, arguments, options
+from workload.contract.text import printable
 
 SHOWN_RUNS = 3
 

@@ -7,8 +7,8 @@ from typing import Any
 import pandas as pd
 
 from analysis.report.content import Heading, Table
-from workload.tables import number
-from workload.text import printable, signed_percent
+from workload.contract.tables import number
+from workload.contract.text import printable, signed_percent
 
 ABSENT = "\N{EN DASH}"
 # More rows than fit on a screen are folded.

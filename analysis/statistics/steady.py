@@ -10,7 +10,7 @@ from analysis.statistics.samples import Floats, Mask, ordered, robust_stdev
 from analysis.statistics.stalls import Stalls, stalls
 from analysis.statistics.summary import OUTLIER_STDEVS
 from analysis.statistics.trend import Drift, drift
-from workload.text import percent, signed_percent
+from workload.contract.text import percent, signed_percent
 
 # What a CPU run measures by default.
 LEAST_STEPS = 20

@@ -10,9 +10,9 @@ import typer
 
 from launcher.gcp.options import DEFAULT_DISK_GB, Options, VmDriver
 from launcher.options import Format, FormatOption, run_options
-from workload import tables
-from workload.errors import ExitCode
-from workload.program import WideOption
+from workload.contract import tables
+from workload.contract.errors import ExitCode
+from workload.contract.program import WideOption
 
 # \b keeps the lines as they are.
 GCP_EXAMPLES = """\b

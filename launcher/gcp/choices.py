@@ -13,8 +13,8 @@ from launcher.gcp.options import DEFAULT_DISK_GB, Options
 from launcher.gcp.records import Price, region_of
 from launcher.gcp.settings import Settings
 from launcher.runtime import NO_COMPILER
-from workload.errors import UsageError
-from workload.spec import CIFAR10, IMAGENETTE, SYNTHETIC, Device, Precision, RunSpec
+from workload.contract.errors import UsageError
+from workload.contract.spec import CIFAR10, IMAGENETTE, SYNTHETIC, Device, Precision, RunSpec
 
 # Compute Engine's own bounds of maxRunDuration; it may act 30 s late.
 MIN_LIMIT_S, MAX_LIMIT_S, LATE_S = 30, 120 * 24 * 3600, 30

@@ -17,7 +17,7 @@ from launcher.gcp.provision import PAUSE_S, REMOVE_S
 from launcher.gcp.records import NAME, Result, request_object, result_object
 from launcher.gcp.refusals import DeniedError
 from launcher.gcp.resources import Disk, Instance, Listing
-from workload.errors import ExitCode, RooflaunchError, ToolError
+from workload.contract.errors import ExitCode, RooflaunchError, ToolError
 from workload.storage.bucket import Bucket
 
 # The cloud itself may act 30 s after the limit; a launcher that still follows gets its turn too.

@@ -29,13 +29,20 @@ from launcher.gcp.resources import Instance, Listing
 from launcher.gcp.run import LeftRunningError, Outcome, run
 from launcher.gcp.settings import ANY_PROJECT, Settings, resolve_settings
 from launcher.options import Format
-from workload.errors import ExitCode, InterruptedRunError, NothingToDoError, RooflaunchError, ToolError, UsageError
-from workload.interrupt import stoppable
-from workload.invocation import as_typed
-from workload.spec import Device, Resolved, resolve
+from workload.contract.errors import (
+    ExitCode,
+    InterruptedRunError,
+    NothingToDoError,
+    RooflaunchError,
+    ToolError,
+    UsageError,
+)
+from workload.contract.interrupt import stoppable
+from workload.contract.invocation import as_typed
+from workload.contract.spec import Device, Resolved, resolve
+from workload.contract.text import printable, terminal_width
 from workload.storage import bucket as storage
 from workload.storage.bucket import Bucket
-from workload.text import printable, terminal_width
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from launcher.gcp import resources
 from launcher.gcp.refusals import ENDPOINT_VARIABLE, PUBLIC_ENDPOINT, no_credentials, passing, said_by, translated
 from launcher.gcp.resources import Disk, Instance, Listing, Operation, OperationFault, Quota, Serial
-from workload.errors import ToolError
+from workload.contract.errors import ToolError
 from workload.storage.bucket import UnreachableError
 
 T = TypeVar("T")

@@ -17,8 +17,8 @@ from launcher.gcp.resources import Quota
 from launcher.gcp.services import DisabledError, ForbiddenError, Services
 from launcher.gcp.settings import Settings, resolve_settings
 from launcher.kinds import Part
-from workload.errors import RooflaunchError, ToolError, UsageError
-from workload.invocation import document
+from workload.contract.errors import RooflaunchError, ToolError, UsageError
+from workload.contract.invocation import document
 from workload.storage import bucket as storage
 from workload.storage.bucket import Access, Bucket
 

@@ -26,8 +26,8 @@ from launcher.gcp.provision import remove
 from launcher.gcp.records import LAUNCHES, Heartbeat, Phase, Request, Result, result_object, status_object
 from launcher.gcp.refusals import DeniedError
 from launcher.gcp.resources import Instance, epoch_s
-from workload import bundle
-from workload.errors import RooflaunchError, RunFailedError, ToolError
+from workload.contract import bundle
+from workload.contract.errors import RooflaunchError, RunFailedError, ToolError
 from workload.storage.bucket import Bucket
 
 # (until so long after the start, look every): what can change is dense at first.

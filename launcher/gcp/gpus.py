@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from launcher.gcp.records import Price, region_of
-from workload import prices
-from workload.errors import ToolError, UsageError
-from workload.prices import Listed
+from workload.contract import prices
+from workload.contract.errors import ToolError, UsageError
+from workload.contract.prices import Listed
 
 TABLE = Path(__file__).with_name("gpus.toml")
 SHOWN_WIDTH = 80
@@ -62,7 +62,7 @@ class MachineType:
 class Gpu:
     """One row of gpus.toml, with its prices. `accelerator` is None where the machine type brings its GPUs.
 
-    `device`: its name among the vendors' peaks (workload/peaks.toml).
+    `device`: its name among the vendors' peaks (workload/contract/peaks.toml).
     """
 
     name: str

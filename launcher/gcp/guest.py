@@ -15,7 +15,7 @@ from http import HTTPStatus
 from typing import Any
 
 from launcher.gcp.records import Phase
-from workload.errors import ToolError
+from workload.contract.errors import ToolError
 
 FLAVOR = {"Metadata-Flavor": "Google"}
 # The address, not the name: a container's name servers need not know it.

@@ -29,10 +29,10 @@ from launcher.gcp.records import (
     status_object,
 )
 from launcher.gcp.resources import Instance, Listing, epoch_s
-from workload import bundle
-from workload.errors import BundleError, ExitCode, NothingToDoError, UsageError
+from workload.contract import bundle
+from workload.contract.errors import BundleError, ExitCode, NothingToDoError, UsageError
+from workload.contract.text import printable
 from workload.storage.bucket import Bucket, UnreachableError
-from workload.text import printable
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ from launcher.gcp.compute import Compute
 from launcher.gcp.follow import MAX_SERIAL_PARTS
 from launcher.gcp.launches import State
 from launcher.gcp.records import log_object
-from workload.errors import NothingToDoError
+from workload.contract.errors import NothingToDoError
 from workload.storage.bucket import MAX_TEXT_BYTES, Bucket
 
 EVERY_S = 5.0

@@ -7,12 +7,12 @@ from typing import Any
 
 from launcher.gcp import gpus
 from launcher.gcp.gpus import Gpu
-from workload import peaks, tables
-from workload.invocation import as_typed
-from workload.prices import Listed
-from workload.spec import Precision
-from workload.tables import Column, Format
-from workload.text import terminal_width, wrapped
+from workload.contract import peaks, tables
+from workload.contract.invocation import as_typed
+from workload.contract.prices import Listed
+from workload.contract.spec import Precision
+from workload.contract.tables import Column, Format
+from workload.contract.text import terminal_width, wrapped
 
 UNKNOWN, NOT_SOLD = "unknown", "not sold"
 NOTES = (

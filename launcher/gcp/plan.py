@@ -17,8 +17,8 @@ from launcher.gcp.records import Price, Request, region_of
 from launcher.gcp.resources import LIMIT_LABEL
 from launcher.gcp.settings import ANY_PROJECT, Settings
 from launcher.runtime import CPU_FLAVOUR
-from workload.errors import ToolError, UsageError
-from workload.spec import Device, Precision, Profile, Resolved, RunSpec
+from workload.contract.errors import ToolError, UsageError
+from workload.contract.spec import Device, Precision, Profile, Resolved, RunSpec
 
 __all__ = ["Options", "Plan", "make_plan", "parse_duration_s"]
 

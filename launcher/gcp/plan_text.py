@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.gcp.gpus import Driver, shown
 from launcher.gcp.records import region_of
-from workload.invocation import as_typed
-from workload.spec import Profile
-from workload.text import counted, wrapped
+from workload.contract.invocation import as_typed
+from workload.contract.spec import Profile
+from workload.contract.text import counted, wrapped
 
 if TYPE_CHECKING:  # plan.py renders with this module
     from launcher.gcp.plan import Plan

@@ -6,8 +6,8 @@ from typing import TextIO
 
 from launcher.gcp.follow import Event, Kind
 from launcher.gcp.launches import duration
-from workload.invocation import as_typed
-from workload.text import printable
+from workload.contract.invocation import as_typed
+from workload.contract.text import printable
 
 
 class Progress:

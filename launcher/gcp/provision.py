@@ -23,7 +23,7 @@ from launcher.gcp.refusals import (
     refused_for_good,
 )
 from launcher.gcp.resources import Instance, Operation, OperationFault, Quota
-from workload.errors import NoCapacityError, RooflaunchError, ToolError
+from workload.contract.errors import NoCapacityError, RooflaunchError, ToolError
 from workload.storage.bucket import UnreachableError
 
 BUDGET_S = 600.0

@@ -18,7 +18,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, NamedTuple, Self
 
-from workload.errors import BundleError
+from workload.contract.errors import BundleError
 
 SCHEMA_VERSION = 1
 LAUNCHES = "launches/"

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from launcher.gcp.resources import OperationFault
-from workload.errors import RooflaunchError, ToolError, UsageError
+from workload.contract.errors import RooflaunchError, ToolError, UsageError
 from workload.storage.bucket import LOG_IN, UnreachableError, foreign_answer, log_in
 
 ENDPOINT_VARIABLE = "ROOFLAUNCH_COMPUTE_ENDPOINT"

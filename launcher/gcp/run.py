@@ -20,9 +20,9 @@ from launcher.gcp.plan import Plan
 from launcher.gcp.provision import Provisioned, Tried, provision, remove
 from launcher.gcp.records import RUNS, Heartbeat, Phase, Result, request_object
 from launcher.gcp.resources import epoch_s
-from workload import bundle
-from workload.bundle import Bundle
-from workload.errors import (
+from workload.contract import bundle
+from workload.contract.bundle import Bundle
+from workload.contract.errors import (
     BundleError,
     ExitCode,
     InterruptedRunError,

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from workload.errors import ToolError
+from workload.contract.errors import ToolError
 from workload.storage.bucket import foreign_answer
 
 ANSWER_S = 15.0

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from launcher.gcp.gpus import shown
-from workload.errors import UsageError
-from workload.spec import CONFIG_NAME, ENVIRONMENT_PREFIX, Origin
+from workload.contract.errors import UsageError
+from workload.contract.spec import CONFIG_NAME, ENVIRONMENT_PREFIX, Origin
 
 TABLE = "gcp"
 # Stands for a project in a plan that is only looked at: no id of a project has capitals.
@@ -145,7 +145,7 @@ def _defaults(project: str) -> dict[str, str]:
 
 
 def _from_config(path: Path) -> Mapping[str, object]:
-    """The `[gcp]` table; what else the file holds is for `workload.spec` to read and to complain about."""
+    """The `[gcp]` table; what else the file holds is for `workload.contract.spec` to read and to complain about."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8")).get(TABLE, {})
     except FileNotFoundError:

@@ -27,13 +27,20 @@ from launcher.gcp.guest import Guest, this_vm
 from launcher.gcp.records import Heartbeat, Phase, Request, Result
 from launcher.kinds import Runtime
 from launcher.runtime import choose
-from workload import bundle
-from workload.bundle import Status
+from workload.contract import bundle
+from workload.contract.bundle import Status
+from workload.contract.errors import (
+    BundleError,
+    ExitCode,
+    InterruptedRunError,
+    RooflaunchError,
+    RunFailedError,
+    ToolError,
+)
+from workload.contract.interrupt import handled_by
+from workload.contract.spec import Profile, Resolved, options, resolve
 from workload.environment.machine import Machine
 from workload.environment.outside import outside_facts
-from workload.errors import BundleError, ExitCode, InterruptedRunError, RooflaunchError, RunFailedError, ToolError
-from workload.interrupt import handled_by
-from workload.spec import Profile, Resolved, options, resolve
 from workload.storage.bucket import Bucket, Patience, connect
 from workload.storage.upload import PATIENCE, upload
 

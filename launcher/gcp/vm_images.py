@@ -10,7 +10,7 @@ from launcher.gcp.gpus import Driver, Gpu, VmImage, shown
 from launcher.gcp.options import Options
 from launcher.gcp.refusals import DeniedError
 from launcher.gcp.settings import PROJECT
-from workload.errors import ToolError, UsageError
+from workload.contract.errors import ToolError, UsageError
 
 NAME = r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?"
 FAMILY = re.compile(rf"(?P<project>{PROJECT})/(?P<name>{NAME})")

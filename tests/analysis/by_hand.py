@@ -10,8 +10,8 @@ import pandas as pd
 
 from analysis.loading import Results
 from analysis.record import CEILING_COLUMNS, RANGES, RUN_COLUMNS
-from workload import bundle
-from workload.bundle import STEP_COLUMNS, TELEMETRY_COLUMNS
+from workload.contract import bundle
+from workload.contract.bundle import STEP_COLUMNS, TELEMETRY_COLUMNS
 
 # A clean run of ours; a test says what is different.
 CLEAN: Mapping[str, Any] = {

@@ -12,7 +12,7 @@ import pytest
 
 from analysis import __main__ as door
 from benchmarks.synthetic_bundles import make
-from workload.errors import ExitCode
+from workload.contract.errors import ExitCode
 
 ROOT = Path(__file__).parents[2]
 HEAVY = {"pandas", "numpy", "pyarrow", "scipy", "altair", "google", "torch", "docker", "rich"}

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from analysis.audit.claims import Claim, audit_claims, model_flop, read
-from workload.errors import UsageError
+from workload.contract.errors import UsageError
 
 LAPTOP = "NVIDIA GeForce RTX 4080 Laptop GPU"
 V100 = "Tesla V100-SXM2-16GB"

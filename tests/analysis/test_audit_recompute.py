@@ -10,7 +10,7 @@ from by_hand import results, run
 import analysis
 from analysis.audit import audit
 from benchmarks.synthetic_bundles import make
-from workload import bundle
+from workload.contract import bundle
 
 STEPS = [0.1, 0.12, 0.1, 0.11, 0.1]
 

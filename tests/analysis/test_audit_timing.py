@@ -47,7 +47,7 @@ def test_every_threshold_says_what_is_expected() -> None:
 
 
 def test_shares_are_written_in_one_way() -> None:
-    """`95 %`, by `workload.text`, which also has a word for what is nearly nothing: no format ends in a per cent."""
+    """`95 %`, by the contract's `text`, which has a word for nearly nothing too: no format ends in a per cent."""
     folder = Path(analysis.__file__).parent
     specs = [
         f"{path.relative_to(folder)}:{value.lineno}"

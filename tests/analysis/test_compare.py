@@ -13,7 +13,7 @@ from analysis.configurations import NotPoolableError
 from analysis.pairing import pair_up
 from analysis.statistics import compare as compare_runs
 from analysis.statistics import holm
-from workload.errors import ExitCode, NothingToDoError, UsageError
+from workload.contract.errors import ExitCode, NothingToDoError, UsageError
 
 
 def side(name: str, rates: tuple[float, ...], **facts: Any) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ import pytest
 import analysis
 from analysis.configurations import NotPoolableError, completed, group, measured, require_poolable
 from benchmarks.synthetic_bundles import make
-from workload.errors import ExitCode
+from workload.contract.errors import ExitCode
 
 # A field of run.json, another value for it, and what a message says of the two.
 UNLIKE = [

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from analysis import __main__ as door
-from workload import bundle
-from workload.text import si
+from workload.contract import bundle
+from workload.contract.text import si
 
 BUNDLES = Path(str(resources.files("analysis") / "example"))
 # It comes with every installation.

@@ -590,7 +590,7 @@ def test_pictures_are_written_with_readable_text(figures: dict[str, Figure], tmp
 
 
 def test_a_folder_that_cannot_be_written_is_told(figures: dict[str, Figure], tmp_path: Path) -> None:
-    from workload.errors import UsageError
+    from workload.contract.errors import UsageError
 
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError) as caught:

@@ -12,8 +12,8 @@ from analysis.possible import refusals
 from analysis.record import RANGES, RUN_COLUMNS, row_of
 from analysis.series import LAYOUTS, parse
 from benchmarks import fuzz
-from workload import bundle
-from workload.errors import BundleError
+from workload.contract import bundle
+from workload.contract.errors import BundleError
 
 SEED = 2026
 

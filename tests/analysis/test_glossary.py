@@ -8,7 +8,7 @@ from analysis import glossary
 from analysis.report.compose import SECTIONS
 from analysis.report.content import Table
 from analysis.report.sections import glossary as section
-from workload.verdict import Bound
+from workload.contract.verdict import Bound
 
 ROOT = Path(__file__).parents[2]
 

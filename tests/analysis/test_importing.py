@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import analysis
 from analysis.importing import Given, import_file
-from workload import bundle
-from workload.errors import ExitCode, NothingToDoError, UsageError
+from workload.contract import bundle
+from workload.contract.errors import ExitCode, NothingToDoError, UsageError
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the files of ../shared/data are not here")

@@ -16,7 +16,7 @@ import pytest
 from analysis import index
 from analysis.index import FILE, FOLDER, look
 from benchmarks.synthetic_bundles import make
-from workload import bundle
+from workload.contract import bundle
 
 
 @pytest.fixture

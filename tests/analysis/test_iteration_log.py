@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.iteration_log import Log, is_log, meanings, parse
-from workload.errors import ExitCode, UsageError
+from workload.contract.errors import ExitCode, UsageError
 
 HEADER = "env,device,model,batch_size,iter_idx,iter_time_ms,imgs_per_sec,timestamp"
 ROW = "envA,cuda,resnet50,64,0,199.29,321.14,1763159639.5"

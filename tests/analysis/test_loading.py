@@ -10,8 +10,8 @@ import analysis
 from analysis.loading import Results
 from analysis.record import CEILING_COLUMNS, RUN_COLUMNS
 from benchmarks.synthetic_bundles import make
-from workload import bundle
-from workload.errors import ExitCode, NothingToDoError, UsageError
+from workload.contract import bundle
+from workload.contract.errors import ExitCode, NothingToDoError, UsageError
 
 
 def test_tables_of_two_runs(tmp_path: Path) -> None:

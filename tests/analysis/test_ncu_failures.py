@@ -6,7 +6,7 @@ from ncu_files import TIME, line, save, wide
 
 from analysis import ncu
 from analysis.ncu.errors import EXPORT, Failure, NcuFileError
-from workload.errors import ExitCode
+from workload.contract.errors import ExitCode
 
 CONNECTED = "==PROF== Connected to process 13129 (/usr/bin/python3.11)\n==PROF== Disconnected from process 13129\n"
 SUMMARY = line(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from analysis.ncu.families import Family, family, is_backward
-from workload.profile.vocabulary import names_tensor_cores
+from workload.contract.vocabulary import names_tensor_cores
 
 with Path(__file__).with_name("kernel_names.tsv").open(encoding="utf-8", newline="") as _lines:
     NAMES = list(csv.DictReader(_lines, delimiter="\t", quoting=csv.QUOTE_NONE))

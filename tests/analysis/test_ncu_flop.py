@@ -6,7 +6,7 @@ from ncu_files import DRAM, FADD, FFMA, FMUL, READ, SASS, TENSOR_PIPE, TIME, WRI
 
 from analysis import ncu
 from analysis.ncu import flop
-from workload.profile.vocabulary import tensor_operations
+from workload.contract.vocabulary import tensor_operations
 
 FP16_FP32 = "sm__ops_path_tensor_src_fp16_dst_fp32.sum"
 FP16_FP16 = "sm__ops_path_tensor_src_fp16_dst_fp16.sum"

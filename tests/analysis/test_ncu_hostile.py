@@ -11,8 +11,8 @@ from ncu_files import DRAM, FFMA, READ, STARTED, TIME, line, long, save, who, wi
 from analysis import ncu
 from analysis.ncu import marks
 from analysis.ncu.families import family, is_backward
-from workload.errors import RooflaunchError
-from workload.profile.vocabulary import names_tensor_cores
+from workload.contract.errors import RooflaunchError
+from workload.contract.vocabulary import names_tensor_cores
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "ncu"
 ATTEMPTS = settings(max_examples=150, deadline=5000, suppress_health_check=[HealthCheck.function_scoped_fixture])

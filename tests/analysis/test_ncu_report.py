@@ -10,7 +10,7 @@ from ncu_files import FADD, FFMA, FMUL, TIME, save
 
 from analysis import ncu
 from analysis.ncu import Failure, Layout, NcuFileError
-from workload.errors import ExitCode, ToolError
+from workload.contract.errors import ExitCode, ToolError
 
 
 class Metric:

@@ -10,7 +10,7 @@ import pytest
 from analysis.__main__ import main
 from benchmarks.synthetic_bundles import make, make_record
 from tests.analysis.ncu_files import DRAM, FADD, FFMA, FMUL, TIME, save, wide
-from workload import bundle
+from workload.contract import bundle
 
 COMMANDS = ("summary", "roofline", "kernels", "variance", "compare", "audit", "report")
 RUN = {"summary", "audit", "report"}

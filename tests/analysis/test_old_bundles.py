@@ -15,8 +15,8 @@ import pytest
 
 from analysis.__main__ import main
 from benchmarks.synthetic_bundles import make
-from workload import bundle
-from workload.bundle import Status
+from workload.contract import bundle
+from workload.contract.bundle import Status
 
 BUNDLES = Path(__file__).parents[1] / "bundles"
 OLD, EXPECTED = BUNDLES / "schema1", BUNDLES / "expected"

@@ -15,7 +15,7 @@ from analysis.report.content import Bullets, Table
 from analysis.report.evidence import gather
 from analysis.report.sections import context, rooflines
 from benchmarks.synthetic_bundles import make
-from workload import bundle
+from workload.contract import bundle
 
 TABLE = """name,calls,total_s,mean_s,share
 aten::mkldnn_convolution,40,0.600000000,0.015000000,0.600000

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from analysis.record import RUN_COLUMNS, Kind, read_document, row_of
 from benchmarks.synthetic_bundles import change, make_record
-from workload.errors import BundleError
+from workload.contract.errors import BundleError
 
 STEP_S = [0.1, 0.11, 0.09, 0.1, 0.12]
 

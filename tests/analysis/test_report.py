@@ -27,9 +27,9 @@ from analysis.report.evidence import Evidence, gather
 from analysis.report.sections import answer, complexity, context, design, discussion, variability
 from benchmarks.synthetic_bundles import make
 from tests.docs import grammar
-from workload.errors import ExitCode
-from workload.spec import Device, Precision, Profile, RunSpec, arguments
-from workload.text import printable
+from workload.contract.errors import ExitCode
+from workload.contract.spec import Device, Precision, Profile, RunSpec, arguments
+from workload.contract.text import printable
 
 INTERVAL = re.compile(r"interval|\d to \d|no interval")
 

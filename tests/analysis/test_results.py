@@ -16,8 +16,8 @@ import analysis
 from analysis.__main__ import main
 from analysis.loading import Results
 from benchmarks.synthetic_bundles import make
-from workload.errors import UsageError
-from workload.tables import Column, Format, render
+from workload.contract.errors import UsageError
+from workload.contract.tables import Column, Format, render
 
 OURS = Path(__file__).with_name("bundles")
 

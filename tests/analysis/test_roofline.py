@@ -19,7 +19,7 @@ from analysis.by import By
 from analysis.roofline import Bound, Kind, Roof, Source, Work
 from benchmarks.synthetic_bundles import change, make, make_record
 from tests.analysis.ncu_files import DRAM, FADD, FFMA, FMUL, STARTED, TIME, wide
-from workload import bundle, verdict
+from workload.contract import bundle, verdict
 
 L1, L2, TENSOR = "l1tex__t_bytes.sum", "lts__t_bytes.sum", "sm__inst_executed_pipe_tensor.sum"
 T4 = Roof(kind=Kind.MEASURED, flop_per_s=7.2e12, bytes_per_s=2.6e11)
@@ -42,7 +42,7 @@ def points(tmp_path: Path, *runs: Mapping[str, Any]) -> pd.DataFrame:
     return roofline.points(analysis.load(tmp_path))
 
 
-# --- the rule of workload/verdict.py
+# --- the rule of workload/contract/verdict.py
 
 
 def test_thresholds_are_those_of_the_verdict() -> None:

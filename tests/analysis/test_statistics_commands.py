@@ -15,8 +15,8 @@ from analysis.__main__ import main
 from analysis.audit import audit
 from analysis.commands.audit import render
 from analysis.loading import Results
-from workload.errors import ExitCode
-from workload.tables import Format
+from workload.contract.errors import ExitCode
+from workload.contract.tables import Format
 
 PLACES = ("here", "there")
 

@@ -16,7 +16,7 @@ from launcher import build, engine, images
 from launcher.containers import RUN_LABEL, follow
 from launcher.engine import Container, Engine
 from tests.docker_engine.commands import docker
-from workload.errors import ToolError
+from workload.contract.errors import ToolError
 
 pytestmark = [pytest.mark.world, pytest.mark.docker, pytest.mark.timeout(300)]
 

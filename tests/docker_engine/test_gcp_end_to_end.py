@@ -26,8 +26,8 @@ from tests.launcher.gcp.fake_compute import FakeCompute, Vm
 from tests.launcher.gcp.fake_metadata import TOKEN
 from tests.workload.storage import gcs_server
 from tests.workload.storage.gcs_server import BUCKET
-from workload import bundle
-from workload.errors import ExitCode
+from workload.contract import bundle
+from workload.contract.errors import ExitCode
 
 # The first push of an image with PyTorch takes minutes.
 pytestmark = [

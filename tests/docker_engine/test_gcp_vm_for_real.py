@@ -24,9 +24,9 @@ from tests.launcher.gcp.fake_compute import FakeCompute, Vm
 from tests.launcher.gcp.fake_metadata import TOKEN
 from tests.workload.storage import gcs_server
 from tests.workload.storage.gcs_server import BUCKET
-from workload import bundle
-from workload.bundle import Bundle
-from workload.errors import ExitCode
+from workload.contract import bundle
+from workload.contract.bundle import Bundle
+from workload.contract.errors import ExitCode
 from workload.storage.bucket import Bucket, connect
 from workload.storage.fetch import RUNS, Source, fetch
 

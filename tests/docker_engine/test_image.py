@@ -11,8 +11,8 @@ import pytest
 
 from launcher import build, engine, images
 from tests.docker_engine.commands import BUILD, TINY, Launch, docker
-from workload import bundle
-from workload.errors import ExitCode, ToolError
+from workload.contract import bundle
+from workload.contract.errors import ExitCode, ToolError
 
 pytestmark = [pytest.mark.world, pytest.mark.docker, pytest.mark.timeout(900)]
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tests.docker_engine.commands import TINY, Launch, docker, environment, launch_words
-from workload import bundle
-from workload.errors import ExitCode
+from workload.contract import bundle
+from workload.contract.errors import ExitCode
 
 pytestmark = [pytest.mark.world, pytest.mark.docker, pytest.mark.timeout(900), pytest.mark.usefixtures("image")]
 

@@ -14,8 +14,8 @@ from launcher.app import app as launch
 from tests.docs import foreign
 from tests.docs.foreign import RefusedError
 from workload import cli
-from workload.errors import RooflaunchError
-from workload.spec import options
+from workload.contract.errors import RooflaunchError
+from workload.contract.spec import options
 
 ROOT = Path(__file__).parents[2]
 DOORS = {"launch": typer.main.get_command(launch), "analyze": typer.main.get_command(analyze)}

@@ -20,7 +20,7 @@ from launcher.gcp.plan import Options, make_plan
 from tests.docs.pages import ROOT
 from tests.launcher.gcp.canned_cloud import IMAGE, SETTINGS, ZONE, clouds_on
 from tests.workload.storage.gcs_server import BUCKET, running
-from workload.spec import resolve
+from workload.contract.spec import resolve
 
 # A launch that is done, under the digits that the pages use.
 TOKEN = "3fa9c1"

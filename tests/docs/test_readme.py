@@ -5,8 +5,8 @@ from typing import Any
 
 from launcher.table import render
 from tests.docs import pages
-from workload.bundle import Bundle
-from workload.verdict import judge
+from workload.contract.bundle import Bundle
+from workload.contract.verdict import judge
 
 STEP_S, FLOP_PER_STEP, FLOP_PER_S, BYTES_PER_S = 0.7286, 1.705e11, 3.94e11, 2e10
 # The figures of README's run as its bundle has them.

@@ -5,8 +5,8 @@ import torch
 
 from workload import ceilings
 from workload.ceiling_rates import Ceilings
+from workload.contract.spec import Device, Precision
 from workload.nvml import Gpu
-from workload.spec import Device, Precision
 
 pytestmark = [
     pytest.mark.gpu,

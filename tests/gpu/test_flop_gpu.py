@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from workload import complexity, models
+from workload.contract.spec import Device, Optimizer, Precision
 from workload.flop import FlopCounter, Tally
-from workload.spec import Device, Optimizer, Precision
 from workload.step import make_optimizer
 
 pytestmark = [

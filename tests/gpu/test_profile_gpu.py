@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from workload import bundle
+from workload.contract import bundle
+from workload.contract.spec import Device
 from workload.environment.machine import Machine
 from workload.profile import preflight
-from workload.spec import Device
 
 pytestmark = [
     pytest.mark.gpu,

@@ -9,8 +9,8 @@ from launcher.gcp.launches import State
 from launcher.gcp.options import Options
 from launcher.gcp.plan import make_plan
 from launcher.gcp.records import Phase
-from workload.prices import Listed
-from workload.spec import resolve
+from workload.contract.prices import Listed
+from workload.contract.spec import resolve
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "gcp.md"

@@ -16,7 +16,7 @@ from launcher import engine as docker_engine
 from launcher.__main__ import main
 from launcher.build import Built
 from launcher.images import Recipe
-from workload.errors import ExitCode, ToolError, UsageError
+from workload.contract.errors import ExitCode, ToolError, UsageError
 
 FLAVOUR = replace(images.load_flavours()["cpu"], base="debian:12-slim", digest="")
 RECIPE = Recipe(

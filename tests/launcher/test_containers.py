@@ -11,8 +11,8 @@ from launcher.containers import Limits, Watcher
 from launcher.engine import Container, Ended, Image
 from launcher.kinds import Runtime
 from launcher.runtime import Choice
-from workload.errors import InterruptedRunError, OutOfDeviceMemoryError, RooflaunchError, RunFailedError
-from workload.spec import RunSpec
+from workload.contract.errors import InterruptedRunError, OutOfDeviceMemoryError, RooflaunchError, RunFailedError
+from workload.contract.spec import RunSpec
 
 IMAGE = Image(id="sha256:ab", tags=("rooflaunch:cpu",), reference="", size_bytes=1, created="", labels={})
 TIMING = Container(

@@ -14,7 +14,7 @@ from launcher import containers, doctor, engine, images
 from launcher.__main__ import main
 from launcher.doctor import Check, Host, State
 from launcher.kinds import Part
-from workload.errors import ExitCode, ToolError
+from workload.contract.errors import ExitCode, ToolError
 
 QUERY = "nvidia-smi --query-gpu=name,compute_cap,driver_version,memory.total --format=csv,noheader"
 DCGM = "pgrep -x nv-hostengine"

@@ -16,7 +16,7 @@ from fake_docker import FakeDocker
 
 from launcher import engine
 from launcher.engine import Container, Ended, Event, Image
-from workload.errors import ExitCode, ToolError, UsageError
+from workload.contract.errors import ExitCode, ToolError, UsageError
 
 FULL = Container(
     image="sha256:ab",

@@ -11,7 +11,7 @@ import pytest
 
 from launcher import images
 from launcher.images import Flavour, Recipe
-from workload.errors import ToolError, UsageError
+from workload.contract.errors import ToolError, UsageError
 
 ROOT = Path(__file__).parents[2]
 FLAVOURS = images.load_flavours()

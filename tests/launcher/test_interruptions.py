@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.interruptions import await_end, press, start
-from workload import bundle
+from workload.contract import bundle
 
 pytestmark = [pytest.mark.world, pytest.mark.timeout(300)]
 

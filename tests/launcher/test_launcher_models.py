@@ -1,8 +1,8 @@
 import pytest
 
 from launcher import models
-from workload import classifiers
-from workload.errors import ExitCode, UsageError
+from workload.contract import classifiers
+from workload.contract.errors import ExitCode, UsageError
 
 
 def no_listing() -> list[str]:

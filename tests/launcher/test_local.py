@@ -17,10 +17,10 @@ from launcher.containers import Limits
 from launcher.kinds import Runtime
 from launcher.local import Plan
 from launcher.runtime import Choice
-from workload import bundle
-from workload.bundle import Status
-from workload.errors import ExitCode, OutOfDeviceMemoryError, RunFailedError, ToolError, UsageError
-from workload.spec import resolve
+from workload.contract import bundle
+from workload.contract.bundle import Status
+from workload.contract.errors import ExitCode, OutOfDeviceMemoryError, RunFailedError, ToolError, UsageError
+from workload.contract.spec import resolve
 
 PROCESS = Choice(runtime=Runtime.PROCESS, why="asked for")
 # The tests that start a trainer, or could, take no container that happens to be there.

@@ -8,8 +8,8 @@ from fake_docker import FakeDocker
 from launcher import images, runtime
 from launcher.kinds import Runtime
 from launcher.runtime import Choice, Here, choose
-from workload.errors import ExitCode, RooflaunchError, ToolError, UsageError
-from workload.spec import RunSpec, resolve
+from workload.contract.errors import ExitCode, RooflaunchError, ToolError, UsageError
+from workload.contract.spec import RunSpec, resolve
 
 COMPILER = "--compile needs a C++ compiler, which the images leave out"
 TOOLKIT = "install the NVIDIA Container Toolkit: docs.nvidia.com/datacenter/cloud-native/container-toolkit"

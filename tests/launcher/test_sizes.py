@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher import sizes
-from workload.errors import UsageError
+from workload.contract.errors import UsageError
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from launcher.table import render
-from workload.bundle import Bundle
+from workload.contract.bundle import Bundle
 
 RECORD: dict[str, Any] = {
     "run_id": "a",

@@ -11,7 +11,7 @@ import pytest
 
 from workload import ceiling_cache, ceilings
 from workload.ceiling_rates import Ceilings, Rate
-from workload.spec import Device
+from workload.contract.spec import Device
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 

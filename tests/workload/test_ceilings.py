@@ -17,8 +17,8 @@ from workload import ceiling_rates, ceilings
 from workload.ceiling_rates import Ceilings, Rate, Samples
 from workload.ceilings import Probe
 from workload.clock import clock_for
+from workload.contract.spec import Device, Precision
 from workload.environment.machine import Machine
-from workload.spec import Device, Precision
 
 LayOut = Callable[..., Machine]
 
@@ -653,7 +653,7 @@ class Ticking:
 def test_a_cpu_without_units_for_a_type_is_measured_in_time(isa: str) -> None:
     """Without AVX-512 a bf16 product runs at 1 to 2 GFLOP/s: a fixed n of 2048 would take minutes."""
     code = (
-        "import json; from workload import ceilings; from workload.spec import Device\n"
+        "import json; from workload import ceilings; from workload.contract.spec import Device\n"
         "measured = ceilings.measure(Device.CPU, precisions=['amp', 'bf16'], bandwidth=False)\n"
         "print(json.dumps(measured.to_json()))"
     )

@@ -3,7 +3,7 @@
 import pytest
 
 from workload import cli
-from workload.errors import UsageError
+from workload.contract.errors import UsageError
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from workload import clock
+from workload.contract.spec import Device
 from workload.recorder import ItemReader, Part, Phase, Recorder
-from workload.spec import Device
 
 
 class MpsEvent:

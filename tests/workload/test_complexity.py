@@ -10,9 +10,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from workload import complexity, models
 from workload.complexity import Complexity
-from workload.errors import ExitCode, UsageError
+from workload.contract.errors import ExitCode, UsageError
+from workload.contract.spec import Optimizer, Precision
 from workload.flop import FlopCounter, Tally
-from workload.spec import Optimizer, Precision
 from workload.step import make_optimizer
 
 # 224 x 224, 1000 classes: parameters in M, forward GFLOP, fvcore's GMAC, training GFLOP, each for one image.

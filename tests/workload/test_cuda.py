@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from workload import cuda, device
+from workload.contract.errors import UsageError
+from workload.contract.spec import Device
 from workload.environment.machine import Machine
-from workload.errors import UsageError
-from workload.spec import Device
 
 PROPRIETARY = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.90.07  Fri May 31 09:35:42 UTC 2024"
 OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build  (dvs-builder@U16)"

@@ -8,9 +8,9 @@ from urllib.error import URLError
 import pytest
 import torch
 
+from workload.contract.errors import ExitCode, ToolError, UsageError
+from workload.contract.spec import Device, RunSpec
 from workload.data import open_source
-from workload.errors import ExitCode, ToolError, UsageError
-from workload.spec import Device, RunSpec
 
 
 def spec(dataset: object, **more: object) -> RunSpec:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from workload import instructions
-from workload.errors import UsageError
+from workload.contract.errors import UsageError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks only on Linux")
 

@@ -10,8 +10,9 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from workload import classifiers, models
-from workload.errors import ExitCode, UsageError
+from workload import models
+from workload.contract import classifiers
+from workload.contract.errors import ExitCode, UsageError
 
 ROOT = Path(__file__).parents[2]
 

@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
+from workload.contract.spec import Device, Precision, Profile, RunSpec
 from workload.profile import command
 from workload.profile.command import Caches, Mode, Replay, estimate_kernels, estimate_range
 from workload.profile.metrics import MetricSet
-from workload.spec import Device, Precision, Profile, RunSpec
 
 METRICS = MetricSet(roles={"dram__bytes.sum": "dram_bytes", "gpu__time_duration.sum": "time_s"}, missing=(), passes=1)
 NCU, REPORT = Path("/opt/ncu"), Path("a b/profile.ncu-rep")

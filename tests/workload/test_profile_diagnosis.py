@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
+from workload.contract.spec import Device
 from workload.profile.diagnosis import explain, own_error
 from workload.profile.preflight import Facts
 from workload.profile.status import ProfileStatus
-from workload.spec import Device
 
 HOST = Facts(
     device=Device.CUDA, driver=True, ncus=(Path("/opt/ncu"),), admin_only=False, is_admin=False, in_container=False

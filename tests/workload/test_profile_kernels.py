@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from workload.errors import ToolError
+from workload.contract.errors import ToolError
 from workload.profile.kernels import Kernel, parse, read
 
 ROLES = {

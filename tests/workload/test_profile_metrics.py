@@ -1,9 +1,9 @@
 import pytest
 
+from workload.contract.spec import Precision
+from workload.contract.vocabulary import TENSOR_PIPE_IS_PRODUCTS
 from workload.profile import metrics
 from workload.profile.metrics import TENSOR_TYPES, base, choose, choose_step, choose_throughput, table
-from workload.profile.vocabulary import TENSOR_PIPE_IS_PRODUCTS
-from workload.spec import Precision
 
 # What an ncu knows that knows every name of the table.
 EVERYTHING = frozenset(

@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 
-from workload import bundle, cli
-from workload.errors import ExitCode
+from workload import cli
+from workload.contract import bundle
+from workload.contract.errors import ExitCode
+from workload.contract.spec import Device, Precision, Profile, RunSpec
 from workload.profile import command, ncu_pass, preflight, session, supervise
 from workload.profile.command import Estimate
 from workload.profile.metrics import base, table
 from workload.profile.preflight import Facts
 from workload.profile.session import Request
-from workload.spec import Device, Precision, Profile, RunSpec
 
 pytestmark = [pytest.mark.world, pytest.mark.usefixtures("fake_ncu")]
 

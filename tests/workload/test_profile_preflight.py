@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from workload.contract.spec import Device
 from workload.environment.machine import Machine
 from workload.profile import preflight
 from workload.profile.preflight import Facts, has_capability, obstacle
 from workload.profile.status import ProfileStatus
-from workload.spec import Device
 
 LayOut = Callable[..., Machine]
 

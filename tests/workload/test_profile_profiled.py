@@ -11,11 +11,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from workload.errors import ExitCode
+from workload.contract.errors import ExitCode
+from workload.contract.spec import Device, Precision, RunSpec
 from workload.profile import ncu_pass, profiled
 from workload.profile.summary import CALIBRATION_MARK, STEP_MARK
 from workload.recorder import Part
-from workload.spec import Device, Precision, RunSpec
 
 ROOT = Path(__file__).parents[2]
 

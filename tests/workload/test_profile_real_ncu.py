@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from workload.interrupt import stoppable
+from workload.contract.interrupt import stoppable
+from workload.contract.spec import Device, Precision
 from workload.profile import command, diagnosis, kernels, metrics, supervise, tool
 from workload.profile.command import Caches, Replay
 from workload.profile.metrics import base, table
 from workload.profile.preflight import Facts
 from workload.profile.tool import Ncu
-from workload.spec import Device, Precision
 
 pytestmark = pytest.mark.world
 

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from workload import bundle, cli
-from workload.errors import ExitCode
+from workload import cli
+from workload.contract import bundle
+from workload.contract.errors import ExitCode
 
 pytestmark = pytest.mark.world
 

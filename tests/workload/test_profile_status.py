@@ -1,8 +1,8 @@
 import pytest
 
-from workload.errors import ExitCode
+from workload.contract.errors import ExitCode
+from workload.contract.spec import Profile
 from workload.profile.status import ProfileStatus, before_the_pass, is_collected, unavailable, was_interrupted
-from workload.spec import Profile
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from workload.interrupt import stoppable
+from workload.contract.interrupt import stoppable
 from workload.profile import supervise
 from workload.profile.supervise import End
 

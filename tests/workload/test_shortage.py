@@ -4,7 +4,7 @@ import os
 import pytest
 
 from workload import shortage
-from workload.errors import OutOfDeviceMemoryError, RunFailedError
+from workload.contract.errors import OutOfDeviceMemoryError, RunFailedError
 
 NO_MEMORY = (
     OutOfDeviceMemoryError,

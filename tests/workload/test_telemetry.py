@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from workload import telemetry as module
-from workload.bundle import TELEMETRY_COLUMNS
+from workload.contract.bundle import TELEMETRY_COLUMNS
 from workload.environment.machine import Machine
 from workload.nvml import Gpu
 from workload.telemetry import Telemetry, gpu_source, sources_of

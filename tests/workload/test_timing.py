@@ -2,7 +2,7 @@ from array import array
 
 import pytest
 
-from workload.bundle import describe_seconds
+from workload.contract.bundle import describe_seconds
 from workload.cpu_time import CpuShare
 from workload.recorder import PhaseTotals
 from workload.timing import summarize

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 import torch
 
-from workload import bundle, ceiling_rates, cli, train
-from workload.errors import ExitCode
+from workload import ceiling_rates, cli, train
+from workload.contract import bundle
+from workload.contract.errors import ExitCode
 
 pytestmark = pytest.mark.world
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
+from workload.contract.spec import Profile, RunSpec, arguments
 from workload.profile.metrics import MetricSet
-from workload.spec import Profile, RunSpec, arguments
 
 # cuDNN's autotuning and the allocator have settled by then, also where the timing run warmed up for less.
 WARMUP_STEPS = 20

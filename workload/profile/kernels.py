@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from workload.errors import ToolError
+from workload.contract.errors import ToolError
+from workload.contract.vocabulary import names_tensor_cores
 from workload.profile.metrics import DRAM, DRAM_PARTS, HFMA2, TENSOR_PIPE, TENSOR_PREFIX, TENSOR_PRODUCTS
-from workload.profile.vocabulary import names_tensor_cores
 
 HEADER_START = '"ID",'
 ID, PROCESS, NAME, PASSES = "ID", "Process ID", "Kernel Name", "profiler__replayer_passes"

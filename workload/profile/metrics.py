@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from workload.profile.vocabulary import TENSOR_PIPE_IS_PRODUCTS, tensor_operations
-from workload.spec import Precision
+from workload.contract.spec import Precision
+from workload.contract.vocabulary import TENSOR_PIPE_IS_PRODUCTS, tensor_operations
 
 TABLE = Path(__file__).with_name("metrics.toml")
 

@@ -11,8 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from workload.contract.errors import InterruptedRunError, RooflaunchError
+from workload.contract.spec import Profile, RunSpec
 from workload.environment.machine import Machine
-from workload.errors import InterruptedRunError, RooflaunchError
 from workload.profile import command, diagnosis, kernels, metrics, preflight, summary, supervise, tool
 from workload.profile.command import WARMUP_STEPS, Caches, Estimate, Mode, Replay
 from workload.profile.kernels import Kernel
@@ -20,7 +21,6 @@ from workload.profile.metrics import MetricSet
 from workload.profile.status import ProfileError, ProfileStatus, unavailable
 from workload.profile.supervise import End
 from workload.progress import Progress
-from workload.spec import Profile, RunSpec
 
 FOLDER = "ncu"
 COMMANDS, LOG = "command.txt", "ncu.log"

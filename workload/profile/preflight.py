@@ -4,11 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from workload.contract.spec import Device
 from workload.environment.container import runtime
 from workload.environment.machine import Machine, fields
 from workload.profile import tool
 from workload.profile.status import ProfileError, unavailable
-from workload.spec import Device
 
 # capabilities(7): the bit that lets a process use restricted counters.
 CAP_SYS_ADMIN = 21

@@ -22,13 +22,13 @@ from torch.profiler import ProfilerActivity
 
 from workload import ceilings, data, device, models
 from workload.clock import clock_for
+from workload.contract.errors import ExitCode
+from workload.contract.spec import Device, Precision, RunSpec
 from workload.data import Batch
-from workload.errors import ExitCode
 from workload.profile import trace
 from workload.profile.command import WARMUP_STEPS, Mode
 from workload.profile.summary import CALIBRATION
 from workload.recorder import Part
-from workload.spec import Device, Precision, RunSpec
 from workload.step import TrainingStep
 
 # For the step time without a profiler.

@@ -11,13 +11,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, assert_never
 
-from workload import bundle, log
-from workload.bundle import Bundle, Status
-from workload.errors import InterruptedRunError, RooflaunchError, UsageError
-from workload.interrupt import stoppable, undisturbed
+from workload import log
+from workload.contract import bundle
+from workload.contract.bundle import Bundle, Status
+from workload.contract.errors import InterruptedRunError, RooflaunchError, UsageError
+from workload.contract.interrupt import stoppable, undisturbed
+from workload.contract.spec import Profile, RunSpec, options, resolve
 from workload.profile import ncu_pass, torch_pass
 from workload.profile.status import ProfileError, ProfileStatus, is_collected
-from workload.spec import Profile, RunSpec, options, resolve
 
 WORK = "profile.tmp"
 FOLDERS = {Profile.NCU: ncu_pass.FOLDER, Profile.TORCH: torch_pass.FOLDER}

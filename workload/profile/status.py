@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
-from workload.errors import ExitCode, RooflaunchError
-from workload.spec import Profile
+from workload.contract.errors import ExitCode, RooflaunchError
+from workload.contract.spec import Profile
 
 
 class ProfileStatus(StrEnum):

@@ -11,7 +11,7 @@ from pathlib import Path
 from threading import Thread
 from typing import IO
 
-from workload.errors import InterruptedRunError
+from workload.contract.errors import InterruptedRunError
 
 # ncu writes the report of what it has when it is interrupted; of a thousand kernels that takes seconds.
 GRACE_S = 30.0

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from workload.contract.spec import Profile, RunSpec
 from workload.profile import command, diagnosis, supervise
 from workload.profile.command import Mode
 from workload.profile.status import ProfileError, ProfileStatus
-from workload.spec import Profile, RunSpec
 
 FOLDER = "torch"
 LOG, COMMANDS = "torch.log", "command.txt"

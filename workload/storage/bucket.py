@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeVar
 
-from workload.errors import BundleError, ToolError, UsageError
+from workload.contract.errors import BundleError, ToolError, UsageError
 
 if TYPE_CHECKING:
     from google.cloud import storage

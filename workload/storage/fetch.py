@@ -20,8 +20,8 @@ from pathlib import Path, PurePosixPath
 from queue import Empty, SimpleQueue
 from typing import Any, BinaryIO
 
-from workload import bundle
-from workload.errors import BundleError, RooflaunchError, ToolError, UsageError
+from workload.contract import bundle
+from workload.contract.errors import BundleError, RooflaunchError, ToolError, UsageError
 from workload.storage.bucket import Bucket, ObjectChangedError, RemoteObject, TooLongError, UnreachableError, crc32c
 
 RUNS = "runs"

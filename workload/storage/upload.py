@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from workload import bundle
-from workload.errors import BundleError
+from workload.contract import bundle
+from workload.contract.errors import BundleError
 from workload.storage.bucket import Bucket, Patience, RemoteObject, crc32c
 
 RUNS = "runs/"

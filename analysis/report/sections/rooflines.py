@@ -10,7 +10,7 @@ from analysis.report import words
 from analysis.report.content import Block, Paragraph, Picture, Section
 from analysis.report.evidence import Evidence
 from analysis.report.sections.answer import headline
-from workload.spec import Device
+from workload.contract.spec import Device
 
 OF_OPERATORS = (
     "Operators by torch.profiler, per step: self time on the CPU, without that of the operators which each one calls; "

@@ -21,7 +21,7 @@ from launcher.gcp.settings import Settings
 from tests.launcher.gcp.canned_vm import CannedVm, FastClock
 from tests.launcher.gcp.fake_compute import FakeCompute
 from tests.workload.storage.gcs_server import BUCKET, GcsServer
-from workload.spec import resolve
+from workload.contract.spec import resolve
 from workload.storage import bucket as storage
 from workload.storage.bucket import Bucket, Patience
 

@@ -1,6 +1,6 @@
 """A guest that behaves like the VM of a launch without running anything, and a clock that makes its minutes short.
 
-It publishes phases, beats, leaves real bundles (small, made by workload.bundle) and a result in a real fake-gcs-server,
+It publishes phases, beats, leaves real bundles (small, made by the real writer) and a result in a real fake-gcs-server,
 and deletes its own instance, as launcher/gcp/vm.py does; `Fault` says where it goes another way.
 """
 
@@ -28,8 +28,8 @@ from launcher.gcp.records import (
 )
 from tests.launcher.gcp.fake_compute import Vm
 from tests.workload.storage.gcs_server import GcsServer
-from workload import bundle
-from workload.bundle import Status
+from workload.contract import bundle
+from workload.contract.bundle import Status
 
 # What the phases take, in seconds: facts/gce.md has 3 min 35 s from insert to a usable VM (preinstalled driver), and no
 # figures for its parts or for what follows.

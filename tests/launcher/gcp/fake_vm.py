@@ -21,7 +21,7 @@ from launcher.gcp.records import Request
 from tests.launcher.gcp.fake_compute import FakeCompute, Vm, plain_body
 from tests.launcher.gcp.fake_metadata import FakeMetadata
 from tests.workload.storage.gcs_server import BUCKET
-from workload.spec import resolve
+from workload.contract.spec import resolve
 
 PROJECT, ZONE = "proj-1", "us-central1-a"
 

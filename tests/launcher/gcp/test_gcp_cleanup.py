@@ -13,7 +13,7 @@ from launcher.gcp.records import Result, request_object, result_object
 from launcher.gcp.resources import Listing
 from tests.launcher.gcp.canned_cloud import ZONE, Cloud, Clouds
 from tests.launcher.gcp.canned_vm import Fault
-from workload.errors import ExitCode, ToolError
+from workload.contract.errors import ExitCode, ToolError
 
 pytestmark = pytest.mark.world
 

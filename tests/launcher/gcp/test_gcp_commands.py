@@ -31,8 +31,8 @@ from launcher.gcp.records import Phase, log_object, request_object, result_objec
 from tests.launcher.gcp.canned_cloud import IMAGE, SETTINGS, ZONE, Cloud, Clouds
 from tests.launcher.gcp.canned_vm import Fault
 from tests.workload.storage.gcs_server import BUCKET
-from workload import bundle
-from workload.errors import ToolError
+from workload.contract import bundle
+from workload.contract.errors import ToolError
 
 ROOT = Path(__file__).parents[3]
 AT_HOME = ("--project", "my-project", "--bucket", f"gs://{BUCKET}")

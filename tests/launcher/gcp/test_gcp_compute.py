@@ -20,7 +20,7 @@ from launcher.gcp.refusals import AlreadyThereError, DeniedError, RefusedError
 from launcher.gcp.resources import ANYWHERE, Listing, Operation, OperationFault, Quota, QuotaFault, Serial, gaps
 from tests.launcher.gcp import fake_compute
 from tests.launcher.gcp.fake_compute import FakeCompute, Vm, plain_body, quota_error, stockout_error
-from workload.errors import ExitCode, RooflaunchError, ToolError, UsageError
+from workload.contract.errors import ExitCode, RooflaunchError, ToolError, UsageError
 from workload.storage.bucket import UnreachableError
 
 pytestmark = pytest.mark.world

@@ -38,7 +38,7 @@ from tests.launcher.gcp.fake_rest import (
     tag_of,
 )
 from tests.workload.storage.strict_gcs import StrictGcs
-from workload.errors import ExitCode, RooflaunchError, ToolError, UsageError
+from workload.contract.errors import ExitCode, RooflaunchError, ToolError, UsageError
 from workload.storage import bucket as storage
 from workload.storage.bucket import Access, Bucket
 

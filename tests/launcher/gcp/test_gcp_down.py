@@ -13,7 +13,7 @@ from launcher.gcp.compute import Compute
 from launcher.gcp.refusals import DeniedError
 from launcher.gcp.resources import Disk, Instance, Listing, Operation
 from tests.launcher.gcp.plain import INSTANCE, ZONE
-from workload.errors import ToolError
+from workload.contract.errors import ToolError
 
 # What the cloud takes for one, as often seen.
 DELETION_S = 90.0

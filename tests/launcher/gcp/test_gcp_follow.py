@@ -20,7 +20,7 @@ from launcher.gcp.records import (
 from launcher.gcp.resources import Instance, Operation, Serial
 from tests.launcher.gcp import plain
 from tests.launcher.gcp.plain import LAUNCHED_S, NAME, ZONE
-from workload.errors import ToolError
+from workload.contract.errors import ToolError
 from workload.storage.bucket import RemoteObject
 
 PREEMPTED_HINT = "--rerun-preempted 2 starts it again by itself; without --spot it is not taken back"

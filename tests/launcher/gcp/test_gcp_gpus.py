@@ -11,8 +11,8 @@ import pytest
 from launcher import images
 from launcher.gcp import gpus
 from launcher.gcp.gpus import Driver
-from workload import prices
-from workload.errors import ExitCode, ToolError, UsageError
+from workload.contract import prices
+from workload.contract.errors import ExitCode, ToolError, UsageError
 
 NAMES = ("t4", "l4", "v100", "a100", "a100-80gb", "h100", "h200")
 Table = dict[str, Any]

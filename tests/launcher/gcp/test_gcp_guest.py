@@ -13,9 +13,9 @@ from launcher.gcp.guest import Guest, this_vm
 from launcher.gcp.records import Phase
 from tests.launcher.gcp.fake_compute import FakeCompute, Vm
 from tests.launcher.gcp.fake_metadata import TOKEN, FakeMetadata
+from workload.contract.errors import ToolError
 from workload.environment.gce import gce_facts
 from workload.environment.machine import Machine
-from workload.errors import ToolError
 
 pytestmark = pytest.mark.world
 

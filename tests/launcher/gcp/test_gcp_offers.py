@@ -4,8 +4,8 @@ import json
 import pytest
 
 from launcher.gcp import gpus, offers
-from workload import peaks
-from workload.tables import Format
+from workload.contract import peaks
+from workload.contract.tables import Format
 
 TABLE = """\
 GPU        machine         region       USD/h     spot     as of     GB  GB/s  fp32  tf32   amp    bf16

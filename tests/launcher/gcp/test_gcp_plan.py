@@ -23,8 +23,8 @@ from launcher.gcp import plan as planning
 from launcher.gcp.plan import Options, Plan, make_plan, parse_duration_s
 from launcher.gcp.records import NAME, Price, Request
 from launcher.gcp.settings import Settings, resolve_settings
-from workload.errors import ExitCode, RooflaunchError, ToolError, UsageError
-from workload.spec import Device, RunSpec, resolve
+from workload.contract.errors import ExitCode, RooflaunchError, ToolError, UsageError
+from workload.contract.spec import Device, RunSpec, resolve
 
 ROOT = Path(__file__).parents[3]
 PLANS = Path(__file__).with_name("plans")

@@ -17,8 +17,8 @@ from launcher.gcp.provision import Provisioned, Scope, StrangerError, Tried, pro
 from launcher.gcp.resources import OperationFault, QuotaFault
 from launcher.gcp.settings import Settings
 from tests.launcher.gcp.fake_compute import FakeCompute, plain_body
-from workload.errors import ExitCode, InterruptedRunError, NoCapacityError, ToolError
-from workload.spec import resolve
+from workload.contract.errors import ExitCode, InterruptedRunError, NoCapacityError, ToolError
+from workload.contract.spec import resolve
 from workload.storage.bucket import UnreachableError
 
 pytestmark = pytest.mark.world

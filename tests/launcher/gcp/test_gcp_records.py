@@ -7,7 +7,7 @@ import pytest
 
 from launcher.gcp import records
 from launcher.gcp.records import Heartbeat, Phase, Price, Request, Result
-from workload.errors import BundleError, ExitCode
+from workload.contract.errors import BundleError, ExitCode
 
 AT = "2026-11-21T14:26:00Z"
 REQUEST = Request(

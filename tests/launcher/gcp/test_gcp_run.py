@@ -18,9 +18,16 @@ from tests.launcher.gcp.canned_cloud import IMAGE, QUICK, SETTINGS, ZONE, Cloud,
 from tests.launcher.gcp.canned_vm import DURATIONS, Fault
 from tests.launcher.gcp.fake_compute import Vm
 from tests.workload.storage.gcs_server import BUCKET
-from workload import bundle
-from workload.errors import ExitCode, InterruptedRunError, NoCapacityError, RunFailedError, ToolError, UsageError
-from workload.spec import resolve
+from workload.contract import bundle
+from workload.contract.errors import (
+    ExitCode,
+    InterruptedRunError,
+    NoCapacityError,
+    RunFailedError,
+    ToolError,
+    UsageError,
+)
+from workload.contract.spec import resolve
 from workload.storage import fetch
 
 pytestmark = pytest.mark.world

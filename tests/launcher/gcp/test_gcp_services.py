@@ -23,7 +23,7 @@ from tests.launcher.gcp.fake_rest import (
     policy,
     refused,
 )
-from workload.errors import ToolError
+from workload.contract.errors import ToolError
 from workload.storage.bucket import UnreachableError
 
 

@@ -7,8 +7,8 @@ from typing import NoReturn
 import pytest
 
 from launcher.gcp.settings import NAMES, RULES, Settings, resolve_settings
-from workload.errors import ExitCode, UsageError
-from workload.spec import OTHER_VARIABLES, resolve
+from workload.contract.errors import ExitCode, UsageError
+from workload.contract.spec import OTHER_VARIABLES, resolve
 
 GIVEN = {"project": "my-project"}
 VALUES = {

@@ -14,7 +14,7 @@ from launcher.gcp.launches import Seen, State, duration, find, judge, render, re
 from launcher.gcp.records import Heartbeat, Phase, Result, request_object, result_object, status_object
 from launcher.gcp.resources import Instance, Listing
 from tests.launcher.gcp.plain import INSTANCE, LAUNCHED_S, NAME, REQUEST, ZONE
-from workload.errors import NothingToDoError, UsageError
+from workload.contract.errors import NothingToDoError, UsageError
 from workload.storage.bucket import Bucket, RemoteObject, UnreachableError
 
 

@@ -21,9 +21,9 @@ from launcher.gcp import records, vm
 from launcher.gcp.records import Heartbeat, Phase, Request, Result
 from launcher.gcp.vm import Agent, Stop, Why
 from tests.launcher.gcp.fake_vm import make_request
-from workload import bundle
-from workload.bundle import Status
-from workload.errors import BundleError, ExitCode, ToolError
+from workload.contract import bundle
+from workload.contract.bundle import Status
+from workload.contract.errors import BundleError, ExitCode, ToolError
 from workload.storage.bucket import Patience, RemoteObject
 
 ROOT = Path(__file__).parents[3]

@@ -12,8 +12,8 @@ from launcher.gcp.plan import Options, Plan, make_plan
 from launcher.gcp.records import Request
 from launcher.gcp.refusals import DeniedError
 from launcher.gcp.settings import resolve_settings
-from workload.errors import ExitCode, ToolError, UsageError
-from workload.spec import resolve
+from workload.contract.errors import ExitCode, ToolError, UsageError
+from workload.contract.spec import resolve
 from workload.storage.bucket import UnreachableError
 
 UBUNTU = "ubuntu-os-cloud/ubuntu-2404-lts-amd64"

@@ -55,7 +55,7 @@ def test_only_variables_that_change_speed_are_recorded() -> None:
     ("status", "expected"),
     [
         (CLEAN, (SHA, False)),
-        (f"{CLEAN}\n1 .M N... 100644 100644 100644 a b workload/spec.py", (SHA, True)),
+        (f"{CLEAN}\n1 .M N... 100644 100644 100644 a b workload/contract/spec.py", (SHA, True)),
         (f"{CLEAN}\n? workload/new.py", (SHA, True)),
         ("# branch.oid (initial)\n# branch.head main", ("baked", None)),
         (None, ("baked", None)),

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from analysis.commands import fetch as command
 from tests.workload.storage.fake_gcs import NAME, FakeStorage
-from workload import bundle
-from workload.errors import BundleError, ExitCode, InterruptedRunError, NothingToDoError, ToolError, UsageError
+from workload.contract import bundle
+from workload.contract.errors import BundleError, ExitCode, InterruptedRunError, NothingToDoError, ToolError, UsageError
 from workload.storage import bucket, fetch
 from workload.storage.bucket import Patience, RemoteObject
 from workload.storage.fetch import Outcome, Refused, Report, Source, State

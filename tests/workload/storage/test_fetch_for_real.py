@@ -18,8 +18,8 @@ import pytest
 from analysis.commands.fetch import Format, run_fetch
 from tests.workload.storage import gcs_server
 from tests.workload.storage.gcs_server import BUCKET, GcsServer, Relay
-from workload import bundle
-from workload.errors import BundleError, ExitCode, NothingToDoError, ToolError, UsageError
+from workload.contract import bundle
+from workload.contract.errors import BundleError, ExitCode, NothingToDoError, ToolError, UsageError
 from workload.storage import bucket, fetch
 from workload.storage.bucket import Patience
 
@@ -32,7 +32,7 @@ MEBIBYTE = 1 << 20
 DOOR = """
 import pathlib, re, sys, typer
 from analysis.commands.fetch import Format, run_fetch
-from workload.errors import RooflaunchError
+from workload.contract.errors import RooflaunchError
 app = typer.Typer()
 app.command()(run_fetch)
 try:

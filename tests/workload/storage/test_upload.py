@@ -15,8 +15,8 @@ import pytest
 from google.api_core import exceptions as api
 
 from tests.workload.storage.strict_gcs import BUCKET, GRAIN_BYTES, StrictGcs, _Handler
-from workload import bundle
-from workload.errors import BundleError, ToolError, UsageError
+from workload.contract import bundle
+from workload.contract.errors import BundleError, ToolError, UsageError
 from workload.storage import bucket, upload
 from workload.storage.bucket import Bucket, Patience
 

@@ -15,8 +15,8 @@ import pytest
 
 from tests.workload.storage import gcs_server
 from tests.workload.storage.gcs_server import BUCKET, GcsServer, Relay
-from workload import bundle
-from workload.errors import BundleError
+from workload.contract import bundle
+from workload.contract.errors import BundleError
 from workload.storage import bucket, fetch, upload
 from workload.storage.bucket import Bucket
 from workload.storage.fetch import State

@@ -16,7 +16,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
-from workload.errors import UsageError
+from workload.contract.errors import UsageError
 
 CONFIG_NAME = "rooflaunch.toml"
 ENVIRONMENT_PREFIX = "ROOFLAUNCH_"

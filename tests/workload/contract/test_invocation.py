@@ -5,9 +5,9 @@ import typer
 
 from analysis.app import app as analyze
 from launcher.app import app as launch
-from workload import invocation
-from workload.errors import ToolError
-from workload.invocation import Call, as_typed, document
+from workload.contract import invocation
+from workload.contract.errors import ToolError
+from workload.contract.invocation import Call, as_typed, document
 
 HINT = "launch build --flavour cpu, or launch again; analyze audit results; python -m workload.bundle results/*"
 
@@ -116,7 +116,7 @@ def test_a_hint_is_printed_as_typed(project: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_document_of_a_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     monkeypatch.chdir(root)
     assert document("infra/README.md") == "infra/README.md"
     monkeypatch.chdir(tmp_path)

@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from workload import broken, bundle
-from workload.bundle import Status
-from workload.errors import InterruptedRunError, OutOfDeviceMemoryError, RunFailedError
-from workload.spec import Context, Device, RunSpec
+from workload.contract import broken, bundle
+from workload.contract.bundle import Status
+from workload.contract.errors import InterruptedRunError, OutOfDeviceMemoryError, RunFailedError
+from workload.contract.spec import Context, Device, RunSpec
 
 KILLED = RunFailedError("the trainer was killed by SIGSEGV", hint="")
 NO_MEMORY = OutOfDeviceMemoryError("no memory", hint="")

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workload import bundle
-from workload.errors import BundleError, ExitCode, RunFailedError, UsageError
+from workload.bundle import main as verify
+from workload.contract import bundle
+from workload.contract.errors import BundleError, ExitCode, RunFailedError, UsageError
 
 
 @pytest.fixture
@@ -216,12 +217,12 @@ def test_record_is_replaced_whole_or_not_at_all(sealed: Path) -> None:
 
 
 def test_door_verifies(sealed: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert bundle.main([str(sealed)]) == 0
+    assert verify([str(sealed)]) == 0
     assert capsys.readouterr().out == "run-1: completed, 3 files verified\n"
     (sealed / "run.json").unlink()
-    assert bundle.main([str(sealed), str(sealed)]) == ExitCode.BAD_BUNDLE
+    assert verify([str(sealed), str(sealed)]) == ExitCode.BAD_BUNDLE
     assert "error: " in capsys.readouterr().err
-    assert bundle.main([]) == ExitCode.NOTHING_TO_DO
+    assert verify([]) == ExitCode.NOTHING_TO_DO
 
 
 @pytest.mark.parametrize("name", ["MANIFEST.json", "run.json"])
@@ -254,10 +255,10 @@ def test_any_manifest_is_refused_not_tripped_over(tmp_path_factory: pytest.TempP
 
 @pytest.mark.parametrize("word", ["-h", "--help"])
 def test_help(word: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert bundle.main([word]) == ExitCode.DONE
+    assert verify([word]) == ExitCode.DONE
     assert capsys.readouterr().out.startswith("usage: python -m workload.bundle [-h] BUNDLE...\n")
 
 
 def test_an_option_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
-    assert bundle.main(["--verify", "results"]) == ExitCode.USAGE
+    assert verify(["--verify", "results"]) == ExitCode.USAGE
     assert capsys.readouterr().err == ("error: there is no option '--verify'\nhint: python -m workload.bundle --help\n")

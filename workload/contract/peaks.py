@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workload.text import signed_percent
+from workload.contract.text import signed_percent
 
 _TABLE = Path(__file__).with_name("peaks.toml")
 # A device says that it has up to 7 % more than its vendor's round figure (GiB for GB), or up to 2 % less (ECC).

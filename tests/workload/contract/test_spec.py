@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from workload.errors import ExitCode, UsageError
-from workload.spec import (
+from workload.contract.errors import ExitCode, UsageError
+from workload.contract.spec import (
     Context,
     Device,
     Optimizer,

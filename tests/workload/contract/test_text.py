@@ -3,7 +3,7 @@ import os
 
 import pytest
 
-from workload.text import (
+from workload.contract.text import (
     between,
     counted,
     percent,

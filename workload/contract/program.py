@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from workload import __version__
-from workload.errors import ExitCode, UsageError
-from workload.invocation import as_typed
-from workload.text import NARROWEST, NO_BREAK
+from workload.contract.errors import ExitCode, UsageError
+from workload.contract.invocation import as_typed
+from workload.contract.text import NARROWEST, NO_BREAK
 
 # Wider lines of text are hard to read.
 WIDEST_HELP = 100

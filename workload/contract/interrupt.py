@@ -16,7 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workload.errors import ExitCode, InterruptedRunError, OutOfDeviceMemoryError, RooflaunchError, RunFailedError
+from workload.contract.errors import (
+    ExitCode,
+    InterruptedRunError,
+    OutOfDeviceMemoryError,
+    RooflaunchError,
+    RunFailedError,
+)
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 CAUSES: Mapping[int, str] = {

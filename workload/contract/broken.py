@@ -9,13 +9,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from workload import bundle
-from workload.bundle import Status
+from workload.contract import bundle
+from workload.contract.bundle import Status
+from workload.contract.errors import BundleError, ExitCode, InterruptedRunError, OutOfDeviceMemoryError, RunFailedError
+from workload.contract.spec import Context, Device, RunSpec
 from workload.environment.machine import Machine
 from workload.environment.outside import outside_facts
-from workload.errors import BundleError, ExitCode, InterruptedRunError, OutOfDeviceMemoryError, RunFailedError
 from workload.profile.status import before_the_pass
-from workload.spec import Context, Device, RunSpec
 
 NOTE = "the trainer ended before it could describe the run: what is recorded here was seen from outside"
 

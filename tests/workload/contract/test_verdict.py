@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from workload.verdict import Bound, competition, from_record, judge, lacks_cpus, roof_per_s, share_of_ceiling
+from workload.contract.verdict import Bound, competition, from_record, judge, lacks_cpus, roof_per_s, share_of_ceiling
 
 
 @pytest.mark.parametrize(

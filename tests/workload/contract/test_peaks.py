@@ -1,7 +1,7 @@
 import pytest
 
-from workload import peaks
-from workload.peaks import Gpu, Row
+from workload.contract import peaks
+from workload.contract.peaks import Gpu, Row
 
 ROWS = [pytest.param(gpu, row, id=f"{gpu.gpu} {row.precision}") for gpu in peaks.gpus() for row in gpu.peaks]
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from workload import interrupt
-from workload.errors import InterruptedRunError
-from workload.interrupt import check, run_child, stoppable, undisturbed
+from workload.contract import interrupt
+from workload.contract.errors import InterruptedRunError
+from workload.contract.interrupt import check, run_child, stoppable, undisturbed
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 READY = "import time; print('ready', flush=True);"
 
 
@@ -105,8 +105,8 @@ def python(code: str) -> list[str]:
 def test_a_child_that_is_still_starting_gets_the_signal_when_it_can_end_in_order() -> None:
     code = (
         f"{READY} time.sleep(0.5)\n"  # as Python imports
-        "from workload.interrupt import stoppable\n"
-        "from workload.errors import InterruptedRunError\n"
+        "from workload.contract.interrupt import stoppable\n"
+        "from workload.contract.errors import InterruptedRunError\n"
         "try:\n"
         "    with stoppable(): time.sleep(20)\n"
         "except InterruptedRunError as error: print(error); raise SystemExit(130)"
@@ -137,14 +137,14 @@ def test_a_third_signal_kills_a_child_that_does_not_end() -> None:
 @pytest.mark.world
 def test_a_child_ends_in_order_when_its_parent_is_killed(tmp_path: Path) -> None:
     child = (
-        "import time; from workload import interrupt\n"
+        "import time; from workload.contract import interrupt\n"
         "interrupt.end_with_parent()\n"
         "try:\n"
         "    with interrupt.stoppable(): print('ready', flush=True); time.sleep(30)\n"
         f"finally: open({str(tmp_path / 'said')!r}, 'w').write(str(interrupt.interruption(15)))"
     )
     show = "lambda line: print(line, flush=True)"
-    parent = f"from workload.interrupt import run_child; run_child({python(child)!r}, on_line={show})"
+    parent = f"from workload.contract.interrupt import run_child; run_child({python(child)!r}, on_line={show})"
     with subprocess.Popen(python(parent), stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"

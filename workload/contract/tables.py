@@ -16,7 +16,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Protocol, assert_never
 
-from workload.text import NARROWEST, WIDEST, printable, terminal_width, wrapped
+from workload.contract.text import NARROWEST, WIDEST, printable, terminal_width, wrapped
 
 PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "µ"))
 # Seconds are not counted in thousands.

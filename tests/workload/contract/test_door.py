@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from workload import door
-from workload.errors import ExitCode
+from workload.contract import door
+from workload.contract.errors import ExitCode
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 LOST = (
     "error: standard output cannot be written: No space left on device\n"
     "hint: the work itself is done; have its result printed again, to another place\n"
@@ -85,7 +85,7 @@ def test_ctrl_c_is_one_word(capsys: pytest.CaptureFixture[str]) -> None:
     "words", [["launcher", "--help"], ["analysis", "--help"], ["workload", "--help"], ["workload.bundle", "BUNDLE"]]
 )
 def test_every_door_says_that_its_result_is_lost(words: list[str], tmp_path: Path) -> None:
-    from workload import bundle
+    from workload.contract import bundle
 
     bundle.write_record(tmp_path, {"run_id": "run-1", "status": "completed"})
     bundle.seal(tmp_path)
@@ -98,7 +98,7 @@ def test_every_door_says_that_its_result_is_lost(words: list[str], tmp_path: Pat
 @pytest.mark.world
 def test_closed_streams_are_not_given_to_the_next_file(tmp_path: Path) -> None:
     code = (
-        "from workload import door\n"
+        "from workload.contract import door\n"
         "def work():\n"
         "    with open('file', 'w') as text: text.write(str(text.fileno()))\n"
         "    print('dropped'); return 3\n"
@@ -115,7 +115,7 @@ def test_ctrl_c_while_python_ends_changes_nothing() -> None:
     """A child gets it twice, from the terminal and from its launcher: the second may come when all is said."""
     code = """
 import atexit, os, signal, sys
-from workload import door
+from workload.contract import door
 atexit.register(lambda: (os.kill(os.getpid(), signal.SIGINT), print("ended", flush=True)))
 sys.exit(door.enter(lambda: 6))
 """

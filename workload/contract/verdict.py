@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from workload.text import between, percent
+from workload.contract.text import between, percent
 
 # Above this share of the wall time, the input pipeline and not the step decides the throughput.
 INPUT_BOUND_FRACTION = 0.10

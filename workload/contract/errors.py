@@ -3,8 +3,8 @@
 from enum import IntEnum
 from typing import ClassVar
 
-from workload.invocation import as_typed
-from workload.text import printable
+from workload.contract.invocation import as_typed
+from workload.contract.text import printable
 
 
 class ExitCode(IntEnum):

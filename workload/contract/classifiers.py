@@ -6,7 +6,7 @@ Standard library only.
 import difflib
 from collections.abc import Collection
 
-from workload.errors import UsageError
+from workload.contract.errors import UsageError
 
 # torchvision.models.list_models(module=torchvision.models) of this version; a test compares the list with it.
 VERSION = "0.29.2"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workload.errors import ToolError
+from workload.contract.errors import ToolError
 
 TABLE = Path(__file__).with_name("prices.toml")
 # A disk is charged by the month: its hour costs most in the shortest, which has 28 days.

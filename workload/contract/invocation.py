@@ -38,7 +38,7 @@ OURS = re.compile(
     "|".join(f"{START}{program}(?= (?:{'|'.join((*names, OPTION))})\\b)" for program, names in COMMANDS.items())
     + f"|{START}python(?= -m (?:{'|'.join(PACKAGES)})\\b)"
 )
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True, kw_only=True)

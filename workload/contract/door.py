@@ -13,8 +13,8 @@ from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any, TextIO, cast
 
-from workload.errors import ExitCode, ToolError
-from workload.interrupt import ignore_signals, never_dropped
+from workload.contract.errors import ExitCode, ToolError
+from workload.contract.interrupt import ignore_signals, never_dropped
 
 
 class Outlet:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from workload import peaks, prices
-from workload.errors import ExitCode, ToolError
+from workload.contract import peaks, prices
+from workload.contract.errors import ExitCode, ToolError
 
 Table = dict[str, Any]
 

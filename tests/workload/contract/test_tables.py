@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workload.tables import Column, Format, Role, number, render, table_width
-from workload.text import printable
+from workload.contract.tables import Column, Format, Role, number, render, table_width
+from workload.contract.text import printable
 
 COLUMNS = (
     Column(name="model", heading="model"),

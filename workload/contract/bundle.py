@@ -1,0 +1,338 @@
+"""The bundle: the folder that a run leaves. Standard library only: the launcher and the analysis import it.
+
+Schema history
+1  run.json, steps.csv, telemetry.csv, log.txt, ncu/, MANIFEST.json (2026-11)
+
+A bundle is complete when MANIFEST.json is there and every file in it matches: it is written last, atomically.
+`python -m workload.bundle DIR...` verifies bundles.
+"""
+
+import base64
+import csv
+import errno
+import hashlib
+import json
+import os
+import re
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path, PurePosixPath
+from statistics import fmean, median, quantiles, stdev
+from typing import Any
+
+from workload.contract.errors import BundleError, RunFailedError, UsageError
+
+SCHEMA_VERSION = 1
+MANIFEST = "MANIFEST.json"
+RECORD = "run.json"
+STEPS = "steps.csv"
+TELEMETRY = "telemetry.csv"
+LOG = "log.txt"
+
+STEP_COLUMNS = (
+    "step",
+    "phase",
+    "ended_at_s",
+    "step_s",
+    "data_s",
+    "forward_s",
+    "backward_s",
+    "optimizer_s",
+    "images",
+    "loss",
+)
+TELEMETRY_COLUMNS = (
+    "t_s",
+    "sm_clock_mhz",
+    "memory_clock_mhz",
+    "temperature_c",
+    "power_w",
+    "clock_event_reasons",
+    "gpu_utilization_percent",
+    "gpu_memory_used_bytes",
+    "cpu_percent",
+    "cpu_steal_percent",
+    "cpu_mhz",
+    "rss_bytes",
+    "cgroup_throttled_s",
+    "cpu_pressure_percent",
+    "memory_available_bytes",
+)
+
+
+class Status(StrEnum):
+    """How a run ended; `running` is seen only in a bundle without a manifest."""
+
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    OUT_OF_MEMORY = "out_of_memory"
+    INTERRUPTED = "interrupted"
+    PREEMPTED = "preempted"
+    TIMED_OUT = "timed_out"
+
+
+@dataclass(frozen=True, kw_only=True)
+class File:
+    """One row of the manifest. `crc32c` is base64 of the big-endian checksum, as Cloud Storage reports it."""
+
+    name: str
+    bytes: int
+    sha256: str
+    crc32c: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bundle:
+    """A complete bundle: its folder, the content of run.json, and the manifest."""
+
+    path: Path
+    record: Mapping[str, Any]
+    files: tuple[File, ...]
+
+    def steps(self) -> list[dict[str, str]]:
+        """The rows of steps.csv as text, warm-up first."""
+        return read_steps(self.path)
+
+
+def make_run_id(*, now: datetime, place: str, model: str, batch_size: int, precision: str) -> str:
+    """`20261121T142530Z-<place>-<model>-b<batch>-<precision>-<6 hex>`: safe as folder and object name."""
+    stamp = now.astimezone(UTC).strftime("%Y%m%dT%H%M%SZ")
+    where = re.sub(r"[^a-z0-9.]+", "-", place.lower()).strip("-.") or "unnamed"
+    return f"{stamp}-{where}-{model}-b{batch_size}-{precision}-{secrets.token_hex(3)}"
+
+
+def create(output: Path, run_id: str) -> Path:
+    """Make the folder of a new bundle; `UsageError` where `output` cannot be written."""
+    folder = output / run_id
+    make_output(folder, shown=output, exist_ok=False)
+    return folder
+
+
+def make_output(folder: Path, *, shown: Path | None = None, exist_ok: bool = True) -> None:
+    """Make a folder for bundles; `UsageError` naming it, or `shown`, where it cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=exist_ok)
+    except OSError as error:
+        raise UsageError(
+            f"output folder '{shown or folder}' cannot be written: {error.strerror or error}",
+            hint="-o FOLDER, one that you may write; in a container: docker run --user $(id -u):$(id -g)",
+        ) from error
+
+
+def write_record(folder: Path, record: Mapping[str, Any]) -> None:
+    """Write run.json atomically."""
+    _write_json(folder / RECORD, {"schema_version": SCHEMA_VERSION, **record})
+
+
+def seal(folder: Path) -> None:
+    """Write MANIFEST.json over every file in the folder: from here on the bundle is complete."""
+    names = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    rows = [_describe(folder, name) for name in names if name.name != MANIFEST]
+    manifest = {
+        "schema_version": SCHEMA_VERSION,
+        "run_id": folder.name,
+        "files": [asdict(row) for row in rows],
+    }
+    _write_json(folder / MANIFEST, manifest)
+
+
+def reseal(folder: Path, record: Mapping[str, Any]) -> None:
+    """Replace run.json of a complete bundle and seal what the folder holds now; killed meanwhile it is incomplete."""
+    (folder / MANIFEST).unlink(missing_ok=True)
+    write_record(folder, record)
+    seal(folder)
+
+
+def close_broken(folder: Path, status: Status, error: str) -> None:
+    """Seal the bundle of a trainer that was killed, with the steps that it had flushed; a complete one stays as it is.
+
+    Raises `BundleError` where the trainer had not come to write run.json.
+    """
+    if (folder / MANIFEST).is_file():
+        return
+    record = _read_json(folder / RECORD, missing=_why_no_manifest(folder))
+    _require_known_schema(folder, record)
+    for unfinished in folder.glob("*.tmp"):
+        if unfinished.is_file():
+            unfinished.unlink()
+    write_record(folder, {**record, "status": status, "error": error})
+    seal(folder)
+
+
+def describe_seconds(seconds: Sequence[float]) -> Mapping[str, float | int | None]:
+    """`step_s` of run.json: with the sample standard deviation; None where there are too few for a figure."""
+    several = len(seconds) > 1
+    twentieths = quantiles(seconds, n=20, method="inclusive") if several else None
+    return {
+        "n": len(seconds),
+        "median": median(seconds),
+        "mean": fmean(seconds),
+        "stdev": stdev(seconds) if several else None,
+        "min": min(seconds),
+        "max": max(seconds),
+        "p5": twentieths[0] if twentieths else None,
+        "p95": twentieths[-1] if twentieths else None,
+    }
+
+
+def is_write_failure(error: OSError) -> bool:
+    """Whether `error` says that nothing more can be written: the disk is full, gone, read-only or broken."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG, errno.ENOENT)
+
+
+@contextmanager
+def guarded_writes(folder: Path) -> Iterator[None]:
+    """Turn a full disk or a vanished folder into an error that says the bundle is incomplete."""
+    try:
+        yield
+    except OSError as error:
+        if not is_write_failure(error):
+            raise
+        raise RunFailedError(
+            f"{error.strerror} while writing '{folder}': the bundle is incomplete",
+            hint="free some space, or -o FOLDER on another disk, and run again",
+        ) from error
+
+
+def read(folder: Path) -> Bundle:
+    """Read and verify a complete bundle; `BundleError` says what is missing, damaged, foreign or too new."""
+    manifest = _read_json(folder / MANIFEST, missing=_why_no_manifest(folder))
+    _require_known_schema(folder, manifest)
+    try:
+        files = tuple(_file(row) for row in manifest["files"])
+    except (KeyError, TypeError) as error:
+        raise _damaged(folder, f"{MANIFEST} does not list its files") from error
+    for row in files:
+        _verify(folder, row)
+    if RECORD not in {row.name for row in files}:
+        raise _damaged(folder, f"{MANIFEST} lists no {RECORD}")
+    record = read_record(folder)
+    _require_known_schema(folder, record)
+    return Bundle(path=folder, record=record, files=files)
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """Run.json of a bundle that was verified before; `BundleError` where it cannot be read."""
+    return _read_json(folder / RECORD, missing="no run.json")
+
+
+def read_steps(folder: Path) -> list[dict[str, str]]:
+    """The complete rows of steps.csv, also of a run that was killed: a half-written last row is left out."""
+    with (folder / STEPS).open(newline="", encoding="utf-8") as lines:
+        whole = (line for line in lines if line.endswith("\n"))
+        return [row for row in csv.DictReader(whole) if None not in row.values()]
+
+
+def crc32c(data: bytes, crc: int = 0) -> int:
+    """CRC-32C (Castagnoli, RFC 3720 appendix B.4) of `data`, continuing from `crc`."""
+    table = _CRC32C_TABLE
+    crc ^= 0xFFFFFFFF
+    for byte in data:
+        crc = table[(crc ^ byte) & 0xFF] ^ (crc >> 8)
+    return crc ^ 0xFFFFFFFF
+
+
+def _crc32c_row(index: int) -> int:
+    for _ in range(8):
+        index = (index >> 1) ^ (0x82F63B78 if index & 1 else 0)
+    return index
+
+
+_CRC32C_TABLE = tuple(_crc32c_row(index) for index in range(256))
+
+
+def _describe(folder: Path, name: PurePosixPath | Path) -> File:
+    digest, crc, size = hashlib.sha256(), 0, 0
+    with (folder / name).open("rb") as content:
+        while block := content.read(1 << 20):
+            digest.update(block)
+            crc = crc32c(block, crc)
+            size += len(block)
+    return File(
+        name=name.as_posix(),
+        bytes=size,
+        sha256=digest.hexdigest(),
+        crc32c=base64.b64encode(crc.to_bytes(4, "big")).decode(),
+    )
+
+
+def _file(row: Mapping[str, Any]) -> File:
+    found = File(**row)
+    if not isinstance(found.bytes, int) or not all(isinstance(text, str) for text in (found.name, found.sha256)):
+        raise TypeError(row)
+    return found
+
+
+def _verify(folder: Path, expected: File) -> None:
+    name = PurePosixPath(expected.name)
+    if name.is_absolute() or ".." in name.parts or "\\" in expected.name:
+        raise _damaged(folder, f"{MANIFEST} names '{expected.name}', which is outside the bundle")
+    path = folder / name
+    if not path.is_file():
+        raise _damaged(folder, f"{expected.name} is missing")
+    size = path.stat().st_size
+    if size != expected.bytes:
+        raise _damaged(folder, f"{expected.name} has {size} bytes, the manifest says {expected.bytes}")
+    with path.open("rb") as content:
+        found = hashlib.file_digest(content, "sha256").hexdigest()
+    if found != expected.sha256:
+        raise _damaged(folder, f"{expected.name} was changed after the run: its sha256 differs")
+
+
+def _require_known_schema(folder: Path, document: Mapping[str, Any]) -> None:
+    version = document.get("schema_version")
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise BundleError(
+            f"'{folder}' is no rooflaunch bundle: schema_version is {version!r}", hint="name a run's folder"
+        )
+    if version > SCHEMA_VERSION:
+        raise BundleError(
+            f"'{folder}' has bundle schema {version}; this version reads up to schema {SCHEMA_VERSION}",
+            hint="upgrade rooflaunch to the version that wrote it, or a newer one",
+        )
+
+
+def _why_no_manifest(folder: Path) -> str:
+    if (folder / RECORD).is_file():
+        return f"incomplete: no {MANIFEST}, the run did not end by itself; its steps so far are in {STEPS}"
+    return f"no rooflaunch bundle: neither {MANIFEST} nor {RECORD}"
+
+
+def _read_json(path: Path, *, missing: str) -> dict[str, Any]:
+    try:
+        if path.exists() and not path.is_file():  # reading a FIFO would wait for its writer for ever
+            raise _damaged(path.parent, f"{path.name} is no regular file")
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise BundleError(f"'{path.parent}' is {missing}", hint="name a run's folder, or run again") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise _damaged(path.parent, f"{path.name} is not readable JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise _damaged(path.parent, f"{path.name} is no JSON object")
+    return document
+
+
+def _damaged(folder: Path, why: str) -> BundleError:
+    return BundleError(
+        f"'{folder}' is damaged: {why}", hint="copy the bundle again from where it was made, or run again"
+    )
+
+
+def _write_json(path: Path, document: Mapping[str, Any]) -> None:
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        with temporary.open("w", encoding="utf-8") as text:
+            json.dump(document, text, indent=1, allow_nan=False)
+            text.write("\n")
+            text.flush()
+            os.fsync(text.fileno())
+        temporary.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
