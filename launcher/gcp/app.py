@@ -119,7 +119,8 @@ def run_gcp(
         float | None, typer.Option(metavar="USD", help="lower the time limit to what this buys", show_default=False)
     ] = None,
     usd_per_h: Annotated[
-        float | None, typer.Option(metavar="USD", help="price per hour, where the table has none", show_default=False)
+        float | None,
+        typer.Option(metavar="USD", help="your own price per hour of VM, disk and address", show_default=False),
     ] = None,
     disk_gb: Annotated[int, typer.Option(metavar="GB", help="size of the VM's disk")] = DEFAULT_DISK_GB,
     external_ip: Annotated[

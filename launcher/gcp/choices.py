@@ -13,11 +13,16 @@ from launcher.gcp.options import DEFAULT_DISK_GB, Options
 from launcher.gcp.records import Price, region_of
 from launcher.gcp.settings import Settings
 from launcher.runtime import NO_COMPILER
+from workload.contract import prices
 from workload.contract.errors import UsageError
 from workload.contract.spec import CIFAR10, IMAGENETTE, SYNTHETIC, Device, Precision, RunSpec
 
 # Compute Engine's own bounds of maxRunDuration; it may act 30 s late.
 MIN_LIMIT_S, MAX_LIMIT_S, LATE_S = 30, 120 * 24 * 3600, 30
+# A VM's cost runs from its insert to its deletion: an insert is given up after 180 s (provision.py), the limit counts
+# from its start, and after it a VM has up to 90 s to shut down: https://cloud.google.com/compute/docs/instances/stop-vm
+STARTING_S, STOPPING_S = 180, 90
+AROUND_S = STARTING_S + LATE_S + STOPPING_S
 # Below this a VM has hardly booted: a cost limit that leaves less buys nothing.
 MIN_USEFUL_S = 600
 MIN_DISK_GB, MAX_DISK_GB = 50, 65536
@@ -187,41 +192,62 @@ def _reach(gpu: Gpu, settings: Settings) -> tuple[str, ...]:
 def known_prices(
     gpu: Gpu, machine: MachineType, count: int, options: Options, zones: Iterable[str], now: datetime
 ) -> dict[str, Price]:
-    """By region, without those where it is unknown; the user's own figure counts in all."""
+    """By region, without those where a part of it is unknown; the user's own figure is of it all, in all regions."""
     regions = dict.fromkeys(map(region_of, zones))
     if options.usd_per_h is not None:
-        own = Price(usd_per_h=options.usd_per_h, source="--usd-per-h", read=f"{now.astimezone(UTC):%Y-%m-%d}")
+        read = f"{now.astimezone(UTC):%Y-%m-%d}"
+        own = Price(
+            usd_per_h=options.usd_per_h, source="--usd-per-h", read=read, disk_usd_per_h=0.0, address_usd_per_h=0.0
+        )
         return dict.fromkeys(regions, own)
-    found = {region: gpu.price(machine.name, gpus=count, region=region, spot=options.spot) for region in regions}
-    return {region: price for region, price in found.items() if price}
+    listed = {region: _listed(gpu, machine, count, options, region) for region in regions}
+    return {region: price for region, price in listed.items() if price}
 
 
-def with_price(zones: tuple[str, ...], prices: Mapping[str, Price], options: Options) -> tuple[str, ...]:
+def _listed(gpu: Gpu, machine: MachineType, count: int, options: Options, region: str) -> Price | None:
+    """By the table; None where it lacks the VM or the disk."""
+    table = prices.load()
+    vm = gpu.price(machine.name, gpus=count, region=region, spot=options.spot)
+    disk = table.disk_usd_per_gb_month(gpu.disk_type, region)
+    if vm is None or disk is None:
+        return None
+    address = table.address.usd_per_h_spot if options.spot else table.address.usd_per_h
+    return replace(
+        vm,
+        disk_usd_per_h=prices.disk_usd_per_h(disk, options.disk_gb),
+        address_usd_per_h=address if options.external_ip else 0.0,
+    )
+
+
+def with_price(zones: tuple[str, ...], known: Mapping[str, Price], options: Options) -> tuple[str, ...]:
     """The zones whose cost can be limited. One that was named and cannot is an error."""
-    unknown = [zone for zone in options.zones if region_of(zone) not in prices]
-    if not prices or unknown:
+    unknown = [zone for zone in options.zones if region_of(zone) not in known]
+    if not known or unknown:
         where = f"in {gpus.compact(unknown)}" if unknown else "anywhere"
         kind = "spot" if options.spot else "on demand"
         raise UsageError(
             f"--max-cost needs a price, and that of this machine type ({kind}) is unknown {where}",
             hint="--usd-per-h with the figure of cloud.google.com/products/calculator, or leave --max-cost out",
         )
-    return tuple(zone for zone in zones if region_of(zone) in prices)
+    return tuple(zone for zone in zones if region_of(zone) in known)
 
 
-def limit_s(options: Options, prices: Iterable[Price]) -> int:
-    """The time limit, lowered to where all attempts in the dearest zone, each ended late, cost at most `--max-cost`."""
+def limit_s(options: Options, known: Iterable[Price]) -> int:
+    """The time limit, lowered to where all attempts in the dearest zone cost at most `--max-cost`.
+
+    Each from its insert to the end of a deletion that is late, and with all that a price counts.
+    """
     if options.max_cost_usd is None:
         return options.max_run_time_s
-    dearest = max(price.usd_per_h for price in prices)
+    dearest = max(price.whole_usd_per_h for price in known)
     each_usd = options.max_cost_usd / (options.rerun_preempted + 1)
     # A microsecond for the rounding of binary fractions: a tenth of 0.70 USD buys 630 s at 0.40 USD per hour, not 629.
-    affordable_s = math.floor(each_usd / dearest * SECONDS_PER_H + 1e-6) - LATE_S
+    affordable_s = math.floor(each_usd / dearest * SECONDS_PER_H + 1e-6) - AROUND_S
     if affordable_s < MIN_USEFUL_S:
-        least_usd = (MIN_USEFUL_S + LATE_S) / SECONDS_PER_H * dearest * (options.rerun_preempted + 1)
+        least_usd = (MIN_USEFUL_S + AROUND_S) / SECONDS_PER_H * dearest * (options.rerun_preempted + 1)
         raise UsageError(
-            f"--max-cost {options.max_cost_usd:g} buys {max(affordable_s, 0)} s at {dearest:g} USD per hour; "
-            f"a run needs {MIN_USEFUL_S} s or more",
+            f"--max-cost {options.max_cost_usd:g} buys {max(affordable_s, 0)} s at {dearest:.4g} USD per hour with "
+            f"disk and address, beside {AROUND_S} s to start and to stop; a run needs {MIN_USEFUL_S} s or more",
             hint=f"--max-cost {math.ceil(least_usd * 100) / 100:.2f}",
         )
     return min(options.max_run_time_s, affordable_s)

@@ -250,10 +250,11 @@ def _tell(outcome: Outcome, plan: Plan, output_format: Format) -> int:
 def _closing(outcome: Outcome, plan: Plan) -> list[tuple[str, str]]:
     """What the launch took, below the table of what it measured."""
     price = plan.request.price(outcome.zone)
-    cost = "unknown: no price for this zone" if price is None else "unknown: the VM left no account"
+    cost = "unknown: no price for this zone" if price is None else "unknown: nobody says when the VM began"
     if price is not None and outcome.usd is not None:
-        per_h = f"{price.usd_per_h:g} USD per hour as of {price.read}"
-        cost = f"{outcome.usd:.3f} USD, at {per_h}; without disk and egress"
+        per_h = f"{price.whole_usd_per_h:.4g} USD per hour as of {price.read}"
+        since = f"from {outcome.billed_from} to {outcome.billed_to}"
+        cost = f"{outcome.usd:.3f} USD {since}, at {per_h}; without {price.uncounted}"
     rows = [("VM", f"{plan.request.machine_type} in {outcome.zone}"), ("cost", cost)]
     if outcome.attempts > 1:
         rows.append(("attempts", f"{outcome.attempts}, the last one counted"))

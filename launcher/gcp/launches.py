@@ -27,6 +27,7 @@ from launcher.gcp.records import (
     request_object,
     result_object,
     status_object,
+    utc,
 )
 from launcher.gcp.resources import Instance, Listing, epoch_s
 from workload.contract import bundle
@@ -121,12 +122,17 @@ class Seen:
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """One launch, judged; `usd` is what its VM has cost as far as that is known, `why` completes the state."""
+    """One launch, judged; `why` completes the state."""
 
     seen: Seen
     state: State
     why: str = ""
-    usd: float | None = None
+    cost: "Cost | None" = None
+
+    @property
+    def usd(self) -> float | None:
+        """What its VM has cost as far as that is known."""
+        return self.cost.usd if self.cost else None
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -148,7 +154,23 @@ class Launch:
             "exit_code": seen.result.exit_code if seen.result else None,
             "vm": seen.instance.status if seen.instance else None,
             "usd": self.usd,
+            "billed_from": self.cost.began if self.cost else None,
+            "billed_to": self.cost.ended if self.cost else None,
         }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What a VM has cost from its insert (`began`) to `ended`, both ISO 8601; `uncounted` comes on top."""
+
+    usd: float
+    began: str | None
+    ended: str
+    uncounted: str
+
+    def __str__(self) -> str:
+        since = f", from {self.began} to {self.ended}" if self.began else ""
+        return f"{self.usd:.3f} USD{since}; without {self.uncounted}"
 
 
 def boot_limit_s(request: Request) -> float:
@@ -165,7 +187,7 @@ def judge(seen: Seen, now_s: float, *, was_preempted: Callable[[], bool]) -> Lau
         state, why = State.UNREADABLE, "; ".join((*seen.problems, *(["its VM is there"] if seen.instance else [])))
     else:
         state, why = _judge(seen, now_s, was_preempted)
-    return Launch(seen=seen, state=state, why=why, usd=cost_usd(seen, now_s))
+    return Launch(seen=seen, state=state, why=why, cost=cost_of(seen, now_s))
 
 
 def _judge(seen: Seen, now_s: float, was_preempted: Callable[[], bool]) -> tuple[State, str]:
@@ -249,16 +271,20 @@ def _beating(heartbeat: Heartbeat, now_s: float) -> tuple[State, str]:
     return State.RUNNING, heartbeat.last_line
 
 
-def cost_usd(seen: Seen, now_s: float) -> float | None:
-    """What the VM has cost: as its result says, else from its creation to now; None where it is not known."""
-    if seen.result is not None:
-        return seen.result.usd
-    if seen.request is None or seen.instance is None:
-        return None
-    price, began_s = seen.request.price(seen.instance.zone), epoch_s(seen.instance.created_at)
+def cost_of(seen: Seen, now_s: float) -> Cost | None:
+    """Up to its result, after which a VM deletes itself, else from its creation to now; None where it is not known."""
+    result, request, instance = seen.result, seen.request, seen.instance
+    price = request.price(seen.zone) if request else None
+    uncounted = price.uncounted if price else "traffic and tax"
+    if result is not None:
+        if result.usd is None:
+            return None
+        return Cost(usd=result.usd, began=result.billed_from, ended=result.ended_at, uncounted=uncounted)
+    began_s = epoch_s(instance.created_at) if instance else None
     if price is None or began_s is None:
         return None
-    return max(0.0, now_s - began_s) / 3600 * price.usd_per_h
+    seconds = max(0.0, now_s - began_s)
+    return Cost(usd=price.usd(seconds), began=utc(began_s), ended=utc(began_s + seconds), uncounted=uncounted)
 
 
 def list_launches(compute: Compute, bucket: Bucket, *, now_s: float, limit: int | None = SHOWN) -> Listing[Launch]:
@@ -431,7 +457,7 @@ def render_one(launch: Launch, bucket: str, now_s: float) -> str:
         lines.append(("limit", f"{duration(request.limit_s)} after its start"))
     lines.append(("zone", seen.zone or "none known"))
     lines.append(("VM", seen.instance.status if seen.instance else "none"))
-    lines.append(("cost", "unknown" if launch.usd is None else f"{launch.usd:.3f} USD, without disk and egress"))
+    lines.append(("cost", str(launch.cost or "unknown")))
     lines += [("phase", text) for text in phase_lines(seen.phases)]
     if seen.result is None and seen.heartbeat is not None:
         silent_s = now_s - (epoch_s(seen.heartbeat.at) or now_s)

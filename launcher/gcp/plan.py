@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.gcp import choices, gpus, plan_text, vm_images
-from launcher.gcp.choices import LATE_S, SECONDS_PER_H, parse_duration_s
+from launcher.gcp.choices import AROUND_S, SECONDS_PER_H, parse_duration_s
 from launcher.gcp.gpus import Driver, Gpu, MachineType, VmImage, shown
 from launcher.gcp.options import Options
 from launcher.gcp.plan_text import PROGRAMS
@@ -94,9 +94,9 @@ class Plan:
         return self.request.price(zone)
 
     def usd_per_h(self, zone: str) -> float | None:
-        """USD per hour in that zone; None: unknown."""
+        """USD per hour in that zone, of all that is counted; None: unknown."""
         price = self.price(zone)
-        return price.usd_per_h if price else None
+        return price.whole_usd_per_h if price else None
 
     @property
     def usable_s(self) -> float:
@@ -137,8 +137,8 @@ class Plan:
         return [region for region in regions if region not in self.request.prices]
 
     def max_usd(self, zone: str) -> float | None:
-        """Of one attempt that runs into the limit, and a cloud that is late."""
-        return self._usd(zone, self.limit_s + LATE_S)
+        """Of one attempt that runs into the limit, from its insert to a late deletion."""
+        return self._usd(zone, self.limit_s + AROUND_S)
 
     def _usd(self, zone: str, seconds: float) -> float | None:
         usd_per_h = self.usd_per_h(zone)

@@ -5,8 +5,9 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from launcher.gcp.choices import AROUND_S
 from launcher.gcp.gpus import Driver, shown
-from launcher.gcp.records import region_of
+from launcher.gcp.records import Price, region_of
 from workload.contract.invocation import as_typed
 from workload.contract.spec import Profile
 from workload.contract.text import counted, wrapped
@@ -104,7 +105,8 @@ def _cost(plan: "Plan") -> Iterator[tuple[str, str]]:
     price, region = plan.price(zone), region_of(zone)
     unknown = plan.regions_without_price
     if price:
-        yield "price", f"{price.usd_per_h:.3f} USD per hour in {region}; read {price.read}: {price.source}"
+        usd_per_h = f"{price.usd_per_h:.3f} USD per hour in {region}{_beside(price)}"
+        yield "price", f"{usd_per_h}; read {price.read}: {price.source}"
     else:
         yield "price", f"unknown in {region}; --usd-per-h takes yours"
     if price and unknown:
@@ -112,8 +114,18 @@ def _cost(plan: "Plan") -> Iterator[tuple[str, str]]:
     usable, image, run = (minutes(each) for each in (plan.usable_s, plan.ready_s - plan.usable_s, plan.run_s))
     parts = f"{usable} to a usable VM as published, {image} for the image and {run} for the run assumed"
     yield "expected", f"{minutes(plan.expected_s)}, {dollars(plan.expected_usd(zone))}: {parts}"
-    yield "at most", f"{minutes(plan.limit_s)}, {_highest(plan)}; then the cloud deletes the VM, up to 30 s late"
-    yield "besides", "disk, traffic and taxes, which are not counted here"
+    longest = f"{minutes(plan.limit_s)} and {minutes(AROUND_S)} to start and to stop"
+    yield "at most", f"{longest}, {_highest(plan)}; then the cloud deletes the VM"
+    yield "besides", f"{price.uncounted if price else 'traffic and tax'}, which are not counted here"
+
+
+def _beside(price: Price) -> str:
+    """What the VM's own price is with what is paid beside it."""
+    if price.disk_usd_per_h is None:
+        return ""
+    parts = {"disk": price.disk_usd_per_h, "address": price.address_usd_per_h}
+    paid = [name for name, usd in parts.items() if usd]
+    return f", {price.whole_usd_per_h:.3f} with {' and '.join(paid)}" if paid else ", all in all"
 
 
 def _highest(plan: "Plan") -> str:

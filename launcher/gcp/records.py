@@ -14,7 +14,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, NamedTuple, Self
 
@@ -56,11 +56,30 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Price:
-    """USD per hour of the whole VM with its GPUs, without disk and egress; `read`: when the list was read."""
+    """USD per hour of a VM with its GPUs, of its disk and of its external address; `read`: when the list was read.
+
+    A price of before has neither disk nor address: they were not counted. One's own figure has them in it.
+    """
 
     usd_per_h: float
     source: str
     read: str
+    disk_usd_per_h: float | None = None
+    address_usd_per_h: float | None = None
+
+    @property
+    def whole_usd_per_h(self) -> float:
+        """USD per hour of all that is counted."""
+        return self.usd_per_h + (self.disk_usd_per_h or 0.0) + (self.address_usd_per_h or 0.0)
+
+    @property
+    def uncounted(self) -> str:
+        """What comes on top."""
+        return "traffic and tax" if self.disk_usd_per_h is not None else "disk, address, traffic and tax"
+
+    def usd(self, seconds: float) -> float:
+        """What so many seconds cost."""
+        return self.whole_usd_per_h * seconds / 3600
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +164,8 @@ class Request(_Document):
     def price(self, zone: str) -> Price | None:
         """The price in the zone's region, if it is known."""
         listed = self.prices.get(region_of(zone))
-        return Price(**{item.name: listed[item.name] for item in fields(Price)}) if listed else None
+        known = [item.name for item in fields(Price) if item.name in listed] if listed else []
+        return Price(**{name: listed[name] for name in known}) if listed else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +186,8 @@ class Heartbeat(_Document):
 class Result(_Document):
     """How the launch ended: the exit code of `launch local` for the same run, and what was uploaded whole.
 
-    `error` and `hint` as an error prints them; `runs` are the bundles in the bucket, by id.
+    `error` and `hint` as an error prints them; `runs` are the bundles in the bucket, by id. `usd` is the cost from
+    `billed_from`, when the VM was asked for, to `ended_at`; it deletes itself then, in a minute or two.
     """
 
     exit_code: int
@@ -179,6 +200,7 @@ class Result(_Document):
     preempted: bool = False
     timed_out: bool = False
     usd: float | None = None
+    billed_from: str | None = None
 
 
 class Rule(NamedTuple):
@@ -221,8 +243,11 @@ def _by_name(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 
 def _is_price(value: Any) -> bool:
-    is_complete = isinstance(value, dict) and {item.name for item in fields(Price)} <= set(value)
-    return is_complete and _is_usd(value["usd_per_h"]) and _is_text(value["source"]) and _is_text(value["read"])
+    is_complete = isinstance(value, dict) and {"usd_per_h", "source", "read"} <= set(value)
+    if not is_complete or not (_is_text(value["source"]) and _is_text(value["read"])):
+        return False
+    beside = [value.get(name) for name in ("disk_usd_per_h", "address_usd_per_h")]
+    return _is_usd(value["usd_per_h"]) and all(usd is None or _is_usd(usd) for usd in beside)
 
 
 _TEXT = Rule("a text", _is_text)
@@ -263,6 +288,7 @@ RULES: Mapping[str, Rule] = {
     "hint": _TEXT,
     "preempted": _FLAG,
     "timed_out": _FLAG,
+    "billed_from": Rule("a time in ISO 8601, or null", lambda value: value is None or _is_time(value)),
     "usd": Rule(f"USD from 0 to {MAX_USD:.0f}, or null", lambda value: value is None or _is_usd(value)),
 }
 
@@ -281,6 +307,11 @@ def result_object(name: str) -> str:
 
 def log_object(name: str) -> str:
     return f"{LAUNCHES}{name}/startup.log"
+
+
+def utc(epoch_s: float) -> str:
+    """`2026-11-21T14:25:30Z`: a time that people read."""
+    return f"{datetime.fromtimestamp(epoch_s, UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def region_of(zone: str) -> str:

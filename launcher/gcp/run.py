@@ -18,7 +18,7 @@ from launcher.gcp.compute import Compute
 from launcher.gcp.follow import Ending, Event, Followed, Kind, OnEvent, follow
 from launcher.gcp.plan import Plan
 from launcher.gcp.provision import Provisioned, Tried, provision, remove
-from launcher.gcp.records import RUNS, Heartbeat, Phase, Result, request_object
+from launcher.gcp.records import RUNS, Heartbeat, Phase, Result, request_object, utc
 from launcher.gcp.resources import epoch_s
 from workload.contract import bundle
 from workload.contract.bundle import Bundle
@@ -71,7 +71,8 @@ class LeftRunningError(InterruptedRunError):
 class Outcome:
     """What came of a launch: its bundles at home, and how it went; of several attempts the last one's.
 
-    `calls`: how often what was asked of the cloud while provisioning and following. `usd`: as the VM counted it.
+    `calls`: how often what was asked of the cloud while provisioning and following. `usd`: of the VM, from its insert
+    (`billed_from`) to when nothing was left to wait for (`billed_to`): the VM gone, or its end not confirmed.
     """
 
     exit_code: int
@@ -81,6 +82,8 @@ class Outcome:
     tried: tuple[Tried, ...] = ()
     phases: Mapping[str, str] = field(default_factory=dict)
     usd: float | None = None
+    billed_from: str | None = None
+    billed_to: str | None = None
     calls: Mapping[str, int] = field(default_factory=dict)
     attempts: int = 1
     detached: bool = False
@@ -96,6 +99,8 @@ class Outcome:
             "tried": [{"zone": each.zone, "code": each.code} for each in self.tried],
             "phases": dict(self.phases),
             "usd": self.usd,
+            "billed_from": self.billed_from,
+            "billed_to": self.billed_to,
             "calls": dict(self.calls),
             "attempts": self.attempts,
             "detached": self.detached,
@@ -195,7 +200,7 @@ class _Launcher:
         except (KeyboardInterrupt, InterruptedRunError) as stopped:
             raise LeftRunningError(plan.request.name, got.zone) from stopped
         try:
-            return self._home(told, followed), _ending(followed)
+            return self._billed(self._home(told, followed), plan, got.instance.created_at), _ending(followed)
         except (KeyboardInterrupt, InterruptedRunError) as stopped:
             raise InterruptedRunError(
                 f"interrupted; '{told.name}' has ended, and not everything of it is here",
@@ -266,8 +271,19 @@ class _Launcher:
             exit_code=error.exit_code if error else ExitCode.DONE,
             bundles=found,
             phases=_phases(told.phases, followed.phases),
-            usd=followed.result.usd if followed.result else None,
             error=error,
+        )
+
+    def _billed(self, outcome: Outcome, plan: Plan, created_at: str) -> Outcome:
+        """With what the VM has cost from its insert until now, when it is gone or nobody here waits any longer."""
+        price, began_s, now_s = plan.price(outcome.zone), epoch_s(created_at), self._now()
+        if price is None or began_s is None:
+            return outcome
+        return replace(
+            outcome,
+            usd=price.usd(max(0.0, now_s - began_s)),
+            billed_from=utc(began_s),
+            billed_to=utc(max(began_s, now_s)),
         )
 
     def _fetch(self, name: str, followed: Followed) -> tuple[Bundle, ...]:

@@ -127,6 +127,15 @@ class Ended:
         return cls(exit_code=error.exit_code, error=str(error), hint=error.hint)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Billed:
+    """A run's share of the VM's time, in seconds since 1970: from when to when, and how much of that is its own."""
+
+    from_s: float
+    to_s: float
+    seconds: float
+
+
 @dataclass(kw_only=True)
 class Agent:
     """One launch on this VM."""
@@ -141,8 +150,9 @@ class Agent:
     stop: Stop = field(default_factory=Stop)
     _folders: list[Path] = field(default_factory=list)
     _said: dict[str, str] = field(default_factory=dict)
+    _billed_from_s: float = 0.0
     _billed_to_s: float = 0.0
-    _billed_s: dict[Path, float] = field(default_factory=dict)
+    _billed: dict[Path, Billed] = field(default_factory=dict)
     _wake: threading.Event = field(default_factory=threading.Event)
     _billing: threading.Lock = field(default_factory=threading.Lock)
     _sending: threading.Lock = field(default_factory=threading.Lock)
@@ -154,7 +164,11 @@ class Agent:
 
     def work(self) -> Result:
         """Everything, to the result in the bucket; a bug of ours is a result too."""
-        self._billed_to_s = _epoch_s(self.phases().get(Phase.BOOTED)) or self.now()
+        # The cloud dates a VM by its insert; where it does not answer, the boot is the first that is known.
+        booted_s = _epoch_s(self.phases().get(Phase.BOOTED)) or self.now()
+        created_s = _epoch_s(self.guest.instance().get("creationTimestamp")) or booted_s
+        self._billed_from_s = min(created_s, booted_s)
+        self._billed_to_s = self._billed_from_s
         with ThreadPoolExecutor(max_workers=1) as uploads:
             with self._reporting(), self._watched():
                 ended = self._guarded(lambda: self._run_or_salvage(uploads))
@@ -428,7 +442,7 @@ class Agent:
         cloud = dict(where.get("cloud") or {})
         if CLOSED in cloud:
             return
-        record |= self._status(record, error) | {"cost": self._cost(self._billed_s[folder])}
+        record |= self._status(record, error) | {"cost": self._cost(self._billed[folder])}
         cloud |= {CLOSED: self.phases(), "preempted": self.stop.why is Why.PREEMPTED}
         bundle.reseal(folder, {**record, "environment": {**where, "cloud": cloud}})
 
@@ -439,31 +453,38 @@ class Agent:
         return {"status": by_us[self.stop.why], "error": error or record["error"]}
 
     def _bill(self, folder: Path) -> None:
-        """The time since the VM's start, or since the last bundle was closed, is this one's."""
+        """The time since the VM was asked for, or since the last bundle was closed, is this one's."""
         with self._billing:
-            now_s = self.now()
-            self._billed_s[folder] = self._billed_s.get(folder, 0.0) + now_s - self._billed_to_s
+            from_s, now_s = self._billed_to_s, self.now()
+            before = self._billed.get(folder, Billed(from_s=from_s, to_s=from_s, seconds=0.0))
+            self._billed[folder] = replace(before, to_s=now_s, seconds=before.seconds + now_s - from_s)
             self._billed_to_s = now_s
 
-    def _cost(self, billed_s: float) -> dict[str, Any]:
-        """The VM's time that this run took; `usd` is None where the zone's price is unknown."""
+    def _cost(self, billed: Billed) -> dict[str, Any]:
+        """The VM's time that this run took; `usd` is None where the zone's price is unknown.
+
+        `billed_s` is less than the time between its ends where another repeat was closed meanwhile.
+        """
         price = self.request.price(self.zone)
         return {
             "usd_per_h": price.usd_per_h if price else None,
+            "disk_usd_per_h": price.disk_usd_per_h if price else None,
+            "address_usd_per_h": price.address_usd_per_h if price else None,
             "price_date": price.read if price else None,
             "price_source": price.source if price else None,
             "spot": self.request.spot,
-            "billed_s": round(billed_s, 3),
-            "usd": price.usd_per_h * billed_s / 3600 if price else None,
+            "billed_from": _iso(billed.from_s),
+            "billed_to": _iso(billed.to_s),
+            "billed_s": round(billed.seconds, 3),
+            "usd": price.usd(max(0.0, billed.seconds)) if price else None,
         }
 
     def _result(self, ended: Ended) -> Result:
         now_s = self.now()
         phases = self.phases()
         price = self.request.price(self.zone)
-        booted_s = _epoch_s(phases.get(Phase.BOOTED))
-        # A clock that was set back since the boot leaves less than nothing, which is no cost.
-        billed_s = None if booted_s is None or now_s < booted_s else now_s - booted_s
+        # A clock that was set back since the start leaves less than nothing, which is no cost.
+        billed_s = None if now_s < self._billed_from_s else now_s - self._billed_from_s
         return Result(
             exit_code=ended.exit_code,
             zone=self.zone,
@@ -474,7 +495,8 @@ class Agent:
             hint=ended.hint,
             preempted=self.stop.why is Why.PREEMPTED,
             timed_out=self.stop.why is Why.TIMED_OUT,
-            usd=price.usd_per_h * billed_s / 3600 if price and billed_s is not None else None,
+            usd=price.usd(billed_s) if price and billed_s is not None else None,
+            billed_from=_iso(self._billed_from_s),
         )
 
 

@@ -233,7 +233,9 @@ def test_one_command_ends_with_the_bundle_and_the_table(
         table = dict(re.findall(r"^  (VM|cost|bundle|images/s) +(.*)$", said.out, re.MULTILINE))
         assert table["images/s"] == "250  (one run: no interval)"
         assert table["VM"] == f"n1-standard-4 in {ZONE}"
-        assert re.fullmatch(r"0\.012 USD, at 0\.5\S* USD per hour as of 20\S+; without disk and egress", table["cost"])
+        moment = r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ"
+        cost = rf"0\.0\d\d USD from {moment} to {moment}, at 0\.5599 USD per hour as of 20\S+; without traffic and tax"
+        assert re.fullmatch(cost, table["cost"])
         phases = re.findall(r"^ *\+\d+ s  (\w[\w ]*)$", said.err, re.MULTILINE)
         assert phases == [phase.replace("_", " ") for phase in Phase if not phase.startswith("profile")]
         assert "insert" not in said.err, "the request is for --dry-run"

@@ -23,6 +23,7 @@ from launcher.gcp import plan as planning
 from launcher.gcp.plan import Options, Plan, make_plan, parse_duration_s
 from launcher.gcp.records import NAME, Price, Request
 from launcher.gcp.settings import Settings, resolve_settings
+from workload.contract import prices
 from workload.contract.errors import ExitCode, RooflaunchError, ToolError, UsageError
 from workload.contract.spec import Device, RunSpec, resolve
 
@@ -198,9 +199,10 @@ PREINSTALLED = "driver     in the VM image; the run needs 580.65.06 or newer"
 CATALOG = "read 2026-07: Google Cloud's public catalog of mid-2026"
 CALCULATOR = "read 2025-03: Cyclenerd/google-cloud-pricing-cost-calculator, pricing.yml of 2025-03-06"
 USUAL = "3.6 min to a usable VM as published, 2 min for the image and 1.6 min for the run assumed"
-BESIDES = "besides    disk, traffic and taxes, which are not counted here"
+BESIDES = "besides    traffic and tax, which are not counted here"
 ANYWHERE = "in any zone that may be tried"
-LATE = "then the cloud deletes the VM, up to 30 s late"
+AROUND = "and 5 min to start and to stop"
+LATE = "then the cloud deletes the VM"
 OTHERS = "unknown in the other {} regions that may be tried (--max-cost leaves those out)"
 DEFAULTS = ["plan       resnet18, the device's default batch, fp32, on cuda; one run", "set by     all defaults"]
 
@@ -216,10 +218,10 @@ def test_text_for_a_t4() -> None:
         "disk       100 GB, pd-balanced",
         f"{BASE}cuda",
         *PLACES,
-        f"price      0.540 USD per hour in us-central1; {CATALOG}",
+        f"price      0.540 USD per hour in us-central1, 0.560 with disk and address; {CATALOG}",
         "unknown    the price in us-east1, us-east4, us-west1, us-west2 and 18 other regions",
         f"expected   7.1 min, 0.07 USD: {USUAL}",
-        f"at most    60 min, 0.55 USD, in us-central1; {OTHERS.format(22)}; {LATE}",
+        f"at most    60 min {AROUND}, 0.61 USD, in us-central1; {OTHERS.format(22)}; {LATE}",
         BESIDES,
     ]
 
@@ -235,10 +237,10 @@ def test_text_for_an_l4() -> None:
         "disk       100 GB, pd-balanced",
         f"{BASE}cuda",
         *PLACES,
-        f"price      0.707 USD per hour in us-central1; {CATALOG}",
+        f"price      0.707 USD per hour in us-central1, 0.727 with disk and address; {CATALOG}",
         "unknown    the price in us-east1, us-east4, us-west1, us-west4 and 13 other regions",
         f"expected   7.1 min, 0.09 USD: {USUAL}",
-        f"at most    60 min, 0.72 USD, in us-central1; {OTHERS.format(17)}; {LATE}",
+        f"at most    60 min {AROUND}, 0.79 USD, in us-central1; {OTHERS.format(17)}; {LATE}",
         BESIDES,
     ]
 
@@ -255,10 +257,10 @@ def test_text_for_a_v100() -> None:
         "disk       100 GB, pd-balanced",
         f"{BASE}volta",
         *PLACES,
-        f"price      1.361 USD per hour in us-central1; {CATALOG}",
+        f"price      1.361 USD per hour in us-central1, 1.378 with disk and address; {CATALOG}",
         "unknown    the price in us-east1, us-west1, europe-west4, asia-east1",
         f"expected   14.6 min, 0.34 USD: {USUAL.replace('3.6', '11.1')}",
-        f"at most    60 min, 1.38 USD, in us-central1; {OTHERS.format(4)}; {LATE}",
+        f"at most    60 min {AROUND}, 1.50 USD, in us-central1; {OTHERS.format(4)}; {LATE}",
         BESIDES,
     ]
 
@@ -267,10 +269,10 @@ def test_text_for_an_a100() -> None:
     found = lines_of(planned("a100"))
     assert found[2] == "vm         a2-highgpu-1g with 1 x A100 40 GB, on demand"
     assert found[11:] == [
-        f"price      3.673 USD per hour in us-central1; {CALCULATOR}",
+        f"price      3.673 USD per hour in us-central1, 3.693 with disk and address; {CALCULATOR}",
         "unknown    the price in us-east1, us-west1, us-west3, us-west4 and 5 other regions",
         f"expected   7.1 min, 0.44 USD: {USUAL}",
-        f"at most    60 min, 3.71 USD, in us-central1; {OTHERS.format(9)}; {LATE}",
+        f"at most    60 min {AROUND}, 4.01 USD, in us-central1; {OTHERS.format(9)}; {LATE}",
         BESIDES,
     ]
 
@@ -279,7 +281,7 @@ def test_text_where_no_price_is_known() -> None:
     assert lines_of(planned("a100", spot=True))[11:] == [
         "price      unknown in us-central1; --usd-per-h takes yours",
         f"expected   7.1 min, cost unknown: {USUAL}",
-        f"at most    60 min, at a cost that is unknown in every zone that may be tried; {LATE}",
+        f"at most    60 min {AROUND}, at a cost that is unknown in every zone that may be tried; {LATE}",
         BESIDES,
     ]
 
@@ -297,9 +299,9 @@ def test_text_with_everything() -> None:
         f"{BASE}cuda",
         "account    runner@my-project.iam.gserviceaccount.com",
         "bucket     gs://my-bucket/runs/",
-        f"price      0.319 USD per hour in us-central1; {CATALOG}",
-        f"expected   14.2 min, 0.08 USD: {USUAL.replace('1.6', '8.7')}",
-        f"at most    46.5 min, 0.25 USD for each of up to 2 attempts, 0.50 USD in all, {ANYWHERE}; {LATE}",
+        f"price      0.319 USD per hour in us-central1, 0.349 with disk; {CATALOG}",
+        f"expected   14.2 min, 0.09 USD: {USUAL.replace('1.6', '8.7')}",
+        f"at most    38 min {AROUND}, 0.25 USD for each of up to 2 attempts, 0.50 USD in all, {ANYWHERE}; {LATE}",
         BESIDES,
         "note       the VM downloads imagenette: it starts without data",
         "note       data_dir is a folder of this machine: the VM takes its own",
@@ -312,10 +314,10 @@ def test_at_most_is_that_of_the_dearest_zone() -> None:
     plan = planned(zones=("us-central1-a", "us-east1-b"), fallback=False)
     listed = {region: {"usd_per_h": usd, "source": "a test", "read": "2026-11"} for region, usd in prices.items()}
     dear = replace(plan, request=replace(plan.request, prices=listed))
-    assert f"at most    60 min, 0.91 USD, in any zone that may be tried; {LATE}" in lines_of(dear)
+    assert f"at most    60 min {AROUND}, 0.98 USD, in any zone that may be tried; {LATE}" in lines_of(dear)
     one = replace(plan, request=replace(plan.request, prices={"us-central1": listed["us-central1"]}))
     others = OTHERS.format(1).replace("regions", "region")
-    assert f"at most    60 min, 0.51 USD, in us-central1; {others}; {LATE}" in lines_of(one)
+    assert f"at most    60 min {AROUND}, 0.55 USD, in us-central1; {others}; {LATE}" in lines_of(one)
 
 
 @pytest.mark.parametrize(("gpu", "warned"), [("t4", True), ("v100", True), ("l4", False), ("a100", False)])
@@ -649,12 +651,19 @@ def test_the_run_is_otherwise_the_one_asked_for() -> None:
 @pytest.mark.parametrize(
     ("options", "limit_s"),
     [
-        # 0.54 USD per hour: 0.27 USD buy half an hour, of which the cloud may be 30 s late.
-        ({"max_cost_usd": 0.27}, 1770),
+        # By hand: 0.54 USD per hour, 100 GB x 0.10 / 672 h = 0.01488 and 0.005 are 0.55988; 0.27 USD buy 1736 s,
+        # of which 180 s go before the VM's start, 30 s for a late cloud and 90 s to shut down.
+        ({"max_cost_usd": 0.27}, 1436),
+        # Without an address 0.55488: 1751 s. As spot 0.255 + 0.01488 + 0.0025 = 0.27238: 3568 s.
+        ({"max_cost_usd": 0.27, "external_ip": False}, 1451),
+        ({"max_cost_usd": 0.27, "spot": True}, 3268),
+        # 1000 GB are 0.14881 and not 0.01488: 0.69381.
+        ({"max_cost_usd": 0.27, "disk_gb": 1000}, 1100),
         ({"max_cost_usd": 100.0}, 3600),
-        ({"max_cost_usd": 0.27, "usd_per_h": 0.27}, 3570),
-        ({"max_cost_usd": 0.27, "spot": True, "rerun_preempted": 2, "usd_per_h": 0.18}, 1770),
-        ({"max_cost_usd": 0.105, "usd_per_h": 0.6}, 600),
+        # One's own figure is of it all.
+        ({"max_cost_usd": 0.27, "usd_per_h": 0.27}, 3300),
+        ({"max_cost_usd": 0.27, "spot": True, "rerun_preempted": 2, "usd_per_h": 0.18}, 1500),
+        ({"max_cost_usd": 0.15, "usd_per_h": 0.6}, 600),
     ],
 )
 def test_max_cost_lowers_the_limit(options: dict[str, Any], limit_s: int) -> None:
@@ -671,17 +680,18 @@ def test_max_cost_keeps_to_zones_with_a_price() -> None:
 
 
 def test_max_cost_counts_the_dearest_zone(monkeypatch: pytest.MonkeyPatch) -> None:
-    t4 = gpus.require("t4")
-    dearer = replace(t4.prices[0], region="us-east1", usd_per_h=1.08)
-    table = {"t4": replace(t4, prices=(*t4.prices, dearer))}
-    monkeypatch.setattr(gpus, "load", lambda: table)
+    """A region with a price of the VM, and none of its disk, has no price."""
+    t4, table = gpus.require("t4"), prices.load()
+    there = [replace(t4.prices[0], region=region, usd_per_h=1.08) for region in ("us-east1", "us-west1")]
+    disk = replace(table.disks[0], region="us-east1", usd_per_gb_month=0.20)
+    monkeypatch.setattr(gpus, "load", lambda: {"t4": replace(t4, prices=(*t4.prices, *there))})
+    monkeypatch.setattr(prices, "load", lambda: replace(table, disks=(*table.disks, disk)))
     plan = planned(max_cost_usd=0.54)
-    assert plan.request.limit_s == 1770
-    assert (plan.usd_per_h("us-central1-a"), plan.usd_per_h("us-east1-b"), plan.usd_per_h("us-west1-a")) == (
-        0.54,
-        1.08,
-        None,
-    )
+    # 1.08 + 100 x 0.20 / 672 + 0.005 = 1.114762 USD per hour: 1743.87 s, of which 300 around the limit.
+    assert plan.request.limit_s == 1443
+    usd_per_h = [plan.usd_per_h(zone) for zone in ("us-central1-a", "us-east1-b", "us-west1-a")]
+    assert usd_per_h == [pytest.approx(0.559881, abs=1e-6), pytest.approx(1.114762, abs=1e-6), None]
+    assert plan.highest_usd == pytest.approx(1.114762 * 1743 / 3600, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -704,11 +714,12 @@ def test_max_cost_without_a_price(options: dict[str, Any], message: str) -> None
 
 
 def test_max_cost_that_buys_nothing() -> None:
+    around = "beside 300 s to start and to stop; a run needs 600 s or more"
     assert refused(max_cost_usd=0.09) == (
-        "--max-cost 0.09 buys 570 s at 0.54 USD per hour; a run needs 600 s or more",
-        "--max-cost 0.10",
+        f"--max-cost 0.09 buys 278 s at 0.5599 USD per hour with disk and address, {around}",
+        "--max-cost 0.14",
     )
-    assert planned(max_cost_usd=0.10).request.limit_s == 636
+    assert planned(max_cost_usd=0.14).request.limit_s == 600
     assert refused(max_cost_usd=0.001)[0].startswith("--max-cost 0.001 buys 0 s")
 
 
@@ -735,16 +746,16 @@ def test_no_plan_costs_more_than_allowed(usd_per_h: float, max_cost_usd: float, 
 
 def test_ones_own_price_counts_everywhere() -> None:
     plan = planned("a100", usd_per_h=1.5, zones=("us-west4-b",))
-    price = Price(usd_per_h=1.5, source="--usd-per-h", read="2026-11-21")
+    price = Price(usd_per_h=1.5, source="--usd-per-h", read="2026-11-21", disk_usd_per_h=0.0, address_usd_per_h=0.0)
     assert plan.price("us-west4-b") == plan.price("asia-southeast1-a") == price
-    assert lines_of(plan)[11] == "price      1.500 USD per hour in us-west4; read 2026-11-21: --usd-per-h"
+    assert lines_of(plan)[11] == "price      1.500 USD per hour in us-west4, all in all; read 2026-11-21: --usd-per-h"
     assert plan.request.prices["us-west4"] == asdict(price)
 
 
 def test_cost_of_a_zone() -> None:
     plan = planned()
-    assert plan.expected_usd("us-central1-a") == pytest.approx(0.54 * 428 / 3600)
-    assert plan.max_usd("us-central1-a") == pytest.approx(0.54 * 3630 / 3600)
+    assert plan.expected_usd("us-central1-a") == pytest.approx(0.559881 * 428 / 3600, rel=1e-6)
+    assert plan.max_usd("us-central1-a") == pytest.approx(0.559881 * 3900 / 3600, rel=1e-6)
     assert (plan.usd_per_h("us-east1-b"), plan.expected_usd("us-east1-b"), plan.max_usd("us-east1-b")) == (None,) * 3
 
 

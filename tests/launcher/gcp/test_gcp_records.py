@@ -1,7 +1,7 @@
 """The documents of a launch: written, read back, and refused where they are something else."""
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 
@@ -107,6 +107,23 @@ def test_a_field_that_breaks_its_rule_is_named(
 def test_every_field_has_a_rule() -> None:
     named = {item.name for document in (REQUEST, RESULT, HEARTBEAT) for item in fields(document)}
     assert named == set(records.RULES)
+
+
+@pytest.mark.parametrize("beside", ["0.1", -1, [], True, 1e308])
+@pytest.mark.parametrize("name", ["disk_usd_per_h", "address_usd_per_h"])
+def test_what_is_beside_a_price_is_a_sum(name: str, beside: object) -> None:
+    prices = {"us-central1": {**dict(REQUEST.prices)["us-central1"], name: beside}}
+    told = {**json.loads(REQUEST.to_bytes()), "prices": prices}
+    with pytest.raises(BundleError, match="prices must be an object of prices by region"):
+        Request.from_bytes(json.dumps(told).encode())
+
+
+def test_a_price_of_before_has_neither_disk_nor_address() -> None:
+    before = REQUEST.price("us-central1-f")
+    assert before is not None
+    assert (before.whole_usd_per_h, before.uncounted) == (0.54, "disk, address, traffic and tax")
+    now = replace(before, disk_usd_per_h=0.02, address_usd_per_h=0.0)
+    assert (now.usd(1800), now.uncounted) == (pytest.approx(0.28), "traffic and tax")
 
 
 def test_a_price_may_have_more_than_we_know() -> None:

@@ -43,7 +43,15 @@ def test_a_launch_brings_its_bundles_home_and_leaves_no_vm(clouds: Clouds) -> No
             assert bundle.read(cloud.output / found.record["run_id"]).files == found.files
         assert cloud.fake.instances == []
         assert cloud.fake.disks == []
-        assert outcome.usd == 0.0123
+        # From the insert to when it was seen to be gone, by the cloud's clock.
+        assert outcome.billed_from is not None
+        assert outcome.billed_to is not None
+        began, ended = map(datetime.fromisoformat, (outcome.billed_from, outcome.billed_to))
+        seconds = (ended - began).total_seconds()
+        price = plan.price(ZONE)
+        assert price is not None
+        assert outcome.usd == pytest.approx(price.usd(seconds), abs=price.usd(2))
+        assert outcome.billed_to >= outcome.phases[Phase.FINISHED][:19]
         assert cloud.told(Kind.PHASE) == [phase for phase in Phase if not phase.startswith("profile")]
         assert list(outcome.phases) == [phase for phase in Phase if not phase.startswith("profile")]
         request = cloud.bucket.read(request_object(plan.name))

@@ -237,6 +237,16 @@ def test_cost_so_far_is_that_of_the_vm_since_its_creation() -> None:
     launch = judge(running, LAUNCHED_S + 30 + 1800, was_preempted=lambda: False)
     assert launch.usd == pytest.approx(0.27)
     assert judge(replace(running, result=result()), LAUNCHED_S, was_preempted=lambda: False).usd == 0.045
+    assert str(launch.cost) == (
+        "0.270 USD, from 2026-11-21T12:00:30Z to 2026-11-21T12:30:30Z; without disk, address, traffic and tax"
+    )
+    beside = {**next(iter(REQUEST.prices.values())), "disk_usd_per_h": 0.05, "address_usd_per_h": 0.01}
+    whole = judge(
+        replace(running, request=replace(REQUEST, prices={"us-central1": beside})),
+        LAUNCHED_S + 30 + 1800,
+        was_preempted=lambda: False,
+    )
+    assert str(whole.cost) == "0.300 USD, from 2026-11-21T12:00:30Z to 2026-11-21T12:30:30Z; without traffic and tax"
     elsewhere = replace(running, instance=instance(zone="asia-east1-c"))
     assert judge(elsewhere, LAUNCHED_S + 1800, was_preempted=lambda: False).usd is None, "no price, no figure"
 
@@ -404,6 +414,9 @@ def test_table_of_launches() -> None:
     ]
 
 
+UNCOUNTED = "without disk, address, traffic and tax"
+
+
 def test_one_launch_in_detail() -> None:
     seen = Seen(name=NAME, request=REQUEST, instance=instance(), heartbeat=beat(200, Phase.BOOTED))
     text = render_one(judge(seen, LAUNCHED_S + 230, was_preempted=lambda: False), "my-bucket", LAUNCHED_S + 230)
@@ -414,7 +427,7 @@ def test_one_launch_in_detail() -> None:
         "limit      60 min after its start",
         "zone       us-central1-a",
         "VM         RUNNING",
-        "cost       0.030 USD, without disk and egress",
+        f"cost       0.030 USD, from 2026-11-21T12:00:30Z to 2026-11-21T12:03:50Z; {UNCOUNTED}",
         "phase      requested        +0 s",
         "phase      booted           +180 s",
         "heartbeat  30 s ago: step 3 of 110",

@@ -200,7 +200,13 @@ def until(is_there: Callable[[], object]) -> Callable[[], None]:
 
 
 def test_a_run_from_request_to_result(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
-    machine.guest.document = {"resourceStatus": {"physicalHost": "/block/sub/host-7"}}
+    machine.guest.document = {
+        "creationTimestamp": "2026-11-21T01:59:40.000-08:00",
+        "resourceStatus": {"physicalHost": "/block/sub/host-7"},
+    }
+    beside = {"disk_usd_per_h": 0.02, "address_usd_per_h": 0.01}
+    region, price = next(iter(machine.request.prices.items()))
+    machine.request = replace(machine.request, prices={region: {**price, **beside}})
     machine.trains(*machine.run_of("run-1"))
     result = machine.work()
     assert result == Result(
@@ -216,17 +222,23 @@ def test_a_run_from_request_to_result(machine: Machine, capsys: pytest.CaptureFi
             "finished": "2026-11-21T10:02:40.000Z",
         },
         ended_at="2026-11-21T10:02:40.000Z",
-        usd=pytest.approx(0.36 * 160 / 3600),  # type: ignore[arg-type]
+        # From the insert, 20 s before the boot, to the result: 180 s of 0.36 + 0.02 + 0.01 USD per hour.
+        usd=pytest.approx(0.39 * 180 / 3600),  # type: ignore[arg-type]
+        billed_from="2026-11-21T09:59:40.000Z",
     )
     assert machine.bucket.complete == ["run-1"]
     record = machine.bucket.record("run-1")
     assert record["cost"] == {
         "usd_per_h": 0.36,
+        "disk_usd_per_h": 0.02,
+        "address_usd_per_h": 0.01,
         "price_date": "2026-11-20",
         "price_source": "a test",
         "spot": True,
-        "billed_s": 160.0,
-        "usd": pytest.approx(0.016),
+        "billed_from": "2026-11-21T09:59:40.000Z",
+        "billed_to": "2026-11-21T10:02:40.000Z",
+        "billed_s": 180.0,
+        "usd": pytest.approx(0.0195),
     }
     assert record["environment"]["cloud"]["preempted"] is False
     assert record["environment"]["cloud"]["phases"]["run_ended"] == "2026-11-21T10:02:40.000Z"
