@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NoReturn
@@ -37,8 +38,16 @@ DRIVER_TRIES, DRIVER_AGAIN_S = 60, 5
 DOCKER_TRIES, DOCKER_AGAIN_S = 12, 5
 PULL_TRIES, PULL_AGAIN_S = 3, 10
 RESTART_LIMIT_S = 300
-# facts: repository mode would install the open kernel module, which a V100 cannot use.
-INSTALLER = "https://storage.googleapis.com/compute-gpu-installation-us/installer/latest/cuda_installer.pyz"
+# Package servers and downloads fail for moments: a step is tried again after 5, 10, 20 and 40 seconds.
+STEP_TRIES, STEP_AGAIN_S = 5, 5
+# The version fixes the driver's: `lts` of this one is 580.159.04. Its second address is the release itself.
+INSTALLER_VERSION = "v1.9.1"
+RELEASES = "https://github.com/GoogleCloudPlatform/compute-gpu-installation/releases/download"
+INSTALLERS = (
+    f"https://storage.googleapis.com/compute-gpu-installation-us/installer/{INSTALLER_VERSION}/cuda_installer.pyz",
+    f"{RELEASES}/cuda-installer-{INSTALLER_VERSION}/cuda_installer.pyz",
+)
+# Repository mode would install the open kernel module, which a V100 cannot use.
 INSTALL = ("install_driver", "--installation-mode", "binary", "--installation-branch", "lts")
 TOOLKIT = "https://nvidia.github.io/libnvidia-container"
 TOOLKIT_KEY = Path("/etc/apt/nvidia.asc")
@@ -135,8 +144,9 @@ class Boot:
     def install_driver(self) -> None:
         """By Google's installer, which restarts the machine; everything then begins anew."""
         self.installing = True
-        download(INSTALLER, INSTALLER_PATH)
-        require("python3", str(INSTALLER_PATH), *INSTALL)
+        download(INSTALLER_PATH, *INSTALLERS)
+        # It goes on where an earlier try was broken off.
+        persist("the driver's installer failed", lambda: works("python3", str(INSTALLER_PATH), *INSTALL))
         # The restart is ordered, and comes; a driver that needed none is found to work.
         until_s = time.monotonic() + RESTART_LIMIT_S
         while not works("nvidia-smi") and time.monotonic() < until_s:
@@ -157,7 +167,7 @@ class Boot:
             install("docker.io")
         if with_gpu and "nvidia" not in output("docker", "info", "--format", "{{json .Runtimes}}"):
             if not shutil.which("nvidia-ctk"):
-                download(f"{TOOLKIT}/gpgkey", TOOLKIT_KEY)
+                download(TOOLKIT_KEY, f"{TOOLKIT}/gpgkey")
                 source = f"deb [signed-by={TOOLKIT_KEY}] {TOOLKIT}/stable/deb/$(ARCH) /\n"
                 TOOLKIT_LIST.write_text(source, encoding="utf-8")
                 install("nvidia-container-toolkit")
@@ -239,13 +249,28 @@ def require(*words: str) -> None:
 def install(package: str) -> None:
     """By apt, which another process may be using at the boot."""
     os.environ["DEBIAN_FRONTEND"] = "noninteractive"
-    works("apt-get", "-qy", "update")
-    require("apt-get", "-qy", "-o", "DPkg::Lock::Timeout=300", "install", package)
+
+    def step() -> bool:
+        works("apt-get", "-qy", "update")
+        return works("apt-get", "-qy", "-o", "DPkg::Lock::Timeout=300", "install", package)
+
+    persist(f"apt-get cannot install {package}", step)
 
 
-def download(url: str, path: Path) -> None:
-    """By curl, which tries again."""
-    require("curl", "-fsSL", "--max-time", "300", "--retry", "5", "--retry-connrefused", "-o", str(path), url)
+def download(path: Path, *urls: str) -> None:
+    """By curl, from the first address that has it."""
+    get = ("curl", "-fsSL", "--max-time", "300", "-o", str(path))
+    persist(f"{urls[0]} cannot be downloaded", lambda: any(works(*get, url) for url in urls))
+
+
+def persist(why: str, step: Callable[[], bool]) -> None:
+    """Try a step again after longer and longer pauses; one that fails for good ends the boot."""
+    for attempt in range(STEP_TRIES):
+        if step():
+            return
+        if attempt + 1 < STEP_TRIES:
+            time.sleep(STEP_AGAIN_S * 2**attempt)
+    fail(why)
 
 
 def fail(why: str) -> NoReturn:

@@ -60,7 +60,8 @@ CURL = """#!/bin/bash
 echo "curl $*" >>"$FAKE_VM/curls"
 case $* in
 *//nvidia.github.io/*) cp "$FAKE_VM/key" /etc/apt/nvidia.asc ;;
-*//storage.googleapis.com/*) echo installer >/opt/installer.pyz ;;
+*//storage.googleapis.com/*) [ ! -e "$FAKE_VM/no-mirror" ] && echo installer >/opt/installer.pyz ;;
+*//github.com/*) echo release >/opt/installer.pyz ;;
 *) exec "$REAL_CURL" "$@" --retry 1 --retry-delay 1 ;;
 esac
 """
@@ -230,6 +231,48 @@ def test_a_driver_that_needs_no_restart(boot: Boot) -> None:
     assert "image_pulled" in vm.guest_attributes["rooflaunch"]
 
 
+@pytest.mark.parametrize("mirror", [True, False])
+def test_the_drivers_version_is_fixed(mirror: bool, boot: Boot) -> None:
+    boot.note("runtimes", " Runtimes: nvidia\n")
+    if not mirror:
+        boot.note("no-mirror")
+    boot.shims = {"nvidia-smi": DRIVER, "python3": PYTHON + NOTE + 'touch "$FAKE_VM/driver"\n'}
+    boot.run(driver="install")
+    bucket = "https://storage.googleapis.com/compute-gpu-installation-us/installer/v1.9.1/cuda_installer.pyz"
+    release = f"{boot_program.RELEASES}/cuda-installer-v1.9.1/cuda_installer.pyz"
+    curls = (boot.own / "curls").read_text().splitlines()
+    assert [call.split()[-1] for call in curls if "/opt/installer.pyz" in call] == [bucket, release][: 2 - mirror]
+    assert (boot.folder / "root/opt/installer.pyz").read_text() == ("installer\n" if mirror else "release\n")
+
+
+def test_package_servers_and_the_installer_may_fail_for_moments(boot: Boot) -> None:
+    boot.note("key", "a key")
+    installs = """case $* in *nvidia-container-toolkit)
+[ "$(grep -c "install nvidia-container-toolkit" "$FAKE_VM/calls")" = 3 ] || exit 100
+cp "$0" "${0%/*}/nvidia-ctk" ;; esac
+"""
+    driver = '[ "$(grep -c "^python3 /opt" "$FAKE_VM/calls")" = 2 ] || exit 1\ntouch "$FAKE_VM/driver"\n'
+    boot.shims = {
+        "nvidia-ctk": "",
+        "apt-get": NOTE + installs,
+        "nvidia-smi": DRIVER,
+        "python3": PYTHON + NOTE + driver,
+    }
+    vm = boot.run(driver="install")
+    assert "image_pulled" in vm.guest_attributes["rooflaunch"]
+    updates = [index for index, call in enumerate(boot.calls()) if call == "apt-get -qy update"]
+    assert len(updates) == 3, "lists are read anew before each try"
+
+
+def test_pauses_between_tries_grow(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(boot_program.time, "sleep", pauses.append)
+    with pytest.raises(SystemExit) as caught:
+        boot_program.persist("apt-get cannot install docker.io", lambda: False)
+    assert (caught.value.code, pauses) == (4, [5, 10, 20, 40])
+    assert capsys.readouterr().out == "error: apt-get cannot install docker.io\n"
+
+
 def test_driver_and_registry_may_take_their_time(boot: Boot) -> None:
     boot.note("runtimes", " Runtimes: nvidia\n")
     late = NOTE + '[ "$(grep -c "^nvidia-smi" "$FAKE_VM/calls")" = 3 ]\n'
@@ -243,7 +286,7 @@ def test_driver_and_registry_may_take_their_time(boot: Boot) -> None:
 
 FAILING = [
     pytest.param(
-        {"python3": PYTHON + NOTE + "exit 1\n", "nvidia-smi": DRIVER}, "install", "python3 /opt", 1, id="installer"
+        {"python3": PYTHON + NOTE + "exit 1\n", "nvidia-smi": DRIVER}, "install", "python3 /opt", 5, id="installer"
     ),
     pytest.param({"nvidia-smi": DRIVER}, "preinstalled", "nvidia-smi ", 60, id="no driver"),
     pytest.param({"docker": NOTE + "exit 1\n"}, "none", "docker info", 12, id="no engine"),
