@@ -287,7 +287,7 @@ def reap(
     bucket: BucketOption = None,
     output_format: FormatOption = Format.TABLE,
 ) -> int:
-    """Delete VMs that are stopped or past their time limit, and disks past it.
+    """Delete VMs that are stopped for good or past their time limit, and disks past it.
 
     The cloud deletes a VM at its limit, and never one that is stopped; this is for what is left.
     """

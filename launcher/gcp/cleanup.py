@@ -85,7 +85,7 @@ def look_in(compute: Compute, zones: Sequence[str], name: str) -> tuple[Instance
 
 
 def leftovers(compute: Compute) -> Listing[Leftover]:
-    """VMs that are stopped or, by the cloud's clock, past their limit; and disks past it that no VM uses."""
+    """VMs that are stopped for good or, by the cloud's clock, past their limit; and disks past it that no VM uses."""
     there, disks = running(compute), compute.disks()
     now_s = compute.now_s()
     vms = [
@@ -103,8 +103,13 @@ def leftovers(compute: Compute) -> Listing[Leftover]:
 
 
 def _why_left(vm: Instance, now_s: float) -> str:
-    """Empty for a VM that is where it should be. One that is stopped has no end any more that the cloud would keep."""
-    if vm.status in launches.STOPPED:
+    """Empty for a VM that is where it should be. One that is stopped has no end any more that the cloud would keep.
+
+    One that the cloud is about to start again is let be: it saves what it measured, and deletes itself.
+    """
+    if vm.may_start_again(now_s):
+        return ""
+    if vm.stopped_for_good(now_s):
         return f"it is {vm.status}, and the cloud never deletes a stopped VM"
     is_past = vm.deadline_s is not None and now_s > vm.deadline_s + GRACE_S
     return _past(vm.deadline_s, now_s) if is_past else ""

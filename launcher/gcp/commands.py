@@ -273,11 +273,11 @@ def show_status(
     if name is not None:
         launch = launches.one_launch(cloud, store, _find(cloud, store, name), now_s=now_s)
         text = as_typed(launches.render_one(launch, store.name, now_s))
-        _warn_of_stopped([launch])
+        _warn_of_stopped([launch], now_s)
         print(json.dumps(launch.to_json(), indent=1) if output_format is Format.JSON else text)
         return ExitCode.DONE
     found = launches.list_launches(cloud, store, now_s=now_s, limit=None if every else launches.SHOWN)
-    _warn_of_stopped(found.there)
+    _warn_of_stopped(found.there, now_s)
     if found.unreachable:
         silent = ", ".join(found.unreachable)
         print(f"warning: no answer from {silent}: a VM there that the bucket lacks is not shown", file=sys.stderr)
@@ -290,8 +290,8 @@ def show_status(
     return ExitCode.DONE
 
 
-def _warn_of_stopped(shown: Sequence[Launch]) -> None:
-    stopped = [each.seen.name for each in shown if each.seen.instance and each.seen.instance.status in launches.STOPPED]
+def _warn_of_stopped(shown: Sequence[Launch], now_s: float) -> None:
+    stopped = [each.seen.name for each in shown if each.seen.instance and each.seen.instance.stopped_for_good(now_s)]
     if stopped:
         vms = "a VM is" if len(stopped) == 1 else f"{len(stopped)} VMs are"
         left = f"warning: {vms} stopped, which no cloud deletes: {', '.join(stopped)}"
@@ -384,7 +384,7 @@ def reap(*, dry_run: bool, project: str | None, bucket: str | None, output_forma
     settings = _settings(world, {"project": project, "bucket": bucket})
     cloud = world.compute(settings.project)
     left = cleanup.leftovers(cloud)
-    nothing = f"nothing of a launch is stopped or past its limit in {settings.project}"
+    nothing = f"nothing of a launch is stopped for good or past its limit in {settings.project}"
     if not dry_run:
         removed = cleanup.reap(left, cloud, now=cloud.now_s, sleep=world.sleep)
         return _told(removed, output_format, nothing=nothing, unlisted=left.unreachable)

@@ -16,7 +16,6 @@ from launcher.gcp.compute import Compute
 from launcher.gcp.launches import (
     AFTER_LIMIT_S,
     SILENCE_LIMIT_S,
-    STOPPED,
     boot_limit_s,
     duration,
     plain,
@@ -25,7 +24,7 @@ from launcher.gcp.launches import (
 from launcher.gcp.provision import remove
 from launcher.gcp.records import LAUNCHES, Heartbeat, Phase, Request, Result, result_object, status_object
 from launcher.gcp.refusals import DeniedError
-from launcher.gcp.resources import Instance, epoch_s
+from launcher.gcp.resources import RESTART_S, STOPPED, Instance, epoch_s
 from workload.contract import bundle
 from workload.contract.errors import RooflaunchError, RunFailedError, ToolError
 from workload.storage.bucket import Bucket
@@ -38,8 +37,6 @@ MAX_BACKOFF_S = 60.0
 # The VM may vanish while its last objects arrive: so many more looks at the bucket, so far apart.
 GRACE_LOOKS = 3
 GRACE_S = 5.0
-# Google's default: a host error is noticed within 5.5 min, and the VM is started again within some minutes.
-RESTART_S = 15 * 60.0
 # A limit that cuts a run off is seen as a VM that is gone about then.
 LIMIT_MARGIN_S = 60.0
 # The serial port keeps 1 MB; each answer has a part of it.

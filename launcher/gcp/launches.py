@@ -29,7 +29,7 @@ from launcher.gcp.records import (
     status_object,
     utc,
 )
-from launcher.gcp.resources import Instance, Listing, epoch_s
+from launcher.gcp.resources import STOPPED, Instance, Listing, epoch_s
 from workload.contract import bundle
 from workload.contract.errors import BundleError, ExitCode, NothingToDoError, UsageError
 from workload.contract.text import printable
@@ -58,7 +58,6 @@ STAMP = re.compile(r"-(\d{8})-(\d{6})-[0-9a-f]{6}$")
 RUN_STAMP = re.compile(r"(\d{8})T(\d{6})Z-")
 STARTING = frozenset({"PROVISIONING", "STAGING"})
 # What a VM without its own deletion ends in; it costs its disk.
-STOPPED = frozenset({"STOPPED", "TERMINATED", "SUSPENDED"})
 
 
 class State(StrEnum):
@@ -193,12 +192,12 @@ def judge(seen: Seen, now_s: float, *, was_preempted: Callable[[], bool]) -> Lau
 def _judge(seen: Seen, now_s: float, was_preempted: Callable[[], bool]) -> tuple[State, str]:
     if seen.result is not None:
         state, why = _ended(seen.result)
-        vm = _vm_left(seen.instance) if seen.instance else _not_answering(seen, "its VM is gone")
+        vm = _vm_left(seen.instance, now_s) if seen.instance else _not_answering(seen, "its VM is gone")
         return state, "; ".join(filter(None, (why, vm)))
     if seen.instance is None:
         return _in_an_outage(seen, now_s) if seen.silent else _without_vm(seen, now_s, was_preempted)
     if seen.instance.status in STOPPED:
-        return State.STALE, _vm_left(seen.instance)
+        return State.STALE, _vm_left(seen.instance, now_s)
     if seen.instance.deadline_s is not None and now_s > seen.instance.deadline_s + AFTER_LIMIT_S:
         return State.STALE, "the VM is past its limit: launch reap"
     if seen.instance.status in STARTING:
@@ -206,7 +205,9 @@ def _judge(seen: Seen, now_s: float, was_preempted: Callable[[], bool]) -> tuple
     return _without_heartbeat(seen, now_s) if seen.heartbeat is None else _beating(seen.heartbeat, now_s)
 
 
-def _vm_left(vm: Instance) -> str:
+def _vm_left(vm: Instance, now_s: float) -> str:
+    if vm.may_start_again(now_s):
+        return f"its VM is {vm.status}, and the cloud may start it again, to save what there is"
     if vm.status in STOPPED:
         return f"its VM is {vm.status}, which nobody deletes, and its disk costs: launch reap"
     return "its VM is still there"

@@ -10,6 +10,10 @@ from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 LIMIT_LABEL = "rooflaunch-limit"
+# Google's default: a host error is noticed within 5.5 min, and the VM is started again within some minutes.
+RESTART_S = 15 * 60.0
+# What a VM that a host has stopped is called, and one that somebody has.
+STOPPED = frozenset({"STOPPED", "TERMINATED", "SUSPENDED"})
 # In place of a zone: the cloud did not say where its list has a gap.
 ANYWHERE = "some zone"
 # How a list says that it has a gap; other warnings are of no concern, such as the one for a zone without anything.
@@ -85,6 +89,16 @@ class Instance:
     cpu_platform: str
     # Whether the cloud starts it again when its host has stopped it.
     restarts: bool = False
+    stopped_s: float | None = None
+
+    def may_start_again(self, now_s: float) -> bool:
+        """Whether it is stopped and the cloud may yet start it again, to save what it measured; by the cloud's time."""
+        is_recent = self.stopped_s is not None and now_s - self.stopped_s < RESTART_S
+        return self.status in STOPPED and self.restarts and is_recent
+
+    def stopped_for_good(self, now_s: float) -> bool:
+        """Whether nobody starts it again, and the cloud never deletes it."""
+        return self.status in STOPPED and not self.may_start_again(now_s)
 
     @property
     def request_id(self) -> str:
@@ -170,6 +184,7 @@ def instance(found: Any) -> Instance:
         physical_host=str(found.resource_status.physical_host) or None,
         cpu_platform=str(found.cpu_platform),
         restarts=bool(found.scheduling.automatic_restart),
+        stopped_s=epoch_s(found.last_stop_timestamp),
     )
 
 

@@ -103,6 +103,7 @@ class Vm:
         self.created_s = round(created_s, 3)
         # From its start until it stops.
         self.deadline_s: float | None = None
+        self.stopped_s: float | None = None
         self.cpu_platform = "Intel Broadwell"
         self.physical_host: str | None = None
         self.preempted = False
@@ -161,6 +162,8 @@ class Vm:
             "selfLink": f"{base}/instances/{self.name}",
             "labelFingerprint": "42WmSpB8rSM=",
         }
+        if self.stopped_s is not None:
+            document["lastStopTimestamp"] = _iso(self.stopped_s)
         status: dict[str, Any] = {"physicalHost": self.physical_host} if self.physical_host else {}
         # A VM that is stopped has no end any more: facts/gce.md.
         if self.deadline_s is not None and self.status in ("RUNNING", "STOPPING"):
@@ -429,10 +432,11 @@ class FakeCompute:
         machine.deadline_s = machine.created_s + limit_s if limit_s else None
         return machine
 
-    def stop(self, name: str) -> Vm:
-        """A VM is stopped, by host maintenance or by somebody: its disk stays, and nobody ends it."""
+    def stop(self, name: str, *, age_s: float = 3600.0) -> Vm:
+        """A VM was stopped long ago, by host maintenance or by somebody: its disk stays, and nobody ends it."""
         machine = self.vm(name)
         machine.status, machine.deadline_s = "TERMINATED", None
+        machine.stopped_s = self.clock() - age_s
         return machine
 
     def add_disk(

@@ -107,6 +107,7 @@ def world_of(cloud: Cloud, **changes: Any) -> World:
     return replace(plain, **changes)
 
 
+NOTHING_LEFT = "nothing of a launch is stopped for good or past its limit in my-project\n"
 GCP = ("gcp", "--gpu", "t4", "--zone", ZONE, "--image", IMAGE, *AT_HOME)
 
 
@@ -453,7 +454,7 @@ def test_reap(launch: Launch, clouds: Clouds, capsys: pytest.CaptureFixture[str]
     with clouds() as cloud:
         world = world_of(cloud)
         assert launch(world, "reap", *AT_HOME) == 0
-        assert capsys.readouterr().out == "nothing of a launch is stopped or past its limit in my-project\n"
+        assert capsys.readouterr().out == NOTHING_LEFT
         name = "rooflaunch-l4-20260101-000000-abcdef"
         cloud.fake.add_vm(name, project="my-project", labels={"rooflaunch": "launch"}, age_s=3600 + 7300)
         assert launch(world, "reap", "--dry-run", *AT_HOME) == 0
@@ -503,7 +504,7 @@ def test_a_clock_that_is_off_ends_no_healthy_vm(
         name = json.loads(capsys.readouterr().out)["name"]
         for somebody in (world, world_of(cloud), world_of(cloud, now=lambda: cloud.clock.now() - off_s)):
             assert launch(somebody, "reap", *AT_HOME) == 0
-            assert capsys.readouterr().out == "nothing of a launch is stopped or past its limit in my-project\n"
+            assert capsys.readouterr().out == NOTHING_LEFT
             assert launch(somebody, "status", name, *AT_HOME, "--format", "json") == 0
             shown = json.loads(capsys.readouterr().out)
             assert (shown["state"], shown["vm"]) == ("starting", "RUNNING")
@@ -581,6 +582,26 @@ def test_a_stopped_vm_is_warned_of_and_reaped_at_once(
         assert (cloud.fake.instances, cloud.fake.disks) == ([], [])
         assert launch(world, "status", plan.name, *AT_HOME) == 0
         assert capsys.readouterr().err == ""
+
+
+@pytest.mark.world
+def test_a_vm_that_is_about_to_start_again_is_let_be(
+    launch: Launch, clouds: Clouds, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with clouds(fault=Fault.SILENT) as cloud:
+        world, plan = world_of(cloud), cloud.plan()
+        cloud.run(plan, detach=True)
+        cloud.fake.stop(plan.name, age_s=60)
+        assert launch(world, "status", plan.name, *AT_HOME) == 0
+        told = capsys.readouterr()
+        assert "its VM is TERMINATED, and the cloud may start it again, to save what there is" in told.out
+        assert told.err == ""
+        assert launch(world, "reap", *AT_HOME) == 0
+        assert capsys.readouterr().out == NOTHING_LEFT
+        assert [vm.name for vm in cloud.fake.instances] == [plan.name]
+        cloud.fake.stop(plan.name, age_s=16 * 60)
+        assert launch(world, "reap", *AT_HOME) == 0
+        assert capsys.readouterr().out == f"VM {plan.name} in {ZONE} is gone\n"
 
 
 @pytest.mark.world

@@ -22,6 +22,10 @@ def instance(**changes: Any) -> Instance:
     return replace(INSTANCE, **changes)
 
 
+def stopped_at(seconds: float) -> Instance:
+    return instance(status="TERMINATED", restarts=True, stopped_s=LAUNCHED_S + seconds)
+
+
 def at(seconds: float) -> str:
     hours, rest = divmod(int(seconds), 3600)
     return f"2026-11-21T{12 + hours:02}:{rest // 60:02}:{rest % 60:02}.000+00:00"
@@ -119,6 +123,24 @@ STATES: dict[str, tuple[Seen, float, State, str]] = {
     "stopped instead of deleted": (
         Seen(name=NAME, request=REQUEST, instance=instance(status="TERMINATED")),
         220,
+        State.STALE,
+        "its VM is TERMINATED, which nobody deletes, and its disk costs: launch reap",
+    ),
+    "stopped, and about to start again": (
+        Seen(name=NAME, request=REQUEST, instance=stopped_at(220)),
+        220 + 899,
+        State.STALE,
+        "its VM is TERMINATED, and the cloud may start it again, to save what there is",
+    ),
+    "stopped, and not started again": (
+        Seen(name=NAME, request=REQUEST, instance=stopped_at(220)),
+        220 + 900,
+        State.STALE,
+        "its VM is TERMINATED, which nobody deletes, and its disk costs: launch reap",
+    ),
+    "stopped, and never started again": (
+        Seen(name=NAME, request=REQUEST, instance=replace(stopped_at(220), restarts=False)),
+        230,
         State.STALE,
         "its VM is TERMINATED, which nobody deletes, and its disk costs: launch reap",
     ),
