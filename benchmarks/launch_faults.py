@@ -20,9 +20,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.launcher.gcp.canned_cloud import ZONE, Cloud, clouds_on  # noqa: E402
-from tests.launcher.gcp.canned_vm import Fault  # noqa: E402
-from tests.launcher.gcp.fake_compute import FakeCompute  # noqa: E402
+from tests.launcher.backends.gcp.canned_cloud import ZONE, Cloud, clouds_on  # noqa: E402
+from tests.launcher.backends.gcp.canned_vm import Fault  # noqa: E402
+from tests.launcher.backends.gcp.fake_compute import FakeCompute  # noqa: E402
 from tests.workload.storage.gcs_server import running  # noqa: E402
 from workload.contract.errors import RooflaunchError  # noqa: E402
 

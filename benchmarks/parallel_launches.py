@@ -21,13 +21,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from launcher.gcp import compute, launches  # noqa: E402
-from launcher.gcp.plan import Options, make_plan  # noqa: E402
-from launcher.gcp.records import LAUNCHES  # noqa: E402
-from launcher.gcp.run import Outcome, run  # noqa: E402
-from tests.launcher.gcp.canned_cloud import IMAGE, SETTINGS, ZONE  # noqa: E402
-from tests.launcher.gcp.canned_vm import CannedVm, FastClock  # noqa: E402
-from tests.launcher.gcp.fake_compute import FakeCompute  # noqa: E402
+from launcher.backends.gcp import compute  # noqa: E402
+from launcher.backends.gcp.plan import Options, make_plan  # noqa: E402
+from launcher.backends.gcp.run import Outcome, run  # noqa: E402
+from launcher.jobs import launches  # noqa: E402
+from launcher.jobs.records import LAUNCHES  # noqa: E402
+from tests.launcher.backends.gcp.canned_cloud import IMAGE, SETTINGS, ZONE  # noqa: E402
+from tests.launcher.backends.gcp.canned_vm import CannedVm, FastClock  # noqa: E402
+from tests.launcher.backends.gcp.fake_compute import FakeCompute  # noqa: E402
 from tests.workload.storage.gcs_server import BUCKET, running  # noqa: E402
 from workload.contract.spec import resolve  # noqa: E402
 from workload.storage import bucket as storage  # noqa: E402

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from launcher import sizes
-from launcher.gcp import app as gcp
+from launcher.backends.gcp import app as gcp
 from launcher.kinds import Part, Runtime
 from launcher.options import Format, FormatOption, run_options
 from workload.contract.errors import ExitCode, UsageError
@@ -84,9 +84,10 @@ def run_local(
     output_format: FormatOption = Format.TABLE,
 ) -> int:
     """Train on this machine and say what limits the run."""
-    from launcher import local, models, table
-    from launcher.containers import Limits
-    from launcher.runtime import choose
+    from launcher import models, table
+    from launcher.machine import local
+    from launcher.machine.containers import Limits
+    from launcher.machine.runtime import choose
     from workload.environment.outside import outside_facts
 
     resolved = resolve(given, os.environ, Path.cwd())
@@ -158,7 +159,8 @@ def build_image(
     Nothing is built where nothing has changed.
     """
     from launcher import build as building
-    from launcher import engine, images
+    from launcher import images
+    from launcher.machine import engine
 
     row = images.require_flavour(flavour)
     target = building.require_repository(repository) if push else None
@@ -202,7 +204,7 @@ def run_doctor(
     With gcp it looks at what launches need in the cloud.
     """
     from launcher import doctor
-    from launcher.gcp import doctor as gcp_doctor
+    from launcher.backends.gcp import doctor as gcp_doctor
 
     chosen = parts or list(doctor.HERE)
     if (project or bucket) and Part.GCP not in chosen:

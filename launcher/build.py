@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from launcher import images
-from launcher.engine import Engine, Event, Image
 from launcher.images import Flavour, Recipe
+from launcher.machine.engine import Engine, Event, Image
 from workload.contract.errors import RooflaunchError, ToolError, UsageError
 from workload.contract.invocation import as_typed
 from workload.contract.text import printable, printable_lines

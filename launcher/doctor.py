@@ -10,10 +10,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from launcher import build, containers, images, runtime
-from launcher import engine as docker_engine
-from launcher.engine import Engine
+from launcher import build, images
 from launcher.kinds import Part
+from launcher.machine import containers, runtime
+from launcher.machine import engine as docker_engine
+from launcher.machine.engine import Engine
 from workload.contract.errors import ExitCode, ToolError
 
 TOOL_LIMIT_S = 20
@@ -140,7 +141,7 @@ def find_ncu() -> str | None:
 
 
 def _gcp_checks() -> Iterable[Check]:
-    from launcher.gcp import doctor  # noqa: PLC0415 - it imports us
+    from launcher.backends.gcp import doctor  # noqa: PLC0415 - it imports us
 
     return doctor.examine()
 

@@ -20,10 +20,15 @@ TABLE = "docker/images.toml"
 DOCKERFILE = "docker/Dockerfile"
 OWN_FILES = (DOCKERFILE, "docker/requirements.txt")
 CODE_SUFFIXES = frozenset({".py", ".toml"})
-# Of the launcher only what a VM runs (launcher/gcp/vm.py): another change of it makes no new image, so that runs before
-# and after it can be pooled.
-VM_MODULES = ("__init__", "containers", "engine", "images", "kinds", "local", "runtime", "sizes")
-VM_FILES = tuple(f"launcher/{name}.py" for name in (*VM_MODULES, "gcp/__init__", "gcp/guest", "gcp/records", "gcp/vm"))
+# Of the launcher only what a rented machine runs: another change of it makes no new image, so that runs before and
+# after it can be pooled.
+AGENT_MODULES = (
+    *("__init__", "images", "kinds", "sizes"),
+    *(f"machine/{name}" for name in ("__init__", "containers", "engine", "local", "runtime")),
+    *("agent/__init__", "agent/vm", "jobs/__init__", "jobs/records"),
+    *("backends/__init__", "backends/gcp/__init__", "backends/gcp/guest"),
+)
+AGENT_FILES = tuple(f"launcher/{name}.py" for name in AGENT_MODULES)
 # Labels of our images beside those of the OCI image specification.
 INPUTS_LABEL = "rooflaunch.inputs"
 FLAVOUR_LABEL = "rooflaunch.flavour"
@@ -193,7 +198,7 @@ def current_commit() -> str:
     root = _root()
     if not (root / ".git").exists():
         return ""
-    paths = ["workload", *OWN_FILES, *VM_FILES]
+    paths = ["workload", *OWN_FILES, *AGENT_FILES]
     found = _git(root, "log", "-1", "--format=%H", "--", *paths)
     changed = _git(root, "status", "--porcelain", "--", *paths)
     return f"{found}-dirty" if found and changed else found
@@ -222,7 +227,7 @@ def _files() -> dict[str, bytes]:
     root = _root()
     own = {name: (root / name).read_bytes() for name in OWN_FILES}
     launcher = Path(__file__).resolve().parents[1]
-    own |= {name: (launcher / name).read_bytes() for name in VM_FILES}
+    own |= {name: (launcher / name).read_bytes() for name in AGENT_FILES}
     return own | {f"workload/{name}": path.read_bytes() for name, path in _code()}
 
 

@@ -40,7 +40,7 @@ def launch(*words: str) -> str:
         (launch("gcp", "--gpu", "t4", "--project", "my-project", "--dry-run"), LAUNCH_BANS),
         # Without an engine, auto is as light.
         (
-            f"from launcher import engine; engine.socket_exists = lambda: False; {launch('local', '--dry-run')}",
+            f"import launcher.machine.engine as e; e.socket_exists = lambda: False; {launch('local', '--dry-run')}",
             LAUNCH_BANS,
         ),
         (
@@ -63,7 +63,7 @@ def test_doors_stay_light(code: str, banned: set[str]) -> None:
 # What declares options may be loaded for a help text, and nothing that a command is made of.
 DECLARING = {
     *("launcher", "launcher.__main__", "launcher.app", "launcher.options", "launcher.kinds", "launcher.sizes"),
-    *("launcher.gcp", "launcher.gcp.app", "launcher.gcp.options"),
+    *("launcher.backends", "launcher.backends.gcp", "launcher.backends.gcp.app", "launcher.backends.gcp.options"),
     *("workload", "workload.contract"),
     *(f"workload.contract.{name}" for name in ("door", "errors", "interrupt", "invocation", "program", "spec")),
     *("workload.contract.tables", "workload.contract.text"),
@@ -91,17 +91,20 @@ def test_help_loads_no_backend_engine_or_image(words: tuple[str, ...]) -> None:
     assert modules_of_ours(launch(*words)) - DECLARING == set()
 
 
+GPUS = {"launcher.backends.gcp.gpus", "launcher.jobs", "launcher.jobs.records", "workload.contract.prices"}
+
+
 @pytest.mark.world
 @pytest.mark.parametrize(
     ("typed", "offered", "also"),
     [
         ("launch gcp --precision ", "bf16", set()),
         ("launch bu", "build", set()),
-        ("launch gcp --gpu ", "v100", {"launcher.gcp.gpus", "launcher.gcp.records", "workload.contract.prices"}),
+        ("launch gcp --gpu ", "v100", GPUS),
         (
             "launch gcp --gpu v100 --zone us-e",
             "us-east1-b",
-            {"launcher.gcp.gpus", "launcher.gcp.records", "workload.contract.prices"},
+            GPUS,
         ),
     ],
 )

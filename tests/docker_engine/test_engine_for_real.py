@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher import build, engine, images
-from launcher.containers import RUN_LABEL, follow
-from launcher.engine import Container, Engine
+from launcher import build, images
+from launcher.machine import engine
+from launcher.machine.containers import RUN_LABEL, follow
+from launcher.machine.engine import Container, Engine
 from tests.docker_engine.commands import docker
 from workload.contract.errors import ToolError
 
@@ -93,7 +94,7 @@ def test_a_silent_container_is_waited_for(base_image: str, monkeypatch: pytest.M
 
 
 def test_one_capability_reaches_the_caller_and_no_other(base_image: str) -> None:
-    from launcher.containers import for_profile
+    from launcher.machine.containers import for_profile
 
     timing = Container(image=base_image, command=(), user="12345:12345", labels={RUN_LABEL: "test"})
     locked = for_profile(timing, (), restricted=True)

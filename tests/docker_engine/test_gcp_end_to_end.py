@@ -19,11 +19,11 @@ from typing import Any
 
 import pytest
 
-from launcher.gcp.records import Phase
+from launcher.jobs.records import Phase
 from tests.docker_engine.commands import ROOT, TINY, docker, launch_words
-from tests.launcher.gcp import fake_vm
-from tests.launcher.gcp.fake_compute import FakeCompute, Vm
-from tests.launcher.gcp.fake_metadata import TOKEN
+from tests.launcher.backends.gcp import fake_vm
+from tests.launcher.backends.gcp.fake_compute import FakeCompute, Vm
+from tests.launcher.backends.gcp.fake_metadata import TOKEN
 from tests.workload.storage import gcs_server
 from tests.workload.storage.gcs_server import BUCKET
 from workload.contract import bundle

@@ -15,13 +15,14 @@ from typing import Any
 
 import pytest
 
-from launcher.gcp import plan, records
-from launcher.gcp.plan import PROGRAM_FOLDER
-from launcher.gcp.records import Result
+from launcher.backends.gcp import plan
+from launcher.backends.gcp.plan import PROGRAM_FOLDER
+from launcher.jobs import records
+from launcher.jobs.records import Result
 from tests.docker_engine.commands import docker
-from tests.launcher.gcp import fake_vm
-from tests.launcher.gcp.fake_compute import FakeCompute, Vm
-from tests.launcher.gcp.fake_metadata import TOKEN
+from tests.launcher.backends.gcp import fake_vm
+from tests.launcher.backends.gcp.fake_compute import FakeCompute, Vm
+from tests.launcher.backends.gcp.fake_metadata import TOKEN
 from tests.workload.storage import gcs_server
 from tests.workload.storage.gcs_server import BUCKET
 from workload.contract import bundle

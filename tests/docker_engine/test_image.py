@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from launcher import build, engine, images
+from launcher import build, images
+from launcher.machine import engine
 from tests.docker_engine.commands import BUILD, TINY, Launch, docker
 from workload.contract import bundle
 from workload.contract.errors import ExitCode, ToolError

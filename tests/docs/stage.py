@@ -16,9 +16,9 @@ from PIL import Image
 
 from analysis.importing import Given, import_file
 from benchmarks.synthetic_bundles import make
-from launcher.gcp.plan import Options, make_plan
+from launcher.backends.gcp.plan import Options, make_plan
 from tests.docs.pages import ROOT
-from tests.launcher.gcp.canned_cloud import IMAGE, SETTINGS, ZONE, clouds_on
+from tests.launcher.backends.gcp.canned_cloud import IMAGE, SETTINGS, ZONE, clouds_on
 from tests.workload.storage.gcs_server import BUCKET, running
 from workload.contract.spec import resolve
 

@@ -4,11 +4,11 @@ import re
 from datetime import UTC, datetime
 from pathlib import Path
 
-from launcher.gcp import gpus, settings
-from launcher.gcp.launches import State
-from launcher.gcp.options import Options
-from launcher.gcp.plan import make_plan
-from launcher.gcp.records import Phase
+from launcher.backends.gcp import gpus, settings
+from launcher.backends.gcp.options import Options
+from launcher.backends.gcp.plan import make_plan
+from launcher.jobs.launches import State
+from launcher.jobs.records import Phase
 from workload.contract.prices import Listed
 from workload.contract.spec import resolve
 
@@ -65,7 +65,7 @@ def test_the_phases_on_the_page_are_those_of_a_launch() -> None:
 
 
 def test_what_doctor_says_on_the_page_is_what_it_says() -> None:
-    code = (ROOT / "launcher" / "gcp" / "doctor.py").read_text(encoding="utf-8")
+    code = (ROOT / "launcher" / "backends" / "gcp" / "doctor.py").read_text(encoding="utf-8")
     shown = re.findall(r"^problem  (\w+) +(.+)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     assert [name for name, _ in shown] == ["GPUS_ALL_REGIONS"]
     assert all(name in code and text in code for name, text in shown)

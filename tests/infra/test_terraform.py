@@ -12,7 +12,7 @@ from typing import Any
 import hcl2
 import pytest
 
-from launcher.gcp import doctor, settings
+from launcher.backends.gcp import doctor, settings
 
 ROOT = Path(__file__).parents[2]
 INFRA = ROOT / "infra"
@@ -94,8 +94,8 @@ VM_GRANTS = {
 }
 # Where the code of a VM uses each permission. A new call there needs a line here, and one in vm.tf.
 USES = {
-    "compute.instances.delete": ("launcher/gcp/startup.sh", r"instances/\$name"),
-    "compute.instances.get": ("launcher/gcp/guest.py", r"/instances/\{self\.text\('instance/name'\)\}"),
+    "compute.instances.delete": ("launcher/backends/gcp/startup.sh", r"instances/\$name"),
+    "compute.instances.get": ("launcher/backends/gcp/guest.py", r"/instances/\{self\.text\('instance/name'\)\}"),
 }
 # The services that a VM's own token is sent to; the metadata server and the registry are no such host.
 VM_HOSTS = {"storage.googleapis.com", "compute.googleapis.com"}
@@ -116,7 +116,8 @@ def test_each_permission_is_used(permission: str, path: str, pattern: str) -> No
     assert re.search(pattern, (ROOT / path).read_text(encoding="utf-8")), f"nothing in {path} needs {permission}"
 
 
-VM_PROGRAMS = [f"launcher/gcp/{name}" for name in ("startup.sh", "shutdown.sh", "boot.py", "vm.py", "guest.py")]
+ON_THE_VM = ("startup.sh", "shutdown.sh", "boot.py", "guest.py")
+VM_PROGRAMS = [*(f"launcher/backends/gcp/{name}" for name in ON_THE_VM), "launcher/agent/vm.py"]
 
 
 def test_a_vm_calls_no_other_service() -> None:
@@ -144,7 +145,7 @@ def test_logging_is_only_on_request() -> None:
 
 # ---- what a launcher may do
 
-# Of compute_v1's requests in launcher/gcp/compute.py; an image family is read from Google's own, public project.
+# Of compute_v1's requests in launcher/backends/gcp/compute.py; an image family is read from Google's public project.
 REQUESTS = {
     "AggregatedListDisks": "compute.disks.list",
     "AggregatedListInstances": "compute.instances.list",
@@ -195,7 +196,7 @@ def test_launchers_have_exactly_these_roles() -> None:
 
 
 def test_a_launchers_role_is_what_its_code_asks_for() -> None:
-    code = (ROOT / "launcher" / "gcp" / "compute.py").read_text(encoding="utf-8")
+    code = (ROOT / "launcher" / "backends" / "gcp" / "compute.py").read_text(encoding="utf-8")
     assert set(re.findall(r"compute_v1\.(\w+)Request\b", code)) == set(REQUESTS)
     permissions = _of_kind("google_project_iam_custom_role")["launcher"]["permissions"]
     assert sorted(permissions) == sorted({*filter(None, REQUESTS.values()), *WITH_INSERT, *FOR_DOCTOR})

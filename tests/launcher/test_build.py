@@ -12,10 +12,10 @@ import requests
 from fake_docker import FakeDocker
 
 from launcher import build, images
-from launcher import engine as docker_engine
 from launcher.__main__ import main
 from launcher.build import Built
 from launcher.images import Recipe
+from launcher.machine import engine as docker_engine
 from workload.contract.errors import ExitCode, ToolError, UsageError
 
 FLAVOUR = replace(images.load_flavours()["cpu"], base="debian:12-slim", digest="")

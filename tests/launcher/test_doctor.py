@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from fake_docker import FakeDocker
 
-from launcher import containers, doctor, engine, images
+from launcher import doctor, images
 from launcher.__main__ import main
 from launcher.doctor import Check, Host, State
 from launcher.kinds import Part
+from launcher.machine import containers, engine
 from workload.contract.errors import ExitCode, ToolError
 
 QUERY = "nvidia-smi --query-gpu=name,compute_cap,driver_version,memory.total --format=csv,noheader"
@@ -313,7 +314,7 @@ def test_containers_that_were_left_behind(docker: FakeDocker, lay_out: LayOut) -
 
 
 def test_the_cloud_is_looked_at_when_named(lay_out: LayOut, monkeypatch: pytest.MonkeyPatch) -> None:
-    from launcher.gcp import doctor as gcp
+    from launcher.backends.gcp import doctor as gcp
 
     cloud = Check(part=Part.GCP, name="project", state=State.OK, found="given")
     assert doctor.examine([Part.GCP], lay_out(), gcp=lambda: [cloud]) == [cloud]

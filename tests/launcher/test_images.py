@@ -202,7 +202,7 @@ def test_recipe_of_this_installation() -> None:
     recipe = images.make_recipe(FLAVOURS["cpu"])
     assert recipe.files["docker/Dockerfile"] == (ROOT / "docker/Dockerfile").read_bytes()
     own = {name for name in recipe.files if not name.startswith("workload/")}
-    assert own == {"docker/Dockerfile", "docker/requirements.txt", *images.VM_FILES}
+    assert own == {"docker/Dockerfile", "docker/requirements.txt", *images.AGENT_FILES}
     code = {path.relative_to(ROOT).as_posix() for path in (ROOT / "workload").rglob("*") if path.suffix != ".pyc"}
     assert recipe.files.keys() - own == {name for name in code if name.endswith((".py", ".toml"))}
     assert (recipe.base, recipe.base_digest, recipe.index) == (

@@ -26,7 +26,7 @@ OTHER_VARIABLES = frozenset(
         "ROOFLAUNCH_COMPUTE_ENDPOINT",
         "ROOFLAUNCH_COMMIT",
         "ROOFLAUNCH_IMAGE_DIGEST",
-        # launcher/gcp/settings.py
+        # launcher/backends/gcp/settings.py
         "ROOFLAUNCH_PROJECT",
         "ROOFLAUNCH_BUCKET",
         "ROOFLAUNCH_REPOSITORY",

@@ -1,0 +1,283 @@
+"""Gets a VM ready for its run, and starts the run's container: driver, Docker, NVIDIA toolkit, image.
+
+The launcher puts this file into the VM's metadata, and startup.sh runs it with the VM's own Python: 3.8 or newer,
+standard library only. What is asked for comes from the metadata server; commands are lists, printed before they run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, NoReturn
+
+METADATA_HOST = "metadata.google.internal"
+ASK_LIMIT_S = 10
+ASK_TRIES, ASK_AGAIN_S = 5, 1
+# The user of the image; the run's folder is theirs.
+USER = 1000
+SOCKET = Path("/var/run/docker.sock")
+# For startup.sh: the machine restarts, and begins anew.
+RESTARTS = 64
+FAILED = 4
+# The agent (launcher/agent/vm.py) leaves this in the launch's folder before it begins the run.
+STARTED = "started"
+# A driver that is in the VM image is there within a minute.
+DRIVER_TRIES, DRIVER_AGAIN_S = 60, 5
+# An engine that starts with the machine may come after this script.
+DOCKER_TRIES, DOCKER_AGAIN_S = 12, 5
+PULL_TRIES, PULL_AGAIN_S = 3, 10
+RESTART_LIMIT_S = 300
+# Package servers and downloads fail for moments: a step is tried again after 5, 10, 20 and 40 seconds.
+STEP_TRIES, STEP_AGAIN_S = 5, 5
+# The version fixes the driver's: `lts` of this one is 580.159.04. Its second address is the release itself.
+INSTALLER_VERSION = "v1.9.1"
+RELEASES = "https://github.com/GoogleCloudPlatform/compute-gpu-installation/releases/download"
+INSTALLERS = (
+    f"https://storage.googleapis.com/compute-gpu-installation-us/installer/{INSTALLER_VERSION}/cuda_installer.pyz",
+    f"{RELEASES}/cuda-installer-{INSTALLER_VERSION}/cuda_installer.pyz",
+)
+# Repository mode would install the open kernel module, which a V100 cannot use.
+INSTALL = ("install_driver", "--installation-mode", "binary", "--installation-branch", "lts")
+TOOLKIT = "https://nvidia.github.io/libnvidia-container"
+TOOLKIT_KEY = Path("/etc/apt/nvidia.asc")
+TOOLKIT_LIST = Path("/etc/apt/sources.list.d/nvidia-toolkit.list")
+INSTALLER_PATH = Path("/opt/installer.pyz")
+# Registries that take the VM's own token; no other is shown it.
+GOOGLES = (".pkg.dev", ".gcr.io")
+# Addresses that a test points elsewhere.
+ENDPOINTS = ("GCE_METADATA_HOST", "STORAGE_EMULATOR_HOST", "ROOFLAUNCH_COMPUTE_ENDPOINT")
+
+
+class Boot:
+    """One boot of this VM; `home` is the launch's folder."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        host = os.environ.get("GCE_METADATA_HOST") or METADATA_HOST
+        self.metadata = f"http://{host}/computeMetadata/v1/instance"
+        self.installing = False
+        self.agent_runs = False
+
+    def run(self) -> int:
+        """From the boot to the end of the run; the exit code for startup.sh."""
+        signal.signal(signal.SIGTERM, self.on_term)
+        os.chown(self.home, USER, USER)
+        self.enter("booted")
+        driver, image = self.asked("driver"), self.asked("image")
+        if (self.home / STARTED).exists():
+            return self.save(image)
+        if driver == "install" and not works("nvidia-smi"):
+            self.install_driver()
+        if driver != "none":
+            self.await_driver()
+        self.enter("driver_ready")
+        self.get_docker(with_gpu=driver != "none")
+        self.enter("docker_ready")
+        self.pull(image)
+        self.enter("image_pulled")
+        # The second try saves what the first has left.
+        return 0 if any(self.agent(image) for _ in range(2)) else FAILED
+
+    def save(self, image: str) -> int:
+        """The VM was stopped in its run and the cloud has started it again: the agent saves what there is."""
+        print("the run had begun when the VM was stopped: saving what it left", flush=True)
+        self.await_docker()
+        if not works("docker", "image", "inspect", "-f", "{{.Id}}", image):
+            self.pull(image)
+        return 0 if any(self.agent(image) for _ in range(2)) else FAILED
+
+    def on_term(self, *_: object) -> None:
+        """The machine goes down: the agent brings out what it has, and anything else ends here."""
+        if self.installing:
+            sys.exit(RESTARTS)
+        if not self.agent_runs:
+            sys.exit(128 + signal.SIGTERM)
+        subprocess.Popen(["docker", "kill", "-s", "TERM", self.home.name])
+
+    # What the metadata server is asked and told.
+
+    def asked(self, name: str) -> str:
+        """One of the launch's own attributes."""
+        return self.ask(f"attributes/rooflaunch-{name}")
+
+    def ask(self, key: str, *, tell: str | None = None) -> str:
+        """The value of a key of this instance, or of one that is told."""
+        method, content = ("GET", None) if tell is None else ("PUT", tell.encode())
+        request = urllib.request.Request(  # noqa: S310 - ours
+            f"{self.metadata}/{key}", headers={"Metadata-Flavor": "Google"}, method=method, data=content
+        )
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        for left in reversed(range(ASK_TRIES)):
+            try:
+                with opener.open(request, timeout=ASK_LIMIT_S) as answer:
+                    return str(answer.read().decode()).strip()
+            except OSError as error:
+                if not left:
+                    fail(f"the metadata server does not answer for {key}: {error}")
+            time.sleep(ASK_AGAIN_S)
+        raise AssertionError("the last try returns or ends")
+
+    def enter(self, phase: str) -> None:
+        """Say that a phase is reached: to the serial port, the record, and the guest attributes."""
+        at = datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        print(f"rooflaunch: phase {phase} {at}", flush=True)
+        with (self.home / "phases").open("a", encoding="utf-8") as lines:
+            lines.write(f"{phase} {at}\n")
+        try:
+            self.ask(f"guest-attributes/rooflaunch/{phase}", tell=at)
+        except SystemExit:
+            print("guest attributes cannot be written", flush=True)  # a project can switch them off
+
+    # What a run needs.
+
+    def install_driver(self) -> None:
+        """By Google's installer, which restarts the machine; everything then begins anew."""
+        self.installing = True
+        download(INSTALLER_PATH, *INSTALLERS)
+        # It goes on where an earlier try was broken off.
+        persist("the driver's installer failed", lambda: works("python3", str(INSTALLER_PATH), *INSTALL))
+        # The restart is ordered, and comes; a driver that needed none is found to work.
+        until_s = time.monotonic() + RESTART_LIMIT_S
+        while not works("nvidia-smi") and time.monotonic() < until_s:
+            time.sleep(DRIVER_AGAIN_S)
+        self.installing = False
+
+    def await_driver(self) -> None:
+        """Until nvidia-smi answers."""
+        for _ in range(DRIVER_TRIES):
+            if works("nvidia-smi"):
+                return
+            time.sleep(DRIVER_AGAIN_S)
+        fail("the driver does not answer")
+
+    def get_docker(self, *, with_gpu: bool) -> None:
+        """An engine that answers, and can give containers the GPUs."""
+        if not shutil.which("docker"):
+            install("docker.io")
+        if with_gpu and "nvidia" not in output("docker", "info", "--format", "{{json .Runtimes}}"):
+            if not shutil.which("nvidia-ctk"):
+                download(TOOLKIT_KEY, f"{TOOLKIT}/gpgkey")
+                source = f"deb [signed-by={TOOLKIT_KEY}] {TOOLKIT}/stable/deb/$(ARCH) /\n"
+                TOOLKIT_LIST.write_text(source, encoding="utf-8")
+                install("nvidia-container-toolkit")
+            require("nvidia-ctk", "runtime", "configure", "--runtime=docker")
+            require("systemctl", "restart", "docker")
+        self.await_docker()
+
+    def await_docker(self) -> None:
+        """Until the engine answers."""
+        for _ in range(DOCKER_TRIES):
+            if works("docker", "info", "--format", "Docker {{.ServerVersion}}"):
+                return
+            time.sleep(DOCKER_AGAIN_S)
+        fail("the Docker engine does not answer")
+
+    def pull(self, image: str) -> None:
+        """The image by its digest, with the VM's own token for Google's registries; the token stays nowhere."""
+        registry = image.partition("/")[0]
+        with tempfile.TemporaryDirectory() as folder:
+            os.environ["DOCKER_CONFIG"] = folder
+            if registry.endswith(GOOGLES) or registry == "gcr.io":
+                token = json.loads(self.ask("service-accounts/default/token"))["access_token"]
+                login = ("docker", "login", "-u", "oauth2accesstoken", "--password-stdin", f"https://{registry}")
+                run(*login, input=token.encode())
+            pulled = False
+            for left in reversed(range(PULL_TRIES)):
+                pulled = works("docker", "pull", "-q", image)
+                if pulled or not left:
+                    break
+                time.sleep(PULL_AGAIN_S)
+            del os.environ["DOCKER_CONFIG"]
+        if not pulled:
+            fail(f"the image '{image}' cannot be pulled")
+
+    def agent(self, image: str) -> bool:
+        """Run the agent, launcher/agent/vm.py in the image, to its end; whether it has left a result."""
+        home, name = str(self.home), self.home.name
+        left = output("docker", "ps", "-aqf", f"volume={home}", "-f", f"volume={home}/results").split()
+        if left:
+            run("docker", "rm", "-f", *left)
+        words = ["docker", "run", "--rm", "--name", name, "-u", f"{USER}:{USER}", "-v", f"{SOCKET}:{SOCKET}"]
+        if SOCKET.exists():
+            words += ["--group-add", str(SOCKET.stat().st_gid)]
+        words += ["-v", "/:/host:ro", "-v", f"{home}:{home}", "--network", "host", "--read-only", "--tmpfs", "/tmp"]  # noqa: S108 - in the container
+        words += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--stop-timeout", "25"]
+        words += [word for variable in ENDPOINTS for word in ("-e", variable)]
+        self.agent_runs = True
+        ended_well = works(*words, "--entrypoint", "python", image, "-m", "launcher.agent.vm", home)
+        self.agent_runs = False
+        return ended_well
+
+
+def run(*words: str, **more: Any) -> subprocess.CompletedProcess[bytes]:
+    """Show a command and run it."""
+    print(" ".join(map(shlex.quote, words)), flush=True)
+    try:
+        return subprocess.run(words, check=False, **more)
+    except FileNotFoundError:
+        print(f"{words[0]} is not there", flush=True)
+        return subprocess.CompletedProcess(words, 127, b"")
+
+
+def works(*words: str) -> bool:
+    """Whether a command ends well."""
+    return run(*words).returncode == 0
+
+
+def output(*words: str) -> str:
+    """What a command prints."""
+    return str(run(*words, stdout=subprocess.PIPE).stdout.decode(errors="replace"))
+
+
+def require(*words: str) -> None:
+    """Run a command that has to end well."""
+    if not works(*words):
+        fail(f"{words[0]} failed")
+
+
+def install(package: str) -> None:
+    """By apt, which another process may be using at the boot."""
+    os.environ["DEBIAN_FRONTEND"] = "noninteractive"
+
+    def step() -> bool:
+        works("apt-get", "-qy", "update")
+        return works("apt-get", "-qy", "-o", "DPkg::Lock::Timeout=300", "install", package)
+
+    persist(f"apt-get cannot install {package}", step)
+
+
+def download(path: Path, *urls: str) -> None:
+    """By curl, from the first address that has it."""
+    get = ("curl", "-fsSL", "--max-time", "300", "-o", str(path))
+    persist(f"{urls[0]} cannot be downloaded", lambda: any(works(*get, url) for url in urls))
+
+
+def persist(why: str, step: Callable[[], bool]) -> None:
+    """Try a step again after longer and longer pauses; one that fails for good ends the boot."""
+    for attempt in range(STEP_TRIES):
+        if step():
+            return
+        if attempt + 1 < STEP_TRIES:
+            time.sleep(STEP_AGAIN_S * 2**attempt)
+    fail(why)
+
+
+def fail(why: str) -> NoReturn:
+    """End the boot; startup.sh uploads what was said and deletes the VM."""
+    print(f"error: {why}", flush=True)
+    sys.exit(FAILED)
+
+
+if __name__ == "__main__":
+    sys.exit(Boot(Path(sys.argv[1])).run())

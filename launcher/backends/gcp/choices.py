@@ -1,0 +1,253 @@
+"""What a user of `launch gcp` may choose, and what follows: machine, run, zones, prices, time limit. Pure."""
+
+import difflib
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from launcher.backends.gcp import gpus
+from launcher.backends.gcp.gpus import Gpu, MachineType, shown
+from launcher.backends.gcp.options import DEFAULT_DISK_GB, Options
+from launcher.backends.gcp.settings import Settings
+from launcher.jobs.records import Price, region_of
+from launcher.machine.runtime import NO_COMPILER
+from workload.contract import prices
+from workload.contract.errors import UsageError
+from workload.contract.spec import CIFAR10, IMAGENETTE, SYNTHETIC, Device, Precision, RunSpec
+
+# Compute Engine's own bounds of maxRunDuration; it may act 30 s late.
+MIN_LIMIT_S, MAX_LIMIT_S, LATE_S = 30, 120 * 24 * 3600, 30
+# A VM's cost runs from its insert to its deletion: an insert is given up after 180 s (provision.py), the limit counts
+# from its start, and after it a VM has up to 90 s to shut down: https://cloud.google.com/compute/docs/instances/stop-vm
+STARTING_S, STOPPING_S = 180, 90
+AROUND_S = STARTING_S + LATE_S + STOPPING_S
+# Below this a VM has hardly booted: a cost limit that leaves less buys nothing.
+MIN_USEFUL_S = 600
+MIN_DISK_GB, MAX_DISK_GB = 50, 65536
+SECONDS_PER_H = 3600
+# Days, hours, minutes, seconds.
+UNITS_S = (86400, 3600, 60, 1)
+TF32_CAPABILITY = (8, 0)
+
+
+def parse_duration_s(text: str, flag: str) -> int:
+    """`60m`, `1h30m` or `90s` in seconds; `UsageError` for anything else, and beyond what the cloud takes."""
+    found = re.fullmatch(r"(?:([0-9]{1,4})d)?(?:([0-9]{1,5})h)?(?:([0-9]{1,6})m)?(?:([0-9]{1,8})s)?", text)
+    counts = found.groups(default="0") if found else ()
+    seconds = sum(int(count) * unit_s for count, unit_s in zip(counts, UNITS_S, strict=bool(found)))
+    if not MIN_LIMIT_S <= seconds <= MAX_LIMIT_S:
+        raise UsageError(
+            f"{flag} must be a duration such as 60m or 1h30m, from 30 s to 120 d; got '{shown(text)}'",
+            hint=f"{flag} 60m",
+        )
+    return seconds
+
+
+def _require(held: object, message: str, *, hint: str) -> None:
+    if not held:
+        raise UsageError(message, hint=hint)
+
+
+def check(options: Options) -> None:
+    """The numbers, one by one; a user's text is checked where it is used."""
+    for flag, usd in {"--max-cost": options.max_cost_usd, "--usd-per-h": options.usd_per_h}.items():
+        _require(
+            usd is None or (math.isfinite(usd) and usd > 0),
+            f"{flag} must be a positive sum in USD; got '{usd}'",
+            hint=f"{flag} 1.50",
+        )
+    _require(
+        MIN_DISK_GB <= options.disk_gb <= MAX_DISK_GB,
+        f"--disk-gb must be {MIN_DISK_GB} to {MAX_DISK_GB}, for two images and data; got '{options.disk_gb}'",
+        hint=f"--disk-gb {DEFAULT_DISK_GB}",
+    )
+    _require(
+        MIN_LIMIT_S <= options.max_run_time_s <= MAX_LIMIT_S,
+        f"--max-run-time must be 30 s to 120 d; got '{options.max_run_time_s} s'",
+        hint="--max-run-time 60m",
+    )
+    _require(
+        options.rerun_preempted == 0 or (options.spot and options.rerun_preempted > 0),
+        f"--rerun-preempted is a count for spot VMs, which alone are preempted; got '{options.rerun_preempted}'",
+        hint="--spot --rerun-preempted 2",
+    )
+    _require(
+        options.fallback or options.zones,
+        "--no-fallback keeps to the zones that are named; none is",
+        hint="--zone us-central1-a --no-fallback",
+    )
+
+
+def choose_machine(gpu: Gpu, options: Options) -> tuple[MachineType, int]:
+    """The machine type and how many GPUs it has: those it brings, or those to attach."""
+    machine = _named_machine(gpu, options.machine_type) if options.machine_type else _fitting_machine(gpu, options)
+    count = options.gpu_count
+    if gpu.accelerator is None and count == 1:
+        count = machine.gpus[0]
+    if count not in machine.gpus:
+        counts = " or ".join(map(str, machine.gpus))
+        raise UsageError(
+            f"{machine.name} has {counts} GPUs of {gpu.title}; got --gpu-count {count}",
+            hint=f"--gpu-count {machine.gpus[0]}, or another --machine-type",
+        )
+    if machine.spot_only and not options.spot:
+        whole = [each.name for each in gpu.machine_types.values() if not each.spot_only]
+        raise UsageError(
+            f"{machine.name} is not sold on demand, only as spot, flex-start or by reservation",
+            hint=" or ".join(["--spot", *(f"--machine-type {name}" for name in whole)]),
+        )
+    return machine, count
+
+
+def _named_machine(gpu: Gpu, name: str) -> MachineType:
+    if name not in gpu.machine_types:
+        raise UsageError(
+            f"machine type for {gpu.name} must be one of {', '.join(gpu.machine_types)}; got '{shown(name)}'",
+            hint=f"--machine-type {gpu.default_machine_type}",
+        )
+    return gpu.machine_types[name]
+
+
+def _fitting_machine(gpu: Gpu, options: Options) -> MachineType:
+    """The row's default, or the first with as many GPUs."""
+    default = gpu.machine_types[gpu.default_machine_type]
+    count = options.gpu_count
+    if count == 1 or count in default.gpus:
+        return default
+    fitting = [machine for machine in gpu.machine_types.values() if count in machine.gpus]
+    if not fitting:
+        counts = sorted({each for machine in gpu.machine_types.values() for each in machine.gpus})
+        raise UsageError(
+            f"a VM has {', '.join(map(str, counts))} GPUs of {gpu.title}; got --gpu-count {count}",
+            hint=f"--gpu-count {counts[0]}",
+        )
+    return fitting[0]
+
+
+def on_vm(spec: RunSpec, gpu: Gpu) -> tuple[RunSpec, list[str]]:
+    """The run as a VM does it, and what has changed by that. `UsageError` for what it cannot do."""
+    notes = list[str]()
+    _require(spec.device is not Device.MPS, "a VM has no Apple GPU; got --mps", hint="leave --mps out")
+    _require(not spec.compile, f"{NO_COMPILER}; a VM runs one of them", hint="leave --compile out")
+    if spec.dataset not in (SYNTHETIC, CIFAR10, IMAGENETTE):
+        raise UsageError(
+            f"a VM cannot see the folder '{shown(spec.dataset)}' of this machine",
+            hint="--dataset synthetic, or --dataset imagenette --download",
+        )
+    if spec.device is Device.AUTO:
+        spec = replace(spec, device=Device.CUDA)
+    if spec.precision is Precision.TF32 and gpu.capability < TF32_CAPABILITY:
+        major, minor = gpu.capability
+        raise UsageError(
+            f"precision tf32 needs compute capability 8.0 or newer; a {gpu.title} has {major}.{minor}",
+            hint="--precision fp32, or --precision amp",
+        )
+    if spec.dataset != SYNTHETIC and not spec.download:
+        spec = replace(spec, download=True)
+        notes.append(f"the VM downloads {spec.dataset}: it starts without data")
+    if spec.data_dir != RunSpec().data_dir:
+        spec = replace(spec, data_dir=RunSpec().data_dir)
+        notes.append("data_dir is a folder of this machine: the VM takes its own")
+    return spec, notes
+
+
+def in_order(gpu: Gpu, options: Options, settings: Settings) -> tuple[str, ...]:
+    """The named zones, then those of their regions, those with a listed price, and the rest, as far as allowed."""
+    reach = _reach(gpu, settings)
+    for zone in options.zones:
+        if zone not in gpu.zones:
+            raise UsageError(
+                f"no {gpu.title} in zone '{shown(zone)}'; the zones with one: {gpus.compact(gpu.zones)}",
+                hint=f"--zone {next(iter(difflib.get_close_matches(zone, gpu.zones, n=1)), gpu.zones[0])}",
+            )
+        _require(
+            zone in reach,
+            f"zone '{zone}' is not in the region of subnetwork '{settings.subnetwork}'",
+            hint=f"--zone {reach[0]}",
+        )
+    named = tuple(dict.fromkeys(options.zones))
+    if not options.fallback:
+        return named
+    near = {region_of(zone) for zone in named}
+    listed = {price.region for price in gpu.prices}
+    others = [zone for zone in reach if zone not in named]
+    return (*named, *sorted(others, key=lambda zone: (region_of(zone) not in near, region_of(zone) not in listed)))
+
+
+def _reach(gpu: Gpu, settings: Settings) -> tuple[str, ...]:
+    """The zones that the network allows: a subnetwork that is named with its region is in that region alone."""
+    found = re.search(r"regions/([^/]+)/", settings.subnetwork or "")
+    zones = tuple(zone for zone in gpu.zones if not found or region_of(zone) == found[1])
+    _require(
+        zones,
+        f"no {gpu.title} in the region of subnetwork '{settings.subnetwork}'; the zones with one: "
+        f"{gpus.compact(gpu.zones)}",
+        hint="--subnetwork regions/REGION/subnetworks/NAME of one of these",
+    )
+    return zones
+
+
+def known_prices(
+    gpu: Gpu, machine: MachineType, count: int, options: Options, zones: Iterable[str], now: datetime
+) -> dict[str, Price]:
+    """By region, without those where a part of it is unknown; the user's own figure is of it all, in all regions."""
+    regions = dict.fromkeys(map(region_of, zones))
+    if options.usd_per_h is not None:
+        read = f"{now.astimezone(UTC):%Y-%m-%d}"
+        own = Price(
+            usd_per_h=options.usd_per_h, source="--usd-per-h", read=read, disk_usd_per_h=0.0, address_usd_per_h=0.0
+        )
+        return dict.fromkeys(regions, own)
+    listed = {region: _listed(gpu, machine, count, options, region) for region in regions}
+    return {region: price for region, price in listed.items() if price}
+
+
+def _listed(gpu: Gpu, machine: MachineType, count: int, options: Options, region: str) -> Price | None:
+    """By the table; None where it lacks the VM or the disk."""
+    table = prices.load()
+    vm = gpu.price(machine.name, gpus=count, region=region, spot=options.spot)
+    disk = table.disk_usd_per_gb_month(gpu.disk_type, region)
+    if vm is None or disk is None:
+        return None
+    address = table.address.usd_per_h_spot if options.spot else table.address.usd_per_h
+    return replace(
+        vm,
+        disk_usd_per_h=prices.disk_usd_per_h(disk, options.disk_gb),
+        address_usd_per_h=address if options.external_ip else 0.0,
+    )
+
+
+def with_price(zones: tuple[str, ...], known: Mapping[str, Price], options: Options) -> tuple[str, ...]:
+    """The zones whose cost can be limited. One that was named and cannot is an error."""
+    unknown = [zone for zone in options.zones if region_of(zone) not in known]
+    if not known or unknown:
+        where = f"in {gpus.compact(unknown)}" if unknown else "anywhere"
+        kind = "spot" if options.spot else "on demand"
+        raise UsageError(
+            f"--max-cost needs a price, and that of this machine type ({kind}) is unknown {where}",
+            hint="--usd-per-h with the figure of cloud.google.com/products/calculator, or leave --max-cost out",
+        )
+    return tuple(zone for zone in zones if region_of(zone) in known)
+
+
+def limit_s(options: Options, known: Iterable[Price]) -> int:
+    """The time limit, lowered to where all attempts in the dearest zone cost at most `--max-cost`.
+
+    Each from its insert to the end of a deletion that is late, and with all that a price counts.
+    """
+    if options.max_cost_usd is None:
+        return options.max_run_time_s
+    dearest = max(price.whole_usd_per_h for price in known)
+    each_usd = options.max_cost_usd / (options.rerun_preempted + 1)
+    # A microsecond for the rounding of binary fractions: a tenth of 0.70 USD buys 630 s at 0.40 USD per hour, not 629.
+    affordable_s = math.floor(each_usd / dearest * SECONDS_PER_H + 1e-6) - AROUND_S
+    if affordable_s < MIN_USEFUL_S:
+        least_usd = (MIN_USEFUL_S + AROUND_S) / SECONDS_PER_H * dearest * (options.rerun_preempted + 1)
+        raise UsageError(
+            f"--max-cost {options.max_cost_usd:g} buys {max(affordable_s, 0)} s at {dearest:.4g} USD per hour with "
+            f"disk and address, beside {AROUND_S} s to start and to stop; a run needs {MIN_USEFUL_S} s or more",
+            hint=f"--max-cost {math.ceil(least_usd * 100) / 100:.2f}",
+        )
+    return min(options.max_run_time_s, affordable_s)

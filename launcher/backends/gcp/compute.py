@@ -1,0 +1,479 @@
+"""The border to Compute Engine: what is asked of one project, and what it answers.
+
+google-cloud-compute and google.auth are imported by functions alone. The client's own retries (ten minutes of them) are
+turned off: every request is repeated here, within a limit, so that a caller knows how long a question can take.
+"""
+
+import json
+import os
+import random
+import re
+import threading
+import time
+import uuid
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from typing import Any, TypeVar
+
+from launcher.backends.gcp import resources
+from launcher.backends.gcp.refusals import (
+    ENDPOINT_VARIABLE,
+    PUBLIC_ENDPOINT,
+    no_credentials,
+    passing,
+    said_by,
+    translated,
+)
+from launcher.backends.gcp.resources import Disk, Instance, Listing, Operation, OperationFault, Quota, Serial
+from workload.contract.errors import ToolError
+from workload.storage.bucket import UnreachableError
+
+T = TypeVar("T")
+
+SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
+
+LABEL = "rooflaunch"
+LABEL_VALUE = "launch"
+GUEST_NAMESPACE = "rooflaunch"
+PREEMPTED = "compute.instances.preempted"
+ZONE = re.compile(r"[a-z]+-[a-z]+\d+-[a-z]")
+
+# A lookup answers in well under a second, an insert in a few.
+ANSWER_S = 15.0
+# The server holds an answer to `wait` back for up to two minutes.
+WAIT_ANSWER_S = 130.0
+# However little of a limit is left, less is no question.
+LAST_ANSWER_S = 1.0
+RETRY_S = 30.0
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 8.0
+# Between two waits of which the first came back at once, and undone.
+WAIT_PAUSE_S = 2.0
+# 100 launches share one client; a smaller pool warns, and connects anew for each request.
+CONNECTIONS = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """How long one request may take, and for how long a failing one is repeated, in seconds."""
+
+    answer_s: float = ANSWER_S
+    retry_s: float = RETRY_S
+
+
+class _CloudClock:
+    """The cloud's time, by the dates of its answers; `monotonic` carries it from one to the next.
+
+    This machine's own date may be hours off, and decides nothing about a VM.
+    """
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._ahead_s: float | None = None
+
+    def hear(self, response: Any, **_: object) -> None:
+        """Called by requests for each answer; a page that a proxy puts in the way is no success."""
+        with suppress(TypeError, ValueError):  # no date, or none that can be read
+            ahead_s = parsedate_to_datetime(response.headers.get("Date")).timestamp() - self._monotonic()
+            if response.ok and "json" in response.headers.get("Content-Type", ""):
+                # A date is cut to the second and old by its way here: the latest one is the nearest to the truth.
+                self._ahead_s = ahead_s if self._ahead_s is None else max(self._ahead_s, ahead_s)
+
+    def now_s(self) -> float | None:
+        """Seconds since 1970; None before the first answer."""
+        return None if self._ahead_s is None else self._monotonic() + self._ahead_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Clients:
+    """One client per kind of resource, made when first used; shared by threads."""
+
+    credentials: Any
+    endpoint: str | None
+    clock: _CloudClock
+    made: dict[str, Any] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def get(self, kind: str) -> Any:
+        with self.lock:
+            if kind not in self.made:
+                self.made[kind] = self._make(kind)
+            return self.made[kind]
+
+    def _make(self, kind: str) -> Any:
+        import requests  # noqa: PLC0415 - see the module
+        from google.cloud import compute_v1  # noqa: PLC0415
+
+        options = {"api_endpoint": self.endpoint} if self.endpoint else None
+        client = getattr(compute_v1, f"{kind}Client")(credentials=self.credentials, client_options=options)
+        for scheme in ("http://", "https://"):
+            adapter = requests.adapters.HTTPAdapter(pool_maxsize=CONNECTIONS)
+            client.transport._session.mount(scheme, adapter)  # noqa: SLF001 - no public way
+        client.transport._session.hooks["response"].append(self.clock.hear)  # noqa: SLF001
+        return client
+
+
+class _Counters:
+    """Counts in several places at once; threads share it."""
+
+    def __init__(self, each: list[Counter[str]], lock: "threading.Lock | None" = None) -> None:
+        self.each = each
+        self.lock = lock or threading.Lock()
+
+    def add(self, name: str) -> None:
+        with self.lock:
+            for counter in self.each:
+                counter[name] += 1
+
+
+class Compute:
+    """Compute Engine in one project. Threads may share it. `calls` counts requests, each repetition too."""
+
+    def __init__(
+        self,
+        project: str,
+        clients: _Clients,
+        *,
+        sleep: Callable[[float], None] = time.sleep,
+        monotonic: Callable[[], float] = time.monotonic,
+        patience: Patience | None = None,
+    ) -> None:
+        self.project = project
+        self.calls: Counter[str] = Counter()
+        self._clients = clients
+        self._sleep = sleep
+        self._monotonic = monotonic
+        self._patience = patience or Patience()
+        self._counters = _Counters([self.calls])
+
+    def counted(self) -> "Compute":
+        """The same, with a counter of its own: for one launch of many."""
+        child = Compute(
+            self.project, self._clients, sleep=self._sleep, monotonic=self._monotonic, patience=self._patience
+        )
+        child._counters = _Counters([child.calls, *self._counters.each], self._counters.lock)
+        return child
+
+    def now_s(self) -> float:
+        """Seconds since 1970 by the cloud's clock: what every age and limit of a VM is measured with."""
+        if self._clients.clock.now_s() is None:
+            self.project_quotas()  # any answer has a date
+        now_s = self._clients.clock.now_s()
+        if now_s is None:
+            raise ToolError(
+                "Compute Engine's answers have no date, without which the age of a VM is not known",
+                hint=f"curl -I {PUBLIC_ENDPOINT}: a proxy in between may take the date away",
+            )
+        return now_s
+
+    # Instances.
+
+    def insert(self, zone: str, body: Mapping[str, Any], request_id: str) -> Operation:
+        """Ask for the VM of `body` (REST names). The same `request_id` (32 hex digits) never makes a second one.
+
+        Raises `AlreadyThereError`, `RefusedError` (no capacity, quota, not in this zone), other `ToolError`s.
+        """
+        from google.cloud import compute_v1  # noqa: PLC0415 - see the module
+
+        request = compute_v1.InsertInstanceRequest(
+            project=self.project,
+            zone=zone,
+            request_id=str(uuid.UUID(request_id)),
+            instance_resource=compute_v1.Instance.from_json(json.dumps(body)),
+        )
+        return resources.operation(self._ask("Instances", "insert", request), zone)
+
+    def wait(self, operation: Operation, limit_s: float) -> tuple[OperationFault, ...] | None:
+        """The faults of the operation once it is done, () for none; None if it is not done within the limit."""
+        from google.cloud import compute_v1  # noqa: PLC0415 - see the module
+
+        request = compute_v1.WaitZoneOperationRequest(
+            project=self.project, zone=operation.zone, operation=operation.name
+        )
+        end_s = self._monotonic() + limit_s
+        while (left_s := end_s - self._monotonic()) > 0:
+            asked_s = self._monotonic()
+            found = self._wait_once(request, min(left_s, WAIT_ANSWER_S))
+            if found is not None and found.status == compute_v1.Operation.Status.DONE:
+                return resources.faults(found)
+            # The server may answer early, and does so when it is busy.
+            if self._monotonic() - asked_s < WAIT_PAUSE_S:
+                self._sleep(min(WAIT_PAUSE_S, max(end_s - self._monotonic(), 0.0)))
+        return None
+
+    def get(self, zone: str, name: str) -> Instance | None:
+        """The VM, or None: there is none of that name."""
+        from google.cloud import compute_v1  # noqa: PLC0415 - see the module
+
+        request = compute_v1.GetInstanceRequest(project=self.project, zone=zone, instance=name)
+        found = self._ask("Instances", "get", request, missing=f"/instances/{name}'")
+        return None if found is None else resources.instance(found)
+
+    def delete(self, zone: str, name: str) -> Operation | None:
+        """Ask for the end of a VM; None: there is none of that name."""
+        from google.cloud import compute_v1  # noqa: PLC0415 - see the module
+
+        request = compute_v1.DeleteInstanceRequest(project=self.project, zone=zone, instance=name)
+        found = self._ask("Instances", "delete", request, missing=f"/instances/{name}'")
+        return None if found is None else resources.operation(found, zone)
+
+    def instances(self) -> Listing[Instance]:
+        """The VMs of every launch in the project, in all zones that answer."""
+        from google.cloud import compute_v1  # noqa: PLC0415 - see the module
+
+        everywhere, zonal = compute_v1.AggregatedListInstancesRequest, compute_v1.ListInstancesRequest
+        return self._everywhere("Instances", resources.instance, everywhere, zonal)
+
+    def preempted(self, zone: str, name: str) -> bool:
+        """Whether the cloud says that it took the VM back."""
+        from google.cloud import compute_v1  # noqa: PLC0415 - see the module
+
+        request = compute_v1.ListZoneOperationsRequest(
+            project=self.project, zone=zone, filter=f'operationType="{PREEMPTED}"'
+        )
+        # The host in front of a target differs between answers: names are compared here.
+        return any(
+            resources.last_part(each.target_link) == name for each in self._all("ZoneOperations", "list", request)
+        )
+
+    def serial(self, zone: str, name: str, start: int) -> Serial:
+        """What the VM wrote to its first serial port from byte `start` on; nothing if it is gone or not up yet."""
+        from google.cloud import compute_v1  # noqa: PLC0415 - see the module
+
+        request = compute_v1.GetSerialPortOutputInstanceRequest(
+            project=self.project, zone=zone, instance=name, port=1, start=start
+        )
+        found = self._ask("Instances", "get_serial_port_output", request, missing="", not_ready=True)
+        if found is None:
+            return Serial(text="", next_start=start)
+        return Serial(text=found.contents, next_start=int(found.next_))
+
+    def guest_attributes(self, zone: str, name: str) -> dict[str, str]:
+        """What the VM published about itself in our namespace; {} if nothing yet, or gone."""
+        from google.cloud import compute_v1  # noqa: PLC0415 - see the module
+
+        request = compute_v1.GetGuestAttributesInstanceRequest(
+            project=self.project, zone=zone, instance=name, query_path=f"{GUEST_NAMESPACE}/"
+        )
+        found = self._ask("Instances", "get_guest_attributes", request, missing="", not_ready=True)
+        return {} if found is None else {each.key: each.value for each in found.query_value.items}
+
+    # Disks.
+
+    def disks(self) -> Listing[Disk]:
+        """The disks of every launch in the project, in all zones that answer."""
+        from google.cloud import compute_v1  # noqa: PLC0415 - see the module
+
+        everywhere, zonal = compute_v1.AggregatedListDisksRequest, compute_v1.ListDisksRequest
+        return self._everywhere("Disks", resources.disk, everywhere, zonal)
+
+    def delete_disk(self, zone: str, name: str) -> Operation | None:
+        """Ask for the end of a disk; None: there is none of that name."""
+        from google.cloud import compute_v1  # noqa: PLC0415 - see the module
+
+        request = compute_v1.DeleteDiskRequest(project=self.project, zone=zone, disk=name)
+        found = self._ask("Disks", "delete", request, missing=f"/disks/{name}'")
+        return None if found is None else resources.operation(found, zone)
+
+    # What a project has and may have.
+
+    def region_quotas(self, region: str) -> Mapping[str, Quota]:
+        """By metric, such as `NVIDIA_T4_GPUS`."""
+        from google.cloud import compute_v1  # noqa: PLC0415 - see the module
+
+        request = compute_v1.GetRegionRequest(project=self.project, region=region)
+        return resources.quotas(self._ask("Regions", "get", request))
+
+    def project_quotas(self) -> Mapping[str, Quota]:
+        """By metric, such as `GPUS_ALL_REGIONS`."""
+        from google.cloud import compute_v1  # noqa: PLC0415 - see the module
+
+        return resources.quotas(self._ask("Projects", "get", compute_v1.GetProjectRequest(project=self.project)))
+
+    def zone_names(self) -> list[str]:
+        """Every zone that the project may use."""
+        from google.cloud import compute_v1  # noqa: PLC0415 - see the module
+
+        request = compute_v1.ListZonesRequest(project=self.project)
+        return [str(each.name) for each in self._all("Zones", "list", request)]
+
+    def get_image(self, project: str, family: str) -> str | None:
+        """The newest image of a family, by name; None: no such family or project, or none left in it."""
+        from google.cloud import compute_v1  # noqa: PLC0415 - see the module
+
+        request = compute_v1.GetFromFamilyImageRequest(project=project, family=family)
+        found = self._ask("Images", "get_from_family", request, missing=f"projects/{project}")
+        return None if found is None else str(found.name)
+
+    def machine_type(self, zone: str, name: str) -> bool:
+        """Whether the zone has it at all."""
+        from google.cloud import compute_v1  # noqa: PLC0415 - see the module
+
+        request = compute_v1.GetMachineTypeRequest(project=self.project, zone=zone, machine_type=name)
+        return self._ask("MachineTypes", "get", request, missing="/machineTypes/") is not None
+
+    # Asking.
+
+    def _wait_once(self, request: Any, limit_s: float) -> Any:
+        """The operation, or None if the answer took too long: it is asked for again."""
+        import requests  # noqa: PLC0415 - see the module
+
+        try:
+            return self._ask("ZoneOperations", "wait", request, answer_s=max(limit_s, LAST_ANSWER_S), retry_s=limit_s)
+        except UnreachableError as error:
+            if isinstance(error.__cause__, requests.Timeout):
+                return None
+            raise
+
+    def _everywhere(
+        self, kind: str, make: Callable[[Any], T], everywhere: Callable[..., Any], zonal: Callable[..., Any]
+    ) -> Listing[T]:
+        """What is ours of that kind; a zone that the list over all zones lacks is asked by itself."""
+        from google.api_core import exceptions as api  # noqa: PLC0415 - see the module
+
+        ours = {"project": self.project, "filter": f"labels.{LABEL}={LABEL_VALUE}"}
+        there: list[T] = []
+        silent: dict[str, None] = {}
+        try:
+            for page in self._pages(kind, "aggregated_list", everywhere(**ours)):
+                silent |= dict.fromkeys(resources.gaps(page))
+                there += [make(found) for scope in page.items.values() for found in getattr(scope, kind.lower())]
+        except UnreachableError as error:
+            # In an outage the whole list may fail for one zone of it; without a network nothing answers at all.
+            if not isinstance(error.__cause__, api.GoogleAPICallError):
+                raise
+            return Listing(unreachable=(resources.ANYWHERE,))
+        for zone in [place for place in silent if ZONE.fullmatch(place)]:
+            with suppress(UnreachableError):
+                request = zonal(zone=zone, **ours)
+                pages = list(self._pages(kind, "list", request, retry_s=0.0))
+                if not any(page.warning.code in resources.GAPS for page in pages):
+                    there += [make(found) for page in pages for found in page.items]
+                    del silent[zone]
+        return Listing(there=tuple(there), unreachable=tuple(silent))
+
+    def _all(self, kind: str, method: str, request: Any) -> Iterator[Any]:
+        """Every item of a list."""
+        return (item for page in self._pages(kind, method, request) for item in page.items)
+
+    def _pages(self, kind: str, method: str, request: Any, *, retry_s: float | None = None) -> Iterator[Any]:
+        """The pages of a list, asked for one by one."""
+        while True:
+            # The pager would fetch the other pages by itself, without our limits.
+            page = next(self._ask(kind, method, request, retry_s=retry_s).pages)
+            yield page
+            if not page.next_page_token:
+                return
+            request.page_token = page.next_page_token
+
+    def _ask(
+        self,
+        kind: str,
+        method: str,
+        request: Any,
+        *,
+        missing: str | None = None,
+        not_ready: bool = False,
+        answer_s: float | None = None,
+        retry_s: float | None = None,
+    ) -> Any:
+        """The answer; None where a 404 names `missing`, or with `not_ready` where the VM cannot answer yet."""
+        from google.api_core import exceptions as api  # noqa: PLC0415 - see the module
+
+        def call() -> Any:
+            self._counters.add(f"{_lower(kind)}.{method}")
+            client = self._clients.get(kind)
+            # Those that change something have a second form, without the client's own way of waiting.
+            form = f"{method}_unary" if method in ("insert", "delete") else method
+            return getattr(client, form)(request, retry=None, timeout=answer_s or self._patience.answer_s)
+
+        with translated(self.project, method):
+            try:
+                return self._repeat(call, self._patience.retry_s if retry_s is None else retry_s)
+            except api.NotFound as error:
+                if missing is not None and missing in said_by(error):
+                    return None
+                raise
+            except api.BadRequest as error:
+                if not_ready and "not ready" in said_by(error):
+                    return None
+                raise
+
+    def _repeat(self, call: Callable[[], Any], limit_s: float) -> Any:
+        """`call()`, again and again while the service is busy or does not answer, up to the limit."""
+        end_s = self._monotonic() + limit_s
+        pause_s = FIRST_PAUSE_S
+        while True:
+            try:
+                return call()
+            except Exception as error:
+                # Half of the pause is chance, so that 100 launches do not come back together.
+                wanted_s = pause_s * (0.5 + random.random())  # noqa: S311 - no secret
+                if not passing(error) or self._monotonic() + wanted_s > end_s:
+                    raise
+            self._sleep(wanted_s)
+            pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+
+
+def connect(
+    project: str,
+    *,
+    sleep: Callable[[float], None] = time.sleep,
+    monotonic: Callable[[], float] = time.monotonic,
+    patience: Patience | None = None,
+) -> Compute:
+    """Compute Engine for `project`; nothing is asked of it yet. Raises `ToolError`: no package, no credentials."""
+    endpoint = os.environ.get(ENDPOINT_VARIABLE)
+    _require_package()
+    clients = _Clients(credentials=_credentials(endpoint), endpoint=endpoint, clock=_CloudClock(monotonic))
+    return Compute(project, clients, sleep=sleep, monotonic=monotonic, patience=patience)
+
+
+def default_project() -> str | None:
+    """The project of application-default credentials, if they name one."""
+    if os.environ.get(ENDPOINT_VARIABLE):
+        return os.environ.get("GOOGLE_CLOUD_PROJECT")
+    try:
+        import google.auth  # noqa: PLC0415 - see the module
+    except ModuleNotFoundError:
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            found = google.auth.default(scopes=SCOPES)[1]
+        except google.auth.exceptions.GoogleAuthError:
+            return None
+    return str(found) if found else None
+
+
+def _require_package() -> None:
+    try:
+        from google.cloud import compute_v1  # noqa: F401, PLC0415 - 1.5 s, for those who use it
+    except ModuleNotFoundError as error:
+        raise ToolError(
+            "the package google-cloud-compute is missing", hint="pip install 'rooflaunch[cloud]'"
+        ) from error
+
+
+def _credentials(endpoint: str | None) -> Any:
+    import google.auth  # noqa: PLC0415 - see the module
+    from google.auth.credentials import AnonymousCredentials  # noqa: PLC0415
+
+    if endpoint:
+        make_anonymous: Any = AnonymousCredentials
+        return make_anonymous()
+    # It warns about a user's own credentials without a quota project: they are what `gcloud auth` gives.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return google.auth.default(scopes=SCOPES)[0]
+        except google.auth.exceptions.GoogleAuthError as error:
+            raise no_credentials(error) from error
+
+
+def _lower(kind: str) -> str:
+    return kind[0].lower() + kind[1:]

@@ -1,0 +1,535 @@
+"""`launch doctor gcp`: what a launch needs in the cloud, looked at one by one. Nothing there is changed."""
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher import images
+from launcher.backends.gcp import compute, gpus, refusals, services
+from launcher.backends.gcp.compute import Compute
+from launcher.backends.gcp.gpus import Gpu, VmImage
+from launcher.backends.gcp.resources import Quota
+from launcher.backends.gcp.services import DisabledError, ForbiddenError, Services
+from launcher.backends.gcp.settings import Settings, resolve_settings
+from launcher.doctor import Check, State
+from launcher.jobs import cleanup
+from launcher.kinds import Part
+from workload.contract.errors import RooflaunchError, ToolError, UsageError
+from workload.contract.invocation import document
+from workload.storage import bucket as storage
+from workload.storage.bucket import Access, Bucket
+
+# What the launcher and its VMs call: infra/ enables these, and a new project has none but storage.
+NEEDED_SERVICES = ("compute.googleapis.com", "storage.googleapis.com", "artifactregistry.googleapis.com")
+ALL_REGIONS = "GPUS_ALL_REGIONS"
+# `delete`: replacing an object, as a VM does with its heartbeat, counts as one.
+BUCKET_PERMISSIONS = ("storage.objects.create", "storage.objects.delete", "storage.objects.get", "storage.objects.list")
+PULL_PERMISSION = "artifactregistry.repositories.downloadArtifacts"
+VM_PERMISSIONS = ("compute.instances.delete", "compute.instances.get")
+# With one of these in the whole project, whoever gets into a VM owns the project.
+BROAD_ROLES = frozenset({"roles/owner", "roles/editor"})
+ENDPOINTS = (refusals.ENDPOINT_VARIABLE, storage.EMULATOR_VARIABLE)
+REPOSITORY = re.compile(r"(?P<location>[a-z0-9-]+)-docker\.pkg\.dev/(?P<project>[^/]+)/(?P<name>[^/]+)/(?P<package>.+)")
+_IMAGE_LISTS = ("allowedValues", "deniedValues")
+REGIONS_SHOWN = 3
+AT_A_TIME = 8
+
+Resolved = tuple[Settings, Mapping[str, str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cloud:
+    """What is looked at; a test makes one of its own. `endpoint`: the variable that points elsewhere, if one does."""
+
+    compute: Callable[[str], Compute]
+    bucket: Callable[[str], Bucket]
+    services: Callable[[str], Services]
+    tags: Callable[[], Mapping[str, str]]
+    endpoint: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repository:
+    """A repository of Artifact Registry, and the package in it that the images are."""
+
+    name: str
+    package: str
+
+
+def examine(given: Mapping[str, str | None] | None = None) -> Iterator[Check]:
+    """Every check for the project of these options (`project`, `bucket`, …), or of the settings alone."""
+
+    def resolve() -> Resolved:
+        return resolve_settings(given or {}, os.environ, Path.cwd(), default_project=compute.default_project)
+
+    return checks(resolve, this_cloud())
+
+
+def this_cloud() -> Cloud:
+    """Google's, or what the endpoints of tests point to."""
+    return Cloud(
+        compute=compute.connect,
+        bucket=lambda name: storage.connect(name, prefix=""),
+        services=services.connect,
+        tags=current_tags,
+        endpoint=next((name for name in ENDPOINTS if os.environ.get(name)), None),
+    )
+
+
+def current_tags() -> dict[str, str]:
+    """The image tag of this code, by flavour."""
+    commit = images.current_commit()
+    recipes = {name: images.make_recipe(row, commit=commit) for name, row in images.load_flavours().items()}
+    return {name: recipe.tag.partition(":")[2] for name, recipe in recipes.items()}
+
+
+def checks(resolve: Callable[[], Resolved], cloud: Cloud) -> Iterator[Check]:
+    """Every check, in order; without a project or credentials there is nothing to ask."""
+    try:
+        settings, origins = resolve()
+        engine = cloud.compute(settings.project)
+        asked = None if cloud.endpoint else cloud.services(settings.project)
+    except RooflaunchError as error:
+        yield _failed("project", error)
+        return
+    usable = _project_check(engine, settings, origins)
+    yield usable
+    yield from _service_checks(asked, settings, cloud)
+    if usable.state is State.OK:
+        yield from _quota_checks(engine, settings)
+        yield from _image_family_checks(engine)
+        yield from _policy_checks(asked)
+        yield from _leftover_checks(engine)
+    yield from _bucket_checks(settings, cloud)
+    yield from _repository_checks(asked, settings, cloud)
+    yield from _account_checks(asked, settings, cloud)
+
+
+# Project and services.
+
+
+def _project_check(engine: Compute, settings: Settings, origins: Mapping[str, str]) -> Check:
+    try:
+        engine.project_quotas()
+    except RooflaunchError as error:
+        return _failed("project", error)
+    return _ok("project", f"{settings.project} ({origins['project']}); Compute Engine answers")
+
+
+def _service_checks(asked: Services | None, settings: Settings, cloud: Cloud) -> Iterator[Check]:
+    if asked is None:
+        yield _unasked("APIs", cloud)
+        return
+    cure = f"gcloud services enable {{}} --project {settings.project}"
+    try:
+        missing = [name for name in NEEDED_SERVICES if name not in asked.enabled()]
+    except (ForbiddenError, DisabledError) as error:
+        yield _note("APIs", f"not seen: {error}", cure.format(" ".join(NEEDED_SERVICES)))
+    except ToolError as error:
+        yield _failed("APIs", error)
+    else:
+        if missing:
+            yield _problem("APIs", f"not enabled: {', '.join(missing)}", cure.format(" ".join(missing)))
+        else:
+            yield _ok("APIs", f"enabled: {', '.join(name.partition('.')[0] for name in NEEDED_SERVICES)}")
+
+
+# Quotas.
+
+
+def _quota_checks(engine: Compute, settings: Settings) -> Iterator[Check]:
+    cure = f"ask for more: https://console.cloud.google.com/iam-admin/quotas?project={settings.project}, filter {{}}"
+    yield _all_regions_check(engine, cure.format(ALL_REGIONS))
+    table = gpus.load()
+    regions = sorted({region for gpu in table.values() for region in gpu.regions})
+    found, error = _region_quotas(engine, regions)
+    if error:
+        unseen = [region for region in regions if region not in found]
+        yield _note("regions", f"not seen: {', '.join(unseen)}: {error}", error.hint)
+    rows = [_gpu_quota_check(gpu, found, cure.format(gpu.quota)) for gpu in table.values()]
+    # One GPU is enough to work with: that others have no quota is no problem.
+    if found and all(row.state is not State.OK for row in rows):
+        yield _problem("quota", "of no GPU is any left in any region", cure.format("GPU"))
+    yield from rows
+
+
+def _all_regions_check(engine: Compute, cure: str) -> Check:
+    try:
+        quota = engine.project_quotas().get(ALL_REGIONS)
+    except RooflaunchError as error:
+        return _failed(ALL_REGIONS, error)
+    if quota is None:
+        return _note(ALL_REGIONS, "unknown: the project does not tell it")
+    found = f"{quota.left:g} of {quota.limit:g} GPUs left"
+    if quota.limit <= 0:
+        return _problem(ALL_REGIONS, "0 GPUs, as in every new project: no VM with a GPU can start", cure)
+    return _ok(ALL_REGIONS, found) if quota.left > 0 else _note(ALL_REGIONS, found, f"launch status; or {cure}")
+
+
+def _region_quotas(
+    engine: Compute, regions: Sequence[str]
+) -> tuple[dict[str, Mapping[str, Quota]], RooflaunchError | None]:
+    """The quotas by region, and the first failure: a region that does not answer is left out."""
+
+    def ask(region: str) -> Mapping[str, Quota] | RooflaunchError:
+        try:
+            return engine.region_quotas(region)
+        except RooflaunchError as error:
+            return error
+
+    with ThreadPoolExecutor(AT_A_TIME) as pool:
+        answers = dict(zip(regions, pool.map(ask, regions), strict=True))
+    found = {region: each for region, each in answers.items() if not isinstance(each, RooflaunchError)}
+    return found, next((each for each in answers.values() if isinstance(each, RooflaunchError)), None)
+
+
+def _gpu_quota_check(gpu: Gpu, found: Mapping[str, Mapping[str, Quota]], cure: str) -> Check:
+    """One row for both quotas of a GPU: a VM that lives for 7 days at most takes either, spot or not."""
+    kinds = {"standard": gpu.quota, "preemptible": gpu.preemptible_quota}
+    left = {kind: _left(gpu, found, metric) for kind, metric in kinds.items()}
+    usable = any(count > 0 for by_region in left.values() for count in by_region.values())
+    name, told = f"quota {gpu.name}", "; ".join(f"{kind}: {_best(by_region)}" for kind, by_region in left.items())
+    return _ok(name, f"GPUs left, {told}") if usable else _note(name, f"GPUs left, {told}", cure)
+
+
+def _left(gpu: Gpu, found: Mapping[str, Mapping[str, Quota]], metric: str) -> dict[str, float]:
+    """By region, of those that tell this quota."""
+    return {region: found[region][metric].left for region in gpu.regions if metric in found.get(region, {})}
+
+
+def _best(left: Mapping[str, float]) -> str:
+    """`us-central1 4, us-east1 1 and 12 more`: the regions with most left; of equals the table's order counts."""
+    if not left:
+        return "unknown, no region tells it"
+    best = sorted((region for region in left if left[region] > 0), key=lambda region: -left[region])
+    shown = ", ".join(f"{region} {left[region]:g}" for region in best[:REGIONS_SHOWN])
+    more = len(best) - REGIONS_SHOWN
+    return (f"{shown} and {more} more" if more > 0 else shown) or "none left"
+
+
+# What Compute Engine has, and has of ours.
+
+
+def _image_family_checks(engine: Compute) -> Iterator[Check]:
+    table, name = gpus.load().values(), "VM image"
+    newest: dict[VmImage, str | None] = {}
+    for image in dict.fromkeys(image for gpu in table for image in gpu.vm_images):
+        try:
+            newest[image] = engine.get_image(image.project, image.name)
+        except RooflaunchError as error:
+            yield _failed(name, error)
+    for image, latest in newest.items():
+        users = [gpu for gpu in table if image in gpu.vm_images]
+        named = ", ".join(gpu.name for gpu in users)
+        if latest:
+            yield _ok(name, f"{latest} of project {image.project}, for {named}")
+            continue
+        gone = f"no family {image.name} in project {image.project}, for {named}"
+        cure = f"gcloud compute images list --project {image.project} --no-standard-images; then report it"
+        if all(any(newest.get(other) for other in gpu.vm_images) for gpu in users):
+            yield _note(name, f"{gone}: a launch takes the next one", cure)
+        else:
+            yield _problem(name, gone, cure)
+
+
+# What an organisation forbids.
+
+
+def _policy_checks(asked: Services | None) -> Iterator[Check]:
+    """The policies that refuse VMs as `launch gcp` asks for them, as far as we may read them."""
+    if asked is None:
+        return
+    for name, constraint, judge in (
+        ("Shielded VM policy", refusals.SHIELDED_VM, _shielded_check),
+        ("VM image policy", refusals.TRUSTED_IMAGES, _trusted_images_check),
+    ):
+        try:
+            yield judge(name, asked.effective_policy(constraint))
+        except RooflaunchError as error:
+            viewer = "an administrator of the organisation: roles/orgpolicy.policyViewer"
+            cure = error.hint if isinstance(error, DisabledError) else viewer
+            yield _note(name, f"could not read {constraint}: {error}", cure)
+
+
+def _shielded_check(name: str, policy: Mapping[str, Any]) -> Check:
+    if not policy.get("booleanPolicy", {}).get("enforced"):
+        return _ok(name, "VMs may start without Secure Boot")
+    builds = ", ".join(gpu.name for gpu in gpus.load().values() if not any(image.signed for image in gpu.vm_images))
+    return _note(
+        name,
+        f"VMs need Secure Boot, vTPM and integrity monitoring; no signed driver is known for {builds}",
+        "--secure-boot with each launch",
+    )
+
+
+def _trusted_images_check(name: str, policy: Mapping[str, Any]) -> Check:
+    rules = policy.get("listPolicy", {})
+    allowed, denied = ([str(entry).removeprefix("is:") for entry in rules.get(key, ())] for key in _IMAGE_LISTS)
+    if any(entry.startswith("under:") for entry in (*allowed, *denied)):
+        return _note(name, f"names folders or organisations, and is not judged: {', '.join((*allowed, *denied))}")
+
+    def is_trusted(image: VmImage) -> bool:
+        project = f"projects/{image.project}"
+        by_default = rules.get("allValues") != "DENY" and not allowed
+        return project not in denied and (by_default or project in allowed)
+
+    # What a launch boots without a word from its user.
+    refused = [gpu for gpu in gpus.load().values() if not is_trusted(gpu.vm_image)]
+    if not refused:
+        return _ok(name, "the images' projects are trusted")
+    projects = ", ".join(dict.fromkeys(gpu.vm_image.project for gpu in refused))
+    others = dict.fromkeys(image for gpu in refused for image in gpu.vm_images if is_trusted(image))
+    trusted = f"; it trusts {', '.join(allowed)}" if allowed else ""
+    cure = " or ".join(f"--vm-image {image.project}/{image.name}" for image in others)
+    return _problem(
+        name,
+        f"{projects} is not trusted, for {', '.join(gpu.name for gpu in refused)}{trusted}",
+        cure or "--vm-image PROJECT/FAMILY of a project that is, with apt; or ask its administrator",
+    )
+
+
+def _leftover_checks(engine: Compute) -> Iterator[Check]:
+    try:
+        left = cleanup.leftovers(engine)
+        running = len(cleanup.running(engine).there)
+    except RooflaunchError as error:
+        yield _failed("leftovers", error)
+        return
+    if left.unreachable:
+        yield _problem("leftovers", f"not known in {', '.join(left.unreachable)}: no answer", "launch reap, later")
+    if left.there:
+        named = ", ".join(f"{each.kind} {each.name} in {each.zone} ({each.why})" for each in left)
+        yield _problem("leftovers", named, "launch reap")
+    elif not left.unreachable:
+        yield _ok("leftovers", f"none; {running} VM{'' if running == 1 else 's'} of launches now")
+
+
+# Bucket.
+
+
+def _bucket_checks(settings: Settings, cloud: Cloud) -> Iterator[Check]:
+    try:
+        bucket = cloud.bucket(settings.bucket)
+    except UsageError as error:
+        create = f"gcloud storage buckets create gs://{settings.bucket} --project {settings.project}"
+        yield _problem("bucket", str(error), _with_terraform(f"{create} --uniform-bucket-level-access"))
+        return
+    except RooflaunchError as error:
+        yield _failed("bucket", error)
+        return
+    yield _ok("bucket", f"gs://{settings.bucket} answers")
+    if cloud.endpoint:
+        yield _unasked("bucket access", cloud)
+        return
+    yield _writable_check(bucket)
+    yield from _access_checks(bucket)
+
+
+def _writable_check(bucket: Bucket) -> Check:
+    name = "bucket access"
+    try:
+        missing = [each for each in BUCKET_PERMISSIONS if each not in bucket.permitted(BUCKET_PERMISSIONS)]
+    except RooflaunchError as error:
+        return _failed(name, error)
+    if not missing:
+        return _ok(name, "objects can be read, written and replaced")
+    grant = f"gcloud storage buckets add-iam-policy-binding gs://{bucket.name} --role roles/storage.objectUser"
+    return _problem(name, f"you lack {', '.join(missing)}", f"its owner: {grant} --member user:YOU")
+
+
+def _access_checks(bucket: Bucket) -> Iterator[Check]:
+    name = "bucket set-up"
+    try:
+        found = bucket.access()
+    except RooflaunchError as error:
+        yield _note(name, f"not seen: {error}", "ask its owner for roles/storage.legacyBucketReader")
+        return
+    update = f"gcloud storage buckets update gs://{bucket.name}"
+    if not found.uniform:
+        cure = f"{update} --uniform-bucket-level-access"
+        yield _problem(name, "no uniform access: each object can have readers of its own", cure)
+    elif found.public_access_prevention != "enforced":
+        yield _note(name, "uniform access; it could be made public", f"{update} --public-access-prevention")
+    else:
+        yield _ok(name, f"uniform access, never public, in {_where(found)}")
+
+
+def _where(found: Access) -> str:
+    return found.location.lower() or "an unknown place"
+
+
+# Images.
+
+
+def _repository_checks(asked: Services | None, settings: Settings, cloud: Cloud) -> Iterator[Check]:
+    repository = parse_repository(settings.repository)
+    if asked is None:
+        yield _unasked("repository", cloud)
+        return
+    if repository is None:
+        yield _note("repository", f"{settings.repository} is not in Artifact Registry, and not looked at")
+        return
+    try:
+        exists = asked.has_repository(repository.name)
+    except RooflaunchError as error:
+        yield _failed("repository", error)
+        return
+    if not exists:
+        _, project, _, location, _, name = repository.name.split("/")
+        create = f"gcloud artifacts repositories create {name} --repository-format docker"
+        cure = _with_terraform(f"{create} --location {location} --project {project}")
+        yield _problem("repository", f"{repository.name} does not exist", cure)
+        return
+    yield _ok("repository", settings.repository)
+    for flavour, tag in cloud.tags().items():
+        yield _tag_check(asked, repository, settings, flavour, tag)
+
+
+def _tag_check(asked: Services, repository: Repository, settings: Settings, flavour: str, tag: str) -> Check:
+    name = f"image {flavour}"
+    try:
+        digest = asked.tag_digest(repository.name, repository.package, tag)
+    except RooflaunchError as error:
+        return _failed(name, error)
+    if digest:
+        return _ok(name, f"{tag}, {digest}")
+    push = f"launch build --flavour {flavour} --push --repository {settings.repository}"
+    return _note(name, f"{tag} is not there; the first launch that needs it pushes it", push)
+
+
+def parse_repository(reference: str) -> Repository | None:
+    """`us-central1-docker.pkg.dev/P/R/trainer`: its place in Artifact Registry; None: it is somewhere else."""
+    found = REPOSITORY.fullmatch(reference)
+    if not found:
+        return None
+    name = f"projects/{found['project']}/locations/{found['location']}/repositories/{found['name']}"
+    return Repository(name=name, package=found["package"])
+
+
+# The service account.
+
+
+def _account_checks(asked: Services | None, settings: Settings, cloud: Cloud) -> Iterator[Check]:
+    if asked is None:
+        yield _unasked("service account", cloud)
+        return
+    yield from _existence_checks(asked, settings)
+    yield from _role_checks(asked, settings)
+
+
+def _with_terraform(command: str) -> str:
+    """The cure by our Terraform, where its page is at hand, else by hand."""
+    page = document("infra/README.md")
+    return f"{page}, or {command}" if page else command
+
+
+def _existence_checks(asked: Services, settings: Settings) -> Iterator[Check]:
+    email, name = settings.service_account, "service account"
+    try:
+        found = asked.service_account(email)
+        if found is None:
+            create = f"gcloud iam service-accounts create {email.partition('@')[0]} --project {settings.project}"
+            yield _problem(name, f"{email} does not exist", _with_terraform(create))
+        elif found.disabled:
+            yield _problem(name, f"{email} is disabled", f"gcloud iam service-accounts enable {email}")
+        else:
+            yield _ok(name, email)
+    except ForbiddenError as error:
+        yield _note(name, f"not seen: {error}", error.hint)
+    except RooflaunchError as error:
+        yield _failed(name, error)
+    yield _use_check(asked, email)
+
+
+def _use_check(asked: Services, email: str) -> Check:
+    name = "use of it"
+    try:
+        if asked.may_act_as(email):
+            return _ok(name, "you may start VMs that act as it")
+    except ForbiddenError as error:
+        return _note(name, f"not seen: {error}", error.hint)
+    except RooflaunchError as error:
+        return _failed(name, error)
+    grant = f"gcloud iam service-accounts add-iam-policy-binding {email} --role roles/iam.serviceAccountUser"
+    return _problem(name, "you may not start VMs that act as it", f"its owner: {grant} --member user:YOU")
+
+
+def _vm_role(text: str) -> str:
+    page = document("infra/vm.tf")
+    return text.format(page) if page else f"a role of its own with {', '.join(VM_PERMISSIONS)}"
+
+
+def _role_checks(asked: Services, settings: Settings) -> Iterator[Check]:
+    """That the account may do what a VM does; a role of the project holds for bucket and repository too."""
+    email, member = settings.service_account, f"--member serviceAccount:{settings.service_account}"
+    try:
+        everywhere = asked.roles_in_project(email)
+    except RooflaunchError as error:
+        yield _note("its roles", f"not seen: {error}", _vm_role("{} has what it needs"))
+        return
+    in_bucket = f"gcloud storage buckets add-iam-policy-binding gs://{settings.bucket}"
+    yield _role_check(
+        asked,
+        "its bucket role",
+        lambda: everywhere | asked.roles_in_bucket(settings.bucket, email),
+        BUCKET_PERMISSIONS,
+        f"{in_bucket} --role roles/storage.objectUser {member}",
+    )
+    repository = parse_repository(settings.repository)
+    if repository:
+        _, project, _, location, _, name = repository.name.split("/")
+        in_repository = f"gcloud artifacts repositories add-iam-policy-binding {name}"
+        yield _role_check(
+            asked,
+            "its image role",
+            lambda: everywhere | asked.roles_in_repository(repository.name, email),
+            (PULL_PERMISSION,),
+            f"{in_repository} --location {location} --project {project} --role roles/artifactregistry.reader {member}",
+        )
+    yield _role_check(
+        asked, "its VM role", lambda: everywhere, VM_PERMISSIONS, _vm_role("{}: a role of its own, for our VMs alone")
+    )
+    if broad := sorted(everywhere & BROAD_ROLES):
+        cure = f"gcloud projects remove-iam-policy-binding {settings.project} --role {broad[0]} {member}"
+        yield _note("its other roles", f"{', '.join(broad)} in the whole project: far more than a VM needs", cure)
+
+
+def _role_check(
+    asked: Services, name: str, roles: Callable[[], frozenset[str]], needed: Sequence[str], cure: str
+) -> Check:
+    try:
+        held = roles()
+        missing = [each for each in needed if each not in asked.permissions(held)]
+    except RooflaunchError as error:
+        return _note(name, f"not seen: {error}", cure)
+    if missing:
+        # What it has through a group, a folder or the organization does not show in these policies.
+        return _problem(name, f"no role of its own allows {', '.join(missing)}", cure)
+    return _ok(name, ", ".join(sorted(role for role in held if asked.permissions([role]) & set(needed))))
+
+
+# Lines.
+
+
+def _ok(name: str, found: str) -> Check:
+    return Check(part=Part.GCP, name=name, state=State.OK, found=found)
+
+
+def _note(name: str, found: str, cure: str = "") -> Check:
+    return Check(part=Part.GCP, name=name, state=State.NOTE, found=found, cure=cure)
+
+
+def _problem(name: str, found: str, cure: str) -> Check:
+    return Check(part=Part.GCP, name=name, state=State.PROBLEM, found=found, cure=cure)
+
+
+def _failed(name: str, error: RooflaunchError) -> Check:
+    return _problem(name, str(error), error.hint)
+
+
+def _unasked(name: str, cloud: Cloud) -> Check:
+    return _note(name, f"not looked at: {cloud.endpoint} is set")

@@ -1,0 +1,202 @@
+"""The GPUs of Compute Engine: gpus.toml with the prices of prices.toml, read and checked. Pure."""
+
+import difflib
+import functools
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from launcher.jobs.records import Price, region_of
+from workload.contract import prices
+from workload.contract.errors import ToolError, UsageError
+from workload.contract.prices import Listed
+
+TABLE = Path(__file__).with_name("gpus.toml")
+SHOWN_WIDTH = 80
+# A VM that is deleted within 7 days, on demand or spot, may take preemptible quota and needs none of it:
+# https://cloud.google.com/compute/docs/release-notes (2024-06-18), docs.cloud.google.com/compute/resource-usage
+PREEMPTIBLE_S = 7 * 86400
+
+
+class Driver(StrEnum):
+    """Where the VM's driver comes from; `none` for a run that does not touch the GPU."""
+
+    PREINSTALLED = "preinstalled"
+    INSTALL = "install"
+    NONE = "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class VmImage:
+    """A family of Compute Engine images, of which a VM boots the newest, or with `is_family` False one image.
+
+    `signed`: whether its driver loads under Secure Boot; None: nobody knows.
+    """
+
+    project: str
+    name: str
+    is_family: bool = True
+    driver: Driver = Driver.PREINSTALLED
+    signed: bool | None = None
+
+    @property
+    def path(self) -> str:
+        """As a disk names it."""
+        return f"projects/{self.project}/global/images/{'family/' if self.is_family else ''}{self.name}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineType:
+    """`gpus`: the counts that it takes, or the one that it brings; `spot_only`: not sold on demand."""
+
+    name: str
+    vcpus: int
+    gpus: tuple[int, ...]
+    spot_only: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """One row of gpus.toml, with its prices. `accelerator` is None where the machine type brings its GPUs.
+
+    `device`: its name among the vendors' peaks (workload/contract/peaks.toml).
+    """
+
+    name: str
+    title: str
+    memory_gb: int
+    device: str
+    accelerator: str | None
+    capability: tuple[int, int]
+    flavour: str
+    minimum_driver: str
+    driver_below: str | None
+    vm_images: tuple[VmImage, ...]
+    disk_type: str
+    quota: str
+    machine_types: Mapping[str, MachineType]
+    default_machine_type: str
+    zones: tuple[str, ...]
+    prices: tuple[Listed, ...]
+
+    @property
+    def vm_image(self) -> VmImage:
+        """The usual one."""
+        return self.vm_images[0]
+
+    @property
+    def regions(self) -> tuple[str, ...]:
+        """In the order of the zones."""
+        return tuple(dict.fromkeys(map(region_of, self.zones)))
+
+    @property
+    def preemptible_quota(self) -> str:
+        """What regions.get calls the quota of VMs that do not stay; a region that does not report it: unknown."""
+        return f"PREEMPTIBLE_{self.quota}"
+
+    def quota_metrics(self, *, spot: bool, limit_s: int) -> tuple[str, ...]:
+        """The quotas that may count a VM which the cloud deletes after `limit_s`: one of them is enough."""
+        passing = spot or limit_s <= PREEMPTIBLE_S
+        return (self.preemptible_quota, self.quota) if passing else (self.quota,)
+
+    def price(self, machine_type: str, *, gpus: int, region: str, spot: bool) -> Price | None:
+        """The listed price of exactly that; None: unknown."""
+        for row in self.prices:
+            usd_per_h = row.figure(spot=spot)
+            if (row.machine_type, row.gpus, row.region) == (machine_type, gpus, region) and usd_per_h is not None:
+                return Price(usd_per_h=usd_per_h, source=row.source, read=row.read)
+        return None
+
+
+def load() -> dict[str, Gpu]:
+    """The rows by name. Raises `ToolError` for a table that contradicts itself."""
+    return dict(_loaded(TABLE))
+
+
+def require(name: str) -> Gpu:
+    """The row of that name, or `UsageError`."""
+    known = load()
+    if name not in known:
+        near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.4)
+        raise UsageError(
+            f"gpu must be one of {', '.join(known)}; got '{shown(name)}'", hint=f"--gpu {near[0] if near else 't4'}"
+        )
+    return known[name]
+
+
+def compact(zones: Iterable[str]) -> str:
+    """`us-central1-a,b us-east1-c`: the zones, each region once."""
+    letters: dict[str, list[str]] = {}
+    for zone in zones:
+        letters.setdefault(region_of(zone), []).append(zone.rpartition("-")[2])
+    return " ".join(f"{region}-{','.join(found)}" for region, found in letters.items())
+
+
+def shown(value: str) -> str:
+    """A user's text as a message may quote it: one line, not long."""
+    line = value.encode("unicode_escape").decode()
+    return line if len(line) <= SHOWN_WIDTH else f"{line[: SHOWN_WIDTH - 3]}..."
+
+
+def parse(table: Mapping[str, Any], listed: Iterable[Listed]) -> dict[str, Gpu]:
+    """The rows of a table as gpus.toml is written, with their prices; `ToolError` where that contradicts itself."""
+    listed = tuple(listed)
+    images = {name: _vm_image(row) for name, row in table["vm_image"].items()}
+    gpus = {name: _row(name, row, listed, images) for name, row in table["gpu"].items()}
+    for gpu in gpus.values():
+        for problem in _problems(gpu):
+            raise ToolError(f"{TABLE.name}: {gpu.name}: {problem}", hint="correct the table, with the source's figures")
+    return gpus
+
+
+@functools.cache
+def _loaded(path: Path) -> Mapping[str, Gpu]:
+    return parse(tomllib.loads(path.read_text(encoding="utf-8")), prices.load().listed)
+
+
+def _vm_image(row: Mapping[str, Any]) -> VmImage:
+    project, _, family = row["family"].partition("/")
+    return VmImage(project=project, name=family, driver=Driver(row["driver"]), signed=row["signed"])
+
+
+def _row(name: str, row: Mapping[str, Any], listed: Iterable[Listed], images: Mapping[str, VmImage]) -> Gpu:
+    major, _, minor = row["capability"].partition(".")
+    machines = [MachineType(**{**machine, "gpus": tuple(machine["gpus"])}) for machine in row["machine"]]
+    return Gpu(
+        name=name,
+        title=f"{row['title']} {row['memory_gb']} GB",
+        memory_gb=row["memory_gb"],
+        device=row["device"],
+        accelerator=row.get("accelerator"),
+        capability=(int(major), int(minor)),
+        flavour=row["flavour"],
+        minimum_driver=row["minimum_driver"],
+        driver_below=row.get("driver_below"),
+        vm_images=tuple(images[image] for image in row["vm_images"]),
+        disk_type=row["disk_type"],
+        quota=row["quota"],
+        machine_types={machine.name: machine for machine in machines},
+        default_machine_type=row["default_machine_type"],
+        zones=tuple(_zones(row["zones"])),
+        prices=tuple(price for price in listed if price.gpu == row["device"]),
+    )
+
+
+def _zones(text: str) -> Iterator[str]:
+    for word in text.split():
+        region, _, letters = word.rpartition("-")
+        yield from (f"{region}-{letter}" for letter in letters.split(","))
+
+
+def _problems(gpu: Gpu) -> Iterator[str]:
+    if gpu.default_machine_type not in gpu.machine_types:
+        yield f"no machine type {gpu.default_machine_type}"
+    if len(set(gpu.zones)) != len(gpu.zones):
+        yield "a zone is there twice"
+    for price in gpu.prices:
+        machine = gpu.machine_types.get(price.machine_type)
+        if machine is None or price.gpus not in machine.gpus or price.region not in gpu.regions:
+            yield f"a price for {price.machine_type} in {price.region} with {price.gpus} GPUs, which is not offered"

@@ -1,0 +1,111 @@
+"""`launch gpus`: which GPUs a launch can have, what they can do at best, and what they cost as far as known. Pure."""
+
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from launcher.backends.gcp import gpus
+from launcher.backends.gcp.gpus import Gpu
+from workload.contract import peaks, tables
+from workload.contract.invocation import as_typed
+from workload.contract.prices import Listed
+from workload.contract.spec import Precision
+from workload.contract.tables import Column, Format
+from workload.contract.text import terminal_width, wrapped
+
+UNKNOWN, NOT_SOLD = "unknown", "not sold"
+NOTES = (
+    "fp32 to bf16: the vendors' dense peaks in TFLOP/s; -: the GPU has no units for it. GB/s: its memory's peak",
+    "USD/h: the VM with its GPUs, without disk and traffic; in other regions and on other machines unknown",
+    "spot: cheaper, and may be taken back at any time; not sold: on demand only by reservation",
+    "sources, zones and every digit: launch gpus --format json; a run's cost: launch gcp --gpu t4 --dry-run",
+)
+RATES = tuple(f"{precision}_flop_per_s" for precision in Precision)
+# JSON and CSV: every figure, unknown ones absent.
+DATA = tuple(
+    Column(name=name, heading=name)
+    for name in (
+        *("gpu", "machine_type", "gpus", "vcpus", "memory_gb", *RATES, "bytes_per_s", "region", "usd_per_h"),
+        *("usd_per_h_spot", "sold_on_demand", "read", "source", "zones"),
+    )
+)
+PEOPLE = (
+    Column(name="gpu", heading="GPU"),
+    Column(name="machine_type", heading="machine"),
+    Column(name="region", heading="region"),
+    Column(name="usd_per_h", heading="USD/h"),
+    Column(name="usd_per_h_spot", heading="spot"),
+    Column(name="read", heading="as of"),
+    Column(name="memory_gb", heading="GB"),
+    Column(name="bytes_per_s", heading="GB/s"),
+    *(Column(name=f"{precision}_flop_per_s", heading=precision) for precision in Precision),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offer:
+    """A GPU on a machine type, with its price in one region; `price` None: none is known anywhere."""
+
+    gpu: Gpu
+    machine_type: str
+    price: Listed | None
+
+    @property
+    def sold_on_demand(self) -> bool:
+        return not self.gpu.machine_types[self.machine_type].spot_only
+
+    def to_row(self) -> dict[str, Any]:
+        """Every column; an unknown value is None."""
+        gpu, price, machine = self.gpu, self.price, self.gpu.machine_types[self.machine_type]
+        device = peaks.named(gpu.device)
+        flop_per_s = {peak.precision: peak.tflop_per_s * 1e12 for peak in device.peaks}
+        return {
+            "gpu": gpu.name,
+            "machine_type": machine.name,
+            "memory_gb": gpu.memory_gb,
+            **{f"{precision}_flop_per_s": flop_per_s.get(precision) for precision in Precision},
+            "bytes_per_s": device.bytes_per_s,
+            "region": price.region if price else None,
+            "usd_per_h": price.usd_per_h if price else None,
+            "usd_per_h_spot": price.usd_per_h_spot if price else None,
+            "read": price.read if price else None,
+            "gpus": price.gpus if price else machine.gpus[0],
+            "vcpus": machine.vcpus,
+            "sold_on_demand": self.sold_on_demand,
+            "source": price.source if price else None,
+            "zones": list(gpu.zones),
+        }
+
+
+def offers() -> Iterator[Offer]:
+    """Every listed price, and each GPU without one on its usual machine."""
+    for gpu in gpus.load().values():
+        for price in gpu.prices:
+            yield Offer(gpu=gpu, machine_type=price.machine_type, price=price)
+        if not gpu.prices:
+            yield Offer(gpu=gpu, machine_type=gpu.default_machine_type, price=None)
+
+
+def render(form: Format, *, wide: bool = False) -> str:
+    """The table; for people with what its figures mean below it, as wide as the terminal."""
+    rows = [offer.to_row() for offer in offers()]
+    if form is not Format.TABLE:
+        return tables.render(rows, DATA, form)
+    notes = [wrapped(as_typed(note), terminal_width(sys.stdout)) for note in NOTES]
+    return "\n".join([tables.render([_for_people(row) for row in rows], PEOPLE, form, wide=wide), "", *notes])
+
+
+def _for_people(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        **row,
+        **{rate: None if row[rate] is None else f"{row[rate] / 1e12:g}" for rate in RATES},
+        "bytes_per_s": round(row["bytes_per_s"] / 1e9),
+        "region": row["region"] or UNKNOWN,
+        "usd_per_h": _usd(row["usd_per_h"], UNKNOWN if row["sold_on_demand"] else NOT_SOLD),
+        "usd_per_h_spot": _usd(row["usd_per_h_spot"], UNKNOWN),
+    }
+
+
+def _usd(usd_per_h: float | None, otherwise: str) -> str:
+    return otherwise if usd_per_h is None else f"{usd_per_h:.3f}"

@@ -1,0 +1,447 @@
+"""From a plan to a running VM, zone after zone within one budget; and the end of a VM, confirmed.
+
+Quotas are asked for first: that takes under a second, finding them out by an insert takes 30. Whatever goes wrong,
+no VM of the launch is left: each failed or broken-off insert is followed by a look at its name.
+"""
+
+import re
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from launcher.backends.gcp.compute import Compute
+from launcher.backends.gcp.plan import Plan
+from launcher.backends.gcp.refusals import (
+    NOT_IN_ZONE,
+    QUOTA_EXCEEDED,
+    STOCKOUT,
+    AlreadyThereError,
+    DeniedError,
+    RefusedError,
+    refused_for_good,
+)
+from launcher.backends.gcp.resources import Instance, Operation, OperationFault, Quota
+from launcher.jobs.records import region_of
+from workload.contract.errors import NoCapacityError, RooflaunchError, ToolError
+from workload.storage.bucket import UnreachableError
+
+BUDGET_S = 600.0
+# A stockout is told within 30 s, and a VM that comes to be runs within a minute.
+OPERATION_S = 180.0
+# Between looks at the VM itself while its operation goes on.
+LOOK_EVERY_S = 10.0
+# An operation that is just under way when the budget ends may still come to its end.
+LAST_CHANCE_S = 30.0
+REMOVE_S = 180.0
+DELETION_S = 60.0
+PAUSE_S = 3.0
+# An insert whose answer never came may still be on its way.
+SETTLE_S = 9.0
+GLOBAL_QUOTA = "GPUS_ALL_REGIONS"
+RUNNING = "RUNNING"
+COMING = ("PROVISIONING", "STAGING")
+
+# Our own codes, beside those of facts/gce.md.
+TOOK_TOO_LONG = "TOOK_TOO_LONG"
+PREEMPTED = "PREEMPTED"
+DELETED = "DELETED"
+BUSY = ("HTTP_429", "HTTP_503")
+NOT_FOUND = "RESOURCE_NOT_FOUND"
+_ZONE_CODES = (STOCKOUT, "VM_MIN_COUNT_NOT_REACHED", NOT_FOUND, NOT_IN_ZONE, TOOK_TOO_LONG, PREEMPTED, *BUSY)
+# Missing for all zones alike.
+_MISSING_EVERYWHERE = re.compile(r"serviceaccount|service account|/images/|/networks/|@", re.IGNORECASE)
+_EVERYWHERE = re.compile(r"globally|ALL[_-]REGIONS", re.IGNORECASE)
+
+
+class Scope(StrEnum):
+    """How far a failure reaches; `fatal`: to anything that would be tried next."""
+
+    ZONE = "zone"
+    REGION = "region"
+    PROJECT = "project"
+    FATAL = "fatal"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tried:
+    """A zone that did not have it, or a region whose quota is too small; `code` as the cloud said it."""
+
+    zone: str
+    code: str
+    message: str
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provisioned:
+    """A running VM. `calls`: requests by name, for this one alone; `seconds`: from the first of them."""
+
+    zone: str
+    instance: Instance
+    tried: tuple[Tried, ...]
+    seconds: float
+    calls: Mapping[str, int]
+
+
+class StrangerError(ToolError):
+    """Another VM has the name: it is not ours to delete."""
+
+
+def provision(
+    plan: Plan,
+    compute: Compute,
+    *,
+    budget_s: float = BUDGET_S,
+    now: Callable[[], float],
+    sleep: Callable[[float], None],
+    on_event: Callable[[str], None],
+) -> Provisioned:
+    """A running VM for the plan, in the first zone that has it. No insert starts once `budget_s` is over.
+
+    Raises `NoCapacityError` with everything that was tried, `ToolError` for an error of any other kind; then, and when
+    interrupted, no VM is left.
+    """
+    work = _Provisioning(plan, compute.counted(), budget_s=budget_s, now=now, sleep=sleep, on_event=on_event)
+    return work.run()
+
+
+def remove(
+    compute: Compute,
+    zone: str,
+    name: str,
+    *,
+    now: Callable[[], float],
+    sleep: Callable[[float], None],
+    limit_s: float = REMOVE_S,
+    settle_s: float = 0.0,
+) -> bool:
+    """Delete a VM until there is none of that name, and has been none for `settle_s`; False: not within the limit.
+
+    Raises `DeniedError` where asking again is of no use.
+    """
+    end_s = now() + limit_s
+    gone_s: float | None = None
+    while True:
+        found, gone = _end(compute, zone, name, end_s - now())
+        if found or not gone:
+            gone_s = None
+        if gone:
+            gone_s = now() if gone_s is None else gone_s
+            if now() - gone_s >= settle_s:
+                return True
+        if now() >= end_s:
+            return False
+        sleep(PAUSE_S)
+
+
+def _end(compute: Compute, zone: str, name: str, left_s: float) -> tuple[bool, bool]:
+    """Ask for the end once: whether there was a VM, and whether there is none now.
+
+    A request that fails has to be repeated, and so has a deletion that does.
+    """
+    try:
+        operation = compute.delete(zone, name)
+        if operation is not None:
+            compute.wait(operation, max(min(left_s, DELETION_S), 1.0))
+        return operation is not None, compute.get(zone, name) is None
+    except DeniedError:
+        raise
+    except ToolError:
+        return True, False
+
+
+class _Provisioning:
+    """One launch's way through the zones."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        compute: Compute,
+        *,
+        budget_s: float,
+        now: Callable[[], float],
+        sleep: Callable[[float], None],
+        on_event: Callable[[str], None],
+    ) -> None:
+        self._plan = plan
+        self._name = plan.request.name
+        self._compute = compute
+        self._now, self._sleep, self._on_event = now, sleep, on_event
+        self._started_s = now()
+        self._end_s = self._started_s + budget_s
+        self._budget_s = budget_s
+        self._tried: list[Tried] = []
+        self._done: list[str] = []
+        self._blocked: set[str] = set()
+        self._asked: set[str] = set()
+        self._suggested: list[str] = []
+        self._may_live = False
+
+    def run(self) -> Provisioned:
+        if not self._project_allows():
+            raise self._no_capacity()
+        while (zone := self._next_zone()) is not None and self._now() < self._end_s:
+            if not self._region_allows(region_of(zone)):
+                continue
+            self._done.append(zone)
+            instance = self._try(zone)
+            if instance is not None:
+                return self._provisioned(instance)
+        raise self._no_capacity()
+
+    def _provisioned(self, instance: Instance) -> Provisioned:
+        return Provisioned(
+            zone=instance.zone,
+            instance=instance,
+            tried=tuple(self._tried),
+            seconds=self._now() - self._started_s,
+            calls=dict(self._compute.calls),
+        )
+
+    # The order of zones.
+
+    def _next_zone(self) -> str | None:
+        """Named, then said to have it, then of a region that was tried, then the rest of the plan's."""
+        near = {region_of(zone) for zone in self._done}
+
+        def rank(zone: str) -> tuple[int, int]:
+            if zone in self._plan.options.zones:
+                return 0, 0
+            if zone in self._suggested:
+                return 1, self._suggested.index(zone)
+            return (2 if region_of(zone) in near else 3), 0
+
+        open_zones = [zone for zone in self._reach() if zone not in self._done and region_of(zone) not in self._blocked]
+        return min(open_zones, key=rank, default=None)
+
+    def _reach(self) -> list[str]:
+        """The plan's zones, and those that our table does not know and the cloud has named.
+
+        Not where a limit of the cost needs their price, or a subnetwork its region.
+        """
+        plan = self._plan
+        free = plan.options.fallback and plan.options.max_cost_usd is None and not plan.settings.subnetwork
+        return list(dict.fromkeys([*plan.zones, *(self._suggested if free else ())]))
+
+    # Quotas.
+
+    def _project_allows(self) -> bool:
+        quota = self._compute.project_quotas().get(GLOBAL_QUOTA) if self._plan.request.gpu_count else None
+        return self._fits("all regions", {GLOBAL_QUOTA: quota})
+
+    def _region_allows(self, region: str) -> bool:
+        """Asked once per region; a quota that the cloud does not tell is for the insert to find out."""
+        request = self._plan.request
+        if region in self._asked or not request.gpu_count:
+            return True
+        self._asked.add(region)
+        quotas = self._compute.region_quotas(region)
+        metrics = self._plan.gpu.quota_metrics(spot=request.spot, limit_s=request.limit_s)
+        allowed = self._fits(region, {metric: quotas.get(metric) for metric in metrics})
+        if not allowed:
+            self._blocked.add(region)
+        return allowed
+
+    def _fits(self, where: str, quotas: Mapping[str, Quota | None]) -> bool:
+        """Whether one of the quotas may have room for the VM; where none has, each is told with its figures."""
+        wanted = self._plan.request.gpu_count
+        known = {metric: quota for metric, quota in quotas.items() if quota is not None}
+        if len(known) < len(quotas) or any(quota.left >= wanted for quota in known.values()):
+            return True
+        told = "; ".join(f"{metric} is {quota.limit:g}, {quota.usage:g} in use" for metric, quota in known.items())
+        self._note(where, (OperationFault(code=QUOTA_EXCEEDED, message=f"{told}, {wanted} wanted"),), self._now())
+        return False
+
+    # One zone.
+
+    def _try(self, zone: str) -> Instance | None:
+        """The running VM; None, and no VM, where another zone may have it."""
+        asked_s = self._now()
+        self._on_event(f"{zone}: asking for {self._what()}")
+        try:
+            found = self._insert(zone)
+            if isinstance(found, Instance):
+                self._on_event(f"{zone}: the VM runs")
+                return found
+            self._clear(zone, found)
+        except BaseException:
+            if self._may_live:
+                self._abandon(zone)
+            raise
+        self._note(zone, found, asked_s)
+        self._learn(zone, found)
+        return None
+
+    def _insert(self, zone: str) -> Instance | tuple[OperationFault, ...]:
+        request_id = uuid.uuid4().hex
+        body = self._plan.body(zone, request_id=request_id)
+        self._may_live = True
+        try:
+            operation = self._compute.insert(zone, body, request_id)
+        except RefusedError as error:
+            return error.faults
+        except AlreadyThereError:
+            self._require_ours(zone, request_id)
+            return self._await_running(zone)
+        except RooflaunchError as error:
+            # Any answer is a no; without one the VM may come to be.
+            self._may_live = isinstance(error, UnreachableError)
+            raise
+        faults = self._await_operation(operation)
+        if faults:
+            return faults
+        # An operation that does not end may have done its work.
+        return self._await_running(zone, limit_s=0.0 if faults is None else None)
+
+    def _await_operation(self, operation: Operation) -> tuple[OperationFault, ...] | None:
+        """Its faults, () once the VM runs; None if neither comes in time.
+
+        An operation may go on for ever while its VM runs, does its work and deletes itself.
+        """
+        end_s = self._now() + self._patience_s()
+        while (left_s := end_s - self._now()) > 0:
+            faults = self._compute.wait(operation, min(LOOK_EVERY_S, left_s))
+            if faults is not None:
+                return faults
+            found = self._compute.get(operation.zone, self._name)
+            if found is not None and found.status == RUNNING:
+                return ()
+        return None
+
+    def _require_ours(self, zone: str, request_id: str) -> None:
+        """A 409 after a repeated insert means that the first one went through."""
+        found = self._compute.get(zone, self._name)
+        if found is not None and found.request_id != request_id:
+            self._may_live = False
+            raise StrangerError(
+                f"zone {zone} has another VM '{self._name}', which is not of this launch", hint="launch again"
+            )
+
+    def _await_running(self, zone: str, *, limit_s: float | None = None) -> Instance | tuple[OperationFault, ...]:
+        """The VM once it runs, or why it will not."""
+        end_s = self._now() + (self._patience_s() if limit_s is None else limit_s)
+        while (found := self._compute.get(zone, self._name)) is not None and found.status in COMING:
+            if self._now() >= end_s:
+                return (OperationFault(code=TOOK_TOO_LONG, message=f"still {found.status}"),)
+            self._sleep(PAUSE_S)
+        if found is not None and found.status == RUNNING:
+            return found
+        status = "gone" if found is None else found.status
+        return (self._lost(zone, f"the VM is {status} right after its insert"),)
+
+    def _lost(self, zone: str, message: str) -> OperationFault:
+        """A spot VM was taken back, whether that is on record yet or not; any other was deleted by somebody."""
+        if self._compute.preempted(zone, self._name) or self._plan.request.spot:
+            return OperationFault(code=PREEMPTED, message=message)
+        return OperationFault(code=DELETED, message=message)
+
+    def _patience_s(self) -> float:
+        return min(OPERATION_S, max(self._end_s - self._now(), LAST_CHANCE_S))
+
+    # After a failure.
+
+    def _clear(self, zone: str, faults: tuple[OperationFault, ...]) -> None:
+        """Make sure that there is no VM: an operation can fail, or say that nothing was found, while the VM lives."""
+        uncertain = any(fault.code in BUSY for fault in faults)
+        if not uncertain and self._compute.get(zone, self._name) is None:
+            return
+        if not self._remove(zone, settle_s=SETTLE_S if uncertain else 0.0):
+            self._may_live = False  # all has been done about it
+            raise ToolError(self._not_confirmed(zone), hint=f"launch down {self._name}")
+
+    def _abandon(self, zone: str) -> None:
+        """Remove what may have come of an insert; what is being raised is more important than how that ends."""
+        self._on_event(f"{zone}: making sure that no VM is left")
+        try:
+            gone = self._remove(zone, settle_s=SETTLE_S)
+        except RooflaunchError as error:
+            self._on_event(str(error))
+            gone = False
+        if not gone:
+            self._on_event(f"{self._not_confirmed(zone)}: launch down {self._name}")
+
+    def _remove(self, zone: str, *, settle_s: float) -> bool:
+        return remove(self._compute, zone, self._name, now=self._now, sleep=self._sleep, settle_s=settle_s)
+
+    def _not_confirmed(self, zone: str) -> str:
+        return f"VM '{self._name}' in {zone} is not confirmed to be gone (the cloud deletes it at its time limit)"
+
+    def _learn(self, zone: str, faults: tuple[OperationFault, ...]) -> None:
+        """What the failure says about the zones to come; raises where it says that none will do."""
+        self._suggested += [each for fault in faults for each in fault.zones_available if each not in self._suggested]
+        match reach(faults):
+            case Scope.ZONE:
+                return
+            case Scope.REGION:
+                self._blocked.add(region_of(zone))
+            case Scope.PROJECT:
+                raise self._no_capacity()
+            case Scope.FATAL:
+                said = "; ".join(f"{fault.code}: {fault.message}" for fault in faults)
+                if refused := refused_for_good(said):
+                    raise refused
+                raise ToolError(f"Compute Engine did not make the VM in {zone}: {said}", hint="launch doctor gcp")
+
+    def _note(self, where: str, faults: tuple[OperationFault, ...], asked_s: float) -> None:
+        fault = faults[0]
+        took_s = self._now() - asked_s
+        self._tried.append(Tried(zone=where, code=fault.code, message=fault.message, seconds=took_s))
+        self._on_event(f"{where}: {_told(fault.code, fault.message)}")
+
+    # What is told.
+
+    def _what(self) -> str:
+        request = self._plan.request
+        count = f"{request.gpu_count} x " if request.gpu_count > 1 else ""
+        return f"{request.machine_type} with {count}{self._plan.gpu.title}{' (spot)' if request.spot else ''}"
+
+    def _no_capacity(self) -> NoCapacityError:
+        lines = [f"  {each.zone}: {_told(each.code, each.message)} ({each.seconds:.0f} s)" for each in self._tried]
+        left = [zone for zone in self._reach() if zone not in self._done and region_of(zone) not in self._blocked]
+        if left and self._now() >= self._end_s:
+            lines.append(f"  not tried, as {self._budget_s:g} s are over: {', '.join(left)}")
+        message = "\n".join([f"no {self._what()} to be had; tried:", *lines])
+        return NoCapacityError(message, hint=self._what_next())
+
+    def _what_next(self) -> str:
+        """Quotas are asked for, machines are waited for or looked for elsewhere."""
+        request = self._plan.request
+        if all(each.code.startswith("QUOTA") for each in self._tried):
+            page = f"https://console.cloud.google.com/iam-admin/quotas?project={request.project}"
+            return f"ask for more at {page}; launch doctor gcp shows what each region has"
+        if all("/subnetworks/" in each.message for each in self._tried):
+            name = self._plan.settings.subnetwork
+            return f"no region has a subnetwork '{name}': --subnetwork of another, or its regions in infra/ (subnets)"
+        other = "without --spot" if request.spot else "with --spot"
+        wider = "" if self._plan.options.fallback else ", without --no-fallback"
+        return f"later{wider}, {other}, or with another --gpu"
+
+
+def reach(faults: Iterable[OperationFault]) -> Scope:
+    """How far these errors reach, by facts/gce.md; a code that is not there reaches everywhere."""
+    scopes = {_scope(fault) for fault in faults}
+    return next(scope for scope in (Scope.FATAL, Scope.PROJECT, Scope.REGION, Scope.ZONE) if scope in scopes)
+
+
+def _scope(fault: OperationFault) -> Scope:
+    if fault.code.startswith("QUOTA"):
+        return _quota_scope(fault)
+    if fault.code == NOT_FOUND and "/subnetworks/" in fault.message:
+        return Scope.REGION
+    if fault.code == NOT_FOUND and _MISSING_EVERYWHERE.search(fault.message):
+        return Scope.FATAL
+    return Scope.ZONE if fault.code.startswith(_ZONE_CODES) else Scope.FATAL
+
+
+def _quota_scope(fault: OperationFault) -> Scope:
+    quota = fault.quota
+    if quota is not None and quota.dimensions:
+        return Scope.REGION if quota.region else Scope.PROJECT
+    return Scope.PROJECT if _EVERYWHERE.search(fault.message) else Scope.REGION
+
+
+def _told(code: str, message: str) -> str:
+    """A code that says it all, or what was said with one that does not."""
+    plain = code.startswith((STOCKOUT, NOT_IN_ZONE))
+    return code if plain else f"{code}: {message}"

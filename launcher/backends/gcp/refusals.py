@@ -1,0 +1,227 @@
+"""Compute Engine's failures as errors of ours: what the client and its libraries raise, and what the service says."""
+
+import http
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from launcher.backends.gcp.resources import OperationFault
+from workload.contract.errors import RooflaunchError, ToolError, UsageError
+from workload.storage.bucket import LOG_IN, UnreachableError, foreign_answer, log_in
+
+ENDPOINT_VARIABLE = "ROOFLAUNCH_COMPUTE_ENDPOINT"
+PUBLIC_ENDPOINT = "https://compute.googleapis.com"
+
+TOO_MANY, UNAVAILABLE = 429, 503
+# Characters of an answer that a message may quote.
+LONGEST_SAID = 1000
+BUSY = (TOO_MANY, 500, 502, UNAVAILABLE, 504)
+# How a zone without the machine says so, as a code or within a text.
+STOCKOUT = "ZONE_RESOURCE_POOL_EXHAUSTED"
+QUOTA_EXCEEDED = "QUOTA_EXCEEDED"
+NOT_IN_ZONE = "NOT_IN_ZONE"
+_NOT_IN_ZONE_TEXT = re.compile(
+    r"(acceleratorTypes/|machineTypes/|(machine|accelerator) type ).*(not found|not exist)", re.IGNORECASE
+)
+_STOCKOUT_TEXT = re.compile(
+    r"ZONE_RESOURCE_POOL_EXHAUSTED|does not have enough resources|resource pool exhausted", re.IGNORECASE
+)
+# The service says one or the other of a network whose subnetworks are made by hand.
+_CUSTOM_MODE_TEXT = re.compile(r"custom subnet ?mode|must specify a subnet", re.IGNORECASE)
+_CONSTRAINT = re.compile(r"\bconstraints/[A-Za-z.]+")
+# What cures a refusal by an organisation's policy, as options of `launch gcp` where there are some.
+SHIELDED_VM = "constraints/compute.requireShieldedVm"
+TRUSTED_IMAGES = "constraints/compute.trustedImageProjects"
+_POLICY_CURES = {
+    SHIELDED_VM: "--secure-boot",
+    TRUSTED_IMAGES: "--vm-image PROJECT/FAMILY of a project that is trusted (launch doctor gcp names them)",
+    "constraints/compute.vmExternalIpAccess": "--no-external-ip, with create_network in infra/",
+    "constraints/gcp.resourceLocations": "--zone Z --no-fallback, with zones in locations that are allowed",
+}
+
+
+class PolicyError(ToolError):
+    """An organisation's policy forbids the VM as it was asked for, in every zone."""
+
+
+class AlreadyThereError(ToolError):
+    """An instance of that name is in the zone; perhaps the one that an earlier try of the same request made."""
+
+
+class DeniedError(ToolError):
+    """No credentials, no permission, or the API is disabled: asking again is of no use."""
+
+
+class RefusedError(ToolError):
+    """The insert was refused for a reason that another zone, region or hour may not have."""
+
+    def __init__(self, faults: tuple[OperationFault, ...], *, hint: str) -> None:
+        super().__init__("; ".join(f"{each.code}: {each.message}" for each in faults), hint=hint)
+        self.faults = faults
+
+
+@contextmanager
+def translated(project: str, method: str) -> Iterator[None]:
+    """Turn what the client and its libraries raise into our errors, cause kept."""
+    import requests  # noqa: PLC0415 - see the module
+    import urllib3  # noqa: PLC0415
+    from google.api_core import exceptions as api  # noqa: PLC0415
+    from google.auth import exceptions as auth  # noqa: PLC0415
+    from google.protobuf import json_format  # noqa: PLC0415
+
+    try:
+        yield
+    except json_format.ParseError as error:
+        where = os.environ.get(ENDPOINT_VARIABLE) or PUBLIC_ENDPOINT
+        raise foreign_answer("Compute Engine", where) from error
+    except api.GoogleAPICallError as error:
+        raise _explained(error, project, method) from error
+    except auth.TransportError as error:
+        raise _unreachable(error) from error
+    except auth.GoogleAuthError as error:
+        raise (_unreachable if error.retryable else no_credentials)(error) from error
+    except (requests.RequestException, urllib3.exceptions.HTTPError, ConnectionError, TimeoutError) as error:
+        raise _unreachable(error) from error
+
+
+def _explained(error: Any, project: str, method: str) -> RooflaunchError:
+    """What an answer of 400 or more means."""
+    code, said = int(error.code), said_by(error)
+    explained: RooflaunchError
+    if method == "insert" and (refused := refused_for_good(_all_said_by(error))):
+        explained = refused
+    elif method == "insert" and (fault := _insert_fault(error)):
+        explained = RefusedError((fault,), hint="the same again with other zones: --zone Z")
+    elif code in BUSY:
+        explained = _unreachable(error)
+    elif code == http.HTTPStatus.FORBIDDEN:
+        explained = _forbidden(error, project)
+    elif code == http.HTTPStatus.UNAUTHORIZED:
+        explained = no_credentials(error)
+    elif code == http.HTTPStatus.NOT_FOUND and f"'projects/{project}'" in said:
+        explained = UsageError(f"project '{project}' does not exist, or is not yours", hint="gcloud projects list")
+    elif code == http.HTTPStatus.CONFLICT and method == "insert":
+        explained = AlreadyThereError(f"Compute Engine: {said}", hint="launch status")
+    else:
+        explained = ToolError(f"Compute Engine refused {method}: {said}", hint="launch doctor gcp")
+    return explained
+
+
+def refused_for_good(said: str) -> ToolError | None:
+    """What cures a refusal by a policy, or for want of a subnetwork, in every zone; None: it was refused for else."""
+    broken = list(dict.fromkeys(_CONSTRAINT.findall(said)))
+    if broken:
+        cures = [_POLICY_CURES[name] for name in broken if name in _POLICY_CURES]
+        if SHIELDED_VM in broken and "non-Shielded image" in said:
+            cures[cures.index(_POLICY_CURES[SHIELDED_VM])] = (
+                "--vm-image of an image that can boot by UEFI, --secure-boot"
+            )
+        policies = "policies forbid" if len(broken) > 1 else "policy forbids"
+        asked = "its administrator for an exception, or another --project"
+        return PolicyError(
+            f"the organisation's {policies} this VM: {', '.join(broken)}: {said}", hint="; ".join(cures) or asked
+        )
+    if _CUSTOM_MODE_TEXT.search(said):
+        return ToolError(
+            f"the network has no subnetworks of its own making: {said}",
+            hint="--subnetwork NAME, one of that name in each region; or --network of another network; "
+            "or create_network in infra/, which makes both",
+        )
+    return None
+
+
+def _all_said_by(error: Any) -> str:
+    """Every message of an answer: one insert may break several policies."""
+    messages = [str(each.get("message", "")) for each in error.errors if isinstance(each, Mapping)]
+    return "; ".join(dict.fromkeys([said_by(error), *filter(None, messages)]))[:LONGEST_SAID]
+
+
+def _insert_fault(error: Any) -> OperationFault | None:
+    """The fault, as an operation would report it, of an insert that another place or hour may not have."""
+    said, code = said_by(error), int(error.code)
+    if _is_stockout(error):
+        return OperationFault(code=STOCKOUT, message=said)
+    if code in (TOO_MANY, UNAVAILABLE):
+        return OperationFault(code=f"HTTP_{code}", message=said)
+    if "quotaExceeded" in _reasons(error):
+        return OperationFault(code=QUOTA_EXCEEDED, message=said)
+    if code in (400, 404) and _NOT_IN_ZONE_TEXT.search(said):
+        return OperationFault(code=NOT_IN_ZONE, message=said)
+    if code in (400, 404) and "/subnetworks/" in said:
+        return OperationFault(code="RESOURCE_NOT_FOUND", message=said)
+    return None
+
+
+def _forbidden(error: Any, project: str) -> DeniedError:
+    said = said_by(error)
+    if _reasons(error) & {"accessNotConfigured", "SERVICE_DISABLED"}:
+        return DeniedError(
+            f"the Compute Engine API is disabled in project '{project}'",
+            hint=f"gcloud services enable compute.googleapis.com --project {project}",
+        )
+    return DeniedError(
+        f"no permission in project '{project}': {said}",
+        hint=f"ask its owner to add you to `launchers` in infra/, or change the account: {LOG_IN}",
+    )
+
+
+def no_credentials(error: Exception) -> DeniedError:
+    return DeniedError(f"no usable credentials for Google Cloud: {said_by(error)}", hint=log_in())
+
+
+def _unreachable(error: BaseException) -> UnreachableError:
+    endpoint = os.environ.get(ENDPOINT_VARIABLE)
+    hint = (
+        f"start that server, or unset {ENDPOINT_VARIABLE}"
+        if endpoint
+        else f"check the network and its proxy (curl -I {PUBLIC_ENDPOINT}), then run again"
+    )
+    where = endpoint or PUBLIC_ENDPOINT
+    return UnreachableError(f"Compute Engine cannot be reached at {where}: {_why(error)}", hint=hint)
+
+
+def _why(error: BaseException) -> str:
+    """What the system said in the layers of libraries, or the answer itself."""
+    import requests  # noqa: PLC0415 - see the module
+
+    if isinstance(error, requests.Timeout):
+        return "no answer in time"
+    text = said_by(error)
+    system = re.search(r"\[Errno -?\d+\] ([^'\")]+)", text)
+    return system[1] if system else text
+
+
+def passing(error: Exception) -> bool:
+    """Whether the same request may succeed a little later."""
+    import requests  # noqa: PLC0415 - see the module
+    from google.api_core import exceptions as api  # noqa: PLC0415
+    from google.auth import exceptions as auth  # noqa: PLC0415
+
+    if isinstance(error, api.GoogleAPICallError):
+        if _is_stockout(error):
+            return False
+        # Too many requests in a minute has been a 403, and for some methods still is.
+        limited = bool(_reasons(error) & {"rateLimitExceeded", "userRateLimitExceeded", "RATE_LIMIT_EXCEEDED"})
+        return int(error.code or 0) in BUSY or limited
+    if isinstance(error, auth.GoogleAuthError):
+        return isinstance(error, auth.TransportError) or error.retryable
+    return isinstance(error, (requests.ConnectionError, requests.Timeout, ConnectionError))
+
+
+def _is_stockout(error: Any) -> bool:
+    return "insufficientCapacity" in _reasons(error) or bool(_STOCKOUT_TEXT.search(said_by(error)))
+
+
+def _reasons(error: Any) -> set[str]:
+    """Why, in the words of both formats that Google's services answer with."""
+    old = {str(each.get("reason", "")) for each in error.errors if isinstance(each, Mapping)}
+    return old | {str(error.reason or "")}
+
+
+def said_by(error: BaseException) -> str:
+    """The first line of what the service said, without the request that the client puts in front."""
+    text = str(getattr(error, "message", "") or error).strip()
+    said = re.sub(r"^[A-Z]+ https?://\S+: ", "", text)
+    return said.splitlines()[0][:500] if said else type(error).__name__

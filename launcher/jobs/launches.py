@@ -1,0 +1,488 @@
+"""What has become of launches: their objects in the bucket and their VMs, put together. Reads, never writes.
+
+VMs are asked for before the bucket is read: a VM deletes itself after its result is there, so one that is gone and has
+no result has lost it.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from launcher.backends.gcp import gpus
+from launcher.backends.gcp.compute import Compute
+from launcher.backends.gcp.resources import STOPPED, Instance, Listing, epoch_s
+from launcher.jobs.records import (
+    LAUNCHES,
+    NAME,
+    RUN_ID,
+    RUNS,
+    Heartbeat,
+    Phase,
+    Request,
+    Result,
+    request_object,
+    result_object,
+    status_object,
+    utc,
+)
+from workload.contract import bundle
+from workload.contract.errors import BundleError, ExitCode, NothingToDoError, UsageError
+from workload.contract.text import printable
+from workload.storage.bucket import Bucket, UnreachableError
+
+T = TypeVar("T")
+
+# Longer than any provisioning takes: a request that old without a VM had none, or lost it.
+PROVISIONING_S = 20 * 60
+# Until the first heartbeat: driver, Docker, image; a driver that is installed first takes 5 to 10 min, with reboots.
+BOOT_LIMIT_S = 15 * 60
+INSTALLING_BOOT_LIMIT_S = 25 * 60
+# A heartbeat comes every 15 s.
+SILENCE_LIMIT_S = 5 * 60
+# The cloud may act 30 s after the limit.
+AFTER_LIMIT_S = 5 * 60
+READERS = 8
+# A shorter part of a name is more likely a slip than a choice, and `launch down` deletes.
+MIN_WORD = 4
+SHOWN = 20
+# How many launches are read to find the one that left a run whose record does not say so.
+MOST_OWNERS = 20
+FEW_ZONES = 3
+
+STAMP = re.compile(r"-(\d{8})-(\d{6})-[0-9a-f]{6}$")
+RUN_STAMP = re.compile(r"(\d{8})T(\d{6})Z-")
+STARTING = frozenset({"PROVISIONING", "STAGING"})
+# What a VM without its own deletion ends in; it costs its disk.
+
+
+class State(StrEnum):
+    """`lost`: no VM and no result. `stale`: a VM that gives no sign, or should be gone.
+
+    `unknown`: the zone of its VM does not answer; `unreadable`: a record in the bucket is damaged or none of ours.
+    """
+
+    REQUESTED = "requested"
+    STARTING = "starting"
+    RUNNING = "running"
+    UPLOADING = "uploading"
+    DONE = "done"
+    FAILED = "failed"
+    PREEMPTED = "preempted"
+    LOST = "lost"
+    STALE = "stale"
+    UNREADABLE = "unreadable"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """What was found of one launch; None where there is nothing, or nothing readable: `problems` says why."""
+
+    name: str
+    request: Request | None = None
+    heartbeat: Heartbeat | None = None
+    result: Result | None = None
+    instance: Instance | None = None
+    # Zones that may have its VM and do not answer, where no VM was found.
+    silent: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+
+    @property
+    def zone(self) -> str:
+        """Where the VM is or was; empty where nothing says so."""
+        found = (self.instance, self.result, self.heartbeat)
+        return next((each.zone for each in found if each is not None and each.zone), "")
+
+    @property
+    def phases(self) -> Mapping[str, str]:
+        """ISO 8601 times by phase, in order."""
+        told = {} if self.heartbeat is None else dict(self.heartbeat.phases)
+        told |= {} if self.result is None else dict(self.result.phases)
+        if self.request is not None:
+            told.setdefault(Phase.REQUESTED, self.request.launched_at)
+        return {phase: told[phase] for phase in Phase if phase in told}
+
+    @property
+    def runs(self) -> list[str]:
+        """The bundles that it left, by id."""
+        source = self.result or self.heartbeat
+        return list(source.runs) if source else []
+
+    @property
+    def launched_s(self) -> float | None:
+        """When it was launched, in seconds since 1970."""
+        return epoch_s(self.request.launched_at) if self.request else _stamp_s(self.name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """One launch, judged; `why` completes the state."""
+
+    seen: Seen
+    state: State
+    why: str = ""
+    cost: "Cost | None" = None
+
+    @property
+    def usd(self) -> float | None:
+        """What its VM has cost as far as that is known."""
+        return self.cost.usd if self.cost else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        seen, request = self.seen, self.seen.request
+        return {
+            "name": seen.name,
+            "state": self.state,
+            "why": self.why,
+            "gpu": request.gpu if request else None,
+            "zone": seen.zone or None,
+            "machine_type": request.machine_type if request else None,
+            "spot": request.spot if request else None,
+            "attempt": request.attempt if request else None,
+            "launched_at": request.launched_at if request else None,
+            "limit_s": request.limit_s if request else None,
+            "phases": dict(seen.phases),
+            "runs": seen.runs,
+            "last_line": seen.heartbeat.last_line if seen.heartbeat else "",
+            "exit_code": seen.result.exit_code if seen.result else None,
+            "vm": seen.instance.status if seen.instance else None,
+            "usd": self.usd,
+            "billed_from": self.cost.began if self.cost else None,
+            "billed_to": self.cost.ended if self.cost else None,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What a VM has cost from its insert (`began`) to `ended`, both ISO 8601; `uncounted` comes on top."""
+
+    usd: float
+    began: str | None
+    ended: str
+    uncounted: str
+
+    def __str__(self) -> str:
+        since = f", from {self.began} to {self.ended}" if self.began else ""
+        return f"{self.usd:.3f} USD{since}; without {self.uncounted}"
+
+
+def boot_limit_s(request: Request) -> float:
+    """How long the VM of a launch may take to its first heartbeat."""
+    row = gpus.load().get(request.gpu)
+    # Records of earlier versions do not name it: there it was the GPU's.
+    driver = request.driver or (row.vm_image.driver if row else "")
+    return INSTALLING_BOOT_LIMIT_S if driver == gpus.Driver.INSTALL else BOOT_LIMIT_S
+
+
+def judge(seen: Seen, now_s: float, *, was_preempted: Callable[[], bool]) -> Launch:
+    """What a launch has come to; `now_s` by the cloud's clock, `was_preempted` asked only where a VM has vanished."""
+    if seen.problems:
+        state, why = State.UNREADABLE, "; ".join((*seen.problems, *(["its VM is there"] if seen.instance else [])))
+    else:
+        state, why = _judge(seen, now_s, was_preempted)
+    return Launch(seen=seen, state=state, why=why, cost=cost_of(seen, now_s))
+
+
+def _judge(seen: Seen, now_s: float, was_preempted: Callable[[], bool]) -> tuple[State, str]:
+    if seen.result is not None:
+        state, why = _ended(seen.result)
+        vm = _vm_left(seen.instance, now_s) if seen.instance else _not_answering(seen, "its VM is gone")
+        return state, "; ".join(filter(None, (why, vm)))
+    if seen.instance is None:
+        return _in_an_outage(seen, now_s) if seen.silent else _without_vm(seen, now_s, was_preempted)
+    if seen.instance.status in STOPPED:
+        return State.STALE, _vm_left(seen.instance, now_s)
+    if seen.instance.deadline_s is not None and now_s > seen.instance.deadline_s + AFTER_LIMIT_S:
+        return State.STALE, "the VM is past its limit: launch reap"
+    if seen.instance.status in STARTING:
+        return State.STARTING, seen.instance.status.lower()
+    return _without_heartbeat(seen, now_s) if seen.heartbeat is None else _beating(seen.heartbeat, now_s)
+
+
+def _vm_left(vm: Instance, now_s: float) -> str:
+    if vm.may_start_again(now_s):
+        return f"its VM is {vm.status}, and the cloud may start it again, to save what there is"
+    if vm.status in STOPPED:
+        return f"its VM is {vm.status}, which nobody deletes, and its disk costs: launch reap"
+    return "its VM is still there"
+
+
+def _not_answering(seen: Seen, what: str) -> str:
+    if not seen.silent:
+        return ""
+    some = ", ".join(seen.silent[:FEW_ZONES]) + (", …" if len(seen.silent) > FEW_ZONES else "")
+    return f"whether {what} is not known: no answer from {some}"
+
+
+def _in_an_outage(seen: Seen, now_s: float) -> tuple[State, str]:
+    """The zone does not answer; the bucket may, and a heartbeat in it is as good as ever."""
+    no_answer = _not_answering(seen, "its VM is there")
+    if seen.heartbeat is not None and now_s - (epoch_s(seen.heartbeat.at) or 0.0) <= SILENCE_LIMIT_S:
+        state, line = _beating(seen.heartbeat, now_s)
+        return state, "; ".join(filter(None, (line, no_answer)))
+    return State.UNKNOWN, no_answer
+
+
+def _ended(result: Result) -> tuple[State, str]:
+    if result.exit_code == ExitCode.DONE:
+        return State.DONE, ""
+    if result.preempted:
+        return State.PREEMPTED, result.error
+    reached = "the time limit was reached" if result.timed_out else f"exit code {result.exit_code}"
+    return State.FAILED, result.error or reached
+
+
+def _without_vm(seen: Seen, now_s: float, was_preempted: Callable[[], bool]) -> tuple[State, str]:
+    if seen.request is None:
+        return State.LOST, "no readable request, no VM, no result"
+    age_s = now_s - (seen.launched_s or 0.0)
+    if seen.heartbeat is None and age_s < PROVISIONING_S:
+        return State.REQUESTED, "no VM yet"
+    if seen.zone and was_preempted():
+        return State.PREEMPTED, "the cloud took the spot VM back"
+    if seen.heartbeat is None:
+        return State.LOST, "no VM came, or it left nothing: the launcher was ended meanwhile?"
+    if age_s > seen.request.limit_s:
+        return State.LOST, f"the time limit of {duration(seen.request.limit_s)} was reached, without a result"
+    return State.LOST, "the VM is gone and left no result"
+
+
+def _without_heartbeat(seen: Seen, now_s: float) -> tuple[State, str]:
+    if seen.request is None:
+        return State.STARTING, "no request in this bucket: another --bucket?"
+    limit_s = boot_limit_s(seen.request)
+    if now_s - (seen.launched_s or 0.0) > PROVISIONING_S + limit_s:
+        return State.STALE, f"no heartbeat for {duration(limit_s)} and more"
+    return State.STARTING, "no heartbeat yet"
+
+
+def _beating(heartbeat: Heartbeat, now_s: float) -> tuple[State, str]:
+    silent_s = now_s - (epoch_s(heartbeat.at) or 0.0)
+    if silent_s > SILENCE_LIMIT_S:
+        return State.STALE, f"no heartbeat for {duration(silent_s)}"
+    if Phase.UPLOADED in heartbeat.phases or Phase.RUN_ENDED in heartbeat.phases:
+        profiling = Phase.PROFILE_STARTED in heartbeat.phases and Phase.PROFILE_ENDED not in heartbeat.phases
+        return (State.RUNNING, "profiling") if profiling else (State.UPLOADING, heartbeat.last_line)
+    return State.RUNNING, heartbeat.last_line
+
+
+def cost_of(seen: Seen, now_s: float) -> Cost | None:
+    """Up to its result, after which a VM deletes itself, else from its creation to now; None where it is not known."""
+    result, request, instance = seen.result, seen.request, seen.instance
+    price = request.price(seen.zone) if request else None
+    uncounted = price.uncounted if price else "traffic and tax"
+    if result is not None:
+        if result.usd is None:
+            return None
+        return Cost(usd=result.usd, began=result.billed_from, ended=result.ended_at, uncounted=uncounted)
+    began_s = epoch_s(instance.created_at) if instance else None
+    if price is None or began_s is None:
+        return None
+    seconds = max(0.0, now_s - began_s)
+    return Cost(usd=price.usd(seconds), began=utc(began_s), ended=utc(began_s + seconds), uncounted=uncounted)
+
+
+def list_launches(compute: Compute, bucket: Bucket, *, now_s: float, limit: int | None = SHOWN) -> Listing[Launch]:
+    """The newest `limit` launches and every one that has a VM in a zone that answers, newest first."""
+    listing = compute.instances()
+    instances = {each.name: each for each in listing}
+    names = known_names(bucket)
+    wanted = names[:limit] + [name for name in names[limit:] if name in instances] if limit is not None else names
+    wanted += [name for name in instances if name not in set(names)]
+    with ThreadPoolExecutor(READERS) as readers:
+        found = list(readers.map(lambda name: _seen(listing, look(bucket, name, instances.get(name))), wanted))
+    launches = [judge(each, now_s, was_preempted=_asker(compute, each)) for each in found]
+    newest_first = sorted(launches, key=lambda each: each.seen.launched_s or 0.0, reverse=True)
+    return Listing(there=tuple(newest_first), unreachable=listing.unreachable)
+
+
+def one_launch(compute: Compute, bucket: Bucket, name: str, *, now_s: float) -> Launch:
+    """One launch, by its whole name."""
+    listing = compute.instances()
+    seen = _seen(listing, look(bucket, name, next((each for each in listing if each.name == name), None)))
+    return judge(seen, now_s, was_preempted=_asker(compute, seen))
+
+
+def _asker(compute: Compute, seen: Seen) -> Callable[[], bool]:
+    def ask() -> bool:
+        try:
+            return compute.preempted(seen.zone, seen.name)
+        except UnreachableError:  # the other launches can be told all the same
+            return False
+
+    return ask
+
+
+def _seen(listing: Listing[Instance], seen: Seen) -> Seen:
+    return seen if seen.instance else replace(seen, silent=tuple(unlisted(listing, seen)))
+
+
+def unlisted(listing: Listing[Instance], seen: Seen) -> list[str]:
+    """The zones that may have its VM, and that the list lacks."""
+    asked = seen.request.zones if seen.request else listing.unreachable
+    return [zone for zone in ([seen.zone] if seen.zone else asked) if listing.lacks(zone)]
+
+
+def look(bucket: Bucket, name: str, instance: Instance | None) -> Seen:
+    """Every object of a launch; a heartbeat is not read once there is a result."""
+    problems: list[str] = []
+    result = read(bucket, result_object(name), Result.from_bytes, problems)
+    request = read(bucket, request_object(name), Request.from_bytes, problems)
+    if request is not None and request.name != name:
+        problems.append(f"its request is that of '{request.name}'")
+        request = None
+    return Seen(
+        name=name,
+        request=request,
+        heartbeat=read(bucket, status_object(name), Heartbeat.from_bytes, problems) if result is None else None,
+        result=result,
+        instance=instance,
+        problems=tuple(problems),
+    )
+
+
+def read(bucket: Bucket, name: str, parse: Callable[[bytes], T], problems: list[str]) -> T | None:
+    """The document of that name; None where it is absent, or nothing that we can read: `problems` gets why."""
+    try:
+        content = bucket.read(name)
+        return None if content is None else parse(content)
+    except BundleError as error:
+        problems.append(str(error))
+        return None
+
+
+def known_names(bucket: Bucket) -> list[str]:
+    """Every launch in the bucket, newest first."""
+    return sorted(filter(NAME.fullmatch, bucket.folders(LAUNCHES)), key=lambda name: (_stamp(name), name), reverse=True)
+
+
+def find(word: str, names: Sequence[str], bucket: Bucket | None) -> str:
+    """The launch that `word` means: its name, an unambiguous start or end of it, or a run that it left.
+
+    Raises `UsageError` where it means several, `NothingToDoError` where none.
+    """
+    if word in names:
+        return word
+    found = [name for name in names if len(word) >= MIN_WORD and (name.startswith(word) or name.endswith(word))]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        some = ", ".join(found[:4]) + (", …" if len(found) > 4 else "")  # noqa: PLR2004 - a line of names
+        raise UsageError(f"'{word}' means {len(found)} launches: {some}", hint="give more of the name")
+    owner = _owner_of_run(word, names, bucket) if bucket is not None else None
+    if owner is None:
+        raise NothingToDoError(f"no launch and no run of one is named '{word[:200]}'", hint="launch status --all")
+    return owner
+
+
+def _owner_of_run(run_id: str, names: Sequence[str], bucket: Bucket) -> str | None:
+    """The launch that left a run: the VM that its record names, else one of the last that were launched before it.
+
+    A run that is not in the bucket was left by none, which one question tells.
+    """
+    began = RUN_STAMP.match(run_id)
+    if began is None or not RUN_ID.fullmatch(run_id) or not any(bucket.objects(f"{RUNS}{run_id}/{bundle.RECORD}")):
+        return None
+    if (vm := _vm_of(run_id, bucket)) in names:
+        return vm
+    before = [name for name in names if _stamp(name) <= began[1] + began[2]][:MOST_OWNERS]
+    return next((name for name in before if run_id in look(bucket, name, None).runs), None)
+
+
+def _vm_of(run_id: str, bucket: Bucket) -> str:
+    """The VM's name in the record of a run; empty where it names none."""
+    try:
+        record = json.loads(bucket.read(f"{RUNS}{run_id}/{bundle.RECORD}") or b"{}")
+        return str(record["environment"]["cloud"]["instance_name"])
+    except (BundleError, ValueError, LookupError, TypeError, RecursionError):
+        return ""
+
+
+def _stamp(name: str) -> str:
+    found = STAMP.search(name)
+    return found[1] + found[2] if found else ""
+
+
+def _stamp_s(name: str) -> float | None:
+    stamp = _stamp(name)
+    try:
+        return datetime.strptime(stamp, "%Y%m%d%H%M%S").replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        return None
+
+
+def duration(seconds: float) -> str:
+    """`45 s`, `12 min`, `3 h 05 min`, `2 d 4 h`: two figures are enough to know where one stands."""
+    whole = max(0, round(seconds))
+    minutes, hours, days = whole // 60, whole // 3600, whole // 86400
+    if whole < 120:  # noqa: PLR2004 - up to two minutes seconds matter
+        return f"{whole} s"
+    if hours < 2:  # noqa: PLR2004
+        return f"{minutes} min"
+    return f"{hours} h {minutes % 60:02} min" if days < 2 else f"{days} d {hours % 24} h"  # noqa: PLR2004
+
+
+COLUMNS = ("launch", "GPU", "zone", "state", "age", "USD", "runs", "")
+
+
+def render(launches: Sequence[Launch], now_s: float) -> str:
+    """A line per launch."""
+    rows = [COLUMNS, *(_row(each, now_s) for each in launches)]
+    widths = [max(len(row[index]) for row in rows) for index in range(len(COLUMNS))]
+    return "\n".join(
+        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def _row(launch: Launch, now_s: float) -> tuple[str, ...]:
+    seen, request = launch.seen, launch.seen.request
+    age = "" if seen.launched_s is None else duration(now_s - seen.launched_s)
+    gpu = "?" if request is None else request.gpu + (" spot" if request.spot else "")
+    usd = "?" if launch.usd is None else f"{launch.usd:.3f}"
+    return (seen.name, gpu, seen.zone or "-", launch.state, age, usd, str(len(seen.runs)), plain(launch.why)[:80])
+
+
+def render_one(launch: Launch, bucket: str, now_s: float) -> str:
+    """Everything about one launch, as lines, with what to type next."""
+    seen, request = launch.seen, launch.seen.request
+    lines = [("launch", seen.name), ("state", f"{launch.state}" + (f": {plain(launch.why)}" if launch.why else ""))]
+    if request is not None:
+        kind = "spot" if request.spot else "on demand"
+        lines.append(("machine", f"{request.machine_type}, {request.gpu} x {request.gpu_count}, {kind}"))
+        lines.append(("limit", f"{duration(request.limit_s)} after its start"))
+    lines.append(("zone", seen.zone or "none known"))
+    lines.append(("VM", seen.instance.status if seen.instance else "none"))
+    lines.append(("cost", str(launch.cost or "unknown")))
+    lines += [("phase", text) for text in phase_lines(seen.phases)]
+    if seen.result is None and seen.heartbeat is not None:
+        silent_s = now_s - (epoch_s(seen.heartbeat.at) or now_s)
+        lines.append(("heartbeat", f"{duration(silent_s)} ago: {plain(seen.heartbeat.last_line)}"))
+    lines += [("run", run_id) for run_id in seen.runs]
+    lines += [("next", text) for text in _next(launch, bucket)]
+    return "\n".join(f"{label:<10} {text}" for label, text in lines)
+
+
+def phase_lines(phases: Mapping[str, str]) -> list[str]:
+    """A line per phase: its name, and how long after the first."""
+    times = {phase: epoch_s(text) for phase, text in phases.items()}
+    known = {phase: time for phase, time in times.items() if time is not None}
+    first = next(iter(known.values()), 0.0)
+    return [f"{phase:<16} +{max(0.0, time - first):.0f} s" for phase, time in known.items()]
+
+
+def _next(launch: Launch, bucket: str) -> list[str]:
+    name, commands = launch.seen.name, []
+    commands += [f"analyze fetch gs://{bucket}/runs/{run_id} -o results" for run_id in launch.seen.runs[:3]]
+    commands.append(f"launch logs {name}" + ("" if launch.seen.result else " -f"))
+    return commands + ([f"launch down {name}"] if launch.seen.instance else [])
+
+
+def plain(text: str) -> str:
+    """`text` in one line, with what would move a terminal's cursor as an escape: it was written by others."""
+    return printable(" ".join(text.split()))

@@ -1,0 +1,51 @@
+"""The way of a launch as it is shown on stderr: a line for each phase, and on a terminal a live line below them."""
+
+import shutil
+from collections.abc import Callable
+from typing import TextIO
+
+from launcher.jobs.follow import Event, Kind
+from launcher.jobs.launches import duration
+from workload.contract.invocation import as_typed
+from workload.contract.text import printable
+
+
+class Progress:
+    """Call it with events; `clear` before something else is printed."""
+
+    def __init__(self, stream: TextIO, now: Callable[[], float]) -> None:
+        self._stream, self._now = stream, now
+        self._is_terminal = stream.isatty()
+        self._began_s = now()
+
+    def __call__(self, event: Event) -> None:
+        """Show one event; progress without a terminal is left out, since the phases say where it stands."""
+        match event.kind:
+            case Kind.PHASE:
+                self._line(f"{self._after(event):>10}  {event.text.replace('_', ' ')}")
+            case Kind.NOTE:
+                self._line(f"{self._after(event):>10}  {as_typed(event.text)}")
+            case Kind.PROGRESS if self._is_terminal:
+                self._live(f"{self._after(event):>10}  {event.text}")
+            case Kind.PROGRESS:
+                pass
+
+    def clear(self) -> None:
+        """Take the live line away."""
+        if self._is_terminal:
+            self._stream.write("\r\033[K")
+            self._stream.flush()
+
+    def _after(self, event: Event) -> str:
+        at_s = self._now() if event.at_s is None else event.at_s
+        # The VM's clock may be a little behind ours.
+        return "+" + duration(max(0.0, at_s - self._began_s))
+
+    def _line(self, text: str) -> None:
+        self.clear()
+        print(printable(text), file=self._stream, flush=True)
+
+    def _live(self, text: str) -> None:
+        width = shutil.get_terminal_size().columns - 1
+        self._stream.write(f"\r\033[K{text[:width]}")
+        self._stream.flush()

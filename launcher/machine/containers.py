@@ -1,0 +1,177 @@
+"""The trainer in a container: what it is given, how it is followed, and what its end means."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from launcher import images, sizes
+from launcher.machine.engine import Container, Ended, Engine, Running
+from launcher.machine.runtime import Choice
+from workload.contract.errors import ExitCode, OutOfDeviceMemoryError, RooflaunchError, RunFailedError
+from workload.contract.interrupt import handled_by, interruption
+from workload.contract.spec import CIFAR10, IMAGENETTE, SYNTHETIC, RunSpec
+
+RUN_LABEL = "rooflaunch.run"
+# Variables of the caller's that change what is computed or where; nothing else of theirs gets in.
+FORWARDED = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "ONEDNN_MAX_CPU_ISA", "NVIDIA_TF32_OVERRIDE")
+DRIVER_PARAMETERS = Path("/proc/driver/nvidia/params")
+KILLED = 128 + signal.SIGKILL
+# How a container ends whose trainer a signal ended; 130 is the trainer's own word for Ctrl-C.
+CRASHING = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL)
+CRASHES = {128 + number: number.name for number in CRASHING}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watcher:
+    """Who follows a run from outside: hears what it says, and gets hold of its containers to stop them.
+
+    `on_started` and `on_ended` come for the timing run and for the profile pass; `on_bundle` as soon as there is a
+    folder. All in the caller's thread.
+    """
+
+    on_message: Callable[[str], None]
+    on_bundle: Callable[[Path], None]
+    on_started: Callable[[Running], None]
+    on_ended: Callable[[], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What the container may use; None: as much as the machine has."""
+
+    shm_bytes: int = sizes.DEFAULT_SHM_BYTES
+    memory_bytes: int | None = None
+    cpus: float | None = None
+
+
+def place_paths(spec: RunSpec) -> RunSpec:
+    """The spec with absolute paths: a folder is mounted in the container where it lies on the host."""
+    if spec.dataset in (CIFAR10, IMAGENETTE):
+        return replace(spec, data_dir=_absolute(spec.data_dir))
+    return spec if spec.dataset == SYNTHETIC else replace(spec, dataset=_absolute(spec.dataset))
+
+
+def describe(choice: Choice, spec: RunSpec, *, output: Path, command: Sequence[str], limits: Limits) -> Container:
+    """The container that runs `command`, the trainer's words, for a spec with absolute paths."""
+    assert choice.image is not None
+    assert choice.engine is not None
+    readable, writable = _folders(spec)
+    return Container(
+        image=choice.image.id,
+        command=tuple(command),
+        user=choice.engine.caller,
+        environment={name: os.environ[name] for name in FORWARDED if name in os.environ},
+        writable=(str(output.absolute()), *writable),
+        readable=readable,
+        network="bridge" if spec.download else "none",
+        gpus=choice.gpus,
+        shm_bytes=limits.shm_bytes,
+        memory_bytes=limits.memory_bytes,
+        cpus=limits.cpus,
+        labels={RUN_LABEL: images.version()},
+    )
+
+
+def for_profile(timing: Container, command: Sequence[str], *, restricted: bool) -> Container:
+    """The container of the profile pass: the timing run's, and CAP_SYS_ADMIN only if the driver restricts counters.
+
+    Docker gives capabilities to root alone: setpriv hands the one over to the caller, so that files stay theirs.
+    """
+    pass_two = replace(timing, command=tuple(command))
+    if not restricted:
+        return pass_two
+    user, _, group = timing.user.partition(":")
+    become = ("setpriv", f"--reuid={user}", f"--regid={group}", "--clear-groups")
+    keep = ("--inh-caps=-all,+sys_admin", "--ambient-caps=-all,+sys_admin", "--bounding-set=-all,+sys_admin")
+    return replace(
+        pass_two,
+        user="0:0",
+        capabilities=("SYS_ADMIN", "SETUID", "SETGID", "SETPCAP"),
+        entrypoint=(*become, *keep, "python", "-m", "workload"),
+    )
+
+
+def counters_restricted(parameters: Path = DRIVER_PARAMETERS) -> bool:
+    """Whether the host's driver keeps GPU counters to administrators (`RmProfilingAdminOnly`); no driver: no."""
+    try:
+        lines = parameters.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return False
+    return any(line.replace(" ", "") == "RmProfilingAdminOnly:1" for line in lines)
+
+
+def follow(
+    engine: Engine, container: Container, *, on_line: Callable[[str], None], watcher: Watcher | None = None
+) -> Ended:
+    """Run a container to its end; `on_line` gets its stdout, our stderr or the watcher its messages.
+
+    Ctrl-C, SIGTERM and a closed terminal are passed on to the trainer, which seals its bundle; a second signal becomes
+    SIGKILL. A watcher handles signals itself.
+    """
+    if watcher is not None:
+        return _watched(engine, container, on_line, watcher)
+    signals: list[int] = []
+    running: Running | None = None
+
+    def stop(number: int, _: object) -> None:
+        signals.append(number)
+        if running:
+            running.signal(signal.Signals(number).name if len(signals) == 1 else "SIGKILL")
+
+    with handled_by(stop), engine.started(container) as started:
+        running = started
+        if signals:  # while the engine was starting it
+            started.signal(signal.Signals(signals[0]).name)
+        ended = started.follow(on_stdout=on_line, on_stderr=lambda line: print(line, file=sys.stderr, flush=True))
+    return replace(ended, signal=signals[0] if signals else None)
+
+
+def _watched(engine: Engine, container: Container, on_line: Callable[[str], None], watcher: Watcher) -> Ended:
+    with engine.started(container) as running:
+        watcher.on_started(running)
+        try:
+            return running.follow(on_stdout=on_line, on_stderr=watcher.on_message)
+        finally:
+            watcher.on_ended()
+
+
+def explain(ended: Ended, limits: Limits) -> RooflaunchError | None:
+    """What to say of a container that did not come to its end by itself.
+
+    None for a trainer that did: it has sealed its bundle and said what there was to say.
+    """
+    if ended.signal is not None and ended.exit_code != ExitCode.INTERRUPTED:
+        return interruption(ended.signal)
+    # A data worker alone may be killed for its memory and the run go on.
+    if ended.out_of_memory and ended.exit_code != ExitCode.DONE:
+        where = (
+            "for want of memory"
+            if limits.memory_bytes is None
+            else f"at the container's limit of {sizes.text(limits.memory_bytes)} of memory"
+        )
+        return OutOfDeviceMemoryError(
+            f"the run was killed {where}",
+            hint="a smaller --batch-size, fewer --workers, or more --memory",
+        )
+    if ended.exit_code == KILLED:
+        return RunFailedError("the container was killed (SIGKILL)", hint="run again; `docker events` tells who did it")
+    if crash := CRASHES.get(ended.exit_code):
+        return RunFailedError(f"the trainer was killed by {crash}", hint="run again; `docker events` tells who did it")
+    return None
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().absolute())
+
+
+def _folders(spec: RunSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What to mount read-only and writable; a folder that is not there is the trainer's to complain about."""
+    if spec.dataset == SYNTHETIC:
+        return (), ()
+    path = spec.data_dir if spec.dataset in (CIFAR10, IMAGENETTE) else spec.dataset
+    if spec.download:
+        return (), (path,)
+    return ((path,), ()) if Path(path).is_dir() else ((), ())

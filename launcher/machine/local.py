@@ -1,0 +1,242 @@
+"""Runs on this machine: a plan made first, then the trainer in a child process or in a container."""
+
+import shlex
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from launcher.kinds import Runtime
+from launcher.machine import containers
+from launcher.machine.containers import DRIVER_PARAMETERS, Limits, Watcher
+from launcher.machine.engine import Container
+from launcher.machine.runtime import Choice
+from workload.contract import broken, bundle
+from workload.contract.bundle import Bundle
+from workload.contract.errors import BundleError, ExitCode, RooflaunchError, ToolError, UsageError
+from workload.contract.interrupt import run_child
+from workload.contract.spec import Context, Device, Profile, Resolved, RunSpec, arguments
+from workload.contract.text import printable
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Everything that `launch local` is about to do."""
+
+    spec: RunSpec
+    origin: Mapping[str, str]
+    choice: Choice
+    limits: Limits
+    output: Path
+    command: tuple[str, ...]
+    context: Context
+    container: Container | None = None
+    driver_parameters: Path = DRIVER_PARAMETERS
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for `--dry-run --format json`."""
+        image = self.choice.image
+        return {
+            "spec": self.spec.to_json(),
+            "spec_origin": dict(self.origin),
+            "runtime": self.choice.runtime,
+            "runtime_reason": self.choice.why,
+            "image": None if image is None else {"id": image.id, "tags": list(image.tags), "digest": image.digest},
+            "output": str(self.output),
+            "command": self._words(),
+        }
+
+    def text(self) -> str:
+        """The plan as lines, the command quoted for a shell."""
+        device = "the best device found" if self.spec.device is Device.AUTO else self.spec.device
+        batch = "the device's default batch" if self.spec.batch_size is None else f"batch {self.spec.batch_size}"
+        times = "one run" if self.spec.repeats == 1 else f"{self.spec.repeats} runs, a process each"
+        image = self.choice.image
+        lines = {
+            "plan": f"{self.spec.model}, {batch}, {self.spec.precision}, on {device}; {times}",
+            "set by": ", ".join(f"{name}: {source}" for name, source in self.origin.items()) or "all defaults",
+            "runtime": f"{self.choice.runtime} ({self.choice.why})",
+            **({"image": image.name} if image else {}),
+            "bundles": f"{self.output}/",
+            # Without the context, which only keeps in the bundle what this plan says: the same run by hand.
+            "command": shlex.join(_without_context(self._words())),
+        }
+        return "\n".join(f"{name:<10} {text}" for name, text in lines.items())
+
+    def _words(self) -> list[str]:
+        return self.container.as_words() if self.container else list(self.command)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What came of a plan: the exit code, the sealed bundles, and what to say of a trainer that was killed."""
+
+    exit_code: int
+    bundles: tuple[Bundle, ...]
+    error: RooflaunchError | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The run.json of every bundle, with its folder as `path`."""
+        runs = [{"path": str(found.path), **found.record} for found in self.bundles]
+        return {"exit_code": self.exit_code, "runs": runs}
+
+
+def make_plan(
+    resolved: Resolved,
+    choice: Choice,
+    *,
+    output: Path,
+    limits: Limits,
+    outside: Mapping[str, Mapping[str, Any]] | None = None,
+    backend: str = "local",
+    place: str | None = None,
+    driver_parameters: Path = DRIVER_PARAMETERS,
+) -> Plan:
+    """The plan of `launch local`; touches nothing. `outside`: facts of the host that a container cannot see.
+
+    `backend` and `place` are for the record; `driver_parameters` is where the host's NVIDIA driver lists them.
+    """
+    origin = dict(resolved.origin)
+    context = Context(
+        backend=backend, place=place, runtime_reason=choice.why, spec_origin=origin, outside=outside or {}
+    )
+    if choice.runtime is Runtime.DOCKER:
+        plan = _container_plan(resolved, choice, output=output, limits=limits, context=context)
+        return replace(plan, driver_parameters=driver_parameters)
+    if limits != Limits():
+        raise UsageError(
+            f"--memory, --cpus and --shm-size limit a container; this run is a process: {choice.why}",
+            hint="--runtime docker, or leave the limits out",
+        )
+    trainer = (sys.executable, "-m", "workload", "train", *arguments(resolved.spec))
+    return Plan(
+        spec=resolved.spec,
+        origin=resolved.origin,
+        choice=choice,
+        limits=limits,
+        output=output,
+        command=(*trainer, "-o", str(output), "--context", context.to_argument()),
+        context=context,
+    )
+
+
+def _container_plan(
+    resolved: Resolved,
+    choice: Choice,
+    *,
+    output: Path,
+    limits: Limits,
+    context: Context,
+) -> Plan:
+    assert choice.image is not None
+    assert choice.engine is not None
+    spec = containers.place_paths(resolved.spec)
+    about = {
+        "engine": f"Docker {choice.engine.version}",
+        "image": choice.image.name,
+        "image_digest": choice.image.id,
+        "registry_digest": choice.image.digest or None,
+        "base": choice.image.labels.get("rooflaunch.base"),
+    }
+    context = replace(
+        context,
+        runtime=choice.runtime,
+        outside={**context.outside, "container": about},
+        profile_later=spec.profile is not Profile.NONE,
+    )
+    command = ("train", *arguments(spec), "-o", str(output.absolute()), "--context", context.to_argument())
+    container = containers.describe(choice, spec, output=output, command=command, limits=limits)
+    return Plan(
+        spec=spec,
+        origin=resolved.origin,
+        choice=choice,
+        limits=limits,
+        output=output,
+        command=command,
+        context=context,
+        container=container,
+    )
+
+
+def run(plan: Plan, *, watcher: Watcher | None = None) -> Outcome:
+    """Run the trainer to its end. It prints its own progress and errors to our stderr, a bundle a line to us.
+
+    `watcher`: who follows a container instead of the terminal; it then also handles signals.
+    """
+    return _run_process(plan) if plan.container is None else _run_container(plan, plan.container, watcher)
+
+
+def _run_process(plan: Plan) -> Outcome:
+    folders: list[Path] = []
+    ended = run_child(plan.command, on_line=lambda line: folders.append(Path(line)))
+    if ended.code == ExitCode.DONE and ended.signal is None:
+        return Outcome(exit_code=ended.code, bundles=tuple(bundle.read(folder) for folder in folders))
+    return _broken_off(plan, ended.code, ended.error(), folders)
+
+
+def _broken_off(plan: Plan, code: int, error: RooflaunchError | None, folders: list[Path]) -> Outcome:
+    """What is left of a run that did not come to its end, with a bundle for whatever had begun."""
+    settled = broken.settle(code, error, folders, output=plan.output, spec=plan.spec, context=plan.context)
+    return Outcome(exit_code=code if error is None else error.exit_code, bundles=_sealed(settled), error=error)
+
+
+def _run_container(plan: Plan, container: Container, watcher: Watcher | None) -> Outcome:
+    engine, folders = plan.choice.engine, list[Path]()
+    assert engine is not None
+    for folder in map(Path, container.writable):
+        bundle.make_output(folder, shown=plan.output if folder == plan.output.absolute() else folder)
+    home = plan.output.absolute()
+
+    def keep(line: str) -> None:
+        folders.append(plan.output / Path(line).relative_to(home))
+        if watcher:
+            watcher.on_bundle(folders[-1])
+
+    try:
+        ended = containers.follow(engine, container, on_line=keep, watcher=watcher)
+    except ToolError as lost:
+        if not folders:
+            raise
+        raise ToolError(f"{lost}; what it measured is in '{folders[-1]}'", hint=lost.hint) from lost
+    error = containers.explain(ended, plan.limits)
+    if error or ended.exit_code != ExitCode.DONE:
+        return _broken_off(plan, ended.exit_code, error, folders)
+    code: int = ExitCode.DONE
+    if plan.spec.profile is not Profile.NONE:
+        code = _profile(plan, container, home / folders[0].name, watcher)
+    return Outcome(exit_code=code, bundles=_sealed(folders))
+
+
+def _profile(plan: Plan, timing: Container, folder: Path, watcher: Watcher | None) -> int:
+    """The second pass, in a container of its own: alone it may read counters. Only Ctrl-C ends the whole."""
+    engine = plan.choice.engine
+    assert engine is not None
+    restricted = plan.spec.profile is Profile.NCU and containers.counters_restricted(plan.driver_parameters)
+    container = containers.for_profile(timing, ("profile", str(folder)), restricted=restricted)
+    print(shlex.join(container.as_words()), file=sys.stderr)
+    try:
+        ended = containers.follow(engine, container, on_line=lambda _: None, watcher=watcher)
+    except ToolError as error:
+        print(f"warning: no profile, and the run is complete: {printable(str(error))}", file=sys.stderr)
+        return ExitCode.DONE
+    code = ExitCode.INTERRUPTED if ended.signal is not None else ended.exit_code
+    # With TOOL the pass has said itself why there is no profile.
+    if code not in (ExitCode.DONE, ExitCode.TOOL, ExitCode.INTERRUPTED):
+        print(f"warning: the profile pass ended with exit code {code}; the run is complete", file=sys.stderr)
+    return ExitCode.INTERRUPTED if code == ExitCode.INTERRUPTED else ExitCode.DONE
+
+
+def _without_context(words: list[str]) -> list[str]:
+    index = words.index("--context")
+    return words[:index] + words[index + 2 :]
+
+
+def _sealed(folders: list[Path]) -> tuple[Bundle, ...]:
+    """The complete bundles; of an incomplete one the trainer has told."""
+    found = []
+    for folder in folders:
+        with suppress(BundleError):
+            found.append(bundle.read(folder))
+    return tuple(found)

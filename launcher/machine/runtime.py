@@ -1,0 +1,154 @@
+"""Whether a local run is a process or a container, and why."""
+
+import platform
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from launcher import images
+from launcher.kinds import Runtime
+from launcher.machine import engine as docker_engine
+from launcher.machine.engine import Engine, Image
+from workload.contract.errors import ToolError, UsageError
+from workload.contract.spec import Device, RunSpec
+
+TOOLKIT = "install the NVIDIA Container Toolkit: docs.nvidia.com/datacenter/cloud-native/container-toolkit"
+CPU_FLAVOUR = "cpu"
+# Where no tool tells what the GPU is.
+USUAL_FLAVOUR = "cuda"
+NO_MPS = "a container cannot reach Apple's GPU"
+NO_COMPILER = "--compile needs a C++ compiler, which the images leave out"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """A runtime with its reason; `docker` comes with the engine, the image, and whether it gets the GPUs."""
+
+    runtime: Runtime
+    why: str
+    engine: Engine | None = None
+    image: Image | None = None
+    gpus: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Here:
+    """What the choice looks at; a test lays out a machine of its own."""
+
+    system: str
+    socket_exists: Callable[[], bool]
+    connect: Callable[[], Engine]
+    gpu_capability: Callable[[], tuple[int, int] | None]
+
+
+def this_machine() -> Here:
+    """The machine that we are on."""
+    return Here(
+        system=platform.system(),
+        socket_exists=docker_engine.socket_exists,
+        connect=docker_engine.connect,
+        gpu_capability=gpu_capability,
+    )
+
+
+def choose(
+    asked: Runtime, spec: RunSpec, *, image: str | None = None, flavour: str | None = None, here: Here | None = None
+) -> Choice:
+    """The runtime for `spec`. `image` or `flavour` ask for a container.
+
+    Raises `UsageError` where a container cannot do what the spec asks for, `ToolError` where Docker was asked for and
+    something is missing.
+    """
+    here = here or this_machine()
+    if asked is Runtime.PROCESS:
+        if image or flavour:
+            raise UsageError(
+                "--image and --flavour are for --runtime docker; got --runtime process", hint="leave it out"
+            )
+        return Choice(runtime=Runtime.PROCESS, why="asked for")
+    if asked is Runtime.DOCKER or image or flavour:
+        return _container(spec, image, flavour, here)
+    if obstacle := _obstacle(spec, here):
+        return Choice(runtime=Runtime.PROCESS, why=obstacle)
+    try:
+        return _container(spec, None, None, here)
+    except ToolError as error:
+        return Choice(runtime=Runtime.PROCESS, why=f"{error}; to get there: {error.hint}")
+
+
+def gpu_capability() -> tuple[int, int] | None:
+    """Of the first GPU that the host's driver shows; None without a driver."""
+    try:
+        command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+        major, _, minor = done.stdout.split()[0].partition(".")
+        return int(major), int(minor)
+    except (OSError, subprocess.SubprocessError, IndexError, ValueError):
+        return None
+
+
+def _obstacle(spec: RunSpec, here: Here) -> str | None:
+    """Why `auto` takes a process without asking an engine."""
+    if here.system != "Linux":
+        return f"containers run in a virtual machine on {here.system}"
+    if spec.device is Device.MPS:
+        return NO_MPS
+    if spec.compile:
+        return NO_COMPILER
+    if not here.socket_exists():
+        return "no Docker engine here"
+    return None
+
+
+def _container(spec: RunSpec, image: str | None, flavour: str | None, here: Here) -> Choice:
+    _require_possible(spec)
+    engine = here.connect()
+    capability = here.gpu_capability() if spec.device is not Device.CPU else None
+    with_gpu = engine.has_gpus and (
+        spec.device is Device.CUDA or (spec.device is Device.AUTO and capability is not None)
+    )
+    left_out = capability is not None and not image and not flavour
+    if not with_gpu and (spec.device is Device.CUDA or left_out):
+        raise ToolError("the Docker engine cannot give a container the GPU", hint=TOOLKIT)
+    if spec.device is Device.CUDA and flavour == CPU_FLAVOUR:
+        raise UsageError("flavour cpu has no CUDA; got --cuda", hint="--flavour cuda, or --cpu")
+    if image:
+        found = engine.image(image)
+        if found is None:
+            raise ToolError(f"the engine holds no image '{image}'", hint=f"docker pull {image}, or launch build")
+        return Choice(runtime=Runtime.DOCKER, why="the image was named", engine=engine, image=found, gpus=with_gpu)
+    name = flavour or (_flavour_for(capability) if with_gpu else CPU_FLAVOUR)
+    recipe = images.make_recipe(images.require_flavour(name))
+    labelled = engine.images({images.FLAVOUR_LABEL: name, images.INPUTS_LABEL: recipe.inputs})
+    # One that was built for a VM would run here by emulation, which measures the emulation.
+    matching = [image for image in labelled if image.architecture in ("", engine.architecture or image.architecture)]
+    if not matching:
+        raise ToolError(f"no image of flavour {name} is built for this code", hint=f"launch build --flavour {name}")
+    return Choice(
+        runtime=Runtime.DOCKER,
+        why=f"Docker {engine.version} holds the image for this code, flavour {name}",
+        engine=engine,
+        image=matching[0],
+        gpus=with_gpu and name != CPU_FLAVOUR,
+    )
+
+
+def _require_possible(spec: RunSpec) -> None:
+    if spec.device is Device.MPS:
+        raise UsageError(f"{NO_MPS}; got --mps", hint="--runtime process")
+    if spec.compile:
+        raise UsageError(f"{NO_COMPILER}; a container was asked for", hint="--runtime process")
+
+
+def _flavour_for(capability: tuple[int, int] | None) -> str:
+    """Raises `ToolError` for a GPU that no flavour holds code for."""
+    if capability is None:
+        return USUAL_FLAVOUR
+    found = images.flavour_for(capability)
+    if found is None:
+        major, minor = capability
+        raise ToolError(
+            f"no image flavour holds code for compute capability {major}.{minor}",
+            hint="--runtime process with a torch build that knows the GPU",
+        )
+    return found.name

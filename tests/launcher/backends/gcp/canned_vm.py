@@ -1,0 +1,276 @@
+"""A guest that behaves like the VM of a launch without running anything, and a clock that makes its minutes short.
+
+It publishes phases, beats, leaves real bundles (small, made by the real writer) and a result in a real fake-gcs-server,
+and deletes its own instance, as launcher/agent/vm.py does; `Fault` says where it goes another way.
+"""
+
+import json
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from launcher.jobs.records import Heartbeat, Phase, Request, Result, log_object, result_object, status_object
+from tests.launcher.backends.gcp.fake_compute import Vm
+from tests.workload.storage.gcs_server import GcsServer
+from workload.contract import bundle
+from workload.contract.bundle import Status
+
+# What the phases take, in seconds: facts/gce.md has 3 min 35 s from insert to a usable VM (preinstalled driver), and no
+# figures for its parts or for what follows.
+DURATIONS: Mapping[Phase, float] = {
+    Phase.BOOTED: 35.0,
+    Phase.DRIVER_READY: 10.0,
+    Phase.DOCKER_READY: 45.0,
+    Phase.IMAGE_PULLED: 90.0,
+    Phase.RUN_STARTED: 5.0,
+    Phase.RUN_ENDED: 60.0,
+    Phase.UPLOADED: 5.0,
+}
+BEAT_S = 15.0
+RECORD: dict[str, Any] = {
+    "status": "completed",
+    "error": None,
+    "spec": {"model": "resnet18", "batch_size": 32, "precision": "fp32", "device": "cuda"},
+    "environment": {"device": {"name": "Tesla T4"}},
+    "timing": {
+        "images_per_s": 250.0,
+        "data_wait_fraction": 0.001,
+        "step_s": {"n": 100, "median": 0.128, "p5": 0.127, "p95": 0.131},
+    },
+    "complexity": {"train_flop_per_step": 3.4e11, "train_flop_per_image": 1.06e10, "theoretical_step_s": 0.05},
+    "ceilings": {"flop_per_s": {"fp32": {"median": 6e12}}},
+    "bound": {"bound": "compute", "why": "44% of the measured compute ceiling"},
+    "profile": {"status": "not requested"},
+    "notes": [],
+}
+
+
+class Fault(StrEnum):
+    """Where the guest goes another way than to a good end."""
+
+    NONE = "none"
+    SILENT = "silent"  # nothing at all, and it stays
+    NO_HEARTBEAT = "no heartbeat"  # boots, pulls the image, then nothing
+    STOPS_BEATING = "stops beating"  # in the middle of the run
+    VANISHES = "vanishes"  # deletes itself in the middle of the run, without a result
+    STOPS = "stops"  # is TERMINATED in the middle of the run: a stopped VM, not a deleted one
+    RESTARTS = "restarts"  # is stopped by its host in the middle of the run, started again, and saves what there is
+    FAILS = "fails"  # the run ends with exit code 6 and a failed bundle
+    STAYS = "stays"  # a good end, but it does not delete itself
+    NO_RUNS = "no runs"  # a result that names a run which is not in the bucket
+
+
+@dataclass(kw_only=True)
+class FastClock:
+    """`scale` seconds of it pass in a real second; it begins at the real time."""
+
+    scale: float = 200.0
+    epoch_s: float = field(default_factory=time.time)
+    _began_s: float = field(default_factory=time.monotonic)
+    slept_s: float = 0.0
+
+    def now(self) -> float:
+        return self.epoch_s + (time.monotonic() - self._began_s) * self.scale
+
+    def sleep(self, seconds: float) -> None:
+        self.slept_s += seconds
+        time.sleep(seconds / self.scale)
+
+    def iso(self) -> str:
+        return datetime.fromtimestamp(self.now(), UTC).isoformat(timespec="milliseconds")
+
+
+@dataclass(kw_only=True)
+class CannedVm:
+    """Call it with a `Vm` in a thread of its own. `api`: the address of the fake Compute Engine, asked for when needed.
+
+    `fault` is one for all, or chosen by the order in which VMs come.
+    """
+
+    server: GcsServer
+    api: Callable[[], str]
+    clock: FastClock
+    home: Path
+    fault: Fault | list[Fault] = Fault.NONE
+    durations: Mapping[Phase, float] = field(default_factory=lambda: dict(DURATIONS))
+    # Whether a preempted VM has the time to leave a result.
+    salvages: bool = True
+    started: threading.Event = field(default_factory=threading.Event)
+    _count: int = 0
+
+    def __call__(self, vm: Vm) -> None:
+        fault = self.fault if isinstance(self.fault, Fault) else self.fault[self._count]
+        self._count += 1
+        _Guest(self, vm, fault).run()
+
+
+class _GoneError(Exception):
+    """The VM was deleted: nothing more can be done."""
+
+
+class _PreemptedError(Exception):
+    """The cloud takes it back: 30 s to save what there is."""
+
+
+class _Guest:
+    def __init__(self, canned: CannedVm, vm: Vm, fault: Fault) -> None:
+        self._canned, self._vm, self._fault = canned, vm, fault
+        self._clock, self._server = canned.clock, canned.server
+        self._request = Request.from_bytes(vm.metadata["rooflaunch-request"].encode())
+        self._phases: dict[str, str] = {}
+        self._runs: list[str] = []
+        self._beats_from: float | None = None
+
+    def run(self) -> None:
+        with suppress(_GoneError):
+            try:
+                self._live()
+            except _PreemptedError:
+                if self._canned.salvages and self._runs_begun():
+                    self._upload(Status.PREEMPTED)
+                    self._result(exit_code=6, error="preempted", preempted=True)
+
+    def _live(self) -> None:
+        if self._fault is Fault.SILENT:
+            self._stay()
+        for phase in (Phase.BOOTED, Phase.DRIVER_READY, Phase.DOCKER_READY, Phase.IMAGE_PULLED):
+            self._spend(self._canned.durations[phase])
+            self._mark(phase)
+        if self._fault is Fault.NO_HEARTBEAT:
+            self._stay()
+        self._beat("started")
+        self._spend(self._canned.durations[Phase.RUN_STARTED])
+        self._mark(Phase.RUN_STARTED)
+        self._beat("step 1 of 110")
+        self._canned.started.set()
+        for repeat in range(int(self._request.spec.get("repeats", 1))):
+            self._train(repeat)
+        self._mark(Phase.RUN_ENDED)
+        self._spend(self._canned.durations[Phase.UPLOADED])
+        self._mark(Phase.UPLOADED)
+        self._end()
+
+    def _train(self, repeat: int) -> None:
+        left_s = self._canned.durations[Phase.RUN_ENDED]
+        while left_s > 0:
+            self._spend(min(BEAT_S, left_s))
+            left_s -= BEAT_S
+            match self._fault:
+                case Fault.STOPS_BEATING:
+                    self._stay()
+                case Fault.VANISHES:
+                    self._delete()
+                    raise _GoneError
+                case Fault.STOPS:
+                    self._vm.status = "TERMINATED"
+                    self._stay()
+                case Fault.RESTARTS:
+                    self._restart()
+            self._beat(f"run {repeat + 1}: {left_s:.0f} s left")
+        self._upload(Status.FAILED if self._fault is Fault.FAILS else Status.COMPLETED)
+
+    def _restart(self) -> None:
+        """As boot.py and the agent do it: no second measurement."""
+        self._vm.status = "TERMINATED"
+        self._spend(400)
+        self._vm.status = "RUNNING"
+        self._spend(self._canned.durations[Phase.BOOTED])
+        self._beat("")
+        self._upload(Status.FAILED)
+        self._mark(Phase.FINISHED)
+        self._result(exit_code=6, error="the VM broke off the run and started again", hint="launch again")
+        self._delete()
+        raise _GoneError
+
+    def _end(self) -> None:
+        self._mark(Phase.FINISHED)
+        if self._fault is Fault.FAILS:
+            self._result(exit_code=6, error="the loss is nan", hint="a lower learning rate")
+        else:
+            self._result(exit_code=0)
+        if self._fault is Fault.STAYS:
+            self._stay()
+        self._delete()
+
+    def _runs_begun(self) -> bool:
+        return Phase.RUN_STARTED in self._phases
+
+    def _spend(self, seconds: float) -> None:
+        until_s = self._clock.now() + seconds
+        while (left_s := until_s - self._clock.now()) > 0:
+            if self._vm.preempted:
+                raise _PreemptedError
+            if self._vm.gone.wait(min(left_s / self._clock.scale, 0.02)):
+                raise _PreemptedError if self._vm.preempted else _GoneError
+
+    def _stay(self) -> None:
+        while True:
+            self._spend(1e6)
+
+    def _mark(self, phase: Phase) -> None:
+        at = self._clock.iso()
+        self._phases[phase] = at
+        self._vm.guest_attributes.setdefault("rooflaunch", {})[phase] = at
+        self._vm.write_serial(f"rooflaunch: phase {phase} {at}\n")
+
+    def _beat(self, line: str) -> None:
+        beat = Heartbeat(at=self._clock.iso(), zone=self._vm.zone, phases=self._phases, runs=self._runs, last_line=line)
+        self._vm.write_serial(f"{line}\n")
+        self._put(status_object(self._vm.name), beat.to_bytes())
+
+    def _upload(self, status: Status) -> None:
+        run_id = bundle.make_run_id(
+            now=datetime.fromtimestamp(self._clock.now(), UTC),
+            place=f"gcp-{self._request.gpu}-{self._vm.zone}",
+            model="resnet18",
+            batch_size=32,
+            precision="fp32",
+        )
+        if self._fault is not Fault.NO_RUNS:
+            folder = bundle.create(self._canned.home, run_id)
+            error = None if status is Status.COMPLETED else str(status)
+            bundle.write_record(folder, {**RECORD, "run_id": run_id, "status": status, "error": error})
+            (folder / bundle.STEPS).write_text(",".join(bundle.STEP_COLUMNS) + "\n")
+            bundle.seal(folder)
+            self._server.put_folder(folder, "")
+        self._runs.append(run_id)
+
+    def _result(self, *, exit_code: int, error: str = "", hint: str = "", preempted: bool = False) -> None:
+        result = Result(
+            exit_code=exit_code,
+            zone=self._vm.zone,
+            runs=self._runs,
+            phases=self._phases,
+            ended_at=self._clock.iso(),
+            error=error,
+            hint=hint,
+            preempted=preempted,
+            usd=0.0123,
+        )
+        self._put(log_object(self._vm.name), self._vm.serial()[0].encode() + b"uploaded\n")
+        self._put(result_object(self._vm.name), result.to_bytes())
+
+    def _put(self, name: str, content: bytes) -> None:
+        self._server.put(name, content)
+
+    def _delete(self) -> None:
+        """As the VM does it: a plain DELETE with its own token, again until it works."""
+        vm = self._vm
+        path = f"/compute/v1/projects/{vm.project}/zones/{vm.zone}/instances/{vm.name}"
+        request = urllib.request.Request(self._canned.api() + path, method="DELETE")
+        request.add_header("Authorization", "Bearer a-secret-token")
+        while not vm.gone.is_set():
+            try:
+                with urllib.request.urlopen(request, timeout=10) as answer:
+                    json.loads(answer.read())
+            except urllib.error.URLError:
+                pass
+            vm.gone.wait(5 / self._clock.scale)

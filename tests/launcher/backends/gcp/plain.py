@@ -1,0 +1,37 @@
+"""A launch and its VM as most tests want them; `dataclasses.replace` for the rest."""
+
+from launcher.backends.gcp.resources import Instance
+from launcher.jobs.records import Request
+
+NAME = "rooflaunch-t4-20261121-120000-3fa9c1"
+ZONE = "us-central1-a"
+LAUNCHED_S = 1795262400.0  # 2026-11-21T12:00:00Z
+REQUEST = Request(
+    name=NAME,
+    launched_at="2026-11-21T12:00:00.000+00:00",
+    project="my-project",
+    bucket="my-bucket",
+    gpu="t4",
+    gpu_count=1,
+    machine_type="n1-standard-4",
+    spot=False,
+    zones=[ZONE],
+    image="host/p/trainer@sha256:" + "0" * 64,
+    flavour="cuda",
+    vm_image="projects/p/global/images/family/f",
+    limit_s=3600,
+    spec={"model": "resnet18"},
+    prices={"us-central1": {"usd_per_h": 0.54, "source": "a list", "read": "2026-07"}},
+)
+INSTANCE = Instance(
+    name=NAME,
+    zone=ZONE,
+    status="RUNNING",
+    created_at="2026-11-21T12:00:30.000+00:00",
+    labels={},
+    machine_type="n1-standard-4",
+    spot=False,
+    deadline_s=int(LAUNCHED_S) + 3600,
+    physical_host=None,
+    cpu_platform="Intel Broadwell",
+)

@@ -1,0 +1,151 @@
+"""Ending many VMs: what is asked of the cloud, how often, and how long that takes."""
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from launcher.backends.gcp.compute import Compute
+from launcher.backends.gcp.refusals import DeniedError
+from launcher.backends.gcp.resources import Disk, Instance, Listing, Operation
+from launcher.jobs import cleanup
+from launcher.jobs.cleanup import Leftover, Removed
+from tests.launcher.backends.gcp.plain import INSTANCE, ZONE
+from workload.contract.errors import ToolError
+
+# What the cloud takes for one, as often seen.
+DELETION_S = 90.0
+
+
+@dataclass
+class Cloud:
+    """VMs with the time at which each is gone; `lost`: how many deletions are answered and not done."""
+
+    vms: dict[str, float | None] = field(default_factory=dict)
+    calls: Counter[str] = field(default_factory=Counter)
+    now_s: float = 0.0
+    lost: int = 0
+    denied: str = ""
+    outage: bool = False
+    project: str = "my-project"
+
+    def now(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    def there(self) -> list[str]:
+        return [name for name, gone_s in self.vms.items() if gone_s is None or gone_s > self.now_s]
+
+    def instance(self, name: str) -> Instance:
+        return replace(INSTANCE, name=name, status="RUNNING" if self.vms[name] is None else "STOPPING")
+
+    def instances(self) -> Listing[Instance]:
+        self.calls["list"] += 1
+        if self.outage:
+            raise ToolError("a zone does not answer", hint="again")
+        return Listing(there=tuple(self.instance(name) for name in self.there()))
+
+    def get(self, zone: str, name: str) -> Instance | None:
+        assert zone == ZONE
+        self.calls["get"] += 1
+        return self.instance(name) if name in self.there() else None
+
+    def delete(self, zone: str, name: str) -> Operation | None:
+        self.calls["delete"] += 1
+        if name == self.denied:
+            raise DeniedError("not yours", hint="ask")
+        if name not in self.there():
+            return None
+        if self.lost:
+            self.lost -= 1
+        elif self.vms[name] is None:
+            self.vms[name] = self.now_s + DELETION_S
+        return Operation(name="o", zone=zone)
+
+    def wait(self, _: Operation, limit_s: float) -> tuple[()]:
+        """A deletion that is waited for takes its time."""
+        self.now_s += min(DELETION_S, limit_s)
+        return ()
+
+    def disks(self) -> Listing[Disk]:
+        return Listing()
+
+    def delete_disk(self, *_: str) -> None:
+        self.calls["delete disk"] += 1
+
+
+def cloud_of(count: int, **changes: Any) -> Cloud:
+    return Cloud(vms={f"rooflaunch-t4-20261121-120000-{number:06x}": None for number in range(count)}, **changes)
+
+
+def down(cloud: Cloud) -> list[Removed]:
+    compute: Any = cloud
+    found: list[Instance] = [cloud.instance(name) for name in cloud.vms]
+    asked: Compute = compute
+    return cleanup.down(found, asked, None, now=cloud.now, sleep=cloud.sleep)
+
+
+def test_a_hundred_vms_take_as_long_as_one() -> None:
+    cloud = cloud_of(100)
+    removed = down(cloud)
+    assert [each.name for each in removed] == list(cloud.vms)
+    assert all(each.gone for each in removed)
+    assert cloud.now_s <= DELETION_S + 2 * cleanup.PAUSE_S
+    assert cloud.calls == {"delete": 100, "list": 31, "get": 100}
+
+
+def test_a_deletion_that_was_lost_is_asked_for_again() -> None:
+    cloud = cloud_of(3, lost=2)
+    assert all(each.gone for each in down(cloud))
+    assert cloud.calls["delete"] == 5
+
+
+def test_a_list_that_is_incomplete_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    cloud = cloud_of(2)
+    first = next(iter(cloud.vms))
+    monkeypatch.setattr(cloud, "instances", Listing)
+    monkeypatch.setattr(cloud, "lost", 1000)
+    cloud.vms[first] = -1.0
+    assert [(each.gone, each.reason) for each in down(cloud)] == [(True, ""), (False, "it is still there")]
+    assert cloud.now_s == pytest.approx(cleanup.REMOVE_S)
+
+
+def test_without_a_list_each_is_asked_for_by_itself() -> None:
+    cloud = cloud_of(2, outage=True)
+    assert all(each.gone for each in down(cloud))
+
+
+def test_a_zone_that_does_not_answer_is_no_proof_of_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_answer(*_: str) -> None:
+        raise ToolError("no answer", hint="again")
+
+    cloud = cloud_of(1, outage=True)
+    monkeypatch.setattr(cloud, "get", no_answer)
+    (removed,) = down(cloud)
+    assert (removed.gone, removed.unknown, removed.reason) == (False, True, "the zone does not answer")
+
+
+def test_one_that_is_denied_keeps_no_other() -> None:
+    cloud = cloud_of(3)
+    denied = list(cloud.vms)[1]
+    cloud.denied = denied
+    assert {each.name: each.reason for each in down(cloud) if not each.gone} == {denied: "not yours"}
+    assert cloud.calls["delete"] == 3
+
+
+def test_reap_ends_its_vms_together_before_its_disks() -> None:
+    cloud = cloud_of(20)
+    left = [Leftover(kind="VM", name=name, zone=ZONE, why="old") for name in cloud.vms]
+    left.insert(0, Leftover(kind="disk", name="rooflaunch-d1", zone=ZONE, why="old"))
+    compute: Any = SimpleNamespace(
+        **{name: getattr(cloud, name) for name in ("instances", "get", "delete", "disks", "delete_disk", "wait")}
+    )
+    removed = cleanup.reap(left, compute, now=cloud.now, sleep=cloud.sleep)
+    assert [each.kind for each in removed] == ["VM"] * 20 + ["disk"]
+    assert all(each.gone for each in removed)
+    assert cloud.calls["delete"] == 20
+    assert cloud.now_s <= DELETION_S + 2 * cleanup.PAUSE_S

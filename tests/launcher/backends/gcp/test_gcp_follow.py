@@ -1,0 +1,410 @@
+"""Following a launch, with a clock that nobody waits for: what is asked when, and how each ending is told."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.backends.gcp.resources import Instance, Operation, Serial
+from launcher.jobs.follow import Ending, Event, Followed, Kind, follow, interval_s
+from launcher.jobs.records import Heartbeat, Phase, Request, Result, result_object, status_object
+from tests.launcher.backends.gcp import plain
+from tests.launcher.backends.gcp.plain import LAUNCHED_S, NAME, ZONE
+from workload.contract.errors import ToolError
+from workload.storage.bucket import RemoteObject
+
+PREEMPTED_HINT = "--rerun-preempted 2 starts it again by itself; without --spot it is not taken back"
+BEGAN_S = LAUNCHED_S
+REQUEST = replace(plain.REQUEST, spot=True, prices={})
+THERE = replace(plain.INSTANCE, spot=True, deadline_s=None, cpu_platform="")
+
+
+class Cloud:
+    """A VM and its bucket: `script` says what changes, and after how many seconds. Time passes in `sleep` alone."""
+
+    name = "my-bucket"
+
+    def __init__(self) -> None:
+        self.script: list[tuple[float, Callable[[], None]]] = []
+        self.instance: Instance | None = THERE
+        self.attributes: dict[str, str] = {}
+        self.objects_by_name: dict[str, tuple[int, bytes]] = {}
+        self.calls: Counter[str] = Counter()
+        self.asked_at: list[float] = []
+        self.was_preempted = False
+        self.outage = ""
+        self.serial_text = "boot\nlast words\n"
+        self.deletion_works = True
+        self.now_s = BEGAN_S
+
+    def at(self, seconds: float, change: Callable[[], None]) -> None:
+        self.script.append((BEGAN_S + seconds, change))
+
+    def now(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        until_s = self.now_s + seconds
+        for due_s, change in sorted(self.script, key=lambda each: each[0]):
+            if due_s <= until_s:
+                self.now_s = max(self.now_s, due_s)
+                change()
+        self.script = [each for each in self.script if each[0] > until_s]
+        self.now_s = until_s
+
+    # What a guest does.
+
+    def phase(self, phase: Phase) -> None:
+        self.attributes[phase] = "2026-11-21T12:01:00.000+00:00"
+
+    def beat(self, line: str = "step 1", **changes: Any) -> None:
+        phases = {Phase.BOOTED: "2026-11-21T12:01:00.000+00:00", Phase.RUN_STARTED: "2026-11-21T12:04:00.000+00:00"}
+        beat = Heartbeat(at=REQUEST.launched_at, zone=ZONE, phases=phases, last_line=line)
+        self.put(status_object(NAME), replace(beat, **changes).to_bytes())
+
+    def beats(self, first_s: float, last_s: float) -> None:
+        for seconds in range(int(first_s), int(last_s), 15):
+            self.at(seconds, self.beat)
+
+    def result(self, **changes: Any) -> None:
+        plain: dict[str, Any] = {
+            "exit_code": 0,
+            "zone": ZONE,
+            "runs": [],
+            "phases": {},
+            "ended_at": REQUEST.launched_at,
+        }
+        self.put(result_object(NAME), Result(**plain | changes).to_bytes())
+
+    def gone(self) -> None:
+        self.instance = None
+
+    def put(self, name: str, content: bytes) -> None:
+        generation = self.objects_by_name.get(name, (0, b""))[0] + 1
+        self.objects_by_name[name] = (generation, content)
+
+    # What the follower asks.
+
+    def get(self, zone: str, name: str) -> Instance | None:
+        self.asked_at.append(self.now_s - BEGAN_S)
+        self._ask("get", zone, name)
+        return self.instance
+
+    def delete(self, zone: str, name: str) -> Operation | None:
+        self._ask("delete", zone, name)
+        if self.deletion_works:
+            self.instance = None
+        return Operation(name="operation", zone=zone)
+
+    def wait(self, operation: Operation, limit_s: float) -> tuple[()]:
+        assert operation.zone == ZONE
+        assert limit_s > 0
+        return ()
+
+    def guest_attributes(self, zone: str, name: str) -> dict[str, str]:
+        self._ask("guest_attributes", zone, name)
+        return dict(self.attributes)
+
+    def preempted(self, zone: str, name: str) -> bool:
+        self._ask("preempted", zone, name)
+        return self.was_preempted
+
+    def serial(self, zone: str, name: str, start: int) -> Serial:
+        self._ask("serial", zone, name)
+        return Serial(text=self.serial_text[start:], next_start=len(self.serial_text))
+
+    def objects(self, prefix: str) -> Iterator[RemoteObject]:
+        assert prefix == f"launches/{NAME}/"
+        self._ask("list")
+        for name, (generation, content) in self.objects_by_name.items():
+            yield RemoteObject(name=name, bytes=len(content), crc32c="", generation=generation)
+
+    def read(self, name: str) -> bytes | None:
+        self._ask("read")
+        return self.objects_by_name[name][1]
+
+    def _ask(self, what: str, zone: str = ZONE, name: str = NAME) -> None:
+        assert (zone, name) == (ZONE, NAME)
+        self.calls[what] += 1
+        if self.outage:
+            raise ToolError(self.outage, hint="check the network")
+
+
+def run(cloud: Cloud, output: Path, request: Request = REQUEST) -> tuple[Followed, list[Event]]:
+    events: list[Event] = []
+    compute: Any = cloud
+    bucket: Any = cloud
+    followed = follow(
+        request, ZONE, compute, bucket, output=output, now=cloud.now, sleep=cloud.sleep, on_event=events.append
+    )
+    return followed, events
+
+
+def told(events: list[Event], kind: Kind) -> list[str]:
+    return [each.text for each in events if each.kind is kind]
+
+
+@pytest.mark.parametrize(
+    ("elapsed_s", "every_s"),
+    [(0, 5), (119.9, 5), (120, 10), (599.9, 10), (600, 30), (86400, 30)],
+)
+def test_schedule(elapsed_s: float, every_s: float) -> None:
+    assert interval_s(elapsed_s) == every_s
+
+
+def test_a_launch_that_goes_well(tmp_path: Path) -> None:
+    cloud = Cloud()
+    for seconds, phase in ((40, Phase.BOOTED), (50, Phase.DRIVER_READY), (180, Phase.IMAGE_PULLED)):
+        cloud.at(seconds, lambda phase=phase: cloud.phase(phase))  # type: ignore[misc]
+    cloud.beats(200, 400)
+    cloud.at(390, lambda: cloud.beat("uploading"))
+    cloud.at(400, lambda: cloud.result(phases={Phase.FINISHED: "2026-11-21T12:06:40.000+00:00"}))
+    followed, events = run(cloud, tmp_path)
+    assert followed.ending is Ending.RESULT
+    assert followed.error is None
+    assert not followed.vm_gone
+    assert told(events, Kind.PHASE) == ["booted", "driver_ready", "image_pulled", "run_started", "finished"]
+    assert told(events, Kind.NOTE) == []
+    progress = list(dict.fromkeys(told(events, Kind.PROGRESS)))
+    assert progress == [
+        "the VM starts",
+        "booted; the next step is awaited",
+        "driver ready; the next step is awaited",
+        "image pulled; the next step is awaited",
+        "step 1",
+        "uploading",
+    ]
+    # Every 5 s for 2 minutes, then every 10 s.
+    assert cloud.asked_at == [*range(0, 120, 5), *range(120, 401, 10)]
+    looks = len(cloud.asked_at)
+    # Guest attributes until the first heartbeat; a heartbeat is read when it has changed, by listing.
+    assert cloud.calls == {"get": looks, "list": looks, "guest_attributes": 32, "read": 15}
+    assert followed.calls == {"bucket.list": looks, "bucket.read": 15}
+
+
+def test_a_vm_that_says_nothing_is_removed_after_its_boot_limit(tmp_path: Path) -> None:
+    cloud = Cloud()
+    cloud.at(40, lambda: cloud.phase(Phase.BOOTED))
+    followed, events = run(cloud, tmp_path / "new")
+    saved = tmp_path / "new" / f"{NAME}-serial.txt"
+    assert followed.ending is Ending.SILENT
+    assert followed.vm_gone
+    assert cloud.instance is None
+    assert followed.error is not None
+    assert followed.error.exit_code == 6
+    assert followed.error.report() == (
+        f"error: '{NAME}' did not come to start the run in 15 min (last: booted)\nhint: what it said is in {saved}"
+    )
+    assert saved.read_text() == "boot\nlast words\n"
+    assert told(events, Kind.NOTE) == [
+        f"'{NAME}' did not come to start the run in 15 min (last: booted): removing the VM"
+    ]
+
+
+def test_a_v100_gets_the_time_to_install_its_driver(tmp_path: Path) -> None:
+    cloud = Cloud()
+    cloud.at(1450, cloud.beat)
+    cloud.at(1480, cloud.result)
+    assert run(cloud, tmp_path, replace(REQUEST, gpu="v100"))[0].ending is Ending.RESULT
+    assert run(Cloud(), tmp_path, replace(REQUEST, gpu="v100"))[0].error is not None
+
+
+def test_silence_in_the_run_ends_it(tmp_path: Path) -> None:
+    cloud = Cloud()
+    cloud.beats(200, 300)
+    followed, _ = run(cloud, tmp_path)
+    assert followed.ending is Ending.SILENT
+    assert str(followed.error) == f"'{NAME}' has given no sign for 5 min"
+    assert 290 + 300 < cloud.now_s - BEGAN_S < 290 + 300 + 45
+    assert followed.heartbeat is not None, "what it uploaded is known"
+
+
+def test_a_vm_that_cannot_be_removed_is_told(tmp_path: Path) -> None:
+    cloud = Cloud()
+    cloud.serial_text = ""
+    cloud.deletion_works = False
+    followed, _ = run(cloud, tmp_path)
+    assert followed.error is not None
+    assert not followed.vm_gone
+    assert followed.error.report() == (
+        f"error: '{NAME}' did not come to start the run in 15 min (last: nothing, VM RUNNING); the VM could not be "
+        f"removed\nhint: launch down {NAME}; launch logs {NAME}"
+    )
+
+
+@pytest.mark.parametrize("after_s", [0, 9])
+def test_a_result_that_arrives_as_the_vm_vanishes_counts(tmp_path: Path, after_s: float) -> None:
+    cloud = Cloud()
+    cloud.at(301, cloud.gone)
+    cloud.at(310 + after_s, cloud.result)
+    followed, _ = run(cloud, tmp_path)
+    assert (followed.ending, followed.vm_gone, followed.error) == (Ending.RESULT, True, None)
+
+
+@pytest.mark.parametrize(
+    ("gone_s", "was_preempted", "ending", "report"),
+    [
+        (
+            300,
+            True,
+            Ending.PREEMPTED,
+            f"error: '{NAME}' was preempted: the cloud took the spot VM back\nhint: {PREEMPTED_HINT}",
+        ),
+        (
+            300,
+            False,
+            Ending.DELETED,
+            f"error: '{NAME}' was deleted before it had a result\nhint: launch status {NAME}",
+        ),
+        (
+            3600,
+            False,
+            Ending.LIMIT,
+            f"error: '{NAME}' reached its time limit of 60 min and left no result\nhint: --max-run-time, longer",
+        ),
+    ],
+    ids=["preempted", "deleted", "limit"],
+)
+def test_gone_without_a_result(tmp_path: Path, gone_s: float, was_preempted: bool, ending: Ending, report: str) -> None:
+    cloud = Cloud()
+    cloud.was_preempted = was_preempted
+    cloud.beats(200, gone_s)
+    cloud.at(gone_s, cloud.gone)
+    followed, _ = run(cloud, tmp_path)
+    assert followed.ending is ending
+    assert followed.vm_gone
+    assert followed.error is not None
+    assert (followed.error.exit_code, followed.error.report()) == (6, report)
+
+
+def test_a_vm_that_stops_instead_of_vanishing_is_removed(tmp_path: Path) -> None:
+    cloud = Cloud()
+    cloud.at(90, lambda: setattr(cloud, "instance", replace(THERE, status="TERMINATED")))
+    followed, _ = run(cloud, tmp_path)
+    assert (followed.ending, followed.vm_gone) == (Ending.DELETED, True)
+    assert str(followed.error) == f"'{NAME}' stopped by itself (TERMINATED)"
+
+
+def stand(cloud: Cloud, seconds: float, status: str) -> None:
+    cloud.at(seconds, lambda: setattr(cloud, "instance", replace(THERE, status=status, restarts=True)))
+
+
+@pytest.mark.parametrize("status", ["TERMINATED", "REPAIRING"])
+def test_a_vm_that_its_host_stopped_is_awaited(tmp_path: Path, status: str) -> None:
+    cloud = Cloud()
+    cloud.beats(200, 400)
+    stand(cloud, 400, status)
+    stand(cloud, 1250, "RUNNING")
+    cloud.at(1500, cloud.beat)
+    cloud.at(1520, lambda: cloud.result(exit_code=6))
+    followed, events = run(cloud, tmp_path)
+    assert followed.ending is Ending.RESULT
+    waits = f"'{NAME}' is {status}: the cloud starts it again, to save what there is"
+    assert told(events, Kind.NOTE) == [waits], "its silence meanwhile is no sign of anything"
+
+
+def test_a_vm_that_is_not_started_again_is_removed(tmp_path: Path) -> None:
+    cloud = Cloud()
+    cloud.beats(200, 400)
+    stand(cloud, 400, "TERMINATED")
+    followed, _ = run(cloud, tmp_path)
+    assert (followed.ending, followed.vm_gone) == (Ending.DELETED, True)
+    assert str(followed.error) == f"'{NAME}' stopped and was not started again in 15 min"
+    assert 1300 < cloud.now_s - BEGAN_S < 1340
+
+
+def test_a_vm_that_is_started_again_in_its_boot_gets_its_time(tmp_path: Path) -> None:
+    cloud = Cloud()
+    stand(cloud, 500, "TERMINATED")
+    stand(cloud, 900, "RUNNING")
+    cloud.at(1700, cloud.beat)
+    cloud.at(1720, cloud.result)
+    assert run(cloud, tmp_path)[0].ending is Ending.RESULT
+
+
+def test_a_vm_past_its_limit_is_removed(tmp_path: Path) -> None:
+    cloud = Cloud()
+    cloud.instance = replace(THERE, deadline_s=int(BEGAN_S) + 1000)
+    cloud.beats(200, 2000)
+    followed, _ = run(cloud, tmp_path)
+    assert (followed.ending, followed.vm_gone) == (Ending.LIMIT, True)
+    assert 1300 < cloud.now_s - BEGAN_S < 1340
+
+
+def test_a_network_that_is_away_changes_nothing_and_is_told_once(tmp_path: Path) -> None:
+    cloud = Cloud()
+    cloud.beats(200, 2400)
+    cloud.at(400, lambda: setattr(cloud, "outage", "Compute Engine cannot be reached: no route"))
+    cloud.at(1900, lambda: setattr(cloud, "outage", ""))
+    cloud.at(2400, cloud.result)
+    followed, events = run(cloud, tmp_path)
+    assert followed.ending is Ending.RESULT
+    assert told(events, Kind.NOTE) == [
+        "Compute Engine cannot be reached: no route; the VM goes on by itself, trying again",
+        "the cloud answers again",
+    ]
+    asked = [seconds for seconds in cloud.asked_at if 400 <= seconds < 1900]
+    assert 20 < len(asked) < 40, "looks that fail are a minute apart"
+
+
+def test_an_outage_is_no_silence_of_the_vm(tmp_path: Path) -> None:
+    cloud = Cloud()
+    cloud.at(200, cloud.beat)
+    cloud.at(250, lambda: setattr(cloud, "outage", "no route"))
+    cloud.at(1000, lambda: setattr(cloud, "outage", ""))
+    cloud.at(1150, cloud.beat)
+    cloud.at(1200, cloud.result)
+    assert run(cloud, tmp_path)[0].ending is Ending.RESULT
+
+
+def test_an_outage_beyond_the_limit_ends_it(tmp_path: Path) -> None:
+    cloud = Cloud()
+    cloud.outage = "no route"
+    followed, events = run(cloud, tmp_path)
+    assert followed.ending is Ending.UNREACHABLE
+    assert followed.error is not None
+    assert followed.error.report() == (
+        f"error: '{NAME}' could not be followed to its time limit: no route\nhint: launch status {NAME}"
+    )
+    assert followed.error.exit_code == 4
+    assert len(told(events, Kind.NOTE)) == 1
+    assert 3900 < cloud.now_s - BEGAN_S < 3970
+
+
+def test_what_the_vm_says_cannot_move_the_cursor(tmp_path: Path) -> None:
+    cloud = Cloud()
+    cloud.at(20, lambda: cloud.beat("\x1b[2Jstep\r\n1\x07"))
+    cloud.at(40, cloud.result)
+    _, events = run(cloud, tmp_path)
+    assert "\\x1b[2Jstep 1\\x07" in told(events, Kind.PROGRESS)
+
+
+def test_a_result_that_nobody_can_read_ends_no_vm_that_lives(tmp_path: Path) -> None:
+    cloud = Cloud()
+    cloud.at(20, lambda: cloud.put(result_object(NAME), b"no result"))
+    cloud.beats(30, 900)
+    cloud.at(900, cloud.gone)
+    followed, _ = run(cloud, tmp_path)
+    assert followed.ending is Ending.DELETED
+    assert followed.heartbeat is not None
+    assert cloud.calls["delete"] == 0
+    assert followed.error is not None
+    assert followed.error.report() == (
+        f"error: '{NAME}' has ended, and how is unknown: no readable result of a launch: "
+        f"no JSON (Expecting value: line 1 column 1 (char 0))\nhint: launch logs {NAME}"
+    )
+
+
+def test_foreign_objects_are_passed_over(tmp_path: Path) -> None:
+    cloud = Cloud()
+    cloud.at(20, lambda: cloud.put(status_object(NAME), b"{"))
+    cloud.at(30, lambda: cloud.put(result_object(NAME), b"no result"))
+    cloud.at(60, cloud.result)
+    cloud.phase(Phase.BOOTED)
+    cloud.attributes["evil"] = "\x1b[2J"
+    followed, events = run(cloud, tmp_path)
+    assert followed.ending is Ending.RESULT
+    assert told(events, Kind.PHASE) == ["booted"]

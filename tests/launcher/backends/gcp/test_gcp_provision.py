@@ -1,0 +1,618 @@
+"""From a plan to a running VM: the real client against the fake Compute Engine, on a clock of the test's own."""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from launcher.backends.gcp import compute as border
+from launcher.backends.gcp import provision as provisioning
+from launcher.backends.gcp import refusals
+from launcher.backends.gcp.compute import Compute
+from launcher.backends.gcp.plan import Options, Plan, make_plan
+from launcher.backends.gcp.provision import Provisioned, Scope, StrangerError, Tried, provision, reach, remove
+from launcher.backends.gcp.resources import OperationFault, QuotaFault
+from launcher.backends.gcp.settings import Settings
+from tests.launcher.backends.gcp.fake_compute import FakeCompute, plain_body
+from workload.contract.errors import ExitCode, InterruptedRunError, NoCapacityError, ToolError
+from workload.contract.spec import resolve
+from workload.storage.bucket import UnreachableError
+
+pytestmark = pytest.mark.world
+
+NAME = "rooflaunch-t4-20261121-142530-c0ffee"
+SETTINGS = Settings(
+    project="test-project",
+    bucket="test-bucket",
+    repository="us-central1-docker.pkg.dev/test-project/rooflaunch/trainer",
+    service_account="rooflaunch-vm@test-project.iam.gserviceaccount.com",
+)
+A, B, C, F = (f"us-central1-{letter}" for letter in "abcf")
+EAST = "us-east1-c"
+
+
+class Clock:
+    """Time passes only while somebody sleeps; `on_sleep` is called with the new time."""
+
+    def __init__(self) -> None:
+        self.s = 1_800_000_000.0
+        self.on_sleep: Callable[[float], None] = lambda _: None
+
+    def now(self) -> float:
+        return self.s
+
+    def sleep(self, seconds: float) -> None:
+        self.s += seconds
+        self.on_sleep(self.s)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCompute]:
+    with FakeCompute() as fake:
+        monkeypatch.setenv(refusals.ENDPOINT_VARIABLE, fake.url)
+        yield fake
+
+
+@pytest.fixture
+def compute(fake: FakeCompute, clock: Clock) -> Compute:
+    assert fake.url
+    return border.connect("test-project", sleep=clock.sleep, monotonic=clock.now)
+
+
+def plan_for(*zones: str, gpu: str = "t4", settings: Settings = SETTINGS, **options: Any) -> Plan:
+    return make_plan(
+        resolve({}, {}, None),
+        Options(gpu=gpu, zones=zones, **options),
+        settings,
+        image=f"{settings.repository}@sha256:{'ab' * 32}",
+        now=datetime(2026, 11, 21, 14, 25, 30, tzinfo=UTC),
+        token="c0ffee",
+    )
+
+
+def go(
+    plan: Plan, compute: Compute, clock: Clock, *, budget_s: float = 600.0, events: list[str] | None = None
+) -> Provisioned:
+    told = [] if events is None else events
+    return provision(plan, compute, budget_s=budget_s, now=clock.now, sleep=clock.sleep, on_event=told.append)
+
+
+def inserts(fake: FakeCompute) -> list[str]:
+    """The zones that were asked for a VM, in order."""
+    found = (re.fullmatch(r"POST .*/zones/([^/]+)/instances", each) for each in fake.calls)
+    return [each[1] for each in found if each]
+
+
+@pytest.mark.parametrize("spot", [False, True])
+@pytest.mark.parametrize("gpu", ["t4", "l4", "v100", "a100", "a100-80gb", "h100", "h200"])
+def test_every_gpu_is_accepted(gpu: str, spot: bool, fake: FakeCompute, compute: Compute, clock: Clock) -> None:
+    machine = "a3-highgpu-8g" if gpu == "h100" and not spot else None
+    plan = plan_for(gpu=gpu, spot=spot, machine_type=machine)
+    got = go(plan, compute, clock)
+    assert (got.zone, got.instance.name, got.instance.status) == (plan.zones[0], plan.name, "RUNNING")
+    assert (got.instance.spot, got.instance.machine_type) == (spot, plan.machine.name)
+    assert got.instance.deadline_s == fake.vm(plan.name).deadline_s
+    # What the client sends is what the plan says, but for its own order of keys.
+    body = fake.bodies[0]
+    assert body == plan.body(got.zone, request_id=got.instance.request_id)
+
+
+def test_a_policy_ends_the_launch_with_the_option_that_cures_it(
+    fake: FakeCompute, compute: Compute, clock: Clock
+) -> None:
+    said = "Constraint constraints/compute.requireShieldedVm violated for project projects/p."
+    fake.operation_error(A, "CONDITION_NOT_MET", said)
+    with pytest.raises(refusals.PolicyError) as caught:
+        go(plan_for(A), compute, clock)
+    assert caught.value.report() == (
+        "error: the organisation's policy forbids this VM: constraints/compute.requireShieldedVm: "
+        f"CONDITION_NOT_MET: {said}\nhint: --secure-boot"
+    )
+    assert (inserts(fake), fake.instances) == ([A], [])
+
+
+def test_no_region_has_the_subnetwork(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
+    missing = "The resource 'projects/p/regions/us-central1/subnetworks/gpu' was not found"
+    fake.refuse(404, missing, reason="notFound", match="POST .*/instances")
+    with pytest.raises(NoCapacityError) as caught:
+        go(plan_for(A, fallback=False, settings=replace(SETTINGS, subnetwork="gpu")), compute, clock)
+    hint = "no region has a subnetwork 'gpu': --subnetwork of another, or its regions in infra/ (subnets)"
+    assert caught.value.hint == hint
+
+
+def test_a_plain_launch_takes_five_calls(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
+    events: list[str] = []
+    got = go(plan_for(A), compute, clock, events=events)
+    calls = {"projects.get": 1, "regions.get": 1, "instances.insert": 1, "zoneOperations.wait": 1, "instances.get": 1}
+    assert (got.tried, got.calls, len(fake.calls)) == ((), calls, 5)
+    assert events == [f"{A}: asking for n1-standard-4 with T4 16 GB", f"{A}: the VM runs"]
+
+
+def test_named_then_available_then_the_region_then_others(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
+    fake.stockout(A, ["europe-west4-c", F])
+    for zone in (C, "europe-west4-c", F, B, "europe-west4-a", "europe-west4-b"):
+        fake.stockout(zone)
+    plan = plan_for(A, C)
+    got = go(plan, compute, clock)
+    # The regions that were tried are near from then on: their other zones come before a third region.
+    tried = [A, C, "europe-west4-c", F, B, "europe-west4-a", "europe-west4-b"]
+    assert inserts(fake) == [*tried, next(zone for zone in plan.zones if zone not in tried)]
+    assert [(each.zone, each.name) for each in fake.instances] == [(got.zone, NAME)]
+    assert [(each.zone, each.code) for each in got.tried][:2] == [
+        (A, "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS"),
+        (C, "ZONE_RESOURCE_POOL_EXHAUSTED"),
+    ]
+
+
+def test_a_zone_that_only_the_cloud_knows_is_tried(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
+    fake.stockout_with_details(A, ["us-south1-a"])
+    assert go(plan_for(A), compute, clock).zone == "us-south1-a"
+
+
+@pytest.mark.parametrize(
+    ("options", "settings"),
+    [
+        pytest.param({"max_cost_usd": 2.0}, SETTINGS, id="its price is unknown"),
+        pytest.param({"fallback": False}, SETTINGS, id="no fallback"),
+        pytest.param({}, Settings(**{**SETTINGS.to_json(), "subnetwork": "mine"}), id="a subnetwork has a region"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_zone_beyond_the_plan_is_not_tried_where(
+    options: dict[str, Any], settings: Settings, fake: FakeCompute, compute: Compute, clock: Clock
+) -> None:
+    plan = plan_for(A, gpu="v100", settings=settings, **options)
+    for zone in plan.zones:
+        fake.stockout(zone, ["us-south1-a"])
+    with pytest.raises(NoCapacityError):
+        go(plan, compute, clock)
+    assert sorted(inserts(fake)) == sorted(plan.zones)
+
+
+def test_everything_tried_is_told(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
+    fake.stockout(A)
+    fake.operation_error(B, "VM_MIN_COUNT_NOT_REACHED", "0 of 1")
+    with pytest.raises(NoCapacityError) as caught:
+        go(plan_for(A, B, fallback=False, spot=True), compute, clock)
+    assert str(caught.value) == (
+        "no n1-standard-4 with T4 16 GB (spot) to be had; tried:\n"
+        f"  {A}: ZONE_RESOURCE_POOL_EXHAUSTED (0 s)\n"
+        f"  {B}: VM_MIN_COUNT_NOT_REACHED: 0 of 1 (0 s)"
+    )
+    assert caught.value.hint == "later, without --no-fallback, without --spot, or with another --gpu"
+    assert (caught.value.exit_code, fake.instances) == (ExitCode.NO_CAPACITY, [])
+
+
+def test_the_budget_ends_the_search(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
+    for zone in (A, B, C):
+        fake.endless_operation(zone, lives=False)
+    with pytest.raises(NoCapacityError) as caught:
+        go(plan_for(A, B, C, fallback=False), compute, clock, budget_s=200.0)
+    assert inserts(fake) == [A, B]
+    assert f"{A}: TOOK_TOO_LONG: still PROVISIONING (180 s)\n" in str(caught.value)
+    assert str(caught.value).endswith(f"\n  not tried, as 200 s are over: {C}")
+    assert fake.instances == []
+
+
+# Quotas.
+
+
+STANDARD, PREEMPTIBLE = "NVIDIA_T4_GPUS", "PREEMPTIBLE_NVIDIA_T4_GPUS"
+NONE_LEFT, ONE_LEFT = (4, 4), (4, 3)
+WEEK_S = 7 * 86400
+
+
+@pytest.mark.parametrize("spot", [False, True], ids=["on demand", "spot"])
+@pytest.mark.parametrize(
+    ("standard", "preemptible", "refused"),
+    [
+        (NONE_LEFT, (0, 0), "PREEMPTIBLE_NVIDIA_T4_GPUS is 0, 0 in use; NVIDIA_T4_GPUS is 4, 4 in use, 1 wanted"),
+        ((0, 0), NONE_LEFT, "PREEMPTIBLE_NVIDIA_T4_GPUS is 4, 4 in use; NVIDIA_T4_GPUS is 0, 0 in use, 1 wanted"),
+        (NONE_LEFT, ONE_LEFT, ""),
+        (ONE_LEFT, NONE_LEFT, ""),
+        (ONE_LEFT, (0, 0), ""),
+    ],
+    ids=["neither", "neither, as in a new project", "preemptible", "standard", "standard alone is granted"],
+)
+def test_a_vm_of_a_week_takes_whichever_quota_is_left(
+    spot: bool,
+    standard: tuple[int, int],
+    preemptible: tuple[int, int],
+    refused: str,
+    fake: FakeCompute,
+    compute: Compute,
+    clock: Clock,
+) -> None:
+    fake.set_quota("us-central1", STANDARD, standard[0], usage=standard[1])
+    fake.set_quota("us-central1", PREEMPTIBLE, preemptible[0], usage=preemptible[1])
+    got = go(plan_for(A, B, EAST, spot=spot), compute, clock)
+    assert (inserts(fake), got.zone) == (([EAST], EAST) if refused else ([A], A))
+    tried = Tried(zone="us-central1", code="QUOTA_EXCEEDED", message=refused, seconds=0.0)
+    assert got.tried == ((tried,) if refused else ())
+    # Each region once, though two of its zones were named.
+    assert fake.count("GET .*/regions/us-central1$") == 1
+
+
+@pytest.mark.parametrize(
+    ("spot", "limit_s", "zone"),
+    [(False, WEEK_S, A), (False, WEEK_S + 1, EAST), (True, WEEK_S + 1, A)],
+    ids=["7 days", "longer", "longer, spot"],
+)
+def test_a_vm_that_stays_longer_takes_standard_quota(
+    spot: bool, limit_s: int, zone: str, fake: FakeCompute, compute: Compute, clock: Clock
+) -> None:
+    fake.set_quota("us-central1", STANDARD, 0)
+    assert go(plan_for(A, EAST, spot=spot, max_run_time_s=limit_s), compute, clock).zone == zone
+
+
+def test_a_new_project_is_told_at_once(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
+    fake.set_quota("global", "GPUS_ALL_REGIONS", 0)
+    with pytest.raises(NoCapacityError) as caught:
+        go(plan_for(A), compute, clock)
+    assert str(caught.value) == (
+        "no n1-standard-4 with T4 16 GB to be had; tried:\n"
+        "  all regions: QUOTA_EXCEEDED: GPUS_ALL_REGIONS is 0, 0 in use, 1 wanted (0 s)"
+    )
+    assert caught.value.hint == (
+        "ask for more at https://console.cloud.google.com/iam-admin/quotas?project=test-project; "
+        "launch doctor gcp shows what each region has"
+    )
+    assert len(fake.calls) == 1
+
+
+def test_a_quota_that_an_insert_finds_out_is_not_tried_again_in_its_region(
+    fake: FakeCompute, compute: Compute, clock: Clock
+) -> None:
+    fake.hide_quota("us-central1", STANDARD)
+    fake.hide_quota("us-central1", PREEMPTIBLE)
+    got = go(plan_for(A, B, EAST), compute, clock)
+    assert (inserts(fake), got.tried[0].code) == ([A, EAST], "QUOTA_EXCEEDED")
+
+
+def test_a_quota_of_all_regions_that_an_insert_finds_out_ends_it(
+    fake: FakeCompute, compute: Compute, clock: Clock
+) -> None:
+    fake.hide_quota("global", "GPUS_ALL_REGIONS")
+    with pytest.raises(NoCapacityError, match=r"Quota 'GPUS_ALL_REGIONS' exceeded\.  Limit: 0\.0 globally"):
+        go(plan_for(A, EAST), compute, clock)
+    assert (inserts(fake), fake.instances) == ([A], [])
+
+
+@pytest.mark.parametrize("unknown", [STANDARD, PREEMPTIBLE])
+def test_an_unknown_quota_is_left_to_the_insert(
+    unknown: str, fake: FakeCompute, compute: Compute, clock: Clock
+) -> None:
+    fake.forget_quota(unknown)
+    fake.set_quota("us-central1", STANDARD if unknown == PREEMPTIBLE else PREEMPTIBLE, 0)
+    assert go(plan_for(A), compute, clock).zone == A
+
+
+# Faults of one insert.
+
+
+def test_a_conflict_with_our_own_insert_is_success(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
+    fake.conflict_on_retry(A)
+    got = go(plan_for(A), compute, clock)
+    assert (got.zone, inserts(fake), got.tried) == (A, [A, A], ())
+    assert len(fake.all_vms) == 1
+
+
+def test_a_conflict_with_another_vm_leaves_that_alone(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
+    stranger = fake.add_vm(NAME, A)
+    with pytest.raises(StrangerError) as caught:
+        go(plan_for(A), compute, clock)
+    assert str(caught.value) == f"zone {A} has another VM '{NAME}', which is not of this launch"
+    assert fake.instances == [stranger]
+    assert fake.count("DELETE") == 0
+
+
+def test_not_found_while_the_vm_lives(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
+    fake.not_found_but_lives(A)
+    got = go(plan_for(A, B), compute, clock)
+    assert (got.zone, got.tried[0].code) == (B, "RESOURCE_NOT_FOUND")
+    assert [(each.zone, each.name) for each in fake.instances] == [(B, NAME)]
+    assert fake.count(f"DELETE .*{A}/instances/{NAME}") == 1
+
+
+def test_an_endless_operation_of_a_running_vm(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
+    started_s = clock.s
+    fake.endless_operation(A)
+    got = go(plan_for(A), compute, clock)
+    assert (got.zone, got.instance.status, got.seconds) == (A, "RUNNING", 10.0)
+    assert clock.s - started_s == 10.0
+
+
+def test_an_endless_operation_without_a_vm(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
+    fake.endless_operation(A, lives=False)
+    got = go(plan_for(A, B), compute, clock)
+    assert (got.zone, got.tried[0].code) == (B, "TOOK_TOO_LONG")
+    assert [each.zone for each in fake.instances] == [B]
+
+
+def test_preempted_at_boot(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
+    fake.preempt_at_boot(A)
+    got = go(plan_for(A, B, spot=True), compute, clock)
+    assert (got.zone, got.tried[0].code) == (B, "PREEMPTED")
+    assert [each.zone for each in fake.instances] == [B]
+
+
+def test_a_vm_that_somebody_deletes_at_once_is_not_replaced(
+    fake: FakeCompute, compute: Compute, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Compute.wait
+
+    def wait(self: Compute, operation: Any, limit_s: float) -> Any:
+        found = real(self, operation, limit_s)
+        fake.kill(NAME)
+        return found
+
+    monkeypatch.setattr(Compute, "wait", wait)
+    with pytest.raises(ToolError) as caught:
+        go(plan_for(A, B), compute, clock)
+    told = f"Compute Engine did not make the VM in {A}: DELETED: the VM is gone right after its insert"
+    assert (str(caught.value), inserts(fake)) == (told, [A])
+
+
+def test_a_busy_service_is_asked_again(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
+    fake.burst(503, 2, "POST .*/instances$")
+    fake.burst(429, 2, "GET .*/instances/")
+    assert (go(plan_for(A), compute, clock).tried, inserts(fake)) == ((), [A, A, A])
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_zone_that_stays_busy_is_exhausted(status: int, fake: FakeCompute, compute: Compute, clock: Clock) -> None:
+    fake.burst(status, 1000, f"POST .*{A}/instances$")
+    started_s = clock.s
+    got = go(plan_for(A, B), compute, clock)
+    assert (got.zone, got.tried[0].code) == (B, f"HTTP_{status}")
+    # 30 s of asking again, and 9 s to see that none of these inserts was done after all.
+    assert clock.s - started_s <= 40
+
+
+def test_a_stockout_told_by_http_is_not_asked_again(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
+    text = f"The zone 'projects/test-project/zones/{A}' does not have enough resources available"
+    fake.refuse(503, text, reason="backendError", match="POST .*/instances$")
+    got = go(plan_for(A, B), compute, clock)
+    assert (inserts(fake), got.tried[0].code) == ([A, B], "ZONE_RESOURCE_POOL_EXHAUSTED")
+
+
+def test_a_zone_without_the_machine_type_is_passed_over(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
+    text = f"The resource 'projects/test-project/zones/{A}/acceleratorTypes/nvidia-tesla-t4' was not found"
+    fake.refuse(404, text, reason="notFound", match="POST .*/instances$")
+    assert go(plan_for(A, B), compute, clock).tried[0].code == "NOT_IN_ZONE"
+
+
+def test_an_unknown_code_is_an_error_at_once(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
+    fake.operation_error(A, "SURPRISE", "something new")
+    with pytest.raises(ToolError) as caught:
+        go(plan_for(A, B), compute, clock)
+    assert caught.value.report() == (
+        f"error: Compute Engine did not make the VM in {A}: SURPRISE: something new\nhint: launch doctor gcp"
+    )
+    assert (inserts(fake), fake.instances) == ([A], [])
+
+
+def test_a_missing_service_account_is_missing_everywhere(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
+    account = SETTINGS.service_account
+    fake.operation_error(A, "RESOURCE_NOT_FOUND", f"The resource '{account}' of type 'serviceAccount' was not found.")
+    with pytest.raises(ToolError, match="of type 'serviceAccount' was not found"):
+        go(plan_for(A, B), compute, clock)
+    assert inserts(fake) == [A]
+
+
+def test_a_refused_body_is_an_error_at_once(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
+    fake.refuse(400, "Invalid value for field 'resource.labels'", reason="invalid", match="POST .*/instances$")
+    with pytest.raises(ToolError) as caught:
+        go(plan_for(A, B), compute, clock)
+    assert str(caught.value) == "Compute Engine refused insert: Invalid value for field 'resource.labels'"
+    assert (inserts(fake), fake.count("DELETE")) == ([A], 0)
+
+
+def test_no_permission_to_insert(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
+    fake.refuse(403, "Required 'compute.instances.create' permission", match="POST .*/instances$")
+    events: list[str] = []
+    with pytest.raises(ToolError, match=r"^no permission in project 'test-project': "):
+        go(plan_for(A, B), compute, clock, events=events)
+    assert (inserts(fake), fake.count("DELETE"), len(events)) == ([A], 0, 1)
+
+
+def test_a_cloud_that_is_gone_after_the_insert(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
+    fake.endless_operation(A)
+    fake.burst(500, 1000, "/wait$")
+    fake.burst(500, 3, "DELETE")
+    with pytest.raises(UnreachableError):
+        go(plan_for(A, B), compute, clock)
+    assert (inserts(fake), fake.instances) == ([A], [])
+
+
+# Interrupted.
+
+
+def interrupted(error: BaseException) -> Callable[[float], None]:
+    left = [error]
+
+    def interrupt(_: float) -> None:
+        if left:
+            raise left.pop()
+
+    return interrupt
+
+
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt(), InterruptedRunError("SIGTERM", hint="")], ids=["ctrl-c", "sigterm"]
+)
+def test_interrupted_while_waiting(error: BaseException, fake: FakeCompute, compute: Compute, clock: Clock) -> None:
+    fake.endless_operation(A)
+    clock.on_sleep = interrupted(error)
+    events: list[str] = []
+    with pytest.raises(type(error)):
+        go(plan_for(A), compute, clock, events=events)
+    assert (fake.instances, inserts(fake)) == ([], [A])
+    assert events[-1] == f"{A}: making sure that no VM is left"
+
+
+def arriving(fake: FakeCompute, *times_s: float) -> Callable[[float], None]:
+    """A VM of the launch's name comes to be in zone A at each of these times."""
+    left = list(times_s)
+
+    def arrive(now_s: float) -> None:
+        if left and now_s >= left[0]:
+            left.pop(0)
+            fake.add_vm(NAME, A)
+
+    return arrive
+
+
+def test_interrupted_with_the_insert_under_way(
+    fake: FakeCompute, compute: Compute, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def insert(*_: object) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Compute, "insert", insert)
+    # Each time that one is removed, the look-out for another starts anew.
+    clock.on_sleep = arriving(fake, clock.s + 5, clock.s + 14)
+    with pytest.raises(KeyboardInterrupt):
+        go(plan_for(A), compute, clock)
+    assert ([each.zone for each in fake.all_vms], fake.instances) == ([A, A], [])
+
+
+def test_an_insert_that_is_done_after_it_was_given_up(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
+    fake.burst(503, 1000, f"POST .*{A}/instances$")
+
+    def arrive(_: float) -> None:
+        if fake.count("DELETE") == 2 and not fake.all_vms:
+            fake.add_vm(NAME, A)
+
+    clock.on_sleep = arrive
+    assert go(plan_for(A, B), compute, clock).zone == B
+    assert ([each.zone for each in fake.all_vms], [each.zone for each in fake.instances]) == ([A, B], [B])
+
+
+def test_an_insert_whose_answer_never_comes(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
+    fake.conflict_on_retry(A)
+    # The first was done, and answered with 503; the service is down from then on.
+    clock.on_sleep = lambda _: fake.burst(500, 1, "POST .*/instances$")
+    with pytest.raises(UnreachableError):
+        go(plan_for(A, B), compute, clock)
+    assert (len(fake.all_vms), fake.instances) == (1, [])
+
+
+def test_interrupted_and_not_to_be_removed(
+    fake: FakeCompute, compute: Compute, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(provisioning, "PAUSE_S", 30.0)
+    fake.endless_operation(A)
+    fake.delete_fails(1000)
+    clock.on_sleep = interrupted(KeyboardInterrupt())
+    events: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        go(plan_for(A), compute, clock, events=events)
+    assert events[-1] == (
+        f"VM '{NAME}' in {A} is not confirmed to be gone (the cloud deletes it at its time limit): launch down {NAME}"
+    )
+
+
+def test_a_vm_that_cannot_be_removed_ends_the_search(
+    fake: FakeCompute, compute: Compute, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(provisioning, "PAUSE_S", 30.0)
+    started_s = clock.s
+    fake.not_found_but_lives(A)
+    fake.delete_fails(1000)
+    with pytest.raises(ToolError) as caught:
+        go(plan_for(A, B), compute, clock)
+    assert caught.value.report() == (
+        f"error: VM '{NAME}' in {A} is not confirmed to be gone (the cloud deletes it at its time limit)\n"
+        f"hint: launch down {NAME}"
+    )
+    # It was tried for as long as a deletion may take, and not twice.
+    assert 180 <= clock.s - started_s < 240
+    # Two VMs of one launch would write over each other's results.
+    assert inserts(fake) == [A]
+
+
+# Removing.
+
+
+@pytest.mark.parametrize("status", [0, 503, 400], ids=["operation fails", "503", "400"])
+def test_a_deletion_that_fails_twice(status: int, fake: FakeCompute, compute: Compute, clock: Clock) -> None:
+    fake.add_vm(NAME, A)
+    fake.delete_fails(2, status=status)
+    assert remove(compute, A, NAME, now=clock.now, sleep=clock.sleep)
+    assert (fake.instances, fake.disks, fake.count("DELETE")) == ([], [], 3)
+
+
+def test_a_vm_that_is_gone_takes_two_calls(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
+    assert remove(compute, A, NAME, now=clock.now, sleep=clock.sleep)
+    path = f"/compute/v1/projects/test-project/zones/{A}/instances/{NAME}"
+    assert fake.calls == [f"DELETE {path}", f"GET {path}"]
+
+
+def test_a_deletion_that_never_works_is_not_success(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
+    fake.add_vm(NAME, A)
+    fake.delete_fails(1000)
+    started_s = clock.s
+    assert not remove(compute, A, NAME, now=clock.now, sleep=clock.sleep, limit_s=60.0)
+    assert 60 <= clock.s - started_s < 70
+
+
+def test_no_permission_to_delete_is_told_at_once(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
+    fake.add_vm(NAME, A)
+    fake.refuse(403, "Required 'compute.instances.delete' permission", match="DELETE", times=1000)
+    with pytest.raises(ToolError) as caught:
+        remove(compute, A, NAME, now=clock.now, sleep=clock.sleep)
+    assert caught.value.report() == (
+        "error: no permission in project 'test-project': Required 'compute.instances.delete' permission\n"
+        "hint: ask its owner to add you to `launchers` in infra/, or change the account: "
+        "gcloud auth application-default login"
+    )
+    assert fake.count("DELETE") == 1
+
+
+# The code table.
+
+REGIONAL = QuotaFault(metric="m", name="n", limit=0.0, dimensions={"region": "us-central1"})
+GLOBAL = QuotaFault(metric="m", name="n", limit=0.0, dimensions={"global": "global"})
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "quota", "scope"),
+    [
+        ("ZONE_RESOURCE_POOL_EXHAUSTED", "", None, Scope.ZONE),
+        ("ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS", "", None, Scope.ZONE),
+        ("ZONE_RESOURCE_POOL_EXHAUSTED_OF_TOMORROW", "", None, Scope.ZONE),
+        ("VM_MIN_COUNT_NOT_REACHED", "", None, Scope.ZONE),
+        ("RESOURCE_NOT_FOUND", "The resource 'projects/p/zones/z/instances/n' was not found", None, Scope.ZONE),
+        ("RESOURCE_NOT_FOUND", "projects/p/regions/r/subnetworks/s was not found", None, Scope.REGION),
+        ("RESOURCE_NOT_FOUND", "projects/p/global/networks/n was not found", None, Scope.FATAL),
+        ("QUOTA_EXCEEDED", "", REGIONAL, Scope.REGION),
+        ("QUOTA_EXCEEDED", "", GLOBAL, Scope.PROJECT),
+        ("QUOTA_EXCEEDED", "Quota 'X' exceeded. Limit: 0.0 in region us-central1.", None, Scope.REGION),
+        ("QUOTA_EXCEEDED", "Quota 'X' exceeded. Limit: 0.0 globally.", None, Scope.PROJECT),
+        ("INTERNAL_ERROR", "", None, Scope.FATAL),
+        ("", "", None, Scope.FATAL),
+    ],
+)
+def test_how_far_a_code_reaches(code: str, message: str, quota: QuotaFault | None, scope: Scope) -> None:
+    assert reach([OperationFault(code=code, message=message, quota=quota)]) is scope
+
+
+def test_the_widest_of_several_errors_counts() -> None:
+    stockout = OperationFault(code="ZONE_RESOURCE_POOL_EXHAUSTED", message="")
+    quota = OperationFault(code="QUOTA_EXCEEDED", message="", quota=REGIONAL)
+    assert reach([stockout, quota]) is Scope.REGION
+    assert reach([quota, OperationFault(code="NEW", message="")]) is Scope.FATAL
+
+
+def test_the_fake_knows_the_least_that_an_insert_needs(compute: Compute, fake: FakeCompute) -> None:
+    operation = compute.insert(A, plain_body("plain", A), "f" * 32)
+    assert compute.wait(operation, 1.0) == ()
+    assert [each.name for each in fake.instances] == ["plain"]

@@ -1,0 +1,160 @@
+"""The documents of a launch: written, read back, and refused where they are something else."""
+
+import json
+from dataclasses import fields, replace
+
+import pytest
+
+from launcher.jobs import records
+from launcher.jobs.records import Heartbeat, Phase, Price, Request, Result
+from workload.contract.errors import BundleError, ExitCode
+
+AT = "2026-11-21T14:26:00Z"
+REQUEST = Request(
+    name="rooflaunch-t4-20261121-142530-a1b2c3",
+    launched_at="2026-11-21T14:25:30Z",
+    project="p",
+    bucket="b",
+    gpu="t4",
+    gpu_count=1,
+    machine_type="n1-standard-4",
+    spot=False,
+    zones=["us-central1-a"],
+    image="host/name@sha256:00",
+    flavour="cuda",
+    vm_image="projects/i/global/images/family/f",
+    limit_s=3600,
+    spec={"model": "resnet18", "dataset": 'it\'s "$(quoted)"\n'},
+    prices={"us-central1": {"usd_per_h": 0.54, "source": "list", "read": "2026-07"}},
+)
+RESULT = Result(exit_code=0, zone="us-central1-a", runs=["r1"], phases={Phase.BOOTED: AT}, ended_at=AT, usd=0.02)
+HEARTBEAT = Heartbeat(at=AT, zone="us-central1-a", phases={Phase.BOOTED: AT}, runs=["r1"], last_line="step 3")
+
+
+@pytest.mark.parametrize("document", [REQUEST, RESULT, HEARTBEAT], ids=lambda each: type(each).__name__)
+def test_documents_come_back_as_they_went(document: Request | Result | Heartbeat) -> None:
+    assert type(document).from_bytes(document.to_bytes()) == document
+
+
+def test_a_field_of_a_later_minor_version_is_left_out() -> None:
+    told = {**json.loads(RESULT.to_bytes()), "new": 1}
+    assert Result.from_bytes(json.dumps(told).encode()) == RESULT
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\xff", "no readable result of a launch: no JSON ('utf-8' codec can't decode"),
+        (b"[]", "no readable result of a launch: no JSON object"),
+        (b"{}", "no readable result of a launch: schema_version must be a positive integer; got None"),
+        (b'{"schema_version": 1}', "no readable result of a launch: 'exit_code' is missing"),
+        (
+            b'{"schema_version": "1"}',
+            "no readable result of a launch: schema_version must be a positive integer; got '1'",
+        ),
+        (b"[" * 100_000, "no readable result of a launch: no JSON (maximum recursion depth"),
+        (b'{"schema_version": 2}', "a launch's record has schema 2; this version reads up to 1"),
+    ],
+    ids=["bytes", "list", "empty", "fields", "version", "deep", "newer"],
+)
+def test_something_else_is_refused(content: bytes, message: str) -> None:
+    with pytest.raises(BundleError) as caught:
+        Result.from_bytes(content)
+    assert str(caught.value).startswith(message)
+    assert caught.value.exit_code is ExitCode.BAD_BUNDLE
+
+
+@pytest.mark.parametrize(
+    ("document", "field", "value", "why"),
+    [
+        (REQUEST, "name", "rooflaunch-a/../b1", "name must be the name of a launch; got 'rooflaunch-a/../b1'"),
+        (REQUEST, "launched_at", "soon", "launched_at must be a time in ISO 8601; got 'soon'"),
+        (REQUEST, "gpu", "t4\x1b[2J", r"gpu must be one word of letters, digits and ._:@/+-; got 't4\x1b[2J'"),
+        (REQUEST, "gpu_count", True, "gpu_count must be a whole number up to 10000; got True"),
+        (REQUEST, "limit_s", 0, "limit_s must be seconds from 1 to 10368000; got 0"),
+        (REQUEST, "spot", 0, "spot must be true or false; got 0"),
+        (REQUEST, "zones", "us-central1-a", "zones must be a list of zones; got 'us-central1-a'"),
+        (
+            REQUEST,
+            "prices",
+            {"us-central1": {"usd_per_h": "0.5"}},
+            "prices must be an object of prices by region; got {'us-central1': {'usd_per_h': '0.5'}}",
+        ),
+        (HEARTBEAT, "phases", {"booted": 3}, "phases must be an object of times in ISO 8601; got {'booted': 3}"),
+        (HEARTBEAT, "runs", ["-rf"], "runs must be a list of run ids: letters, digits and ._+-; got ['-rf']"),
+        (
+            HEARTBEAT,
+            "runs",
+            ["r1;reboot"],
+            "runs must be a list of run ids: letters, digits and ._+-; got ['r1;reboot']",
+        ),
+        (HEARTBEAT, "last_line", None, "last_line must be a text; got None"),
+        (RESULT, "exit_code", "0", "exit_code must be a whole number up to 10000; got '0'"),
+        (RESULT, "usd", float("nan"), "usd must be USD from 0 to 1000000, or null; got nan"),
+        (RESULT, "usd", 1e308, "usd must be USD from 0 to 1000000, or null; got 1e+308"),
+    ],
+)
+def test_a_field_that_breaks_its_rule_is_named(
+    document: Request | Result | Heartbeat, field: str, value: object, why: str
+) -> None:
+    told = {**json.loads(document.to_bytes()), field: value}
+    kind = type(document)
+    with pytest.raises(BundleError) as caught:
+        kind.from_bytes(json.dumps(told).encode())
+    assert str(caught.value) == f"no readable {kind.__name__.lower()} of a launch: {why}"
+
+
+def test_every_field_has_a_rule() -> None:
+    named = {item.name for document in (REQUEST, RESULT, HEARTBEAT) for item in fields(document)}
+    assert named == set(records.RULES)
+
+
+@pytest.mark.parametrize("beside", ["0.1", -1, [], True, 1e308])
+@pytest.mark.parametrize("name", ["disk_usd_per_h", "address_usd_per_h"])
+def test_what_is_beside_a_price_is_a_sum(name: str, beside: object) -> None:
+    prices = {"us-central1": {**dict(REQUEST.prices)["us-central1"], name: beside}}
+    told = {**json.loads(REQUEST.to_bytes()), "prices": prices}
+    with pytest.raises(BundleError, match="prices must be an object of prices by region"):
+        Request.from_bytes(json.dumps(told).encode())
+
+
+def test_a_price_of_before_has_neither_disk_nor_address() -> None:
+    before = REQUEST.price("us-central1-f")
+    assert before is not None
+    assert (before.whole_usd_per_h, before.uncounted) == (0.54, "disk, address, traffic and tax")
+    now = replace(before, disk_usd_per_h=0.02, address_usd_per_h=0.0)
+    assert (now.usd(1800), now.uncounted) == (pytest.approx(0.28), "traffic and tax")
+
+
+def test_a_price_may_have_more_than_we_know() -> None:
+    prices = {"us-central1": {**dict(REQUEST.prices)["us-central1"], "new": 1}}
+    told = {**json.loads(REQUEST.to_bytes()), "prices": prices}
+    assert Request.from_bytes(json.dumps(told).encode()).price("us-central1-f") == REQUEST.price("us-central1-f")
+
+
+def test_the_price_is_that_of_the_zone() -> None:
+    assert REQUEST.price("us-central1-f") == Price(usd_per_h=0.54, source="list", read="2026-07")
+    assert REQUEST.price("us-central2-a") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "allowed"),
+    [
+        (REQUEST.name, True),
+        ("rooflaunch-" + "a" * 52, True),
+        ("rooflaunch-" + "a" * 53, False),
+        ("rooflaunch-a-", False),
+        ("rooflaunch-A1", False),
+        ("other-a1", False),
+        ("rooflaunch-a/../b1", False),
+    ],
+)
+def test_names(name: str, allowed: bool) -> None:
+    assert bool(records.NAME.fullmatch(name)) is allowed
+
+
+def test_object_names() -> None:
+    assert records.request_object("n") == "launches/n/request.json"
+    assert records.status_object("n") == "launches/n/status.json"
+    assert records.result_object("n") == "launches/n/result.json"
+    assert records.log_object("n") == "launches/n/startup.log"

@@ -1,0 +1,205 @@
+from typing import Any
+
+import pytest
+import requests
+from google.auth import exceptions as auth
+
+from launcher.backends.gcp import services
+from launcher.backends.gcp.services import DisabledError, ForbiddenError, Services
+from tests.launcher.backends.gcp.fake_rest import (
+    ACCOUNT,
+    BUCKET,
+    BUCKET_POLICY,
+    DIGEST,
+    IAM,
+    PROJECT,
+    PROJECT_POLICY,
+    REGISTRY,
+    REPOSITORY,
+    SERVICES,
+    VM_ROLE,
+    FakeRest,
+    disabled,
+    policy,
+    refused,
+)
+from workload.contract.errors import ToolError
+from workload.storage.bucket import UnreachableError
+
+
+@pytest.fixture
+def rest() -> FakeRest:
+    return FakeRest()
+
+
+@pytest.fixture
+def asked(rest: FakeRest) -> Services:
+    return Services(PROJECT, rest)
+
+
+def test_enabled_services_of_all_pages(rest: FakeRest, asked: Services) -> None:
+    rest.answers[SERVICES] = [
+        {"services": [{"config": {"name": "a.googleapis.com"}}], "nextPageToken": "t 1"},
+        {"services": [{"config": {"name": "b.googleapis.com"}}]},
+    ]
+    assert asked.enabled() == {"a.googleapis.com", "b.googleapis.com"}
+    assert rest.queries == ["filter=state%3AENABLED", "filter=state%3AENABLED&pageToken=t+1"]
+
+
+def test_a_project_without_any() -> None:
+    assert Services(PROJECT, FakeRest({SERVICES: {}})).enabled() == frozenset()
+
+
+def test_repository_and_tag(rest: FakeRest, asked: Services) -> None:
+    assert asked.has_repository(REPOSITORY)
+    assert asked.tag_digest(REPOSITORY, "trainer", "cpu-0123456789ab") == DIGEST
+    rest.answers[f"GET {REGISTRY}{REPOSITORY}/packages/a%2Fb/tags/x"] = refused("not found", 404)
+    assert asked.tag_digest(REPOSITORY, "a/b", "x") is None
+    rest.answers[f"GET {REGISTRY}{REPOSITORY}"] = refused("not found", 404)
+    assert not asked.has_repository(REPOSITORY)
+
+
+@pytest.mark.parametrize(
+    ("email", "name"),
+    [
+        ("a@p-1.iam.gserviceaccount.com", "projects/p-1/serviceAccounts/a@p-1.iam.gserviceaccount.com"),
+        (
+            "1-compute@developer.gserviceaccount.com",
+            "projects/-/serviceAccounts/1-compute@developer.gserviceaccount.com",
+        ),
+    ],
+)
+def test_service_account(email: str, name: str) -> None:
+    rest = FakeRest({f"GET {IAM}{name}": [{"disabled": True}, {}, refused("none", 404)]})
+    found = Services(PROJECT, rest).service_account
+    assert found(email) == services.ServiceAccount(email=email, disabled=True)
+    assert found(email) == services.ServiceAccount(email=email, disabled=False)
+    assert found(email) is None
+
+
+def test_acting_as_it(rest: FakeRest, asked: Services) -> None:
+    assert asked.may_act_as(ACCOUNT)
+    assert rest.bodies == [{"permissions": ["iam.serviceAccounts.actAs"]}]
+    rest.answers[f"POST {IAM}projects/{PROJECT}/serviceAccounts/{ACCOUNT}:testIamPermissions"] = {}
+    assert not asked.may_act_as(ACCOUNT)
+
+
+def test_roles_and_what_they_allow(rest: FakeRest, asked: Services) -> None:
+    assert asked.roles_in_project(ACCOUNT) == {VM_ROLE}
+    assert rest.bodies == [{"options": {"requestedPolicyVersion": 3}}], "else bindings with a condition are left out"
+    assert asked.roles_in_repository(REPOSITORY, ACCOUNT) == {"roles/artifactregistry.reader"}
+    rest.answers[BUCKET_POLICY] = policy("roles/storage.objectUser", member="user:rooflaunch-vm@example.com")
+    assert asked.roles_in_bucket(BUCKET, ACCOUNT) == frozenset()
+    assert rest.queries == ["", "options.requestedPolicyVersion=3", "optionsRequestedPolicyVersion=3"]
+    rest.asked.clear()
+    for _ in range(2):
+        assert asked.permissions([VM_ROLE]) == {"compute.instances.get", "compute.instances.delete"}
+    assert rest.asked == [f"GET {IAM}{VM_ROLE}"], "a role is looked up once"
+    assert asked.permissions([]) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "message", "hint"),
+    [
+        (
+            disabled("cloudresourcemanager.googleapis.com"),
+            DisabledError,
+            "cloudresourcemanager.googleapis.com is not enabled in project 'my-project'",
+            "gcloud services enable cloudresourcemanager.googleapis.com --project my-project",
+        ),
+        (
+            refused("Permission denied on it\nmore"),
+            ForbiddenError,
+            "cloudresourcemanager.googleapis.com: Permission denied on it",
+            "ask the owner of project 'my-project', or change the account: gcloud auth application-default login",
+        ),
+        (
+            refused("The API requires a quota project, which is not set by default."),
+            ForbiddenError,
+            "cloudresourcemanager.googleapis.com: The API requires a quota project, which is not set by default.",
+            "gcloud auth application-default set-quota-project my-project",
+        ),
+        (
+            refused("Request had invalid authentication credentials.", 401),
+            ToolError,
+            "no usable credentials for Google Cloud: Request had invalid authentication credentials.",
+            "gcloud auth application-default login",
+        ),
+        (
+            (400, b"<html>"),
+            ToolError,
+            "cloudresourcemanager.googleapis.com: HTTP 400",
+            "run again; then report it",
+        ),
+        (
+            (200, b"<html>"),
+            UnreachableError,
+            (
+                "something else than cloudresourcemanager.googleapis.com answers at "
+                "https://cloudresourcemanager.googleapis.com: a log-in page of this network, or a proxy"
+            ),
+            "open a page in a browser and log in to the network, or correct HTTPS_PROXY; then run again",
+        ),
+        (
+            requests.ConnectionError("Connection refused"),
+            ToolError,
+            "cloudresourcemanager.googleapis.com cannot be reached: Connection refused",
+            "check the network and its proxy (curl -I https://cloudresourcemanager.googleapis.com), then run again",
+        ),
+        (
+            auth.TransportError("no route"),
+            ToolError,
+            "cloudresourcemanager.googleapis.com cannot be reached: no route",
+            "check the network and its proxy (curl -I https://cloudresourcemanager.googleapis.com), then run again",
+        ),
+        (
+            auth.RefreshError("Reauthentication is needed."),
+            ToolError,
+            "no usable credentials for Google Cloud: Reauthentication is needed.",
+            "gcloud auth application-default login",
+        ),
+    ],
+    ids=[
+        "disabled",
+        "forbidden",
+        "quota-project",
+        "token",
+        "no-json",
+        "log-in-page",
+        "network",
+        "token-network",
+        "refresh",
+    ],
+)
+def test_refusals(answer: Any, kind: type[ToolError], message: str, hint: str) -> None:
+    with pytest.raises(ToolError) as caught:
+        Services(PROJECT, FakeRest({PROJECT_POLICY: answer})).roles_in_project(ACCOUNT)
+    assert type(caught.value) is kind
+    assert (str(caught.value), caught.value.hint) == (message, hint)
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_a_busy_service_is_asked_again_once(status: int, rest: FakeRest, asked: Services) -> None:
+    rest.answers[PROJECT_POLICY] = [refused("busy", status), policy(VM_ROLE)]
+    assert asked.roles_in_project(ACCOUNT) == {VM_ROLE}
+    rest.answers[PROJECT_POLICY] = [refused("busy", status), refused("busy", status), policy(VM_ROLE)]
+    with pytest.raises(ToolError, match=r"^cloudresourcemanager.googleapis.com: busy$"):
+        asked.roles_in_project(ACCOUNT)
+
+
+def test_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    import google.auth
+    from google.auth.credentials import AnonymousCredentials
+
+    def missing(**_: Any) -> Any:
+        raise auth.DefaultCredentialsError("Your default credentials were not found.")
+
+    monkeypatch.setattr(google.auth, "default", lambda **_: (AnonymousCredentials(), None))
+    assert services.connect(PROJECT).project == PROJECT
+    monkeypatch.setattr(google.auth, "default", missing)
+    with pytest.raises(ToolError) as caught:
+        services.connect(PROJECT)
+    assert caught.value.report() == (
+        "error: no usable credentials for Google Cloud: Your default credentials were not found.\n"
+        "hint: gcloud auth application-default login"
+    )

@@ -1,0 +1,473 @@
+"""What `launch status` makes of what it finds."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from launcher.backends.gcp.compute import Compute
+from launcher.backends.gcp.resources import Instance, Listing
+from launcher.jobs import launches
+from launcher.jobs.launches import Seen, State, duration, find, judge, render, render_one
+from launcher.jobs.records import Heartbeat, Phase, Result, request_object, result_object, status_object
+from tests.launcher.backends.gcp.plain import INSTANCE, LAUNCHED_S, NAME, REQUEST, ZONE
+from workload.contract.errors import NothingToDoError, UsageError
+from workload.storage.bucket import Bucket, RemoteObject, UnreachableError
+
+
+def instance(**changes: Any) -> Instance:
+    return replace(INSTANCE, **changes)
+
+
+def stopped_at(seconds: float) -> Instance:
+    return instance(status="TERMINATED", restarts=True, stopped_s=LAUNCHED_S + seconds)
+
+
+def at(seconds: float) -> str:
+    hours, rest = divmod(int(seconds), 3600)
+    return f"2026-11-21T{12 + hours:02}:{rest // 60:02}:{rest % 60:02}.000+00:00"
+
+
+def beat(seconds: float, *phases: Phase, line: str = "step 3 of 110") -> Heartbeat:
+    told = {str(phase): at(seconds - 20) for phase in phases}
+    return Heartbeat(at=at(seconds), zone=ZONE, phases=told, last_line=line)
+
+
+def result(**changes: Any) -> Result:
+    plain: dict[str, Any] = {
+        "exit_code": 0,
+        "zone": ZONE,
+        "runs": ["20261121T120200Z-gcp-t4-us-central1-a-resnet18-b32-fp32-aaaaaa"],
+        "phases": {Phase.BOOTED: at(40), Phase.FINISHED: at(300)},
+        "ended_at": at(300),
+        "usd": 0.045,
+    }
+    return Result(**plain | changes)
+
+
+STATES: dict[str, tuple[Seen, float, State, str]] = {
+    "just requested": (Seen(name=NAME, request=REQUEST), 60, State.REQUESTED, "no VM yet"),
+    "the launcher died": (
+        Seen(name=NAME, request=REQUEST),
+        1201,
+        State.LOST,
+        "no VM came, or it left nothing: the launcher was ended meanwhile?",
+    ),
+    "the VM is made": (
+        Seen(name=NAME, request=REQUEST, instance=instance(status="STAGING")),
+        60,
+        State.STARTING,
+        "staging",
+    ),
+    "the VM boots": (
+        Seen(name=NAME, request=REQUEST, instance=instance()),
+        120,
+        State.STARTING,
+        "no heartbeat yet",
+    ),
+    "never came up": (
+        Seen(name=NAME, request=REQUEST, instance=instance()),
+        2101,
+        State.STALE,
+        "no heartbeat for 15 min and more",
+    ),
+    "a V100 may take longer": (
+        Seen(name=NAME, request=replace(REQUEST, gpu="v100"), instance=instance()),
+        2101,
+        State.STARTING,
+        "no heartbeat yet",
+    ),
+    "it trains": (
+        Seen(name=NAME, request=REQUEST, instance=instance(), heartbeat=beat(200, Phase.RUN_STARTED)),
+        220,
+        State.RUNNING,
+        "step 3 of 110",
+    ),
+    "it profiles": (
+        Seen(
+            name=NAME,
+            request=REQUEST,
+            instance=instance(),
+            heartbeat=beat(200, Phase.RUN_ENDED, Phase.PROFILE_STARTED),
+        ),
+        220,
+        State.RUNNING,
+        "profiling",
+    ),
+    "it uploads": (
+        Seen(
+            name=NAME,
+            request=REQUEST,
+            instance=instance(),
+            heartbeat=beat(200, Phase.RUN_ENDED, line="uploading"),
+        ),
+        220,
+        State.UPLOADING,
+        "uploading",
+    ),
+    "silent": (
+        Seen(name=NAME, request=REQUEST, instance=instance(), heartbeat=beat(200, Phase.RUN_STARTED)),
+        501,
+        State.STALE,
+        "no heartbeat for 5 min",
+    ),
+    "silent, and not for long": (
+        Seen(name=NAME, request=REQUEST, instance=instance(), heartbeat=beat(200, Phase.RUN_STARTED)),
+        499,
+        State.RUNNING,
+        "step 3 of 110",
+    ),
+    "stopped instead of deleted": (
+        Seen(name=NAME, request=REQUEST, instance=instance(status="TERMINATED")),
+        220,
+        State.STALE,
+        "its VM is TERMINATED, which nobody deletes, and its disk costs: launch reap",
+    ),
+    "stopped, and about to start again": (
+        Seen(name=NAME, request=REQUEST, instance=stopped_at(220)),
+        220 + 899,
+        State.STALE,
+        "its VM is TERMINATED, and the cloud may start it again, to save what there is",
+    ),
+    "stopped, and not started again": (
+        Seen(name=NAME, request=REQUEST, instance=stopped_at(220)),
+        220 + 900,
+        State.STALE,
+        "its VM is TERMINATED, which nobody deletes, and its disk costs: launch reap",
+    ),
+    "stopped, and never started again": (
+        Seen(name=NAME, request=REQUEST, instance=replace(stopped_at(220), restarts=False)),
+        230,
+        State.STALE,
+        "its VM is TERMINATED, which nobody deletes, and its disk costs: launch reap",
+    ),
+    "past its limit": (
+        Seen(name=NAME, request=REQUEST, instance=instance(), heartbeat=beat(3890)),
+        3901,
+        State.STALE,
+        "the VM is past its limit: launch reap",
+    ),
+    "done": (Seen(name=NAME, request=REQUEST, result=result()), 400, State.DONE, ""),
+    "done, and the VM is still there": (
+        Seen(name=NAME, request=REQUEST, result=result(), instance=instance()),
+        400,
+        State.DONE,
+        "its VM is still there",
+    ),
+    "done, and the VM was stopped": (
+        Seen(name=NAME, request=REQUEST, result=result(), instance=instance(status="TERMINATED")),
+        400,
+        State.DONE,
+        "its VM is TERMINATED, which nobody deletes, and its disk costs: launch reap",
+    ),
+    "failed": (
+        Seen(name=NAME, request=REQUEST, result=result(exit_code=6, error="the loss is nan")),
+        400,
+        State.FAILED,
+        "the loss is nan",
+    ),
+    "failed without a word": (
+        Seen(name=NAME, request=REQUEST, result=result(exit_code=6)),
+        400,
+        State.FAILED,
+        "exit code 6",
+    ),
+    "ran into its own limit": (
+        Seen(name=NAME, request=REQUEST, result=result(exit_code=6, timed_out=True)),
+        400,
+        State.FAILED,
+        "the time limit was reached",
+    ),
+    "preempted, and said so": (
+        Seen(name=NAME, request=REQUEST, result=result(exit_code=6, preempted=True, error="taken back")),
+        400,
+        State.PREEMPTED,
+        "taken back",
+    ),
+    "gone without a result": (
+        Seen(name=NAME, request=REQUEST, heartbeat=beat(200)),
+        400,
+        State.LOST,
+        "the VM is gone and left no result",
+    ),
+    "gone at its limit": (
+        Seen(name=NAME, request=REQUEST, heartbeat=beat(200)),
+        3700,
+        State.LOST,
+        "the time limit of 60 min was reached, without a result",
+    ),
+    "its zone does not answer": (
+        Seen(name=NAME, request=REQUEST, heartbeat=beat(200, Phase.RUN_STARTED), silent=(ZONE,)),
+        900,
+        State.UNKNOWN,
+        f"whether its VM is there is not known: no answer from {ZONE}",
+    ),
+    "none of many zones answers": (
+        Seen(name=NAME, request=REQUEST, silent=("a", "b", "c", "d")),
+        900,
+        State.UNKNOWN,
+        "whether its VM is there is not known: no answer from a, b, c, …",
+    ),
+    "its zone does not answer, its bucket does": (
+        Seen(name=NAME, request=REQUEST, heartbeat=beat(200, Phase.RUN_STARTED), silent=(ZONE,)),
+        220,
+        State.RUNNING,
+        f"step 3 of 110; whether its VM is there is not known: no answer from {ZONE}",
+    ),
+    "done, in a zone that does not answer": (
+        Seen(name=NAME, request=REQUEST, result=result(), silent=(ZONE,)),
+        400,
+        State.DONE,
+        f"whether its VM is gone is not known: no answer from {ZONE}",
+    ),
+    "nothing but a log": (Seen(name=NAME), 400, State.LOST, "no readable request, no VM, no result"),
+    "a VM of another bucket": (
+        Seen(name=NAME, instance=instance()),
+        400,
+        State.STARTING,
+        "no request in this bucket: another --bucket?",
+    ),
+}
+
+
+@pytest.mark.parametrize(("seen", "age_s", "state", "why"), STATES.values(), ids=list(STATES))
+def test_state(seen: Seen, age_s: float, state: State, why: str) -> None:
+    launch = judge(seen, LAUNCHED_S + age_s, was_preempted=lambda: False)
+    assert (launch.state, launch.why) == (state, why)
+
+
+def test_only_a_vm_that_vanished_is_asked_for_its_preemption() -> None:
+    asked = []
+
+    def was_preempted() -> bool:
+        asked.append(1)
+        return True
+
+    gone = Seen(name=NAME, request=REQUEST, heartbeat=beat(200))
+    launch = judge(gone, LAUNCHED_S + 400, was_preempted=was_preempted)
+    assert (launch.state, launch.why) == (State.PREEMPTED, "the cloud took the spot VM back")
+    judge(replace(gone, instance=instance()), LAUNCHED_S + 220, was_preempted=was_preempted)
+    judge(Seen(name=NAME, request=REQUEST), LAUNCHED_S + 4000, was_preempted=was_preempted)
+    assert len(asked) == 1, "without a zone nobody can be asked"
+
+
+def test_cost_so_far_is_that_of_the_vm_since_its_creation() -> None:
+    running = Seen(name=NAME, request=REQUEST, instance=instance())
+    launch = judge(running, LAUNCHED_S + 30 + 1800, was_preempted=lambda: False)
+    assert launch.usd == pytest.approx(0.27)
+    assert judge(replace(running, result=result()), LAUNCHED_S, was_preempted=lambda: False).usd == 0.045
+    assert str(launch.cost) == (
+        "0.270 USD, from 2026-11-21T12:00:30Z to 2026-11-21T12:30:30Z; without disk, address, traffic and tax"
+    )
+    beside = {**next(iter(REQUEST.prices.values())), "disk_usd_per_h": 0.05, "address_usd_per_h": 0.01}
+    whole = judge(
+        replace(running, request=replace(REQUEST, prices={"us-central1": beside})),
+        LAUNCHED_S + 30 + 1800,
+        was_preempted=lambda: False,
+    )
+    assert str(whole.cost) == "0.300 USD, from 2026-11-21T12:00:30Z to 2026-11-21T12:30:30Z; without traffic and tax"
+    elsewhere = replace(running, instance=instance(zone="asia-east1-c"))
+    assert judge(elsewhere, LAUNCHED_S + 1800, was_preempted=lambda: False).usd is None, "no price, no figure"
+
+
+NAMES = [
+    "rooflaunch-t4-20261121-120000-3fa9c1",
+    "rooflaunch-t4-20261121-115959-bbbbbb",
+    "rooflaunch-l4-20261120-080000-3fa9c2",
+]
+
+
+class Objects:
+    """The part of a `Bucket` that reads, over a dict."""
+
+    def __init__(self, found: dict[str, bytes], name: str = "my-bucket") -> None:
+        self.found, self.name = found, name
+        self.asked = 0
+
+    def read(self, name: str) -> bytes | None:
+        self.asked += 1
+        return self.found.get(name)
+
+    def folders(self, prefix: str) -> list[str]:
+        self.asked += 1
+        inner = (name.removeprefix(prefix) for name in self.found if name.startswith(prefix))
+        return sorted({name.partition("/")[0] for name in inner if "/" in name})
+
+    def objects(self, prefix: str) -> Iterator[RemoteObject]:
+        self.asked += 1
+        names = sorted(name for name in self.found if name.startswith(prefix))
+        return (RemoteObject(name=name, bytes=1, crc32c="", generation=1) for name in names)
+
+
+def as_bucket(objects: Objects) -> Bucket:
+    found: Any = objects
+    return found  # type: ignore[no-any-return]
+
+
+def as_compute(instances: list[Instance], *unreachable: str) -> Compute:
+    listing = Listing(there=tuple(instances), unreachable=unreachable)
+    found: Any = SimpleNamespace(instances=lambda: listing, preempted=lambda *_: False, project="my-project")
+    return found  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("word", "name"),
+    [
+        (NAMES[0], NAMES[0]),
+        ("3fa9c1", NAMES[0]),
+        ("bbbbbb", NAMES[1]),
+        ("rooflaunch-l4", NAMES[2]),
+    ],
+)
+def test_find_by_a_start_or_an_end(word: str, name: str) -> None:
+    assert find(word, NAMES, None) == name
+
+
+def test_an_ambiguous_word_is_refused_with_what_it_means() -> None:
+    with pytest.raises(UsageError) as raised:
+        find("rooflaunch-t4", NAMES, None)
+    assert raised.value.report() == (
+        "error: 'rooflaunch-t4' means 2 launches: rooflaunch-t4-20261121-120000-3fa9c1, "
+        "rooflaunch-t4-20261121-115959-bbbbbb\nhint: give more of the name"
+    )
+
+
+@pytest.mark.parametrize("word", ["ffffff", "", "bbb", "$(reboot)"])
+def test_an_unknown_word_is_nothing_to_do(word: str) -> None:
+    with pytest.raises(NothingToDoError) as raised:
+        find(word, NAMES, as_bucket(Objects({})))
+    assert raised.value.report() == (f"error: no launch and no run of one is named '{word}'\nhint: launch status --all")
+
+
+RUN_ID = "20261121T120200Z-gcp-t4-us-central1-a-resnet18-b32-fp32-aaaaaa"
+MANY = [*NAMES, *(f"rooflaunch-t4-2026{day:04}-000000-000000" for day in range(1120, 101, -1))]
+
+
+@pytest.mark.parametrize(
+    ("record", "requests"),
+    [
+        ({"environment": {"cloud": {"instance_name": NAMES[1]}}}, 2),
+        ({"environment": {"cloud": None}}, 2 + 6),
+        ({"environment": {"cloud": {"instance_name": "another"}}}, 2 + 6),
+        ([], 2 + 6),
+    ],
+    ids=["names its VM", "names none", "names another", "no record"],
+)
+def test_a_run_is_found_by_its_record_or_among_the_launches_before_it(record: object, requests: int) -> None:
+    run = {f"runs/{RUN_ID}/run.json": json.dumps(record).encode()}
+    objects = Objects({result_object(NAMES[1]): result().to_bytes(), **run})
+    assert find(RUN_ID, MANY, as_bucket(objects)) == NAMES[1]
+    assert objects.asked <= requests
+
+
+def test_an_unknown_run_costs_one_question_and_a_stray_one_a_few() -> None:
+    objects = Objects({})
+    for word in (RUN_ID, "20261121T120200Z-../../x", "20261121T120200Z-$(reboot)"):
+        with pytest.raises(NothingToDoError):
+            find(word, MANY, as_bucket(objects))
+    assert objects.asked == 1
+    objects.found[f"runs/{RUN_ID}/run.json"] = b"{}"
+    with pytest.raises(NothingToDoError):
+        find(RUN_ID, MANY, as_bucket(objects))
+    assert objects.asked <= 3 + 3 * launches.MOST_OWNERS
+
+
+def test_list_shows_the_newest_and_every_vm() -> None:
+    objects = Objects({request_object(name): replace(REQUEST, name=name).to_bytes() for name in NAMES})
+    objects.found[request_object("rooflaunch-evil\n")] = b"{}"
+    there = [instance(name=NAMES[2]), instance(name="rooflaunch-l4-20261119-080000-dddddd")]
+    found = launches.list_launches(as_compute(there), as_bucket(objects), now_s=LAUNCHED_S, limit=1)
+    assert [each.seen.name for each in found] == [NAMES[0], NAMES[2], "rooflaunch-l4-20261119-080000-dddddd"]
+
+
+def test_an_unreadable_record_is_one_line_among_the_others() -> None:
+    objects = Objects(
+        {
+            request_object(NAMES[0]): replace(REQUEST, name=NAMES[0]).to_bytes(),
+            request_object(NAMES[1]): b"<",
+            request_object(NAMES[2]): replace(REQUEST, name=NAMES[1]).to_bytes(),
+        }
+    )
+    there = [instance(name=NAMES[2])]
+    found = launches.list_launches(as_compute(there), as_bucket(objects), now_s=LAUNCHED_S + 60)
+    assert [(each.state, each.why) for each in found] == [
+        (State.REQUESTED, "no VM yet"),
+        (
+            State.UNREADABLE,
+            "no readable request of a launch: no JSON (Expecting value: line 1 column 1 (char 0))",
+        ),
+        (State.UNREADABLE, f"its request is that of '{NAMES[1]}'; its VM is there"),
+    ]
+
+
+def test_a_list_with_a_gap_loses_no_launch() -> None:
+    requests = {name: replace(REQUEST, name=name, zones=[zone]) for name, zone in zip(NAMES, "aab", strict=True)}
+    objects = Objects({request_object(name): request.to_bytes() for name, request in requests.items()})
+    listed = as_compute([instance(name=NAMES[0])], "a")
+    shown = launches.list_launches(listed, as_bucket(objects), now_s=LAUNCHED_S + 60)
+    assert shown.unreachable == ("a",)
+    states = {launch.seen.name: launch.state for launch in shown}
+    assert [states[name] for name in NAMES] == [State.STARTING, State.UNKNOWN, State.REQUESTED]
+
+
+def test_a_zone_that_does_not_tell_of_preemptions_hides_no_launch() -> None:
+    objects = Objects({request_object(NAME): replace(REQUEST, zones=[ZONE]).to_bytes()})
+    objects.found[status_object(NAME)] = beat(200).to_bytes()
+
+    def preempted(*_: str) -> bool:
+        raise UnreachableError("Compute Engine cannot be reached", hint="later")
+
+    compute: Any = SimpleNamespace(instances=Listing, preempted=preempted)
+    [launch] = launches.list_launches(compute, as_bucket(objects), now_s=LAUNCHED_S + 400)
+    assert (launch.state, launch.why) == (State.LOST, "the VM is gone and left no result")
+
+
+def test_table_of_launches() -> None:
+    seen = Seen(name=NAME, request=replace(REQUEST, spot=True), instance=instance(), heartbeat=beat(200, line="step 3"))
+    ended = Seen(name=NAMES[2], result=result(exit_code=6, error="a\x1b[2Jb\nc"))
+    found = [judge(each, LAUNCHED_S + 230, was_preempted=lambda: False) for each in (seen, ended)]
+    assert render(found, LAUNCHED_S + 230).splitlines() == [
+        "launch                                GPU      zone           state    age          USD    runs",
+        "rooflaunch-t4-20261121-120000-3fa9c1  t4 spot  us-central1-a  running  3 min        0.030  0     step 3",
+        "rooflaunch-l4-20261120-080000-3fa9c2  ?        us-central1-a  failed   28 h 03 min  0.045  1     a\\x1b[2Jb c",
+    ]
+
+
+UNCOUNTED = "without disk, address, traffic and tax"
+
+
+def test_one_launch_in_detail() -> None:
+    seen = Seen(name=NAME, request=REQUEST, instance=instance(), heartbeat=beat(200, Phase.BOOTED))
+    text = render_one(judge(seen, LAUNCHED_S + 230, was_preempted=lambda: False), "my-bucket", LAUNCHED_S + 230)
+    assert text.splitlines() == [
+        f"launch     {NAME}",
+        "state      running: step 3 of 110",
+        "machine    n1-standard-4, t4 x 1, on demand",
+        "limit      60 min after its start",
+        "zone       us-central1-a",
+        "VM         RUNNING",
+        f"cost       0.030 USD, from 2026-11-21T12:00:30Z to 2026-11-21T12:03:50Z; {UNCOUNTED}",
+        "phase      requested        +0 s",
+        "phase      booted           +180 s",
+        "heartbeat  30 s ago: step 3 of 110",
+        f"next       launch logs {NAME} -f",
+        f"next       launch down {NAME}",
+    ]
+    done = Seen(name=NAME, request=REQUEST, result=result())
+    text = render_one(judge(done, LAUNCHED_S + 400, was_preempted=lambda: False), "my-bucket", LAUNCHED_S + 400)
+    assert text.splitlines()[-3:] == [
+        f"run        {result().runs[0]}",
+        f"next       analyze fetch gs://my-bucket/runs/{result().runs[0]} -o results",
+        f"next       launch logs {NAME}",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 s"), (119, "119 s"), (120, "2 min"), (7199, "119 min"), (7200, "2 h 00 min"), (200000, "2 d 7 h")],
+)
+def test_duration(seconds: float, text: str) -> None:
+    assert duration(seconds) == text

@@ -1,0 +1,299 @@
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_docker import FakeDocker
+
+from launcher import images
+from launcher.kinds import Runtime
+from launcher.machine import containers
+from launcher.machine.containers import Limits, Watcher
+from launcher.machine.engine import Container, Ended, Image
+from launcher.machine.runtime import Choice
+from workload.contract.errors import InterruptedRunError, OutOfDeviceMemoryError, RooflaunchError, RunFailedError
+from workload.contract.spec import RunSpec
+
+IMAGE = Image(id="sha256:ab", tags=("rooflaunch:cpu",), reference="", size_bytes=1, created="", labels={})
+TIMING = Container(
+    image="sha256:ab", command=("train",), user="1000:1001", writable=("/home/me/results",), memory_bytes=2**30
+)
+
+
+@pytest.fixture
+def choice(docker: FakeDocker) -> Choice:
+    return Choice(runtime=Runtime.DOCKER, why="", engine=docker.engine(SecurityOptions=["name=rootless"]), image=IMAGE)
+
+
+def describe(choice: Choice, spec: RunSpec, **changes: Any) -> Container:
+    plain: dict[str, Any] = {"output": Path("/out"), "command": ["train"], "limits": Limits()}
+    return containers.describe(choice, containers.place_paths(spec), **plain | changes)
+
+
+def test_plain_run_gets_its_output_folder_and_nothing_else(
+    choice: Choice, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in containers.FORWARDED:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("LD_PRELOAD", "mine.so")
+    assert describe(choice, RunSpec(), output=Path("my results"), command=["train", "--model", "x"]) == Container(
+        image="sha256:ab",
+        command=("train", "--model", "x"),
+        user="0:0",
+        writable=(f"{tmp_path}/my results",),
+        network="none",
+        shm_bytes=2_147_483_648,
+        labels={"rooflaunch.run": images.version()},
+    )
+
+
+def test_limits_and_gpus(choice: Choice) -> None:
+    limits = Limits(shm_bytes=1, memory_bytes=2, cpus=1.5)
+    found = describe(replace(choice, gpus=True), RunSpec(), limits=limits)
+    assert (found.shm_bytes, found.memory_bytes, found.cpus, found.gpus) == (1, 2, 1.5, True)
+    assert describe(choice, RunSpec()).gpus is False
+
+
+def test_only_what_changes_the_computation_is_forwarded(choice: Choice, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in containers.FORWARDED:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("PYTHONPATH", "/mine")
+    monkeypatch.setenv("HTTPS_PROXY", "http://me:secret@proxy")
+    assert describe(choice, RunSpec()).environment == {"OMP_NUM_THREADS": "2", "CUDA_VISIBLE_DEVICES": ""}
+
+
+@pytest.mark.parametrize(
+    ("given", "readable", "writable", "network"),
+    [
+        ({}, [], [], "none"),
+        ({"data_dir": "data"}, [], [], "none"),
+        ({"dataset": "photos"}, ["photos"], [], "none"),
+        ({"dataset": "absent"}, [], [], "none"),
+        ({"dataset": "file"}, [], [], "none"),
+        ({"dataset": "cifar10", "data_dir": "data"}, ["data"], [], "none"),
+        ({"dataset": "imagenette", "data_dir": "absent"}, [], [], "none"),
+        ({"dataset": "cifar10", "data_dir": "data", "download": True}, [], ["data"], "bridge"),
+        ({"dataset": "imagenette", "data_dir": "absent/new", "download": True}, [], ["absent/new"], "bridge"),
+    ],
+    ids=str,
+)
+def test_folders_of_the_data_set(
+    given: dict[str, Any],
+    readable: list[str],
+    writable: list[str],
+    network: str,
+    choice: Choice,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("photos").mkdir()
+    Path("data").mkdir()
+    Path("file").touch()
+    found = describe(choice, RunSpec(**given))
+    assert list(found.readable) == [f"{tmp_path}/{name}" for name in readable]
+    assert list(found.writable) == ["/out", *(f"{tmp_path}/{name}" for name in writable)]
+    assert found.network == network
+    assert not Path("absent").exists(), "a plan makes nothing"
+
+
+@pytest.mark.parametrize(
+    ("given", "placed"),
+    [
+        ({}, {}),
+        ({"data_dir": "data"}, {"data_dir": "data"}),
+        ({"dataset": "photos"}, {"dataset": "/here/photos"}),
+        ({"dataset": "~/photos"}, {"dataset": "/home/me/photos"}),
+        ({"dataset": "/photos"}, {"dataset": "/photos"}),
+        ({"dataset": "cifar10"}, {"dataset": "cifar10", "data_dir": "/home/me/.cache/rooflaunch"}),
+        ({"dataset": "imagenette", "data_dir": "data"}, {"dataset": "imagenette", "data_dir": "/here/data"}),
+    ],
+    ids=str,
+)
+def test_paths_are_those_of_the_host(
+    given: dict[str, Any], placed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.getcwd", lambda: "/here")
+    monkeypatch.setenv("HOME", "/home/me")
+    assert containers.place_paths(RunSpec(**given)) == replace(RunSpec(), **placed)
+
+
+def test_profile_with_open_counters_needs_no_capability() -> None:
+    found = containers.for_profile(TIMING, ["profile", "/out/a"], restricted=False)
+    assert found == replace(TIMING, command=("profile", "/out/a"))
+
+
+def test_profile_with_restricted_counters_hands_the_capability_to_the_caller() -> None:
+    found = containers.for_profile(TIMING, ["profile", "/out/a"], restricted=True)
+    assert found == replace(
+        TIMING,
+        command=("profile", "/out/a"),
+        user="0:0",
+        capabilities=("SYS_ADMIN", "SETUID", "SETGID", "SETPCAP"),
+        entrypoint=(
+            *("setpriv", "--reuid=1000", "--regid=1001", "--clear-groups", "--inh-caps=-all,+sys_admin"),
+            *("--ambient-caps=-all,+sys_admin", "--bounding-set=-all,+sys_admin", "python", "-m", "workload"),
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "restricted"),
+    [
+        ("EnableMSI: 1\nRmProfilingAdminOnly: 1\n", True),
+        ("RmProfilingAdminOnly: 0\n", False),
+        ("RmProfilingAdminOnly: 10\n", False),
+        ("EnableMSI: 1\n", False),
+        (None, False),
+    ],
+)
+def test_driver_that_restricts_counters(text: str | None, restricted: bool, tmp_path: Path) -> None:
+    parameters = tmp_path / "params"
+    if text is not None:
+        parameters.write_text(text)
+    assert containers.counters_restricted(parameters) is restricted
+
+
+def follow(docker: FakeDocker, out: list[str]) -> Ended:
+    return containers.follow(docker.engine(), TIMING, on_line=out.append)
+
+
+def test_output_goes_to_us_and_messages_to_stderr(docker: FakeDocker, capsys: pytest.CaptureFixture[str]) -> None:
+    docker.containers.pieces = [(b"/out/a\n", b"warmup 1/3\n")]
+    docker.containers.exit_code = 6
+    out: list[str] = []
+    assert follow(docker, out) == Ended(exit_code=6, out_of_memory=False)
+    assert out == ["/out/a"]
+    assert capsys.readouterr() == ("", "warmup 1/3\n")
+    assert docker.containers.there == {}
+
+
+@pytest.mark.parametrize(
+    ("sent", "received", "lines", "exit_code"),
+    [
+        ([], [], ["sealed"], 130),
+        ([signal.SIGINT], ["SIGINT"], ["sealed"], 130),
+        ([signal.SIGTERM], ["SIGTERM"], ["sealed"], 130),
+        ([signal.SIGHUP], ["SIGHUP"], ["sealed"], 130),
+        ([signal.SIGINT, signal.SIGINT], ["SIGINT", "SIGKILL"], [], 137),
+        ([signal.SIGTERM, signal.SIGINT], ["SIGTERM", "SIGKILL"], [], 137),
+    ],
+    ids=str,
+)
+def test_first_signal_lets_the_trainer_seal_its_bundle_and_the_second_kills_it(
+    sent: list[signal.Signals], received: list[str], lines: list[str], exit_code: int, docker: FakeDocker
+) -> None:
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    docker.containers.pieces = [*(lambda each=each: signal.raise_signal(each) for each in sent), (b"sealed\n", None)]
+    docker.containers.exit_code = 130
+    out: list[str] = []
+    first = sent[0] if sent else None
+    assert follow(docker, out) == Ended(exit_code=exit_code, out_of_memory=False, signal=first)
+    assert docker.containers.created[0].signals == received
+    assert out == lines
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+def test_a_watcher_hears_everything_and_handles_signals_itself(
+    docker: FakeDocker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    handlers: list[object] = []
+    docker.containers.pieces = [
+        (b"/out/a\n", b"warmup 1/3\n"),
+        lambda: handlers.append(signal.getsignal(signal.SIGTERM)),
+    ]
+    heard: list[str] = []
+    watcher = Watcher(
+        on_message=heard.append,
+        on_bundle=lambda _: pytest.fail("a bundle is the runner's to tell"),
+        on_started=lambda running: heard.append(f"started {running.name}"),
+        on_ended=lambda: heard.append("ended"),
+    )
+    out: list[str] = []
+    ended = containers.follow(docker.engine(), TIMING, on_line=out.append, watcher=watcher)
+    assert ended == Ended(exit_code=0, out_of_memory=False)
+    assert heard == ["started fake_0", "warmup 1/3", "ended"]
+    assert (out, handlers) == (["/out/a"], [before])
+    assert capsys.readouterr() == ("", "")
+
+
+def test_signal_while_the_container_starts_reaches_it(docker: FakeDocker, monkeypatch: pytest.MonkeyPatch) -> None:
+    create = docker.containers.create
+
+    def interrupted(**arguments: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return create(**arguments)
+
+    monkeypatch.setattr(docker.containers, "create", interrupted)
+    docker.containers.pieces = [(b"sealed\n", None)]
+    follow(docker, [])
+    assert docker.containers.created[0].signals == ["SIGINT"]
+
+
+@pytest.mark.parametrize(
+    ("ended", "limits", "error", "message", "hint"),
+    [
+        (
+            Ended(exit_code=137, out_of_memory=True),
+            Limits(memory_bytes=536_870_912),
+            OutOfDeviceMemoryError,
+            "the run was killed at the container's limit of 512m of memory",
+            "a smaller --batch-size, fewer --workers, or more --memory",
+        ),
+        (
+            Ended(exit_code=137, out_of_memory=True),
+            Limits(),
+            OutOfDeviceMemoryError,
+            "the run was killed for want of memory",
+            "a smaller --batch-size, fewer --workers, or more --memory",
+        ),
+        (
+            Ended(exit_code=137, out_of_memory=False),
+            Limits(memory_bytes=536_870_912),
+            RunFailedError,
+            "the container was killed (SIGKILL)",
+            "run again; `docker events` tells who did it",
+        ),
+        (
+            Ended(exit_code=139, out_of_memory=False),
+            Limits(),
+            RunFailedError,
+            "the trainer was killed by SIGSEGV",
+            "run again; `docker events` tells who did it",
+        ),
+        (
+            Ended(exit_code=137, out_of_memory=False, signal=signal.SIGINT),
+            Limits(),
+            InterruptedRunError,
+            "interrupted by Ctrl-C",
+            "run again; a bundle that was open keeps its steps",
+        ),
+        (
+            Ended(exit_code=0, out_of_memory=False, signal=signal.SIGHUP),
+            Limits(),
+            InterruptedRunError,
+            "interrupted: the terminal was closed",
+            "run again; a bundle that was open keeps its steps",
+        ),
+    ],
+)
+def test_what_is_said_of_a_container_that_was_ended(
+    ended: Ended, limits: Limits, error: type[RooflaunchError], message: str, hint: str
+) -> None:
+    found = containers.explain(ended, limits)
+    assert found is not None
+    assert (type(found), str(found), found.hint) == (error, message, hint)
+
+
+@pytest.mark.parametrize("exit_code", [0, 1, 6, 7, 130, 143])
+def test_trainer_that_came_to_its_own_end_has_said_it(exit_code: int) -> None:
+    assert containers.explain(Ended(exit_code=exit_code, out_of_memory=False), Limits()) is None
+
+
+def test_trainer_that_was_interrupted_has_said_it() -> None:
+    assert containers.explain(Ended(exit_code=130, out_of_memory=False, signal=signal.SIGINT), Limits()) is None

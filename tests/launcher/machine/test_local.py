@@ -1,0 +1,523 @@
+import json
+import shlex
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+from fake_docker import FakeDocker
+
+from launcher import images
+from launcher.__main__ import main
+from launcher.kinds import Runtime
+from launcher.machine import containers, local
+from launcher.machine import engine as docker_engine
+from launcher.machine.containers import Limits
+from launcher.machine.local import Plan
+from launcher.machine.runtime import Choice
+from workload.contract import bundle
+from workload.contract.bundle import Status
+from workload.contract.errors import ExitCode, OutOfDeviceMemoryError, RunFailedError, ToolError, UsageError
+from workload.contract.spec import resolve
+
+PROCESS = Choice(runtime=Runtime.PROCESS, why="asked for")
+# The tests that start a trainer, or could, take no container that happens to be there.
+PROCESS_ON_CPU = ("--runtime", "process", "--cpu")
+
+
+def launch(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["launch", *words])
+    return main()
+
+
+def make_plan(given: dict[str, object], choice: Choice = PROCESS, **changes: Any) -> Plan:
+    plain: dict[str, Any] = {"output": Path("out"), "limits": Limits()}
+    return local.make_plan(resolve(given, {}, None), choice, **plain | changes)
+
+
+def test_plan_is_the_command_it_shows() -> None:
+    plan = make_plan({"model": "mobilenet_v2", "repeats": "3", "device": "cpu"}, output=Path("my results"))
+    trainer = (
+        sys.executable,
+        "-m",
+        "workload",
+        "train",
+        "--model",
+        "mobilenet_v2",
+        "--device",
+        "cpu",
+        "--repeats",
+        "3",
+    )
+    context = {
+        "runtime_reason": "asked for",
+        "spec_origin": {"model": "option", "device": "option", "repeats": "option"},
+    }
+    assert plan.command == (*trainer, "-o", "my results", "--context", json.dumps(context))
+    assert plan.container is None
+    assert plan.text().splitlines() == [
+        "plan       mobilenet_v2, the device's default batch, fp32, on cpu; 3 runs, a process each",
+        "set by     model: option, device: option, repeats: option",
+        "runtime    process (asked for)",
+        "bundles    my results/",
+        f"command    {shlex.join(trainer)} -o 'my results'",
+    ]
+    told = json.loads(json.dumps(plan.to_json()))
+    assert told["command"] == list(plan.command)
+    assert (told["runtime"], told["runtime_reason"], told["image"]) == ("process", "asked for", None)
+
+
+@pytest.fixture
+def choice(docker: FakeDocker) -> Choice:
+    """A container of an image that has been pushed, on a rootless engine: files are the caller's as root's."""
+    labels = {"rooflaunch.base": "unpinned"}
+    docker.hold("sha256:ab", "rooflaunch:cpu", labels=labels, RepoDigests=["host/trainer@sha256:cd"])
+    engine = docker.engine(version="20.10.24", SecurityOptions=["name=rootless"])
+    return Choice(runtime=Runtime.DOCKER, why="the image was named", engine=engine, image=engine.image("sha256:ab"))
+
+
+@pytest.fixture
+def caller(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The caller's folder and environment."""
+    monkeypatch.chdir(tmp_path)
+    for name in containers.FORWARDED:
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def test_plan_of_a_container(choice: Choice, caller: Path) -> None:
+    outside = {"host": {"kernel": "6.1"}}
+    plan = make_plan({"device": "cpu", "profile": "torch"}, choice, output=Path("my results"), outside=outside)
+    trainer = ("train", "--device", "cpu", "--profile", "torch", "-o", f"{caller}/my results")
+    assert plan.command[:-1] == (*trainer, "--context")
+    assert json.loads(plan.command[-1]) == {
+        "runtime": "docker",
+        "runtime_reason": "the image was named",
+        "spec_origin": {"device": "option", "profile": "option"},
+        "outside": {
+            "host": {"kernel": "6.1"},
+            "container": {
+                "engine": "Docker 20.10.24",
+                "image": "rooflaunch:cpu",
+                "image_digest": "sha256:ab",
+                "registry_digest": "sha256:cd",
+                "base": "unpinned",
+            },
+        },
+        "profile_later": True,
+    }
+    assert plan.container is not None
+    assert plan.container.command == plan.command
+    words = plan.container.as_words()
+    assert plan.text().splitlines() == [
+        "plan       resnet18, the device's default batch, fp32, on cpu; one run",
+        "set by     device: option, profile: option",
+        "runtime    docker (the image was named)",
+        "image      rooflaunch:cpu",
+        "bundles    my results/",
+        f"command    {shlex.join(words[: words.index('sha256:ab') + 1])} {shlex.join(trainer)}",
+    ]
+    told = json.loads(json.dumps(plan.to_json()))
+    assert told["command"] == words
+    assert told["image"] == {"id": "sha256:ab", "tags": ["rooflaunch:cpu"], "digest": "sha256:cd"}
+
+
+def test_plan_of_a_container_touches_nothing(choice: Choice, caller: Path) -> None:
+    plan = make_plan({}, choice)
+    assert json.loads(plan.command[-1]).get("profile_later") is None
+    assert list(caller.iterdir()) == []
+
+
+@pytest.mark.parametrize("limits", [Limits(memory_bytes=1), Limits(cpus=1), Limits(shm_bytes=1)])
+def test_limits_need_a_container(limits: Limits, choice: Choice) -> None:
+    assert make_plan({}, choice, limits=limits).limits == limits
+    with pytest.raises(UsageError) as caught:
+        make_plan({}, limits=limits)
+    message = "--memory, --cpus and --shm-size limit a container; this run is a process: asked for"
+    assert (str(caught.value), caught.value.hint) == (message, "--runtime docker, or leave the limits out")
+
+
+def test_help_has_examples_and_nothing_that_does_not_work_yet(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert launch(monkeypatch, "local", "--help") == 0
+    text = capsys.readouterr().out
+    assert "\n    launch local --cpu\n" in text
+    assert "--batch-size N" in text
+    assert "--profile none|ncu|torch" in text
+    assert "--runtime <auto|process|docker>" in text
+
+
+def test_dry_run_starts_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert launch(monkeypatch, "local", *PROCESS_ON_CPU, "--dry-run", "--format", "json") == 0
+    assert json.loads(capsys.readouterr().out)["spec"]["device"] == "cpu"
+    words = ["--runtime", "process", "--dry-run"]
+    assert launch(monkeypatch, "local", *words, "--batch-size", "7", "--no-augment") == 0
+    text = capsys.readouterr().out
+    assert "batch 7, fp32, on the best device found; one run" in text
+    assert "--no-augment" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message", "hint"),
+    [
+        (["--model", "resnet18x"], 2, "unknown model 'resnet18x'", "did you mean resnet18 or "),
+        (["--batch-size", "0"], 2, "batch size must be a positive integer; got '0'", "--batch-size 32"),
+        (["--batch-size", "x"], 2, "batch size must be a positive integer; got 'x'", "--batch-size 32"),
+        (["--cpu", "--cuda"], 2, "a run has one device; got --cpu and --cuda", "--cpu, or none"),
+        (["--cpu", "--precision", "tf32"], 2, "precision tf32 needs an NVIDIA GPU", "--precision fp32"),
+        (["--runtime", "podman"], 2, "Invalid value for '--runtime'", "launch local --help"),
+        (["--runtime", "process", "--image", "x"], 2, "--image and --flavour are for --runtime docker", "leave it out"),
+        (["--runtime", "process", "--memory", "8g"], 2, "--memory, --cpus and --shm-size limit a", "--runtime docker"),
+        (["--memory", "lots"], 2, "--memory must be a size such as 8g; got 'lots'", "--memory 8g"),
+        (["--shm-size", "0"], 2, "--shm-size must be a size such as 2g; got '0'", "--shm-size 2g"),
+        (["--cpus", "0"], 2, "--cpus must be a positive number; got '0'", "--cpus 1.5"),
+        (["--cpus", "-1.5"], 2, "--cpus must be a positive number; got '-1.5'", "--cpus 1.5"),
+        (["--cpus", "nan"], 2, "--cpus must be a positive number; got 'nan'", "--cpus 1.5"),
+        (["--frobnicate"], 2, "No such option: --frobnicate", "launch local --help"),
+        (["extra"], 2, "Got unexpected extra argument", "launch local --help"),
+        (["--format", "xml"], 2, "Invalid value for '--format'", "launch local --help"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_mistakes_are_two_lines(
+    words: list[str],
+    code: int,
+    message: str,
+    hint: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert launch(monkeypatch, "local", *words) == code
+    captured = capsys.readouterr()
+    lines = captured.err.strip().splitlines()
+    assert captured.out == ""
+    assert len(lines) == 2, lines
+    assert lines[0].startswith(f"error: {message}")
+    assert lines[1].startswith(f"hint: {hint}")
+
+
+def test_config_with_an_unknown_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rooflaunch.toml").write_text("batch-size = 3\n")
+    monkeypatch.chdir(tmp_path)
+    assert launch(monkeypatch, "local") == ExitCode.USAGE
+    assert "unknown key 'batch-size'" in capsys.readouterr().err
+
+
+@pytest.mark.world
+def test_two_repeats_for_real(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
+    small = [
+        *PROCESS_ON_CPU,
+        "--image-size",
+        "32",
+        "--batch-size",
+        "2",
+        "--warmup",
+        "1",
+        "--iterations",
+        "2",
+        "--no-ceilings",
+    ]
+    assert launch(monkeypatch, "local", *small, "--repeats", "2", "--format", "json", "-o", "out") == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["exit_code"] == 0
+    assert len(printed["runs"]) == 2
+    for found in printed["runs"]:
+        assert bundle.read(Path(found["path"])).record["status"] == "completed"
+        assert found["spec_origin"]["repeats"] == "option"
+
+
+@pytest.mark.world
+def test_failed_run_gives_its_exit_code_and_shows_its_bundle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
+    huge = [*PROCESS_ON_CPU, "--image-size", "1024", "--batch-size", "1000000", "--no-ceilings"]
+    assert launch(monkeypatch, "local", *huge) == ExitCode.OUT_OF_MEMORY
+    assert "out of memory resnet18 at batch size 1000000 in fp32" in capsys.readouterr().out
+
+
+@pytest.fixture
+def open_bundle(tmp_path: Path) -> Path:
+    """What a trainer leaves that was killed in its second step."""
+    return make_open_bundle(tmp_path)
+
+
+def make_open_bundle(output: Path) -> Path:
+    folder = bundle.create(output, "run-1")
+    bundle.write_record(folder, {"run_id": "run-1", "status": Status.RUNNING, "error": None})
+    (folder / bundle.STEPS).write_text("step,loss\n0,6.9\n1,6.")
+    return folder
+
+
+@pytest.mark.world
+def test_killed_trainer_leaves_a_bundle_that_says_so(open_bundle: Path) -> None:
+    script = f"import os; print({str(open_bundle)!r}, flush=True); os.kill(os.getpid(), 9)"
+    outcome = local.run(replace(make_plan({}), command=(sys.executable, "-c", script)))
+    assert outcome.exit_code == ExitCode.RUN_FAILED
+    assert isinstance(outcome.error, RunFailedError)
+    assert str(outcome.error).startswith("the trainer was killed by SIGKILL")
+    assert outcome.error.hint == "out of memory? `dmesg` tells; try a smaller --batch-size"
+    (found,) = outcome.bundles
+    assert (found.path, found.record["status"], found.record["error"]) == (open_bundle, "failed", str(outcome.error))
+    assert outcome.to_json() == {"exit_code": 6, "runs": [{"path": str(open_bundle), **found.record}]}
+
+
+@pytest.mark.world
+@pytest.mark.parametrize(
+    ("script", "code", "status", "error"),
+    [
+        (
+            "os.kill(os.getpid(), 6)",
+            ExitCode.RUN_FAILED,
+            "failed",
+            "the trainer was killed by SIGABRT; its bundle keeps the steps so far",
+        ),
+        ("raise ValueError", ExitCode.BUG, "failed", "the trainer ended with a traceback"),
+    ],
+)
+def test_trainer_that_ended_before_its_first_bundle_leaves_one(
+    script: str, code: int, status: str, error: str, tmp_path: Path
+) -> None:
+    plan = make_plan({"device": "cpu"}, output=tmp_path)
+    outcome = local.run(replace(plan, command=(sys.executable, "-c", f"import os; {script}")))
+    (found,) = outcome.bundles
+    assert (outcome.exit_code, found.record["status"], found.record["error"]) == (code, status, error)
+    assert (found.record["spec"]["model"], found.record["spec"]["batch_size"]) == ("resnet18", 16)
+    assert found.record["environment"]["host"]["kernel"]
+    assert found.steps() == []
+
+
+@pytest.mark.world
+def test_trainer_that_failed_by_itself_has_said_it(open_bundle: Path) -> None:
+    script = f"print({str(open_bundle)!r}); raise SystemExit(7)"
+    outcome = local.run(replace(make_plan({}), command=(sys.executable, "-c", script)))
+    assert (outcome.exit_code, outcome.bundles, outcome.error) == (7, (), None)
+    bundle.close_broken(open_bundle, Status.OUT_OF_MEMORY, "too big")
+    outcome = local.run(replace(make_plan({}), command=(sys.executable, "-c", script)))
+    assert (outcome.exit_code, [each.path for each in outcome.bundles], outcome.error) == (7, [open_bundle], None)
+
+
+Train = Callable[[], None]
+
+
+@pytest.fixture
+def train(docker: FakeDocker, caller: Path) -> Train:
+    """What the trainer in the container does: a complete bundle in `out`; the next container prints nothing."""
+
+    def run() -> None:
+        bundle.seal(make_open_bundle(caller / "out"))
+        docker.containers.pieces = ()
+
+    docker.containers.pieces = [run, (f"{caller}/out/run-1\n".encode(), b"warmup 1/3\n")]
+    return run
+
+
+@pytest.mark.usefixtures("train")
+def test_container_runs_the_plan(docker: FakeDocker, choice: Choice, capsys: pytest.CaptureFixture[str]) -> None:
+    outcome = local.run(make_plan({}, choice))
+    assert (outcome.exit_code, outcome.error) == (ExitCode.DONE, None)
+    assert [found.path for found in outcome.bundles] == [Path("out/run-1")]
+    assert capsys.readouterr() == ("", "warmup 1/3\n")
+    assert [each.arguments["image"] for each in docker.containers.created] == ["sha256:ab"]
+
+
+@pytest.mark.usefixtures("train")
+@pytest.mark.parametrize(
+    ("profile", "restricted", "privileged"), [("torch", True, False), ("ncu", False, False), ("ncu", True, True)]
+)
+def test_profile_is_a_container_of_its_own(
+    profile: str,
+    restricted: bool,
+    privileged: bool,
+    docker: FakeDocker,
+    choice: Choice,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(containers, "counters_restricted", lambda _: restricted)
+    assert local.run(make_plan({"profile": profile}, choice)).exit_code == 0
+    timing, second = (each.arguments for each in docker.containers.created)
+    folder = Path("out/run-1").absolute()
+    assert second["command"] == ["profile", str(folder)]
+    assert ("SYS_ADMIN" in second["cap_add"], "SYS_ADMIN" in timing["cap_add"]) == (privileged, False)
+    assert second["mounts"] == timing["mounts"]
+    assert f"profile {folder}\n" in capsys.readouterr().err, "the command is echoed"
+    assert docker.containers.there == {}
+
+
+@pytest.mark.parametrize(
+    ("code", "warning"),
+    [
+        # The pass has said itself why there is no profile.
+        (ExitCode.TOOL, ""),
+        (137, "warning: the profile pass ended with exit code 137; the run is complete\n"),
+    ],
+)
+def test_profile_that_fails_costs_nothing(
+    code: int,
+    warning: str,
+    docker: FakeDocker,
+    choice: Choice,
+    train: Train,
+    caller: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def run() -> None:
+        train()
+        docker.containers.exit_code = code
+
+    docker.containers.pieces = [run, (f"{caller}/out/run-1\n".encode(), None)]
+    outcome = local.run(make_plan({"profile": "torch"}, choice))
+    assert (outcome.exit_code, outcome.error, len(outcome.bundles)) == (ExitCode.DONE, None, 1)
+    assert capsys.readouterr().err.partition("\n")[2] == warning
+
+
+def test_profile_that_does_not_start_costs_nothing(
+    docker: FakeDocker, choice: Choice, train: Train, caller: Path
+) -> None:
+    def run() -> None:
+        train()
+        docker.containers.absent = ConnectionResetError("Connection reset by peer")
+
+    docker.containers.pieces = [run, (f"{caller}/out/run-1\n".encode(), None)]
+    outcome = local.run(make_plan({"profile": "torch"}, choice))
+    assert (outcome.exit_code, len(outcome.bundles)) == (ExitCode.DONE, 1)
+
+
+@pytest.mark.usefixtures("train")
+def test_run_that_failed_is_not_profiled(docker: FakeDocker, choice: Choice) -> None:
+    docker.containers.exit_code = 6
+    assert local.run(make_plan({"profile": "torch"}, choice)).exit_code == 6
+    assert len(docker.containers.created) == 1
+
+
+def test_container_that_was_killed_while_it_imported_torch_leaves_a_bundle(
+    docker: FakeDocker, choice: Choice, caller: Path
+) -> None:
+    docker.containers.exit_code, docker.containers.out_of_memory = 137, True
+    limits = Limits(memory_bytes=300 * 2**20)
+    outcome = local.run(make_plan({"device": "cpu"}, choice, limits=limits, outside={"host": {"kernel": "6.1"}}))
+    (found,) = outcome.bundles
+    assert (outcome.exit_code, found.path.parent.absolute()) == (ExitCode.OUT_OF_MEMORY, caller / "out")
+    assert (found.record["status"], found.record["error"]) == (
+        "out_of_memory",
+        "the run was killed at the container's limit of 300m of memory",
+    )
+    assert found.record["environment"]["container"]["image"] == "rooflaunch:cpu"
+
+
+def test_interrupted_container_leaves_no_bundle_of_a_run_that_had_not_begun(
+    docker: FakeDocker, choice: Choice, caller: Path
+) -> None:
+    docker.containers.pieces = [lambda: signal.raise_signal(signal.SIGINT), lambda: signal.raise_signal(signal.SIGINT)]
+    outcome = local.run(make_plan({"device": "cpu"}, choice))
+    assert (outcome.exit_code, outcome.bundles, list((caller / "out").iterdir())) == (ExitCode.INTERRUPTED, (), [])
+    assert str(outcome.error) == "interrupted by Ctrl-C"
+
+
+def test_container_that_was_killed_for_its_memory(docker: FakeDocker, choice: Choice, caller: Path) -> None:
+    docker.containers.pieces = [
+        lambda: make_open_bundle(caller / "out"),
+        (f"{caller}/out/run-1\n".encode(), None),
+    ]
+    docker.containers.exit_code, docker.containers.out_of_memory = 137, True
+    outcome = local.run(make_plan({}, choice, limits=Limits(memory_bytes=2**29)))
+    assert (outcome.exit_code, type(outcome.error)) == (ExitCode.OUT_OF_MEMORY, OutOfDeviceMemoryError)
+    (found,) = outcome.bundles
+    assert (found.record["status"], len(found.steps())) == ("out_of_memory", 1)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "told"), [([], ""), ([(b"{home}/out/run-1\n", None)], "; what it measured is in 'out/run-1'")]
+)
+def test_engine_that_goes_away_is_said_with_what_was_measured(
+    pieces: list[tuple[bytes, None]], told: str, docker: FakeDocker, choice: Choice, caller: Path
+) -> None:
+    def vanish() -> NoReturn:
+        raise ConnectionResetError("Connection reset by peer")
+
+    printed = [(out.replace(b"{home}", str(caller).encode()), err) for out, err in pieces]
+    docker.containers.pieces = [*printed, vanish]
+    with pytest.raises(ToolError) as caught:
+        local.run(make_plan({}, choice))
+    lost = "the Docker engine went away while container fake_0 ran: Connection reset by peer"
+    assert str(caught.value) == f"{lost}{told}"
+    assert caught.value.hint == "start Docker (`sudo systemctl start docker`, or Docker Desktop)"
+
+
+def test_folder_that_cannot_be_made_is_said_before_the_start(docker: FakeDocker, choice: Choice, caller: Path) -> None:
+    (caller / "out").touch()
+    with pytest.raises(UsageError, match=r"^output folder 'out' cannot be written: File exists$"):
+        local.run(make_plan({}, choice))
+    assert docker.containers.created == []
+
+
+@pytest.fixture
+def command(docker: FakeDocker, caller: Path, monkeypatch: pytest.MonkeyPatch) -> FakeDocker:
+    """`launch local` on a machine with an engine that holds the image for this code."""
+    inputs = images.make_recipe(images.require_flavour("cpu")).inputs
+    docker.hold("sha256:ab", "rooflaunch:cpu", labels={"rooflaunch.flavour": "cpu", "rooflaunch.inputs": inputs})
+    monkeypatch.setattr(docker_engine, "socket_exists", lambda: True)
+    monkeypatch.setattr(docker_engine, "connect", docker.engine)
+    monkeypatch.setattr("workload.environment.outside.outside_facts", lambda: {"host": {"kernel": str(caller)}})
+    return docker
+
+
+def test_command_plans_a_container_with_the_facts_of_the_host(
+    command: FakeDocker, caller: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        launch(monkeypatch, "local", "--cpu", "--memory", "1g", "--cpus", "1.5", "--dry-run", "--format", "json") == 0
+    )
+    told = json.loads(capsys.readouterr().out)
+    assert (told["runtime"], told["image"]["id"]) == ("docker", "sha256:ab")
+    words = told["command"]
+    assert json.loads(words[-1])["outside"]["host"] == {"kernel": str(caller)}
+    assert words[words.index("--memory") + 1] == "1073741824"
+    assert words[words.index("--cpus") + 1] == "1.5"
+    assert words[words.index("--shm-size") + 1] == "2147483648"
+    assert command.containers.created == []
+
+
+def test_command_says_what_killed_the_container(
+    command: FakeDocker, caller: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command.containers.pieces = [(caller / "out" / "run-1").mkdir, (f"{caller}/out/run-1\n".encode(), None)]
+    command.containers.exit_code = 128 + signal.SIGKILL
+    assert launch(monkeypatch, "local", "--runtime", "docker", "--cpu", "-o", "out") == ExitCode.RUN_FAILED
+    captured = capsys.readouterr()
+    assert "  failed        the container was killed (SIGKILL)\n  bundle        out/run-1\n" in captured.out
+    assert captured.err.splitlines()[-2:] == [
+        "error: the container was killed (SIGKILL)",
+        "hint: run again; `docker events` tells who did it",
+    ]
+
+
+def test_command_asks_for_a_container_where_limits_do(
+    command: FakeDocker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command.held.clear()
+    assert launch(monkeypatch, "local", "--cpu", "--memory", "1g", "--dry-run") == ExitCode.TOOL
+    assert capsys.readouterr().err == (
+        "error: no image of flavour cpu is built for this code\nhint: launch build --flavour cpu\n"
+    )
+    assert launch(monkeypatch, "local", "--cpu", "--dry-run") == ExitCode.DONE
+    assert (
+        "runtime    process (no image of flavour cpu is built for this code; to get there: " in capsys.readouterr().out
+    )
+
+
+def test_infinitely_many_cpus_are_refused(command: FakeDocker, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert command.held
+    assert launch(monkeypatch, "local", "--cpu", "--cpus", "inf") == ExitCode.USAGE
