@@ -94,6 +94,7 @@ RUN_COLUMNS: Mapping[str, tuple[Kind, str]] = {
     "step_min_s": (Kind.SECONDS, "timing.step_s.min"),
     "step_max_s": (Kind.SECONDS, "timing.step_s.max"),
     "steps": (Kind.NUMBER, "timing.step_s.n"),
+    "skipped_steps": (Kind.NUMBER, "timing.skipped_steps.measured"),
     "stated_images_per_s": (Kind.NUMBER, "timing.images_per_s"),
     "data_wait_fraction": (Kind.SHARE, "timing.data_wait_fraction"),
     "explained_fraction": (Kind.SHARE, "timing.explained_fraction"),

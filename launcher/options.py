@@ -62,7 +62,7 @@ def _parameter(option: Option) -> inspect.Parameter:
         info = typer.Option(f"{option.flag}/{option.off_flag}", help=option.help, show_default=False)
         return _keyword(option.name, Annotated[bool | None, info])
     known = "" if option.default is None else f" ({option.default})"
-    metavar = "|".join(option.choices) or ("N" if option.kind is int else option.name.upper())
+    metavar = "|".join(option.choices) or ("N" if option.is_number else option.name.upper())
     complete = (lambda: list(option.choices)) if option.choices else None
     info = typer.Option(option.flag, metavar=metavar, help=option.help + known, autocompletion=complete)
     return _keyword(option.name, Annotated[str | None, info])

@@ -93,8 +93,9 @@ def _rate(value: float) -> str:
 def _step_time(records: Sequence[Record]) -> str:
     steps = [record["timing"]["step_s"] for record in records]
     if len(steps) > 1:
-        medians, number = [step_s["median"] for step_s in steps], counted(steps[0]["n"], "step")
-        return f"{seconds(median(medians))}  ({_over_runs(medians, seconds)}; {number} each)"
+        medians, numbers = [step_s["median"] for step_s in steps], [step_s["n"] for step_s in steps]
+        each = counted(numbers[0], "step") if len(set(numbers)) == 1 else f"{min(numbers)} to {max(numbers)} steps"
+        return f"{seconds(median(medians))}  ({_over_runs(medians, seconds)}; {each} each)"
     step_s = steps[0]
     if step_s["n"] == 1:
         return f"{seconds(step_s['median'])}  (of one step)"

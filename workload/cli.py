@@ -193,7 +193,7 @@ def _add_option(parser: argparse.ArgumentParser, option: Option) -> None:
             option.off_flag, dest=option.name, action="store_const", const=False, default=absent, help=text
         )
         return
-    metavar = "|".join(option.choices) or ("N" if option.kind is int else option.name.upper())
+    metavar = "|".join(option.choices) or ("N" if option.is_number else option.name.upper())
     known = "" if option.default is None else f" ({option.default})"
     text = option.help + known
     parser.add_argument(option.flag, dest=option.name, metavar=metavar, default=absent, help=text)

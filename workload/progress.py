@@ -32,6 +32,10 @@ class Progress:
         self._last_line_s = self._started_s
         self._log = logging.getLogger("workload")
 
+    def expect(self, total: int) -> None:
+        """Count towards another total from now on."""
+        self._total = total
+
     def update(self, done: int) -> None:
         """Show `done` steps; off a terminal a line at most every ten seconds."""
         if self._stream.isatty():

@@ -16,7 +16,10 @@ ADAM_LEARNING_RATE = 1e-4
 
 
 class TrainingStep:
-    """A model on its device with its optimizer; call it once per step."""
+    """A model on its device with its optimizer; call it once per step.
+
+    `skipped` counts the steps in which AMP left the optimizer out because a gradient overflowed in fp16.
+    """
 
     def __init__(self, model: nn.Module, spec: RunSpec) -> None:
         layout = torch.channels_last if spec.channels_last else torch.contiguous_format
@@ -24,6 +27,11 @@ class TrainingStep:
         self.optimizer = make_optimizer(self._model.parameters(), spec.optimizer)
         self._scaler = torch.amp.GradScaler(spec.device.value, enabled=spec.precision is Precision.AMP)
         self._spec = spec
+        self._steps = self._updates = 0
+        if self._scaler.is_enabled():
+            # The scaler has waited for the device by then (`.item()`), and asking it for its scale would wait again.
+            # True of an optimizer that is not fused: a fused one is always called, and skips on the device.
+            self.optimizer.register_step_post_hook(self._count_update)
         if spec.compile:
             self._model.compile()
 
@@ -47,8 +55,17 @@ class TrainingStep:
             mark(Part.BACKWARD)
         self._scaler.step(self.optimizer)
         self._scaler.update()
+        self._steps += 1
         mark(Part.OPTIMIZER)
         return loss.detach()
+
+    @property
+    def skipped(self) -> int:
+        """Without a synchronisation, at any time."""
+        return self._steps - self._updates if self._scaler.is_enabled() else 0
+
+    def _count_update(self, *_: object) -> None:
+        self._updates += 1
 
 
 def make_optimizer(parameters: Iterator[nn.Parameter], name: Optimizer) -> torch.optim.Optimizer:

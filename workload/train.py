@@ -2,11 +2,13 @@
 
 import logging
 import os
+import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,8 @@ from workload.contract.broken import status_of
 from workload.contract.bundle import Status
 from workload.contract.errors import OutOfDeviceMemoryError, RooflaunchError, RunFailedError
 from workload.contract.interrupt import asked, check, undisturbed
-from workload.contract.spec import Context, Device, Resolved, RunSpec, options
-from workload.contract.text import percent, seconds, si
+from workload.contract.spec import Context, Device, Precision, Resolved, RunSpec, options
+from workload.contract.text import counted, percent, seconds, si
 from workload.cpu_time import CpuMeter
 from workload.environment.collect import collect
 from workload.profile.status import before_the_pass
@@ -201,13 +203,36 @@ def _train(job: Job, step: TrainingStep, folder: Path, record: dict[str, Any], t
     assert spec.warmup is not None
     assert spec.iterations is not None
     recorder = Recorder(folder, clock, loss_reader_for(spec.device), started_s=timeline.started_s)
+    phases = ((Phase.WARMUP, spec.warmup, 0.0), (Phase.MEASURED, spec.iterations, spec.min_seconds or 0.0))
     with closing(job.source.batches()) as batches, recorder:
-        for phase, count in ((Phase.WARMUP, spec.warmup), (Phase.MEASURED, spec.iterations)):
-            with _region(phase, count, recorder, clock, spec, record, timeline):
-                for _ in range(count):
-                    check()
-                    recorder.begin(phase, spec.images_per_step)
-                    recorder.end(step(batches, recorder.mark))
+        for phase, count, least_s in phases:
+            skipped_before = step.skipped
+            try:
+                with _region(phase, count, recorder, clock, spec, record, timeline) as progress:
+                    for _ in at_least(count, least_s, progress):
+                        check()
+                        recorder.begin(phase, spec.images_per_step)
+                        recorder.end(step(batches, recorder.mark))
+            finally:
+                if spec.precision is Precision.AMP:
+                    record["timing"].setdefault("skipped_steps", {})[phase] = step.skipped - skipped_before
+
+
+def at_least(
+    count: int, least_s: float, progress: Progress, now: Callable[[], float] = time.perf_counter
+) -> Iterator[None]:
+    """`count` steps, and then more until `least_s` seconds have passed since the first; says so where it adds any."""
+    began_s = now()
+    yield from repeat(None, count)
+    taken_s, taken = now() - began_s, count
+    if taken_s >= least_s:
+        return
+    LOGGER.info("measured   %s took less than %g s: more are added (--min-seconds)", counted(count, "step"), least_s)
+    while (taken_s := now() - began_s) < least_s:
+        progress.expect(max(taken + 1, round(taken * least_s / taken_s)))
+        yield
+        taken += 1
+    progress.expect(taken)
 
 
 @contextmanager
@@ -219,7 +244,7 @@ def _region(
     spec: RunSpec,
     record: dict[str, Any],
     timeline: Timeline,
-) -> Iterator[None]:
+) -> Iterator[Progress]:
     """The steps of one phase: the device is synchronised at both ends, and what was measured is kept."""
     totals = recorder.totals[phase]
     progress = Progress(phase, count, images_per_step=spec.images_per_step)
@@ -228,7 +253,7 @@ def _region(
     meter = CpuMeter()
     timeline.enter(phase)
     try:
-        yield
+        yield progress
     finally:
         # A device that has failed can be neither waited for nor read; the rows so far are in the file.
         with suppress(RuntimeError):
@@ -259,7 +284,19 @@ def _close_record(job: Job, record: dict[str, Any], timeline: Timeline) -> None:
         record["complexity"]["theoretical_step_s"] = job.complexity.train_flop_per_step / verdict.roof_per_s(rate)
     judged = verdict.from_record(record)
     record["bound"] = judged.to_json() if judged else None
-    record["notes"] = [*job.notes, *_idle_cpus(record)]
+    record["notes"] = [*job.notes, *_skipped(record), *_idle_cpus(record)]
+
+
+def _skipped(record: dict[str, Any]) -> list[str]:
+    """A note on measured steps that are not whole."""
+    timing = record["timing"]
+    skipped = timing.get("skipped_steps", {}).get(Phase.MEASURED)
+    if not skipped or not timing.get("step_s"):
+        return []
+    of = f"AMP skipped {skipped} of {counted(timing['step_s']['n'], 'measured step')}"
+    note = f"{of}: a gradient overflowed in fp16, and the optimizer was left out"
+    LOGGER.warning("note       %s", note)
+    return [note]
 
 
 def _idle_cpus(record: dict[str, Any]) -> list[str]:

@@ -178,8 +178,17 @@ def broken_off(case: Case) -> str | None:
         return None
     if case["status"] in {Status.COMPLETED, Status.RUNNING}:
         return f"{done} of {planned:.0f} steps, and yet completed" if planned and 0 < done < planned else None
-    of = f"{done} of {planned:.0f} steps" if planned else counted(done, "step")
+    # Steps that were added for --min-seconds have no planned number.
+    of = f"{done} of {planned:.0f} steps" if planned and done <= planned else counted(done, "step")
     return f"{case['status'].replace('_', ' ')} after {of}"
+
+
+def skipped_by_amp(case: Case) -> str | None:
+    """Steps of fp16 whose gradients overflowed, so that the optimizer was left out of them."""
+    skipped, steps = case["skipped_steps"], case["steps"]
+    if not skipped or not steps:
+        return None
+    return f"{skipped:.0f} of {counted(int(steps), 'measured step')} ({percent(skipped / steps)})"
 
 
 def incomplete_series(evidence: Evidence) -> Iterator[Hit]:
@@ -297,6 +306,14 @@ RULES = (
         why="the median of such steps is the figure of no step; memory at its limit or other work looks like this",
         cure="a smaller batch, or a machine without other work; analyze variance shows the causes found",
         check=each_case(scattered),
+    ),
+    Rule(
+        name="steps skipped by AMP",
+        severity=Severity.WARNING,
+        threshold="an optimizer in every measured step: one without it is shorter, and trains nothing",
+        why="a gradient overflowed in fp16: the GradScaler halves its scale and leaves the optimizer's kernels out",
+        cure="--warmup 50, so that the scale has settled; if it never does, --precision bf16",
+        check=each_case(skipped_by_amp),
     ),
     Rule(
         name="incomplete series",

@@ -13,6 +13,7 @@ from by_hand import noisy, results, run
 import analysis
 from analysis.audit import RULES, Finding, audit
 from analysis.audit.claims import CLAIM_RULES
+from analysis.audit.timing import skipped_by_amp
 
 SPREAD = "0.1 to 0.152 s"
 
@@ -318,6 +319,27 @@ def test_steps_are_not_scattered_where_only_the_timer_is() -> None:
 )
 def test_incomplete_series(facts: dict[str, Any], expected: list[str]) -> None:
     assert figures(run(**facts), rule="incomplete series") == expected
+
+
+def test_steps_that_were_added_are_no_part_of_the_plan() -> None:
+    """150 steps, of which 50 were added for --min-seconds: a run is broken off after 150, not after `150 of 100`."""
+    broken = run(steps=noisy(n=150), iterations=100.0, status="interrupted")
+    assert figures(broken, rule="incomplete series") == ["interrupted after 150 steps"]
+    assert figures(run(steps=noisy(n=150), iterations=100.0), rule="incomplete series") == []
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        ({"skipped_steps": 3.0, "steps_n": 60.0}, ["3 of 60 measured steps (5 %)"]),
+        ({"skipped_steps": 1.0, "steps_n": 1000.0}, ["1 of 1000 measured steps (0.1 %)"]),
+        ({"skipped_steps": 0.0, "steps_n": 60.0}, []),
+        ({}, []),
+    ],
+)
+def test_steps_skipped_by_amp(facts: dict[str, float], expected: list[str]) -> None:
+    case = {"skipped_steps": facts.get("skipped_steps"), "steps": facts.get("steps_n")}
+    assert [figure for figure in [skipped_by_amp(case)] if figure] == expected  # type: ignore[arg-type]
 
 
 def test_an_imported_log_is_measured_by_its_siblings() -> None:

@@ -89,6 +89,12 @@ def repeated(*figures: tuple[float, float], **changes: Sequence[Any]) -> list[Bu
     ]
 
 
+def test_repeats_that_added_steps_have_numbers_of_their_own() -> None:
+    runs = repeated((20.0, 0.8), (20.0, 0.8))
+    runs[1].record["timing"]["step_s"]["n"] = 25
+    assert "step time     800 ms  (median of 2 runs, 800 ms; 20 to 25 steps each)" in render(runs)
+
+
 def verdict(bound: str | None, why: str, compute: float | None = None) -> dict[str, Any]:
     fractions = {"compute_fraction": compute, "memory_fraction_low": 0.0002, "memory_fraction_high": 0.3}
     return {"bound": bound, "why": why} | (fractions if compute else {})

@@ -9,13 +9,16 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count as counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from workload import ceiling_rates, cli, train
+from workload import ceiling_rates, cli, models, train
 from workload.contract import bundle
 from workload.contract.errors import ExitCode
 
@@ -69,6 +72,82 @@ def test_completed_run_holds_together(capsys: pytest.CaptureFixture[str]) -> Non
     assert record["spec_origin"]["seed"] == "default"
     assert record["usage"]["max_rss_bytes"] > 100e6
     assert record["environment"]["place"] == "local-cpu"
+
+
+@dataclass
+class Bar:
+    """A progress bar that keeps what it is told to expect."""
+
+    totals: list[int] = field(default_factory=list)
+
+    def expect(self, total: int) -> None:
+        self.totals.append(total)
+
+
+@pytest.mark.parametrize(
+    ("count", "least_s", "step_s", "steps"),
+    [
+        (100, 3.0, 0.005, 600),  # resnet18 at batch 32 on an H100
+        (100, 3.0, 0.03, 100),  # the count alone takes 3 s
+        (20, 0.0, 0.005, 20),
+        (1, 3.0, 5.0, 1),
+        (1, 3.0, 2.0, 2),
+        (0, 0.0, 1.0, 0),
+    ],
+)
+def test_a_measured_region_has_a_least_duration(
+    count: int, least_s: float, step_s: float, steps: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "workload")
+    bar, now_s, taken = Bar(), [0.0], 0
+    for _ in train.at_least(count, least_s, bar, lambda: round(now_s[0], 6)):  # type: ignore[arg-type]
+        now_s[0] += step_s
+        taken += 1
+    assert taken == steps
+    said = [f"measured   {count} step{'' if count == 1 else 's'} took less than {least_s:g} s: "]
+    assert [message.partition("more")[0] for message in caplog.messages] == (said if steps > count else [])
+    assert bar.totals[-1:] == ([steps] if steps > count else [])
+    assert all(total >= count for total in bar.totals)
+
+
+def test_steps_are_added_and_counted(
+    images: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock that a step moves by 0.2 s."""
+    ticks = counter()
+    monkeypatch.setattr(train, "at_least", partial(train.at_least, now=lambda: 0.2 * next(ticks)))
+    data = ["--dataset", str(images), "--workers", "0"]
+    code, folder = run("--iterations", "1", "--min-seconds", "0.5", "--precision", "bf16", *data)
+    record = record_of(folder)
+    measured = [row for row in bundle.read(folder).steps() if row["phase"] == "measured"]
+    assert code == ExitCode.DONE
+    assert record["timing"]["step_s"]["n"] == len(measured) == 2
+    assert record["timing"]["images"] == 4
+    assert (record["spec"]["iterations"], record["spec"]["min_seconds"]) == (1, 0.5)
+    assert record["spec_origin"]["min_seconds"] == "option"
+    said = capsys.readouterr().err
+    assert "measured   1 step took less than 0.5 s: more are added (--min-seconds)" in said
+    assert "measured   2/2 steps" in said
+
+
+def test_steps_that_amp_skipped_are_recorded_and_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The third and fourth loss are infinite: of the warm-up of 1 step none, of 4 measured steps two."""
+    plain, taken = models.loss, iter(range(100))
+    scale = {2: float("inf"), 3: float("inf")}
+    monkeypatch.setattr(models, "loss", lambda *given: plain(*given) * scale.get(next(taken), 1.0))
+    code, folder = run("--iterations", "4", "--precision", "amp", "--model", "squeezenet1_1")
+    record = record_of(folder)
+    assert (code, record["timing"]["skipped_steps"]) == (ExitCode.DONE, {"warmup": 0, "measured": 2})
+    note = "AMP skipped 2 of 4 measured steps: a gradient overflowed in fp16, and the optimizer was left out"
+    assert note in record["notes"]
+    assert f"note       {note}" in capsys.readouterr().err
+
+
+def test_without_amp_nothing_is_said_of_skipped_steps() -> None:
+    _, folder = run("--iterations", "1")
+    assert "skipped_steps" not in record_of(folder)["timing"]
 
 
 def test_random_labels_are_learned() -> None:

@@ -7,6 +7,7 @@ settles it.
 
 import difflib
 import json
+import math
 import re
 import tomllib
 import types
@@ -91,6 +92,9 @@ SYNTHETIC, CIFAR10, IMAGENETTE = "synthetic", "cifar10", "imagenette"
 CIFAR10_IMAGE_SIZE = 32
 IMAGENET_IMAGE_SIZE = 224
 MAX_DEFAULT_WORKERS = 8
+# 100 steps of resnet18 take half a second on an H100: too short for its clock and power to settle, and for telemetry,
+# which samples once a second. On a CPU 20 steps take longer than that, but for the smallest models.
+GPU_MIN_SECONDS = 3.0
 
 
 def _option(default: Any, description: str, *, minimum: int | None = None, example: str = "") -> Any:
@@ -115,7 +119,10 @@ class RunSpec:
     subset: int | None = _option(None, "use N images of the data set, drawn with the seed", minimum=1, example="1000")
     image_size: int | None = _option(None, "edge in pixels (224; 32 for cifar10)", minimum=1, example="224")
     warmup: int | None = _option(None, "warm-up steps, kept apart (10; 3 on a CPU)", minimum=0, example="10")
-    iterations: int | None = _option(None, "measured steps (100; 20 on a CPU)", minimum=1, example="100")
+    iterations: int | None = _option(None, "measured steps, at least (100; 20 on a CPU)", minimum=1, example="100")
+    min_seconds: float | None = _option(
+        None, "add measured steps until so many seconds have passed (3; 0 on a CPU)", minimum=0, example="3"
+    )
     repeats: int = _option(1, "the same configuration again, each a process of its own", minimum=1, example="3")
     profile: Profile = _option(
         Profile.NONE, "a second pass after the timing run: ncu counts FLOP and bytes, torch traces", example="ncu"
@@ -154,6 +161,7 @@ class RunSpec:
             batch_size=_or(self.batch_size, 16 if on_cpu else 32),
             warmup=_or(self.warmup, 3 if on_cpu else 10),
             iterations=_or(self.iterations, 20 if on_cpu else 100),
+            min_seconds=_or(self.min_seconds, 0.0 if on_cpu else GPU_MIN_SECONDS),
             image_size=_or(self.image_size, size),
             workers=_or(self.workers, workers),
         )
@@ -228,6 +236,11 @@ class Option:
         return tuple(self.kind) if issubclass(self.kind, StrEnum) else ()
 
     @property
+    def is_number(self) -> bool:
+        """Whether its value is a count or a quantity."""
+        return self.kind in (int, float)
+
+    @property
     def label(self) -> str:
         """The name as an error message says it: `batch size`."""
         return self.name.replace("_", " ")
@@ -238,6 +251,8 @@ class Option:
             return self._parse_switch(value)
         if self.kind is int:
             return self._parse_count(value)
+        if self.kind is float:
+            return self._parse_number(value)
         if not isinstance(value, str) or not value:
             raise self._refuse("must be text that is not empty", value)
         if not self.choices:
@@ -277,6 +292,15 @@ class Option:
         number = int(str(value))
         if self.minimum is not None and number < self.minimum:
             raise self._refuse(rule, value)
+        return number
+
+    def _parse_number(self, value: object) -> float:
+        try:
+            number = math.nan if isinstance(value, bool) else float(str(value))
+        except ValueError:
+            number = math.nan
+        if not (self.minimum or 0) <= number < math.inf:
+            raise self._refuse(f"must be a number of at least {self.minimum or 0}", value)
         return number
 
     def _meant(self, value: str) -> str:
@@ -339,7 +363,7 @@ def _parse_from(source: Origin, option: Option, value: object) -> Any:
                 name = ENVIRONMENT_PREFIX + option.name.upper()
                 raise UsageError(f"{name}: {error}", hint=f"export {name}={option.example or 'true'}") from error
             case Origin.CONFIG:
-                example = option.example if option.kind is int else f'"{option.example}"'
+                example = option.example if option.is_number else f'"{option.example}"'
                 text = "true" if option.kind is bool else example
                 raise UsageError(f"{CONFIG_NAME}: {error}", hint=f"{option.name} = {text}") from error
 

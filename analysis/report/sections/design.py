@@ -108,7 +108,7 @@ def _matrix_row(env: str, runs: pd.DataFrame) -> list[str]:
         words.listed(_data(row) for row in words.rows_of(runs[["dataset", "image_size"]])),
         words.listed(sorted(set(runs["variant"]))),
         words.listed(sorted(set(runs["batch_size"].dropna()))),
-        _range(runs["iterations"].dropna()),
+        _range(runs["steps"].dropna()),
         _range(repeats),
         str(len(completed(runs))),
         str(len(runs)),

@@ -112,9 +112,12 @@ class Plan:
     def run_s(self) -> float:
         """An estimate of all repeats, the profile and a download; the model and the GPU are not looked at."""
         spec = self.spec.filled(self.spec.device, cpus=self.machine.vcpus)
-        steps = ((spec.warmup or 0) + (spec.iterations or 0)) * spec.grad_accumulation
+        warmup_s, measured_s = (
+            (steps or 0) * spec.grad_accumulation * STEP_S for steps in (spec.warmup, spec.iterations)
+        )
+        steps_s = warmup_s + max(measured_s, spec.min_seconds or 0.0)
         profile = 0 if spec.profile is Profile.NONE else PROFILE_S
-        return spec.repeats * (START_S + steps * STEP_S) + profile + (DOWNLOAD_S if spec.download else 0)
+        return spec.repeats * (START_S + steps_s) + profile + (DOWNLOAD_S if spec.download else 0)
 
     @property
     def expected_s(self) -> float:

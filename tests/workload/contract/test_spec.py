@@ -26,12 +26,16 @@ def test_defaults_are_the_contract() -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "batch_size", "warmup", "iterations"),
-    [(Device.CPU, 16, 3, 20), (Device.CUDA, 32, 10, 100), (Device.MPS, 32, 10, 100)],
+    ("device", "batch_size", "warmup", "iterations", "min_seconds"),
+    [(Device.CPU, 16, 3, 20, 0.0), (Device.CUDA, 32, 10, 100, 3.0), (Device.MPS, 32, 10, 100, 3.0)],
 )
-def test_device_decides_what_was_left_open(device: Device, batch_size: int, warmup: int, iterations: int) -> None:
+def test_device_decides_what_was_left_open(
+    device: Device, batch_size: int, warmup: int, iterations: int, min_seconds: float
+) -> None:
     spec = RunSpec().filled(device, cpus=4)
     assert (spec.device, spec.batch_size, spec.warmup, spec.iterations) == (device, batch_size, warmup, iterations)
+    assert spec.min_seconds == min_seconds
+    assert RunSpec(min_seconds=0.0).filled(device, cpus=4).min_seconds == 0
     assert (spec.image_size, spec.workers) == (224, 0)
 
 
@@ -75,6 +79,11 @@ def test_option_beats_environment_beats_config_beats_default(tmp_path: Path) -> 
         ("batch_size", True, "batch size must be a positive integer; got 'True'", "--batch-size 32"),
         ("warmup", "-1", "warmup must be an integer of at least 0; got '-1'", "--warmup 10"),
         ("iterations", "0", "iterations must be a positive integer; got '0'", "--iterations 100"),
+        ("min_seconds", "-0.1", "min seconds must be a number of at least 0; got '-0.1'", "--min-seconds 3"),
+        ("min_seconds", "nan", "min seconds must be a number of at least 0; got 'nan'", "--min-seconds 3"),
+        ("min_seconds", "1e999", "min seconds must be a number of at least 0; got '1e999'", "--min-seconds 3"),
+        ("min_seconds", "3s", "min seconds must be a number of at least 0; got '3s'", "--min-seconds 3"),
+        ("min_seconds", True, "min seconds must be a number of at least 0; got 'True'", "--min-seconds 3"),
         ("precision", "fp8", "precision must be one of fp32, tf32, amp, bf16; got 'fp8'", "--precision fp32"),
         ("optimizer", "lion", "optimizer must be one of sgd, adam, adamw; got 'lion'", "--optimizer sgd"),
         ("model", "", "model must be text that is not empty; got ''", "--model resnet50"),
@@ -94,6 +103,8 @@ def test_value_that_breaks_its_rule(name: str, value: object, message: str, hint
     [
         ("batch_size", "1", 1),
         ("warmup", "0", 0),
+        ("min_seconds", "0.5", 0.5),
+        ("min_seconds", "10", 10.0),
         ("compile", "YES", True),
         ("ceilings", "off", False),
         ("precision", "bf16", Precision.BF16),
@@ -197,6 +208,7 @@ def test_every_option_survives_the_command_line(left_out: str) -> None:
         "image_size": 64,
         "warmup": 0,
         "iterations": 2,
+        "min_seconds": 0.5,
         "repeats": 4,
         "profile": Profile.NCU,
         "profile_steps": 5,
