@@ -39,13 +39,15 @@ resource "google_artifact_registry_repository_iam_member" "launchers_images" {
 # roles/compute.instanceAdmin.v1 could also change and delete every other machine's disks, images and templates.
 resource "google_project_iam_custom_role" "launcher" {
   project     = var.project
-  role_id     = "rooflaunchLauncher"
+  role_id     = "rooflaunchLauncher${var.role_suffix}"
   title       = "rooflaunch launcher"
-  description = "Start, follow and delete VMs; read quotas"
+  description = "Start and follow VMs; read quotas"
   permissions = [
     # start
     "compute.disks.create",
     "compute.disks.setLabels",
+    "compute.images.getFromFamily", # of --vm-image, where it is this project's own
+    "compute.images.useReadOnly",
     "compute.instances.create",
     "compute.instances.setLabels",
     "compute.instances.setMetadata",
@@ -59,10 +61,8 @@ resource "google_project_iam_custom_role" "launcher" {
     "compute.instances.getSerialPortOutput",
     "compute.instances.list",
     "compute.zoneOperations.list",
-    # delete
-    "compute.disks.delete",
+    # find what is left
     "compute.disks.list",
-    "compute.instances.delete",
     # quotas and what doctor asks for
     "compute.machineTypes.get",
     "compute.projects.get",
@@ -72,6 +72,8 @@ resource "google_project_iam_custom_role" "launcher" {
     "iam.serviceAccounts.get",
     "resourcemanager.projects.getIamPolicy",
     "serviceusage.services.list",
+    # to ask any service with this project as the quota project of one's credentials
+    "serviceusage.services.use",
   ]
 
   depends_on = [google_project_service.this]
@@ -83,4 +85,37 @@ resource "google_project_iam_member" "launchers" {
   project = var.project
   role    = google_project_iam_custom_role.launcher.name
   member  = each.value
+}
+
+# Deletion is a role of its own, since a condition holds for the whole of one: lists have no name of a VM to look at.
+resource "google_project_iam_custom_role" "launcher_deletes" {
+  project     = var.project
+  role_id     = "rooflaunchLauncherDeletes${var.role_suffix}"
+  title       = "rooflaunch launcher: deletion"
+  description = "Delete VMs and disks of launches"
+  permissions = [
+    "compute.disks.delete",
+    "compute.instances.delete",
+  ]
+
+  depends_on = [google_project_service.this]
+}
+
+resource "google_project_iam_member" "launchers_delete" {
+  for_each = var.launchers
+
+  project = var.project
+  role    = google_project_iam_custom_role.launcher_deletes.name
+  member  = each.value
+
+  condition {
+    title       = "rooflaunch-vms-and-disks-only"
+    description = "Instances and disks named rooflaunch-…"
+    expression  = <<-CEL
+      (resource.type == "compute.googleapis.com/Instance" &&
+      resource.name.extract("/instances/{name}").startsWith("rooflaunch-")) ||
+      (resource.type == "compute.googleapis.com/Disk" &&
+      resource.name.extract("/disks/{name}").startsWith("rooflaunch-"))
+    CEL
+  }
 }

@@ -113,6 +113,17 @@ variable "launchers" {
   }
 }
 
+variable "role_suffix" {
+  description = "Letters and digits at the end of the ids of our roles: Google keeps the id of a deleted role for 37 days."
+  type        = string
+  default     = ""
+
+  validation {
+    condition     = can(regex("^[A-Za-z0-9]{0,16}$", var.role_suffix))
+    error_message = "role_suffix must be up to 16 letters and digits."
+  }
+}
+
 variable "guest_logging" {
   description = "Let the VMs write to Cloud Logging. Not needed: the start-up log goes to the bucket, the serial port is kept anyway."
   type        = bool

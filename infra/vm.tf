@@ -27,7 +27,7 @@ resource "google_artifact_registry_repository_iam_member" "vm_images" {
 # Read the own physical host, and delete itself. No predefined role has so little.
 resource "google_project_iam_custom_role" "vm" {
   project     = var.project
-  role_id     = "rooflaunchVm"
+  role_id     = "rooflaunchVm${var.role_suffix}"
   title       = "rooflaunch VM"
   description = "Look at and delete an instance"
   permissions = [

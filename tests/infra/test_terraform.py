@@ -64,6 +64,12 @@ def _grants(member: str) -> set[tuple[str, str]]:
     }
 
 
+def _expression(grant: Body) -> str:
+    """The condition of a grant, on one line."""
+    (condition,) = grant["condition"]
+    return " ".join(condition["expression"].replace("\\n", " ").replace('\\"', '"').split()).strip('" ')
+
+
 def _values(tree: Any) -> Iterator[str]:
     """Every key and every leaf as text."""
     match tree:
@@ -130,9 +136,7 @@ def test_a_vm_calls_no_other_service() -> None:
 
 
 def test_a_vm_can_delete_only_vms_of_ours() -> None:
-    (condition,) = _of_kind("google_project_iam_member")["vm_itself"]["condition"]
-    expression = " ".join(condition["expression"].replace("\\n", " ").replace('\\"', '"').split())
-    assert expression.strip('" ') == (
+    assert _expression(_of_kind("google_project_iam_member")["vm_itself"]) == (
         'resource.type == "compute.googleapis.com/Instance" && '
         'resource.name.extract("/instances/{name}").startsWith("rooflaunch-")'
     )
@@ -145,7 +149,7 @@ def test_logging_is_only_on_request() -> None:
 
 # ---- what a launcher may do
 
-# Of compute_v1's requests in launcher/backends/gcp/compute.py; an image family is read from Google's public project.
+# Of compute_v1's requests in launcher/backends/gcp/compute.py.
 REQUESTS = {
     "AggregatedListDisks": "compute.disks.list",
     "AggregatedListInstances": "compute.instances.list",
@@ -153,7 +157,7 @@ REQUESTS = {
     "DeleteInstance": "compute.instances.delete",
     "ListDisks": "compute.disks.list",
     "ListInstances": "compute.instances.list",
-    "GetFromFamilyImage": None,
+    "GetFromFamilyImage": "compute.images.getFromFamily",
     "GetGuestAttributesInstance": "compute.instances.getGuestAttributes",
     "GetInstance": "compute.instances.get",
     "GetMachineType": "compute.machineTypes.get",
@@ -169,6 +173,7 @@ REQUESTS = {
 WITH_INSERT = {
     "compute.disks.create",
     "compute.disks.setLabels",
+    "compute.images.useReadOnly",
     "compute.instances.setLabels",
     "compute.instances.setMetadata",
     "compute.instances.setServiceAccount",
@@ -181,11 +186,16 @@ FOR_DOCTOR = {
     "resourcemanager.projects.getIamPolicy",
     "serviceusage.services.list",
 }
+# Those of a role that holds for our own VMs and disks alone.
+DELETIONS = {"compute.disks.delete", "compute.instances.delete"}
+# Credentials of a user name a project whose quota counts (set-quota-project), and Google asks for the right to use it.
+FOR_QUOTA_PROJECT = {"serviceusage.services.use"}
 
 
 def test_launchers_have_exactly_these_roles() -> None:
     assert _grants("${each.value}") == {
         ("project", "${google_project_iam_custom_role.launcher.name}"),
+        ("project", "${google_project_iam_custom_role.launcher_deletes.name}"),
         ("storage_bucket", "roles/storage.objectUser"),
         ("storage_bucket", "roles/storage.legacyBucketReader"),
         ("artifact_registry_repository", "roles/artifactregistry.writer"),
@@ -198,8 +208,36 @@ def test_launchers_have_exactly_these_roles() -> None:
 def test_a_launchers_role_is_what_its_code_asks_for() -> None:
     code = (ROOT / "launcher" / "backends" / "gcp" / "compute.py").read_text(encoding="utf-8")
     assert set(re.findall(r"compute_v1\.(\w+)Request\b", code)) == set(REQUESTS)
-    permissions = _of_kind("google_project_iam_custom_role")["launcher"]["permissions"]
-    assert sorted(permissions) == sorted({*filter(None, REQUESTS.values()), *WITH_INSERT, *FOR_DOCTOR})
+    roles = _of_kind("google_project_iam_custom_role")
+    asked_for = {*REQUESTS.values(), *WITH_INSERT, *FOR_DOCTOR, *FOR_QUOTA_PROJECT}
+    assert sorted(roles["launcher"]["permissions"]) == sorted(asked_for - DELETIONS)
+    assert sorted(roles["launcher_deletes"]["permissions"]) == sorted(DELETIONS)
+
+
+def test_a_launcher_can_delete_only_vms_and_disks_of_ours() -> None:
+    grants = _of_kind("google_project_iam_member")
+    deleting = "${google_project_iam_custom_role.launcher_deletes.name}"
+    assert [name for name, body in grants.items() if body["role"] == deleting] == ["launchers_delete"]
+    assert _expression(grants["launchers_delete"]) == (
+        '(resource.type == "compute.googleapis.com/Instance" && '
+        'resource.name.extract("/instances/{name}").startsWith("rooflaunch-")) || '
+        '(resource.type == "compute.googleapis.com/Disk" && '
+        'resource.name.extract("/disks/{name}").startsWith("rooflaunch-"))'
+    )
+    assert "condition" not in grants["launchers"], "lists and quotas have no name to look at"
+
+
+def test_role_ids_can_be_changed_and_no_advice_takes_roles_out_of_the_state() -> None:
+    roles = _of_kind("google_project_iam_custom_role")
+    assert {name: body["role_id"] for name, body in roles.items()} == {
+        "vm": "rooflaunchVm${var.role_suffix}",
+        "launcher": "rooflaunchLauncher${var.role_suffix}",
+        "launcher_deletes": "rooflaunchLauncherDeletes${var.role_suffix}",
+    }
+    readme = (INFRA / "README.md").read_text(encoding="utf-8")
+    assert "-var role_suffix=2" in readme
+    commands = [line for line in readme.splitlines() if line.startswith("$ ")]
+    assert not [line for line in commands if "state rm" in line], "the next apply would fail: the role exists"
 
 
 # ---- what nobody may do
