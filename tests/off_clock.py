@@ -3,7 +3,6 @@
 libfaketime 0.9.10 is no way to have it: Python 3.11 waits by CLOCK_MONOTONIC, which it breaks.
 """
 
-import os
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -43,12 +42,12 @@ time_t time(time_t *place) {
 """
 
 
-def environment(folder: Path, off_s: int) -> Mapping[str, str]:
-    """What such a process has in its environment; the library that shifts its clock is made in `folder`."""
+def shift(folder: Path, off_s: int) -> Mapping[str, str]:
+    """What such a process has in its environment beside the rest; the library that does it is made in `folder`."""
     compiler = shutil.which("cc")
     if compiler is None or not Path("/proc").exists():
         pytest.skip("no C compiler for a library to preload: apt-get install gcc")
     source, library = folder / "off_clock.c", folder / "off_clock.so"
     source.write_text(SOURCE)
     subprocess.run([compiler, "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"], check=True)
-    return {**os.environ, "LD_PRELOAD": str(library), "CLOCK_OFF_S": str(off_s)}
+    return {"LD_PRELOAD": str(library), "CLOCK_OFF_S": str(off_s)}

@@ -13,13 +13,15 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from launcher.jobs.records import Phase
+from tests import off_clock
 from tests.docker_engine.commands import ROOT, TINY, docker, launch_words
 from tests.launcher.backends.gcp import fake_vm
 from tests.launcher.backends.gcp.fake_compute import FakeCompute, Vm
@@ -73,6 +75,16 @@ class Laptop:
             cwd=self.folder,
             env=self.environment,
         )
+
+    def await_line(self, process: "subprocess.Popen[str]", text: str) -> None:
+        """Until the launcher has said so."""
+        assert process.stderr is not None
+        said = ""
+        for line in process.stderr:
+            said += line
+            if text in line:
+                return
+        raise AssertionError(said)
 
     def status(self, *words: str) -> list[dict[str, Any]]:
         done = self.launch("status", *WHERE, "--format", "json", *words)
@@ -165,13 +177,11 @@ def test_one_command_from_the_image_to_the_bundles_at_home(laptop: Laptop, image
     assert "rooflaunch: phase image_pulled" in logs.stdout
 
 
-def test_a_launcher_that_is_killed_is_not_missed(laptop: Laptop) -> None:
+@pytest.mark.parametrize("moment", ["the VM runs", "run started"])
+def test_a_launcher_that_is_killed_is_not_missed(moment: str, laptop: Laptop) -> None:
     killed = laptop.begin(*GCP, *WHERE, "--iterations", "20", "-o", "home")
     with killed:
-        assert killed.stderr is not None
-        for line in killed.stderr:
-            if "the VM runs" in line:
-                break
+        laptop.await_line(killed, moment)
         killed.send_signal(signal.SIGKILL)
     other = laptop.another(laptop.folder.parent / "other")
     [seen] = other.status()
@@ -191,3 +201,49 @@ def test_a_launcher_that_is_killed_is_not_missed(laptop: Laptop) -> None:
     assert fetched.returncode == 0, fetched.stderr
     [run_id] = seen["runs"]
     assert len(bundle.read(other.folder / "home" / run_id).steps()) == 21
+
+
+@pytest.mark.parametrize("off_s", [-7200, 7200], ids=["two hours slow", "two hours fast"])
+def test_a_machine_whose_date_is_off_launches_as_any_other(off_s: int, laptop: Laptop, tmp_path: Path) -> None:
+    laptop = replace(laptop, environment={**laptop.environment, **off_clock.shift(tmp_path, off_s)})
+    began_s = time.time()
+    words = [*GCP, *WHERE, "--iterations", "3", "--max-run-time", "60m", "-o", "home", "--format", "json"]
+    done = laptop.launch(*words)
+    assert done.returncode == ExitCode.DONE, done.stderr
+    told = json.loads(done.stdout)
+    [run] = told["runs"]
+    found = bundle.read(laptop.folder / run["path"])
+    assert (found.record["status"], len(found.steps())) == ("completed", 4)
+    times = [datetime.fromisoformat(at).timestamp() for at in told["phases"].values()]
+    assert began_s - 2 <= min(times) <= max(times) <= time.time() + 1
+    assert not laptop.compute.instances
+
+
+def test_a_vm_that_its_host_stopped_saves_its_steps_and_measures_nothing_again(laptop: Laptop) -> None:
+    with laptop.begin(*GCP, *WHERE, "--iterations", "1000000", "-o", "home") as following:
+        laptop.await_line(following, "run started")
+        [vm] = laptop.compute.instances
+        deadline_s = time.monotonic() + END_LIMIT_S
+        while not any(steps.read_text().count("measured") > 5 for steps in steps_of(vm)):
+            assert time.monotonic() < deadline_s, vm.serial()[0]
+            time.sleep(0.2)
+        laptop.compute.stop(vm.name)
+        laptop.await_line(following, "the cloud starts it again, to save what there is")
+        [shown] = laptop.status()
+        assert (shown["state"], shown["vm"]) == ("stale", "TERMINATED")
+        laptop.compute.start_again(vm.name)
+        _, said = following.communicate(timeout=END_LIMIT_S)
+    assert following.returncode == ExitCode.RUN_FAILED, said
+    assert f"error: '{vm.name}': the VM broke off the run and started again\n" in said
+    assert laptop.compute.instances == []
+    [folder] = (laptop.folder / "home").iterdir()
+    found = bundle.read(folder)
+    assert found.record["status"] in ("failed", "interrupted")
+    assert sum(row["phase"] == "measured" for row in found.steps()) > 3
+    assert vm.serial()[0].count("rooflaunch: phase run_started") == 1
+    assert "the run had begun when the VM was stopped: saving what it left" in vm.serial()[0]
+
+
+def steps_of(vm: Vm) -> list[Path]:
+    """The rows of the runs that this VM has begun."""
+    return list((fake_vm.HOMES / vm.name).glob(f"results/*/{bundle.STEPS}"))

@@ -123,3 +123,20 @@ def test_a_signal_stops_the_container_in_order(tmp_path: Path) -> None:
     assert process.returncode == ExitCode.INTERRUPTED
     assert bundle.read(folder).record["status"] == "interrupted"
     assert docker("inspect", container).returncode != 0, "it is removed"
+
+
+def test_a_launcher_that_is_killed_leaves_a_whole_bundle_and_nothing_that_runs(tmp_path: Path) -> None:
+    process, container, folder = running(tmp_path)
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL
+    deadline_s = time.monotonic() + 60
+    state = ["inspect", "--format", "{{.State.Status}}", container]
+    while docker(*state).stdout.strip() != "exited":
+        assert time.monotonic() < deadline_s, docker("logs", container).stderr
+        time.sleep(0.2)
+    docker("rm", container)
+    found = bundle.read(folder)
+    gone = "interrupted: the process that started this run is gone"
+    assert (found.record["status"], found.record["error"]) == ("interrupted", gone)
+    assert len(found.steps()) > 3

@@ -5,7 +5,7 @@ CRC-32C, base64 of the big-endian value, as Cloud Storage and a bundle's manifes
 """
 
 import base64
-import http
+import http.client
 import io
 import json
 import os
@@ -299,7 +299,7 @@ class Bucket:
 
         try:
             self._send(wanted, unclear)
-        except (ToolError, ValueError) as error:
+        except (ToolError, BundleError, ValueError) as error:
             if isinstance(error.__cause__, api.PreconditionFailed):
                 raise ObjectExistsError(
                     f"another '{wanted.name}' is in bucket '{self.name}' already",
@@ -325,7 +325,9 @@ class Bucket:
                     raise
             else:
                 if stored != wanted.crc32c:
-                    raise _not_sealed(wanted.name)
+                    raise BundleError(
+                        f"'{wanted.name}' arrived damaged in bucket '{self.name}'", hint="upload it again"
+                    )
                 return
 
     def _send_once(self, wanted: "_Content", unclear: list[Exception] | None) -> str | None:
@@ -443,6 +445,8 @@ def translated(bucket: str, patience: Patience, need: Need = READ) -> Iterator[N
             hint=f"ask its owner for {need.role}, or change the account: {LOG_IN}",
         ) from error
     except api.GoogleAPICallError as error:
+        if _is_page(error):
+            raise _foreign() from error
         raise ToolError(f"bucket '{bucket}': {_first_line(error)}", hint="run again; then report it") from error
     except client.DataCorruption as error:
         raise ToolError(f"bucket '{bucket}' sent other bytes than it holds", hint="run again") from error
@@ -497,7 +501,7 @@ def _unreachable(bucket: str, error: BaseException, patience: Patience) -> Unrea
             hint="wait a minute, then run again, with fewer at a time where there are several",
         )
     if any(isinstance(each, ssl.SSLCertVerificationError | json.JSONDecodeError) for each in _causes(error)):
-        return foreign_answer("Cloud Storage", emulator or PUBLIC_ENDPOINT)
+        return _foreign()
     hint = (
         f"start that server, or unset {EMULATOR_VARIABLE}"
         if emulator
@@ -515,8 +519,23 @@ def foreign_answer(service: str, where: str) -> UnreachableError:
     )
 
 
+def _foreign() -> UnreachableError:
+    return foreign_answer("Cloud Storage", os.environ.get(EMULATOR_VARIABLE) or PUBLIC_ENDPOINT)
+
+
 def _is_throttled(error: BaseException) -> bool:
-    return any(getattr(each, "code", None) == http.HTTPStatus.TOO_MANY_REQUESTS for each in _causes(error))
+    too_many = http.HTTPStatus.TOO_MANY_REQUESTS
+    # Of an upload's steps the client keeps the answer alone.
+    return any(
+        too_many in (getattr(each, "code", None), getattr(getattr(each, "response", None), "status_code", None))
+        for each in _causes(error)
+    )
+
+
+def _is_page(error: BaseException) -> bool:
+    """Whether a page of HTML came as a success; Google's own servers say so with 502 and the like."""
+    answers = [answer for each in _causes(error) if (answer := getattr(each, "response", None)) is not None]
+    return any(answer.ok and "html" in answer.headers.get("Content-Type", "") for answer in answers)
 
 
 def _why(error: BaseException, patience: Patience) -> str:
@@ -527,6 +546,8 @@ def _why(error: BaseException, patience: Patience) -> str:
     for each in reversed(chain):
         if isinstance(each, OSError) and each.strerror:
             return each.strerror
+    if any(isinstance(each, http.client.IncompleteRead) for each in chain):
+        return "its answer broke off"
     if any(isinstance(each, requests.ConnectTimeout) for each in chain):
         return f"no connection within {patience.connect_s:g} s"
     if any(isinstance(each, requests.Timeout) for each in chain):

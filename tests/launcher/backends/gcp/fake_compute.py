@@ -439,6 +439,14 @@ class FakeCompute:
         machine.stopped_s = self.clock() - age_s
         return machine
 
+    def start_again(self, name: str) -> Vm:
+        """As the cloud does it with a VM that its host stopped: the same disk, the script from its beginning."""
+        machine = self.vm(name)
+        assert machine.body["scheduling"]["automaticRestart"] is True
+        machine.deadline_s = round(self.clock(), 3) + machine.limit_s
+        machine.status = "RUNNING"
+        return machine
+
     def add_disk(
         self, name: str, zone: str = "us-central1-a", *, labels: Mapping[str, str] = {}, age_s: float = 0.0
     ) -> None:

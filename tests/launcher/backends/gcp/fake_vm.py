@@ -29,6 +29,7 @@ HOMES = Path("/var/lib/rooflaunch")
 # Between the notice of a preemption and the end.
 GRACE_S = 30.0
 LOOK_EVERY_S = 0.05
+STOPPED = "TERMINATED"
 
 NOTE = '#!/bin/bash\necho "${0##*/} $*" >>"$FAKE_VM/calls"\n'
 REFUSED = NOTE + 'echo "${0##*/} is not for this machine" >&2; exit 9\n'
@@ -94,8 +95,13 @@ def guest(
                 "ROOFLAUNCH_COMPUTE_ENDPOINT": compute_url,
             }
             try:
-                with _started(vm, [*inside, "bash", str(script)], environment, own) as process:
-                    _await_end(vm, process, grace_s, lambda: _shut_down(vm, inside, environment, own, grace_s))
+                while not vm.gone.is_set():
+                    with _started(vm, [*inside, "bash", str(script)], environment, own) as process:
+                        _await_end(vm, process, grace_s, lambda: _shut_down(vm, inside, environment, own, grace_s))
+                    # It may be stopped, which its disk survives, and started again.
+                    _remove_containers(vm)
+                    while vm.status == STOPPED and not vm.gone.wait(LOOK_EVERY_S):
+                        pass
             finally:
                 _clean(vm)
 
@@ -144,7 +150,7 @@ def _shut_down(vm: Vm, inside: tuple[str, ...], environment: Mapping[str, str], 
 
 def _await_end(vm: Vm, process: "subprocess.Popen[str]", grace_s: float, shut_down: Callable[[], None]) -> None:
     told = False
-    while not vm.gone.wait(LOOK_EVERY_S):
+    while not vm.gone.wait(LOOK_EVERY_S) and vm.status != STOPPED:
         if process.poll() is not None:
             vm.write_serial(f"startup-script exit status {process.returncode}\n")
             vm.gone.wait()
@@ -155,6 +161,11 @@ def _await_end(vm: Vm, process: "subprocess.Popen[str]", grace_s: float, shut_do
 
 
 def _clean(vm: Vm) -> None:
+    _remove_containers(vm)
+    shutil.rmtree(HOMES / vm.name, ignore_errors=True)
+
+
+def _remove_containers(vm: Vm) -> None:
     home = HOMES / vm.name
     if docker := shutil.which("docker"):
         filters = [word for volume in (home, home / "results") for word in ("--filter", f"volume={volume}")]
@@ -163,7 +174,6 @@ def _clean(vm: Vm) -> None:
         ).stdout.split()
         if listed:
             subprocess.run([docker, "rm", "--force", *listed], capture_output=True, check=False)
-    shutil.rmtree(home, ignore_errors=True)
 
 
 def make_request(name: str, image: str, spec: Mapping[str, object], **changes: object) -> Request:

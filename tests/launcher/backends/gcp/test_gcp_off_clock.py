@@ -1,6 +1,7 @@
 """`launch gcp` on a machine whose date is two hours off, as a process of its own; cloud and VM have the true time."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -10,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from launcher.gcp.records import Phase, Request, request_object
+from launcher.jobs.records import Phase, Request, request_object
 from tests import off_clock
-from tests.launcher.gcp.canned_cloud import IMAGE, ZONE, Cloud, Clouds
-from tests.launcher.gcp.canned_vm import Fault
+from tests.launcher.backends.gcp.canned_cloud import IMAGE, ZONE, Cloud, Clouds
+from tests.launcher.backends.gcp.canned_vm import Fault
 from tests.workload.storage.gcs_server import BUCKET
-from workload import bundle
+from workload.contract import bundle
 
 pytestmark = [pytest.mark.world, pytest.mark.timeout(200)]
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 AT_HOME = ("--project", "my-project", "--bucket", BUCKET)
 GCP = ("gcp", "--gpu", "t4", "--zone", ZONE, "--image", IMAGE, *AT_HOME)
 OFF_S = pytest.mark.parametrize("off_s", [-7200, 7200], ids=["two hours slow", "two hours fast"])
@@ -29,7 +30,7 @@ TRUE_TIME = {"scale": 1.0, "durations": dict.fromkeys(Phase, 0.1)}
 
 def launch(tmp_path: Path, off_s: int, *words: str) -> "subprocess.CompletedProcess[str]":
     """`launch` as it is typed, where the clock is off; the cloud's endpoints are in the environment."""
-    environment = {**off_clock.environment(tmp_path, off_s), "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, **off_clock.shift(tmp_path, off_s), "PYTHONPATH": str(ROOT)}
     argv = [sys.executable, "-m", "launcher", *words]
     return subprocess.run(argv, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
 
@@ -42,7 +43,7 @@ def request_of(cloud: Cloud, name: str) -> Request:
 def test_the_date_of_a_process_is_shifted_and_its_waits_are_not(off_s: int, tmp_path: Path) -> None:
     code = "import time, datetime; a = time.monotonic(); time.sleep(0.1); b = time.monotonic() - a;"
     code += "print(time.time(), datetime.datetime.now().timestamp(), b)"
-    environment = off_clock.environment(tmp_path, off_s)
+    environment = {**os.environ, **off_clock.shift(tmp_path, off_s)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     date_s, datetime_s, waited_s = map(float, done.stdout.split())
     assert date_s == pytest.approx(time.time() + off_s, abs=60)
