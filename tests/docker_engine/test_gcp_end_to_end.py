@@ -227,10 +227,12 @@ def test_a_vm_that_its_host_stopped_saves_its_steps_and_measures_nothing_again(l
         while not any(steps.read_text().count("measured") > 5 for steps in steps_of(vm)):
             assert time.monotonic() < deadline_s, vm.serial()[0]
             time.sleep(0.2)
-        laptop.compute.stop(vm.name)
+        laptop.compute.stop(vm.name, age_s=0)
         laptop.await_line(following, "the cloud starts it again, to save what there is")
         [shown] = laptop.status()
         assert (shown["state"], shown["vm"]) == ("stale", "TERMINATED")
+        reaped = laptop.launch("reap", *WHERE)
+        assert (reaped.returncode, reaped.stderr) == (0, ""), "it is about to be started again"
         laptop.compute.start_again(vm.name)
         _, said = following.communicate(timeout=END_LIMIT_S)
     assert following.returncode == ExitCode.RUN_FAILED, said
