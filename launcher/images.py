@@ -37,6 +37,7 @@ UNPINNED = "unpinned"
 HASH_DIGITS = 12
 # Every machine type of the GPUs that `launch gcp` knows is x86-64; an image for another ends at its first instruction.
 VM_ARCHITECTURE = "amd64"
+VM_PLATFORM = f"linux/{VM_ARCHITECTURE}"
 # As `--wheel-index`: whatever pip is set to on the base image.
 PIP_DEFAULT = "pip"
 

@@ -164,7 +164,11 @@ def _launch(
         # Before an image is built and sent for minutes: whether this project answers us at all.
         cloud.project_quotas()
     vm_image, notes = vm_images.resolve(draft.vm_images, cloud, is_named=options.vm_image is not None)
-    reference = _by_digest(world, image) if image else _pushed(world, _flavour(resolved, options), settings.repository)
+    if image:
+        reference = _by_digest(world, image)
+        notes += _architecture_notes(world, reference)
+    else:
+        reference = _pushed(world, _flavour(resolved, options), settings.repository)
     plan = _plan(resolved, options, settings, reference, now_s=cloud.now_s()).on_image(vm_image, notes)
     print(plan.text(terminal_width(sys.stderr)), file=sys.stderr)
     progress = Progress(sys.stderr, cloud.now_s)
@@ -196,6 +200,22 @@ def _by_digest(world: World, image: str) -> str:
         ) from error
     head, slash, last = image.rpartition("/")
     return f"{head}{slash}{last.partition(':')[0]}@{digest}"
+
+
+def _architecture_notes(world: World, reference: str) -> tuple[str, ...]:
+    """Raises `UsageError` for an image that no VM runs; where the registry cannot be asked, that it is unchecked."""
+    try:
+        platforms = world.engine().registry_platforms(reference)
+    except ToolError as error:
+        return (f"whether the image is one for {images.VM_PLATFORM} is not checked: {error}",)
+    if not platforms:
+        return (f"whether the image is one for {images.VM_PLATFORM} is not checked: its registry does not tell",)
+    if images.VM_PLATFORM not in platforms:
+        raise UsageError(
+            f"'{reference}' is an image for {', '.join(sorted(platforms))}; the VMs are {images.VM_PLATFORM}",
+            hint=f"--image of one that was built with docker build --platform {images.VM_PLATFORM}",
+        )
+    return ()
 
 
 def _pushed(world: World, flavour: str, repository: str) -> str:

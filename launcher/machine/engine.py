@@ -186,6 +186,14 @@ class Engine:
         with translated(f"cannot look up '{name}'", "log in with `docker login`, or try from a machine with a network"):
             return str(self._client.images.get_registry_data(name).id)
 
+    def registry_platforms(self, name: str) -> frozenset[str]:
+        """What the registry has `name` for, as `linux/amd64`; empty if it does not tell. Raises `ToolError`."""
+        with translated(f"cannot look up '{name}'", "log in with `docker login`, or try from a machine with a network"):
+            told = self._client.images.get_registry_data(name).attrs.get("Platforms") or ()
+        platforms = (f"{each.get('os') or 'unknown'}/{each.get('architecture') or 'unknown'}" for each in told)
+        # An index lists attestations too, as of an unknown platform.
+        return frozenset(platform for platform in platforms if "unknown" not in platform)
+
     def build(
         self,
         context: bytes,

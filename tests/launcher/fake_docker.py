@@ -20,6 +20,8 @@ class FakeDocker:
     def __init__(self) -> None:
         self.held: dict[str, FakeImage] = {}
         self.registry: dict[str, str] = {}
+        # What the registry has an image for; as Docker's distribution endpoint says it.
+        self.platforms: dict[str, list[dict[str, str]] | None] = {}
         self.build_messages: list[Mapping[str, Any] | Exception] = []
         self.push_messages: list[Mapping[str, Any]] = []
         self.builds: list[dict[str, Any]] = []
@@ -83,7 +85,8 @@ class FakeImages:
     def get_registry_data(self, name: str) -> Any:
         if name not in self._engine.registry:
             raise docker.errors.APIError("500 Server Error", explanation="dial tcp: no route to host")
-        return SimpleNamespace(id=self._engine.registry[name])
+        attrs = {"Platforms": self._engine.platforms.get(name)}
+        return SimpleNamespace(id=self._engine.registry[name], attrs=attrs)
 
 
 class FakeApi:

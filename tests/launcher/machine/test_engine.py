@@ -389,6 +389,28 @@ def test_registry_that_cannot_be_reached(docker: FakeDocker) -> None:
     assert caught.value.hint == "log in with `docker login`, or try from a machine with a network"
 
 
+@pytest.mark.parametrize(
+    ("told", "platforms"),
+    [
+        (None, set()),
+        ([], set()),
+        ([{"architecture": "arm64", "os": "linux", "variant": "v8"}], {"linux/arm64"}),
+        (
+            [{"architecture": "amd64", "os": "linux"}, {"architecture": "unknown", "os": "unknown"}, {}],
+            {"linux/amd64"},
+        ),
+    ],
+)
+def test_what_a_registry_has_an_image_for(
+    told: list[dict[str, str]] | None, platforms: set[str], docker: FakeDocker
+) -> None:
+    docker.registry["debian:12-slim"] = "sha256:ab"
+    docker.platforms["debian:12-slim"] = told
+    assert docker.engine().registry_platforms("debian:12-slim") == platforms
+    with pytest.raises(ToolError, match="cannot look up 'debian:13'"):
+        docker.engine().registry_platforms("debian:13")
+
+
 def run(docker: FakeDocker) -> tuple[Ended, list[str], list[str]]:
     out: list[str] = []
     err: list[str] = []

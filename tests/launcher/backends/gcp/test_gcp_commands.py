@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -773,6 +773,49 @@ class Docker:
 
 def reference(world: World, image: str | None, repository: str = SETTINGS.repository) -> str:
     return commands._by_digest(world, image) if image else commands._pushed(world, "cuda", repository)
+
+
+@dataclass
+class Registry:
+    """The part of an engine that asks a registry what it has an image for."""
+
+    platforms: frozenset[str]
+
+    def registry_platforms(self, name: str) -> frozenset[str]:
+        assert name == IMAGE
+        return self.platforms
+
+
+UNCHECKED = "whether the image is one for linux/amd64 is not checked: "
+
+
+@pytest.mark.parametrize(
+    ("platforms", "notes"),
+    [
+        ({"linux/amd64"}, ()),
+        ({"linux/amd64", "linux/arm64"}, ()),
+        (set(), (f"{UNCHECKED}its registry does not tell",)),
+    ],
+)
+def test_an_image_of_the_vms_architecture(platforms: set[str], notes: tuple[str, ...]) -> None:
+    engine: Any = Registry(frozenset(platforms))
+    assert commands._architecture_notes(replace(NOWHERE, engine=lambda: engine), IMAGE) == notes
+
+
+@pytest.mark.world
+def test_an_image_that_no_vm_runs_is_refused_before_one_is_rented(
+    launch: Launch, clouds: Clouds, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine: Any = Registry(frozenset({"linux/arm64"}))
+    with clouds() as cloud:
+        assert launch(world_of(cloud, engine=lambda: engine), *GCP) == 2
+        assert capsys.readouterr().err == (
+            f"error: '{IMAGE}' is an image for linux/arm64; the VMs are linux/amd64\n"
+            "hint: --image of one that was built with docker build --platform linux/amd64\n"
+        )
+        assert cloud.fake.all_vms == []
+        assert launch(world_of(cloud), *GCP) == 0
+        assert f"note       {UNCHECKED}no Docker engine: " in capsys.readouterr().err
 
 
 def with_docker(docker: Docker) -> World:
