@@ -213,7 +213,7 @@ def _architecture_notes(world: World, reference: str) -> tuple[str, ...]:
     if images.VM_PLATFORM not in platforms:
         raise UsageError(
             f"'{reference}' is an image for {', '.join(sorted(platforms))}; the VMs are {images.VM_PLATFORM}",
-            hint=f"--image of one that was built with docker build --platform {images.VM_PLATFORM}",
+            hint=f"--image of one for {images.VM_PLATFORM}, as `launch build --push` makes it",
         )
     return ()
 

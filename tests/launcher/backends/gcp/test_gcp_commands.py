@@ -811,7 +811,7 @@ def test_an_image_that_no_vm_runs_is_refused_before_one_is_rented(
         assert launch(world_of(cloud, engine=lambda: engine), *GCP) == 2
         assert capsys.readouterr().err == (
             f"error: '{IMAGE}' is an image for linux/arm64; the VMs are linux/amd64\n"
-            "hint: --image of one that was built with docker build --platform linux/amd64\n"
+            "hint: --image of one for linux/amd64, as `launch build --push` makes it\n"
         )
         assert cloud.fake.all_vms == []
         assert launch(world_of(cloud), *GCP) == 0
