@@ -15,7 +15,7 @@ import typer
 
 from launcher import build as building
 from launcher import images, models, table
-from launcher.backends.gcp import compute, gpus, vm_images
+from launcher.backends.gcp import catalog, compute, gpus, offers, vm_images
 from launcher.backends.gcp import plan as planning
 from launcher.backends.gcp.compute import Compute
 from launcher.backends.gcp.plan import Options, Plan
@@ -30,6 +30,7 @@ from launcher.jobs.records import LAUNCHES
 from launcher.machine import engine as docker_engine
 from launcher.machine.engine import Engine
 from launcher.options import Format
+from workload.contract import tables
 from workload.contract.errors import (
     ExitCode,
     InterruptedRunError,
@@ -61,6 +62,8 @@ class World:
     sleep: Callable[[float], None]
     is_terminal: Callable[[], bool]
     confirm: Callable[[str, bool], bool]
+    # Of a project, or without one as they were kept: then nobody is asked.
+    prices: Callable[[str | None], catalog.Current] = lambda _: catalog.Current()
 
 
 def this_world() -> World:
@@ -74,7 +77,13 @@ def this_world() -> World:
         sleep=time.sleep,
         is_terminal=lambda: sys.stdin.isatty() and sys.stderr.isatty(),
         confirm=lambda question, default: typer.confirm(question, default=default, err=True),
+        prices=_prices,
     )
+
+
+def _prices(project: str | None) -> catalog.Current:
+    now_s = time.time()
+    return catalog.cached(now_s) if project is None else catalog.current(project, now_s=now_s)
 
 
 def run_gcp(
@@ -104,14 +113,16 @@ def run_gcp(
     settings = _settings(world, where, offline=dry_run)
     # Whatever is wrong with what was asked for is told before anything is built, pushed or asked.
     # Its name and its time are this machine's; what is launched has the cloud's.
-    plan = _plan(resolved, options, settings, image or _image_to_be(resolved, options, settings), now_s=world.now())
+    prices = world.prices(None if dry_run or options.usd_per_h is not None else settings.project)
+    reference = image or _image_to_be(resolved, options, settings)
+    plan = _plan(resolved, options, settings, reference, prices, now_s=world.now())
     if dry_run:
         print(_shown(plan, request=request, output_format=output_format))
         return ExitCode.DONE
     started: list[tuple[Compute, Bucket]] = []
     try:
         with stoppable():
-            outcome = _launch(world, resolved, plan, image, output=output, detach=detach, started=started)
+            outcome = _launch(world, resolved, plan, image, prices, output=output, detach=detach, started=started)
     except LeftRunningError as left:
         _ask_whether_to_keep(world, left, *started[0])
         raise
@@ -131,9 +142,19 @@ def _settings(world: World, where: Mapping[str, str | None], *, offline: bool = 
     return resolve_settings(where, os.environ, Path.cwd(), default_project=default_project)[0]
 
 
-def _plan(resolved: Resolved, options: Options, settings: Settings, image: str, *, now_s: float) -> Plan:
-    launched = datetime.fromtimestamp(now_s, UTC)
-    return planning.make_plan(resolved, options, settings, image=image, now=launched, token=secrets.token_hex(3))
+def _plan(
+    resolved: Resolved, options: Options, settings: Settings, image: str, prices: catalog.Current, *, now_s: float
+) -> Plan:
+    return planning.make_plan(
+        resolved,
+        options,
+        settings,
+        image=image,
+        now=datetime.fromtimestamp(now_s, UTC),
+        token=secrets.token_hex(3),
+        today=prices.prices,
+        notes=[f"prices are those of a table: {prices.why}"] if prices.why and options.usd_per_h is None else [],
+    )
 
 
 def _flavour(resolved: Resolved, options: Options) -> str:
@@ -151,6 +172,7 @@ def _launch(
     resolved: Resolved,
     draft: Plan,
     image: str | None,
+    prices: catalog.Current,
     *,
     output: Path,
     detach: bool,
@@ -169,7 +191,7 @@ def _launch(
         notes += _architecture_notes(world, reference)
     else:
         reference = _pushed(world, _flavour(resolved, options), settings.repository)
-    plan = _plan(resolved, options, settings, reference, now_s=cloud.now_s()).on_image(vm_image, notes)
+    plan = _plan(resolved, options, settings, reference, prices, now_s=cloud.now_s()).on_image(vm_image, notes)
     print(plan.text(terminal_width(sys.stderr)), file=sys.stderr)
     progress = Progress(sys.stderr, cloud.now_s)
     try:
@@ -282,6 +304,18 @@ def _closing(outcome: Outcome, plan: Plan) -> list[tuple[str, str]]:
     if outcome.tried:
         rows.append(("tried", ", ".join(f"{each.zone}: {each.code}" for each in outcome.tried)))
     return rows
+
+
+def show_gpus(*, live: bool, wide: bool, project: str | None, output_format: tables.Format) -> int:
+    """`launch gpus`."""
+    world = this_world()
+    prices = world.prices(_settings(world, {"project": project}).project if live else None)
+    if live and prices.prices is None:
+        print(f"warning: these are the prices of the table: {prices.why}", file=sys.stderr)
+        if prices.hint:
+            print(f"hint: {as_typed(prices.hint)}", file=sys.stderr)
+    print(offers.render(output_format, wide=wide, today=prices.prices))
+    return ExitCode.DONE
 
 
 def show_status(

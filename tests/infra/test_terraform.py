@@ -314,6 +314,7 @@ def test_services_are_those_that_are_called() -> None:
     assert sorted(named) == [
         "artifactregistry.googleapis.com",
         "billingbudgets.googleapis.com",
+        "cloudbilling.googleapis.com",
         "cloudresourcemanager.googleapis.com",
         "compute.googleapis.com",
         "iam.googleapis.com",

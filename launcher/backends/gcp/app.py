@@ -11,7 +11,6 @@ import typer
 from launcher.backends.gcp.options import DEFAULT_DISK_GB, Options, VmDriver
 from launcher.options import Format, FormatOption, run_options
 from workload.contract import tables
-from workload.contract.errors import ExitCode
 from workload.contract.program import WideOption
 
 # \b keeps the lines as they are.
@@ -26,6 +25,7 @@ Examples:
 GPUS_EXAMPLES = """\b
 Examples:
   launch gpus
+  launch gpus --live
   launch gpus --format csv > gpus.csv
 """
 STATUS_EXAMPLES = """\b
@@ -299,14 +299,18 @@ def reap(
 
 def show_gpus(
     *,
+    live: Annotated[
+        bool, typer.Option("--live", help="with today's prices, by your credentials", show_default=False)
+    ] = False,
     wide: WideOption = False,
+    project: ProjectOption = None,
     output_format: Annotated[tables.Format, typer.Option("--format", help="what stdout gets")] = tables.Format.TABLE,
 ) -> int:
     """Show the GPUs that a launch can have, their peaks, and what they cost.
 
-    From tables that come with this program, each figure with its source and date: nobody is asked.
+    From tables that come with this program, each figure with its source and date, or from Google's price list of today:
+    without --live nobody is asked, and what was read within a day is shown.
     """
-    from launcher.backends.gcp import offers
+    from launcher.jobs import commands
 
-    print(offers.render(output_format, wide=wide))
-    return ExitCode.DONE
+    return commands.show_gpus(live=live, wide=wide, project=project, output_format=output_format)

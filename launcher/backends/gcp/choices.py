@@ -11,6 +11,7 @@ from launcher.backends.gcp import gpus
 from launcher.backends.gcp.gpus import Gpu, MachineType, shown
 from launcher.backends.gcp.options import DEFAULT_DISK_GB, Options
 from launcher.backends.gcp.settings import Settings
+from launcher.backends.gcp.skus import PriceList
 from launcher.jobs.records import Price, region_of
 from launcher.machine.runtime import NO_COMPILER
 from workload.contract import prices
@@ -190,9 +191,18 @@ def _reach(gpu: Gpu, settings: Settings) -> tuple[str, ...]:
 
 
 def known_prices(
-    gpu: Gpu, machine: MachineType, count: int, options: Options, zones: Iterable[str], now: datetime
+    gpu: Gpu,
+    machine: MachineType,
+    count: int,
+    options: Options,
+    zones: Iterable[str],
+    now: datetime,
+    today: PriceList | None,
 ) -> dict[str, Price]:
-    """By region, without those where a part of it is unknown; the user's own figure is of it all, in all regions."""
+    """By region, as today's list or else the table has it, without those where a part of it is unknown.
+
+    The user's own figure is of it all, in all regions.
+    """
     regions = dict.fromkeys(map(region_of, zones))
     if options.usd_per_h is not None:
         read = f"{now.astimezone(UTC):%Y-%m-%d}"
@@ -200,12 +210,26 @@ def known_prices(
             usd_per_h=options.usd_per_h, source="--usd-per-h", read=read, disk_usd_per_h=0.0, address_usd_per_h=0.0
         )
         return dict.fromkeys(regions, own)
-    listed = {region: _listed(gpu, machine, count, options, region) for region in regions}
+    listed = {region: _listed(gpu, machine, count, options, region, today) for region in regions}
     return {region: price for region, price in listed.items() if price}
 
 
-def _listed(gpu: Gpu, machine: MachineType, count: int, options: Options, region: str) -> Price | None:
-    """By the table; None where it lacks the VM or the disk."""
+def _listed(
+    gpu: Gpu, machine: MachineType, count: int, options: Options, region: str, today: PriceList | None
+) -> Price | None:
+    """None where neither the list nor the table has both the VM and the disk."""
+    if today:
+        price = today.price(
+            gpu,
+            machine,
+            count,
+            region,
+            spot=options.spot,
+            disk_gb=options.disk_gb,
+            external_ip=options.external_ip,
+        )
+        if price:
+            return price
     table = prices.load()
     vm = gpu.price(machine.name, gpus=count, region=region, spot=options.spot)
     disk = table.disk_usd_per_gb_month(gpu.disk_type, region)

@@ -2,6 +2,7 @@
 
 import os
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher import images
-from launcher.backends.gcp import compute, gpus, refusals, services
+from launcher.backends.gcp import catalog, compute, gpus, refusals, services
 from launcher.backends.gcp.compute import Compute
 from launcher.backends.gcp.gpus import Gpu, VmImage
 from launcher.backends.gcp.resources import Quota
@@ -37,6 +38,8 @@ REPOSITORY = re.compile(r"(?P<location>[a-z0-9-]+)-docker\.pkg\.dev/(?P<project>
 _IMAGE_LISTS = ("allowedValues", "deniedValues")
 REGIONS_SHOWN = 3
 AT_A_TIME = 8
+# Here the whole list is waited for: it serves the launches of a day.
+PRICES_S = 60.0
 
 Resolved = tuple[Settings, Mapping[str, str]]
 
@@ -50,6 +53,7 @@ class Cloud:
     services: Callable[[str], Services]
     tags: Callable[[], Mapping[str, str]]
     endpoint: str | None = None
+    prices: Callable[[str], catalog.Current] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +81,7 @@ def this_cloud() -> Cloud:
         services=services.connect,
         tags=current_tags,
         endpoint=next((name for name in ENDPOINTS if os.environ.get(name)), None),
+        prices=lambda project: catalog.current(project, now_s=time.time(), wait_s=PRICES_S),
     )
 
 
@@ -99,6 +104,7 @@ def checks(resolve: Callable[[], Resolved], cloud: Cloud) -> Iterator[Check]:
     usable = _project_check(engine, settings, origins)
     yield usable
     yield from _service_checks(asked, settings, cloud)
+    yield from _price_checks(settings, cloud)
     if usable.state is State.OK:
         yield from _quota_checks(engine, settings)
         yield from _image_family_checks(engine)
@@ -136,6 +142,20 @@ def _service_checks(asked: Services | None, settings: Settings, cloud: Cloud) ->
             yield _problem("APIs", f"not enabled: {', '.join(missing)}", cure.format(" ".join(missing)))
         else:
             yield _ok("APIs", f"enabled: {', '.join(name.partition('.')[0] for name in NEEDED_SERVICES)}")
+
+
+def _price_checks(settings: Settings, cloud: Cloud) -> Iterator[Check]:
+    """Prices of a table do, so that nothing here is a problem."""
+    if cloud.prices is None:
+        return
+    if cloud.endpoint:
+        yield _unasked("prices", cloud)
+        return
+    today = cloud.prices(settings.project)
+    if today.prices:
+        yield _ok("prices", f"Google's price list, read {today.prices.read}")
+    else:
+        yield _note("prices", f"those of a table, as dated there: {today.why}", today.hint)
 
 
 # Quotas.

@@ -50,17 +50,23 @@ class VmImage:
 
 @dataclass(frozen=True, kw_only=True)
 class MachineType:
-    """`gpus`: the counts that it takes, or the one that it brings; `spot_only`: not sold on demand."""
+    """`gpus`: the counts that it takes, or the one that it brings; `spot_only`: not sold on demand.
+
+    `ram_gb`: of a machine whose price is the sum of its GPUs, cores and memory.
+    """
 
     name: str
     vcpus: int
     gpus: tuple[int, ...]
+    ram_gb: float | None = None
     spot_only: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
     """One row of gpus.toml, with its prices. `accelerator` is None where the machine type brings its GPUs.
+
+    `sku`, `series`: what Google's price list calls GPU and machine; None: it is not made of its SKUs here.
 
     `device`: its name among the vendors' peaks (workload/contract/peaks.toml).
     """
@@ -81,6 +87,8 @@ class Gpu:
     default_machine_type: str
     zones: tuple[str, ...]
     prices: tuple[Listed, ...]
+    sku: str | None = None
+    series: str | None = None
 
     @property
     def vm_image(self) -> VmImage:
@@ -181,6 +189,8 @@ def _row(name: str, row: Mapping[str, Any], listed: Iterable[Listed], images: Ma
         machine_types={machine.name: machine for machine in machines},
         default_machine_type=row["default_machine_type"],
         zones=tuple(_zones(row["zones"])),
+        sku=row.get("sku"),
+        series=row.get("series"),
         prices=tuple(price for price in listed if price.gpu == row["device"]),
     )
 

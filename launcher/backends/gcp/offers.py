@@ -7,6 +7,7 @@ from typing import Any
 
 from launcher.backends.gcp import gpus
 from launcher.backends.gcp.gpus import Gpu
+from launcher.backends.gcp.skus import PriceList
 from workload.contract import peaks, tables
 from workload.contract.invocation import as_typed
 from workload.contract.prices import Listed
@@ -14,12 +15,14 @@ from workload.contract.spec import Precision
 from workload.contract.tables import Column, Format
 from workload.contract.text import terminal_width, wrapped
 
+# Where a GPU without a price in the table is looked up.
+REGION = "us-central1"
 UNKNOWN, NOT_SOLD = "unknown", "not sold"
 NOTES = (
     "fp32 to bf16: the vendors' dense peaks in TFLOP/s; -: the GPU has no units for it. GB/s: its memory's peak",
     "USD/h: the VM with its GPUs, without disk and traffic; in other regions and on other machines unknown",
     "spot: cheaper, and may be taken back at any time; not sold: on demand only by reservation",
-    "sources, zones and every digit: launch gpus --format json; a run's cost: launch gcp --gpu t4 --dry-run",
+    "zones, every digit: launch gpus --format json; today's prices: launch gpus --live; a run's: launch gcp --dry-run",
 )
 RATES = tuple(f"{precision}_flop_per_s" for precision in Precision)
 # JSON and CSV: every figure, unknown ones absent.
@@ -78,21 +81,26 @@ class Offer:
         }
 
 
-def offers() -> Iterator[Offer]:
-    """Every listed price, and each GPU without one on its usual machine."""
+def offers(today: PriceList | None = None) -> Iterator[Offer]:
+    """Every price of the table, as today's list has it where it has, and each GPU without one on its usual machine."""
     for gpu in gpus.load().values():
+        usual = gpu.machine_types[gpu.default_machine_type]
         for price in gpu.prices:
-            yield Offer(gpu=gpu, machine_type=price.machine_type, price=price)
+            machine = gpu.machine_types[price.machine_type]
+            newer = today.listed(gpu, machine, price.gpus, price.region) if today else None
+            yield Offer(gpu=gpu, machine_type=price.machine_type, price=newer or price)
         if not gpu.prices:
-            yield Offer(gpu=gpu, machine_type=gpu.default_machine_type, price=None)
+            newer = today.listed(gpu, usual, usual.gpus[0], REGION) if today else None
+            yield Offer(gpu=gpu, machine_type=usual.name, price=newer)
 
 
-def render(form: Format, *, wide: bool = False) -> str:
+def render(form: Format, *, wide: bool = False, today: PriceList | None = None) -> str:
     """The table; for people with what its figures mean below it, as wide as the terminal."""
-    rows = [offer.to_row() for offer in offers()]
+    rows = [offer.to_row() for offer in offers(today)]
     if form is not Format.TABLE:
         return tables.render(rows, DATA, form)
-    notes = [wrapped(as_typed(note), terminal_width(sys.stdout)) for note in NOTES]
+    sources = dict.fromkeys(f"as of {row['read']}: {row['source']}" for row in rows if row["read"])
+    notes = [wrapped(as_typed(note), terminal_width(sys.stdout)) for note in (*sources, *NOTES)]
     return "\n".join([tables.render([_for_people(row) for row in rows], PEOPLE, form, wide=wide), "", *notes])
 
 

@@ -1,7 +1,7 @@
 """`launch gcp` before anything happens: from options, the GPU table and settings to the whole request. Pure."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -15,6 +15,7 @@ from launcher.backends.gcp.options import Options
 from launcher.backends.gcp.plan_text import PROGRAMS
 from launcher.backends.gcp.resources import LIMIT_LABEL
 from launcher.backends.gcp.settings import ANY_PROJECT, Settings
+from launcher.backends.gcp.skus import PriceList
 from launcher.jobs.records import Price, Request, region_of
 from launcher.machine.runtime import CPU_FLAVOUR
 from workload.contract.errors import ToolError, UsageError
@@ -259,12 +260,21 @@ class Plan:
 
 
 def make_plan(
-    resolved: Resolved, options: Options, settings: Settings, *, image: str, now: datetime, token: str
+    resolved: Resolved,
+    options: Options,
+    settings: Settings,
+    *,
+    image: str,
+    now: datetime,
+    token: str,
+    today: PriceList | None = None,
+    notes: Sequence[str] = (),
 ) -> Plan:
-    """The plan of `launch gcp`; touches nothing but the table and the start-up script.
+    """The plan of `launch gcp`; touches nothing but the tables and the start-up script.
 
     `image` has the registry's digest, except in a dry run. `token`: 6 hex digits that make the name unique; `now` is
-    aware. Raises `UsageError` for what a VM cannot do or the GPU does not have, `ToolError` for a broken installation.
+    aware; `today` is Google's price list where it is at hand. Raises `UsageError` for what a VM cannot do or the GPU
+    does not have, `ToolError` for a broken installation.
     """
     gpu = gpus.require(options.gpu)
     choices.check(options)
@@ -274,7 +284,7 @@ def make_plan(
     images = vm_images.candidates(gpu, options, with_driver=with_driver)
     driver = images[0].driver if with_driver else Driver.NONE
     zones = choices.in_order(gpu, options, settings)
-    prices = choices.known_prices(gpu, machine, count, options, zones, now)
+    prices = choices.known_prices(gpu, machine, count, options, zones, now, today)
     if options.max_cost_usd is not None:
         zones = choices.with_price(zones, prices, options)
     request = Request(
@@ -310,7 +320,7 @@ def make_plan(
         programs={key: _program(name) for key, name in PROGRAMS.items()},
     )
     _check_size(plan)
-    return replace(plan, notes=(*changed, *_notes(plan)))
+    return replace(plan, notes=(*changed, *notes, *_notes(plan)))
 
 
 def _checked_image(image: str) -> str:

@@ -1,7 +1,7 @@
-"""The border to those services of Google Cloud that `launch doctor gcp` alone asks: questions over plain REST.
+"""The border to those services of Google Cloud that are asked over plain REST, by `launch doctor gcp` and for prices.
 
-Service Usage, Artifact Registry, IAM and Resource Manager have client libraries that nothing else here would need.
-google.auth and requests are imported by functions alone. Nothing is changed by any of the questions.
+Service Usage, Artifact Registry, IAM, Resource Manager and Cloud Billing have client libraries that nothing else here
+would need. google.auth and requests are imported by functions alone. Nothing is changed by any of the questions.
 """
 
 import urllib.parse
@@ -15,6 +15,9 @@ from workload.storage.bucket import foreign_answer
 
 ANSWER_S = 15.0
 ATTEMPTS = 2
+BILLING = "https://cloudbilling.googleapis.com"
+# Compute Engine's, the same for everybody: https://cloud.google.com/skus
+COMPUTE_SERVICE = "6F81-5844-456A"
 LOG_IN = "gcloud auth application-default login"
 SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 # Bindings with a condition come with this version alone: https://cloud.google.com/iam/docs/policies#versions
@@ -64,6 +67,12 @@ class Services:
         """The services that are enabled, as `compute.googleapis.com`."""
         url = f"https://serviceusage.googleapis.com/v1/projects/{self.project}/services"
         return frozenset(str(each["config"]["name"]) for each in self._pages(url, "services", filter="state:ENABLED"))
+
+    def compute_skus(self, endpoint: str = BILLING) -> Iterator[Any]:
+        """What Compute Engine charges for, as Cloud Billing lists it, page by page."""
+        url = f"{endpoint.rstrip('/')}/v1/services/{COMPUTE_SERVICE}/skus"
+        wanted = "nextPageToken,skus(skuId,description,category,serviceRegions,pricingInfo)"
+        yield from self._pages(url, "skus", currencyCode="USD", pageSize="5000", fields=wanted)
 
     def has_repository(self, name: str) -> bool:
         """Whether Artifact Registry has `projects/P/locations/L/repositories/R`."""

@@ -20,7 +20,9 @@ import pytest
 from launcher import build as building
 from launcher import images
 from launcher.__main__ import main
-from launcher.backends.gcp import app
+from launcher.backends.gcp import app, gpus, skus
+from launcher.backends.gcp.catalog import Current
+from launcher.backends.gcp.skus import PriceList
 from launcher.jobs import commands
 from launcher.jobs.commands import World
 from launcher.jobs.follow import Event as GcpEvent
@@ -31,6 +33,7 @@ from launcher.jobs.records import Phase, log_object, request_object, result_obje
 from launcher.machine.engine import Event, Image
 from tests.launcher.backends.gcp.canned_cloud import IMAGE, SETTINGS, ZONE, Cloud, Clouds
 from tests.launcher.backends.gcp.canned_vm import Fault
+from tests.launcher.backends.gcp.price_list import SKUS
 from tests.workload.storage.gcs_server import BUCKET
 from workload.contract import bundle
 from workload.contract.errors import ToolError
@@ -125,6 +128,49 @@ def test_the_dry_run_asks_nobody(launch: Launch, capsys: pytest.CaptureFixture[s
     assert plan["insert"]["name"] == plan["name"]
     assert plan["name"].startswith("rooflaunch-t4-20261121-120000-")
     assert plan["zones"][0] == ZONE
+
+
+def todays(*, asked: list[str | None]) -> Callable[[str | None], Current]:
+    def prices(project: str | None) -> Current:
+        asked.append(project)
+        parts = skus.all_parts(gpus.load().values())
+        return Current(prices=PriceList(skus=tuple(skus.wanted(SKUS, parts)), read="2026-11-21"))
+
+    return prices
+
+
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [
+        (("gcp", "--gpu", "t4", "--zone", ZONE, "--dry-run", "--project", "my-project"), [None]),
+        (("gcp", "--gpu", "t4", "--zone", ZONE, "--dry-run", "--usd-per-h", "1"), [None]),
+        (("gpus", "--wide"), [None]),
+        (("gpus", "--wide", "--live", "--project", "my-project"), ["my-project"]),
+    ],
+)
+def test_todays_prices_are_asked_for_on_request_alone(
+    words: tuple[str, ...], asked: list[str | None], launch: Launch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told: list[str | None] = []
+    assert launch(replace(NOWHERE, prices=todays(asked=told)), *words) == 0
+    assert told == asked
+    assert ("2026-11-21" in capsys.readouterr().out) is True
+
+
+def test_a_list_that_cannot_be_read_is_a_warning(launch: Launch, capsys: pytest.CaptureFixture[str]) -> None:
+    world = replace(NOWHERE, prices=lambda _: Current(why="it is not enabled", hint="gcloud services enable it"))
+    assert launch(world, "gpus", "--live", "--project", "my-project") == 0
+    said = capsys.readouterr()
+    assert (
+        said.err == "warning: these are the prices of the table: it is not enabled\nhint: gcloud services enable it\n"
+    )
+    assert "2026-07" in said.out
+
+
+def test_a_plan_says_why_it_has_the_prices_of_a_table(launch: Launch, capsys: pytest.CaptureFixture[str]) -> None:
+    world = replace(NOWHERE, prices=lambda _: Current(why="it is not enabled"))
+    assert launch(world, "gcp", "--gpu", "t4", "--zone", ZONE, "--dry-run") == 0
+    assert "\nnote       prices are those of a table: it is not enabled\n" in capsys.readouterr().out
 
 
 def test_a_price_needs_no_project(launch: Launch, capsys: pytest.CaptureFixture[str]) -> None:

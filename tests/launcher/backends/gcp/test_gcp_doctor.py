@@ -7,11 +7,13 @@ import pytest
 
 from launcher import doctor as machine_doctor
 from launcher.backends.gcp import doctor, gpus
+from launcher.backends.gcp.catalog import Current
 from launcher.backends.gcp.compute import Compute
 from launcher.backends.gcp.doctor import Cloud, Repository
 from launcher.backends.gcp.resources import Disk, Instance, Listing, Quota
 from launcher.backends.gcp.services import Services
 from launcher.backends.gcp.settings import Settings
+from launcher.backends.gcp.skus import PriceList
 from launcher.doctor import Check, State
 from launcher.kinds import Part
 from tests.launcher.backends.gcp.fake_compute import FakeCompute
@@ -121,6 +123,7 @@ class World:
     services_error: RooflaunchError | None = None
     compute_error: RooflaunchError | None = None
     endpoint: str | None = None
+    prices: Any = None
 
     def checks(self) -> list[Check]:
         cloud = Cloud(
@@ -129,6 +132,7 @@ class World:
             services=lambda project: _given(self.services_error or Services(project, self.rest)),
             tags=lambda: {name: f"{name}-0123456789ab" for name in ("cpu", "cuda", "volta")},
             endpoint=self.endpoint,
+            prices=self.prices,
         )
         return list(doctor.checks(lambda: (_given(self.settings), {"project": "option"}), cloud))
 
@@ -275,6 +279,27 @@ def test_services_that_cannot_be_seen(answer: Any, state: str, found: str, cure:
 def test_gpus_of_all_regions(quotas: Any, state: str, found: str, cure: str, world: World) -> None:
     world.compute.everywhere = quotas
     assert world.row("GPUS_ALL_REGIONS") == ("GPUS_ALL_REGIONS", state, found, cure)
+
+
+@pytest.mark.parametrize(
+    ("today", "row"),
+    [
+        (
+            Current(prices=PriceList(skus=(), read="2026-11-21")),
+            ("prices", "ok", "Google's price list, read 2026-11-21", ""),
+        ),
+        (
+            Current(why="it is not enabled", hint="gcloud services enable it"),
+            ("prices", "note", "those of a table, as dated there: it is not enabled", "gcloud services enable it"),
+        ),
+    ],
+    ids=["today's", "a table's"],
+)
+def test_prices(today: Current, row: Row, world: World) -> None:
+    world.prices = {PROJECT: today}.__getitem__
+    assert world.row("prices") == row
+    world.endpoint = "ROOFLAUNCH_COMPUTE_ENDPOINT"
+    assert world.row("prices")[1:3] == ("note", "not looked at: ROOFLAUNCH_COMPUTE_ENDPOINT is set")
 
 
 def test_the_best_regions_come_first(world: World) -> None:

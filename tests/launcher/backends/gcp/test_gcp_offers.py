@@ -3,7 +3,9 @@ import json
 
 import pytest
 
-from launcher.backends.gcp import gpus, offers
+from launcher.backends.gcp import gpus, offers, skus
+from launcher.backends.gcp.skus import PriceList
+from tests.launcher.backends.gcp.price_list import SKUS
 from workload.contract import peaks
 from workload.contract.tables import Format
 
@@ -25,6 +27,25 @@ def test_the_table_for_people() -> None:
     text = offers.render(Format.TABLE, wide=True)
     assert text.startswith(TABLE)
     assert text.endswith("\n".join(offers.NOTES))
+
+
+def test_todays_list_replaces_what_it_has_of_the_table() -> None:
+    parts = skus.all_parts(gpus.load().values())
+    today = PriceList(skus=tuple(skus.wanted(SKUS, parts)), read="2026-11-21")
+    rows = [row for row in json.loads(offers.render(Format.JSON, today=today)) if row["gpu"] in ("t4", "l4")]
+    told = [(row["machine_type"], row["usd_per_h"], row["usd_per_h_spot"], row["read"]) for row in rows]
+    assert told == [
+        ("n1-standard-4", pytest.approx(0.539999), pytest.approx(0.273), "2026-11-21"),
+        ("n1-standard-8", pytest.approx(0.729998), pytest.approx(0.336), "2026-11-21"),
+        ("g2-standard-4", 0.707, 0.361, "2026-07"),
+        ("g2-standard-8", 0.854, 0.436, "2026-07"),
+    ]
+    assert "\nas of 2026-11-21: Google's price list\n" in offers.render(Format.TABLE, wide=True, today=today)
+
+
+def test_every_source_is_named_with_its_date() -> None:
+    text = offers.render(Format.TABLE, wide=True)
+    assert "\nas of 2026-07: Google Cloud's public catalog of mid-2026\nas of 2025-03: Cyclenerd/" in text
 
 
 def test_on_a_narrow_terminal_the_price_stays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,16 +18,19 @@ import pytest
 from hypothesis import given as drawn
 from hypothesis import strategies as st
 
-from launcher.backends.gcp import gpus, plan_text
+from launcher.backends.gcp import gpus, plan_text, skus
 from launcher.backends.gcp import plan as planning
 from launcher.backends.gcp.plan import Options, Plan, make_plan, parse_duration_s
 from launcher.backends.gcp.settings import Settings, resolve_settings
-from launcher.jobs.records import NAME, Price, Request
+from launcher.backends.gcp.skus import PriceList
+from launcher.jobs.records import NAME, Price, Request, region_of
+from tests.launcher.backends.gcp.price_list import SKUS
 from workload.contract import prices
 from workload.contract.errors import ExitCode, RooflaunchError, ToolError, UsageError
 from workload.contract.spec import Device, RunSpec, resolve
 
 ROOT = Path(__file__).parents[4]
+TODAY = PriceList(skus=tuple(skus.wanted(SKUS, skus.all_parts(gpus.load().values()))), read="2026-11-21")
 PLANS = Path(__file__).with_name("plans")
 NOW = datetime(2026, 11, 21, 14, 25, 30, 123000, tzinfo=UTC)
 IMAGE = f"us-central1-docker.pkg.dev/my-project/rooflaunch/trainer@sha256:{'0123456789abcdef' * 4}"
@@ -48,6 +51,7 @@ def planned(
     *,
     image: str = IMAGE,
     now: datetime = NOW,
+    today: PriceList | None = None,
     **options: Any,
 ) -> Plan:
     return make_plan(
@@ -57,6 +61,7 @@ def planned(
         image=image,
         now=now,
         token="0a1b2c",
+        today=today,
     )
 
 
@@ -742,6 +747,38 @@ def test_no_plan_costs_more_than_allowed(usd_per_h: float, max_cost_usd: float, 
     assert most is not None
     assert most * (reruns + 1) <= max_cost_usd * (1 + 1e-9)
     assert 600 <= plan.request.limit_s <= hours * 3600
+
+
+# Today's list.
+
+
+def test_todays_list_beats_the_table_region_by_region() -> None:
+    plan = planned(today=TODAY)
+    sources = {region: (price["source"], price["read"]) for region, price in plan.request.prices.items()}
+    today = ("Google's price list", "2026-11-21")
+    assert sources == dict.fromkeys(("us-central1", "us-east1", "us-west1", "europe-west4"), today)
+    # 0.48 + 4 x 0.0348 + 15 x 0.00466 + 100 x 0.11 / 672 + 0.005 = 0.710469 in the dearest.
+    assert plan.highest_usd == pytest.approx(0.710469 * 3900 / 3600, abs=1e-6)
+    price = next(line for line in lines_of(plan) if line.startswith("price"))
+    assert price == (
+        "price      0.540 USD per hour in us-central1, 0.560 with disk and address; read 2026-11-21: "
+        "Google's price list"
+    )
+
+
+def test_max_cost_is_a_bound_in_every_zone_of_the_list() -> None:
+    plan = planned(today=TODAY, max_cost_usd=0.5)
+    assert {region_of(zone) for zone in plan.zones} == {"us-central1", "us-east1", "us-west1", "europe-west4"}
+    # 0.5 / 0.710469 USD per hour are 2533.5 s, of which 300 around the limit.
+    assert plan.limit_s == 2233
+    assert all((usd := plan.max_usd(zone)) is not None and usd <= 0.5 for zone in plan.zones)
+
+
+def test_what_the_list_lacks_is_the_tables() -> None:
+    plan = planned("l4", today=TODAY)
+    assert {(price["source"], price["read"]) for price in plan.request.prices.values()} == {
+        ("Google Cloud's public catalog of mid-2026", "2026-07")
+    }
 
 
 def test_ones_own_price_counts_everywhere() -> None:

@@ -1,0 +1,193 @@
+"""Google's price list: which of its SKUs make up the price of a VM. Pure.
+
+A SKU is matched by its whole description, its group, its kind of use, its unit and its regions, as SkyPilot's and
+Cyclenerd's collectors of the same list do. Where none or two different ones fit, the price is unknown, never guessed.
+Form: https://cloud.google.com/billing/docs/reference/rest/v1/services.skus/list
+"""
+
+import math
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from launcher.backends.gcp.gpus import Gpu, MachineType
+from launcher.jobs.records import Price
+from workload.contract.prices import Listed, disk_usd_per_h
+
+SOURCE = "Google's price list"
+ON_DEMAND, PREEMPTIBLE = "OnDemand", "Preemptible"
+PER_H, GB_PER_H, GB_PER_MONTH = "h", "GiBy.h", "GiBy.mo"
+EVERYWHERE = "global"
+# The kinds of disk that a launch makes and that are a single SKU: a Hyperdisk is charged by its speed too.
+DISKS = {"pd-balanced": "Balanced PD Capacity"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sku:
+    """What is charged, and for how much; of a price by tiers `usd` is the dearest."""
+
+    sku_id: str
+    description: str
+    group: str
+    usage: str
+    regions: tuple[str, ...]
+    unit: str
+    usd: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """What a SKU must be to be a part of a price. `text`: its whole description, as a pattern."""
+
+    text: str
+    groups: Collection[str]
+    usage: str
+    unit: str
+
+    def fits(self, sku: Sku) -> bool:
+        """In any region."""
+        same = sku.group in self.groups and (sku.usage, sku.unit) == (self.usage, self.unit)
+        return same and re.fullmatch(self.text, sku.description, re.IGNORECASE) is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PriceList:
+    """The SKUs of a day. `read`: the day, as 2026-11-21."""
+
+    skus: Sequence[Sku]
+    read: str
+
+    def usd(self, part: Part, region: str) -> float | None:
+        """Per unit; None: no SKU fits, or two that differ."""
+        fitting = {
+            sku.usd for sku in self.skus if part.fits(sku) and (region in sku.regions or EVERYWHERE in sku.regions)
+        }
+        return fitting.pop() if len(fitting) == 1 else None
+
+    def vm_usd_per_h(self, gpu: Gpu, machine: MachineType, count: int, region: str, *, spot: bool) -> float | None:
+        """A VM with its GPUs; None where a part is unknown, and for a spot price above the usual one: bad data."""
+        usd = self._sum(gpu, machine, count, region, spot=spot)
+        usual = self._sum(gpu, machine, count, region, spot=False) if spot else usd
+        return None if usd is None or (usual is not None and usd > usual) else usd
+
+    def price(
+        self, gpu: Gpu, machine: MachineType, count: int, region: str, *, spot: bool, disk_gb: int, external_ip: bool
+    ) -> Price | None:
+        """All that a launch is charged by the hour; None where a part is unknown."""
+        vm = self.vm_usd_per_h(gpu, machine, count, region, spot=spot)
+        disk = self.usd(disk_part(gpu.disk_type), region) if gpu.disk_type in DISKS else None
+        address = self.usd(address_part(spot=spot), region) if external_ip else 0.0
+        if vm is None or disk is None or address is None:
+            return None
+        return Price(
+            usd_per_h=vm,
+            source=SOURCE,
+            read=self.read,
+            disk_usd_per_h=disk_usd_per_h(disk, disk_gb),
+            address_usd_per_h=address,
+        )
+
+    def listed(self, gpu: Gpu, machine: MachineType, count: int, region: str) -> Listed | None:
+        """A row of a price table; None where neither price is known."""
+        usual, spot = (self.vm_usd_per_h(gpu, machine, count, region, spot=each) for each in (False, True))
+        if usual is None and spot is None:
+            return None
+        return Listed(
+            machine_type=machine.name,
+            gpu=gpu.device,
+            gpus=count,
+            region=region,
+            source=SOURCE,
+            read=self.read,
+            usd_per_h=usual,
+            usd_per_h_spot=spot,
+        )
+
+    def _sum(self, gpu: Gpu, machine: MachineType, count: int, region: str, *, spot: bool) -> float | None:
+        if gpu.sku is None or gpu.series is None or machine.ram_gb is None:
+            return None
+        amounts = (count, machine.vcpus, machine.ram_gb)
+        parts = [self.usd(part, region) for part in vm_parts(gpu.sku, gpu.series, spot=spot)]
+        known = [usd for usd in parts if usd is not None]
+        return sum(map(math.prod, zip(known, amounts, strict=True))) if len(known) == len(parts) else None
+
+
+def vm_parts(gpu: str, series: str, *, spot: bool) -> tuple[Part, Part, Part]:
+    """A GPU, a core and a GB of memory; `gpu` and `series` as the descriptions call them."""
+    usage, before = (PREEMPTIBLE, "Spot Preemptible ") if spot else (ON_DEMAND, "")
+    attached = "attached to Spot Preemptible VMs " if spot else ""
+    gpu, series = re.escape(gpu), re.escape(series)
+    return (
+        Part(text=f"{gpu} {attached}running in .+", groups={"GPU"}, usage=usage, unit=PER_H),
+        # Cores and memory of the N1 are in one group.
+        Part(
+            text=f"{before}{series} Instance Core running in .+", groups={"CPU", "N1Standard"}, usage=usage, unit=PER_H
+        ),
+        Part(
+            text=f"{before}{series} Instance Ram running in .+",
+            groups={"RAM", "N1Standard"},
+            usage=usage,
+            unit=GB_PER_H,
+        ),
+    )
+
+
+def disk_part(kind: str) -> Part:
+    """In most regions the description names them; that of the first ones does not."""
+    return Part(text=f"{DISKS[kind]}( in .+)?", groups={"SSD"}, usage=ON_DEMAND, unit=GB_PER_MONTH)
+
+
+def address_part(*, spot: bool) -> Part:
+    """In all regions alike. Some hours of a month are free: they are not counted on, as others may have used them."""
+    kind = "Spot Preemptible" if spot else "Standard"
+    return Part(text=f"External IP Charge on a {kind} VM", groups={"IpAddress"}, usage=ON_DEMAND, unit=PER_H)
+
+
+def all_parts(gpus: Iterable[Gpu]) -> tuple[Part, ...]:
+    """What is kept of the whole list."""
+    vms = [
+        part
+        for gpu in gpus
+        if gpu.sku and gpu.series
+        for spot in (False, True)
+        for part in vm_parts(gpu.sku, gpu.series, spot=spot)
+    ]
+    beside = [*map(disk_part, DISKS), *(address_part(spot=spot) for spot in (False, True))]
+    return (*vms, *beside)
+
+
+def wanted(documents: Iterable[Any], parts: Sequence[Part]) -> Iterator[Sku]:
+    """The SKUs that are a part of some price, of the list as it is answered; what has another form is passed over."""
+    for document in documents:
+        sku = _sku(document)
+        if sku and any(part.fits(sku) for part in parts):
+            yield sku
+
+
+def _sku(document: Any) -> Sku | None:
+    try:
+        category = document["category"]
+        # A timeline; without a time that is asked for, its last is today's.
+        expression = document["pricingInfo"][-1]["pricingExpression"]
+        usd = max(_usd(tier["unitPrice"]) for tier in expression["tieredRates"])
+        sku = Sku(
+            sku_id=document["skuId"],
+            description=document["description"],
+            group=category["resourceGroup"],
+            usage=category["usageType"],
+            regions=tuple(document["serviceRegions"]),
+            unit=expression["usageUnit"],
+            usd=usd,
+        )
+    except (LookupError, TypeError, ValueError):
+        return None
+    texts = (sku.sku_id, sku.description, sku.group, sku.usage, sku.unit, *sku.regions)
+    return sku if all(isinstance(text, str) for text in texts) and 0 < usd < math.inf else None
+
+
+def _usd(money: Mapping[str, Any]) -> float:
+    """Whole units, and billionths of one: google.type.Money."""
+    if money.get("currencyCode", "USD") != "USD":
+        raise ValueError("not in USD")
+    return int(money.get("units") or 0) + int(money.get("nanos") or 0) / 1e9
