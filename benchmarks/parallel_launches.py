@@ -31,7 +31,7 @@ from tests.launcher.backends.gcp.canned_vm import CannedVm, FastClock  # noqa: E
 from tests.launcher.backends.gcp.fake_compute import FakeCompute  # noqa: E402
 from tests.workload.storage.gcs_server import BUCKET, running  # noqa: E402
 from workload.contract.spec import resolve  # noqa: E402
-from workload.storage import bucket as storage  # noqa: E402
+from workload.storage import gcs as storage  # noqa: E402
 
 LIMIT_S = 600
 

@@ -15,7 +15,7 @@ CROSSING = {
     *(f"workload.contract.{path.stem}" for path in (ROOT / "workload/contract").glob("[!_]*.py")),
     "workload.environment.machine",
     "workload.environment.outside",
-    "workload.storage.bucket",
+    "workload.storage.gcs",
     "workload.storage.fetch",
     "workload.storage.upload",
 }

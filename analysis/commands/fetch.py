@@ -55,8 +55,8 @@ def run_fetch(
 ) -> int:
     """Bring bundles home from Cloud Storage: only what is new, every file compared with its manifest."""
     # Not for `analyze --help`: these make no sense without a bucket.
-    from workload.storage import bucket as remote  # noqa: PLC0415
     from workload.storage import fetch as fetching  # noqa: PLC0415
+    from workload.storage import gcs as remote  # noqa: PLC0415
 
     place = fetching.parse_source(source)
     with _stoppable():

@@ -41,7 +41,7 @@ from workload.contract.interrupt import handled_by
 from workload.contract.spec import Profile, Resolved, options, resolve
 from workload.environment.machine import Machine
 from workload.environment.outside import outside_facts
-from workload.storage.bucket import Bucket, Patience, connect
+from workload.storage.gcs import Bucket, Patience, connect
 from workload.storage.upload import PATIENCE, upload
 
 HOST = Path("/host")

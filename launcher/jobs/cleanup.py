@@ -18,7 +18,7 @@ from launcher.backends.gcp.resources import Disk, Instance, Listing
 from launcher.jobs import launches
 from launcher.jobs.records import NAME, Result, request_object, result_object
 from workload.contract.errors import ExitCode, RooflaunchError, ToolError
-from workload.storage.bucket import Bucket
+from workload.storage.gcs import Bucket
 
 # The cloud itself may act 30 s after the limit; a launcher that still follows gets its turn too.
 GRACE_S = 5 * 60

@@ -43,8 +43,8 @@ from workload.contract.interrupt import stoppable
 from workload.contract.invocation import as_typed
 from workload.contract.spec import Device, Resolved, resolve
 from workload.contract.text import printable, terminal_width
-from workload.storage import bucket as storage
-from workload.storage.bucket import Bucket
+from workload.storage import gcs as storage
+from workload.storage.gcs import Bucket
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from launcher.jobs.launches import AFTER_LIMIT_S, SILENCE_LIMIT_S, boot_limit_s,
 from launcher.jobs.records import LAUNCHES, Heartbeat, Phase, Request, Result, result_object, status_object
 from workload.contract import bundle
 from workload.contract.errors import RooflaunchError, RunFailedError, ToolError
-from workload.storage.bucket import Bucket
+from workload.storage.gcs import Bucket
 
 # (until so long after the start, look every): what can change is dense at first.
 SCHEDULE = ((120.0, 5.0), (600.0, 10.0))

@@ -33,7 +33,7 @@ from launcher.jobs.records import (
 from workload.contract import bundle
 from workload.contract.errors import BundleError, ExitCode, NothingToDoError, UsageError
 from workload.contract.text import printable
-from workload.storage.bucket import Bucket, UnreachableError
+from workload.storage.gcs import Bucket, UnreachableError
 
 T = TypeVar("T")
 

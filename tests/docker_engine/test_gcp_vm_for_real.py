@@ -28,8 +28,8 @@ from tests.workload.storage.gcs_server import BUCKET
 from workload.contract import bundle
 from workload.contract.bundle import Bundle
 from workload.contract.errors import ExitCode
-from workload.storage.bucket import Bucket, connect
 from workload.storage.fetch import RUNS, Source, fetch
+from workload.storage.gcs import Bucket, connect
 
 pytestmark = [
     pytest.mark.world,

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 
 from workload.contract import bundle
 from workload.contract.errors import BundleError, RooflaunchError, ToolError, UsageError
-from workload.storage.bucket import Bucket, ObjectChangedError, RemoteObject, TooLongError, UnreachableError, crc32c
+from workload.storage.gcs import Bucket, ObjectChangedError, RemoteObject, TooLongError, UnreachableError, crc32c
 
 RUNS = "runs"
 # Pieces of files that have not come whole, inside the run's folder.

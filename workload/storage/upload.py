@@ -10,7 +10,7 @@ from pathlib import Path
 
 from workload.contract import bundle
 from workload.contract.errors import BundleError
-from workload.storage.bucket import Bucket, Patience, RemoteObject, crc32c
+from workload.storage.gcs import Bucket, Patience, RemoteObject, crc32c
 
 RUNS = "runs/"
 # For results that exist nowhere else: a network that is away for minutes must not cost them.

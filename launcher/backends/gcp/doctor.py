@@ -21,8 +21,8 @@ from launcher.jobs import cleanup
 from launcher.kinds import Part
 from workload.contract.errors import RooflaunchError, ToolError, UsageError
 from workload.contract.invocation import document
-from workload.storage import bucket as storage
-from workload.storage.bucket import Access, Bucket
+from workload.storage import gcs as storage
+from workload.storage.gcs import Access, Bucket
 
 # What the launcher and its VMs call: infra/ enables these, and a new project has none but storage.
 NEEDED_SERVICES = ("compute.googleapis.com", "storage.googleapis.com", "artifactregistry.googleapis.com")

@@ -9,7 +9,7 @@ from typing import Any
 
 from launcher.backends.gcp.resources import OperationFault
 from workload.contract.errors import RooflaunchError, ToolError, UsageError
-from workload.storage.bucket import LOG_IN, UnreachableError, foreign_answer, log_in
+from workload.storage.gcs import LOG_IN, UnreachableError, foreign_answer, log_in
 
 ENDPOINT_VARIABLE = "ROOFLAUNCH_COMPUTE_ENDPOINT"
 PUBLIC_ENDPOINT = "https://compute.googleapis.com"

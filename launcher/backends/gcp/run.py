@@ -35,7 +35,7 @@ from workload.contract.errors import (
     UsageError,
 )
 from workload.storage import fetch
-from workload.storage.bucket import Bucket
+from workload.storage.gcs import Bucket
 
 # How long a VM may take to delete itself after its result, before it is deleted from here.
 SELF_DELETION_S = 120.0

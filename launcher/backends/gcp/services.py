@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from workload.contract.errors import ToolError
-from workload.storage.bucket import foreign_answer
+from workload.storage.gcs import foreign_answer
 
 ANSWER_S = 15.0
 ATTEMPTS = 2

@@ -10,7 +10,7 @@ from typing import Any
 import google_crc32c
 from google.api_core import exceptions as api
 
-from workload.storage.bucket import Bucket, Patience
+from workload.storage.gcs import Bucket, Patience
 
 NAME = "bucket"
 PIECE_BYTES = 8

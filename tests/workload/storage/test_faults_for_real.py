@@ -14,9 +14,10 @@ from tests.workload.storage.faulty_proxy import Fault, FaultyProxy
 from tests.workload.storage.gcs_server import BUCKET, GcsServer
 from workload.contract import bundle
 from workload.contract.errors import ExitCode, RooflaunchError
-from workload.storage import bucket, fetch, upload
-from workload.storage.bucket import Bucket, Patience
+from workload.storage import fetch, upload
+from workload.storage import gcs as bucket
 from workload.storage.fetch import Report, State
+from workload.storage.gcs import Bucket, Patience
 
 pytestmark = [pytest.mark.world, pytest.mark.timeout(200)]
 

@@ -20,9 +20,10 @@ from analysis.commands import fetch as command
 from tests.workload.storage.fake_gcs import NAME, FakeStorage
 from workload.contract import bundle
 from workload.contract.errors import BundleError, ExitCode, InterruptedRunError, NothingToDoError, ToolError, UsageError
-from workload.storage import bucket, fetch
-from workload.storage.bucket import Patience, RemoteObject
+from workload.storage import fetch
+from workload.storage import gcs as bucket
 from workload.storage.fetch import Outcome, Refused, Report, Source, State
+from workload.storage.gcs import Patience, RemoteObject
 
 RUN = "20261121T142530Z-local-cpu-resnet18-b16-fp32-0000aa"
 OTHER_RUN = "20261121T142530Z-local-cpu-resnet18-b16-fp32-0000bb"

@@ -20,8 +20,9 @@ from tests.workload.storage import gcs_server
 from tests.workload.storage.gcs_server import BUCKET, GcsServer, Relay
 from workload.contract import bundle
 from workload.contract.errors import BundleError, ExitCode, NothingToDoError, ToolError, UsageError
-from workload.storage import bucket, fetch
-from workload.storage.bucket import Patience
+from workload.storage import fetch
+from workload.storage import gcs as bucket
+from workload.storage.gcs import Patience
 
 pytestmark = pytest.mark.world
 
@@ -361,7 +362,7 @@ def test_an_output_that_cannot_be_written(server: GcsServer, prefix: str, make: 
 
 
 def test_the_command_loads_no_google_module_before_it_runs() -> None:
-    heavy = ("google", "requests", "urllib3", "workload.storage.bucket", "workload.storage.fetch", "pandas")
+    heavy = ("google", "requests", "urllib3", "workload.storage.gcs", "workload.storage.fetch", "pandas")
     code = f"import sys, analysis.commands.fetch; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

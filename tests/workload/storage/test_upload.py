@@ -17,8 +17,9 @@ from google.api_core import exceptions as api
 from tests.workload.storage.strict_gcs import BUCKET, GRAIN_BYTES, StrictGcs, _Handler
 from workload.contract import bundle
 from workload.contract.errors import BundleError, ToolError, UsageError
-from workload.storage import bucket, upload
-from workload.storage.bucket import Bucket, Patience
+from workload.storage import gcs as bucket
+from workload.storage import upload
+from workload.storage.gcs import Bucket, Patience
 
 pytestmark = pytest.mark.world
 

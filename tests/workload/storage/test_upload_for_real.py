@@ -17,9 +17,10 @@ from tests.workload.storage import gcs_server
 from tests.workload.storage.gcs_server import BUCKET, GcsServer, Relay
 from workload.contract import bundle
 from workload.contract.errors import BundleError
-from workload.storage import bucket, fetch, upload
-from workload.storage.bucket import Bucket
+from workload.storage import fetch, upload
+from workload.storage import gcs as bucket
 from workload.storage.fetch import State
+from workload.storage.gcs import Bucket
 
 pytestmark = pytest.mark.world
 
@@ -28,7 +29,8 @@ MEBIBYTE = 1 << 20
 # The last line is the process's largest memory, in kB (`ru_maxrss` would count the test's own, from before the exec).
 SCRIPT = f"""
 import pathlib, re, sys
-from workload.storage import bucket, upload
+from workload.storage import upload
+from workload.storage import gcs as bucket
 found = upload.upload(bucket.connect("{BUCKET}", prefix="runs/"), pathlib.Path(sys.argv[1]))
 status = pathlib.Path("/proc/self/status")
 print(found.files, found.bytes)

@@ -41,8 +41,8 @@ from tests.launcher.backends.gcp.fake_rest import (
 )
 from tests.workload.storage.strict_gcs import StrictGcs
 from workload.contract.errors import ExitCode, RooflaunchError, ToolError, UsageError
-from workload.storage import bucket as storage
-from workload.storage.bucket import Access, Bucket
+from workload.storage import gcs as storage
+from workload.storage.gcs import Access, Bucket
 
 NOW_S = 1_795_000_000
 IMAGE = f"us-central1-docker.pkg.dev/{PROJECT}/rooflaunch/trainer"

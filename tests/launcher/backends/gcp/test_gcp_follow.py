@@ -14,7 +14,7 @@ from launcher.jobs.records import Heartbeat, Phase, Request, Result, result_obje
 from tests.launcher.backends.gcp import plain
 from tests.launcher.backends.gcp.plain import LAUNCHED_S, NAME, ZONE
 from workload.contract.errors import ToolError
-from workload.storage.bucket import RemoteObject
+from workload.storage.gcs import RemoteObject
 
 PREEMPTED_HINT = "--rerun-preempted 2 starts it again by itself; without --spot it is not taken back"
 BEGAN_S = LAUNCHED_S

@@ -24,7 +24,7 @@ from tests.launcher.backends.gcp.fake_rest import (
     refused,
 )
 from workload.contract.errors import ToolError
-from workload.storage.bucket import UnreachableError
+from workload.storage.gcs import UnreachableError
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from tests.launcher.backends.gcp.fake_metadata import TOKEN
 from tests.launcher.backends.gcp.fake_vm import NOTE, PROJECT, PYTHON
 from tests.workload.storage import gcs_server
 from tests.workload.storage.gcs_server import BUCKET
-from workload.storage.bucket import connect
+from workload.storage.gcs import connect
 
 pytestmark = pytest.mark.world
 

@@ -15,7 +15,7 @@ from launcher.jobs.launches import Seen, State, duration, find, judge, render, r
 from launcher.jobs.records import Heartbeat, Phase, Result, request_object, result_object, status_object
 from tests.launcher.backends.gcp.plain import INSTANCE, LAUNCHED_S, NAME, REQUEST, ZONE
 from workload.contract.errors import NothingToDoError, UsageError
-from workload.storage.bucket import Bucket, RemoteObject, UnreachableError
+from workload.storage.gcs import Bucket, RemoteObject, UnreachableError
 
 
 def instance(**changes: Any) -> Instance:

@@ -26,7 +26,7 @@ from tests.launcher.backends.gcp.fake_vm import make_request
 from workload.contract import bundle
 from workload.contract.bundle import Status
 from workload.contract.errors import BundleError, ExitCode, ToolError
-from workload.storage.bucket import Patience, RemoteObject
+from workload.storage.gcs import Patience, RemoteObject
 
 ROOT = Path(__file__).parents[4]
 NAME = "rooflaunch-t4-20261121-100000-0000aa"
