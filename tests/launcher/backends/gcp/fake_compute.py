@@ -18,6 +18,8 @@ from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 
+from tests.launcher.backends.gcp import wire
+
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 PROJECT = re.compile(r"[a-z][-a-z0-9]{4,28}[a-z0-9]")
 ZONE = re.compile(r"[a-z]+-[a-z]+\d+-[a-z]")
@@ -242,6 +244,7 @@ class FakeCompute:
         self.clock = clock
         self.calls: list[str] = []
         self.bodies: list[dict[str, Any]] = []
+        self.asked: list[wire.Asked] = []
         self.all_vms: list[Vm] = []
         self.tokens: set[str] = set()
         self.guest_errors: list[str] = []
@@ -474,11 +477,22 @@ class FakeCompute:
                 if token:
                     self.tokens.add(token)
                 self._refuse_scripted(f"{method} {path}")
+            self._refuse_what_no_message_takes(method, url, content)
             return 200, self._route(method, path, query, content)
         except RefusalError as error:
             return error.status, error.document()
         except Exception:  # noqa: BLE001 - a fault of the fake must not look like one of the cloud
             return 501, RefusalError(501, traceback.format_exc(), "notImplemented").document()
+
+    def _refuse_what_no_message_takes(self, method: str, url: str, content: bytes) -> None:
+        try:
+            asked = wire.parse(method, url, content)
+        except wire.NoSuchRequestError as error:
+            raise RefusalError(400, f"Invalid request received. {error}") from error
+        except LookupError:
+            return  # none of the fake's either, which it says
+        with self._lock:
+            self.asked.append(asked)
 
     def _refuse_scripted(self, call: str) -> None:
         for each in self._refused:

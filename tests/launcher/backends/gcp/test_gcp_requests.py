@@ -1,0 +1,162 @@
+"""Every request that this project sends to Compute Engine, field by field, against its client's own messages.
+
+The fake takes no request of any test that a message refuses; here is what is sent, as committed. To write it anew:
+`python -m tests.launcher.backends.gcp.test_gcp_requests`.
+"""
+
+import json
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.backends.gcp import compute as border
+from launcher.backends.gcp import plan as planning
+from launcher.backends.gcp import refusals
+from launcher.backends.gcp.compute import Compute
+from launcher.backends.gcp.resources import Operation
+from tests.launcher.backends.gcp import wire
+from tests.launcher.backends.gcp.fake_compute import FakeCompute, plain_body
+from tests.launcher.backends.gcp.test_gcp_plan import GOLDEN, planned
+from tests.launcher.backends.gcp.wire import Asked, NoSuchRequestError
+
+pytestmark = pytest.mark.world
+
+COMMITTED = Path(__file__).parent / "requests.json"
+ZONE, NAME, PROJECT = "us-central1-a", "rooflaunch-t4-20261121-142530-c0ffee", "my-project"
+ID = "0123456789abcdef0123456789abcdef"
+OURS = {"rooflaunch": "launch", "rooflaunch-limit": "3600"}
+BODY = plain_body(NAME, ZONE) | {"labels": OURS}
+
+QUESTIONS: dict[str, Callable[[Compute], Any]] = {
+    "insert": lambda compute: compute.insert(ZONE, BODY, ID),
+    "wait": lambda compute: compute.wait(Operation(name="operation-2", zone=ZONE), 1.0),
+    "get": lambda compute: compute.get(ZONE, NAME),
+    "instances": lambda compute: compute.instances(),
+    "preempted": lambda compute: compute.preempted(ZONE, NAME),
+    "serial": lambda compute: compute.serial(ZONE, NAME, 5),
+    "guest_attributes": lambda compute: compute.guest_attributes(ZONE, NAME),
+    "disks": lambda compute: compute.disks(),
+    "region_quotas": lambda compute: compute.region_quotas("us-central1"),
+    "project_quotas": lambda compute: compute.project_quotas(),
+    "zone_names": lambda compute: compute.zone_names(),
+    "get_image": lambda compute: compute.get_image("ubuntu-os-cloud", "ubuntu-2204-lts"),
+    "machine_type": lambda compute: compute.machine_type(ZONE, "n1-standard-4"),
+    "delete": lambda compute: compute.delete(ZONE, NAME),
+    "delete_disk": lambda compute: compute.delete_disk(ZONE, "rooflaunch-disk"),
+}
+
+
+def every_request(patch: pytest.MonkeyPatch) -> dict[str, list[dict[str, Any]]]:
+    """What each question sends, in turn; the lists once more in an outage, in which zones are asked by themselves."""
+    sent: dict[str, list[dict[str, Any]]] = {}
+    with FakeCompute(page_size=1) as fake:
+        patch.setenv(refusals.ENDPOINT_VARIABLE, fake.url)
+        compute = border.connect(PROJECT)
+        fake.add_vm(f"{NAME}-1", "europe-west4-b", project=PROJECT, labels=OURS)
+        fake.add_disk("rooflaunch-disk", labels=OURS)
+
+        def ask(name: str, question: Callable[[Compute], Any]) -> None:
+            fake.asked.clear()
+            question(compute)
+            sent[name] = [{"method": asked.method, "fields": asked.fields} for asked in fake.asked]
+
+        for name, question in QUESTIONS.items():
+            ask(name, question)
+        fake.add_disk("rooflaunch-disk", labels=OURS)
+        fake.outage("europe-west4-b", direct=False)
+        for name in ("instances", "disks"):
+            ask(f"{name} in an outage", QUESTIONS[name])
+    return sent
+
+
+def as_text(sent: dict[str, list[dict[str, Any]]]) -> str:
+    return json.dumps(sent, indent=1, sort_keys=True) + "\n"
+
+
+def test_what_is_sent_is_what_is_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert as_text(every_request(monkeypatch)) == COMMITTED.read_text()
+
+
+def test_no_question_is_left_out() -> None:
+    others = {"calls", "counted", "now_s"}  # which ask nothing by themselves, or what another one asks
+    assert {name for name in vars(Compute) if not name.startswith("_")} - others == set(QUESTIONS)
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_no_field_of_an_insert_is_lost_on_its_way(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client's message takes each field of the plan's body, and the wire has each of them again."""
+    plan = planned(**GOLDEN[name])
+    zone = plan.zones[0]
+    body = plan.body(zone, request_id=ID)
+    with FakeCompute() as fake:
+        monkeypatch.setenv(refusals.ENDPOINT_VARIABLE, fake.url)
+        border.connect(PROJECT).insert(zone, body, ID)
+        [asked] = fake.asked
+        assert as_numbers(fake.bodies[0]) == as_numbers(body)
+    assert as_numbers(asked.fields["instanceResource"]) == as_numbers(body)
+    assert (asked.fields["project"], asked.fields["zone"]) == (PROJECT, zone)
+    assert asked.fields["requestId"].replace("-", "") == ID
+    # What it is that the VM gets to read, byte by byte.
+    items = {item["key"]: item["value"] for item in asked.fields["instanceResource"]["metadata"]["items"]}
+    for key, program in planning.PROGRAMS.items():
+        assert items[key] == (planning.PROGRAM_FOLDER / program).read_text()
+
+
+def as_numbers(document: Any) -> Any:
+    """64-bit integers are texts in Google's JSON, and in ours where they are in its documentation."""
+    if isinstance(document, dict):
+        return {key: as_numbers(value) for key, value in document.items()}
+    if isinstance(document, list):
+        return [as_numbers(value) for value in document]
+    return int(document) if isinstance(document, str) and document.isdigit() else document
+
+
+def test_the_deletion_by_the_vm_itself_is_one_too() -> None:
+    """As startup.sh writes it, by curl."""
+    text = (planning.PROGRAM_FOLDER / "startup.sh").read_text()
+    assert 'authorized -X DELETE "$compute/compute/v1/$vm"' in text
+    assert 'vm="projects/$project/zones/$zone/instances/$name"' in text
+    found = wire.parse("DELETE", f"/compute/v1/projects/{PROJECT}/zones/{ZONE}/instances/{NAME}", b"")
+    fields = {"project": PROJECT, "zone": ZONE, "instance": NAME}
+    assert found == Asked(method="instances.Delete", fields=fields)
+
+
+INSERT = f"/compute/v1/projects/{PROJECT}/zones/{ZONE}/instances"
+
+
+@pytest.mark.parametrize(
+    ("verb", "url", "content", "why"),
+    [
+        ("POST", INSERT, b'{"nmae": "x"}', 'no field named "nmae"'),
+        ("POST", INSERT, b'{"disks": {"boot": true}}', "disks"),
+        ("POST", INSERT, b'{"scheduling": {"onHostMaintainance": "TERMINATE"}}', "onHostMaintainance"),
+        ("POST", INSERT, b'{"guestAccelerators": [{"acceleratorCount": "many"}]}', "acceleratorCount"),
+        ("POST", INSERT, b"", "has a body"),
+        ("POST", f"{INSERT}?requestID=1", b"{}", "requestID"),
+        ("GET", f"{INSERT}/{NAME}/serialPort?port=one", b"", "port"),
+        ("GET", f"{INSERT}/{NAME}?fields", b"", "fields"),
+        ("DELETE", f"{INSERT}/{NAME}", b"{}", "has no body"),
+        ("POST", f"{INSERT}/{NAME}/halt", b"", "no method for POST"),
+        ("GET", f"/compute/v1/projects/{PROJECT}/zones//instances", b"", "no method for GET"),
+    ],
+)  # fmt: skip
+def test_a_request_that_no_message_takes_is_noticed(verb: str, url: str, content: bytes, why: str) -> None:
+    with pytest.raises(
+        (NoSuchRequestError, LookupError, ValueError), match=why if why != "fields" else "fields|bad query field"
+    ):
+        wire.parse(verb, url, content)
+
+
+def test_the_fake_takes_no_such_request() -> None:
+    with FakeCompute() as fake:
+        asked = urllib.request.Request(f"{fake.url}{INSERT}/{NAME}/serialPort?prot=1")
+        with pytest.raises(urllib.error.HTTPError):
+            urllib.request.urlopen(asked, timeout=10)
+
+
+if __name__ == "__main__":
+    with pytest.MonkeyPatch.context() as patched:
+        COMMITTED.write_text(as_text(every_request(patched)))
