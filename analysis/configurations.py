@@ -30,7 +30,7 @@ CONFIGURATION = (
 DEVICE = ("place", "device_type", "device_name", "threads")
 PLACE = (*DEVICE, "machine_type")
 # Runs of one configuration in one place that differ in one of these are not the same measurement.
-SOFTWARE = ("driver_version", "torch", "runtime", "image_digest", "commit", "commit_dirty", "imported")
+SOFTWARE = ("driver_version", "torch", "runtime", "image_digest", "rooflaunch", "commit", "commit_dirty", "imported")
 # What names a line of a table; the rest is said in its note where lines of one name differ.
 NAMED = ("place", "device_name", "model", "batch_size", "precision")
 
@@ -43,6 +43,7 @@ LABELS = {
     "grad_accumulation": "gradient accumulation",
     "device_type": "device type",
     "commit_dirty": "uncommitted changes",
+    "rooflaunch": "rooflaunch version",
 }
 # A long identifier is told apart by its beginning.
 SHOWN_CHARACTERS = {"commit": 12, "image_digest": 19}

@@ -20,7 +20,7 @@ def _run() -> int:
     except ModuleNotFoundError as error:
         if error.name != "typer":
             raise
-        print("error: launch needs the package typer\nhint: pip install 'rooflaunch[launcher]'", file=sys.stderr)
+        print("error: launch needs the package typer\nhint: pip install rooflaunch", file=sys.stderr)
         return ExitCode.TOOL
     try:
         return program.run(app, "launch")

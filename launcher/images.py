@@ -14,6 +14,7 @@ from pathlib import Path
 
 from workload import __version__
 from workload.contract.errors import ToolError, UsageError
+from workload.contract.version import packaged_commit
 
 REPOSITORY = "rooflaunch"
 TABLE = "docker/images.toml"
@@ -195,10 +196,10 @@ def version() -> str:
 
 
 def current_commit() -> str:
-    """The last commit that touched what goes into an image, `-dirty` where the files differ; empty off a checkout."""
+    """The last commit of what goes into an image, `-dirty` where the files differ; off a checkout the wheel's."""
     root = _root()
     if not (root / ".git").exists():
-        return ""
+        return packaged_commit()
     paths = ["workload", *OWN_FILES, *AGENT_FILES]
     found = _git(root, "log", "-1", "--format=%H", "--", *paths)
     changed = _git(root, "status", "--porcelain", "--", *paths)

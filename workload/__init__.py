@@ -1,3 +1,3 @@
 """The instrumented trainer: `python -m workload train|ceilings|env|models`."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -305,7 +305,7 @@ def connect() -> Engine:
     try:
         import docker  # noqa: PLC0415 - 0.2 s, for those who use it
     except ModuleNotFoundError as error:
-        raise ToolError("the package docker is missing", hint="pip install 'rooflaunch[launcher]'") from error
+        raise ToolError("the package docker is missing", hint="pip install rooflaunch") from error
     with translated("no Docker engine answers", START_DOCKER):
         address = None if os.environ.get("DOCKER_HOST") else _current_context()
         client = docker.DockerClient(base_url=address, timeout=ASK_LIMIT_S) if address else docker.from_env()

@@ -12,6 +12,7 @@ import pytest
 from launcher import build, images
 from launcher.machine import engine
 from tests.docker_engine.commands import BUILD, TINY, Launch, docker
+from workload import __version__
 from workload.contract import bundle
 from workload.contract.errors import ExitCode, ToolError
 
@@ -36,7 +37,7 @@ def test_labels_say_what_it_is(image: dict[str, Any]) -> None:
     assert labels["rooflaunch.flavour"] == "cpu"
     assert labels["rooflaunch.base"] == "unpinned", "a digest is never made up"
     assert labels["org.opencontainers.image.base.digest"] == ""
-    assert labels["org.opencontainers.image.version"] == "0.1.0"
+    assert labels["org.opencontainers.image.version"] == __version__
     assert labels["org.opencontainers.image.revision"] == image["commit"]
     assert config["User"] == "1000:1000"
     assert config["Entrypoint"] == ["python", "-m", "workload"]

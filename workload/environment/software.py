@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from workload import __version__
+from workload.contract.version import packaged_commit
 from workload.environment.machine import Machine
 
 # Variables that change speed. Only these are recorded: a bundle is shared, and others hold credentials.
@@ -88,7 +89,7 @@ def speed_variables(environ: Mapping[str, str]) -> dict[str, str]:
 def commit_facts(machine: Machine, folder: Path) -> dict[str, object]:
     """The commit that the code in `folder` is from, and whether the trainer differs from it.
 
-    An image was built from a commit, or from changed files after it: `-dirty`. None where nobody knows.
+    An image or a wheel was built from a commit, or from changed files after it: `-dirty`. None where nobody knows.
     """
     # Only a checkout of this project: an installed copy may lie in some other project's repository.
     if (folder / ".git").exists():
@@ -106,7 +107,7 @@ def commit_facts(machine: Machine, folder: Path) -> dict[str, object]:
         if status and (match := re.search(r"^# branch\.oid ([0-9a-f]{40,64})$", status, re.MULTILINE)):
             changed = any(not line.startswith("#") for line in status.splitlines())
             return {"commit": match[1], "commit_dirty": changed}
-    built_from = machine.environ.get("ROOFLAUNCH_COMMIT") or None
+    built_from = machine.environ.get("ROOFLAUNCH_COMMIT") or packaged_commit() or None
     if built_from is None or not built_from.endswith("-dirty"):
         return {"commit": built_from, "commit_dirty": None}
     return {"commit": built_from.removesuffix("-dirty"), "commit_dirty": True}

@@ -396,9 +396,7 @@ def connect(name: str, *, prefix: str, jobs: int = 1, patience: Patience | None 
     try:
         import google.cloud.storage  # noqa: F401, PLC0415 - 0.2 s, for those who use it
     except ModuleNotFoundError as error:
-        raise ToolError(
-            "the package google-cloud-storage is missing", hint="pip install 'rooflaunch[cloud]'"
-        ) from error
+        raise ToolError("the package google-cloud-storage is missing", hint="pip install 'rooflaunch[gcp]'") from error
     with translated(name, limits):
         return _within(limits.first_answer_s, ask)
 

@@ -454,9 +454,7 @@ def _require_package() -> None:
     try:
         from google.cloud import compute_v1  # noqa: F401, PLC0415 - 1.5 s, for those who use it
     except ModuleNotFoundError as error:
-        raise ToolError(
-            "the package google-cloud-compute is missing", hint="pip install 'rooflaunch[cloud]'"
-        ) from error
+        raise ToolError("the package google-cloud-compute is missing", hint="pip install 'rooflaunch[gcp]'") from error
 
 
 def _credentials(endpoint: str | None) -> Any:

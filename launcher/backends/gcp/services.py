@@ -174,7 +174,7 @@ def connect(project: str) -> Services:
         import google.auth  # noqa: PLC0415 - see the module
         from google.auth.transport.requests import AuthorizedSession  # noqa: PLC0415
     except ModuleNotFoundError as error:
-        raise ToolError("the package google-auth is missing", hint="pip install 'rooflaunch[cloud]'") from error
+        raise ToolError("the package google-auth is missing", hint="pip install 'rooflaunch[gcp]'") from error
     # It warns about a user's own credentials without a quota project: they are what `gcloud auth` gives.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

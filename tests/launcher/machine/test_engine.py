@@ -230,7 +230,7 @@ def test_no_sdk(no_engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "docker", None)  # type: ignore[arg-type]
     with pytest.raises(ToolError) as caught:
         engine.connect()
-    assert caught.value.report() == "error: the package docker is missing\nhint: pip install 'rooflaunch[launcher]'"
+    assert caught.value.report() == "error: the package docker is missing\nhint: pip install rooflaunch"
 
 
 @pytest.mark.world

@@ -861,7 +861,7 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ToolError) as caught:
         bucket.connect(NAME, prefix="")
     assert caught.value.report() == (
-        "error: the package google-cloud-storage is missing\nhint: pip install 'rooflaunch[cloud]'"
+        "error: the package google-cloud-storage is missing\nhint: pip install 'rooflaunch[gcp]'"
     )
 
 

@@ -728,7 +728,7 @@ def test_the_package_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ToolError) as caught:
         border.connect("test-project")
     assert caught.value.report() == (
-        "error: the package google-cloud-compute is missing\nhint: pip install 'rooflaunch[cloud]'"
+        "error: the package google-cloud-compute is missing\nhint: pip install 'rooflaunch[gcp]'"
     )
 
 
