@@ -256,6 +256,7 @@ def test_preempted_is_told_after_the_vm_is_gone(fake: FakeCompute, compute: Comp
 
 def test_quotas(fake: FakeCompute, compute: Compute) -> None:
     fake.set_quota("us-central1", "NVIDIA_T4_GPUS", 4, usage=1)
+    fake.set_quota("us-central1", "PREEMPTIBLE_NVIDIA_T4_GPUS", 0)
     compute.insert(A, gpu_body(), ID)
     found = compute.region_quotas("us-central1")["NVIDIA_T4_GPUS"]
     assert (found, found.left) == (Quota(limit=4.0, usage=2.0), 2.0)
@@ -408,6 +409,7 @@ def test_a_quota_in_an_error_is_read(
     where: str, metric: str, dimensions: dict[str, str], region: str | None, fake: FakeCompute, compute: Compute
 ) -> None:
     fake.set_quota(where, metric, 0)
+    fake.set_quota(where, f"PREEMPTIBLE_{metric}", 0)
     faults = compute.wait(compute.insert(A, gpu_body(), ID), 1.0)
     told = quota_error(where, metric, 0.0)
     limit_name = told["errorDetails"][0]["quotaInfo"]["limitName"]
