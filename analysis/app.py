@@ -72,6 +72,12 @@ Examples:
   analyze import ncu.csv --model resnet50 --batch-size 64 --precision fp32 --profile-steps 4
 """
 
+TRUTH_EXAMPLES = """\b
+Examples:
+  analyze gpu-truth gpu-truth
+  analyze gpu-truth gpu-truth.tar.gz --format csv > claims.csv
+"""
+
 ResultsArgument = Annotated[
     list[Path], typer.Argument(metavar="RESULTS...", help="folders of bundles, nested ones too, or single bundles")
 ]
@@ -269,6 +275,21 @@ def import_files(
 
     given = Given(model=model, batch_size=batch_size, precision=precision, gpu=gpu, profile_steps=profile_steps)
     return run(files, given, output=output)
+
+
+@app.command("gpu-truth", epilog=TRUTH_EXAMPLES)
+def gpu_truth(
+    *,
+    evidence: Annotated[
+        Path, typer.Argument(metavar="EVIDENCE", help="folder or archive of python -m workload gpu-truth")
+    ],
+    output_format: FormatOption = Format.TABLE,
+    wide: WideOption = False,
+) -> int:
+    """What one GPU says of this project's claims on GPUs: claim, expected, found, verdict."""
+    from analysis.commands.gpu_truth import run
+
+    return run(evidence, form=output_format, wide=wide)
 
 
 app.command("fetch", epilog=fetch.EXAMPLES)(fetch.run_fetch)

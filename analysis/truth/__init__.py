@@ -1,0 +1,1 @@
+"""What the evidence of `python -m workload gpu-truth` says about this project's claims on GPUs."""

@@ -1,0 +1,219 @@
+"""Claims about counters and kernels."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from analysis.ncu.families import Family, family
+from analysis.truth.judging import Finding, NotSettledError, exact, figures
+from workload.contract.vocabulary import names_tensor_cores
+
+PIPE, CONSTANTS = "sm__inst_executed_pipe_tensor.sum", "sm__inst_executed_pipe_tensor_op_hmma_type_hfma2.sum"
+FLOAT = "smsp__sass_thread_inst_executed_op_{}_pred_on.sum"
+TENSOR = "sm__ops_path_tensor_"
+L2, L2_FABRIC = "lts__t_bytes.sum", "lts__t_bytes_srcunit_ltcfabric.sum"
+DRAM, DRAM_PARTS = (
+    "dram__bytes",
+    (("dram__bytes_read", "dram__bytes_op_read"), ("dram__bytes_write", "dram__bytes_op_write")),
+)
+# Where the compiler has HFMA2.MMA.
+WITH_CONSTANTS = ("8.0", "9.0")
+# As the profile's own calibration.
+CALIBRATED_FROM, CALIBRATED_TO = 0.98, 1.10
+# ncu's time-out is set from it.
+KERNEL_LIMIT_S = 2.0
+UNKNOWN_SHARE = 0.05
+
+
+def sum_of(launches: Iterable[Mapping[str, Any]], name: str, within: str) -> float:
+    """A metric over the launches of one range; raises where it was not counted."""
+    values = [launch["values"].get(name) for launch in launches if launch["range"] == within]
+    if not values or any(value is None for value in values):
+        raise NotSettledError(f"{name} was not counted in range {within}")
+    return float(sum(values))
+
+
+def _plain(counters: Mapping[str, Any]) -> list[str]:
+    """Ranges without a matrix product."""
+    hands = [name for name, known in counters["known"].items() if known.get("tensor_products") == 0]
+    return [*hands, *counters["plain"]]
+
+
+def compiled(compiler: Mapping[str, Any]) -> Finding:
+    """HFMA2.MMA in machine code, by compute capability."""
+    counted = {
+        f"{target[:-1]}.{target[-1]}": kernels["constants"].get("instructions")
+        for target, kernels in compiler["targets"].items()
+    }
+    known = {capability: each.get("HFMA2.MMA", 0) for capability, each in counted.items() if each}
+    if not known:
+        raise NotSettledError("triton, whose nvdisasm reads machine code, is not installed")
+    holds = all((number > 0) == (capability in WITH_CONSTANTS) for capability, number in known.items())
+    return Finding(found=figures(known), holds=holds)
+
+
+def constants_on_pipe(machine: Mapping[str, Any], counters: Mapping[str, Any]) -> Finding:
+    """Whether stores of constants use the tensor pipe on the GPUs where we say so."""
+    found = sum_of(counters["launches"], PIPE, "constants")
+    return Finding(
+        found=f"{found:g} instructions", holds=(found > 0) == (machine["gpu"]["capability"] in WITH_CONSTANTS)
+    )
+
+
+def rest_is_zero(counters: Mapping[str, Any]) -> Finding:
+    """What is left of the pipe's instructions without those that build constants."""
+    launches = counters["launches"]
+    if CONSTANTS in counters["asked"]:
+        rest = {name: sum_of(launches, PIPE, name) - sum_of(launches, CONSTANTS, name) for name in _plain(counters)}
+    else:
+        rest = {name: sum_of(launches, PIPE, name) for name in _plain(counters)}
+    return exact(rest, 0)
+
+
+def constants_as_half(counters: Mapping[str, Any]) -> Finding:
+    """Whether constants count as fp16 arithmetic."""
+    found = {op: sum_of(counters["launches"], FLOAT.format(op), "constants") for op in ("hadd", "hmul", "hfma")}
+    return exact(found, 0)
+
+
+def packed_half(counters: Mapping[str, Any]) -> Finding:
+    """What one packed half instruction counts."""
+    known = counters["known"]["packed_half"]["half_instructions"]
+    return exact({"hfma": sum_of(counters["launches"], FLOAT.format("hfma"), "packed_half") / known}, 2, within=0.02)
+
+
+def single(counters: Mapping[str, Any]) -> Finding:
+    """What one fp32 instruction counts."""
+    known = counters["known"]["single"]["single_instructions"]
+    return exact({"ffma": sum_of(counters["launches"], FLOAT.format("ffma"), "single") / known}, 1, within=0.01)
+
+
+def product(counters: Mapping[str, Any]) -> Finding:
+    """Counted FLOP of a matrix product of known size."""
+    if "product" not in counters["known"]:
+        raise NotSettledError("this GPU has no such product")
+    names = [name for name in counters["asked"] if name.startswith(TENSOR)]
+    if not names:
+        raise NotSettledError("this ncu counts no tensor operations")
+    counted = sum(sum_of(counters["launches"], name, "product") for name in names)
+    ratio = counted / counters["known"]["product"]["tensor_flop"]
+    return Finding(found=f"{ratio:.4g}", holds=CALIBRATED_FROM <= ratio <= CALIBRATED_TO)
+
+
+def backward_in_range(counters: Mapping[str, Any]) -> Finding:
+    """Launches of autograd's thread in a range of the whole process."""
+    number = sum(launch["range"] == "backward" for launch in counters["launches"])
+    return Finding(found=f"{number} launches", holds=number > 1)
+
+
+def backward_not_pushed(counters: Mapping[str, Any]) -> Finding:
+    """The same launches in a range of one thread."""
+    if counters["pushed"] is None:
+        raise NotSettledError("ncu's table has no column of such ranges")
+    return Finding(found=f"{counters['pushed']} launches", holds=counters["pushed"] == 0)
+
+
+def l2(machine: Mapping[str, Any], counters: Mapping[str, Any]) -> Finding:
+    """Whether bytes move between two halves of the L2."""
+    if L2_FABRIC not in counters["asked"]:
+        return Finding(found="no such counter", holds=machine["gpu"]["capability"] not in WITH_CONSTANTS)
+    whole, between = (
+        sum(launch["values"].get(name) or 0 for launch in counters["launches"]) for name in (L2, L2_FABRIC)
+    )
+    found = f"{between:.4g} of {whole:.4g} bytes"
+    return Finding(found=found, holds=(between > 0) == (machine["gpu"]["capability"] in WITH_CONSTANTS))
+
+
+# --- what ncu knows
+
+
+def names_known(machine: Mapping[str, Any], metrics: Mapping[str, Any]) -> Finding:
+    """Names of our table that the first ncu that answers does not know."""
+    missing = _of_this_gpu(machine, metrics, "missing")
+    return Finding(found=", ".join(missing) or "all are known", holds=not missing)
+
+
+def dram_known(machine: Mapping[str, Any], metrics: Mapping[str, Any]) -> Finding:
+    """One name for the bytes of memory, or the two parts of it."""
+    known = set(_of_this_gpu(machine, metrics, "known"))
+    parts = [next((name for name in names if name in known), None) for names in DRAM_PARTS]
+    names = [DRAM] if DRAM in known else [name for name in parts if name]
+    return Finding(found=" + ".join(names) or "none", holds=DRAM in known or None not in parts)
+
+
+def _of_this_gpu(machine: Mapping[str, Any], metrics: Mapping[str, Any], what: str) -> list[str]:
+    if not machine["gpu"]:
+        raise NotSettledError("there was no GPU")
+    capability = machine["gpu"]["capability"]
+    answers: list[list[str]] = [ncu[what][capability] for ncu in metrics["ncu"] if capability in ncu[what]]
+    if not answers:
+        raise NotSettledError(f"no ncu here knows compute capability {capability}")
+    return answers[0]
+
+
+# --- profiles
+
+
+def profile_of(run: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The profile of a run; raises where there is none."""
+    profile: Mapping[str, Any] = (run.get("record") or {}).get("profile") or {}
+    if not profile.get("flop_per_step"):
+        raise NotSettledError(f"{profile.get('status')}: {profile.get('reason') or run.get('said')}")
+    return profile
+
+
+def calibrated(run: Mapping[str, Any]) -> Finding:
+    """Counted over known FLOP of a product of each type."""
+    calibration = profile_of(run)["checks"]["calibration"]
+    found = {kind: each["ratio"] for kind, each in calibration.items() if each["ratio"] is not None}
+    return Finding(found=figures(found), holds=all(each["verified"] for each in calibration.values()))
+
+
+def no_lower_bound(run: Mapping[str, Any]) -> Finding:
+    """Whether hidden matrix products are suspected."""
+    profile = profile_of(run)
+    return Finding(found=profile["lower_bound_reason"] or "no lower bound", holds=not profile["flop_is_lower_bound"])
+
+
+def near_model(run: Mapping[str, Any]) -> Finding:
+    """Counted FLOP over those of the formulas."""
+    check = profile_of(run)["checks"]["model_flop"]
+    if check["counted_over_model"] is None:
+        raise NotSettledError("the run has no FLOP of formulas")
+    cause = f", {check['likely_cause']}" if check["likely_cause"] else ""
+    return Finding(found=f"{check['counted_over_model']:.3g}{cause}", holds=not check["flagged"])
+
+
+def dram_counted(run: Mapping[str, Any]) -> Finding:
+    """Bytes of memory in the profile."""
+    moved = profile_of(run)["dram_bytes_per_step"]
+    return Finding(found=f"{moved:.4g} bytes a step" if moved else "none", holds=bool(moved))
+
+
+def seconds_per_kernel(run: Mapping[str, Any]) -> Finding:
+    """What ncu takes for a launch."""
+    profile = profile_of(run)
+    each_s = profile["elapsed_s"] / profile["kernels_profiled"]
+    return Finding(found=f"{each_s:.2f} s, {profile['passes']:g} passes", holds=each_s <= KERNEL_LIMIT_S)
+
+
+def tensor_names(run: Mapping[str, Any]) -> Finding:
+    """Kernels that use tensor cores and whose name does not tell, or the other way round."""
+    wrong = set()
+    for launch in run["launches"]:
+        pipe = launch["values"].get(PIPE)
+        if pipe is not None:
+            products = pipe - (launch["values"].get(CONSTANTS) or 0)
+            if (products > 0) != names_tensor_cores(launch["kernel"]):
+                wrong.add(launch["kernel"][:80])
+    if not run["launches"]:
+        raise NotSettledError("no launch was profiled")
+    return Finding(found="; ".join(sorted(wrong)) or "every name tells", holds=not wrong)
+
+
+def families(names: Mapping[str, Any]) -> Finding:
+    """The share of a step's time in kernels of no known family."""
+    shares = {}
+    for step, rows in names["steps"].items():
+        total = sum(row["s"] for row in rows)
+        shares[step] = sum(row["s"] for row in rows if family(row["name"]) is Family.OTHER) / total
+    return Finding(found=figures(shares), holds=all(share <= UNKNOWN_SHARE for share in shares.values()))

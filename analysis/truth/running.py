@@ -1,0 +1,243 @@
+"""Claims about rates, power, memory and what goes wrong."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import quantiles
+from typing import Any
+
+from analysis.truth.judging import Finding, NotSettledError, figures, mean, middle
+from workload.contract.errors import ExitCode
+from workload.contract.peaks import find
+
+# Where the usual question for power is answered with a mean of the last second: Ampere but the A100, and newer.
+AVERAGED_FROM, NOT_AVERAGED = (8, 6), ("8.0",)
+# Of a load from idle: when the mean of a second still remembers the idle GPU.
+RISING_FROM_S, RISING_TO_S = 0.2, 0.6
+LAG_BELOW = 0.9
+# More is a burst: the last third is then the roof.
+BURST_ABOVE = 1.03
+# Products reach 80 to 90 % of the vendor's peak; half of it is a fault, more than all of it a wrong peak.
+PEAK_FROM, PEAK_TO = 0.5, 1.05
+# Published figures of one GPU, model and precision differ up to 2.2 times between their authors.
+BAND = 1.6
+TF32_OVER_FP32 = 1.2
+LEAST_MEASURED_S = 3.0
+INSTRUMENTS_UP_TO = 1.01
+# Half of the pairs lie further apart than this: the machine was too busy to say.
+NOISE = 0.05
+
+
+def _rows(loads: Mapping[str, Any], name: str) -> Sequence[Mapping[str, Any]]:
+    rows: Sequence[Mapping[str, Any]] = loads["loads"][name]["rows"]
+    return rows
+
+
+def power_lag(machine: Mapping[str, Any], ceilings: Mapping[str, Any]) -> Finding:
+    """The usual answer over the instant one while the load rises."""
+    ratios = {}
+    for name in ceilings["loads"]:
+        rising = [row for row in _rows(ceilings, name) if RISING_FROM_S <= row["t_s"] <= RISING_TO_S]
+        usual, instant = (mean([row.get(key) for row in rising]) for key in ("power_usual_w", "power_instant_w"))
+        if usual is not None and instant:
+            ratios[name] = usual / instant
+    if not ratios:
+        raise NotSettledError("NVML tells no instant power here")
+    capability = machine["gpu"]["capability"]
+    pair = tuple(int(part) for part in capability.split("."))
+    averaged = pair >= AVERAGED_FROM and capability not in NOT_AVERAGED
+    lags = min(ratios.values()) < LAG_BELOW
+    return Finding(found=figures(ratios), holds=lags == averaged)
+
+
+def _thirds(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
+    """Median seconds per call in the first and the last third."""
+    size = len(rows) // 3
+    if not size:
+        raise NotSettledError("the load was too short")
+    return middle([row["call_s"] for row in rows[:size]]), middle([row["call_s"] for row in rows[-size:]])
+
+
+def bursts(ceilings: Mapping[str, Any]) -> Finding:
+    """The rate of the first third over that of the last."""
+    ratios = {}
+    for name in ceilings["loads"]:
+        first_s, last_s = _thirds(_rows(ceilings, name))
+        ratios[name] = last_s / first_s
+    return Finding(found=figures(ratios), holds=all(ratio <= BURST_ABOVE for ratio in ratios.values()))
+
+
+def below_peak(machine: Mapping[str, Any], ceilings: Mapping[str, Any]) -> Finding:
+    """Sustained rates over the vendor's."""
+    gpu, shares = machine["gpu"], {}
+    for name, load in ceilings["loads"].items():
+        peak = find(gpu["name"], precision="fp32" if name == "copy" else name, memory_bytes=gpu["memory_bytes"])
+        if peak:
+            vendor = peak.bytes_per_s if name == "copy" else peak.flop_per_s
+            shares[name] = load["work"] / _thirds(load["rows"])[1] / vendor
+    if not shares:
+        raise NotSettledError(f"the table of peaks has no {gpu['name']}")
+    return Finding(found=figures(shares), holds=all(PEAK_FROM <= share <= PEAK_TO for share in shares.values()))
+
+
+# --- training
+
+
+def _completed(part: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any], Mapping[str, Any]]]:
+    """Precision, run and record of what ran to its end."""
+    for precision, run in part["runs"].items():
+        record = run.get("record") or {}
+        if record.get("status") == "completed":
+            yield precision, run, record
+
+
+def in_band(part: Mapping[str, Any]) -> Finding:
+    """Images/s against what others published for this GPU."""
+    texts, holds = [], True
+    for precision, run, record in _completed(part):
+        others = [row["images_per_s"] for row in run["published"]]
+        if others:
+            own = record["timing"]["images_per_s"]
+            texts.append(f"{precision} {own:.4g} (published {min(others):g} to {max(others):g})")
+            holds = holds and min(others) / BAND <= own <= max(others) * BAND
+    if not texts:
+        rates = {precision: record["timing"]["images_per_s"] for precision, _, record in _completed(part)}
+        raise NotSettledError(f"no published band: {figures(rates)} images/s")
+    return Finding(found=", ".join(texts), holds=holds)
+
+
+def all_complete(part: Mapping[str, Any]) -> Finding:
+    """How the runs ended; tf32 may be refused before compute capability 8.0."""
+    ends = {
+        name: (run.get("record") or {}).get("status") or f"exit code {run['exit_code']}"
+        for name, run in part["runs"].items()
+    }
+    refused = ("completed", f"exit code {int(ExitCode.USAGE)}")
+    holds = all(end == "completed" or (name == "tf32" and end in refused) for name, end in ends.items())
+    return Finding(found=", ".join(f"{name} {end}" for name, end in ends.items()), holds=holds)
+
+
+def fp32_is_not_tf32(part: Mapping[str, Any]) -> Finding:
+    """How much faster tf32 trains."""
+    rates = {precision: record["timing"]["images_per_s"] for precision, _, record in _completed(part)}
+    if "tf32" not in rates or "fp32" not in rates:
+        raise NotSettledError("there is no pair of fp32 and tf32")
+    ratio = rates["tf32"] / rates["fp32"]
+    return Finding(found=f"{ratio:.3g}", holds=ratio >= TF32_OVER_FP32)
+
+
+def long_enough(part: Mapping[str, Any]) -> Finding:
+    """Seconds of each measured region."""
+    lengths = {precision: record["timing"]["measured_s"] for precision, _, record in _completed(part)}
+    return Finding(found=f"{figures(lengths)} s", holds=min(lengths.values()) >= LEAST_MEASURED_S)
+
+
+def skipped_counted(part: Mapping[str, Any]) -> Finding:
+    """The number of steps that AMP skipped, wherever the record has it."""
+    records = {precision: record for precision, _, record in _completed(part)}
+    if "amp" not in records:
+        raise NotSettledError("there is no run in amp")
+    number = _find(records["amp"], "skipped")
+    return Finding(found="not in run.json" if number is None else f"{number:g}", holds=number is not None)
+
+
+def _find(value: Any, word: str) -> float | None:
+    """The first number whose name has `word` in it."""
+    if not isinstance(value, dict):
+        return None
+    for name, inner in value.items():
+        if word in name and isinstance(inner, int | float) and not isinstance(inner, bool):
+            return inner
+        if (number := _find(inner, word)) is not None:
+            return number
+    return None
+
+
+def instruments(loops: Mapping[str, Any]) -> Finding:
+    """The time with instruments over the time without."""
+    ratios = loops["ratios"]
+    low, ratio, high = quantiles(ratios, n=4)
+    found = f"{ratio:.4f} (half of {len(ratios)} pairs {low:.4f} to {high:.4f}), {loops['model']} on {loops['device']}"
+    if high - low > NOISE:
+        raise NotSettledError(f"the pairs are too far apart: {found}")
+    return Finding(found=found, holds=ratio <= INSTRUMENTS_UP_TO)
+
+
+# --- what goes wrong
+
+
+def _ended(run: Mapping[str, Any]) -> str:
+    status = (run.get("record") or {}).get("status")
+    return f"exit code {run['exit_code']}" + (f", {status}" if status else "")
+
+
+def out_of_memory(failures: Mapping[str, Any]) -> Finding:
+    """How runs that do not fit end."""
+    runs = {name: failures["cases"][name] for name in ("a little too large", "much too large")}
+    holds = all(
+        run["exit_code"] == ExitCode.OUT_OF_MEMORY and (run["record"] or {}).get("status") == "out_of_memory"
+        for run in runs.values()
+    )
+    return Finding(found="; ".join(f"{name}: {_ended(run)}" for name, run in runs.items()), holds=holds)
+
+
+def completes(failures: Mapping[str, Any], *, case: str) -> Finding:
+    """Whether a run with a switch comes to its end."""
+    run = failures["cases"][case]
+    return Finding(found=_or_why(run), holds=run["exit_code"] == ExitCode.DONE)
+
+
+def completes_or_explains(failures: Mapping[str, Any], *, case: str) -> Finding:
+    """Whether it comes to its end, or says in two lines what to do."""
+    run = failures["cases"][case]
+    return Finding(found=_or_why(run), holds=run["exit_code"] == ExitCode.DONE or "hint: " in run["said"])
+
+
+def _or_why(run: Mapping[str, Any]) -> str:
+    if run["exit_code"] == ExitCode.DONE:
+        return _ended(run)
+    error = next((line for line in run["said"].splitlines() if line.startswith("error: ")), "no error in words")
+    return f"{_ended(run)}, {error}"
+
+
+def interrupted(interrupt: Mapping[str, Any]) -> Finding:
+    """What Ctrl-C leaves of a profile."""
+    if interrupt["ended_before_the_signal"]:
+        raise NotSettledError("the profile ended before the signal")
+    left = len(interrupt["left_over"])
+    said = f"{left} process{'' if left == 1 else 'es'} left"
+    found = f"exit code {interrupt['exit_code']}, the run is {interrupt['status']}, {said}"
+    holds = (interrupt["exit_code"], interrupt["status"], left) == (ExitCode.INTERRUPTED, "completed", 0)
+    return Finding(found=found, holds=holds)
+
+
+def refused(refusals: Mapping[str, Any]) -> Finding:
+    """Devices that are not there, asked for by name and by `auto`."""
+    cases = refusals["cases"]
+    wanted = {"mps": ExitCode.USAGE, "cuda, hidden": ExitCode.USAGE, "auto, hidden": ExitCode.DONE}
+    words = {"mps": "no MPS device", "cuda, hidden": "no CUDA device"}
+    holds = all(cases[name]["exit_code"] == code for name, code in wanted.items())
+    holds = holds and all(text in cases[name]["said"] for name, text in words.items())
+    return Finding(found="; ".join(f"{name}: {_or_why(cases[name])}" for name in wanted), holds=holds)
+
+
+def driver(machine: Mapping[str, Any]) -> Finding:
+    """Whether `auto` computes on the GPU, or says why it cannot."""
+    if machine["gpu"]:
+        return Finding(found=f"auto is {machine['auto']}", holds=machine["auto"] == "cuda")
+    if not machine["driver"] and not machine["wsl"]:
+        raise NotSettledError("no NVIDIA driver is loaded there")
+    return Finding(found=machine["obstacle"] or "nothing", holds=bool(machine["obstacle"] and machine["notes"]))
+
+
+def wsl(machine: Mapping[str, Any], run: Mapping[str, Any]) -> Finding:
+    """What is said where Windows has the counters."""
+    if not machine["wsl"]:
+        raise NotSettledError("it is not WSL")
+    profile = (run.get("record") or {}).get("profile") or {}
+    found = f"{profile.get('status')}: {profile.get('hint') or profile.get('reason')}"
+    return Finding(found=found, holds=profile.get("status") == "completed" or "Windows" in (profile.get("hint") or ""))
+
+
+def tests_pass(tests: Mapping[str, Any]) -> Finding:
+    """The last line of pytest."""
+    last = (tests["said"].splitlines() or ["nothing"])[-1]
+    return Finding(found=last, holds=tests["exit_code"] == 0)
