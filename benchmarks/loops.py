@@ -11,7 +11,6 @@ First the instrumentation alone is timed around empty steps: that figure is exac
 """
 
 import argparse
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,30 +22,11 @@ from torch import nn
 from workload import data, device, models
 from workload.clock import Clock, clock_for
 from workload.contract.spec import Device, Precision, RunSpec
-from workload.progress import Progress
-from workload.recorder import Part, Phase, Recorder, loss_reader_for
+from workload.gpu_truth.loops import bare, ours
+from workload.recorder import Part
 from workload.step import TrainingStep
-from workload.telemetry import Telemetry
 
 EMPTY_STEPS = 50_000
-Step = Callable[[Iterator[data.Batch], Callable[[Part], None]], torch.Tensor]
-
-
-def ours(step: Step, batches: Iterator[data.Batch], spec: RunSpec, clock: Clock, steps: int) -> float:
-    """Seconds of a measured region, as `workload.train` has it."""
-    with tempfile.TemporaryDirectory() as name:
-        folder, started_s = Path(name), time.perf_counter()
-        telemetry = Telemetry(folder / "telemetry.csv", device=spec.device, origin_s=started_s)
-        with telemetry, Recorder(folder, clock, loss_reader_for(spec.device), started_s=started_s) as recorder:
-            progress = Progress("measured", steps, images_per_step=spec.images_per_step)
-            recorder.on_flush = lambda: progress.update(len(recorder.totals[Phase.MEASURED].step_s))
-            clock.synchronize()
-            begin_s = time.perf_counter()
-            for _ in range(steps):
-                recorder.begin(Phase.MEASURED, spec.images_per_step)
-                recorder.end(step(batches, recorder.mark))
-            clock.synchronize()
-            return time.perf_counter() - begin_s
 
 
 def instrumentation_s(spec: RunSpec, clock: Clock) -> float:
@@ -59,16 +39,6 @@ def instrumentation_s(spec: RunSpec, clock: Clock) -> float:
         return loss
 
     return ours(nothing, iter(()), spec, clock, EMPTY_STEPS) / EMPTY_STEPS
-
-
-def bare(step: TrainingStep, batches: Iterator[data.Batch], clock: Clock, steps: int) -> float:
-    """Seconds of the same steps with nothing around them."""
-    clock.synchronize()
-    begin_s = time.perf_counter()
-    for _ in range(steps):
-        step(batches, lambda _: None)
-    clock.synchronize()
-    return time.perf_counter() - begin_s
 
 
 class Meter:

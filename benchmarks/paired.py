@@ -1,23 +1,14 @@
 """Two ways to do the same work, in turn, so that a machine that drifts drifts for both."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import median
 
+from workload.gpu_truth.loops import ratios as measure
+
+__all__ = ["interval", "measure", "report"]
+
 RESAMPLES = 10_000
-
-
-def measure(first: Callable[[], float], second: Callable[[], float], *, pairs: int, seed: int = 0) -> list[float]:
-    """`pairs` ratios first / second of the seconds that each call returns; the order within a pair is random."""
-    order = random.Random(seed)
-    ratios = []
-    for _ in range(pairs):
-        if order.random() < 0.5:
-            numerator, denominator = first(), second()
-        else:
-            denominator, numerator = second(), first()
-        ratios.append(numerator / denominator)
-    return ratios
 
 
 def interval(ratios: Sequence[float], *, seed: int = 0) -> tuple[float, float, float]:

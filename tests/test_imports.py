@@ -48,6 +48,10 @@ def launch(*words: str) -> str:
             {"torch", "torchvision", "numpy", "typer", "docker"},
         ),
         ("import workload.train", {"pandas", "docker", "google", "typer", "fvcore", "launcher", "analysis"}),
+        (
+            "import workload.gpu_truth.collect, workload.gpu_truth.probes",
+            {"pandas", "docker", "google", "typer", "fvcore", "launcher", "analysis", "pytest"},
+        ),
     ],
 )
 def test_doors_stay_light(code: str, banned: set[str]) -> None:

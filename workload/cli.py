@@ -60,6 +60,19 @@ PROFILE_EXAMPLES = """examples:
   python -m workload profile results/RUN --profile ncu --profile-step-bytes --profile-throughput
 """
 
+GPU_TRUTH_TEXT = """Collect which of this project's assumptions about GPUs hold on this one: counters, clocks, power,
+rates, memory and failures, each part by children with a time limit. Every part is a file in DIR/parts; the same
+command goes on where the last one stopped. Prints the archive of all parts, at most 16 MiB. Without a GPU it says what
+was skipped and why.
+"""
+GPU_TRUTH_EXAMPLES = """examples:
+  python -m workload gpu-truth -o truth                          all of it, about 25 minutes
+  python -m workload gpu-truth -o truth --max-seconds 540        9 minutes of it; again until nothing is left
+  python -m workload gpu-truth -o truth --part counters --again  one part, anew
+  analyze gpu-truth truth                                        claim, expected, found, verdict
+"""
+# The whole evidence of a GPU must cost no more of it.
+GPU_TRUTH_S = 1500.0
 TRAINER_PACKAGES = ("torch", "torchvision", "numpy", "psutil")
 INSTALL = "pip install 'rooflaunch[trainer]'"
 
@@ -111,6 +124,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_profile(commands)
     _add_profiled_step(commands)
     _add_ceilings(commands)
+    _add_gpu_truth(commands)
     environment = commands.add_parser("env", help="print what identifies this machine, as JSON", allow_abbrev=False)
     environment.add_argument("--device", choices=tuple(Device), default=Device.AUTO)
     environment.set_defaults(command=_environment)
@@ -209,6 +223,25 @@ def _add_ceilings(commands: Any) -> None:
     ceilings.add_argument("--precision", choices=tuple(Precision), action="append", help="only this one; repeatable")
     ceilings.add_argument("--format", choices=("table", "json"), default="table")
     ceilings.set_defaults(command=_ceilings)
+
+
+def _add_gpu_truth(commands: Any) -> None:
+    truth = commands.add_parser(
+        "gpu-truth",
+        help="collect the evidence of one GPU, in parts",
+        description=GPU_TRUTH_TEXT,
+        epilog=GPU_TRUTH_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    truth.add_argument("-o", "--output", type=Path, default=Path("gpu-truth"), help="where it goes (gpu-truth)")
+    truth.add_argument("--part", action="append", default=[], metavar="NAME", help="only this part; repeatable")
+    truth.add_argument(
+        "--max-seconds", type=float, default=GPU_TRUTH_S, metavar="N", help=f"end by then ({GPU_TRUTH_S:g})"
+    )
+    truth.add_argument("--again", action="store_true", help="also parts that are there")
+    truth.add_argument("--quick", action="store_true", help="tiny models and short loads: to try the collector itself")
+    truth.set_defaults(command=_gpu_truth)
 
 
 def _train(parsed: argparse.Namespace, timeline: Timeline) -> int:
@@ -378,6 +411,18 @@ def _ceilings(parsed: argparse.Namespace, _: Timeline) -> int:
     else:
         print(ceiling_rates.table(measured))
     return ExitCode.DONE
+
+
+def _gpu_truth(parsed: argparse.Namespace, _: Timeline) -> int:
+    from workload.gpu_truth import collect  # noqa: PLC0415 - `--help` needs none of it
+
+    return collect.run(
+        parsed.output,
+        max_seconds=parsed.max_seconds,
+        only=parsed.part,
+        again=parsed.again,
+        quick=parsed.quick,
+    )
 
 
 def _environment(parsed: argparse.Namespace, _: Timeline) -> int:

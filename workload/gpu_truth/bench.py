@@ -1,0 +1,122 @@
+"""What a part of the collector works with: the machine as found, and children with a time limit.
+
+The collector holds no GPU itself: everything that needs torch is a child, which may run out of memory, hang or crash.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from workload.contract.errors import InterruptedRunError
+from workload.profile import supervise
+from workload.profile.supervise import End
+
+TRAINER = (sys.executable, "-m", "workload")
+PROBER = (sys.executable, "-m", "workload.gpu_truth.probes")
+# What a child printed last says why it failed.
+TAIL_CHARACTERS = 2000
+
+
+class PartFailedError(Exception):
+    """A part could not answer; its text says why."""
+
+
+class OutOfTimeError(Exception):
+    """The time of this call of the collector was over before the part had its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """`scratch` is emptied after every part. `gpu` is what torch says of the device, None where there is none.
+
+    `end_s`: when this call of the collector is over, on `time.monotonic`.
+    """
+
+    scratch: Path
+    gpu: Mapping[str, Any] | None = None
+    why_no_gpu: str = "no GPU was looked for"
+    ncus: tuple[Path, ...] = ()
+    end_s: float = float("inf")
+    quick: bool = False
+    trainer: Sequence[str] = TRAINER
+    prober: Sequence[str] = PROBER
+    now_s: Callable[[], float] = field(default=time.monotonic)
+
+    @property
+    def capability(self) -> str | None:
+        return self.gpu["capability"] if self.gpu else None
+
+    @property
+    def device(self) -> str:
+        return "cuda" if self.gpu else "cpu"
+
+    def run(self, words: Sequence[str], *, limit_s: float, environment: Mapping[str, str] | None = None) -> End:
+        """A child that ends by itself, at its limit, or when this call's time is over; that one raises."""
+        left_s = self.end_s - self.now_s()
+        if left_s <= 0:
+            raise OutOfTimeError
+        try:
+            end = supervise.run(
+                words, log=self.scratch / "log.txt", limit_s=min(limit_s, left_s), environment=environment
+            )
+        except OSError as error:
+            raise PartFailedError(f"{words[0]} cannot be started: {error}") from error
+        if end.interrupted:
+            raise InterruptedRunError("interrupted", hint="the same command goes on where it stopped")
+        if end.timed_out and left_s < limit_s:
+            raise OutOfTimeError
+        return end
+
+    def probe(self, name: str, *words: str, limit_s: float) -> dict[str, Any]:
+        """The answer of one of `probes`."""
+        answer = self.scratch / f"{name}.json"
+        return self.answer(answer, self.run([*self.prober, name, str(answer), *words], limit_s=limit_s))
+
+    def answer(self, path: Path, end: End) -> dict[str, Any]:
+        """What a child left in `path`; raises where it came to nothing."""
+        try:
+            content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            why = "its time limit ended it" if end.timed_out else f"it ended with exit code {end.returncode}"
+            raise PartFailedError(f"{path.stem}: {why}: {last_lines(end.output)}") from error
+        return content
+
+    def train(
+        self, *words: str, limit_s: float, output: Path | None = None, environment: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        """A run of the trainer: its command, how it ended, what it said last, and its record without the environment.
+
+        `output`: where its bundle is kept.
+        """
+        folder = output or self.scratch / f"run-{self.now_s():.3f}"
+        command = ["train", *words, "-o", str(folder)]
+        end = self.run([*self.trainer, *command], limit_s=limit_s, environment=environment)
+        return {
+            "words": list(words),
+            "exit_code": end.returncode,
+            "timed_out": end.timed_out,
+            "elapsed_s": end.elapsed_s,
+            "said": last_lines(end.output),
+            "record": _record(folder),
+        }
+
+
+def last_lines(output: str) -> str:
+    """The end of what a child printed."""
+    return output.strip()[-TAIL_CHARACTERS:]
+
+
+def _record(folder: Path) -> dict[str, Any] | None:
+    """Run.json of the only bundle in `folder`, without what is the same for all of them."""
+    records = sorted(folder.glob("*/run.json"))
+    if len(records) != 1:
+        return None
+    try:
+        record = json.loads(records[0].read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return {name: value for name, value in record.items() if name not in ("environment", "spec_origin")}

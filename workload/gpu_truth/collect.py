@@ -1,0 +1,235 @@
+"""Collecting: part after part, each into a file of its own, until all are there or the time of this call is over.
+
+A file is written when its part is done, so that whatever ends the collector costs the part that was running; the same
+command goes on with what is left.
+"""
+
+import io
+import json
+import os
+import shlex
+import shutil
+import tarfile
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from workload import __version__
+from workload.contract.errors import ExitCode, InterruptedRunError, ToolError, UsageError
+from workload.gpu_truth.bench import Bench, OutOfTimeError, PartFailedError
+from workload.gpu_truth.parts import PART_LIMIT_S, PARTS, Need, Part
+from workload.log import LOGGER
+from workload.profile import tool
+from workload.profile.status import ProfileError
+
+FORMAT, SCHEMA = "rooflaunch gpu-truth", 1
+ARCHIVE = "gpu-truth.tar.gz"
+PARTS_FOLDER, SCRATCH = "parts", "scratch.tmp"
+# The archive stays below 16 MiB also where nothing in it can be compressed.
+MEMBER_LIMIT_BYTES, ARCHIVE_LIMIT_BYTES = 2 << 20, 15 << 20
+
+
+class State(StrEnum):
+    """How a part ended. What is `skipped` is tried again by the next call, on a machine that has what it needs."""
+
+    DONE = "done"
+    SKIPPED = "skipped"
+    FAILED = "failed"
+
+
+def collect(
+    folder: Path, bench: Bench, *, only: Sequence[str] = (), again: bool = False, parts: Sequence[Part] = PARTS
+) -> int:
+    """Collect what is left, or the parts `only`, into `folder`; the exit code.
+
+    `bench` has the machine and the time; `again` does parts anew that are there.
+    """
+    wanted = [part for part in parts if not only or part.name in only]
+    _check_names(only, parts)
+    _make(folder)
+    _require_same_gpu(folder, bench)
+    began_s = bench.now_s()
+    is_first = True
+    for part in wanted:
+        if not again and _is_settled(folder, part.name):
+            continue
+        if not is_first and not _lacking(part, bench) and bench.now_s() + part.about_s > bench.end_s:
+            continue
+        document = _attempt(part, bench, is_first=is_first)
+        if document is None:
+            break
+        _write(folder / PARTS_FOLDER / f"{part.name}.json", document)
+        # A part that was skipped took no time.
+        is_first = is_first and document["status"] == State.SKIPPED
+    return _close(folder, parts, bench.now_s() - began_s)
+
+
+def _check_names(only: Sequence[str], parts: Sequence[Part]) -> None:
+    names = [part.name for part in parts]
+    for name in only:
+        if name not in names:
+            raise UsageError(f"there is no part '{name}'", hint=f"--part takes {', '.join(names)}")
+
+
+def _make(folder: Path) -> None:
+    try:
+        (folder / PARTS_FOLDER).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"'{folder}' cannot be written: {error.strerror}", hint="another folder: -o DIR") from error
+
+
+def _require_same_gpu(folder: Path, bench: Bench) -> None:
+    """Parts of two GPUs in one folder would settle nothing."""
+    before = (read_part(folder, "machine") or {}).get("evidence", {}).get("gpu")
+    if before and bench.gpu and before.get("name") != bench.gpu["name"]:
+        raise UsageError(
+            f"'{folder}' holds evidence of {before.get('name')}, and this is {bench.gpu['name']}",
+            hint="another folder for another GPU: -o DIR",
+        )
+
+
+def _is_settled(folder: Path, name: str) -> bool:
+    return (read_part(folder, name) or {}).get("status") in (State.DONE, State.FAILED)
+
+
+def read_part(folder: Path, name: str) -> dict[str, Any] | None:
+    """A part that is there; None for one that is missing or damaged, which is then collected anew."""
+    try:
+        document = json.loads((folder / PARTS_FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return document if isinstance(document, dict) and document.get("format") == FORMAT else None
+
+
+def _attempt(part: Part, bench: Bench, *, is_first: bool) -> dict[str, Any] | None:
+    """The part's document; None where the time of this call was over before the part's own."""
+    began, began_s = datetime.now(UTC).isoformat(timespec="seconds"), bench.now_s()
+    state, reason, trace, evidence = State.DONE, None, None, dict[str, Any]()
+    if lacking := _lacking(part, bench):
+        state, reason = State.SKIPPED, lacking
+    else:
+        LOGGER.info("%-12s %s: about %d s", part.name, part.what, part.about_s)
+        end_s = min(bench.end_s, began_s + PART_LIMIT_S)
+        own = replace(bench, scratch=bench.scratch / part.name, end_s=end_s)
+        own.scratch.mkdir(parents=True, exist_ok=True)
+        try:
+            evidence = part.collect(own)
+        except OutOfTimeError:
+            if end_s == bench.end_s and not is_first:
+                LOGGER.info("%-12s not finished: the time of this call is over", part.name)
+                return None
+            state, reason = State.FAILED, f"it did not end within {bench.now_s() - began_s:.0f} s"
+        except InterruptedRunError:
+            raise
+        except (PartFailedError, ProfileError, ToolError, OSError) as error:
+            state, reason = State.FAILED, str(error)
+        except Exception as error:  # noqa: BLE001 - a rented GPU goes on with the other parts; the trace is kept
+            state, reason, trace = State.FAILED, f"{type(error).__name__}: {error}", traceback.format_exc()
+        finally:
+            shutil.rmtree(bench.scratch, ignore_errors=True)
+        if reason:
+            LOGGER.warning("%-12s failed: %s", part.name, reason)
+    return {
+        "format": FORMAT,
+        "schema": SCHEMA,
+        "rooflaunch": __version__,
+        "part": part.name,
+        "status": state,
+        "reason": reason,
+        "trace": trace,
+        "began": began,
+        "elapsed_s": round(bench.now_s() - began_s, 3),
+        "evidence": evidence,
+    }
+
+
+def _lacking(part: Part, bench: Bench) -> str | None:
+    """Why this machine cannot answer."""
+    if Need.GPU in part.needs and bench.gpu is None:
+        return f"it needs an NVIDIA GPU: {bench.why_no_gpu}"
+    if Need.NCU in part.needs and not bench.ncus:
+        return "it needs Nsight Compute, and no ncu was found"
+    return None
+
+
+def _write(path: Path, document: Mapping[str, Any]) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(document, indent=1), encoding="utf-8")
+    temporary.replace(path)
+
+
+def _close(folder: Path, parts: Sequence[Part], elapsed_s: float) -> int:
+    """Pack what is there, and say what is left and what to do next."""
+    shutil.rmtree(folder / SCRATCH, ignore_errors=True)
+    print(pack(folder))
+    documents = {part.name: read_part(folder, part.name) or {} for part in parts}
+    by_state = {state: [name for name, each in documents.items() if each.get("status") == state] for state in State}
+    skipped: dict[str, list[str]] = {}
+    for name in by_state[State.SKIPPED]:
+        skipped.setdefault(documents[name]["reason"], []).append(name)
+    for reason, names in skipped.items():
+        LOGGER.info("skipped      %s: %s", ", ".join(names), reason)
+    numbers = ", ".join(f"{len(names)} {state}" for state, names in by_state.items())
+    left = [name for name, document in documents.items() if not document]
+    LOGGER.info("parts        %s, %d left, in %.0f s", numbers, len(left), elapsed_s)
+    if left:
+        LOGGER.info("left         %s; the same command goes on with them", ", ".join(left))
+    else:
+        LOGGER.info("that is all this machine can tell; analyze gpu-truth %s", shlex.quote(str(folder)))
+    return ExitCode.DONE if by_state[State.DONE] else ExitCode.NOTHING_TO_DO
+
+
+def pack(folder: Path) -> Path:
+    """One archive of all parts, below 16 MiB; a part that is too large is named in it instead."""
+    archive, total, too_large = folder / ARCHIVE, 0, []
+    temporary = archive.with_suffix(".tmp")
+    with tarfile.open(temporary, "w:gz") as packed:
+        for path in sorted((folder / PARTS_FOLDER).glob("*.json")):
+            size = path.stat().st_size
+            if size > MEMBER_LIMIT_BYTES or total + size > ARCHIVE_LIMIT_BYTES:
+                too_large.append(path.name)
+                continue
+            total += size
+            packed.add(path, arcname=f"{PARTS_FOLDER}/{path.name}", filter=_anonymous)
+        if too_large:
+            text = json.dumps({"too large": too_large}).encode()
+            member = tarfile.TarInfo("left-out.json")
+            member.size = len(text)
+            packed.addfile(member, io.BytesIO(text))
+    temporary.replace(archive)
+    return archive
+
+
+def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Without the name of who collected it."""
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    return member
+
+
+def run(folder: Path, *, max_seconds: float, only: Sequence[str], again: bool, quick: bool) -> int:
+    """The command `gpu-truth`: this machine, its GPU as torch sees it, its ncu, and the time from now on."""
+    if max_seconds <= 0:
+        raise UsageError(f"--max-seconds must be positive; got '{max_seconds:g}'", hint="--max-seconds 540")
+    _check_names(only, PARTS)
+    _make(folder)
+    end_s = time.monotonic() + max_seconds
+    bench = Bench(scratch=folder / SCRATCH, ncus=tuple(tool.find(os.environ)), end_s=end_s, quick=quick)
+    return collect(folder, looked_at(bench), only=only, again=again)
+
+
+def looked_at(bench: Bench) -> Bench:
+    """With what torch says of the GPU."""
+    bench.scratch.mkdir(parents=True, exist_ok=True)
+    try:
+        facts = bench.probe("device", limit_s=120)
+    except OutOfTimeError as error:
+        raise UsageError("--max-seconds ended before torch was loaded", hint="--max-seconds 540") from error
+    except PartFailedError as error:
+        raise ToolError(f"torch does not answer: {error}", hint="pip install 'rooflaunch[trainer]'") from error
+    return replace(bench, gpu=facts["gpu"], why_no_gpu=facts["obstacle"] or "torch sees none")
