@@ -185,26 +185,29 @@ def test_published_rows_are_sourced_and_of_this_gpu() -> None:
 # --- with processes
 
 
+# The refusals are left to those who run docs/gpu-truth.md: three trainers more.
+ON_CPU = ("machine", "compiler", "counters", "loops")
+
+
 @pytest.mark.world
 @pytest.mark.timeout(300)
 def test_on_this_machines_cpu(tmp_path: Path) -> None:
     folder = tmp_path / "truth"
     words = [sys.executable, "-m", "workload", "gpu-truth", "-o", str(folder), "--quick"]
+    words += [word for name in ON_CPU for word in ("--part", name)]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, env=without_ncu())
     assert done.returncode == ExitCode.DONE, done.stderr
     assert done.stdout == f"{folder / collect.ARCHIVE}\n"
-    states = {made.name: document(folder, made.name)["status"] for made in PARTS}
-    on_cpu = {"machine", "compiler", "loops", "refusals"}
-    assert {name for name, state in states.items() if state == "done"} == on_cpu
-    assert set(states.values()) == {"done", "skipped"}
-    assert "it needs an NVIDIA GPU: torch" in done.stderr
-    assert done.stderr.splitlines()[-1] == f"that is all this machine can tell; analyze gpu-truth {folder}"
+    states = {name: document(folder, name)["status"] for name in ON_CPU}
+    assert states == {"machine": "done", "compiler": "done", "counters": "skipped", "loops": "done"}
+    said = done.stderr.splitlines()
+    assert any(line.startswith("skipped      counters: it needs an NVIDIA GPU: torch") for line in said)
+    assert said[-2].startswith(f"parts        3 done, 1 skipped, 0 failed, {len(PARTS) - 4} left, in ")
+    assert said[-1].startswith("left         metrics, ceilings, profile-amp, ")
     assert not (folder / collect.SCRATCH).exists()
     targets = document(folder, "compiler")["evidence"]["targets"]
     assert targets["90"]["constants"]["bytes"] > 1000, "NVRTC compiles without a GPU"
     assert len(document(folder, "loops")["evidence"]["ratios"]) == 4
-    cases = document(folder, "refusals")["evidence"]["cases"]
-    assert {name: case["exit_code"] for name, case in cases.items()} == {"mps": 2, "cuda, hidden": 2, "auto, hidden": 0}
 
 
 def without_ncu() -> dict[str, str]:
