@@ -20,9 +20,9 @@ REGION = "us-central1"
 UNKNOWN, NOT_SOLD = "unknown", "not sold"
 NOTES = (
     "fp32 to bf16: the vendors' dense peaks in TFLOP/s; -: the GPU has no units for it. GB/s: its memory's peak",
-    "USD/h: the VM with its GPUs, without disk and traffic; in other regions and on other machines unknown",
+    "USD/h: the VM with its GPUs, without disk, address and traffic; a run's cost: launch gcp --gpu t4 --dry-run",
     "spot: cheaper, and may be taken back at any time; not sold: on demand only by reservation",
-    "zones, every digit: launch gpus --format json; today's prices: launch gpus --live; a run's: launch gcp --dry-run",
+    "zones and every digit: launch gpus --format json; today's prices: launch gpus --live",
 )
 RATES = tuple(f"{precision}_flop_per_s" for precision in Precision)
 # JSON and CSV: every figure, unknown ones absent.

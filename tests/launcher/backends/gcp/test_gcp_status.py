@@ -268,6 +268,8 @@ def test_cost_so_far_is_that_of_the_vm_since_its_creation() -> None:
         LAUNCHED_S + 30 + 1800,
         was_preempted=lambda: False,
     )
+    told = whole.to_json()
+    assert (told["billed_from"], told["billed_to"]) == ("2026-11-21T12:00:30Z", "2026-11-21T12:30:30Z")
     assert str(whole.cost) == "0.300 USD, from 2026-11-21T12:00:30Z to 2026-11-21T12:30:30Z; without traffic and tax"
     elsewhere = replace(running, instance=instance(zone="asia-east1-c"))
     assert judge(elsewhere, LAUNCHED_S + 1800, was_preempted=lambda: False).usd is None, "no price, no figure"
