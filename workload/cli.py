@@ -186,6 +186,7 @@ def _add_profiled_step(commands: Any) -> None:
     step.add_argument("--mode", required=True)
     step.add_argument("--report", type=Path, required=True)
     step.add_argument("--owner", type=int, required=True)
+    step.add_argument("--warmup-steps", type=int)
     step.set_defaults(command=_profiled_step)
 
 
@@ -383,7 +384,7 @@ def _profiled_step(parsed: argparse.Namespace, _: Timeline) -> int:
 
     spec = resolve(_given(parsed), {}, None).spec
     try:
-        profiled.run(Mode(parsed.mode), spec, parsed.report, owner=parsed.owner)
+        profiled.run(Mode(parsed.mode), spec, parsed.report, owner=parsed.owner, warmup_steps=parsed.warmup_steps)
     except Exception as error:
         explained = train.explain(error, spec)
         if explained is error:

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -34,6 +35,8 @@ from workload.telemetry import Telemetry
 from workload.timeline import Timeline
 
 LOGGER = logging.getLogger("workload")
+# How `torch.use_deterministic_algorithms` refuses an operation, by the name of its kernel.
+NOT_DETERMINISTIC = re.compile(r"(\w+) does not have a deterministic implementation")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -324,6 +327,12 @@ def explain(error: Exception, spec: RunSpec) -> Exception:
     if shortage.is_of_threads(error) and (refused := shortage.explain(error, "in a training step")):
         refused.__cause__ = error
         return refused
+    if spec.deterministic and (operation := NOT_DETERMINISTIC.search(str(error))):
+        return RunFailedError(
+            f"{spec.model} uses {operation[1]}, of which torch {torch.__version__} has no deterministic version",
+            hint="leave --deterministic out, or take a model without that operation; alexnet and vgg have adaptive"
+            " pooling, resnets and mobilenets do without on a GPU",
+        )
     # OSError: no file descriptor left for a data worker, say.
     if not isinstance(error, RuntimeError | OSError):
         return error

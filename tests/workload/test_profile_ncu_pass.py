@@ -134,7 +134,9 @@ mode, report = sys.argv[1], Path(sys.argv[2])
 if os.environ.get("FAKE_APP") == mode:
     print("error: resnet18 at batch size 2 in fp32 does not fit into the cuda's memory\\nhint: --batch-size 1")
     sys.exit(7)
-found = {"steps": int(sys.argv[3]), "warmup_steps": 20}
+# AMP's scale has settled after so many steps of warm-up.
+settled = int(sys.argv[3]) >= int(os.environ.get("FAKE_SETTLED", "0"))
+found = {"steps": int(sys.argv[4]), "skipped_steps": 0 if settled else 1, "warmup_steps": 20}
 if mode == "count":
     found = {"device": os.environ.get("FAKE_GPU", "NVIDIA L4"), "compute_capability": os.environ.get("FAKE_CC", "8.9"),
              "free_bytes": 10**9, "torch": "2.11", "step_s": 0.01, "start_s": 3.0, "warmup_steps": 20,
@@ -164,7 +166,9 @@ def fake_ncu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(
         command,
         "profiled_process",
-        lambda spec, mode, report, _: [sys.executable, str(app), mode, str(report), str(spec.profile_steps)],
+        lambda spec, mode, report, _, warmup_steps=20: [
+            *(sys.executable, str(app), mode, str(report), str(warmup_steps), str(spec.profile_steps))
+        ],
     )
     return path
 
@@ -203,6 +207,29 @@ def profile(folder: Path, **request: Any) -> dict[str, Any]:
     listed = {file.name for file in found.files}
     assert set(recorded.get("files", [])) <= listed
     return recorded
+
+
+@pytest.mark.parametrize(("settled", "warmups"), [("21", [20, 40]), ("80", [20, 40, 80])])
+def test_a_step_that_amp_skipped_is_profiled_again(
+    run_folder: Path, monkeypatch: pytest.MonkeyPatch, settled: str, warmups: list[int]
+) -> None:
+    monkeypatch.setenv("FAKE_SETTLED", settled)
+    found = profile(run_folder)
+    assert (found["status"], found["warmup_steps"], found["skipped_steps"]) == ("completed", warmups[-1], 0)
+    again = "profiled again after twice as many"
+    assert found["notes"] == [f"AMP skipped 1 of 2 steps after {few} warm-up steps: {again}" for few in warmups[:-1]]
+    # Of the last attempt alone.
+    assert (found["kernels_profiled"], found["flop_per_step"]) == (9, FLOP_PER_STEP)
+
+
+def test_one_that_amp_always_skips_is_partial(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_SETTLED", "1000")
+    found = profile(run_folder, profile_throughput=True)
+    reason = "AMP skipped 1 of 2 steps in each of 3 attempts: no optimizer kernels"
+    assert (found["status"], found["reason"]) == ("partial", reason)
+    assert found["hint"] == "--precision bf16: its gradients need no scale"
+    assert found["skipped_steps"] == 1
+    assert (found["throughput"]["status"], found["throughput"]["reason"]) == ("partial", reason)
 
 
 def test_completed_profile(fake_ncu: Path, run_folder: Path) -> None:

@@ -122,7 +122,7 @@ PARTS = ("data", "forward", "backward", "optimizer")
 def test_only_calibration_and_steps_are_profiled(nvtx: FakeNvtx, monkeypatch: pytest.MonkeyPatch) -> None:
     with profiled._prepared(TINY, 1) as session:
         cuda = FakeCuda(monkeypatch, nvtx)
-        assert profiled._under_ncu(session, calibrate=True) == {"steps": 2}
+        assert profiled._under_ncu(session, calibrate=True) == {"steps": 2, "skipped_steps": 0}
     steps = [f"step {number} {part}" for number in range(2) for part in PARTS]
     assert cuda.calls == ["synchronize", "start", "calibration fp32", "product", *steps, "synchronize", "stop"]
     assert nvtx.open == {}
@@ -134,6 +134,46 @@ def test_whole_step_runs_without_calibration(nvtx: FakeNvtx, monkeypatch: pytest
         profiled._under_ncu(session, calibrate=False)
     assert "product" not in cuda.calls
     assert cuda.calls[:3] == ["synchronize", "start", "step 0 data"]
+
+
+class FakeStep:
+    """A training step of which AMP skips those with these numbers, from 0."""
+
+    def __init__(self, *skips: int) -> None:
+        self.taken = self.skipped = 0
+        self._skips = skips
+
+    def __call__(self, _: object, mark: Callable[[Part], None]) -> None:
+        for part in Part:
+            mark(part)
+        self.skipped += self.taken in self._skips
+        self.taken += 1
+
+
+def session_of(step: FakeStep) -> profiled._Session:
+    return profiled._Session(TINY, iter(()), step)  # type: ignore[arg-type]
+
+
+def test_steps_that_amp_skips_under_ncu_are_told(nvtx: FakeNvtx, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = session_of(FakeStep(0, 2))
+    session.train(1)
+    FakeCuda(monkeypatch, nvtx)
+    assert profiled._under_ncu(session, calibrate=False) == {"steps": 2, "skipped_steps": 1}
+
+
+@pytest.mark.parametrize(
+    ("skips", "trained"),
+    [
+        ((), 1),
+        ((0,), 1 + 20 + 1),
+        ((0, 21, 42), 2 * (1 + 20) + 1),  # the third is kept, whatever it is
+    ],
+)
+def test_what_amp_skipped_is_taken_again(skips: tuple[int, ...], trained: int) -> None:
+    step = FakeStep(*skips)
+    session = session_of(step)
+    session.whole(lambda: session.train(1))
+    assert step.taken == trained
 
 
 def test_count_says_what_the_pass_needs(nvtx: FakeNvtx, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,6 +22,7 @@ import torch
 from workload import ceiling_rates, cli, models, train
 from workload.contract import bundle
 from workload.contract.errors import ExitCode
+from workload.contract.spec import Device, RunSpec
 
 pytestmark = pytest.mark.world
 
@@ -133,10 +135,10 @@ def test_steps_are_added_and_counted(
 def test_steps_that_amp_skipped_are_recorded_and_said(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The third and fourth loss are infinite: of the warm-up of 1 step none, of 4 measured steps two."""
+    """The third and fourth loss are infinite, the others small: of 1 warm-up step none, of 4 measured steps two."""
     plain, taken = models.loss, iter(range(100))
     scale = {2: float("inf"), 3: float("inf")}
-    monkeypatch.setattr(models, "loss", lambda *given: plain(*given) * scale.get(next(taken), 1.0))
+    monkeypatch.setattr(models, "loss", lambda *given: plain(*given) * scale.get(next(taken), 1e-4))
     code, folder = run("--iterations", "4", "--precision", "amp", "--model", "squeezenet1_1")
     record = record_of(folder)
     assert (code, record["timing"]["skipped_steps"]) == (ExitCode.DONE, {"warmup": 0, "measured": 2})
@@ -367,6 +369,45 @@ def test_step_that_fails_keeps_what_was_measured(
     assert len(bundle.read(folder).steps()) == 4
     assert record["timing"]["images"] == 6
     assert "Traceback" in (folder / "log.txt").read_text()
+
+
+@pytest.fixture
+def any_algorithm() -> Iterator[None]:
+    yield
+    torch.use_deterministic_algorithms(mode=False)
+
+
+@pytest.mark.usefixtures("any_algorithm")
+def test_an_operation_that_is_never_deterministic_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`put_` is one on a CPU too; on a GPU the backward pass of adaptive pooling (alexnet, vgg) is."""
+
+    def loss(output: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        torch.zeros(3).put_(torch.tensor([0]), torch.tensor([1.0]))
+        return output.sum()
+
+    monkeypatch.setattr(models, "loss", loss)
+    code, folder = run("--iterations", "1", "--deterministic")
+    said = f"resnet18 uses put_, of which torch {torch.__version__} has no deterministic version"
+    assert (code, record_of(folder)["error"]) == (ExitCode.RUN_FAILED, said)
+    shown = capsys.readouterr().err
+    hint = (
+        "leave --deterministic out, or take a model without that operation; alexnet and vgg have adaptive pooling, "
+        "resnets and mobilenets do without on a GPU"
+    )
+    assert shown.splitlines()[-2:] == [f"error: {said}", f"hint: {hint}"]
+    assert "Traceback" not in shown
+
+
+def test_the_kernel_of_the_gpu_is_named() -> None:
+    error = RuntimeError(
+        "adaptive_avg_pool2d_backward_cuda does not have a deterministic implementation, but you set "
+        "'torch.use_deterministic_algorithms(True)'. You can turn off determinism just for this operation, or you can "
+        "use the 'warn_only=True' option, if that's acceptable for your application."
+    )
+    explained = train.explain(error, RunSpec(model="vgg16", device=Device.CUDA, deterministic=True))
+    assert str(explained).startswith("vgg16 uses adaptive_avg_pool2d_backward_cuda, of which torch ")
 
 
 def test_bug_of_ours_keeps_its_traceback_and_seals(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,8 @@ from workload.profile.metrics import MetricSet
 
 # cuDNN's autotuning and the allocator have settled by then, also where the timing run warmed up for less.
 WARMUP_STEPS = 20
+# A step whose optimizer AMP left out is no whole step: it is profiled again, after more warm-up, at most so often.
+RETAKES = 2
 
 LOCALE = {"LC_ALL": "C"}  # thousands and decimal marks follow the locale
 
@@ -59,7 +61,9 @@ class Estimate:
     limit_s: float
 
 
-def profiled_process(spec: RunSpec, mode: Mode, report: Path, owner: int) -> list[str]:
+def profiled_process(
+    spec: RunSpec, mode: Mode, report: Path, owner: int, warmup_steps: int = WARMUP_STEPS
+) -> list[str]:
     """Our own process that trains the steps; it ends itself when the process `owner` is gone."""
     plain = replace(
         spec,
@@ -69,6 +73,8 @@ def profiled_process(spec: RunSpec, mode: Mode, report: Path, owner: int) -> lis
         profile_throughput=False,
     )
     told = ["--mode", mode, "--report", str(report), "--owner", str(owner)]
+    if warmup_steps != WARMUP_STEPS:
+        told += ["--warmup-steps", str(warmup_steps)]
     return [sys.executable, "-m", "workload", "profiled-step", *told, *arguments(plain)]
 
 

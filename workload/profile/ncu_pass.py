@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from workload.contract.errors import InterruptedRunError, RooflaunchError
 from workload.contract.spec import Profile, RunSpec
 from workload.environment.machine import Machine
 from workload.profile import command, diagnosis, kernels, metrics, preflight, summary, supervise, tool
-from workload.profile.command import WARMUP_STEPS, Caches, Estimate, Mode, Replay
+from workload.profile.command import RETAKES, WARMUP_STEPS, Caches, Estimate, Mode, Replay
 from workload.profile.kernels import Kernel
 from workload.profile.metrics import MetricSet
 from workload.profile.status import ProfileError, ProfileStatus, unavailable
@@ -98,12 +98,14 @@ class _Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class _Run:
-    """What came of a plan; `finished`: the process trained all its steps."""
+    """What came of a plan; `finished`: the process trained all its steps, of which AMP skipped some."""
 
     end: End
     launches: Sequence[Kernel]
     finished: bool
     notes: Sequence[str]
+    skipped_steps: int = 0
+    warmup_steps: int = WARMUP_STEPS
 
 
 def profile(spec: RunSpec, record: Mapping[str, Any], folder: Path, machine: Machine | None = None) -> dict[str, Any]:
@@ -198,23 +200,44 @@ class NcuPass:
         LOGGER.info("profile    %s kernels in %s: about %s, at most %s", number, steps, expected, limit)
 
     def _under_ncu(self, fitting: tool.Fitting, plan: _Plan) -> _Run:
+        """A run whose steps are whole: where AMP skipped one, it is taken again after more warm-up."""
+        notes: list[str] = []
+        for attempt in range(RETAKES + 1):
+            done = self._once_under_ncu(fitting, plan, WARMUP_STEPS * 2**attempt)
+            if not done.skipped_steps or attempt == RETAKES:
+                break
+            what = f"AMP skipped {done.skipped_steps} of {command.counted_steps(self._spec.profile_steps)}"
+            notes.append(f"{what} after {done.warmup_steps} warm-up steps: profiled again after twice as many")
+            LOGGER.warning("note       %s", notes[-1])
+        return replace(done, notes=[*notes, *done.notes])
+
+    def _once_under_ncu(self, fitting: tool.Fitting, plan: _Plan, warmup_steps: int) -> _Run:
         ncu = fitting.ncu
         report, answer = self._folder / f"{plan.name}.ncu-rep", self._folder / f"{plan.name}.json"
+        for leftover in (report, answer):
+            leftover.unlink(missing_ok=True)
         words = command.profile(
             ncu.path,
             report,
             plan.metrics,
-            command.profiled_process(self._spec, plan.mode, answer, os.getpid()),
+            command.profiled_process(self._spec, plan.mode, answer, os.getpid(), warmup_steps),
             replay=plan.replay,
             caches=plan.caches,
             plain_suffixes=ncu.has_option("--disable-extra-suffixes"),
         )
         end = self._start(words, limit_s=plan.estimate.limit_s, under_ncu=True, plan=plan)
-        finished = _answer(answer) is not None
+        said = _answer(answer)
         launches, notes = self._import(ncu, report, plan) if report.is_file() else ([], ())
         for note in notes:
             LOGGER.warning("note       %s", note)
-        return _Run(end=end, launches=launches, finished=finished, notes=notes)
+        return _Run(
+            end=end,
+            launches=launches,
+            finished=said is not None,
+            notes=notes,
+            skipped_steps=(said or {}).get("skipped_steps", 0),
+            warmup_steps=warmup_steps,
+        )
 
     def _start(self, words: Sequence[str], *, limit_s: float, under_ncu: bool, plan: _Plan | None = None) -> End:
         self._echo(words, under_ncu=under_ncu)
@@ -280,7 +303,8 @@ class NcuPass:
             "hint": problem.hint if problem else None,
             "kind": Profile.NCU,
             "steps": self._spec.profile_steps,
-            "warmup_steps": counted.warmup_steps,
+            "warmup_steps": done.warmup_steps,
+            "skipped_steps": done.skipped_steps,
             "device": counted.device,
             "compute_capability": counted.compute_capability,
             "torch": counted.torch,
@@ -322,6 +346,8 @@ class NcuPass:
             reason = "the table names no ranges: kernels of the steps and of the calibration cannot be told apart"
         elif len(complete.steps) < self._spec.profile_steps or not done.end.ok:
             reason = f"ncu ended with exit code {done.end.returncode} {number}"
+        elif done.skipped_steps:
+            return _skipped(done, self._spec)
         else:
             return None
         return ProfileError(ProfileStatus.PARTIAL, reason, hint=LOOK)
@@ -400,6 +426,8 @@ class NcuPass:
         done = self._under_ncu(fitting, plan)
         if not done.launches or not done.end.ok or not done.finished:
             raise self._why_nothing(done.end, plan.estimate)
+        if done.skipped_steps:
+            raise _skipped(done, self._spec)
         return done
 
     def _files(self) -> list[str]:
@@ -456,6 +484,12 @@ def _settings(plan: _Plan, bytes_are: str, done: _Run) -> dict[str, Any]:
         "missing": list(plan.metrics.missing),
         "elapsed_s": done.end.elapsed_s,
     }
+
+
+def _skipped(done: _Run, spec: RunSpec) -> ProfileError:
+    steps = command.counted_steps(spec.profile_steps)
+    reason = f"AMP skipped {done.skipped_steps} of {steps} in each of {RETAKES + 1} attempts: no optimizer kernels"
+    return ProfileError(ProfileStatus.PARTIAL, reason, hint="--precision bf16: its gradients need no scale")
 
 
 def _broken_off(end: End, limit_s: float, when: str) -> ProfileError | None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ from workload.contract.errors import ExitCode
 from workload.contract.spec import Device, Precision, RunSpec
 from workload.data import Batch
 from workload.profile import trace
-from workload.profile.command import WARMUP_STEPS, Mode
+from workload.profile.command import RETAKES, WARMUP_STEPS, Mode
 from workload.profile.summary import CALIBRATION
 from workload.recorder import Part
 from workload.step import TrainingStep
@@ -47,6 +47,7 @@ OWNER_CHECK_S = 1.0
 ACTIVITIES = {Device.CPU: (ProfilerActivity.CPU,), Device.MPS: (ProfilerActivity.CPU,)}
 
 Product = Callable[[], object]
+T = TypeVar("T")
 
 
 class _Session:
@@ -63,6 +64,21 @@ class _Session:
         for _ in range(steps):
             self._step(self._batches, mark)
 
+    @property
+    def skipped(self) -> int:
+        """Steps so far in which AMP left the optimizer out."""
+        return self._step.skipped
+
+    def whole(self, take: Callable[[], T]) -> T:
+        """What `take` returns, which trains and measures; taken again where AMP skipped one of its steps."""
+        for _ in range(RETAKES):
+            before = self.skipped
+            taken = take()
+            if self.skipped == before:
+                return taken
+            self.train(WARMUP_STEPS)
+        return take()
+
     def timed_s(self, steps: int) -> float:
         """Seconds per step, device time included."""
         self.clock.synchronize()
@@ -72,11 +88,11 @@ class _Session:
         return (time.perf_counter() - began_s) / steps
 
 
-def run(mode: Mode, spec: RunSpec, report: Path, *, owner: int) -> None:
+def run(mode: Mode, spec: RunSpec, report: Path, *, owner: int, warmup_steps: int | None = None) -> None:
     """Profile `spec`, which is filled, and write the report. Raises what training raises."""
     _end_with(owner)
     began_s = time.perf_counter()
-    warmup = max(1, spec.warmup or 0) if mode is Mode.TRACE else WARMUP_STEPS
+    warmup = warmup_steps or (max(1, spec.warmup or 0) if mode is Mode.TRACE else WARMUP_STEPS)
     with _prepared(spec, warmup) as session:
         start_s = time.perf_counter() - began_s
         match mode:
@@ -143,7 +159,7 @@ def _count(session: _Session) -> dict[str, Any]:
         "free_bytes": torch.cuda.mem_get_info()[0],
         "torch": torch.__version__,
         "step_s": step_s,
-        "kernels_per_step": _kernels_of(lambda: session.train(1)),
+        "kernels_per_step": session.whole(lambda: _kernels_of(lambda: session.train(1))),
         "calibration_kernels": _kernels_of(lambda: [product() for product in products.values()]),
         "calibration_flop": dict.fromkeys(products, 2 * PRODUCT_EDGE**3),
     }
@@ -166,6 +182,7 @@ def _kernels_of(work: Callable[[], object]) -> int | None:
 def _under_ncu(session: _Session, *, calibrate: bool) -> dict[str, Any]:
     """What lies between profiler start and stop is profiled, whichever thread launches it."""
     products = _products(session.spec) if calibrate else {}
+    skipped_before = session.skipped
     torch.cuda.synchronize()
     torch.cuda.profiler.start()
     for name, product in products.items():
@@ -176,7 +193,7 @@ def _under_ncu(session: _Session, *, calibrate: bool) -> dict[str, Any]:
         session.train(1, marks.passed)
     torch.cuda.synchronize()
     torch.cuda.profiler.stop()
-    return {"steps": session.spec.profile_steps}
+    return {"steps": session.spec.profile_steps, "skipped_steps": session.skipped - skipped_before}
 
 
 class _Marks:
@@ -232,12 +249,9 @@ def _product(precision: Precision) -> Product:
 
 
 def _trace(session: _Session, folder: Path) -> dict[str, Any]:
-    spec, step_s = session.spec, []
+    spec = session.spec
     plain_s = session.timed_s(1)
-    with torch.profiler.profile(activities=ACTIVITIES.get(spec.device)) as profiler:
-        for number in range(spec.profile_steps):
-            with torch.profiler.record_function(f"step {number}"):
-                step_s.append(session.timed_s(1))
+    profiler, step_s = session.whole(lambda: _traced(session))
     profiler.export_chrome_trace(str(folder / trace.TRACE))
     rows = trace.kernels(trace.read(folder / trace.TRACE)) if spec.device is Device.CUDA else _operators(profiler)
     trace.write(folder / trace.TABLE, rows)
@@ -253,6 +267,16 @@ def _trace(session: _Session, folder: Path) -> dict[str, Any]:
         "device": _device_name(spec.device),
         "torch": torch.__version__,
     }
+
+
+def _traced(session: _Session) -> tuple[torch.profiler.profile, list[float]]:
+    """The profiler of the steps, and their seconds."""
+    step_s = []
+    with torch.profiler.profile(activities=ACTIVITIES.get(session.spec.device)) as profiler:
+        for number in range(session.spec.profile_steps):
+            with torch.profiler.record_function(f"step {number}"):
+                step_s.append(session.timed_s(1))
+    return profiler, step_s
 
 
 def _operators(profiler: torch.profiler.profile) -> list[trace.Row]:
