@@ -307,7 +307,7 @@ def _trusted_images_check(name: str, policy: Mapping[str, Any]) -> Check:
     cure = " or ".join(f"--vm-image {image.project}/{image.name}" for image in others)
     return _problem(
         name,
-        f"{projects} is not trusted, for {', '.join(gpu.name for gpu in refused)}{trusted}",
+        f"not trusted: {projects}, for {', '.join(gpu.name for gpu in refused)}{trusted}",
         cure or "--vm-image PROJECT/FAMILY of a project that is, with apt; or ask its administrator",
     )
 

@@ -125,7 +125,7 @@ def refused_for_good(said: str) -> ToolError | None:
         )
     if _CUSTOM_MODE_TEXT.search(said):
         return ToolError(
-            f"the network has no subnetworks of its own making: {said}",
+            f"the network is in custom mode, and no subnetwork is named: {said}",
             hint="--subnetwork NAME, one of that name in each region; or --network of another network; "
             "or create_network in infra/, which makes both",
         )

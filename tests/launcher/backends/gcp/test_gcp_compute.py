@@ -658,7 +658,7 @@ SEE = "See https://cloud.google.com/resource-manager/docs/organization-policy/or
                 "specify a subnet if the network resource is in custom subnet mode."
             ),
             (
-                "error: the network has no subnetworks of its own making: {}\n"
+                "error: the network is in custom mode, and no subnetwork is named: {}\n"
                 "hint: --subnetwork NAME, one of that name in each region; or --network of another network; "
                 "or create_network in infra/, which makes both"
             ),

@@ -396,7 +396,7 @@ def test_an_image_that_is_gone_while_others_are_there(world: World, monkeypatch:
 
 
 ALL_BUT_V100 = "t4, l4, a100, a100-80gb, h100, h200"
-NOT_TRUSTED = f"ubuntu-os-accelerator-images is not trusted, for {ALL_BUT_V100}"
+NOT_TRUSTED = f"not trusted: ubuntu-os-accelerator-images, for {ALL_BUT_V100}"
 BY_HAND = "--vm-image PROJECT/FAMILY of a project that is, with apt; or ask its administrator"
 VIEWER = "an administrator of the organisation: roles/orgpolicy.policyViewer"
 RESOURCES = "cloudresourcemanager.googleapis.com"
@@ -461,7 +461,7 @@ RESOURCES = "cloudresourcemanager.googleapis.com"
                 "VM image policy",
                 "problem",
                 (
-                    "ubuntu-os-accelerator-images, ubuntu-os-cloud is not trusted, for t4, l4, v100, a100, a100-80gb, "
+                    "not trusted: ubuntu-os-accelerator-images, ubuntu-os-cloud, for t4, l4, v100, a100, a100-80gb, "
                     "h100, h200"
                 ),
                 BY_HAND,
