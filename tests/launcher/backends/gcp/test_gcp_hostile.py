@@ -3,16 +3,22 @@
 import json
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from launcher.jobs import launches
+from launcher.backends.gcp.resources import Listing, Operation, Serial
+from launcher.jobs import commands, launches
+from launcher.jobs.commands import World
 from launcher.jobs.launches import State
 from launcher.jobs.records import request_object, result_object, status_object
-from tests.launcher.backends.gcp.plain import INSTANCE, LAUNCHED_S, NAME, REQUEST
+from launcher.options import Format
+from tests.launcher.backends.gcp.plain import INSTANCE, LAUNCHED_S, NAME, REQUEST, ZONE
 from tests.launcher.backends.gcp.test_gcp_status import Objects, as_bucket, as_compute, beat, result
+from workload.contract.errors import RooflaunchError
 
 HOSTILE: tuple[Any, ...] = (
     *(None, True, -1, 2**70, 1e308, float("nan"), float("inf"), "", "x", "-rf", "../../etc", "a b", "$(reboot)"),
@@ -79,3 +85,90 @@ def test_no_record_crashes_status_or_reaches_the_terminal(instances: list[Any]) 
         states.add(launch.state)
     assert cases > 1500
     assert {State.UNREADABLE, State.DONE} <= states
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> Objects:
+    """`launch` over records in memory, beside a VM that is deleted when it is asked for; nothing else can be asked."""
+    objects, vms = Objects({}), [INSTANCE]
+
+    def delete(*_: str) -> Operation:
+        vms.clear()
+        return Operation(name="o", zone=ZONE)
+
+    def write(name: str, content: bytes, *, if_absent: bool = False) -> bool:
+        there = if_absent and name in objects.found
+        objects.found |= {} if there else {name: content}
+        return not there
+
+    compute: Any = SimpleNamespace(
+        project="my-project",
+        instances=lambda: Listing(there=tuple(vms)),
+        disks=Listing,
+        now_s=lambda: LAUNCHED_S + 230,
+        preempted=lambda *_: False,
+        get=lambda *_: None,
+        delete=delete,
+        serial=lambda _zone, _name, start: Serial(text="", next_start=start),
+    )
+    objects.write = write  # type: ignore[attr-defined]
+    laid_out = World(
+        compute=lambda _: compute,
+        bucket=lambda _: as_bucket(objects),
+        engine=lambda: pytest.fail("nobody needs an image"),
+        default_project=lambda: "my-project",
+        now=lambda: 0.0,
+        sleep=lambda _: None,
+        is_terminal=lambda: False,
+        confirm=lambda *_: False,
+    )
+    monkeypatch.setattr(commands, "this_world", lambda: laid_out)
+    monkeypatch.setattr(objects, "back", lambda: vms.append(INSTANCE) if not vms else None, raising=False)
+    return objects
+
+
+AT_HOME: dict[str, Any] = {"project": "my-project", "bucket": "my-bucket"}
+
+
+def every_command() -> Iterator[tuple[str, Callable[[], int]]]:
+    """In each of its forms, the deletion last."""
+    for form in Format:
+        where = {**AT_HOME, "output_format": form}
+        yield f"status {form}", partial(commands.show_status, name=None, every=False, **where)
+        yield f"status --all {form}", partial(commands.show_status, name=None, every=True, **where)
+        yield f"status RUN {form}", partial(commands.show_status, name=NAME, every=False, **where)
+        yield f"status TOKEN {form}", partial(commands.show_status, name=NAME[-6:], every=False, **where)
+        yield f"logs {form}", partial(commands.show_logs, name=NAME, follow=False, **where)
+        yield f"reap --dry-run {form}", partial(commands.reap, dry_run=True, **where)
+        yield f"reap {form}", partial(commands.reap, dry_run=False, **where)
+    yield (
+        "down",
+        partial(commands.take_down, names=[NAME], every=False, yes=True, output_format=Format.TABLE, **AT_HOME),
+    )
+
+
+def test_no_record_crashes_a_command_or_reaches_the_terminal(
+    world: Objects, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dice = random.Random(3)
+    for name, content in dice.sample(list(every_case()), 150):
+        world.found = {**GOOD, name: content}
+        if dice.random() < 0.5 and name != result_object(NAME):
+            del world.found[result_object(NAME)]
+        world.back()  # type: ignore[attr-defined]
+        for command, run in every_command():
+            code = ended = None
+            try:
+                code = run()
+            except RooflaunchError as error:
+                ended = error
+            said = capsys.readouterr()
+            report = ended.report() if ended else ""
+            for line in (*said.out.splitlines(), *said.err.splitlines(), *report.splitlines()):
+                assert line.isprintable(), (command, name, content, line)
+            # Only a log may be missing: whatever a record says, a VM can be seen and ended.
+            assert code == 0 or (command.startswith("logs") and ended and ended.exit_code == 3), (command, report)
+            if "json" in command and not command.startswith("logs"):
+                json.loads(said.out, parse_constant=lambda constant: pytest.fail(f"no JSON: {constant}"))
+            if command == "down":
+                assert said.out == f"VM {NAME} in {ZONE} is gone\n"
