@@ -10,6 +10,7 @@ import pandas as pd
 
 from analysis.by import By
 from analysis.ncu import marks
+from workload.contract import vocabulary
 
 # What can be added up over launches.
 _SUMS = ("duration_s", "flop", "flop_tensor", "dram_bytes", "l2_bytes", "l1_bytes")
@@ -39,6 +40,14 @@ COLUMNS = (
 def keys_of(by: By) -> tuple[str, ...]:
     """The columns of `kernels` that tell rows apart."""
     return ("family",) if by is By.FAMILY else ("family", "name")
+
+
+def l2_bytes_are(kernels: pd.DataFrame) -> str | None:
+    """Which traffic the L2 bytes are, by the compute capability of the launches; None where neither is known."""
+    if kernels["l2_bytes"].isna().all() or "compute_capability" not in kernels:
+        return None
+    labels = {vocabulary.l2_bytes_are(str(each)) for each in kernels["compute_capability"].dropna().unique()}
+    return "; ".join(sorted(labels)) or None
 
 
 def in_steps(kernels: pd.DataFrame) -> tuple[pd.DataFrame, int | None]:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.breakdown import COLUMNS, breakdown, in_steps, keys_of, per_step
+from analysis.breakdown import COLUMNS, breakdown, in_steps, keys_of, l2_bytes_are, per_step
 from analysis.by import By
 from analysis.configurations import CONFIGURATION, DEVICE, PLACE, SOFTWARE, Group, completed, group
 from analysis.loading import Results
@@ -483,13 +483,14 @@ def kernel_points(results: Results, *, by: By = By.FAMILY) -> pd.DataFrame:
     """Where the kernels of profiled runs stand: a row per group of runs and family (or kernel), the longest first.
 
     `launches` and `duration_s` are those of one step where the profile tells how many `steps` it holds, otherwise of
-    the whole profile. Intensities are FLOP per byte of DRAM, L2 and L1, NaN where the bytes were not counted. The time
+    the whole profile. Intensities are FLOP per byte of DRAM, L2 and L1, NaN where the bytes were not counted, and
+    `l2_bytes_are` says which traffic counts as that of L2. The time
     is the profiler's, so `flop_per_s` compares kernels; it is not the rate of the step.
     """
     launches = results.kernels.groupby("run_id", sort=False).indices
     profiled = [each for each in group(results.runs) if not launches.keys().isdisjoint(each.runs["run_id"])]
     tables = [_kernel_rows(results, each, launches, by) for each in profiled]
-    columns = [*NAMED, "profiles", "steps", *keys_of(by), *COLUMNS, "note", *UNNAMED]
+    columns = [*NAMED, "profiles", "steps", *keys_of(by), *COLUMNS, "l2_bytes_are", "note", *UNNAMED]
     return pd.concat(tables, ignore_index=True)[columns] if tables else pd.DataFrame(columns=columns)
 
 
@@ -503,9 +504,11 @@ def _kernel_rows(results: Results, each: Group, launches: Mapping[Any, Any], by:
             steps.append(number or _steps_said(results, run_id))
     known = [number for number in steps if number]
     number = sum(known) if len(known) == len(steps) else None
-    rows = per_step(breakdown(pd.concat(parts), keys_of(by)), number)
-    facts = {**each.facts, "profiles": len(parts), "steps": number}
-    return rows.assign(**facts, note=_joined(each.apart))
+    launched = pd.concat(parts)
+    rows = per_step(breakdown(launched, keys_of(by)), number)
+    label = l2_bytes_are(launched)
+    facts = {**each.facts, "profiles": len(parts), "steps": number, "l2_bytes_are": label}
+    return rows.assign(**facts, note=_joined([*each.apart, label and f"L2 bytes are {label}"]))
 
 
 def _steps_said(results: Results, run_id: str) -> int | None:

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from analysis import ncu
-from analysis.breakdown import ALL, COLUMNS, breakdown, in_steps, keys_of, per_step
+from analysis.breakdown import ALL, COLUMNS, breakdown, in_steps, keys_of, l2_bytes_are, per_step
 from analysis.by import By
 from analysis.commands.shared import load, tell
 from analysis.configurations import CONFIGURATION, PLACE, SOFTWARE
@@ -120,7 +120,9 @@ def _of_file(path: Path, by: By, problems: list[Problem]) -> pd.DataFrame:
     problems += [Problem(path=str(path), reason=warning) for warning in found.warnings]
     kernels, steps = in_steps(found.kernels)
     rows = _with_total(per_step(breakdown(kernels, keys_of(by)), steps), _total(kernels, steps))
-    remark = "partial profile" if found.is_partial else None
+    label = l2_bytes_are(kernels)
+    remarks = ["partial profile" if found.is_partial else None, label and f"L2 bytes are {label}"]
+    remark = "; ".join(filter(None, remarks)) or None
     return _remarked(rows.assign(file=path.name, device_name=_device(found), steps=steps), remark)
 
 

@@ -279,12 +279,17 @@ def _kernel_rooflines(material: Material) -> Iterator[Drawn]:
             name=f"kernel_roofline_{stems[each]}",
             title=f"Kernel families: {first['task']}, batch {_batch(first)}, {first['variant']}, {env}",
             caption="Each point is a kernel family, its area the share of the profiled time; with L2 or L1 bytes "
-            "counted, a shape per level of memory. Rates are of the profiled kernels, not of whole steps.",
+            f"counted, a shape per level of memory. Rates are of the profiled kernels, not of whole steps.{_l2(first)}",
             text=_kernels_text(table),
             chart=rooflines.kernels(table, roofs, shares.FAMILY_COLOURS),
         )
     if len(held) > MOST_OF_A_KIND:
         yield _too_many(name, len(held))
+
+
+def _l2(row: "pd.Series[Any]") -> str:
+    label = row.get("l2_bytes_are")
+    return f" L2 bytes are {label}." if isinstance(label, str) else ""
 
 
 def _cost(material: Material) -> Iterator[Drawn]:

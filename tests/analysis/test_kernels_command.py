@@ -102,6 +102,16 @@ def test_bundles_and_files_together(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert whole["l2_intensity"] == pytest.approx(4100 / 4000)
 
 
+def test_the_table_says_which_l2_bytes_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    profile(make(tmp_path / "results", 1), STEPS, NAMES, capability="8.0")
+    assert kernels(tmp_path / "results") == 0
+    label = "L2 bytes are requests to L2, most likely with those between its two halves"
+    assert label in " ".join(capsys.readouterr().out.split())
+    # A bare file tells by its GPU.
+    (file,) = (tmp_path / "results").rglob("kernels.csv")
+    assert {row["remark"] for row in rows_of(capsys, file)} == {label}
+
+
 def test_missing_counters_are_unavailable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = save(tmp_path, long([(0, TIME, "ns", 1000), (1, TIME, "ns", 2000)]))
     assert kernels(path) == 0

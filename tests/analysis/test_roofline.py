@@ -16,6 +16,8 @@ from analysis import roofline
 from analysis.__main__ import main
 from analysis.audit.flop import OVER_CEILING
 from analysis.by import By
+from analysis.figures.figure import Figure
+from analysis.report.evidence import gather
 from analysis.roofline import Bound, Kind, Roof, Source, Work
 from benchmarks.synthetic_bundles import change, make, make_record
 from tests.analysis.ncu_files import DRAM, FADD, FFMA, FMUL, STARTED, TIME, wide
@@ -524,11 +526,11 @@ def mark(name: str) -> str:
     return f'1  "<default domain>:{name}:none:none:none:none:none:none" '
 
 
-def profile(folder: Path, rows: list[list[object]], names: list[str]) -> None:
+def profile(folder: Path, rows: list[list[object]], names: list[str], *, capability: str = "7.5") -> None:
     """`rows`: range, then metrics in the order of `UNITS`."""
     cells = [[mark(str(first)), *rest] for first, *rest in rows]
     (folder / "ncu").mkdir()
-    text = wide(UNITS, cells, names=names, extra=[STARTED], capability="7.5")
+    text = wide(UNITS, cells, names=names, extra=[STARTED], capability=capability)
     (folder / "ncu" / "kernels.csv").write_text(text)
     (folder / bundle.MANIFEST).unlink()
     bundle.seal(folder)
@@ -562,6 +564,31 @@ def test_kernels_of_a_step_by_hand(tmp_path: Path) -> None:
     assert (norm["family"], norm["launches"]) == ("batch norm", 1)
     assert norm["intensity_flop_per_byte"] == pytest.approx(0.1)
     assert norm["share_of_time"] == pytest.approx(1 / 9)
+
+
+@pytest.mark.parametrize(
+    ("capability", "label"),
+    [
+        ("7.5", "requests of the whole GPU to L2"),
+        ("9.0", "requests to L2, most likely with those between its two halves"),
+    ],
+)
+def test_l2_bytes_say_which_they_are(tmp_path: Path, capability: str, label: str) -> None:
+    profile(make(tmp_path, 1), STEPS, NAMES, capability=capability)
+    results = analysis.load(tmp_path)
+    table = roofline.kernel_points(results)
+    assert set(table["l2_bytes_are"]) == {label}
+    assert set(table["note"]) == {f"L2 bytes are {label}"}
+    (figure,) = [each for each in gather(results).drawn if each.name.startswith("kernel_roofline_")]
+    assert isinstance(figure, Figure)
+    assert figure.caption.endswith(f"Rates are of the profiled kernels, not of whole steps. L2 bytes are {label}.")
+
+
+def test_without_l2_bytes_nothing_is_said_of_them(tmp_path: Path) -> None:
+    profile(make(tmp_path, 1), [[*row[:6], "n/a", *row[7:]] for row in STEPS], NAMES)
+    table = roofline.kernel_points(analysis.load(tmp_path))
+    assert table["l2_bytes_are"].isna().all()
+    assert table["note"].isna().all()
 
 
 def test_repeats_are_averaged_per_step(tmp_path: Path) -> None:

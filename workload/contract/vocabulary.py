@@ -25,9 +25,18 @@ TELLING_CHARACTERS = 2000
 # 2.15's code for sm_90 have it and no matrix product (cuobjdump of the wheel, 2026-11). Newer ones are not known.
 TENSOR_PIPE_IS_PRODUCTS = frozenset({"7.0", "7.2", "7.5", "8.6", "8.7", "8.9"})
 
+# On A100 and H100 `srcunit_ltcfabric` exists: traffic between the two halves of the L2 seems to be in `lts__t_bytes`.
+_L2, _L2_SPLIT = "requests of the whole GPU to L2", "requests to L2, most likely with those between its two halves"
+_SPLIT_L2 = ("8.0", "9.0")
+
 # Operations on tensor cores, 2 per multiply-accumulate already. `_sparsity_on` and `_off` are parts of them.
 _TENSOR_METRIC = re.compile(r"sm__ops_path_tensor(?:_op_([a-z0-9]+))?_src_([a-z0-9_]+?)(?:_dst_([a-z0-9]+))?\.sum")
 _FLOATS = re.compile(r"(?:fp|bf|tf)\d+")
+
+
+def l2_bytes_are(capability: str) -> str:
+    """Which traffic `lts__t_bytes` counts on GPUs of this compute capability."""
+    return _L2_SPLIT if capability in _SPLIT_L2 else _L2
 
 
 def names_tensor_cores(kernel: str) -> bool:

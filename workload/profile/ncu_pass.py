@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from workload.contract import vocabulary
 from workload.contract.errors import InterruptedRunError, RooflaunchError
 from workload.contract.spec import Profile, RunSpec
 from workload.environment.machine import Machine
@@ -33,9 +34,6 @@ PROGRESS_LINES = {
 }
 MINUTE_S = 60
 SHOW_MINUTES_FROM_S = 100
-# On A100 and H100 `srcunit_ltcfabric` exists: traffic between the two halves of the L2 seems to be in `lts__t_bytes`.
-L2, L2_SPLIT = "requests of the whole GPU to L2", "requests to L2, most likely with those between its two halves"
-SPLIT_L2 = ("8.0", "9.0")
 COLD, WARM = "cold cache, per kernel", "caches as the step finds them, whole step"
 AGAIN = "python -m workload profile BUNDLE"
 LOOK = f"{FOLDER}/{LOG} in the bundle has what it printed"
@@ -316,7 +314,7 @@ class NcuPass:
             "replay_mode": plan.replay,
             "cache_control": plan.caches,
             "bytes_are": COLD,
-            "l2_bytes_are": _l2_label(counted.compute_capability),
+            "l2_bytes_are": vocabulary.l2_bytes_are(counted.compute_capability),
             "clock_control": "none",
             "metrics": list(plan.metrics.names),
             "missing": list(plan.metrics.missing),
@@ -469,10 +467,6 @@ class _Watch:
     def finish(self) -> None:
         """Leave a last line."""
         self._progress.finish(self._done)
-
-
-def _l2_label(capability: str) -> str:
-    return L2_SPLIT if capability in SPLIT_L2 else L2
 
 
 def _settings(plan: _Plan, bytes_are: str, done: _Run) -> dict[str, Any]:
