@@ -41,7 +41,8 @@ from workload.contract.interrupt import handled_by
 from workload.contract.spec import Profile, Resolved, options, resolve
 from workload.environment.machine import Machine
 from workload.environment.outside import outside_facts
-from workload.storage.gcs import Bucket, Patience, connect
+from workload.storage.gcs import connect
+from workload.storage.store import Patience, Store
 from workload.storage.upload import PATIENCE, upload
 
 HOST = Path("/host")
@@ -142,7 +143,7 @@ class Agent:
 
     request: Request
     guest: Guest
-    bucket: Bucket
+    bucket: Store
     home: Path
     zone: str
     host: Path = HOST

@@ -18,7 +18,7 @@ from launcher.backends.gcp.resources import Disk, Instance, Listing
 from launcher.jobs import launches
 from launcher.jobs.records import NAME, Result, request_object, result_object
 from workload.contract.errors import ExitCode, RooflaunchError, ToolError
-from workload.storage.gcs import Bucket
+from workload.storage.store import Store
 
 # The cloud itself may act 30 s after the limit; a launcher that still follows gets its turn too.
 GRACE_S = 5 * 60
@@ -127,7 +127,7 @@ def _past(deadline_s: float | None, now_s: float) -> str:
 def down(
     instances: Sequence[Instance],
     compute: Compute,
-    bucket: Bucket | None,
+    bucket: Store | None,
     *,
     now: Callable[[], float],
     sleep: Callable[[float], None],
@@ -228,7 +228,7 @@ def _remove_disk(compute: Compute, disk: Leftover) -> Removed:
 
 
 def settle(
-    bucket: Bucket,
+    bucket: Store,
     name: str,
     zone: str,
     exit_code: int,

@@ -20,7 +20,7 @@ from launcher.jobs.launches import AFTER_LIMIT_S, SILENCE_LIMIT_S, boot_limit_s,
 from launcher.jobs.records import LAUNCHES, Heartbeat, Phase, Request, Result, result_object, status_object
 from workload.contract import bundle
 from workload.contract.errors import RooflaunchError, RunFailedError, ToolError
-from workload.storage.gcs import Bucket
+from workload.storage.store import Store
 
 # (until so long after the start, look every): what can change is dense at first.
 SCHEDULE = ((120.0, 5.0), (600.0, 10.0))
@@ -92,7 +92,7 @@ def follow(
     request: Request,
     zone: str,
     compute: Compute,
-    bucket: Bucket,
+    bucket: Store,
     *,
     output: Path,
     now: Callable[[], float],
@@ -117,7 +117,7 @@ class _Known:
     # Why the result that is there cannot be read.
     unreadable: list[str] = field(default_factory=list)
     # Of status.json as it was read last.
-    generation: int = -1
+    status_version: str = ""
     # How long it has been silent, and when it was looked at last, by our clock.
     silent_s: float = 0.0
     looked_s: float | None = None
@@ -131,7 +131,7 @@ class _Follower:
         request: Request,
         zone: str,
         compute: Compute,
-        bucket: Bucket,
+        bucket: Store,
         *,
         output: Path,
         now: Callable[[], float],
@@ -196,15 +196,15 @@ class _Follower:
         """List the launch's few objects, and read those that are new: a heartbeat only when it has changed."""
         name = self._request.name
         self._calls["bucket.list"] += 1
-        found = {each.name: each.generation for each in self._bucket.objects(f"{LAUNCHES}{name}/")}
+        found = {each.name: each.version for each in self._bucket.objects(f"{LAUNCHES}{name}/")}
         if result_object(name) in found:
             self._calls["bucket.read"] += 1
             self._known.unreadable.clear()
             self._known.result = read(self._bucket, result_object(name), Result.from_bytes, self._known.unreadable)
         # Beside a result that nobody can read, the heartbeat still says whether the VM lives.
-        if self._known.result is None and found.get(status_object(name), -1) not in (-1, self._known.generation):
+        if self._known.result is None and found.get(status_object(name), "") not in ("", self._known.status_version):
             self._calls["bucket.read"] += 1
-            self._known.generation = found[status_object(name)]
+            self._known.status_version = found[status_object(name)]
             self._heard(read(self._bucket, status_object(name), Heartbeat.from_bytes, []))
         if self._known.result is not None:
             self._tell_phases(self._known.result.phases)

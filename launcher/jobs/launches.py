@@ -33,7 +33,7 @@ from launcher.jobs.records import (
 from workload.contract import bundle
 from workload.contract.errors import BundleError, ExitCode, NothingToDoError, UsageError
 from workload.contract.text import printable
-from workload.storage.gcs import Bucket, UnreachableError
+from workload.storage.store import Store, UnreachableError
 
 T = TypeVar("T")
 
@@ -288,7 +288,7 @@ def cost_of(seen: Seen, now_s: float) -> Cost | None:
     return Cost(usd=price.usd(seconds), began=utc(began_s), ended=utc(began_s + seconds), uncounted=uncounted)
 
 
-def list_launches(compute: Compute, bucket: Bucket, *, now_s: float, limit: int | None = SHOWN) -> Listing[Launch]:
+def list_launches(compute: Compute, bucket: Store, *, now_s: float, limit: int | None = SHOWN) -> Listing[Launch]:
     """The newest `limit` launches and every one that has a VM in a zone that answers, newest first."""
     listing = compute.instances()
     instances = {each.name: each for each in listing}
@@ -302,7 +302,7 @@ def list_launches(compute: Compute, bucket: Bucket, *, now_s: float, limit: int 
     return Listing(there=tuple(newest_first), unreachable=listing.unreachable)
 
 
-def one_launch(compute: Compute, bucket: Bucket, name: str, *, now_s: float) -> Launch:
+def one_launch(compute: Compute, bucket: Store, name: str, *, now_s: float) -> Launch:
     """One launch, by its whole name."""
     listing = compute.instances()
     seen = _seen(listing, look(bucket, name, next((each for each in listing if each.name == name), None)))
@@ -329,7 +329,7 @@ def unlisted(listing: Listing[Instance], seen: Seen) -> list[str]:
     return [zone for zone in ([seen.zone] if seen.zone else asked) if listing.lacks(zone)]
 
 
-def look(bucket: Bucket, name: str, instance: Instance | None) -> Seen:
+def look(bucket: Store, name: str, instance: Instance | None) -> Seen:
     """Every object of a launch; a heartbeat is not read once there is a result."""
     problems: list[str] = []
     result = read(bucket, result_object(name), Result.from_bytes, problems)
@@ -347,7 +347,7 @@ def look(bucket: Bucket, name: str, instance: Instance | None) -> Seen:
     )
 
 
-def read(bucket: Bucket, name: str, parse: Callable[[bytes], T], problems: list[str]) -> T | None:
+def read(bucket: Store, name: str, parse: Callable[[bytes], T], problems: list[str]) -> T | None:
     """The document of that name; None where it is absent, or nothing that we can read: `problems` gets why."""
     try:
         content = bucket.read(name)
@@ -357,12 +357,12 @@ def read(bucket: Bucket, name: str, parse: Callable[[bytes], T], problems: list[
         return None
 
 
-def known_names(bucket: Bucket) -> list[str]:
+def known_names(bucket: Store) -> list[str]:
     """Every launch in the bucket, newest first."""
     return sorted(filter(NAME.fullmatch, bucket.folders(LAUNCHES)), key=lambda name: (_stamp(name), name), reverse=True)
 
 
-def find(word: str, names: Sequence[str], bucket: Bucket | None) -> str:
+def find(word: str, names: Sequence[str], bucket: Store | None) -> str:
     """The launch that `word` means: its name, an unambiguous start or end of it, or a run that it left.
 
     Raises `UsageError` where it means several, `NothingToDoError` where none.
@@ -381,7 +381,7 @@ def find(word: str, names: Sequence[str], bucket: Bucket | None) -> str:
     return owner
 
 
-def _owner_of_run(run_id: str, names: Sequence[str], bucket: Bucket) -> str | None:
+def _owner_of_run(run_id: str, names: Sequence[str], bucket: Store) -> str | None:
     """The launch that left a run: the VM that its record names, else one of the last that were launched before it.
 
     A run that is not in the bucket was left by none, which one question tells.
@@ -395,7 +395,7 @@ def _owner_of_run(run_id: str, names: Sequence[str], bucket: Bucket) -> str | No
     return next((name for name in before if run_id in look(bucket, name, None).runs), None)
 
 
-def _vm_of(run_id: str, bucket: Bucket) -> str:
+def _vm_of(run_id: str, bucket: Store) -> str:
     """The VM's name in the record of a run; empty where it names none."""
     try:
         record = json.loads(bucket.read(f"{RUNS}{run_id}/{bundle.RECORD}") or b"{}")

@@ -9,7 +9,7 @@ from launcher.jobs.follow import MAX_SERIAL_PARTS
 from launcher.jobs.launches import State
 from launcher.jobs.records import log_object
 from workload.contract.errors import NothingToDoError
-from workload.storage.gcs import MAX_TEXT_BYTES, Bucket
+from workload.storage.store import MAX_TEXT_BYTES, Store
 
 EVERY_S = 5.0
 # A VM with nothing new to say is asked for less often than its serial port.
@@ -26,7 +26,7 @@ class Piece:
 
 def read(
     compute: Compute,
-    bucket: Bucket,
+    bucket: Store,
     name: str,
     *,
     follow: bool,

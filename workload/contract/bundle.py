@@ -7,7 +7,6 @@ A bundle is complete when MANIFEST.json is there and every file in it matches: i
 `python -m workload.bundle DIR...` verifies bundles.
 """
 
-import base64
 import csv
 import errno
 import hashlib
@@ -24,6 +23,7 @@ from pathlib import Path, PurePosixPath
 from statistics import fmean, median, quantiles, stdev
 from typing import Any
 
+from workload.contract.checksum import crc32c, crc32c_text
 from workload.contract.errors import BundleError, RunFailedError, UsageError
 
 SCHEMA_VERSION = 1
@@ -228,24 +228,6 @@ def read_steps(folder: Path) -> list[dict[str, str]]:
         return [row for row in csv.DictReader(whole) if None not in row.values()]
 
 
-def crc32c(data: bytes, crc: int = 0) -> int:
-    """CRC-32C (Castagnoli, RFC 3720 appendix B.4) of `data`, continuing from `crc`."""
-    table = _CRC32C_TABLE
-    crc ^= 0xFFFFFFFF
-    for byte in data:
-        crc = table[(crc ^ byte) & 0xFF] ^ (crc >> 8)
-    return crc ^ 0xFFFFFFFF
-
-
-def _crc32c_row(index: int) -> int:
-    for _ in range(8):
-        index = (index >> 1) ^ (0x82F63B78 if index & 1 else 0)
-    return index
-
-
-_CRC32C_TABLE = tuple(_crc32c_row(index) for index in range(256))
-
-
 def _describe(folder: Path, name: PurePosixPath | Path) -> File:
     digest, crc, size = hashlib.sha256(), 0, 0
     with (folder / name).open("rb") as content:
@@ -257,7 +239,7 @@ def _describe(folder: Path, name: PurePosixPath | Path) -> File:
         name=name.as_posix(),
         bytes=size,
         sha256=digest.hexdigest(),
-        crc32c=base64.b64encode(crc.to_bytes(4, "big")).decode(),
+        crc32c=crc32c_text(crc),
     )
 
 

@@ -21,8 +21,9 @@ from queue import Empty, SimpleQueue
 from typing import Any, BinaryIO
 
 from workload.contract import bundle
+from workload.contract.checksum import crc32c_of
 from workload.contract.errors import BundleError, RooflaunchError, ToolError, UsageError
-from workload.storage.gcs import Bucket, ObjectChangedError, RemoteObject, TooLongError, UnreachableError, crc32c
+from workload.storage.store import ObjectChangedError, Store, StoredObject, TooLongError, UnreachableError
 
 RUNS = "runs"
 # Pieces of files that have not come whole, inside the run's folder.
@@ -81,10 +82,10 @@ class RemoteRun:
     """One run in the bucket: its objects by their name inside the run."""
 
     run_id: str
-    objects: Mapping[str, RemoteObject]
+    objects: Mapping[str, StoredObject]
 
     @property
-    def manifest(self) -> RemoteObject | None:
+    def manifest(self) -> StoredObject | None:
         """The object that makes the run complete."""
         return self.objects.get(bundle.MANIFEST)
 
@@ -102,7 +103,7 @@ class Wanted:
     """One file to have: `sha256` is the manifest's, empty where the run has none."""
 
     name: str
-    remote: RemoteObject
+    remote: StoredObject
     sha256: str = ""
 
 
@@ -206,9 +207,9 @@ def why_unsafe(name: str) -> str:
     return next((reason for reason, is_unsafe in UNSAFE if is_unsafe(name)), "")
 
 
-def take_stock(objects: Iterable[RemoteObject], folder: str) -> Inventory:
+def take_stock(objects: Iterable[StoredObject], folder: str) -> Inventory:
     """Sort a list of objects below `folder` into runs; names that may not be written are refused, the rest stays."""
-    found: dict[str, dict[str, RemoteObject]] = {}
+    found: dict[str, dict[str, StoredObject]] = {}
     refused: list[Refused] = []
     for each in objects:
         name = each.name.removeprefix(folder)
@@ -319,7 +320,7 @@ def _foreign(run: RemoteRun, why: str) -> BundleError:
 
 
 def fetch(
-    bucket: Bucket,
+    bucket: Store,
     source: Source,
     output: Path,
     *,
@@ -399,7 +400,7 @@ def _in_parallel(
 class _Worker:
     """Brings one run at a time; threads share it."""
 
-    def __init__(self, bucket: Bucket, output: Path, traffic: Traffic, *, incomplete: bool, replace: bool) -> None:
+    def __init__(self, bucket: Store, output: Path, traffic: Traffic, *, incomplete: bool, replace: bool) -> None:
         self.traffic = traffic
         self._bucket = bucket
         self._output = output
@@ -460,14 +461,14 @@ class _Worker:
         shutil.rmtree(folder / PARTIAL, ignore_errors=True)
         return Outcome(run_id=run.run_id, state=State.INCOMPLETE, files=files, bytes=count, reason=reason)
 
-    def _download_manifest(self, found: RemoteObject) -> bytes:
+    def _download_manifest(self, found: StoredObject) -> bytes:
         """The manifest, as it was listed; one that arrives as another is asked for once more."""
         for _ in range(ATTEMPTS):
             content = io.BytesIO()
             with suppress(TooLongError):
                 self._bucket.download(found, _Counted(content, self.traffic))
             arrived = content.getvalue()
-            if len(arrived) == found.bytes and found.crc32c in ("", crc32c(io.BytesIO(arrived))):
+            if len(arrived) == found.bytes and found.crc32c in ("", crc32c_of(io.BytesIO(arrived))):
                 return arrived
         raise BundleError(f"{bundle.MANIFEST} arrived damaged {ATTEMPTS} times", hint="fetch again")
 
@@ -483,8 +484,8 @@ class _Worker:
     def _bring_file(self, folder: Path, wanted: Wanted) -> int:
         """Download into a partial file, compare, put into place; returns the bytes that came."""
         token = hashlib.sha256(wanted.name.encode()).hexdigest()[:16]
-        # With the generation in its name, a piece is continued only with the same content.
-        partial = folder / PARTIAL / f"{token}-{wanted.remote.generation}"
+        # With the version in its name, a piece is continued only with the same content.
+        partial = folder / PARTIAL / f"{token}-{wanted.remote.version}"
         partial.parent.mkdir(exist_ok=True)
         count = 0
         for _ in range(ATTEMPTS):
@@ -498,7 +499,7 @@ class _Worker:
             partial.unlink()
         raise BundleError(f"{wanted.name} arrived damaged {ATTEMPTS} times", hint="fetch again")
 
-    def _download(self, partial: Path, found: RemoteObject) -> int:
+    def _download(self, partial: Path, found: StoredObject) -> int:
         """Continue the partial file up to its full size, over broken connections as long as something comes."""
         before = _size(partial)
         if before > found.bytes:
@@ -545,7 +546,7 @@ class _Local(StrEnum):
     OTHER = "other"
 
 
-def _local_state(folder: Path, manifest: RemoteObject) -> _Local:
+def _local_state(folder: Path, manifest: StoredObject) -> _Local:
     path = folder / bundle.MANIFEST
     try:
         same = _size(path) == manifest.bytes and _crc32c_of(path) == manifest.crc32c
@@ -567,7 +568,7 @@ def _is_as_wanted(path: Path, wanted: Wanted) -> bool:
 
 def _crc32c_of(path: Path) -> str:
     with path.open("rb") as content:
-        return crc32c(content)
+        return crc32c_of(content)
 
 
 def _size(path: Path) -> int:

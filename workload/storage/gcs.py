@@ -1,10 +1,8 @@
 """The border to Cloud Storage: what is asked of one bucket, and its failures as our errors.
 
-google-cloud-storage is imported by functions alone. Object names are whole, from the bucket's root; checksums are
-CRC-32C, base64 of the big-endian value, as Cloud Storage and a bundle's manifest write them.
+google-cloud-storage is imported by functions alone. What a store is, and how it is opened, says `store.py`.
 """
 
-import base64
 import http.client
 import io
 import json
@@ -13,15 +11,26 @@ import re
 import ssl
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
+from workload.contract.checksum import crc32c_of
 from workload.contract.errors import BundleError, ToolError, UsageError
+from workload.storage.store import (
+    MAX_RECORD_BYTES,
+    BoundedSink,
+    ObjectChangedError,
+    ObjectExistsError,
+    Patience,
+    Sink,
+    StoredObject,
+    UnreachableError,
+)
 
 if TYPE_CHECKING:
     from google.cloud import storage
@@ -33,57 +42,11 @@ PUBLIC_ENDPOINT = "https://storage.googleapis.com"
 LOG_IN = "gcloud auth application-default login"
 # Google's own: a key file in place of a login.
 CREDENTIALS_VARIABLE = "GOOGLE_APPLICATION_CREDENTIALS"
-LISTED_FIELDS = "items(name,size,crc32c,generation),nextPageToken"
+LISTED_FIELDS = "items(name,size,crc32c,generation,metadata),nextPageToken"
 FOLDER_FIELDS = "prefixes,nextPageToken"
-BLOCK_BYTES = 1 << 20
 # Held in memory, and sent again whole where a connection breaks; the client's own is 100 MiB.
 CHUNK_BYTES = 8 << 20
 ATTEMPTS = 3
-# Records have a few kB, and a list of 10,000 runs has 700: more is damage, or meant to fill somebody's memory.
-MAX_RECORD_BYTES = 2_000_000
-# For text that is shown whole, a start-up log say; `gcloud storage cat` is for more.
-MAX_TEXT_BYTES = 32_000_000
-
-
-@dataclass(frozen=True, kw_only=True)
-class Patience:
-    """How long to wait for a bucket, in seconds; the client's own default is two minutes for each question.
-
-    `first_answer_s` bounds the first contact whatever it waits for; `first_retry_s` and `retry_s`: how long a failing
-    request is repeated, at the first contact and later; `connect_s` and `read_s` bound one wait of one request.
-    """
-
-    first_answer_s: float = 15.0
-    first_retry_s: float = 5.0
-    retry_s: float = 20.0
-    connect_s: float = 5.0
-    read_s: float = 8.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class RemoteObject:
-    """One object as listed; its generation changes with its content. `crc32c` may be empty."""
-
-    name: str
-    bytes: int
-    crc32c: str
-    generation: int
-
-
-class UnreachableError(ToolError):
-    """The bucket does not answer."""
-
-
-class ObjectChangedError(BundleError):
-    """An object was replaced or deleted after it was listed."""
-
-
-class TooLongError(BundleError):
-    """More bytes came than there should be."""
-
-
-class ObjectExistsError(BundleError):
-    """An object is there that was to be made, or another than the one that was to be replaced."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,25 +70,6 @@ class Access:
     public_access_prevention: str | None
 
 
-class Sink(Protocol):
-    """What a download is written to."""
-
-    def write(self, data: bytes, /) -> int: ...
-
-
-class _Bounded:
-    """Passes on what is written, up to so many bytes."""
-
-    def __init__(self, sink: Sink, most_bytes: int, *, what: str) -> None:
-        self._sink, self._left, self._most, self._what = sink, most_bytes, most_bytes, what
-
-    def write(self, data: bytes, /) -> int:
-        if len(data) > self._left:
-            raise TooLongError(f"{self._what} has more than {self._most} bytes", hint="remove it, or write it again")
-        self._left -= len(data)
-        return self._sink.write(data)
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Content:
     """What an object is to hold, and which generation of it to replace: 0 none, None whatever is there."""
@@ -135,20 +79,35 @@ class _Content:
     bytes: int
     crc32c: str
     generation: int | None
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
 
 class Bucket:
-    """One bucket. Threads may share it."""
+    """One bucket, or the part of it below `prefix` (empty, or with a slash at its end): a `Store`."""
 
-    def __init__(self, client: "storage.Client", name: str, patience: Patience) -> None:
+    kind = "bucket"
+
+    def __init__(self, client: "storage.Client", name: str, patience: Patience, prefix: str = "") -> None:
         self._client = client
         self._patience = patience
         self._timeout_s = (patience.connect_s, patience.read_s)
+        self._prefix = prefix
         self.name = name
+
+    def __str__(self) -> str:
+        return f"bucket '{self.name}'"
+
+    def locate(self, name: str) -> str:
+        """`gs://BUCKET/PREFIX/NAME`."""
+        return f"gs://{self.name}/{self._prefix}{name}"
+
+    def removal(self, name: str) -> str:
+        """The command that removes an object, or what lies below a name that ends in a slash."""
+        return f"gcloud storage rm {'-r ' if name.endswith('/') else ''}{self.locate(name).rstrip('/')}"
 
     def with_patience(self, patience: Patience) -> "Bucket":
         """The same bucket, asked with other limits."""
-        return Bucket(self._client, self.name, patience)
+        return Bucket(self._client, self.name, patience, self._prefix)
 
     def require_answer(self, prefix: str) -> None:
         """Ask for one name; raises `UsageError` for a missing bucket, `ToolError` for no permission or no answer.
@@ -166,15 +125,16 @@ class Bucket:
             else:
                 return
 
-    def objects(self, prefix: str) -> Iterator[RemoteObject]:
+    def objects(self, prefix: str) -> Iterator[StoredObject]:
         """Every object whose name starts with `prefix`, in the order of names."""
         with self._translated():
             for blob in self._list(prefix, retry_s=self._patience.retry_s):
-                yield RemoteObject(
-                    name=blob.name,
+                yield StoredObject(
+                    name=blob.name.removeprefix(self._prefix),
                     bytes=int(blob.size or 0),
                     crc32c=blob.crc32c or "",
-                    generation=int(blob.generation or 0),
+                    version=str(blob.generation or 0),
+                    metadata=dict(blob.metadata or {}),
                 )
 
     def folders(self, prefix: str) -> list[str]:
@@ -183,19 +143,19 @@ class Bucket:
             listed = self._list(prefix, retry_s=self._patience.retry_s, fields=FOLDER_FIELDS, delimiter="/")
             for _ in listed.pages:
                 pass  # what a page has in `prefixes` is collected as it comes
-            return sorted(name.removeprefix(prefix).rstrip("/") for name in listed.prefixes)
+            return sorted(name.removeprefix(self._prefix + prefix).rstrip("/") for name in listed.prefixes)
 
     def read(self, name: str, *, most_bytes: int = MAX_RECORD_BYTES) -> bytes | None:
         """What a small object holds as stored, compared with its checksum; None where there is no such object.
 
         Raises `TooLongError` where it has more than `most_bytes`, of which no more are taken into memory.
         """
-        blob = self._client.bucket(self.name).blob(name)
+        blob = self._client.bucket(self.name).blob(self._prefix + name)
         content = io.BytesIO()
         try:
             with self._translated():
                 blob.download_to_file(
-                    _Bounded(content, most_bytes, what=f"'{name}' in bucket '{self.name}'"),
+                    BoundedSink(content, most_bytes, what=f"'{self._prefix}{name}' in {self}"),
                     # Unpacked on the way, a few kB of gzip are gigabytes.
                     raw_download=True,
                     checksum="crc32c",
@@ -209,10 +169,10 @@ class Bucket:
     def write(self, name: str, content: bytes, *, if_absent: bool = False) -> bool:
         """Make or replace an object; with `if_absent` False, and nothing done, where one is there already."""
         wanted = _Content(
-            name=name,
+            name=self._prefix + name,
             source=io.BytesIO(content),
             bytes=len(content),
-            crc32c=crc32c(io.BytesIO(content)),
+            crc32c=crc32c_of(io.BytesIO(content)),
             generation=0 if if_absent else None,
         )
         unclear: list[Exception] = []
@@ -220,25 +180,41 @@ class Bucket:
             self._put(wanted, unclear=unclear)
         except ObjectExistsError:
             # The answer to an attempt that went through may have been lost.
-            return bool(unclear) and self._checksum(name) == wanted.crc32c
+            return bool(unclear) and self.checksum(name) == wanted.crc32c
         return True
 
-    def upload(self, name: str, path: Path, *, crc32c: str, generation: int = 0) -> bool:
+    def upload(
+        self, name: str, path: Path, *, crc32c: str, replaces: str = "", metadata: Mapping[str, str] | None = None
+    ) -> bool:
         """Store a file whose checksum is known; False where the same content is there already.
 
-        It replaces the object of this `generation` alone, 0: none. Raises `BundleError` where another object is there,
-        or where the file is not what its checksum says.
+        It replaces the object of this version alone. Raises `ObjectExistsError` where another object is there,
+        `BundleError` where the file is not what its checksum says.
         """
         with path.open("rb") as source:
-            size = os.fstat(source.fileno()).st_size
-            wanted = _Content(name=name, source=source, bytes=size, crc32c=crc32c, generation=generation)
+            wanted = _Content(
+                name=self._prefix + name,
+                source=source,
+                bytes=os.fstat(source.fileno()).st_size,
+                crc32c=crc32c,
+                generation=int(replaces or 0),
+                metadata=metadata or {},
+            )
             try:
                 self._put(wanted)
             except ObjectExistsError:
-                if self._checksum(name) != crc32c:
+                if self.checksum(name) != crc32c:
                     raise
                 return False
         return True
+
+    def checksum(self, name: str) -> str | None:
+        """The checksum of an object as it is now; None where it is gone."""
+        with self._translated():
+            blob = self._client.bucket(self.name).get_blob(
+                self._prefix + name, timeout=self._timeout_s, retry=_retry(self._patience.retry_s)
+            )
+            return str(blob.crc32c) if blob else None
 
     def access(self) -> Access:
         """How the bucket is set up; needs storage.buckets.get, which roles/storage.objectUser lacks."""
@@ -262,36 +238,36 @@ class Bucket:
             )
             return frozenset(held)
 
-    def download(self, found: RemoteObject, sink: Sink, *, start: int = 0) -> None:
-        """Write the bytes of `found` from `start` on, as stored, in small pieces; `ObjectChangedError` if replaced.
+    def download(self, listed: StoredObject, sink: Sink, *, start: int = 0) -> None:
+        """Write the bytes of `listed` from `start` on, as stored, in small pieces; `ObjectChangedError` if replaced.
 
         `TooLongError` where more come than it was listed with.
         """
         from google.api_core import exceptions as api  # noqa: PLC0415 - see the module
 
-        if start >= found.bytes:
+        if start >= listed.bytes:
             return  # a range of nothing is an error in HTTP
-        blob = self._client.bucket(self.name).blob(found.name)
+        blob = self._client.bucket(self.name).blob(self._prefix + listed.name)
         try:
             with self._translated():
                 blob.download_to_file(
-                    _Bounded(sink, found.bytes - start, what=f"'{found.name}'"),
+                    BoundedSink(sink, listed.bytes - start, what=f"'{listed.name}'"),
                     start=start or None,
                     raw_download=True,
                     checksum=None,  # the whole file's is compared on disk: it holds for resumed downloads too
-                    if_generation_match=found.generation,
+                    if_generation_match=int(listed.version),
                     timeout=self._timeout_s,
                     retry=_retry(self._patience.retry_s),
                 )
         except ToolError as error:
             if isinstance(error.__cause__, (api.PreconditionFailed, api.RequestRangeNotSatisfiable)):
-                raise _changed(found) from error
+                raise _changed(listed) from error
             raise
         except UsageError as error:
-            raise _changed(found) from error  # 404: listed, and gone
+            raise _changed(listed) from error  # 404: listed, and gone
         # A server that does not know preconditions still says what it sent.
-        if blob.generation not in (None, found.generation):
-            raise _changed(found)
+        if blob.generation is not None and str(blob.generation) != listed.version:
+            raise _changed(listed)
 
     def _put(self, wanted: _Content, *, unclear: list[Exception] | None = None) -> None:
         """Store it; `unclear` gets the failures after which it was sent again."""
@@ -306,7 +282,7 @@ class Bucket:
                     hint=f"gcloud storage ls -L gs://{self.name}/{wanted.name}",
                 ) from error
             wanted.source.seek(0)
-            if isinstance(error, UnreachableError) or crc32c(wanted.source) == wanted.crc32c:
+            if isinstance(error, UnreachableError) or crc32c_of(wanted.source) == wanted.crc32c:
                 raise
             raise _not_sealed(wanted.name) from error
 
@@ -334,6 +310,8 @@ class Bucket:
         """The checksum of what the server has then; it refuses what differs from ours before an object exists."""
         blob = self._client.bucket(self.name).blob(wanted.name, chunk_size=CHUNK_BYTES)
         blob.crc32c = wanted.crc32c
+        if wanted.metadata:
+            blob.metadata = dict(wanted.metadata)
         wanted.source.seek(0)
         with self._translated(WRITE):
             blob.upload_from_file(
@@ -347,14 +325,6 @@ class Bucket:
             )
         return str(blob.crc32c)
 
-    def _checksum(self, name: str) -> str | None:
-        """The checksum of an object as it is now; None where it is gone."""
-        with self._translated():
-            blob = self._client.bucket(self.name).get_blob(
-                name, timeout=self._timeout_s, retry=_retry(self._patience.retry_s)
-            )
-            return str(blob.crc32c) if blob else None
-
     def _list(
         self,
         prefix: str,
@@ -366,7 +336,7 @@ class Bucket:
     ) -> Any:
         return self._client.list_blobs(
             self.name,
-            prefix=prefix,
+            prefix=self._prefix + prefix,
             fields=fields,
             max_results=max_results,
             timeout=self._timeout_s,
@@ -374,22 +344,19 @@ class Bucket:
             **options,
         )
 
-    def _url(self, name: str) -> str:
-        return f"gs://{self.name}/{name}"
-
     def _translated(self, need: Need = READ) -> Any:
         return translated(self.name, self._patience, need)
 
 
-def connect(name: str, *, prefix: str, jobs: int = 1, patience: Patience | None = None) -> Bucket:
-    """The bucket, once it has answered a question about `prefix`; `jobs` requests may then run at a time.
+def connect(name: str, *, prefix: str, root: str = "", jobs: int = 1, patience: Patience | None = None) -> Bucket:
+    """The bucket below `root`, once it has answered a question about `prefix`; `jobs` requests may run at a time.
 
     Raises `ToolError` (no package, no credentials, no permission, no answer) or `UsageError` (no such bucket).
     """
     limits = patience or Patience()
 
     def ask() -> Bucket:
-        bucket = Bucket(_client(jobs), name, limits)
+        bucket = Bucket(_client(jobs), name, limits, root)
         bucket.require_answer(prefix)
         return bucket
 
@@ -399,17 +366,6 @@ def connect(name: str, *, prefix: str, jobs: int = 1, patience: Patience | None 
         raise ToolError("the package google-cloud-storage is missing", hint="pip install 'rooflaunch[gcp]'") from error
     with translated(name, limits):
         return _within(limits.first_answer_s, ask)
-
-
-def crc32c(content: BinaryIO) -> str:
-    """The checksum of the rest of `content`."""
-    import google_crc32c  # noqa: PLC0415 - see the module
-
-    make_checksum: Any = google_crc32c.Checksum  # it has no types
-    checksum = make_checksum()
-    while block := content.read(BLOCK_BYTES):
-        checksum.update(block)
-    return base64.b64encode(checksum.digest()).decode()
 
 
 def log_in() -> str:
@@ -594,5 +550,5 @@ def _not_sealed(name: str) -> BundleError:
     return BundleError(f"'{name}' differs from its checksum: it was changed after the run", hint="run again")
 
 
-def _changed(found: RemoteObject) -> ObjectChangedError:
-    return ObjectChangedError(f"'{found.name}' changed in the bucket meanwhile", hint="fetch again")
+def _changed(listed: StoredObject) -> ObjectChangedError:
+    return ObjectChangedError(f"'{listed.name}' changed in the bucket meanwhile", hint="fetch again")

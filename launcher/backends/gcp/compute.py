@@ -30,7 +30,7 @@ from launcher.backends.gcp.refusals import (
 )
 from launcher.backends.gcp.resources import Disk, Instance, Listing, Operation, OperationFault, Quota, Serial
 from workload.contract.errors import ToolError
-from workload.storage.gcs import UnreachableError
+from workload.storage.store import UnreachableError
 
 T = TypeVar("T")
 

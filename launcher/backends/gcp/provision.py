@@ -24,7 +24,7 @@ from launcher.backends.gcp.refusals import (
 from launcher.backends.gcp.resources import Instance, Operation, OperationFault, Quota
 from launcher.jobs.records import region_of
 from workload.contract.errors import NoCapacityError, RooflaunchError, ToolError
-from workload.storage.gcs import UnreachableError
+from workload.storage.store import UnreachableError
 
 BUDGET_S = 600.0
 # A stockout is told within 30 s, and a VM that comes to be runs within a minute.

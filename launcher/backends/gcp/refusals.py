@@ -9,7 +9,8 @@ from typing import Any
 
 from launcher.backends.gcp.resources import OperationFault
 from workload.contract.errors import RooflaunchError, ToolError, UsageError
-from workload.storage.gcs import LOG_IN, UnreachableError, foreign_answer, log_in
+from workload.storage.gcs import LOG_IN, foreign_answer, log_in
+from workload.storage.store import UnreachableError
 
 ENDPOINT_VARIABLE = "ROOFLAUNCH_COMPUTE_ENDPOINT"
 PUBLIC_ENDPOINT = "https://compute.googleapis.com"

@@ -10,7 +10,8 @@ from typing import Any
 import google_crc32c
 from google.api_core import exceptions as api
 
-from workload.storage.gcs import Bucket, Patience
+from workload.storage.gcs import Bucket
+from workload.storage.store import Patience
 
 NAME = "bucket"
 PIECE_BYTES = 8
@@ -63,7 +64,7 @@ class FakeStorage:
     def list_blobs(
         self, bucket: str, *, prefix: str, fields: str, max_results: int | None, timeout: Any, retry: Any
     ) -> Any:
-        assert fields == "items(name,size,crc32c,generation),nextPageToken"
+        assert fields == "items(name,size,crc32c,generation,metadata),nextPageToken"
         assert timeout == (5.0, 8.0), "the client's default waits for a minute"
         assert retry._timeout <= 20
         if self.list_error:
@@ -92,6 +93,7 @@ class FakeBlob:
         self.size: int | None = None
         self.crc32c: str | None = None
         self.generation: int | None = None
+        self.metadata: dict[str, str] | None = None
         if listed:
             held = storage.objects[name]
             self.size, self.crc32c, self.generation = len(held.content), held.crc32c, held.generation

@@ -6,7 +6,6 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import google_crc32c
 import pytest
 
 from tests.workload.storage import gcs_server
@@ -17,7 +16,8 @@ from workload.contract.errors import ExitCode, RooflaunchError
 from workload.storage import fetch, upload
 from workload.storage import gcs as bucket
 from workload.storage.fetch import Report, State
-from workload.storage.gcs import Bucket, Patience
+from workload.storage.gcs import Bucket
+from workload.storage.store import Patience
 
 pytestmark = [pytest.mark.world, pytest.mark.timeout(200)]
 
@@ -54,8 +54,6 @@ def proxy(server: GcsServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Faulty
     monkeypatch.setattr(retry, "DEFAULT_RETRY", retry.DEFAULT_RETRY.with_delay(initial=0.01, maximum=0.02))
     monkeypatch.setattr(blob, "_MAX_MULTIPART_SIZE", GRAIN_BYTES)
     monkeypatch.setattr(bucket, "CHUNK_BYTES", 2 * GRAIN_BYTES)
-    # The standard library's own is 1000 times slower, and has its own tests.
-    monkeypatch.setattr(bundle, "crc32c", lambda data, crc=0: google_crc32c.extend(crc, data))
     with FaultyProxy(server).running() as running:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", running.url)
         yield running

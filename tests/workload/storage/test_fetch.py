@@ -23,7 +23,7 @@ from workload.contract.errors import BundleError, ExitCode, InterruptedRunError,
 from workload.storage import fetch
 from workload.storage import gcs as bucket
 from workload.storage.fetch import Outcome, Refused, Report, Source, State
-from workload.storage.gcs import Patience, RemoteObject
+from workload.storage.store import Patience, StoredObject, UnreachableError
 
 RUN = "20261121T142530Z-local-cpu-resnet18-b16-fp32-0000aa"
 OTHER_RUN = "20261121T142530Z-local-cpu-resnet18-b16-fp32-0000bb"
@@ -166,8 +166,8 @@ def test_a_safe_name_stays_below_its_folder_everywhere(name: str) -> None:
     assert ".." not in windows.parts
 
 
-def listed(*names: str, size: int = 1) -> list[RemoteObject]:
-    return [RemoteObject(name=name, bytes=size, crc32c="", generation=1) for name in names]
+def listed(*names: str, size: int = 1) -> list[StoredObject]:
+    return [StoredObject(name=name, bytes=size, crc32c="", version="1") for name in names]
 
 
 def test_taking_stock() -> None:
@@ -590,7 +590,7 @@ def test_a_bucket_that_goes_away_ends_the_fetch_and_the_next_one_continues(
     storage.break_after[name] = [10, 0]
     report = fetch_all(storage, output)
     assert report.outcomes == ()
-    assert isinstance(report.error, bucket.UnreachableError)
+    assert isinstance(report.error, UnreachableError)
     assert report.error.report() == (
         "error: bucket 'bucket' cannot be reached at https://storage.googleapis.com: Connection reset by peer\n"
         "hint: check the network and its proxy (curl -I https://storage.googleapis.com), then run again"
@@ -646,7 +646,7 @@ def test_a_server_without_preconditions_is_not_trusted(storage: FakeStorage) -> 
     storage.put("runs/a/x", b"new")
     found = next(iter(storage.opened().objects("runs/")))
     blob = storage.bucket(NAME).blob("runs/a/x")
-    blob.download_to_file = lambda *_, **__: setattr(blob, "generation", found.generation + 1)
+    blob.download_to_file = lambda *_, **__: setattr(blob, "generation", int(found.version) + 1)
     storage.bucket = lambda _: type("B", (), {"blob": lambda *_: blob})()  # type: ignore[method-assign]
     with pytest.raises(BundleError, match=r"^'runs/a/x' changed in the bucket meanwhile$"):
         storage.opened().download(found, io.BytesIO())
@@ -775,7 +775,7 @@ def refused_connection() -> Exception:
         *(
             (
                 error,
-                bucket.UnreachableError,
+                UnreachableError,
                 (
                     f"error: bucket 'bucket' cannot be reached at https://storage.googleapis.com: {why}\n"
                     "hint: check the network and its proxy (curl -I https://storage.googleapis.com), then run again"
@@ -794,7 +794,7 @@ def refused_connection() -> Exception:
         *(
             (
                 error,
-                bucket.UnreachableError,
+                UnreachableError,
                 (
                     "error: something else than Cloud Storage answers at https://storage.googleapis.com: "
                     "a log-in page of this network, or a proxy\n"
@@ -808,7 +808,7 @@ def refused_connection() -> Exception:
         ),
         (
             api.TooManyRequests("Slow down"),
-            bucket.UnreachableError,
+            UnreachableError,
             (
                 "error: bucket 'bucket' answers that it gets too many requests (429)\n"
                 "hint: wait a minute, then run again, with fewer at a time where there are several"
@@ -834,7 +834,7 @@ def test_an_emulator_is_named_where_it_does_not_answer(storage: FakeStorage, mon
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "localhost:9023")
     storage.list_error = refused_connection()
     monkeypatch.setattr(bucket, "_client", lambda _: storage)
-    with pytest.raises(bucket.UnreachableError) as caught:
+    with pytest.raises(UnreachableError) as caught:
         bucket.connect(NAME, prefix="runs/")
     assert caught.value.report() == (
         "error: bucket 'bucket' cannot be reached at localhost:9023: Connection refused\n"
@@ -851,7 +851,7 @@ def test_a_client_that_never_comes_back_is_given_up(storage: FakeStorage, monkey
 
     monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
     monkeypatch.setattr(bucket, "_client", hang)
-    with pytest.raises(bucket.UnreachableError, match=r"no answer within 0\.01 s$"):
+    with pytest.raises(UnreachableError, match=r"no answer within 0\.01 s$"):
         bucket.connect(NAME, prefix="", patience=Patience(first_answer_s=0.01))
     released.set()
 
@@ -878,14 +878,6 @@ def test_with_an_emulator_credentials_are_anonymous(
     client = bucket._client(3)
     assert isinstance(client._credentials, AnonymousCredentials)
     assert client.api_endpoint == endpoint
-
-
-@pytest.mark.parametrize(
-    ("content", "checksum"),
-    [(b"", "AAAAAA=="), (b"123456789", "4waSgw==")],  # RFC 3720's check value E3069283
-)
-def test_crc32c(content: bytes, checksum: str) -> None:
-    assert bucket.crc32c(io.BytesIO(content)) == checksum
 
 
 # The command
@@ -988,7 +980,7 @@ def test_what_ended_the_fetch_is_raised_after_the_table(
 ) -> None:
     storage.put_folder(make("run-a"))
     storage.break_after["runs/run-a/steps.csv"] = [0]
-    with pytest.raises(bucket.UnreachableError):
+    with pytest.raises(UnreachableError):
         run()
     assert capsys.readouterr().out.startswith("fetched 0 (0 B), skipped 0")
 

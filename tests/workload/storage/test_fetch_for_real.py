@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import google_crc32c
 import pytest
 
 from analysis.commands.fetch import Format, run_fetch
@@ -22,7 +21,7 @@ from workload.contract import bundle
 from workload.contract.errors import BundleError, ExitCode, NothingToDoError, ToolError, UsageError
 from workload.storage import fetch
 from workload.storage import gcs as bucket
-from workload.storage.gcs import Patience
+from workload.storage.store import ObjectChangedError, Patience, UnreachableError
 
 pytestmark = pytest.mark.world
 
@@ -67,10 +66,8 @@ def prefix(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+def make(tmp_path: Path) -> Make:
     """A real, complete bundle; its log.txt has `size` bytes that do not repeat."""
-    # The standard library's own is 1000 times slower, and has its own tests.
-    monkeypatch.setattr(bundle, "crc32c", lambda data, crc=0: google_crc32c.extend(crc, data))
 
     def make_bundle(index: int = 0, *, size: int = 20) -> Path:
         run_id = f"20261121T142530Z-local-cpu-resnet18-b16-fp32-{index:06x}"
@@ -284,7 +281,7 @@ def test_an_object_that_changes_after_the_list(server: GcsServer, prefix: str, t
     opened = bucket.connect(BUCKET, prefix=prefix)
     (found,) = opened.objects(prefix)
     server.put(f"{prefix}/x", b"new")
-    with (tmp_path / "x").open("wb") as sink, pytest.raises(bucket.ObjectChangedError):
+    with (tmp_path / "x").open("wb") as sink, pytest.raises(ObjectChangedError):
         opened.download(found, sink)
 
 
@@ -336,7 +333,7 @@ def test_a_token_that_never_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "key.json"))
         monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
         began_s = time.monotonic()
-        with pytest.raises(bucket.UnreachableError, match=r": no answer within 1 s$"):
+        with pytest.raises(UnreachableError, match=r": no answer within 1 s$"):
             bucket.connect("some-bucket", prefix="", patience=Patience(first_answer_s=1))
         assert time.monotonic() - began_s < 3
 

@@ -10,16 +10,17 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import google_crc32c
 import pytest
 from google.api_core import exceptions as api
 
 from tests.workload.storage.strict_gcs import BUCKET, GRAIN_BYTES, StrictGcs, _Handler
 from workload.contract import bundle
+from workload.contract.checksum import crc32c_of
 from workload.contract.errors import BundleError, ToolError, UsageError
 from workload.storage import gcs as bucket
 from workload.storage import upload
-from workload.storage.gcs import Bucket, Patience
+from workload.storage.gcs import Bucket
+from workload.storage.store import Patience, TooLongError, UnreachableError
 
 pytestmark = pytest.mark.world
 
@@ -55,10 +56,8 @@ def opened(gcs: StrictGcs, _connected: tuple[StrictGcs, Bucket]) -> Bucket:
 
 
 @pytest.fixture
-def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def made(tmp_path: Path) -> Path:
     """A complete bundle."""
-    # The standard library's own is 1000 times slower, and has its own tests.
-    monkeypatch.setattr(bundle, "crc32c", lambda data, crc=0: google_crc32c.extend(crc, data))
     folder = bundle.create(tmp_path, RUN)
     bundle.write_record(folder, {"run_id": RUN, "status": "completed"})
     (folder / "steps.csv").write_text("step,phase\n" + "0,measured\n" * 100)
@@ -81,7 +80,7 @@ def large_file(folder: Path, size: int = LARGE_BYTES) -> tuple[Path, str]:
     path = folder / "large"
     path.write_bytes(os.urandom(size))
     with path.open("rb") as content:
-        return path, bucket.crc32c(content)
+        return path, crc32c_of(content)
 
 
 # Bundles
@@ -204,8 +203,8 @@ def test_an_object_is_made_once(size: int, gcs: StrictGcs, opened: Bucket, tmp_p
         f"error: another 'x' is in bucket '{BUCKET}' already\nhint: gcloud storage ls -L gs://{BUCKET}/x"
     )
     assert gcs.objects["x"].content == b"other"
-    generation = gcs.objects["x"].generation
-    assert opened.upload("x", path, crc32c=crc, generation=generation) is True
+    version = str(gcs.objects["x"].generation)
+    assert opened.upload("x", path, crc32c=crc, replaces=version) is True
     assert gcs.objects["x"].content == path.read_bytes()
 
 
@@ -263,7 +262,7 @@ def test_an_upload_that_the_server_forgot_begins_again(
 def test_a_server_that_stays_away(gcs: StrictGcs, opened: Bucket, tmp_path: Path) -> None:
     path, crc = large_file(tmp_path, 20)
     gcs.fail["multipart"] = [503] * 10_000
-    with pytest.raises(bucket.UnreachableError) as caught:
+    with pytest.raises(UnreachableError) as caught:
         Bucket(opened._client, BUCKET, Patience(retry_s=0.2)).upload("x", path, crc32c=crc)
     assert caught.value.report() == (
         f"error: bucket '{BUCKET}' cannot be reached at {gcs.url}: as the test wants\n"
@@ -339,7 +338,7 @@ def test_what_is_read_is_neither_unpacked_nor_without_bound(gcs: StrictGcs, open
     gcs.store({"name": "x", "contentEncoding": "gzip"}, packed)
     tracemalloc.start()
     assert opened.read("x") == packed
-    with pytest.raises(bucket.TooLongError, match=rf"^'x' in bucket '{BUCKET}' has more than 1000 bytes$"):
+    with pytest.raises(TooLongError, match=rf"^'x' in bucket '{BUCKET}' has more than 1000 bytes$"):
         opened.read("x", most_bytes=1000)
     peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -356,13 +355,13 @@ def test_a_bucket_that_is_busy_at_first_contact_is_asked_again(gcs: StrictGcs, o
     opened.with_patience(patience).require_answer("")
     assert gcs.calls["list"] == 6
     gcs.fail["list"] = [429] * 10_000
-    with pytest.raises(bucket.UnreachableError, match=r"too many requests \(429\)$"):
+    with pytest.raises(UnreachableError, match=r"too many requests \(429\)$"):
         opened.with_patience(Patience(first_answer_s=0.1, first_retry_s=0.02)).require_answer("")
 
 
 def test_a_log_in_page_of_the_network(opened: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_Handler, "_list", lambda self, _: self._send(200, b"<html>Welcome</html>"))
-    with pytest.raises(bucket.UnreachableError, match=r"^something else than Cloud Storage answers at http://127"):
+    with pytest.raises(UnreachableError, match=r"^something else than Cloud Storage answers at http://127"):
         opened.require_answer("")
 
 

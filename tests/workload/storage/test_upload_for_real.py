@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import google_crc32c
 import pytest
 
 from tests.workload.storage import gcs_server
 from tests.workload.storage.gcs_server import BUCKET, GcsServer, Relay
 from workload.contract import bundle
+from workload.contract.checksum import crc32c_of
 from workload.contract.errors import BundleError
 from workload.storage import fetch, upload
 from workload.storage import gcs as bucket
@@ -62,10 +62,8 @@ def opened(server: GcsServer) -> Bucket:
 
 
 @pytest.fixture
-def make(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Make:
+def make(tmp_path: Path, request: pytest.FixtureRequest) -> Make:
     """A real, complete bundle; its log.txt has `size` bytes that do not repeat."""
-    # The standard library's own is 1000 times slower, and has its own tests.
-    monkeypatch.setattr(bundle, "crc32c", lambda data, crc=0: google_crc32c.extend(crc, data))
 
     def make_bundle(index: int = 0, *, size: int = 20) -> Path:
         folder = bundle.create(tmp_path / "made", f"{re.sub(r'[^a-z0-9]+', '-', request.node.name)}-{index:06x}")
@@ -171,7 +169,7 @@ def test_an_object_is_made_once(opened: Bucket, make: Make) -> None:
     assert folder.name in opened.folders("launches/")
     path = folder / "steps.csv"
     with path.open("rb") as content:
-        checksum = bucket.crc32c(content)
+        checksum = crc32c_of(content)
     with pytest.raises(BundleError, match=rf"^another '{name}' is in bucket '{BUCKET}' already$"):
         opened.upload(name, path, crc32c=checksum)
     assert opened.read(name) == b"1"

@@ -23,7 +23,8 @@ from tests.launcher.backends.gcp.fake_compute import FakeCompute
 from tests.workload.storage.gcs_server import BUCKET, GcsServer
 from workload.contract.spec import resolve
 from workload.storage import gcs as storage
-from workload.storage.gcs import Bucket, Patience
+from workload.storage.gcs import Bucket
+from workload.storage.store import Patience
 
 IMAGE = "us-central1-docker.pkg.dev/my-project/rooflaunch/trainer@sha256:" + "0" * 64
 SETTINGS = Settings(

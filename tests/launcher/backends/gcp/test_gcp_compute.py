@@ -30,7 +30,7 @@ from launcher.backends.gcp.resources import (
 from tests.launcher.backends.gcp import fake_compute
 from tests.launcher.backends.gcp.fake_compute import FakeCompute, Vm, plain_body, quota_error, stockout_error
 from workload.contract.errors import ExitCode, RooflaunchError, ToolError, UsageError
-from workload.storage.gcs import UnreachableError
+from workload.storage.store import UnreachableError
 
 pytestmark = pytest.mark.world
 

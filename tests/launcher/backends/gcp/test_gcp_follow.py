@@ -14,7 +14,7 @@ from launcher.jobs.records import Heartbeat, Phase, Request, Result, result_obje
 from tests.launcher.backends.gcp import plain
 from tests.launcher.backends.gcp.plain import LAUNCHED_S, NAME, ZONE
 from workload.contract.errors import ToolError
-from workload.storage.gcs import RemoteObject
+from workload.storage.store import StoredObject
 
 PREEMPTED_HINT = "--rerun-preempted 2 starts it again by itself; without --spot it is not taken back"
 BEGAN_S = LAUNCHED_S
@@ -116,11 +116,11 @@ class Cloud:
         self._ask("serial", zone, name)
         return Serial(text=self.serial_text[start:], next_start=len(self.serial_text))
 
-    def objects(self, prefix: str) -> Iterator[RemoteObject]:
+    def objects(self, prefix: str) -> Iterator[StoredObject]:
         assert prefix == f"launches/{NAME}/"
         self._ask("list")
         for name, (generation, content) in self.objects_by_name.items():
-            yield RemoteObject(name=name, bytes=len(content), crc32c="", generation=generation)
+            yield StoredObject(name=name, bytes=len(content), crc32c="", version=str(generation))
 
     def read(self, name: str) -> bytes | None:
         self._ask("read")

@@ -19,7 +19,7 @@ from launcher.backends.gcp.settings import Settings
 from tests.launcher.backends.gcp.fake_compute import FakeCompute, plain_body
 from workload.contract.errors import ExitCode, InterruptedRunError, NoCapacityError, ToolError
 from workload.contract.spec import resolve
-from workload.storage.gcs import UnreachableError
+from workload.storage.store import UnreachableError
 
 pytestmark = pytest.mark.world
 

@@ -24,7 +24,7 @@ from tests.launcher.backends.gcp.fake_rest import (
     refused,
 )
 from workload.contract.errors import ToolError
-from workload.storage.gcs import UnreachableError
+from workload.storage.store import UnreachableError
 
 
 @pytest.fixture

@@ -15,7 +15,8 @@ from launcher.jobs.launches import Seen, State, duration, find, judge, render, r
 from launcher.jobs.records import Heartbeat, Phase, Result, request_object, result_object, status_object
 from tests.launcher.backends.gcp.plain import INSTANCE, LAUNCHED_S, NAME, REQUEST, ZONE
 from workload.contract.errors import NothingToDoError, UsageError
-from workload.storage.gcs import Bucket, RemoteObject, UnreachableError
+from workload.storage.gcs import Bucket
+from workload.storage.store import StoredObject, UnreachableError
 
 
 def instance(**changes: Any) -> Instance:
@@ -298,10 +299,10 @@ class Objects:
         inner = (name.removeprefix(prefix) for name in self.found if name.startswith(prefix))
         return sorted({name.partition("/")[0] for name in inner if "/" in name})
 
-    def objects(self, prefix: str) -> Iterator[RemoteObject]:
+    def objects(self, prefix: str) -> Iterator[StoredObject]:
         self.asked += 1
         names = sorted(name for name in self.found if name.startswith(prefix))
-        return (RemoteObject(name=name, bytes=1, crc32c="", generation=1) for name in names)
+        return (StoredObject(name=name, bytes=1, crc32c="", version="1") for name in names)
 
 
 def as_bucket(objects: Objects) -> Bucket:

@@ -26,7 +26,7 @@ from tests.launcher.backends.gcp.fake_vm import make_request
 from workload.contract import bundle
 from workload.contract.bundle import Status
 from workload.contract.errors import BundleError, ExitCode, ToolError
-from workload.storage.gcs import Patience, RemoteObject
+from workload.storage.store import Patience, StoredObject
 
 ROOT = Path(__file__).parents[4]
 NAME = "rooflaunch-t4-20261121-100000-0000aa"
@@ -52,7 +52,7 @@ class StubBucket:
         for name, content in sorted(self.held.items()):
             if name.startswith(prefix):
                 crc = bundle.crc32c(content).to_bytes(4, "big")
-                yield RemoteObject(name=name, bytes=len(content), crc32c=base64.b64encode(crc).decode(), generation=1)
+                yield StoredObject(name=name, bytes=len(content), crc32c=base64.b64encode(crc).decode(), version="1")
 
     def read(self, name: str) -> bytes | None:
         return self.held.get(name)
@@ -71,9 +71,9 @@ class StubBucket:
             self.beats.append(Heartbeat.from_bytes(content))
         return True
 
-    def upload(self, name: str, path: Path, *, crc32c: str, generation: int = 0) -> bool:
+    def upload(self, name: str, path: Path, *, crc32c: str, replaces: str = "") -> bool:
         assert crc32c
-        assert generation == 0
+        assert not replaces
         if self.broken:
             self.broken -= 1
             raise ToolError("the bucket does not answer", hint="wait")

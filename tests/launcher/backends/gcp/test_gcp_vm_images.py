@@ -15,7 +15,7 @@ from launcher.jobs import launches
 from launcher.jobs.records import Request
 from workload.contract.errors import ExitCode, ToolError, UsageError
 from workload.contract.spec import resolve
-from workload.storage.gcs import UnreachableError
+from workload.storage.store import UnreachableError
 
 UBUNTU = "ubuntu-os-cloud/ubuntu-2404-lts-amd64"
 OWN = "projects/my-project/global/images/own-1"

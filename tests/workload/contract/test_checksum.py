@@ -1,0 +1,65 @@
+import io
+import sys
+import warnings
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workload.contract import checksum
+
+
+@pytest.fixture
+def forgetful() -> Iterator[None]:
+    """Which way is the fastest is decided anew, here and after the test."""
+    checksum._fastest.cache_clear()
+    yield
+    checksum._fastest.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [(b"", "AAAAAA=="), (b"123456789", "4waSgw==")],  # RFC 3720's check value E3069283
+)
+def test_text(content: bytes, text: str) -> None:
+    assert checksum.crc32c_of(io.BytesIO(content)) == text
+
+
+def test_the_rest_of_a_stream_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = io.BytesIO(b"?" + bytes(range(256)) * 5)
+    content.read(1)
+    monkeypatch.setattr(checksum, "BLOCK_BYTES", 100)
+    assert checksum.crc32c_of(content) == checksum.crc32c_text(checksum.crc32c(bytes(range(256)) * 5))
+
+
+@given(st.binary(max_size=2000), st.integers(0, 2**32 - 1))
+def test_both_ways_agree(data: bytes, crc: int) -> None:
+    import google_crc32c
+
+    assert google_crc32c.implementation == "c"
+    assert checksum._in_python(crc, data) == google_crc32c.extend(crc, data)
+
+
+@pytest.mark.usefixtures("forgetful")
+def test_the_compiled_one_is_used_where_it_is() -> None:
+    import google_crc32c
+
+    assert checksum._fastest() is google_crc32c.extend
+
+
+@pytest.mark.usefixtures("forgetful")
+def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "google_crc32c", None)
+    assert checksum._fastest() is checksum._in_python
+    assert checksum.crc32c(b"6789", checksum.crc32c(b"12345")) == 0xE3069283
+
+
+@pytest.mark.usefixtures("forgetful")
+def test_a_package_without_its_compiled_part_is_not_used_and_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    import google_crc32c
+
+    monkeypatch.setattr(google_crc32c, "implementation", "python")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert checksum._fastest() is checksum._in_python

@@ -1,0 +1,139 @@
+"""A store: where bundles and the records of launches lie, whatever kind of place that is.
+
+`open_store("gs://BUCKET/PREFIX")` is a bucket of Cloud Storage. Names of objects are relative to the address, with `/`
+between their parts; checksums are CRC-32C, base64 of the big-endian value, as a bundle's manifest has them. Standard
+library only until a store is opened.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, Self
+
+from workload.contract.errors import BundleError, ToolError
+
+# Records have a few kB, and a list of 10,000 runs has 700: more is damage, or meant to fill somebody's memory.
+MAX_RECORD_BYTES = 2_000_000
+# For text that is shown whole, a start-up log say; the place's own tools are for more.
+MAX_TEXT_BYTES = 32_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """How long to wait for a store behind a network, in seconds; Google's own default is two minutes a question.
+
+    `first_answer_s` bounds the first contact whatever it waits for; `first_retry_s` and `retry_s`: how long a failing
+    request is repeated, at the first contact and later; `connect_s` and `read_s` bound one wait of one request.
+    """
+
+    first_answer_s: float = 15.0
+    first_retry_s: float = 5.0
+    retry_s: float = 20.0
+    connect_s: float = 5.0
+    read_s: float = 8.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredObject:
+    """One object as listed.
+
+    `version` is the store's own word for this content: it changes when the object is replaced. `crc32c` is empty where
+    the listing does not know it. `metadata` are the few words that were stored with the object, where the store keeps
+    such. `problem` says why an entry can be neither read nor replaced (a symbolic link in a folder).
+    """
+
+    name: str
+    bytes: int
+    crc32c: str
+    version: str
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    problem: str = ""
+
+
+class UnreachableError(ToolError):
+    """The store, or another service behind the network, does not answer."""
+
+
+class ObjectChangedError(BundleError):
+    """An object was replaced or deleted after it was listed."""
+
+
+class TooLongError(BundleError):
+    """More bytes came than there should be."""
+
+
+class ObjectExistsError(BundleError):
+    """An object is there that was to be made, or another than the one that was to be replaced."""
+
+
+class Sink(Protocol):
+    """What a download is written to."""
+
+    def write(self, data: bytes, /) -> int: ...
+
+
+class BoundedSink:
+    """Passes on what is written, up to so many bytes; then `TooLongError`."""
+
+    def __init__(self, sink: Sink, most_bytes: int, *, what: str) -> None:
+        self._sink, self._left, self._most, self._what = sink, most_bytes, most_bytes, what
+
+    def write(self, data: bytes, /) -> int:
+        if len(data) > self._left:
+            raise TooLongError(f"{self._what} has more than {self._most} bytes", hint="remove it, or write it again")
+        self._left -= len(data)
+        return self._sink.write(data)
+
+
+class Store(Protocol):
+    """One place for objects. Threads may share it; its `str()` is how messages name it: `bucket 'my-bucket'`.
+
+    A writer and a reader may be on different machines, and either may be killed at any moment: an object is there as a
+    whole, or not at all.
+    """
+
+    @property
+    def kind(self) -> str:
+        """What to call such a place: `bucket`, `folder`."""
+
+    def locate(self, name: str) -> str:
+        """The address of an object, as the place's own tools and our commands take it."""
+
+    def removal(self, name: str) -> str:
+        """The command with which a person removes an object, or all objects below a name that ends in a slash."""
+
+    def with_patience(self, patience: Patience) -> Self:
+        """The same store, asked with other limits."""
+
+    def objects(self, prefix: str) -> Iterator[StoredObject]:
+        """Every object whose name starts with `prefix`, in the order of names."""
+
+    def folders(self, prefix: str) -> list[str]:
+        """`a/` -> `["x", "y"]` where objects `a/x/…` and `a/y/…` exist: without `prefix` and slash, in order."""
+
+    def read(self, name: str, *, most_bytes: int = MAX_RECORD_BYTES) -> bytes | None:
+        """What a small object holds; None where there is none, `TooLongError` where it has more than `most_bytes`."""
+
+    def write(self, name: str, content: bytes, *, if_absent: bool = False) -> bool:
+        """Make or replace an object; with `if_absent` False, and nothing done, where one is there already.
+
+        Of several writers with `if_absent`, exactly one is told True.
+        """
+
+    def upload(
+        self, name: str, path: Path, *, crc32c: str, replaces: str = "", metadata: Mapping[str, str] | None = None
+    ) -> bool:
+        """Store a file whose checksum is known; False where the same content is there already.
+
+        It makes a new object, or replaces the one of version `replaces`. Raises `ObjectExistsError` where another
+        object is there, `BundleError` where the file is not what its checksum says.
+        """
+
+    def download(self, listed: StoredObject, sink: Sink, *, start: int = 0) -> None:
+        """Write the bytes of an object from `start` on, in small pieces.
+
+        Raises `ObjectChangedError` where it was replaced since, `TooLongError` where more come than were listed.
+        """
+
+    def checksum(self, name: str) -> str | None:
+        """The checksum of an object as it is now; None where it is gone."""
