@@ -55,6 +55,7 @@ RATES = (
         running.power_lag,
     ),
     _claim("a ceiling from idle lasts", "first / last third <= 1.03", "ceilings", running.bursts),
+    _claim("the roof is the sustained rate", "0.9 to 1.1", "ceilings", running.roof_is_sustained),
     _claim("ceilings are below the vendor's peak", "0.5 to 1.05", ("machine", "ceilings"), running.below_peak),
     *(_claim(f"{model}: every precision trains", "completed", model, running.all_complete) for model in MODELS),
     *(_claim(f"{model}: images/s as others have", "within 1.6 times", model, running.in_band) for model in MODELS),

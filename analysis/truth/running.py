@@ -1,5 +1,6 @@
 """Claims about rates, power, memory and what goes wrong."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import quantiles
 from typing import Any
@@ -15,6 +16,8 @@ RISING_FROM_S, RISING_TO_S = 0.2, 0.6
 LAG_BELOW = 0.9
 # More is a burst: the last third is then the roof.
 BURST_ABOVE = 1.03
+# Two measurements of one roof, with matrices of other sizes.
+ROOF_WITHIN = 0.1
 # Products reach 80 to 90 % of the vendor's peak; half of it is a fault, more than all of it a wrong peak.
 PEAK_FROM, PEAK_TO = 0.5, 1.05
 # Published figures of one GPU, model and precision differ up to 2.2 times between their authors.
@@ -78,6 +81,16 @@ def below_peak(machine: Mapping[str, Any], ceilings: Mapping[str, Any]) -> Findi
     return Finding(found=figures(shares), holds=all(PEAK_FROM <= share <= PEAK_TO for share in shares.values()))
 
 
+def roof_is_sustained(ceilings: Mapping[str, Any]) -> Finding:
+    """The product's own roofs over the rates that the last third of a load had."""
+    own, ratios = ceilings["ceilings"], {}
+    for name, rate in {**own["flop_per_s"], "copy": own["bytes_per_s"].get("copy")}.items():
+        if rate and name in ceilings["loads"]:
+            sustained = ceilings["loads"][name]["work"] / _thirds(_rows(ceilings, name))[1]
+            ratios[name] = (rate.get("sustained") or rate["median"]) / sustained
+    return Finding(found=figures(ratios), holds=all(abs(ratio - 1) <= ROOF_WITHIN for ratio in ratios.values()))
+
+
 # --- training
 
 
@@ -131,24 +144,12 @@ def long_enough(part: Mapping[str, Any]) -> Finding:
 
 
 def skipped_counted(part: Mapping[str, Any]) -> Finding:
-    """The number of steps that AMP skipped, wherever the record has it."""
-    records = {precision: record for precision, _, record in _completed(part)}
-    if "amp" not in records:
+    """The measured steps that AMP skipped."""
+    timings = {precision: record["timing"] for precision, _, record in _completed(part)}
+    if "amp" not in timings:
         raise NotSettledError("there is no run in amp")
-    number = _find(records["amp"], "skipped")
+    number = timings["amp"].get("skipped_steps", {}).get("measured")
     return Finding(found="not in run.json" if number is None else f"{number:g}", holds=number is not None)
-
-
-def _find(value: Any, word: str) -> float | None:
-    """The first number whose name has `word` in it."""
-    if not isinstance(value, dict):
-        return None
-    for name, inner in value.items():
-        if word in name and isinstance(inner, int | float) and not isinstance(inner, bool):
-            return inner
-        if (number := _find(inner, word)) is not None:
-            return number
-    return None
 
 
 def instruments(loops: Mapping[str, Any]) -> Finding:
@@ -202,6 +203,8 @@ def interrupted(interrupt: Mapping[str, Any]) -> Finding:
     """What Ctrl-C leaves of a profile."""
     if interrupt["ended_before_the_signal"]:
         raise NotSettledError("the profile ended before the signal")
+    if "before a kernel" in ((interrupt.get("profile") or {}).get("reason") or ""):
+        raise NotSettledError("the signal came before ncu profiled a kernel")
     left = len(interrupt["left_over"])
     said = f"{left} process{'' if left == 1 else 'es'} left"
     found = f"exit code {interrupt['exit_code']}, the run is {interrupt['status']}, {said}"
@@ -240,4 +243,6 @@ def wsl(machine: Mapping[str, Any], run: Mapping[str, Any]) -> Finding:
 def tests_pass(tests: Mapping[str, Any]) -> Finding:
     """The last line of pytest."""
     last = (tests["said"].splitlines() or ["nothing"])[-1]
+    if tests["exit_code"] not in (0, 1) or not re.search("passed|failed", last):
+        raise NotSettledError(f"no test ran: {last}")
     return Finding(found=last, holds=tests["exit_code"] == 0)

@@ -31,20 +31,24 @@ class OutOfTimeError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """`scratch` is emptied after every part. `gpu` is what torch says of the device, None where there is none.
+    """`scratch` is emptied after every part. `facts` is what the probe `device` says of torch and the GPU.
 
     `end_s`: when this call of the collector is over, on `time.monotonic`.
     """
 
     scratch: Path
-    gpu: Mapping[str, Any] | None = None
-    why_no_gpu: str = "no GPU was looked for"
+    facts: Mapping[str, Any] = field(default_factory=dict)
     ncus: tuple[Path, ...] = ()
     end_s: float = float("inf")
     quick: bool = False
     trainer: Sequence[str] = TRAINER
     prober: Sequence[str] = PROBER
     now_s: Callable[[], float] = field(default=time.monotonic)
+
+    @property
+    def gpu(self) -> Mapping[str, Any] | None:
+        """Its name, compute capability and memory; None where torch can compute on none."""
+        return self.facts.get("gpu")
 
     @property
     def capability(self) -> str | None:

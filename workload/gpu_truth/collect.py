@@ -151,7 +151,7 @@ def _attempt(part: Part, bench: Bench, *, is_first: bool) -> dict[str, Any] | No
 def _lacking(part: Part, bench: Bench) -> str | None:
     """Why this machine cannot answer."""
     if Need.GPU in part.needs and bench.gpu is None:
-        return f"it needs an NVIDIA GPU: {bench.why_no_gpu}"
+        return f"it needs an NVIDIA GPU: {bench.facts.get('obstacle')}"
     if Need.NCU in part.needs and not bench.ncus:
         return "it needs Nsight Compute, and no ncu was found"
     return None
@@ -232,4 +232,4 @@ def looked_at(bench: Bench) -> Bench:
         raise UsageError("--max-seconds ended before torch was loaded", hint="--max-seconds 540") from error
     except PartFailedError as error:
         raise ToolError(f"torch does not answer: {error}", hint="pip install 'rooflaunch[trainer]'") from error
-    return replace(bench, gpu=facts["gpu"], why_no_gpu=facts["obstacle"] or "torch sees none")
+    return replace(bench, facts=facts)

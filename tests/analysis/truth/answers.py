@@ -94,7 +94,7 @@ def model(name: str) -> dict[str, Any]:
             "said": "",
             "record": {
                 "status": "completed",
-                "timing": {"images_per_s": RATES[precision], "measured_s": 3.5, "skipped_steps": 0},
+                "timing": {"images_per_s": RATES[precision], "measured_s": 3.5, "skipped_steps": {"measured": 0}},
             },
             "published": [{"images_per_s": rate} for rate in (RATES[precision], 1.2 * RATES[precision])],
         }
@@ -125,7 +125,11 @@ def h100() -> dict[str, dict[str, Any]]:
             "loads": {
                 "amp": load(1e12, first_s=1 / 720, last_s=1 / 700),
                 "copy": load(3e9, first_s=1e-3, last_s=1e-3),
-            }
+            },
+            "ceilings": {
+                "flop_per_s": {"amp": {"median": 720e12, "sustained": 705e12}, "fp32": {"median": 50e12}},
+                "bytes_per_s": {"copy": {"median": 3e12, "sustained": None}},
+            },
         },
         **{f"profile-{precision}": profile() for precision in PRECISIONS},
         **{name: model(name) for name in MODELS},

@@ -117,6 +117,11 @@ DISPROVED = [
     ("kernels are of a known family", put("names.steps.resnet50 fp32.0.name", "mystery_k"), "resnet50 fp32 1"),
     ("the usual power is a mean of a second", steady_power, "amp 1, copy 1"),
     ("a ceiling from idle lasts", faster_at_first, "amp 1.286, copy 1"),
+    (
+        "the roof is the sustained rate",
+        put("ceilings.ceilings.flop_per_s.amp", {"median": 880e12, "sustained": None}),
+        "amp 1.257, copy 1",
+    ),
     ("ceilings are below the vendor's peak", put("ceilings.loads.amp.work", 2e12), "amp 1.415, copy 0.8955"),
     ("fp32 is not TF32", put("resnet50.runs.fp32.record.timing.images_per_s", 1750.0), "1.03"),
     ("steps that AMP skips are counted", no_skipped, "not in run.json"),
@@ -326,6 +331,13 @@ def test_an_a100_answers_with_the_power_of_now() -> None:
             "instruments cost no more than 1 %",
             put("loops.ratios", [0.8, 0.9, 1.1, 1.2]),
             "the pairs are too far apart: 1.0000 (half of 4 pairs 0.8250 to 1.1750), resnet18 on cuda",
+        ),
+        ("tests/gpu pass", put("tests.said", "22 skipped in 5 s"), "no test ran: 22 skipped in 5 s"),
+        ("tests/gpu pass", put("tests.exit_code", 4), "no test ran: 41 passed in 90 s"),
+        (
+            "Ctrl-C under ncu leaves the run whole",
+            put("interrupt.profile", {"reason": "interrupted before a kernel was profiled"}),
+            "the signal came before ncu profiled a kernel",
         ),
         (
             "Ctrl-C under ncu leaves the run whole",

@@ -61,7 +61,12 @@ class Clock:
 
 
 def bench_of(folder: Path, clock: Clock, *, seconds: float = 100, gpu: dict[str, Any] | None = None) -> Bench:
-    return Bench(scratch=folder / "scratch.tmp", now_s=clock, end_s=clock() + seconds, gpu=gpu, why_no_gpu="none here")
+    return Bench(
+        scratch=folder / "scratch.tmp",
+        now_s=clock,
+        end_s=clock() + seconds,
+        facts={"gpu": gpu, "obstacle": "none here"},
+    )
 
 
 @pytest.mark.parametrize(
@@ -208,6 +213,16 @@ def test_on_this_machines_cpu(tmp_path: Path) -> None:
     targets = document(folder, "compiler")["evidence"]["targets"]
     assert targets["90"]["constants"]["bytes"] > 1000, "NVRTC compiles without a GPU"
     assert len(document(folder, "loops")["evidence"]["ratios"]) == 4
+
+
+@pytest.mark.world
+def test_the_projects_tests_run_with_pytest_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Each says that there is no GPU, also where there is one.
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    bench = Bench(scratch=tmp_path)
+    found = parts._tests(bench)
+    assert found["exit_code"] == 0, found["said"]
+    assert "Error" not in found["said"]
 
 
 def without_ncu() -> dict[str, str]:
