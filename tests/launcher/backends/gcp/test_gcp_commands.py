@@ -586,6 +586,12 @@ def test_in_an_outage_nothing_is_said_to_be_gone(
         assert capsys.readouterr().err.startswith(f"error: whether 'f00ba2' has a VM is not known: {somewhere} does")
         assert launch(world, "status", plan.name, "--format", "json", *AT_HOME) == 0
         assert json.loads(capsys.readouterr().out)["state"] == State.UNKNOWN
+        assert launch(world, "status", *AT_HOME) == 0
+        shown = capsys.readouterr()
+        assert shown.err == f"warning: no answer from {somewhere}: a VM there that the bucket lacks is not shown\n"
+        (line,) = (each for each in shown.out.splitlines() if each.startswith(plan.name))
+        assert f" {State.UNKNOWN} " in line
+        assert "whether its VM is there is not known: no answer from " in line
         assert [vm.name for vm in cloud.fake.instances] == [plan.name]
         cloud.fake.outage_ends()
         assert launch(world, "down", plan.name, *AT_HOME) == 0
