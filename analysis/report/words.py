@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.report.content import Heading, Table
-from workload.contract.tables import number
+from workload.contract.tables import Column, Role, number
 from workload.contract.text import printable, signed_percent
 
 ABSENT = "\N{EN DASH}"
@@ -104,15 +104,30 @@ def listed(names: Iterable[Any], limit: int = 12) -> str:
     return ", ".join([*every[:limit], *more]) or ABSENT
 
 
-def table(caption: str, columns: Sequence[tuple[str, bool]], rows: Sequence[Sequence[str]]) -> Table:
-    """`columns`: heading, and whether its cells are numbers. Columns without any content are left out."""
-    kept = [place for place in range(len(columns)) if not rows or any(row[place] != ABSENT for row in rows)]
+def table(caption: str, columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> Table:
+    """One row of cells per mapping, see `cell`. A column without any content is left out."""
+    cells = {column: [cell(column, row.get(column.name)) for row in rows] for column in columns}
+    kept = [column for column in columns if not rows or any(text != ABSENT for text in cells[column])]
     return Table(
         caption=caption,
-        headings=[Heading(text=columns[place][0], numeric=columns[place][1]) for place in kept],
-        rows=[[row[place] for place in kept] for row in rows],
+        headings=[Heading(text=column.heading, numeric=column.role is Role.FIGURE) for column in kept],
+        rows=[[cells[column][number] for column in kept] for number in range(len(rows))],
         folded=len(rows) > ROWS_UNFOLDED,
     )
+
+
+def cell(column: Column, value: Any) -> str:
+    """A value as its column shows it, with a unit and prefix of its own; `digits=0` is for counts and plain settings.
+
+    A text stands as it is, so that a column of figures may also hold intervals.
+    """
+    if isinstance(value, str) or column.role is not Role.FIGURE:
+        return text(value)
+    if column.unit == "%":
+        return percent(value, column.digits)
+    if column.prefixed:
+        return seconds(value) if column.unit == "s" else si(value, column.unit, column.digits).strip()
+    return figure(value, column.digits) if column.digits else text(value)
 
 
 def rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:

@@ -29,6 +29,7 @@ from benchmarks.synthetic_bundles import make
 from tests.docs import grammar
 from workload.contract.errors import ExitCode
 from workload.contract.spec import Device, Precision, Profile, RunSpec, arguments
+from workload.contract.tables import Column, Role
 from workload.contract.text import printable
 
 INTERVAL = re.compile(r"interval|\d to \d|no interval")
@@ -126,10 +127,29 @@ def test_a_rate_comes_with_its_interval(row: dict[str, Any], text: str) -> None:
 
 
 def test_columns_without_content_are_left_out_and_long_tables_folded() -> None:
-    table = words.table("c", [("a", False), ("b", True)], [["x", words.ABSENT]] * 25)
-    assert [heading.text for heading in table.headings] == ["a"]
+    columns = [Column(name="a", heading="A", role=Role.FACT), Column(name="b", heading="B")]
+    table = words.table("c", columns, [{"a": "x", "b": None}] * 25)
+    assert [heading.text for heading in table.headings] == ["A"]
     assert table.folded
-    assert not words.table("c", [("a", False)], [["x"]] * 24).folded
+    assert not words.table("c", columns, [{"a": "x"}] * 24).folded
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "shown"),
+    [
+        (Column(name="x", heading="batch", digits=0), 16.0, "16"),
+        (Column(name="x", heading="ratio", digits=3), 1.0, "1.00"),
+        (Column(name="x", heading="share", unit="%", digits=2), 0.123, "12 %"),
+        (Column(name="x", heading="step", unit="s", prefixed=True), 0.0123, "12.3 ms"),
+        (Column(name="x", heading="rate", unit="FLOP/s", prefixed=True, digits=3), 7.92e10, "79.2 GFLOP/s"),
+        (Column(name="x", heading="parameters", prefixed=True, digits=3), 11_689_512, "11.7 M"),
+        (Column(name="x", heading="interval"), "1 to 2", "1 to 2"),
+        (Column(name="x", heading="fault", role=Role.FACT), True, "yes"),
+        (Column(name="x", heading="ratio"), None, words.ABSENT),
+    ],
+)
+def test_a_cell_has_the_unit_and_the_digits_of_its_column(column: Column, value: Any, shown: str) -> None:
+    assert words.cell(column, value) == shown
 
 
 # --- the answer

@@ -4,8 +4,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import pandas as pd
-
 from analysis import statistics
 from analysis.audit.finding import Finding, Severity
 from analysis.breakdown import ALL
@@ -16,6 +14,7 @@ from analysis.report.content import Block, Bullets, Paragraph, Picture, Section
 from analysis.report.evidence import Evidence
 from analysis.roofline import Bound
 from analysis.statistics.samples import LEVEL
+from workload.contract.tables import Column, Role
 
 # Sentences of the summary; every model is in the table.
 MOST_SENTENCES = 8
@@ -23,6 +22,31 @@ MOST_SENTENCES = 8
 MOST_ERRORS = 4
 # Of a profile, in words.
 MOST_FAMILIES = 3
+
+FASTEST = (
+    Column(name="task", heading="model", role=Role.FACT),
+    Column(name="env", heading="fastest on", role=Role.FACT),
+    Column(name="batch_size", heading="batch", digits=0),
+    Column(name="variant", heading="precision", role=Role.FACT),
+    Column(name="images_per_s", heading="images/s"),
+    Column(name="interval", heading="95 % interval"),
+    Column(name="runs", heading="runs", digits=0),
+    Column(name="bound", heading="limited by", role=Role.FACT),
+    Column(name="next", heading="next", role=Role.FACT),
+    Column(name="lead", heading="ahead by"),
+    Column(name="lead_interval", heading="jointly 95 %"),
+)
+CHEAPEST = (
+    Column(name="task", heading="model", role=Role.FACT),
+    Column(name="env", heading="cheapest on", role=Role.FACT),
+    Column(name="batch_size", heading="batch", digits=0),
+    Column(name="variant", heading="precision", role=Role.FACT),
+    Column(name="usd_per_million_images", heading="USD per million images", digits=3),
+    Column(name="interval", heading="95 % interval"),
+    Column(name="usd_per_h", heading="USD/h", digits=3),
+    Column(name="runs", heading="runs", digits=0),
+    Column(name="price", heading="price from", role=Role.FACT),
+)
 
 
 def section(evidence: Evidence) -> Section:
@@ -170,36 +194,17 @@ def _limit(row: Mapping[str, Any]) -> str:
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> Block:
-    columns = [
-        ("model", False),
-        ("fastest on", False),
-        ("batch", True),
-        ("precision", False),
-        ("images/s", True),
-        ("95 % interval", True),
-        ("runs", True),
-        ("limited by", False),
-        ("next", False),
-        ("ahead by", True),
-        ("jointly 95 %", True),
-    ]
-    cells = [
-        [
-            row["task"],
-            row["env"],
-            words.text(row["batch_size"]),
-            row["variant"],
-            words.figure(row["images_per_s"], 4),
-            words.between(row["images_per_s_low"], row["images_per_s_high"], 4),
-            str(row["runs"]),
-            words.text(row["bound"]),
-            row["second"]["env"] if row["second"] else words.ABSENT,
-            f"{words.figure(row.get('ratio'))} x" if words.is_known(row.get("ratio")) else words.ABSENT,
-            words.between(row.get("ratio_low"), row.get("ratio_high")),
-        ]
+    shown = [
+        {
+            **row,
+            "interval": words.between(row["images_per_s_low"], row["images_per_s_high"], 4),
+            "next": row["second"]["env"] if row["second"] else None,
+            "lead": f"{words.figure(row.get('ratio'))} x" if words.is_known(row.get("ratio")) else None,
+            "lead_interval": words.between(row.get("ratio_low"), row.get("ratio_high")),
+        }
         for row in rows
     ]
-    return words.table("Fastest environment per model", columns, cells)
+    return words.table("Fastest environment per model", FASTEST, shown)
 
 
 def _cheapest(evidence: Evidence) -> list[Block]:
@@ -207,32 +212,11 @@ def _cheapest(evidence: Evidence) -> list[Block]:
     if costs.empty:
         return [Paragraph(text="No run has a price per hour, so nothing is said about cost.")]
     best = costs.loc[costs.groupby("task", sort=False)["usd_per_million_images"].idxmin()]
-    columns = [
-        ("model", False),
-        ("cheapest on", False),
-        ("batch", True),
-        ("precision", False),
-        ("USD per million images", True),
-        ("95 % interval", True),
-        ("USD/h", True),
-        ("runs", True),
-        ("price from", False),
-    ]
-    cells = [
-        [
-            row["task"],
-            row["env"],
-            words.text(row["batch_size"]),
-            row["variant"],
-            words.figure(row["usd_per_million_images"]),
-            words.between(row["usd_per_million_images_low"], row["usd_per_million_images_high"]),
-            words.figure(row["usd_per_h"]),
-            words.text(row["runs"]),
-            words.text(row.get("price")),
-        ]
+    rows = [
+        row | {"interval": words.between(row["usd_per_million_images_low"], row["usd_per_million_images_high"])}
         for row in words.rows_of(best)
     ]
-    return [words.table("Cheapest environment per model, where prices are known", columns, cells)]
+    return [words.table("Cheapest environment per model, where prices are known", CHEAPEST, rows)]
 
 
 def _trust(evidence: Evidence) -> str:
@@ -248,9 +232,3 @@ def _trust(evidence: Evidence) -> str:
         f"It rests on {words.counted(len(evidence.material.runs), 'measured run')} of {len(runs)} in "
         f"{words.counted(len(lines), 'configuration')}{alone}. The audit found {found}."
     )
-
-
-def cheapest_of(costs: pd.DataFrame, task: str) -> pd.DataFrame:
-    """The cheapest line of each environment for one model, the cheapest first."""
-    table = registry.cheapest(costs)
-    return table[table["task"] == task].sort_values("usd_per_million_images") if len(table) else table

@@ -11,9 +11,38 @@ import pandas as pd
 from analysis.report import words
 from analysis.report.content import Block, Paragraph, Section
 from analysis.report.evidence import Evidence
+from workload.contract.tables import Column, Role
 
 _TABLE = Path(__file__).parents[1] / "big_o.toml"
 COUNTED = "matrix products and convolutions, forward and backward; element-wise work, normalisation and pooling count 0"
+
+MODELS = (
+    Column(name="task", heading="model", role=Role.FACT),
+    Column(name="parameters", heading="parameters", prefixed=True, digits=3),
+    Column(name="forward_mac_per_image", heading="forward MAC/image", unit="MAC", prefixed=True, digits=3),
+    Column(name="forward_flop_per_image", heading="forward FLOP/image", unit="FLOP", prefixed=True, digits=3),
+    Column(name="train_flop_per_image", heading="training FLOP/image", unit="FLOP", prefixed=True, digits=3),
+    Column(name="over_forward", heading="training / forward", digits=3),
+    Column(name="per_parameter", heading="training FLOP per parameter", digits=3),
+)
+STEPS = (
+    Column(name="task", heading="model", role=Role.FACT),
+    Column(name="variant", heading="precision", role=Role.FACT),
+    Column(name="batch_size", heading="batch", digits=0),
+    Column(name="train_flop_per_step", heading="FLOP per step", unit="FLOP", prefixed=True, digits=3),
+    Column(name="bytes_low", heading="bytes per step, least", unit="B", prefixed=True, digits=3),
+    Column(name="bytes_high", heading="most", unit="B", prefixed=True, digits=3),
+    Column(name="intensity", heading="FLOP/byte"),
+    Column(name="peak_memory_bytes", heading="peak memory", unit="B", prefixed=True, digits=3),
+)
+LAYERS = (
+    Column(name="layer", heading="layer", role=Role.FACT),
+    Column(name="forward", heading="forward FLOP", role=Role.FACT),
+    Column(name="order", heading="order", role=Role.FACT),
+    Column(name="training", heading="training", role=Role.FACT),
+    Column(name="bytes", heading="bytes", role=Role.FACT),
+    Column(name="intensity", heading="arithmetic intensity", role=Role.FACT),
+)
 
 
 def section(evidence: Evidence) -> Section:
@@ -31,64 +60,30 @@ def section(evidence: Evidence) -> Section:
 
 
 def _models(rows: list[dict[str, Any]]) -> Block:
-    columns = [
-        ("model", False),
-        ("parameters", True),
-        ("forward MAC/image", True),
-        ("forward FLOP/image", True),
-        ("training FLOP/image", True),
-        ("training / forward", True),
-        ("training FLOP per parameter", True),
-    ]
-    cells = [
-        [
-            row["task"],
-            words.si(row["parameters"], "").strip(),
-            words.si(row["forward_mac_per_image"], "MAC"),
-            words.si(row["forward_flop_per_image"], "FLOP"),
-            words.si(row["train_flop_per_image"], "FLOP"),
-            words.figure(_ratio(row, "train_flop_per_image", "forward_flop_per_image")),
-            words.figure(_ratio(row, "train_flop_per_image", "parameters")),
-        ]
+    known = [
+        row
+        | {
+            "over_forward": _ratio(row, "train_flop_per_image", "forward_flop_per_image"),
+            "per_parameter": _ratio(row, "train_flop_per_image", "parameters"),
+        }
         for row in rows
     ]
-    return words.table(f"Work per image: {COUNTED}", columns, cells)
+    return words.table(f"Work per image: {COUNTED}", MODELS, known)
 
 
 def _steps(evidence: Evidence) -> Block:
     table = evidence.material.measured.drop_duplicates(["task", "variant", "batch_size"])
     runs = evidence.material.runs.drop_duplicates("line").set_index("line")
-    columns = [
-        ("model", False),
-        ("precision", False),
-        ("batch", True),
-        ("FLOP per step", True),
-        ("bytes per step, least", True),
-        ("most", True),
-        ("FLOP/byte", True),
-        ("peak memory", True),
-    ]
-    cells = []
+    rows = []
     for line, row in zip(table.index, words.rows_of(table), strict=True):
         low, high = (_number(runs, line, f"bytes_{end}_per_step") for end in ("lower", "upper"))
         flop = row["train_flop_per_step"]
         intensity = words.between(words.quotient(flop, high), words.quotient(flop, low))
-        cells.append(
-            [
-                row["task"],
-                row["variant"],
-                words.text(row["batch_size"]),
-                words.si(flop, "FLOP"),
-                words.si(low, "B"),
-                words.si(high, "B"),
-                intensity,
-                words.si(row["peak_memory_bytes"], "B"),
-            ]
-        )
+        rows.append(row | {"bytes_low": low, "bytes_high": high, "intensity": intensity})
     return words.table(
         "Work per step: FLOP by formula; bytes modelled, from each tensor once to every operation from and to memory",
-        columns,
-        cells,
+        STEPS,
+        rows,
     )
 
 
@@ -110,12 +105,15 @@ def _by_operation(evidence: Evidence, rows: list[dict[str, Any]]) -> list[Block]
     kinds = sorted({kind for _, flop in shares for kind in flop})
     if not kinds:
         return []
-    columns = [("model", False), *((kind.replace("_", " "), True) for kind in kinds)]
-    cells = [
-        [task, *(words.percent(flop.get(kind, 0.0) / sum(flop.values())) if flop else words.ABSENT for kind in kinds)]
+    columns = [
+        Column(name="model", heading="model", role=Role.FACT),
+        *(Column(name=kind, heading=kind.replace("_", " "), unit="%", digits=2) for kind in kinds),
+    ]
+    rows_of_shares = [
+        {"model": task, **({kind: flop.get(kind, 0.0) / sum(flop.values()) for kind in kinds} if flop else {})}
         for task, flop in shares
     ]
-    return [words.table("Training FLOP by operation", columns, cells)]
+    return [words.table("Training FLOP by operation", columns, rows_of_shares)]
 
 
 def _words(rows: list[dict[str, Any]]) -> str:
@@ -142,23 +140,12 @@ def _words(rows: list[dict[str, Any]]) -> str:
 
 
 def _big_o() -> Block:
-    columns = [
-        ("layer", False),
-        ("forward FLOP", False),
-        ("order", False),
-        ("training", False),
-        ("bytes", False),
-        ("arithmetic intensity", False),
-    ]
-    cells = [
-        [row[name] for name in ("layer", "forward", "order", "training", "bytes", "intensity")] for row in _layers()
-    ]
     caption = (
         "Growth by layer type: N images, C channels in, K out, H x W pixels out, R x S filter, G groups, T "
         "tokens of width "
         "D, F features; 1 fused multiply-add = 2 FLOP"
     )
-    return words.table(caption, columns, cells)
+    return words.table(caption, LAYERS, _layers())
 
 
 @functools.cache

@@ -12,6 +12,7 @@ from analysis.report import words
 from analysis.report.content import Block, Bullets, Commands, Paragraph, Section
 from analysis.report.evidence import Evidence
 from analysis.report.reproduce import commands
+from workload.contract.tables import Column, Role
 
 SHOWN_RUNS = 3
 MOST_FIGURES = 6
@@ -22,6 +23,44 @@ MOST_PROBLEMS = 100
 FIGURE = re.compile(r"\d+(?:\.\d+)?")
 # Of a hash; enough to tell commits and digests apart.
 HASH_CHARACTERS = 19
+# What tells rows of the environment table apart.
+SOFTWARE_FACTS = (
+    "env",
+    "hostname",
+    "os",
+    "kernel",
+    "device_name",
+    "driver_version",
+    "cuda_build",
+    "cudnn",
+    "python",
+    "torch",
+    "torchvision",
+    "machine_type",
+    "zone",
+    "hypervisor",
+    "cpu_model",
+    "image_digest",
+    "commit",
+    "commit_dirty",
+)
+ENVIRONMENTS = (
+    Column(name="env", heading="environment", role=Role.FACT),
+    Column(name="hostname", heading="host", role=Role.FACT),
+    Column(name="system", heading="OS, kernel", role=Role.FACT),
+    Column(name="device_name", heading="device", role=Role.FACT),
+    Column(name="driver_version", heading="driver", role=Role.FACT),
+    Column(name="cuda", heading="CUDA, cuDNN", role=Role.FACT),
+    Column(name="python", heading="Python", role=Role.FACT),
+    Column(name="torch", heading="torch, torchvision", role=Role.FACT),
+    Column(name="storage", heading="storage", role=Role.FACT),
+    Column(name="machine", heading="machine, zone", role=Role.FACT),
+    Column(name="hypervisor", heading="virtualisation", role=Role.FACT),
+    Column(name="cpu_model", heading="CPU", role=Role.FACT),
+    Column(name="image", heading="image", role=Role.FACT),
+    Column(name="commit", heading="commit", role=Role.FACT),
+    Column(name="runs", heading="runs", digits=0),
+)
 LIMITS = (
     "A few measured steps per run: long trainings meet heat, other tenants and data that these do not.",
     (
@@ -48,68 +87,22 @@ LIMITS = (
 def environment(evidence: Evidence) -> Section:
     """The environment table of report D, a row per environment and set of software."""
     runs = evidence.material.every
-    facts = [
-        "env",
-        "hostname",
-        "os",
-        "kernel",
-        "device_name",
-        "driver_version",
-        "cuda_build",
-        "cudnn",
-        "python",
-        "torch",
-    ]
-    facts += [
-        "torchvision",
-        "machine_type",
-        "zone",
-        "hypervisor",
-        "cpu_model",
-        "image_digest",
-        "commit",
-        "commit_dirty",
-    ]
-    distinct = runs.groupby(facts, dropna=False, sort=False).size().reset_index(name="runs")
-    columns = [
-        ("environment", False),
-        ("host", False),
-        ("OS, kernel", False),
-        ("device", False),
-        ("driver", False),
-        ("CUDA, cuDNN", False),
-        ("Python", False),
-        ("torch, torchvision", False),
-        ("storage", False),
-        ("machine, zone", False),
-        ("virtualisation", False),
-        ("CPU", False),
-        ("image", False),
-        ("commit", False),
-        ("runs", True),
-    ]
+    distinct = runs.groupby(list(SOFTWARE_FACTS), dropna=False, sort=False).size().reset_index(name="runs")
     storage = _storage(evidence, runs)
     rows = [
-        [
-            row["env"],
-            words.text(row["hostname"]),
-            _joined(row["os"], row["kernel"]),
-            words.text(row["device_name"]),
-            words.text(row["driver_version"]),
-            _joined(row["cuda_build"], row["cudnn"]),
-            words.text(row["python"]),
-            _joined(row["torch"], row["torchvision"]),
-            storage.get(row["env"], words.ABSENT),
-            _joined(row["machine_type"], row["zone"]),
-            words.text(row["hypervisor"]),
-            words.text(row["cpu_model"]),
-            words.text(row["image_digest"])[:HASH_CHARACTERS],
-            words.text(row["commit"])[:12] + (" with changes" if row["commit_dirty"] is True else ""),
-            str(row["runs"]),
-        ]
+        row
+        | {
+            "system": _joined(row["os"], row["kernel"]),
+            "cuda": _joined(row["cuda_build"], row["cudnn"]),
+            "torch": _joined(row["torch"], row["torchvision"]),
+            "storage": storage.get(row["env"]),
+            "machine": _joined(row["machine_type"], row["zone"]),
+            "image": words.text(row["image_digest"])[:HASH_CHARACTERS],
+            "commit": words.text(row["commit"])[:12] + (" with changes" if row["commit_dirty"] is True else ""),
+        }
         for row in words.rows_of(distinct)
     ]
-    table = words.table("Environments; a row for each set of software", columns, rows)
+    table = words.table("Environments; a row for each set of software", ENVIRONMENTS, rows)
     return Section(name="environment", title="Environments", blocks=[table])
 
 

@@ -9,6 +9,7 @@ from analysis.configurations import completed
 from analysis.report import words
 from analysis.report.content import Block, Bullets, Paragraph, Section
 from analysis.report.evidence import Evidence
+from workload.contract.tables import Column, Role
 
 QUESTIONS = (
     "Does expensive hardware win, in time and per million images?",
@@ -34,8 +35,29 @@ METHOD = (
     ),
 )
 
-
 FOREIGN = "how they were timed, and what of it was warm-up, is known as far as the files say."
+
+MATRIX = (
+    Column(name="env", heading="environment", role=Role.FACT),
+    Column(name="device", heading="device", role=Role.FACT),
+    Column(name="runtime", heading="backend, runtime", role=Role.FACT),
+    Column(name="models", heading="models", role=Role.FACT),
+    Column(name="data", heading="data, image size", role=Role.FACT),
+    Column(name="precision", heading="precision", role=Role.FACT),
+    Column(name="batch_sizes", heading="batch sizes", role=Role.FACT),
+    Column(name="steps", heading="measured steps"),
+    Column(name="repeats", heading="repeats"),
+    Column(name="completed", heading="completed", digits=0),
+    Column(name="runs", heading="runs", digits=0),
+)
+BROKEN = (
+    Column(name="run_id", heading="run", role=Role.FACT),
+    Column(name="env", heading="environment", role=Role.FACT),
+    Column(name="task", heading="model", role=Role.FACT),
+    Column(name="batch_size", heading="batch", digits=0),
+    Column(name="ending", heading="ended", role=Role.FACT),
+    Column(name="error", heading="error", role=Role.FACT),
+)
 
 
 def section(evidence: Evidence) -> Section:
@@ -78,41 +100,28 @@ def _single(evidence: Evidence) -> str:
 
 
 def _matrix(evidence: Evidence, runs: pd.DataFrame) -> Block:
-    columns = [
-        ("environment", False),
-        ("device", False),
-        ("backend, runtime", False),
-        ("models", False),
-        ("data, image size", False),
-        ("precision", False),
-        ("batch sizes", False),
-        ("measured steps", True),
-        ("repeats", True),
-        ("completed", True),
-        ("runs", True),
-    ]
-    cells = [_matrix_row(env, runs[runs["env"] == env]) for env in evidence.material.environments]
-    return words.table("Run matrix", columns, cells)
+    rows = [_matrix_row(env, runs[runs["env"] == env]) for env in evidence.material.environments]
+    return words.table("Run matrix", MATRIX, rows)
 
 
-def _matrix_row(env: str, runs: pd.DataFrame) -> list[str]:
+def _matrix_row(env: str, runs: pd.DataFrame) -> dict[str, Any]:
     repeats = completed(runs).groupby(["task", "variant", "batch_size"]).size()
-    return [
-        env,
-        words.listed(runs["device_name"]),
-        words.listed(
+    return {
+        "env": env,
+        "device": words.listed(runs["device_name"]),
+        "runtime": words.listed(
             f"{row['backend'] or 'unknown'}, {row['runtime'] or 'unknown'}"
             for row in words.rows_of(runs[["backend", "runtime"]])
         ),
-        words.listed(sorted(set(runs["model"]))),
-        words.listed(_data(row) for row in words.rows_of(runs[["dataset", "image_size"]])),
-        words.listed(sorted(set(runs["variant"]))),
-        words.listed(sorted(set(runs["batch_size"].dropna()))),
-        _range(runs["steps"].dropna()),
-        _range(repeats),
-        str(len(completed(runs))),
-        str(len(runs)),
-    ]
+        "models": words.listed(sorted(set(runs["model"]))),
+        "data": words.listed(_data(row) for row in words.rows_of(runs[["dataset", "image_size"]])),
+        "precision": words.listed(sorted(set(runs["variant"]))),
+        "batch_sizes": words.listed(sorted(set(runs["batch_size"].dropna()))),
+        "steps": _range(runs["steps"].dropna()),
+        "repeats": _range(repeats),
+        "completed": len(completed(runs)),
+        "runs": len(runs),
+    }
 
 
 def _data(row: dict[str, Any]) -> str:
@@ -128,23 +137,5 @@ def _range(values: "pd.Series[Any]") -> str:
 
 
 def _broken(runs: pd.DataFrame) -> Block:
-    columns = [
-        ("run", False),
-        ("environment", False),
-        ("model", False),
-        ("batch", True),
-        ("ended", False),
-        ("error", False),
-    ]
-    cells: Sequence[Sequence[str]] = [
-        [
-            words.text(row["run_id"]),
-            row["env"],
-            row["task"],
-            words.text(row["batch_size"]),
-            words.text(row["status"]).replace("_", " "),
-            words.text(row["error"]),
-        ]
-        for row in words.rows_of(runs)
-    ]
-    return words.table("Runs that did not come to their end", columns, cells)
+    rows = [row | {"ending": str(row["status"]).replace("_", " ")} for row in words.rows_of(runs)]
+    return words.table("Runs that did not come to their end", BROKEN, rows)

@@ -20,11 +20,21 @@ from analysis.report.evidence import Evidence
 from analysis.report.sections.answer import rates
 from analysis.roofline import Bound
 from analysis.statistics.power import ALPHA
+from workload.contract.tables import Column, Role
 
 # A doubled batch that gains less has found the device full; published doublings from 64 to 128 gain 2 %.
 WORTHWHILE = 1.05
 MOST_SENTENCES = 12
 LEAST_TO_COMPARE = 2
+GAINS = (
+    Column(name="env", heading="environment", role=Role.FACT),
+    Column(name="series", heading="model", role=Role.FACT),
+    Column(name="left", heading="batch", digits=0),
+    Column(name="right", heading="to", digits=0),
+    Column(name="gain", heading="throughput"),
+    Column(name="interval", heading="95 % interval"),
+    Column(name="reason", heading="note", role=Role.FACT),
+)
 UNCORRECTED = "Each interval is a 95 % one by itself: of twenty such statements one may be wrong."
 
 
@@ -204,10 +214,19 @@ class Pays(StrEnum):
 
 def batch_sentences(evidence: Evidence) -> tuple[list[str], Table | None]:
     """From which batch size on a larger one gains less than `WORTHWHILE`, per series; and the table behind it."""
-    rows: list[list[str]] = []
+    rows: list[Mapping[str, Any]] = []
     found: dict[Pays, list[str]] = {each: [] for each in Pays}
     for env, series, steps in _gains(evidence):
-        rows += [[env, series, *_gain_cells(step)] for step in steps]
+        rows += [
+            step
+            | {
+                "env": env,
+                "series": series,
+                "gain": f"{words.figure(step['ratio'])} x",
+                "interval": words.between(step["low"], step["high"]),
+            }
+            for step in steps
+        ]
         answer, sentence = _where_it_stops(steps)
         found[answer].append(f"{series} on {env}: {sentence}.")
     full = _out_of_memory(evidence)
@@ -216,17 +235,8 @@ def batch_sentences(evidence: Evidence) -> tuple[list[str], Table | None]:
     total = sum(map(len, found.values()))
     counts = ", ".join(f"in {len(said)} {each}" for each, said in found.items() if said)
     first = f"Of {total} series of batch sizes {counts} (limit: {words.change(WORTHWHILE)} per step)."
-    columns = [
-        ("environment", False),
-        ("model", False),
-        ("batch", True),
-        ("to", True),
-        ("throughput", True),
-        ("95 % interval", True),
-        ("note", False),
-    ]
     sentences = _first([sentence for said in found.values() for sentence in said])
-    return [first, *sentences, *_first(full)], words.table("Gain by each larger batch", columns, rows)
+    return [first, *sentences, *_first(full)], words.table("Gain by each larger batch", GAINS, rows)
 
 
 def _gains(evidence: Evidence) -> Iterator[tuple[str, str, list[dict[str, Any]]]]:
@@ -250,16 +260,6 @@ def _gain(evidence: Evidence, left: Mapping[str, Any], right: Mapping[str, Any])
         "high": found.interval.high if found.interval else None,
         "reason": None if found.interval else next(iter(found.reasons), "no interval"),
     }
-
-
-def _gain_cells(step: Mapping[str, Any]) -> list[str]:
-    return [
-        words.text(step["left"]),
-        words.text(step["right"]),
-        f"{words.figure(step['ratio'])} x",
-        words.between(step["low"], step["high"]),
-        words.text(step["reason"]),
-    ]
 
 
 def _where_it_stops(steps: Sequence[Mapping[str, Any]]) -> tuple[Pays, str]:

@@ -6,9 +6,38 @@ from analysis.figures import registry
 from analysis.report import words
 from analysis.report.content import Block, Paragraph, Picture, Section
 from analysis.report.evidence import Compared, Evidence
+from workload.contract.tables import Column, Role
 
 # All pairs of places times all configurations: more than this are for `analyze compare`.
 MOST_PAIRS = 300
+SUMMARY = (
+    Column(name="env", heading="environment", role=Role.FACT),
+    Column(name="task", heading="model", role=Role.FACT),
+    Column(name="precision", heading="precision", role=Role.FACT),
+    Column(name="batch_size", heading="batch", digits=0),
+    Column(name="runs", heading="runs", digits=0),
+    Column(name="images_per_s", heading="images/s, median"),
+    Column(name="interval", heading="95 % interval"),
+    Column(name="mean", heading="mean ± SD"),
+    Column(name="step_s", heading="step", unit="s", prefixed=True),
+    Column(name="flop_per_s", heading="attained without waits", unit="FLOP/s", prefixed=True, digits=3),
+    Column(name="intensity", heading="FLOP/byte", digits=3),
+    Column(name="fraction_of_roof", heading="of the roof", unit="%", digits=2),
+    Column(name="bound", heading="limited by", role=Role.FACT),
+    Column(name="data_wait_fraction", heading="data waits", unit="%", digits=2),
+)
+COMPARED = (
+    Column(name="model", heading="model", role=Role.FACT),
+    Column(name="batch_size", heading="batch", digits=0),
+    Column(name="precision", heading="precision", role=Role.FACT),
+    Column(name="left", heading="left", role=Role.FACT),
+    Column(name="right", heading="right", role=Role.FACT),
+    Column(name="ratio", heading="right/left", digits=3),
+    Column(name="interval", heading="jointly 95 %"),
+    Column(name="p_holm", heading="p (Holm)", digits=2),
+    Column(name="verdict", heading="verdict", role=Role.FACT),
+    Column(name="note", heading="note", role=Role.FACT),
+)
 
 
 def section(evidence: Evidence) -> Section:
@@ -32,47 +61,23 @@ def section(evidence: Evidence) -> Section:
 
 
 def _summary(evidence: Evidence) -> Block:
-    columns = [
-        ("environment", False),
-        ("model", False),
-        ("precision", False),
-        ("batch", True),
-        ("runs", True),
-        ("images/s, median", True),
-        ("95 % interval", True),
-        ("mean ± SD", True),
-        ("step", True),
-        ("attained without waits", True),
-        ("FLOP/byte", True),
-        ("of the roof", True),
-        ("limited by", False),
-        ("data waits", True),
-    ]
     points = _points(evidence)
     spread = evidence.material.runs.groupby("line")["images_per_s"].agg(["mean", "std"])
-    cells = []
+    rows = []
     for line, row in enumerate(words.rows_of(evidence.material.measured)):
         point = points.get((row["env"], row["task"], row["variant"], row["batch_size"]), {})
         mean, stdev = (spread.at[line, name] if line in spread.index else None for name in ("mean", "std"))
-        cells.append(
-            [
-                row["env"],
-                row["task"],
-                row["series"].partition(" · ")[2],
-                words.text(row["batch_size"]),
-                str(row["runs"]),
-                words.figure(row["images_per_s"], 4),
-                words.between(row["images_per_s_low"], row["images_per_s_high"], 4),
-                f"{words.figure(mean, 4)} ± {words.figure(stdev, 2)}" if words.is_known(stdev) else words.ABSENT,
-                words.seconds(row["step_s"]),
-                words.si(row["flop_per_s"], "FLOP/s"),
-                words.figure(point.get("intensity_flop_per_byte")),
-                words.percent(point.get("fraction_of_roof")),
-                words.text(row["bound"]),
-                words.percent(row["data_wait_fraction"]),
-            ]
+        rows.append(
+            row
+            | {
+                "precision": row["series"].partition(" · ")[2],
+                "interval": words.between(row["images_per_s_low"], row["images_per_s_high"], 4),
+                "mean": f"{words.figure(mean, 4)} ± {words.figure(stdev, 2)}" if words.is_known(stdev) else None,
+                "intensity": point.get("intensity_flop_per_byte"),
+                "fraction_of_roof": point.get("fraction_of_roof"),
+            }
         )
-    return words.table("Summary: one line per configuration and environment", columns, cells)
+    return words.table("Summary: one line per configuration and environment", SUMMARY, rows)
 
 
 def _points(evidence: Evidence) -> dict[tuple[Any, ...], dict[str, Any]]:
@@ -89,34 +94,9 @@ def compared(found: Compared, what: str) -> list[Block]:
     """The table of `analysis.compare`, or why there is none."""
     if found.reason is not None:
         return [Paragraph(text=f"No comparison between {what}: {found.reason}.")]
-    columns = [
-        ("model", False),
-        ("batch", True),
-        ("precision", False),
-        ("left", False),
-        ("right", False),
-        ("right/left", True),
-        ("jointly 95 %", True),
-        ("p (Holm)", True),
-        ("verdict", False),
-        ("note", False),
-    ]
-    rows = words.rows_of(found.table)
-    cells = [
-        [
-            words.text(row["model"]),
-            words.text(row["batch_size"]),
-            words.text(row["precision"]),
-            words.text(row["left"]),
-            words.text(row["right"]),
-            words.figure(row["ratio"]),
-            words.between(row["ratio_low"], row["ratio_high"]),
-            words.figure(row["p_holm"], 2),
-            words.text(row["verdict"]),
-            words.text(row.get("note")),
-        ]
-        for row in rows[:MOST_PAIRS]
+    rows = [
+        row | {"interval": words.between(row["ratio_low"], row["ratio_high"])} for row in words.rows_of(found.table)
     ]
     more = f"; the first {MOST_PAIRS}, analyze compare prints all" if len(rows) > MOST_PAIRS else ""
     caption = f"Ratio of images/s; intervals and p-values corrected for all {len(rows)} comparisons (Holm){more}"
-    return [words.table(caption, columns, cells)]
+    return [words.table(caption, COMPARED, rows[:MOST_PAIRS])]

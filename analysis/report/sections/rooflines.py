@@ -1,8 +1,6 @@
 """Rooflines: what the devices do, where steps and kernels stand below that, and how batch and precision move them."""
 
-from typing import Any
-
-import pandas as pd
+from dataclasses import replace
 
 from analysis.figures.figure import Figure
 from analysis.operators import SHOWN, longest
@@ -11,7 +9,58 @@ from analysis.report.content import Block, Paragraph, Picture, Section
 from analysis.report.evidence import Evidence
 from analysis.report.sections.answer import headline
 from workload.contract.spec import Device
+from workload.contract.tables import Column, Role
 
+ROOFS = (
+    Column(name="env", heading="environment", role=Role.FACT),
+    Column(name="device_name", heading="device", role=Role.FACT),
+    Column(name="precision", heading="precision", role=Role.FACT),
+    Column(name="kind", heading="kind", role=Role.FACT),
+    Column(name="flop_per_s", heading="FLOP/s", unit="FLOP/s", prefixed=True, digits=3),
+    Column(name="bytes_per_s", heading="bandwidth", unit="B/s", prefixed=True, digits=3),
+    Column(name="ridge", heading="ridge, FLOP/byte", digits=3),
+    Column(name="source", heading="source", role=Role.FACT),
+    Column(name="note", heading="note", role=Role.FACT),
+)
+SHIFTS = (
+    Column(name="place", heading="environment", role=Role.FACT),
+    Column(name="model", heading="model", role=Role.FACT),
+    Column(name="source", heading="bytes", role=Role.FACT),
+    Column(name="changed", heading="changed", role=Role.FACT),
+    Column(name="left", heading="from", role=Role.FACT),
+    Column(name="right", heading="to", role=Role.FACT),
+    Column(name="at", heading="at", role=Role.FACT),
+    Column(name="intensity_left", heading="FLOP/byte from", digits=3),
+    Column(name="intensity_right", heading="to", digits=3),
+    Column(name="flop_per_s_ratio", heading="FLOP/s, ratio", digits=3),
+    Column(name="bounds", heading="limited by", role=Role.FACT),
+)
+FAMILIES = (
+    Column(name="env", heading="environment", role=Role.FACT),
+    Column(name="task", heading="model", role=Role.FACT),
+    Column(name="batch_size", heading="batch", digits=0),
+    Column(name="variant", heading="precision", role=Role.FACT),
+    Column(name="family", heading="kernels", role=Role.FACT),
+    Column(name="launches", heading="launches", digits=3),
+    Column(name="duration_s", heading="time", unit="s", prefixed=True),
+    Column(name="share_of_time", heading="share", unit="%", digits=2),
+    Column(name="intensity_flop_per_byte", heading="FLOP/byte", digits=3),
+    Column(name="flop_per_s", heading="FLOP/s", unit="FLOP/s", prefixed=True, digits=3),
+    Column(name="sm_percent", heading="SM"),
+    Column(name="dram_percent", heading="DRAM"),
+)
+OPERATORS = (
+    Column(name="place", heading="environment", role=Role.FACT),
+    Column(name="model", heading="model", role=Role.FACT),
+    Column(name="batch_size", heading="batch", digits=0),
+    Column(name="precision", heading="precision", role=Role.FACT),
+    Column(name="name", heading="operator", role=Role.FACT),
+    Column(name="launches", heading="calls", digits=3),
+    Column(name="duration_s", heading="own time", unit="s", prefixed=True),
+    Column(name="share_of_time", heading="share", unit="%", digits=2),
+    Column(name="flop_per_s", heading="FLOP/s", unit="FLOP/s", prefixed=True, digits=3),
+    Column(name="note", heading="note", role=Role.FACT),
+)
 OF_OPERATORS = (
     "Operators by torch.profiler, per step: self time on the CPU, without that of the operators which each one calls; "
     "the profiler slows down small operators most"
@@ -43,32 +92,8 @@ def _roofs(evidence: Evidence) -> Block:
     roofs = evidence.material.roofs
     if roofs.empty:
         return Paragraph(text="No ceiling was measured, and no vendor's peak is known for these devices.")
-    columns = [
-        ("environment", False),
-        ("device", False),
-        ("precision", False),
-        ("kind", False),
-        ("FLOP/s", True),
-        ("bandwidth", True),
-        ("ridge, FLOP/byte", True),
-        ("source", False),
-        ("note", False),
-    ]
-    cells = [
-        [
-            row["env"],
-            words.text(row["device_name"]),
-            words.text(row["precision"]),
-            words.text(row["kind"]),
-            words.si(row["flop_per_s"], "FLOP/s"),
-            words.si(row["bytes_per_s"], "B/s"),
-            words.figure(words.quotient(row["flop_per_s"], row["bytes_per_s"])),
-            words.text(row["source"]),
-            words.text(row.get("note")),
-        ]
-        for row in words.rows_of(roofs)
-    ]
-    return words.table("Ceilings measured on the machine, and the vendors' peaks (dense)", columns, cells)
+    rows = [row | {"ridge": words.quotient(row["flop_per_s"], row["bytes_per_s"])} for row in words.rows_of(roofs)]
+    return words.table("Ceilings measured on the machine, and the vendors' peaks (dense)", ROOFS, rows)
 
 
 def _intensity(evidence: Evidence) -> list[Block]:
@@ -76,74 +101,24 @@ def _intensity(evidence: Evidence) -> list[Block]:
     shifts = evidence.shifts
     if shifts.empty:
         return blocks or [Paragraph(text="No model ran with two batch sizes or two precisions in one environment.")]
-    columns = [
-        ("environment", False),
-        ("model", False),
-        ("bytes", False),
-        ("changed", False),
-        ("from", False),
-        ("to", False),
-        ("at", False),
-        ("FLOP/byte from", True),
-        ("to", True),
-        ("FLOP/s, ratio", True),
-        ("limited by", False),
-    ]
-    cells = [_shift(row) for row in words.rows_of(shifts)]
+    rows = []
+    for row in words.rows_of(shifts):
+        bounds = dict.fromkeys(words.text(row[f"bound_{side}"]) for side in ("left", "right"))
+        rows.append(row | {"changed": row["changed"].replace("_", " "), "bounds": " to ".join(bounds)})
     caption = "How batch size and precision move a step (medians, without intervals: they are no claim by themselves)"
-    return [*blocks, words.table(caption, columns, cells)]
-
-
-def _shift(row: dict[str, Any]) -> list[str]:
-    bounds = [words.text(row[f"bound_{side}"]) for side in ("left", "right")]
-    return [
-        words.text(row["place"]),
-        words.text(row["model"]),
-        words.text(row["source"]),
-        words.text(row["changed"]).replace("_", " "),
-        words.text(row["left"]),
-        words.text(row["right"]),
-        words.text(row["at"]),
-        words.figure(row["intensity_left"]),
-        words.figure(row["intensity_right"]),
-        words.figure(row["flop_per_s_ratio"]),
-        bounds[0] if bounds[0] == bounds[1] else " to ".join(bounds),
-    ]
+    return [*blocks, words.table(caption, SHIFTS, rows)]
 
 
 def _families(evidence: Evidence) -> Block:
-    columns = [
-        ("environment", False),
-        ("model", False),
-        ("batch", True),
-        ("precision", False),
-        ("kernels", False),
-        ("launches", True),
-        ("time", True),
-        ("share", True),
-        ("FLOP/byte", True),
-        ("FLOP/s", True),
-        ("SM", True),
-        ("DRAM", True),
-    ]
-    cells = [
-        [
-            row["env"],
-            row["task"],
-            words.text(row["batch_size"]),
-            row["variant"],
-            words.text(row["family"]),
-            words.figure(row["launches"]),
-            words.seconds(row["duration_s"]),
-            words.percent(row["share_of_time"]),
-            words.figure(row["intensity_flop_per_byte"]),
-            words.si(row["flop_per_s"], "FLOP/s"),
-            f"{words.figure(row['sm_percent'])} %" if words.is_known(row.get("sm_percent")) else words.ABSENT,
-            f"{words.figure(row['dram_percent'])} %" if words.is_known(row.get("dram_percent")) else words.ABSENT,
-        ]
+    rows = [
+        row
+        | {
+            name: f"{words.figure(row[name])} %" if words.is_known(row.get(name)) else None
+            for name in ("sm_percent", "dram_percent")
+        }
         for row in words.rows_of(evidence.material.kernel_points)
     ]
-    return words.table("Kernel families of each profile", columns, cells)
+    return words.table("Kernel families of each profile", FAMILIES, rows)
 
 
 def _operators(evidence: Evidence) -> list[Block]:
@@ -159,36 +134,7 @@ def _operators(evidence: Evidence) -> list[Block]:
         (shown[~on_cpu], "kernel", OF_KERNELS),
     ):
         if len(rows):
-            tables.append(_timed(rows, name, f"{caption}; the {SHOWN} longest of each profile, and the whole"))
+            columns = [replace(column, heading=name) if column.name == "name" else column for column in OPERATORS]
+            whole = f"{caption}; the {SHOWN} longest of each profile, and the whole"
+            tables.append(words.table(whole, columns, words.rows_of(rows)))
     return tables
-
-
-def _timed(rows: pd.DataFrame, name: str, caption: str) -> Block:
-    columns = [
-        ("environment", False),
-        ("model", False),
-        ("batch", True),
-        ("precision", False),
-        (name, False),
-        ("calls", True),
-        ("own time", True),
-        ("share", True),
-        ("FLOP/s", True),
-        ("note", False),
-    ]
-    cells = [
-        [
-            words.text(row["place"]),
-            words.text(row["model"]),
-            words.text(row["batch_size"]),
-            words.text(row["precision"]),
-            words.text(row["name"]),
-            words.figure(row["launches"]),
-            words.seconds(row["duration_s"]),
-            words.percent(row["share_of_time"]),
-            words.si(row["flop_per_s"], "FLOP/s"),
-            words.text(row["note"]),
-        ]
-        for row in words.rows_of(rows)
-    ]
-    return words.table(caption, columns, cells)

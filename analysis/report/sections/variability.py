@@ -7,6 +7,31 @@ from typing import Any
 from analysis.report import words
 from analysis.report.content import Block, Paragraph, Picture, Section
 from analysis.report.evidence import Evidence
+from workload.contract.tables import Column, Role
+
+BETWEEN = (
+    Column(name="place", heading="environment", role=Role.FACT),
+    Column(name="model", heading="model", role=Role.FACT),
+    Column(name="batch_size", heading="batch", digits=0),
+    Column(name="precision", heading="precision", role=Role.FACT),
+    Column(name="runs", heading="runs", digits=0),
+    Column(name="cov_between", heading="CoV between runs", unit="%", digits=2),
+    Column(name="interval", heading="95 % interval"),
+    Column(name="cov_within", heading="CoV within runs", unit="%", digits=2),
+    Column(name="effective_steps", heading="steps are worth", digits=3),
+    Column(name="note", heading="note", role=Role.FACT),
+)
+CAUSES = (
+    Column(name="env", heading="environment", role=Role.FACT),
+    Column(name="cause", heading="cause", role=Role.FACT),
+    Column(name="runs", heading="runs", digits=0),
+    Column(name="share_explained", heading="share explained, most", unit="%", digits=2),
+    Column(name="interval", heading="95 % interval"),
+    Column(name="share_of", heading="of", role=Role.FACT),
+    Column(name="is_fault", heading="a fault", role=Role.FACT),
+    Column(name="evidence", heading="evidence of that run", role=Role.FACT),
+    Column(name="cure", heading="cure", role=Role.FACT),
+)
 
 
 def section(evidence: Evidence) -> Section:
@@ -20,41 +45,13 @@ def section(evidence: Evidence) -> Section:
 
 
 def _between(evidence: Evidence) -> Block:
-    columns = [
-        ("environment", False),
-        ("model", False),
-        ("batch", True),
-        ("precision", False),
-        ("runs", True),
-        ("CoV between runs", True),
-        ("95 % interval", True),
-        ("CoV within runs", True),
-        ("steps are worth", True),
-        ("note", False),
-    ]
-    cells = [
-        [
-            words.text(row["place"]),
-            words.text(row["model"]),
-            words.text(row["batch_size"]),
-            words.text(row["precision"]),
-            words.text(row["runs"]),
-            words.percent(row["cov_between"]),
-            f"{words.percent(row['cov_between_low'])} to {words.percent(row['cov_between_high'])}"
-            if words.is_known(row["cov_between_low"])
-            else words.ABSENT,
-            words.percent(row["cov_within"]),
-            words.figure(row["effective_steps"]),
-            words.text(row["note"]),
-        ]
-        for row in words.rows_of(evidence.between)
-    ]
+    rows = [row | {"interval": _interval(row, "cov_between")} for row in words.rows_of(evidence.between)]
     caption = (
         "Variation of step times (standard deviation of the logarithm): between runs, and within a run; what "
         "the steps are "
         "worth as independent ones"
     )
-    return words.table(caption, columns, cells)
+    return words.table(caption, BETWEEN, rows)
 
 
 def _causes(evidence: Evidence) -> list[Block]:
@@ -67,33 +64,14 @@ def _causes(evidence: Evidence) -> list[Block]:
     if not found:
         looked = "No cause of variation was found in the telemetry."
         return [Paragraph(text="No run has telemetry to look for causes in." if no_telemetry else looked)]
-    columns = [
-        ("environment", False),
-        ("cause", False),
-        ("runs", True),
-        ("share explained, most", True),
-        ("95 % interval", True),
-        ("of", False),
-        ("a fault", False),
-        ("evidence of that run", False),
-        ("cure", False),
-    ]
-    cells = []
-    for (env, cause), rows in found.items():
+    strongest = []
+    for (env, _), rows in found.items():
         worst = max(rows, key=lambda row: row["share_explained"] if words.is_known(row["share_explained"]) else -1.0)
-        cells.append(
-            [
-                env,
-                cause,
-                str(len(rows)),
-                words.percent(worst["share_explained"]),
-                f"{words.percent(worst['share_low'])} to {words.percent(worst['share_high'])}"
-                if words.is_known(worst["share_low"])
-                else words.ABSENT,
-                words.text(worst["share_of"]),
-                words.text(worst["is_fault"]),
-                words.text(worst["evidence"]),
-                words.text(worst["cure"]),
-            ]
-        )
-    return [words.table("Causes found, and how much they explain", columns, cells)]
+        strongest.append({**worst, "env": env, "runs": len(rows), "interval": _interval(worst, "share")})
+    return [words.table("Causes found, and how much they explain", CAUSES, strongest)]
+
+
+def _interval(row: Mapping[str, Any], name: str) -> str:
+    """Of a share: `1 % to 3 %`."""
+    low, high = row[f"{name}_low"], row[f"{name}_high"]
+    return f"{words.percent(low)} to {words.percent(high)}" if words.is_known(low) else words.ABSENT
