@@ -10,7 +10,7 @@ from workload.contract.vocabulary import names_tensor_cores
 PIPE, CONSTANTS = "sm__inst_executed_pipe_tensor.sum", "sm__inst_executed_pipe_tensor_op_hmma_type_hfma2.sum"
 FLOAT = "smsp__sass_thread_inst_executed_op_{}_pred_on.sum"
 TENSOR = "sm__ops_path_tensor_"
-L2, L2_FABRIC = "lts__t_bytes.sum", "lts__t_bytes_srcunit_ltcfabric.sum"
+L2, L2_FABRIC = "lts__t_sectors.sum", "lts__t_sectors_srcunit_ltcfabric.sum"
 DRAM, DRAM_PARTS = (
     "dram__bytes",
     (("dram__bytes_read", "dram__bytes_op_read"), ("dram__bytes_write", "dram__bytes_op_write")),
@@ -119,7 +119,7 @@ def l2(machine: Mapping[str, Any], counters: Mapping[str, Any]) -> Finding:
     whole, between = (
         sum(launch["values"].get(name) or 0 for launch in counters["launches"]) for name in (L2, L2_FABRIC)
     )
-    found = f"{between:.4g} of {whole:.4g} bytes"
+    found = f"{between:.4g} of {whole:.4g} sectors"
     return Finding(found=found, holds=(between > 0) == (machine["gpu"]["capability"] in WITH_CONSTANTS))
 
 
@@ -127,9 +127,16 @@ def l2(machine: Mapping[str, Any], counters: Mapping[str, Any]) -> Finding:
 
 
 def names_known(machine: Mapping[str, Any], metrics: Mapping[str, Any]) -> Finding:
-    """Names of our table that the first ncu that answers does not know."""
-    missing = _of_this_gpu(machine, metrics, "missing")
-    return Finding(found=", ".join(missing) or "all are known", holds=not missing)
+    """Names of our table that ncu does not know: of this GPU, or without one of a chip of every capability."""
+    if machine["gpu"]:
+        missing = set(_of_this_gpu(machine, metrics, "missing"))
+        return Finding(found=", ".join(sorted(missing)) or "all are known", holds=not missing)
+    by_capability = [answer for ncu in metrics["ncu"] for answer in ncu["missing"].items()]
+    if not by_capability:
+        raise NotSettledError("no ncu here knows a chip of our table")
+    missing = {name for _, names in by_capability for name in names}
+    capabilities = ", ".join(sorted({capability for capability, _ in by_capability}))
+    return Finding(found=f"{', '.join(sorted(missing)) or 'all are known'} of {capabilities}", holds=not missing)
 
 
 def dram_known(machine: Mapping[str, Any], metrics: Mapping[str, Any]) -> Finding:

@@ -11,6 +11,7 @@ import pytest
 
 from workload.contract.interrupt import stoppable
 from workload.contract.spec import Device, Precision
+from workload.gpu_truth import parts
 from workload.profile import command, diagnosis, kernels, metrics, supervise, tool
 from workload.profile.command import Caches, Replay
 from workload.profile.metrics import base, table
@@ -68,6 +69,12 @@ def test_every_metric_of_the_table_is_known_for_every_chip(ncu: Ncu, capability:
     assert {base(name) for names in row.tensor.values() for name in names} <= known
     for precision in Precision:
         assert metrics.choose(capability, precision, known).missing == ()
+
+
+@pytest.mark.parametrize(("capability", "chip"), CHIPS)
+def test_what_the_collector_of_evidence_asks_of_l2_is_known(ncu: Ncu, capability: str, chip: str) -> None:
+    unknown = {name for name in parts.L2_NAMES if base(name) not in knows(ncu, chip)}
+    assert unknown == (set() if capability in {"8.0", "9.0"} else {"lts__t_sectors_srcunit_ltcfabric.sum"})
 
 
 @pytest.mark.parametrize(("capability", "chip"), CHIPS)

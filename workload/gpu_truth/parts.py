@@ -33,7 +33,13 @@ BYTES_PER_IMAGE, MUCH_MORE = 80e6, 8
 INTERRUPT_AFTER_S = 75.0
 # What the claims ask about beside what a profile asks for.
 PIPE, CONSTANTS = "sm__inst_executed_pipe_tensor.sum", "sm__inst_executed_pipe_tensor_op_hmma_type_hfma2.sum"
-L2_NAMES = ("lts__t_bytes.sum", "lts__t_bytes_srcunit_tex.sum", "lts__t_bytes_srcunit_ltcfabric.sum")
+# By who asks: the SMs, and on GPUs whose L2 has two halves the other half.
+L2_NAMES = (
+    "lts__t_bytes.sum",
+    "lts__t_sectors.sum",
+    "lts__t_sectors_srcunit_tex.sum",
+    "lts__t_sectors_srcunit_ltcfabric.sum",
+)
 PUSHED = "Push/Pop_Range"
 
 

@@ -9,7 +9,7 @@ from analysis.truth.evidence import FORMAT, SCHEMA, Evidence
 
 FLOAT = "smsp__sass_thread_inst_executed_op_{}_pred_on.sum"
 PIPE, CONSTANTS = "sm__inst_executed_pipe_tensor.sum", "sm__inst_executed_pipe_tensor_op_hmma_type_hfma2.sum"
-TENSOR, L2, FABRIC = "sm__ops_path_tensor_src_fp16.sum", "lts__t_bytes.sum", "lts__t_bytes_srcunit_ltcfabric.sum"
+TENSOR, L2, FABRIC = "sm__ops_path_tensor_src_fp16.sum", "lts__t_sectors.sum", "lts__t_sectors_srcunit_ltcfabric.sum"
 MODELS, PRECISIONS = ("resnet50", "resnet18", "mobilenet_v2", "vit_b_16"), ("fp32", "tf32", "amp", "bf16")
 RATES = {"fp32": 900.0, "tf32": 1800.0, "amp": 2700.0, "bf16": 2700.0}
 

@@ -358,6 +358,19 @@ def test_what_the_evidence_does_not_settle(claim: str, change: Callable[[Parts],
     assert (row["verdict"], row["why"], row["found"]) == (Verdict.OPEN, why, None)
 
 
+def test_an_ncu_without_a_gpu_is_asked_about_chips() -> None:
+    parts = h100()
+    parts["machine"]["gpu"] = None
+    parts["metrics"]["ncu"] = [{"known": {}, "missing": {"9.0": [], "8.9": []}}]
+    row = row_of("ncu knows every name that is asked for", parts)
+    assert (row["verdict"], row["found"]) == (Verdict.HOLDS, "all are known of 8.9, 9.0")
+    parts["metrics"]["ncu"][0]["missing"]["8.9"] = ["l1tex__t_bytes.sum"]
+    row = row_of("ncu knows every name that is asked for", parts)
+    assert (row["verdict"], row["found"]) == (Verdict.DISPROVED, "l1tex__t_bytes.sum of 8.9, 9.0")
+    parts["metrics"]["ncu"] = []
+    assert row_of("ncu knows every name that is asked for", parts)["why"] == "no ncu here knows a chip of our table"
+
+
 def test_an_old_driver_is_named() -> None:
     parts = h100()
     parts["machine"] |= {
