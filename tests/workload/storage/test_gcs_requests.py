@@ -16,6 +16,7 @@ import pytest
 from tests.workload.storage import gcs_server
 from tests.workload.storage.faulty_proxy import FaultyProxy, Sent
 from tests.workload.storage.gcs_server import BUCKET
+from workload.contract.checksum import crc32c_of
 from workload.contract.errors import RooflaunchError
 from workload.storage import gcs
 from workload.storage.gcs import Bucket
@@ -80,10 +81,10 @@ def every_request(patch: pytest.MonkeyPatch, folder: Path) -> dict[str, list[dic
     patch.setattr(gcs, "CHUNK_BYTES", CHUNK_BYTES)
     large = folder / "large"
     large.write_bytes(b"x" * (CHUNK_BYTES + 1))
-    checksum = gcs.crc32c(io.BytesIO(large.read_bytes()))
+    checksum = crc32c_of(io.BytesIO(large.read_bytes()))
     small = folder / "small"
     small.write_bytes(b"{}")
-    of_small = gcs.crc32c(io.BytesIO(b"{}"))
+    of_small = crc32c_of(io.BytesIO(b"{}"))
     sent: dict[str, list[dict[str, Any]]] = {}
     with gcs_server.running(folder / "log") as server, FaultyProxy(server).running() as proxy:
         patch.setenv("STORAGE_EMULATOR_HOST", proxy.url)
