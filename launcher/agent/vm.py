@@ -283,12 +283,12 @@ class Agent:
             spec = replace(spec, data_dir=str(self.home / "data"))
         return local.make_plan(
             Resolved(spec=spec, origin=self.request.spec_origin),  # type: ignore[arg-type] # a StrEnum's values
-            choose(Runtime.DOCKER, spec, image=self.request.image),
+            choose(Runtime(self.request.runtime), spec, image=self.request.image),
             output=self.output,
             limits=Limits(),
             outside=self._outside(),
-            backend="gcp",
-            place=f"gcp-{self.request.gpu}-{self.zone}",
+            backend=self.request.backend,
+            place=f"{self.request.place}-{self.zone}",
             driver_parameters=self.host / DRIVER_PARAMETERS.relative_to("/"),
         )
 
@@ -300,7 +300,7 @@ class Agent:
             "zone": self.zone,
             **facts.get("cloud", {}),
             "spot": self.request.spot,
-            "vm_image": self.request.vm_image,
+            "vm_image": self.request.options.get("vm_image"),
         }
         if host := status.get("physicalHost"):
             cloud["physical_host"] = host
@@ -537,7 +537,7 @@ def main(arguments: Sequence[str]) -> int:
         guest = this_vm()
         request = Request.from_bytes(guest.request())
         prefix = records.request_object(request.name).rpartition("/")[0]
-        bucket = connect(request.bucket, prefix=f"{prefix}/", jobs=3, patience=PATIENCE)
+        bucket = connect(request.store.removeprefix("gs://"), prefix=f"{prefix}/", jobs=3, patience=PATIENCE)
         if bucket.read(records.result_object(request.name)) is None:
             agent = Agent(request=request, guest=guest, bucket=bucket, home=Path(arguments[0]), zone=guest.zone)
             with handled_by(lambda *_: agent.stop.ask(Why.ASKED)):

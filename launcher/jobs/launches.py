@@ -176,7 +176,7 @@ def boot_limit_s(request: Request) -> float:
     """How long the VM of a launch may take to its first heartbeat."""
     row = gpus.load().get(request.gpu)
     # Records of earlier versions do not name it: there it was the GPU's.
-    driver = request.driver or (row.vm_image.driver if row else "")
+    driver = request.options.get("driver") or (row.vm_image.driver if row else "")
     return INSTALLING_BOOT_LIMIT_S if driver == gpus.Driver.INSTALL else BOOT_LIMIT_S
 
 

@@ -16,19 +16,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 from workload.contract.errors import BundleError
 
-SCHEMA_VERSION = 1
 LAUNCHES = "launches/"
 RUNS = "runs/"
 # What Compute Engine allows for the name of an instance, and what ours start with.
 NAME = re.compile(r"rooflaunch-[a-z0-9-]{1,51}[a-z0-9]")
 # A run's id stands in commands to copy: one word for every shell, no option, no path.
 RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,254}")
-# Names of the cloud's things and addresses of images: one word, too.
+# Names of a cloud's things and addresses of images: one word, too.
 WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+-]{0,511}")
+# Where the bundles and records of a launch lie: gs://BUCKET/PREFIX, or an absolute path without control characters.
+STORE = re.compile(r"[a-z][a-z0-9]*://[A-Za-z0-9][A-Za-z0-9._/+-]{0,511}|/[^\x00-\x1f\x7f-\x9f]{0,1023}")
 # A VM lives for 120 days at most: https://cloud.google.com/compute/docs/instances/limit-vm-runtime
 MAX_LIMIT_S = 120 * 86400
 # Larger than any machine's count of GPUs, any number of attempts and any exit code: a figure beyond it is damage.
@@ -86,9 +87,11 @@ class Price:
 class _Document:
     """JSON with a schema version; a field that a reader does not know is left out."""
 
+    SCHEMA_VERSION: ClassVar[int] = 1
+
     def to_bytes(self) -> bytes:
         """As it is stored."""
-        document = {"schema_version": SCHEMA_VERSION, **asdict(self)}
+        document = {"schema_version": self.SCHEMA_VERSION, **asdict(self)}
         return json.dumps(document, indent=1, allow_nan=False).encode() + b"\n"
 
     @classmethod
@@ -107,11 +110,12 @@ class _Document:
         version = document.get("schema_version")
         if type(version) is not int or version < 1:
             raise _unreadable(kind, _broken("schema_version", "a positive integer", version))
-        if version > SCHEMA_VERSION:
+        if version > cls.SCHEMA_VERSION:
             raise BundleError(
-                f"a launch's record has schema {version}; this version reads up to {SCHEMA_VERSION}",
+                f"a launch's record has schema {version}; this version reads up to {cls.SCHEMA_VERSION}",
                 hint="upgrade rooflaunch to the version that wrote it, or a newer one",
             )
+        document = cls._upgraded(document, version)
         known = {item.name: document[item.name] for item in fields(cls) if item.name in document}
         for item in fields(cls):
             if item.name not in known and item.default is MISSING and item.default_factory is MISSING:
@@ -121,6 +125,12 @@ class _Document:
             if not rule.holds(value):
                 raise _unreadable(kind, _broken(name, rule.wanted, value))
         return cls(**known)
+
+    @classmethod
+    def _upgraded(cls, document: dict[str, Any], version: int) -> dict[str, Any]:
+        """A document of an older schema as today's would have it, before any field is checked."""
+        del version
+        return document
 
 
 def _unreadable(kind: str, why: str) -> BundleError:
@@ -134,32 +144,48 @@ def _broken(name: str, wanted: str, value: object) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Request(_Document):
-    """Everything that was asked for: what the VM reads from its metadata, and others from the bucket.
+    """Everything that was asked for: what the machine reads before it begins, and others from the store.
 
-    `launched_at` is ISO 8601 in UTC; `limit_s` is when the cloud deletes the VM; `image` has the registry's digest.
-    `vm_image` is what the VM boots, and `driver` where its driver comes from.
-    `prices` by region, without the regions whose price is unknown. `place` is completed by the VM with its zone.
+    `launched_at` is ISO 8601 in UTC; `limit_s` is when the run must be over, and a cloud deletes the machine.
+    `store` is the address of the bundles and records; `place` is completed by the machine with its zone, if it has one.
+    `runtime` is docker, with `image` by the registry's digest, or process, which has no image.
+    `spot`: the machine may be taken away. `prices` by region, without the regions whose price is unknown.
+    `gpu` to `zones` are empty where a backend has no such thing; `options` are the backend's own.
     """
 
+    SCHEMA_VERSION: ClassVar[int] = 2
+
     name: str
+    backend: str
     launched_at: str
-    project: str
-    bucket: str
-    gpu: str
-    gpu_count: int
-    machine_type: str
-    spot: bool
-    zones: list[str]
-    image: str
-    flavour: str
-    vm_image: str
+    store: str
+    place: str
+    runtime: str
     limit_s: int
     spec: Mapping[str, Any]
     spec_origin: Mapping[str, str] = field(default_factory=dict)
+    image: str = ""
+    gpu: str = ""
+    gpu_count: int = 0
+    machine_type: str = ""
+    zones: list[str] = field(default_factory=list)
+    spot: bool = False
     prices: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     attempt: int = 1
-    driver: str = ""
-    secure_boot: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def _upgraded(cls, document: dict[str, Any], version: int) -> dict[str, Any]:
+        """Schema 1 knew Compute Engine alone: a bucket in place of a store, and its own fields among the others."""
+        if version > 1:
+            return document
+        upgraded = {"backend": "gcp", "runtime": "docker", **document}
+        if isinstance(bucket := document.get("bucket"), str):
+            upgraded["store"] = f"gs://{bucket}"
+        if isinstance(gpu := document.get("gpu"), str):
+            upgraded["place"] = f"gcp-{gpu}"
+        own = ("project", "flavour", "vm_image", "driver", "secure_boot")
+        return {**upgraded, "options": {name: document[name] for name in own if name in document}}
 
     def price(self, zone: str) -> Price | None:
         """The price in the zone's region, if it is known."""
@@ -242,6 +268,13 @@ def _by_name(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, dict) and all(map(holds, value.values()))
 
 
+def _is_option(value: Any) -> bool:
+    """Whether it is safe to show: a word, a whole number, a flag, nothing, or a list of these."""
+    if isinstance(value, list):
+        return all(_is_option(item) and not isinstance(item, list) for item in value)
+    return value is None or value == "" or isinstance(value, bool) or _is_count(value) or _matches(WORD)(value)
+
+
 def _is_price(value: Any) -> bool:
     is_complete = isinstance(value, dict) and {"usd_per_h", "source", "read"} <= set(value)
     if not is_complete or not (_is_text(value["source"]) and _is_text(value["read"])):
@@ -252,25 +285,24 @@ def _is_price(value: Any) -> bool:
 
 _TEXT = Rule("a text", _is_text)
 _WORD = Rule("one word of letters, digits and ._:@/+-", _matches(WORD))
+_WORD_OR_EMPTY = Rule(_WORD.wanted, lambda value: value == "" or _WORD.holds(value))
 _TIME = Rule("a time in ISO 8601", _is_time)
 _FLAG = Rule("true or false", lambda value: isinstance(value, bool))
 # A field means the same in every document that has it.
 RULES: Mapping[str, Rule] = {
     "name": Rule("the name of a launch", _matches(NAME)),
     "launched_at": _TIME,
-    "project": _WORD,
-    "bucket": _WORD,
-    "gpu": _WORD,
+    "backend": _WORD,
+    "store": Rule("the address of a bucket or a folder", _matches(STORE)),
+    "place": _WORD,
+    "runtime": Rule("docker or process", lambda value: value in ("docker", "process")),
+    "gpu": _WORD_OR_EMPTY,
     "gpu_count": Rule(f"a whole number up to {MAX_COUNT}", _is_count),
-    "machine_type": _WORD,
+    "machine_type": _WORD_OR_EMPTY,
     "spot": _FLAG,
     "zones": Rule("a list of zones", _are(_matches(WORD))),
-    "image": _WORD,
-    "flavour": _WORD,
-    "vm_image": _WORD,
-    # Empty in records of earlier versions.
-    "driver": Rule("preinstalled, install or none", lambda value: value in ("", "preinstalled", "install", "none")),
-    "secure_boot": _FLAG,
+    "image": _WORD_OR_EMPTY,
+    "options": Rule("an object of words, whole numbers, flags, and lists of these", _by_name(_is_option)),
     "limit_s": Rule(f"seconds from 1 to {MAX_LIMIT_S}", lambda value: _is_count(value, least=1, most=MAX_LIMIT_S)),
     "spec": Rule("an object", lambda value: isinstance(value, dict)),
     "spec_origin": Rule("an object of texts", _by_name(_is_text)),

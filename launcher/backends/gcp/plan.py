@@ -17,6 +17,7 @@ from launcher.backends.gcp.resources import LIMIT_LABEL
 from launcher.backends.gcp.settings import ANY_PROJECT, Settings
 from launcher.backends.gcp.skus import PriceList
 from launcher.jobs.records import Price, Request, region_of
+from launcher.kinds import Runtime
 from launcher.machine.runtime import CPU_FLAVOUR
 from workload.contract.errors import ToolError, UsageError
 from workload.contract.spec import Device, Precision, Profile, Resolved, RunSpec
@@ -86,7 +87,9 @@ class Plan:
             self,
             vm_images=(image,),
             driver=driver,
-            request=replace(self.request, vm_image=image.path, driver=str(driver)),
+            request=replace(
+                self.request, options={**self.request.options, "vm_image": image.path, "driver": str(driver)}
+            ),
             notes=(*notes, *self.notes),
         )
 
@@ -289,23 +292,28 @@ def make_plan(
         zones = choices.with_price(zones, prices, options)
     request = Request(
         name=f"rooflaunch-{gpu.name}-{now.astimezone(UTC):%Y%m%d-%H%M%S}-{token}",
+        backend="gcp",
         launched_at=now.astimezone(UTC).isoformat(timespec="milliseconds"),
-        project=settings.project,
-        bucket=settings.bucket,
-        gpu=gpu.name,
-        gpu_count=count,
-        machine_type=machine.name,
-        spot=options.spot,
-        zones=list(zones),
-        image=_checked_image(image),
-        flavour=gpu.flavour if with_driver else CPU_FLAVOUR,
-        vm_image=images[0].path,
+        store=f"gs://{settings.bucket}",
+        place=f"gcp-{gpu.name}",
+        runtime=Runtime.DOCKER,
         limit_s=choices.limit_s(options, prices.values()),
         spec=spec.to_json(),
         spec_origin={key: str(value) for key, value in resolved.origin.items() if key != "data_dir"},
+        image=_checked_image(image),
+        gpu=gpu.name,
+        gpu_count=count,
+        machine_type=machine.name,
+        zones=list(zones),
+        spot=options.spot,
         prices={region: asdict(price) for region, price in prices.items()},
-        driver=str(driver),
-        secure_boot=bool(options.secure_boot),
+        options={
+            "project": settings.project,
+            "flavour": gpu.flavour if with_driver else CPU_FLAVOUR,
+            "vm_image": images[0].path,
+            "driver": str(driver),
+            "secure_boot": bool(options.secure_boot),
+        },
     )
     plan = Plan(
         request=request,

@@ -70,7 +70,7 @@ def _vm(plan: "Plan") -> Iterator[tuple[str, str]]:
         yield "shielded", ", ".join(f"{what} {'on' if plan.shielded[key] else 'off'}" for key, what in options.items())
     yield "driver", _driver(plan)
     yield "disk", f"{plan.options.disk_gb} GB, {plan.gpu.disk_type}"
-    yield "image", f"{plan.request.image}, flavour {plan.request.flavour}"
+    yield "image", f"{plan.request.image}, flavour {plan.request.options['flavour']}"
     yield "account", plan.settings.service_account
     yield "bucket", f"gs://{plan.settings.bucket}/runs/"
 

@@ -406,14 +406,13 @@ class _Provisioning:
 
     def _what_next(self) -> str:
         """Quotas are asked for, machines are waited for or looked for elsewhere."""
-        request = self._plan.request
         if all(each.code.startswith("QUOTA") for each in self._tried):
-            page = f"https://console.cloud.google.com/iam-admin/quotas?project={request.project}"
+            page = f"https://console.cloud.google.com/iam-admin/quotas?project={self._plan.settings.project}"
             return f"ask for more at {page}; launch doctor gcp shows what each region has"
         if all("/subnetworks/" in each.message for each in self._tried):
             name = self._plan.settings.subnetwork
             return f"no region has a subnetwork '{name}': --subnetwork of another, or its regions in infra/ (subnets)"
-        other = "without --spot" if request.spot else "with --spot"
+        other = "without --spot" if self._plan.request.spot else "with --spot"
         wider = "" if self._plan.options.fallback else ", without --no-fallback"
         return f"later{wider}, {other}, or with another --gpu"
 

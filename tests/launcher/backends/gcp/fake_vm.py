@@ -181,17 +181,22 @@ def make_request(name: str, image: str, spec: Mapping[str, object], **changes: o
     resolved = resolve({**spec}, {}, None)
     plain: dict[str, Any] = {
         "name": name,
+        "backend": "gcp",
         "launched_at": "2026-11-21T10:00:00.000Z",
-        "project": PROJECT,
-        "bucket": BUCKET,
+        "store": f"gs://{BUCKET}",
+        "place": "gcp-t4",
+        "runtime": "docker",
         "gpu": "t4",
         "gpu_count": 1,
         "machine_type": "n1-standard-4",
         "spot": True,
         "zones": [ZONE],
         "image": image,
-        "flavour": "cpu",
-        "vm_image": "ubuntu-os-accelerator-images/ubuntu-accelerator-2204-amd64-with-nvidia-580",
+        "options": {
+            "project": PROJECT,
+            "flavour": "cpu",
+            "vm_image": "ubuntu-os-accelerator-images/ubuntu-accelerator-2204-amd64-with-nvidia-580",
+        },
         "limit_s": 3600,
         "spec": resolved.spec.to_json(),
         "spec_origin": dict(resolved.origin),
@@ -210,7 +215,7 @@ def insert(compute: FakeCompute, request: Request, *, programs: Mapping[str, str
         **programs,
         "rooflaunch-request": request.to_bytes().decode(),
         "rooflaunch-image": request.image,
-        "rooflaunch-bucket": request.bucket,
+        "rooflaunch-bucket": BUCKET,
         "rooflaunch-driver": driver,
     }
     body["metadata"]["items"] += [{"key": key, "value": value} for key, value in items.items()]

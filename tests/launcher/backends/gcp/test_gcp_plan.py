@@ -632,7 +632,7 @@ def test_tf32_where_the_gpu_has_it() -> None:
 def test_device(run: dict[str, object], device: Device, flavour: str, driver: str) -> None:
     plan = planned(run=run)
     metadata = {item["key"]: item["value"] for item in plan.shown_body()["metadata"]["items"]}
-    assert (plan.spec.device, plan.request.flavour) == (device, flavour)
+    assert (plan.spec.device, plan.request.options["flavour"]) == (device, flavour)
     assert metadata["rooflaunch-driver"] == driver
 
 

@@ -12,17 +12,18 @@ from workload.contract.errors import BundleError, ExitCode
 AT = "2026-11-21T14:26:00Z"
 REQUEST = Request(
     name="rooflaunch-t4-20261121-142530-a1b2c3",
+    backend="gcp",
     launched_at="2026-11-21T14:25:30Z",
-    project="p",
-    bucket="b",
+    store="gs://b",
+    place="gcp-t4",
+    runtime="docker",
     gpu="t4",
     gpu_count=1,
     machine_type="n1-standard-4",
     spot=False,
     zones=["us-central1-a"],
     image="host/name@sha256:00",
-    flavour="cuda",
-    vm_image="projects/i/global/images/family/f",
+    options={"project": "p", "flavour": "cuda", "vm_image": "projects/i/global/images/family/f"},
     limit_s=3600,
     spec={"model": "resnet18", "dataset": 'it\'s "$(quoted)"\n'},
     prices={"us-central1": {"usd_per_h": 0.54, "source": "list", "read": "2026-07"}},
@@ -80,6 +81,18 @@ def test_something_else_is_refused(content: bytes, message: str) -> None:
             {"us-central1": {"usd_per_h": "0.5"}},
             "prices must be an object of prices by region; got {'us-central1': {'usd_per_h': '0.5'}}",
         ),
+        (REQUEST, "store", "bucket", "store must be the address of a bucket or a folder; got 'bucket'"),
+        (REQUEST, "store", "/home/\x1b[2J", r"store must be the address of a bucket or a folder; got '/home/\x1b[2J'"),
+        (REQUEST, "runtime", "auto", "runtime must be docker or process; got 'auto'"),
+        (
+            REQUEST,
+            "options",
+            {"flavour": "cuda\x1b[2J"},
+            (
+                r"options must be an object of words, whole numbers, flags, and lists of these; "
+                r"got {'flavour': 'cuda\x1b[2J'}"
+            ),
+        ),
         (HEARTBEAT, "phases", {"booted": 3}, "phases must be an object of times in ISO 8601; got {'booted': 3}"),
         (HEARTBEAT, "runs", ["-rf"], "runs must be a list of run ids: letters, digits and ._+-; got ['-rf']"),
         (
@@ -102,6 +115,51 @@ def test_a_field_that_breaks_its_rule_is_named(
     with pytest.raises(BundleError) as caught:
         kind.from_bytes(json.dumps(told).encode())
     assert str(caught.value) == f"no readable {kind.__name__.lower()} of a launch: {why}"
+
+
+# As a launcher of version 0.1 wrote it.
+SCHEMA_1 = {
+    "schema_version": 1,
+    "name": "rooflaunch-t4-20261121-142530-a1b2c3",
+    "launched_at": "2026-11-21T14:25:30Z",
+    "project": "p",
+    "bucket": "b",
+    "gpu": "t4",
+    "gpu_count": 1,
+    "machine_type": "n1-standard-4",
+    "spot": False,
+    "zones": ["us-central1-a"],
+    "image": "host/name@sha256:00",
+    "flavour": "cuda",
+    "vm_image": "projects/i/global/images/family/f",
+    "limit_s": 3600,
+    "spec": dict(REQUEST.spec),
+    "prices": dict(REQUEST.prices),
+}
+
+
+def test_a_request_of_schema_1_is_one_of_compute_engine() -> None:
+    assert Request.from_bytes(json.dumps(SCHEMA_1).encode()) == REQUEST
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"bucket": 3}, "'store' is missing"),
+        ({"bucket": "b c"}, "store must be the address of a bucket or a folder; got 'gs://b c'"),
+        ({"gpu": "-t4"}, "gpu must be one word of letters, digits and ._:@/+-; got '-t4'"),
+        ({"driver": ["\x07"]}, "options must be an object of words, whole numbers, flags, and lists of these; got {"),
+    ],
+)
+def test_a_damaged_request_of_schema_1_is_refused(change: dict[str, object], why: str) -> None:
+    with pytest.raises(BundleError) as caught:
+        Request.from_bytes(json.dumps(SCHEMA_1 | change).encode())
+    assert str(caught.value).startswith(f"no readable request of a launch: {why}")
+
+
+@pytest.mark.parametrize("store", ["gs://my-bucket", "gs://my.bucket_1/prefix", "/srv/my results"])
+def test_a_store_is_a_bucket_or_a_folder(store: str) -> None:
+    assert Request.from_bytes(replace(REQUEST, store=store).to_bytes()).store == store
 
 
 def test_every_field_has_a_rule() -> None:

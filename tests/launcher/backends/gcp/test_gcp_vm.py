@@ -253,7 +253,7 @@ def test_a_run_from_request_to_result(machine: Machine, capsys: pytest.CaptureFi
         "zone": ZONE,
         "machine_type": "n1-standard-4",
         "spot": True,
-        "vm_image": machine.request.vm_image,
+        "vm_image": machine.request.options["vm_image"],
         "physical_host": "/block/sub/host-7",
     }
     assert trainer.arguments["network_mode"] == "none"
@@ -579,7 +579,7 @@ def test_main_reads_its_request_and_does_nothing_twice(
     machine.guest.over.set()
     assert (machine.bucket.complete == ["run-1"]) is not there
     [(words, named)] = connected
-    assert (words, named["prefix"]) == ((machine.request.bucket,), f"launches/{NAME}/")
+    assert (words, named["prefix"]) == ((machine.request.store.removeprefix("gs://"),), f"launches/{NAME}/")
 
 
 def test_main_without_a_readable_request(

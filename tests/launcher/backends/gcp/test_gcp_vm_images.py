@@ -76,7 +76,7 @@ class Project:
 )
 def test_an_image_that_is_named(text: str, path: str | None, driver: Driver) -> None:
     plan = planned(vm_image=text)
-    assert source_of(plan) == plan.request.vm_image == (path or text)
+    assert source_of(plan) == plan.request.options["vm_image"] == (path or text)
     assert (plan.vm_image.driver, plan.driver) == (driver, driver)
     assert plan.metadata()["rooflaunch-driver"] == driver
     assert Request.from_bytes(plan.request.to_bytes()) == plan.request
@@ -213,8 +213,8 @@ def test_a_family_becomes_its_newest_image() -> None:
     image, notes = vm_images.resolve(plan.vm_images, project, is_named=False)
     plan = plan.on_image(image, notes)
     newest = "ubuntu-accelerator-2204-amd64-with-nvidia-580-v20261101"
-    assert source_of(plan) == plan.request.vm_image
-    assert plan.request.vm_image == f"projects/ubuntu-os-accelerator-images/global/images/{newest}"
+    assert source_of(plan) == plan.request.options["vm_image"]
+    assert plan.request.options["vm_image"] == f"projects/ubuntu-os-accelerator-images/global/images/{newest}"
     assert (plan.notes, len(project.asked)) == ((), 1)
 
 
@@ -224,7 +224,7 @@ def test_a_renamed_family_is_told_and_the_next_one_taken() -> None:
     first, second, third, last = plan.vm_images
     image, notes = vm_images.resolve(plan.vm_images, Project(first.name, second.name, third.name), is_named=False)
     plan = plan.on_image(image, notes)
-    assert plan.request.vm_image == f"projects/{last.project}/global/images/{last.name}-v20261101"
+    assert plan.request.options["vm_image"] == f"projects/{last.project}/global/images/{last.name}-v20261101"
     assert (plan.driver, plan.metadata()["rooflaunch-driver"]) == (Driver.INSTALL, "install")
     assert launches.boot_limit_s(plan.request) == launches.INSTALLING_BOOT_LIMIT_S > launches.boot_limit_s(usual)
     assert plan.notes == (
