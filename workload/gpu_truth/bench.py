@@ -22,7 +22,11 @@ TAIL_CHARACTERS = 2000
 
 
 class PartFailedError(Exception):
-    """A part could not answer; its text says why."""
+    """A part could not answer; its text says why, and `output` is the end of what its child printed."""
+
+    def __init__(self, why: str, output: str = "") -> None:
+        super().__init__(why)
+        self.output = output
 
 
 class OutOfTimeError(Exception):
@@ -86,7 +90,8 @@ class Bench:
             content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             why = "its time limit ended it" if end.timed_out else f"it ended with exit code {end.returncode}"
-            raise PartFailedError(f"{path.stem}: {why}: {last_lines(end.output)}") from error
+            last = (end.output.strip().splitlines() or ["it said nothing"])[-1]
+            raise PartFailedError(f"{path.stem}: {why}: {last}", last_lines(end.output)) from error
         return content
 
     def train(

@@ -127,7 +127,7 @@ def _attempt(part: Part, bench: Bench, *, is_first: bool) -> dict[str, Any] | No
         except InterruptedRunError:
             raise
         except (PartFailedError, ProfileError, ToolError, OSError) as error:
-            state, reason = State.FAILED, str(error)
+            state, reason, trace = State.FAILED, str(error), getattr(error, "output", None) or None
         except Exception as error:  # noqa: BLE001 - a rented GPU goes on with the other parts; the trace is kept
             state, reason, trace = State.FAILED, f"{type(error).__name__}: {error}", traceback.format_exc()
         finally:
@@ -214,7 +214,7 @@ def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
 
 def run(folder: Path, *, max_seconds: float, only: Sequence[str], again: bool, quick: bool) -> int:
     """The command `gpu-truth`: this machine, its GPU as torch sees it, its ncu, and the time from now on."""
-    if max_seconds <= 0:
+    if not max_seconds > 0:  # a NaN too
         raise UsageError(f"--max-seconds must be positive; got '{max_seconds:g}'", hint="--max-seconds 540")
     _check_names(only, PARTS)
     _make(folder)

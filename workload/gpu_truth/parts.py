@@ -142,7 +142,8 @@ def _counters(bench: Bench) -> dict[str, Any]:
     )
     end = bench.run(words, limit_s=PART_LIMIT_S, environment=command.LOCALE)
     if not report.is_file():
-        raise PartFailedError(f"ncu ended with exit code {end.returncode}: {last_lines(end.output)}")
+        first = next((line for line in end.output.splitlines() if "==ERROR==" in line), "it left no report")
+        raise PartFailedError(f"ncu ended with exit code {end.returncode}: {first}", last_lines(end.output))
     text = tool.ask(command.import_report(fitting.ncu.path, report)) or ""
     launches, notes = kernels.parse(text.splitlines(keepends=True), roles)
     return {

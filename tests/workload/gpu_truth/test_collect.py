@@ -167,6 +167,7 @@ def test_the_limit_of_a_call_is_strict_and_nine_minutes_suffice_for_any_part() -
     ("words", "message", "hint"),
     [
         (["--part", "x"], "there is no part 'x'", "--part takes machine, compiler, metrics"),
+        (["--max-seconds", "nan"], "--max-seconds must be positive; got 'nan'", "--max-seconds 540"),
         (["--max-seconds", "0"], "--max-seconds must be positive; got '0'", "--max-seconds 540"),
     ],
 )
@@ -213,6 +214,28 @@ def test_on_this_machines_cpu(tmp_path: Path) -> None:
     targets = document(folder, "compiler")["evidence"]["targets"]
     assert targets["90"]["constants"]["bytes"] > 1000, "NVRTC compiles without a GPU"
     assert len(document(folder, "loops")["evidence"]["ratios"]) == 4
+
+
+@pytest.mark.world
+def test_a_child_that_breaks_down_costs_its_part_and_is_quoted(tmp_path: Path) -> None:
+    child = [sys.executable, "-c", "import sys; print('before'); sys.exit('RuntimeError: no kernel image')"]
+    broken = part("a", lambda bench: bench.answer(tmp_path / "none.json", bench.run(child, limit_s=60)))
+    assert collect.collect(tmp_path, Bench(scratch=tmp_path / "scratch.tmp"), parts=[broken]) == 3
+    written = document(tmp_path, "a")
+    assert written["reason"] == "none: it ended with exit code 1: RuntimeError: no kernel image"
+    assert "before" in written["trace"]
+
+
+@pytest.mark.world
+def test_a_load_is_rows_of_seconds_per_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    from workload.gpu_truth import probes
+
+    monkeypatch.setattr(probes, "_edge", lambda _: 64)
+    found = probes.loads("0.1", "0")
+    assert set(found["loads"]) == {"fp32", "copy"}
+    load = found["loads"]["fp32"]
+    assert load["work"] == 2 * 64**3
+    assert all(row["call_s"] > 0 and 0 <= row["t_s"] < 0.1 for row in load["rows"])
 
 
 @pytest.mark.world
