@@ -16,13 +16,14 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, BinaryIO
 
 from workload.contract import bundle
 from workload.contract.checksum import crc32c_of
 from workload.contract.errors import BundleError, RooflaunchError, ToolError, UsageError
+from workload.storage.names import clashes, why_unsafe
 from workload.storage.store import ObjectChangedError, Store, StoredObject, TooLongError, UnreachableError
 
 RUNS = "runs"
@@ -32,8 +33,6 @@ PARTIAL = ".fetch"
 RESERVED = frozenset({bundle.MANIFEST.casefold(), f"{bundle.MANIFEST}.tmp".casefold()})
 # For a manifest or a record, which are read whole. A manifest row is about 200 bytes: this is a bundle of 80,000 files.
 MAX_DOCUMENT_BYTES = 16_000_000
-# https://cloud.google.com/storage/docs/objects#naming allows 1024 bytes; file systems allow 255 in each part.
-MAX_PART_BYTES = 255
 ATTEMPTS = 2
 BAR_EVERY_S = 0.25
 # Workers see a stop within one piece of a file; one that waits for the network longer than this is left behind.
@@ -183,30 +182,6 @@ def parse_source(text: str) -> Source:
     return Source(bucket=name, folder="/".join(parts) + "/", run_id=run_id)
 
 
-UNSAFE: tuple[tuple[str, Callable[[str], object]], ...] = (
-    ("an absolute path", lambda name: name.startswith("/")),
-    ("a backslash", lambda name: "\\" in name),
-    ("a control character", lambda name: re.search(r"[\x00-\x1f\x7f-\x9f]", name)),
-    ("a drive letter", lambda name: re.search(r"(^|/)[A-Za-z]:", name)),
-    ("leaves its folder", lambda name: ".." in name.split("/")),
-    # `rm -rf *` would take it for options.
-    ("a part that begins with a dash", lambda name: re.search(r"(^|/)-", name)),
-    ("an empty part", lambda name: "" in name.split("/")),
-    # Windows drops them: `MANIFEST.json.` would be the manifest.
-    ("a part that ends in a dot or a space", lambda name: re.search(r"[. ](/|$)", name)),
-    ("no valid Unicode", lambda name: re.search(r"[\ud800-\udfff]", name)),
-    (
-        f"a part of more than {MAX_PART_BYTES} bytes",
-        lambda name: max(len(part.encode()) for part in name.split("/")) > MAX_PART_BYTES,
-    ),
-)
-
-
-def why_unsafe(name: str) -> str:
-    """Why a file of this name, below a folder of ours, might leave it or could not be written; empty if safe."""
-    return next((reason for reason, is_unsafe in UNSAFE if is_unsafe(name)), "")
-
-
 def take_stock(objects: Iterable[StoredObject], folder: str) -> Inventory:
     """Sort a list of objects below `folder` into runs; names that may not be written are refused, the rest stays."""
     found: dict[str, dict[str, StoredObject]] = {}
@@ -224,9 +199,9 @@ def take_stock(objects: Iterable[StoredObject], folder: str) -> Inventory:
     runs = []
     for run_id, inside in sorted(found.items()):
         # Of a complete run nothing is written but what its manifest lists: it decides between names that clash.
-        clashes = {} if bundle.MANIFEST in inside else _clashes(inside)
-        refused += [Refused(name=f"{folder}{run_id}/{name}", reason=reason) for name, reason in clashes.items()]
-        kept = {name: each for name, each in inside.items() if name not in clashes}
+        clashing = {} if bundle.MANIFEST in inside else clashes(inside)
+        refused += [Refused(name=f"{folder}{run_id}/{name}", reason=reason) for name, reason in clashing.items()]
+        kept = {name: each for name, each in inside.items() if name not in clashing}
         runs.append(RemoteRun(run_id=run_id, objects=kept))
     return Inventory(runs=tuple(runs), refused=tuple(refused))
 
@@ -236,7 +211,7 @@ def strays(run: RemoteRun, listed: Collection[str]) -> tuple[Refused, ...]:
     return tuple(
         Refused(name=each.name, reason="cannot lie beside the files that the manifest lists")
         for name, each in sorted(run.objects.items())
-        if name != bundle.MANIFEST and name not in listed and _clashes([*listed, name])
+        if name != bundle.MANIFEST and name not in listed and clashes([*listed, name])
     )
 
 
@@ -248,25 +223,11 @@ def _why_reserved(inner: str) -> str:
     return ""
 
 
-def _clashes(names: Iterable[str]) -> dict[str, str]:
-    """Names that cannot lie beside the others: a file where others need a folder, the same name in other case."""
-    known = sorted(names)
-    folders = {str(parent).casefold() for name in known for parent in PurePosixPath(name).parents}
-    found: dict[str, str] = {}
-    seen: dict[str, str] = {}
-    for name in known:
-        if name.casefold() in folders:
-            found[name] = "a folder of other objects has this name"
-        elif (first := seen.setdefault(name.casefold(), name)) != name:
-            found[name] = f"differs from '{first}' only in case"
-    return found
-
-
 def wanted_files(run: RemoteRun, manifest: bytes) -> tuple[Wanted, ...]:
     """The files that a manifest lists, each with its object; `BundleError` if one is unsafe, missing or another."""
     files = _listed(run, manifest)
-    clashes = _clashes([row.name for row in files])
-    return tuple(_wanted(run, row, clashes) for row in files)
+    clashing = clashes([row.name for row in files])
+    return tuple(_wanted(run, row, clashing) for row in files)
 
 
 def _listed(run: RemoteRun, manifest: bytes) -> list[bundle.File]:
@@ -301,9 +262,9 @@ def _document(run: RemoteRun, name: str, content: bytes) -> dict[str, Any]:
     return document
 
 
-def _wanted(run: RemoteRun, row: bundle.File, clashes: Mapping[str, str]) -> Wanted:
+def _wanted(run: RemoteRun, row: bundle.File, clashing: Mapping[str, str]) -> Wanted:
     reserved = "a name that the fetch itself uses" if row.name == bundle.MANIFEST else _why_reserved(row.name)
-    if reason := why_unsafe(row.name) or reserved or clashes.get(row.name):
+    if reason := why_unsafe(row.name) or reserved or clashing.get(row.name):
         raise _foreign(run, f"{bundle.MANIFEST} names {row.name!r}: {reason}")
     remote = run.objects.get(row.name)
     if remote is None:
@@ -360,7 +321,7 @@ def fetch(
 def _strays_of(runs: Iterable[RemoteRun], outcomes: Iterable[Outcome], output: Path) -> Iterator[Refused]:
     here = {each.run_id for each in outcomes if each.state in (State.FETCHED, State.SKIPPED)}
     for run in runs:
-        if run.manifest and run.run_id in here and _clashes(run.objects):
+        if run.manifest and run.run_id in here and clashes(run.objects):
             yield from strays(run, {row.name for row in bundle.read(output / run.run_id).files})
 
 

@@ -9,18 +9,17 @@ import json
 import os
 import re
 import ssl
-import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
-from concurrent.futures import Future
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from workload.contract.checksum import crc32c_of
 from workload.contract.errors import BundleError, ToolError, UsageError
+from workload.storage.names import require_safe
 from workload.storage.store import (
     MAX_RECORD_BYTES,
     BoundedSink,
@@ -30,12 +29,12 @@ from workload.storage.store import (
     Sink,
     StoredObject,
     UnreachableError,
+    not_sealed,
+    within,
 )
 
 if TYPE_CHECKING:
     from google.cloud import storage
-
-T = TypeVar("T")
 
 EMULATOR_VARIABLE = "STORAGE_EMULATOR_HOST"
 PUBLIC_ENDPOINT = "https://storage.googleapis.com"
@@ -273,6 +272,7 @@ class Bucket:
         """Store it; `unclear` gets the failures after which it was sent again."""
         from google.api_core import exceptions as api  # noqa: PLC0415 - see the module
 
+        require_safe(wanted.name, self)
         try:
             self._send(wanted, unclear)
         except (ToolError, BundleError, ValueError) as error:
@@ -284,7 +284,7 @@ class Bucket:
             wanted.source.seek(0)
             if isinstance(error, UnreachableError) or crc32c_of(wanted.source) == wanted.crc32c:
                 raise
-            raise _not_sealed(wanted.name) from error
+            raise not_sealed(wanted.name) from error
 
     def _send(self, wanted: "_Content", unclear: list[Exception] | None) -> None:
         """Send it, from the start again where the server has lost track of it.
@@ -365,7 +365,7 @@ def connect(name: str, *, prefix: str, root: str = "", jobs: int = 1, patience: 
     except ModuleNotFoundError as error:
         raise ToolError("the package google-cloud-storage is missing", hint="pip install 'rooflaunch[gcp]'") from error
     with translated(name, limits):
-        return _within(limits.first_answer_s, ask)
+        return within(limits.first_answer_s, ask)
 
 
 def log_in() -> str:
@@ -431,20 +431,6 @@ def _retry(limit_s: float, failures: list[Exception] | None = None) -> Any:
 
     retry = DEFAULT_RETRY.with_timeout(limit_s)
     return retry if failures is None else partial(retry, on_error=failures.append)
-
-
-def _within(limit_s: float, work: Callable[[], T]) -> T:
-    """`work()`, or `TimeoutError`: neither resolving a name nor renewing a token can be given a limit."""
-    answer: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            answer.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - it is raised again where it is awaited
-            answer.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return answer.result(timeout=limit_s)
 
 
 def _unreachable(bucket: str, error: BaseException, patience: Patience) -> UnreachableError:
@@ -544,10 +530,6 @@ def _content_type(name: str) -> str:
     suffix = name.rpartition(".")[2]
     types = {"json": "application/json", "csv": "text/csv", "txt": "text/plain", "log": "text/plain"}
     return types.get(suffix, "application/octet-stream")
-
-
-def _not_sealed(name: str) -> BundleError:
-    return BundleError(f"'{name}' differs from its checksum: it was changed after the run", hint="run again")
 
 
 def _changed(listed: StoredObject) -> ObjectChangedError:

@@ -1,16 +1,22 @@
 """A store: where bundles and the records of launches lie, whatever kind of place that is.
 
-`open_store("gs://BUCKET/PREFIX")` is a bucket of Cloud Storage. Names of objects are relative to the address, with `/`
-between their parts; checksums are CRC-32C, base64 of the big-endian value, as a bundle's manifest has them. Standard
-library only until a store is opened.
+`open_store("gs://BUCKET/PREFIX")` is a bucket of Cloud Storage, `open_store("FOLDER")` a folder. Names of objects are
+relative to the address, with `/` between their parts; checksums are CRC-32C, base64 of the big-endian value, as a
+bundle's manifest has them. Standard library only until a store is opened.
 """
 
-from collections.abc import Iterator, Mapping
+import re
+import threading
+import urllib.parse
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeVar
 
-from workload.contract.errors import BundleError, ToolError
+from workload.contract.errors import BundleError, ToolError, UsageError
+
+T = TypeVar("T")
 
 # Records have a few kB, and a list of 10,000 runs has 700: more is damage, or meant to fill somebody's memory.
 MAX_RECORD_BYTES = 2_000_000
@@ -137,3 +143,70 @@ class Store(Protocol):
 
     def checksum(self, name: str) -> str | None:
         """The checksum of an object as it is now; None where it is gone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BucketAddress:
+    """`gs://BUCKET/PATH`; the path has no slash at its ends."""
+
+    bucket: str
+    path: str
+
+
+BUCKET_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
+# A scheme has two letters at least: `C:/results` is a folder of Windows. `gs:/x` is a slip, and no folder.
+SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
+EXAMPLE = "gs://BUCKET/PREFIX, a folder, or file:///FOLDER"
+
+
+def parse_address(text: str) -> BucketAddress | Path:
+    """A bucket or a folder; `UsageError` for anything else."""
+    scheme = SCHEME.match(text)
+    if scheme is None and text:
+        return Path(text)
+    if scheme and scheme[1] == "gs":
+        name, _, path = text.removeprefix("gs://").partition("/")
+        if not text.startswith("gs://") or not BUCKET_NAME.fullmatch(name):
+            raise UsageError(f"a bucket is written gs://BUCKET/PREFIX; got '{text}'", hint=EXAMPLE)
+        return BucketAddress(bucket=name, path="/".join(part for part in path.split("/") if part))
+    if scheme and scheme[1] == "file":
+        path = urllib.parse.unquote(text.removeprefix("file://"))
+        if not text.startswith("file:///"):
+            raise UsageError(f"a folder is written file:///FOLDER, or FOLDER; got '{text}'", hint=EXAMPLE)
+        return Path(path)
+    raise UsageError(f"no place for bundles is written like '{text}'", hint=EXAMPLE)
+
+
+def open_store(address: str, *, probe: str = "", jobs: int = 1, patience: Patience | None = None) -> Store:
+    """The store at this address, once it has answered a question about names that start with `probe`.
+
+    `jobs` requests may run at a time. Raises `UsageError` (no such bucket or folder, an unknown kind of address) or
+    `ToolError` (a package is missing; no credentials, permission or answer).
+    """
+    from workload.storage import folder, gcs  # noqa: PLC0415 - each needs this module
+
+    limits = patience or Patience()
+    place = parse_address(address)
+    if isinstance(place, Path):
+        return folder.connect(address, place, limit_s=limits.first_answer_s)
+    root = f"{place.path}/" if place.path else ""
+    return gcs.connect(place.bucket, root=root, prefix=probe, jobs=jobs, patience=limits)
+
+
+def within(limit_s: float, work: Callable[[], T]) -> T:
+    """`work()`, or `TimeoutError`, for what cannot be given a limit: names to resolve, tokens, a mount that hangs."""
+    answer: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - it is raised again where it is awaited
+            answer.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return answer.result(timeout=limit_s)
+
+
+def not_sealed(name: str) -> BundleError:
+    """For a file that is not what its checksum says."""
+    return BundleError(f"'{name}' differs from its checksum: it was changed after the run", hint="run again")

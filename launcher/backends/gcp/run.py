@@ -36,6 +36,7 @@ from workload.contract.errors import (
 )
 from workload.storage import fetch
 from workload.storage.gcs import Bucket
+from workload.storage.names import why_unsafe
 
 # How long a VM may take to delete itself after its result, before it is deleted from here.
 SELF_DELETION_S = 120.0
@@ -349,7 +350,7 @@ def _ending(followed: Followed) -> Ending:
 
 def _runs(result: Result | None, heartbeat: Heartbeat | None) -> list[str]:
     source = result or heartbeat
-    return [run_id for run_id in source.runs if not fetch.why_unsafe(run_id) and "/" not in run_id] if source else []
+    return [run_id for run_id in source.runs if not why_unsafe(run_id) and "/" not in run_id] if source else []
 
 
 def _error_of(result: Result | None, name: str) -> RooflaunchError | None:

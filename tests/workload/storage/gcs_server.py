@@ -42,6 +42,10 @@ class GcsServer:
         lines = re.findall(r'/o/(\S+)\?\S*alt=media\S* HTTP/1.1\\?" (\d+) (\d+)', self._log.read_text())
         return [(urllib.parse.unquote(name), int(status), int(count)) for name, status, count in lines]
 
+    def requests(self) -> list[str]:
+        """Every request so far: its method and path."""
+        return re.findall(r'"?([A-Z]+ /\S+) HTTP/1.1', self._log.read_text())
+
     def make_bucket(self, name: str = BUCKET) -> None:
         self._ask("POST", "/storage/v1/b?project=test", json.dumps({"name": name}).encode())
 

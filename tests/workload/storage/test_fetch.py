@@ -23,6 +23,7 @@ from workload.contract.errors import BundleError, ExitCode, InterruptedRunError,
 from workload.storage import fetch
 from workload.storage import gcs as bucket
 from workload.storage.fetch import Outcome, Refused, Report, Source, State
+from workload.storage.names import why_unsafe
 from workload.storage.store import Patience, StoredObject, UnreachableError
 
 RUN = "20261121T142530Z-local-cpu-resnet18-b16-fp32-0000aa"
@@ -151,12 +152,12 @@ def test_a_run_named_in_the_source_cannot_leave_either() -> None:
     ],
 )
 def test_unsafe_names(name: str, reason: str) -> None:
-    assert fetch.why_unsafe(name) == reason
+    assert why_unsafe(name) == reason
 
 
 @given(st.text(st.sampled_from("ab./\\:C \0\n~é\ud800")) | st.text())
 def test_a_safe_name_stays_below_its_folder_everywhere(name: str) -> None:
-    if fetch.why_unsafe(name):
+    if why_unsafe(name):
         return
     posix, windows = Path("/base") / name, PureWindowsPath("D:\\base") / name
     assert os.path.normpath(posix) == str(posix)

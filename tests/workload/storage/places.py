@@ -1,0 +1,120 @@
+"""The places that the contract of `Store` is tested on: the real fake-gcs-server, and folders of two kinds.
+
+A new kind of store adds one `Place` here, and every test of `test_store_contract.py` runs on it.
+"""
+
+import errno
+import os
+import urllib.parse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from tests.workload.storage.gcs_server import BUCKET, GcsServer
+from workload.storage.store import Store, open_store
+
+# For a child process: a file system without hard links, as FAT and some network mounts are.
+NO_LINKS = """
+import errno, os
+def _no_link(*_, **__):
+    raise OSError(errno.EPERM, "Operation not permitted")
+os.link = _no_link
+"""
+
+
+class Place(Protocol):
+    """Where a store is, and what lies there whatever the store says."""
+
+    address: str
+    # What a child process runs first, so that it meets the same place.
+    preamble: str
+
+    def opened(self) -> Store: ...
+
+    def put(self, name: str, content: bytes) -> None:
+        """Make or replace an object, not by way of the store."""
+
+    def remove(self, name: str) -> None: ...
+
+    def requests(self) -> Iterator[list[str]]:
+        """Within the block: one line for each question that the place is asked."""
+
+
+class Bucket:
+    """A prefix of its own in the server's bucket."""
+
+    preamble = ""
+
+    def __init__(self, server: GcsServer, prefix: str) -> None:
+        self.address = f"gs://{BUCKET}/{prefix}"
+        self._server, self._prefix = server, prefix
+
+    def opened(self) -> Store:
+        return open_store(self.address, jobs=8)
+
+    def put(self, name: str, content: bytes) -> None:
+        self._server.put(f"{self._prefix}/{name}", content)
+
+    def remove(self, name: str) -> None:
+        self._server._ask("DELETE", f"/storage/v1/b/{BUCKET}/o/{urllib.parse.quote(f'{self._prefix}/{name}', safe='')}")
+
+    @contextmanager
+    def requests(self) -> Iterator[list[str]]:
+        asked: list[str] = []
+        before = len(self._server.requests())
+        yield asked
+        asked += self._server.requests()[before:]
+
+
+class Folder:
+    """A folder on this machine's disk."""
+
+    preamble = ""
+
+    def __init__(self, root: Path) -> None:
+        root.mkdir()
+        self.root, self.address = root, str(root)
+
+    def opened(self) -> Store:
+        return open_store(self.address)
+
+    def put(self, name: str, content: bytes) -> None:
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        path.write_bytes(content)
+
+    def remove(self, name: str) -> None:
+        (self.root / name).unlink()
+
+    @contextmanager
+    def requests(self) -> Iterator[list[str]]:
+        """A folder's questions are the files that it opens: listing opens none."""
+        asked: list[str] = []
+        with pytest.MonkeyPatch.context() as patch:
+            open_file = os.open
+
+            def noted(path: str, *rest: Any, **more: Any) -> int:
+                asked.append(str(path))
+                return open_file(path, *rest, **more)
+
+            patch.setattr(os, "open", noted)
+            yield asked
+
+
+class FolderWithoutLinks(Folder):
+    """As on a file system that has no hard links."""
+
+    preamble = NO_LINKS
+
+
+def refuse_links(patch: pytest.MonkeyPatch) -> None:
+    """Have this process meet a file system without hard links."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    patch.setattr(os, "link", refuse)

@@ -1,0 +1,345 @@
+"""What every store promises, on every kind that there is; `places.py` names them."""
+
+import io
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.workload.storage import gcs_server, places
+from tests.workload.storage.gcs_server import GcsServer
+from tests.workload.storage.places import Place
+from workload.contract import bundle
+from workload.contract.checksum import crc32c_of
+from workload.contract.errors import BundleError, ToolError
+from workload.storage.store import ObjectChangedError, ObjectExistsError, Store, StoredObject, TooLongError
+from workload.storage.upload import upload
+
+pytestmark = pytest.mark.world
+
+ROOT = Path(__file__).parents[3]
+RUN = "20261121T142530Z-local-cpu-resnet18-b16-fp32-0000aa"
+HOSTILE = [
+    "../evil",
+    "a/../../evil",
+    "/etc/evil",
+    "a//b",
+    "a\\..\\evil",
+    "nul\0",
+    "line\nfeed",
+    "C:evil",
+    "a/-rf",
+    "a.",
+    "x" * 256,
+    "",
+]
+
+
+@pytest.fixture(scope="module")
+def _running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GcsServer]:
+    with gcs_server.running(tmp_path_factory.mktemp("gcs") / "log") as server:
+        yield server
+
+
+@pytest.fixture(params=["gcs", "folder", "folder-without-links"])
+def place(
+    request: pytest.FixtureRequest, tmp_path: Path, _running: GcsServer, monkeypatch: pytest.MonkeyPatch
+) -> Place:
+    if request.param == "gcs":
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", _running.url)
+        return places.Bucket(_running, re.sub(r"\W", "-", request.node.name))
+    if request.param == "folder":
+        return places.Folder(tmp_path / "store")
+    places.refuse_links(monkeypatch)
+    return places.FolderWithoutLinks(tmp_path / "store")
+
+
+@pytest.fixture
+def store(place: Place) -> Store:
+    return place.opened()
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    return make_bundle(tmp_path / "made")
+
+
+def make_bundle(parent: Path, run_id: str = RUN, *, status: str = "completed") -> Path:
+    folder = bundle.create(parent, run_id)
+    bundle.write_record(folder, {"run_id": run_id, "status": status})
+    (folder / "steps.csv").write_text("step,phase\n" + "0,measured\n" * 100)
+    (folder / "empty.txt").touch()
+    (folder / "ncu").mkdir()
+    (folder / "ncu" / "kernels.csv").write_text("ID\n" * 60)
+    bundle.seal(folder)
+    return folder
+
+
+def listed(store: Store, prefix: str = "") -> dict[str, StoredObject]:
+    return {each.name: each for each in store.objects(prefix)}
+
+
+def downloaded(store: Store, name: str, *, start: int = 0) -> bytes:
+    content = io.BytesIO()
+    store.download(listed(store)[name], content, start=start)
+    return content.getvalue()
+
+
+def file_of(tmp_path: Path, content: bytes) -> tuple[Path, str]:
+    path = tmp_path / "source"
+    path.write_bytes(content)
+    return path, crc32c_of(io.BytesIO(content))
+
+
+def child(place: Place, code: str, *words: str) -> subprocess.Popen[str]:
+    """A process that has `store`."""
+    head = f"import os, sys\n{place.preamble}\nfrom workload.storage.store import open_store\n"
+    return subprocess.Popen(
+        [sys.executable, "-c", f"{head}store = open_store({place.address!r}, jobs=4)\n{code}", *words],
+        cwd=ROOT,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+
+
+# Small objects
+
+
+def test_what_is_written_is_read(store: Store) -> None:
+    assert store.read("a/b.json") is None
+    assert store.checksum("a/b.json") is None
+    assert store.write("a/b.json", b"1") is True
+    assert store.read("a/b.json") == b"1"
+    assert store.write("a/b.json", b"22") is True, "replaced"
+    assert store.read("a/b.json") == b"22"
+    assert store.checksum("a/b.json") == crc32c_of(io.BytesIO(b"22"))
+    assert store.write("a/empty", b"") is True
+    assert store.read("a/empty") == b""
+    assert store.read("a") is None, "where other objects lie is no object"
+    assert store.read("a/b.json/c") is None
+
+
+def test_once_only(store: Store) -> None:
+    assert store.write("launches/x/result.json", b"mine", if_absent=True) is True
+    assert store.write("launches/x/result.json", b"yours", if_absent=True) is False
+    assert store.write("launches/x/result.json", b"mine", if_absent=True) is False
+    assert store.read("launches/x/result.json") == b"mine"
+    assert list(listed(store)) == ["launches/x/result.json"], "nothing temporary is left"
+
+
+def test_of_many_threads_one_wins(store: Store) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        for round_number in range(5):
+            name = f"round/{round_number}"
+
+            def write(index: int, name: str = name) -> bool:
+                return store.write(name, b"%d" % index, if_absent=True)
+
+            won = list(pool.map(write_or_lose(write), range(8)))
+            assert won.count(True) == 1
+            assert store.read(name) == b"%d" % won.index(True)
+
+
+def write_or_lose(write: Callable[[int], bool]) -> Callable[[int], bool]:
+    """Without hard links a loser may be told that another process is at it."""
+
+    def attempt(index: int) -> bool:
+        try:
+            return write(index)
+        except ToolError as error:
+            if "is being written by another process" in str(error):
+                return False
+            raise
+
+    return attempt
+
+
+def test_of_two_processes_one_wins(place: Place, store: Store) -> None:
+    """Each tries to be the first to write each of 30 names, and says which it wrote."""
+    code = (
+        "from workload.contract.errors import ToolError\n"
+        "print('ready', flush=True); sys.stdin.readline()\n"
+        "for number in range(30):\n"
+        "    try:\n"
+        "        won = store.write(f'race/{number:02}', sys.argv[1].encode(), if_absent=True)\n"
+        "    except ToolError:\n"
+        "        won = False\n"
+        "    if won:\n"
+        "        print(number)\n"
+    )
+    racers = {name: child(place, code, name) for name in ("red", "blue")}
+    for process in racers.values():
+        assert process.stdout
+        assert process.stdout.readline() == "ready\n"
+    for process in racers.values():
+        assert process.stdin
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    won = {name: {int(line) for line in process.communicate(timeout=60)[0].split()} for name, process in racers.items()}
+    assert won["red"] & won["blue"] == set()
+    assert won["red"] | won["blue"] == set(range(30))
+    for name, numbers in won.items():
+        assert {store.read(f"race/{number:02}") for number in numbers} <= {name.encode()}
+
+
+def test_sizes_are_capped(store: Store) -> None:
+    store.write("x", b"." * 1000)
+    assert store.read("x", most_bytes=1000) == b"." * 1000
+    with pytest.raises(TooLongError, match=r"^'(.*/)?x' in (bucket|folder) '.*' has more than 999 bytes$"):
+        store.read("x", most_bytes=999)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_names_are_not_stored(place: Place, store: Store, tmp_path: Path, name: str) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    path, checksum = file_of(tmp_path, b"evil")
+    for store_it in (
+        lambda: store.write(name, b"evil"),
+        lambda: store.write(name, b"evil", if_absent=True),
+        lambda: store.upload(name, path, crc32c=checksum),
+    ):
+        with pytest.raises(BundleError, match=r"^'.*' is no name for an object in (bucket|folder) '"):
+            store_it()
+    path.unlink()
+    assert sorted(tmp_path.rglob("*")) == before
+    assert listed(place.opened()) == {}
+
+
+# Lists
+
+
+def test_lists_in_the_order_of_names(place: Place, store: Store) -> None:
+    names = ["runs/b/run.json", "runs/a/ncu/x", "runs/a.txt", "runs/a/run.json", "runs/é", "runsnot", "launches/x/y"]
+    for name in names:
+        place.put(name, name.encode())
+    assert list(listed(store)) == sorted(names, key=str.encode)
+    assert list(listed(store, "runs/")) == sorted((n for n in names if n.startswith("runs/")), key=str.encode)
+    assert list(listed(store, "runs/a")) == ["runs/a.txt", "runs/a/ncu/x", "runs/a/run.json"]
+    assert list(listed(store, "runs/a/run.json")) == ["runs/a/run.json"]
+    assert list(listed(store, "nothing/")) == []
+    assert {each.bytes == len(name.encode()) for name, each in listed(store).items()} == {True}
+
+
+def test_folders(place: Place, store: Store) -> None:
+    for name in ("launches/b/status.json", "launches/a/request.json", "launches/a/x/y.json", "launches/top", "c/x"):
+        place.put(name, b"1")
+    assert store.folders("launches/") == ["a", "b"]
+    assert store.folders("launches/a/") == ["x"]
+    assert store.folders("") == ["c", "launches"]
+    assert store.folders("launches/b/") == store.folders("nothing/") == []
+    place.remove("c/x")
+    assert store.folders("") == ["launches"], "a folder without objects is none"
+
+
+def test_a_new_version_for_each_content(store: Store) -> None:
+    seen = set()
+    for content in (b"1", b"2", b"1", b"22"):
+        store.write("x", content)
+        seen.add(listed(store)["x"].version)
+    assert len(seen) == 4
+    assert "" not in seen
+    assert listed(store)["x"].version == listed(store)["x"].version
+
+
+# Files
+
+
+def test_a_file_is_stored_once(store: Store, tmp_path: Path) -> None:
+    path, checksum = file_of(tmp_path, os.urandom(3_000_000))
+    assert store.upload("a/x", path, crc32c=checksum) is True
+    assert downloaded(store, "a/x") == path.read_bytes()
+    assert downloaded(store, "a/x", start=2_999_990) == path.read_bytes()[-10:]
+    assert store.upload("a/x", path, crc32c=checksum) is False
+    path, other = file_of(tmp_path, b"other")
+    with pytest.raises(ObjectExistsError, match=r"^another '(.*/)?a/x' is in (bucket|folder) '.*' already$"):
+        store.upload("a/x", path, crc32c=other)
+    with pytest.raises(ObjectExistsError):
+        store.upload("a/x", path, crc32c=other, replaces="1")
+    assert store.upload("a/x", path, crc32c=other, replaces=listed(store)["a/x"].version) is True
+    assert downloaded(store, "a/x") == b"other"
+
+
+def test_an_object_that_is_replaced_or_gone_after_the_list(place: Place, store: Store) -> None:
+    place.put("x", b"old")
+    before = listed(store)["x"]
+    place.put("x", b"new")
+    with pytest.raises(ObjectChangedError, match=r"^'x' changed in the (bucket|folder) meanwhile$"):
+        store.download(before, io.BytesIO())
+    before = listed(store)["x"]
+    place.remove("x")
+    with pytest.raises(ObjectChangedError):
+        store.download(before, io.BytesIO())
+
+
+# Bundles
+
+
+def test_a_bundle_and_its_manifest_last(place: Place, store: Store, made: Path) -> None:
+    names: list[str] = []
+    sent = upload(store, made, on_file=lambda file: names.append(file.name))
+    assert (sent.files, names[-1]) == (5, "MANIFEST.json")
+    assert list(listed(store)) == [f"runs/{RUN}/{name}" for name in sorted(names)]
+    assert upload(place.opened(), made).files == 0
+    for name in names:
+        assert downloaded(store, f"runs/{RUN}/{name}") == (made / name).read_bytes()
+
+
+@pytest.mark.parametrize("files", [0, 1, 3, 4])
+def test_an_upload_that_is_killed_leaves_no_manifest_and_continues(
+    place: Place, store: Store, made: Path, files: int
+) -> None:
+    code = (
+        "import pathlib, signal\n"
+        "from workload.storage.upload import upload\n"
+        "left = [int(sys.argv[2])]\n"
+        "send = store.upload\n"
+        "def killed(*words, **options):\n"
+        "    if not left[0]: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    left[0] -= 1\n"
+        "    return send(*words, **options)\n"
+        "store.upload = killed\n"
+        "upload(store, pathlib.Path(sys.argv[1]))\n"
+    )
+    with child(place, code, str(made), str(files)) as process:
+        assert process.wait(60) == -signal.SIGKILL
+    assert len(listed(store)) == files
+    assert f"runs/{RUN}/MANIFEST.json" not in listed(store)
+    assert upload(store, made).files == 5 - files
+    assert len(listed(store)) == 5
+
+
+def test_a_complete_run_of_the_same_name_stays(store: Store, made: Path) -> None:
+    upload(store, made)
+    bundle.reseal(made, {"run_id": RUN, "status": "preempted"})
+    with pytest.raises(BundleError, match=rf"^another complete run is in (bucket|folder) '.*' as 'runs/{RUN}/MANIFEST"):
+        upload(store, made)
+    assert json.loads(store.read(f"runs/{RUN}/run.json") or b"")["status"] == "completed"
+
+
+def test_a_complete_run_that_was_damaged_there(place: Place, store: Store, made: Path) -> None:
+    upload(store, made)
+    place.put(f"runs/{RUN}/steps.csv", b"other")
+    with pytest.raises(BundleError, match=r"^'runs/.*/steps\.csv' in (bucket|folder) '.*' is damaged: it differs from"):
+        upload(store, made)
+    place.remove(f"runs/{RUN}/steps.csv")
+    assert upload(store, made).files == 1
+
+
+def test_many_bundles_at_a_time(store: Store, made: Path) -> None:
+    """Two that store the same bundle at once end as one does."""
+    others = [made.parent / f"{RUN[:-2]}{index:02x}" for index in range(4)]
+    for other in others:
+        shutil.copytree(made, other)
+    with ThreadPoolExecutor(8) as pool:
+        sent = list(pool.map(write_or_lose(lambda index: bool(upload(store, others[index % 4]))), range(8)))
+    assert len(sent) == 8
+    assert len(listed(store)) == 4 * 5

@@ -1,0 +1,53 @@
+"""Names of objects that are safe as names of files, on every file system that may hold them."""
+
+import re
+from collections.abc import Callable, Iterable
+from pathlib import PurePosixPath
+
+from workload.contract.errors import BundleError
+
+# https://cloud.google.com/storage/docs/objects#naming allows 1024 bytes; file systems allow 255 in each part.
+MAX_PART_BYTES = 255
+
+UNSAFE: tuple[tuple[str, Callable[[str], object]], ...] = (
+    ("an absolute path", lambda name: name.startswith("/")),
+    ("a backslash", lambda name: "\\" in name),
+    ("a control character", lambda name: re.search(r"[\x00-\x1f\x7f-\x9f]", name)),
+    ("a drive letter", lambda name: re.search(r"(^|/)[A-Za-z]:", name)),
+    ("leaves its folder", lambda name: ".." in name.split("/")),
+    # `rm -rf *` would take it for options.
+    ("a part that begins with a dash", lambda name: re.search(r"(^|/)-", name)),
+    ("an empty part", lambda name: "" in name.split("/")),
+    # Windows drops them: `MANIFEST.json.` would be the manifest.
+    ("a part that ends in a dot or a space", lambda name: re.search(r"[. ](/|$)", name)),
+    ("no valid Unicode", lambda name: re.search(r"[\ud800-\udfff]", name)),
+    (
+        f"a part of more than {MAX_PART_BYTES} bytes",
+        lambda name: max(len(part.encode()) for part in name.split("/")) > MAX_PART_BYTES,
+    ),
+)
+
+
+def why_unsafe(name: str) -> str:
+    """Why a file of this name, below a folder of ours, might leave it or could not be written; empty if safe."""
+    return next((reason for reason, is_unsafe in UNSAFE if is_unsafe(name)), "")
+
+
+def require_safe(name: str, store: object) -> None:
+    """Raise `BundleError` for a name that could not be fetched again."""
+    if reason := why_unsafe(name):
+        raise BundleError(f"{name!r} is no name for an object in {store}: {reason}", hint="give it another name")
+
+
+def clashes(names: Iterable[str]) -> dict[str, str]:
+    """Names that cannot lie beside the others: a file where others need a folder, the same name in other case."""
+    known = sorted(names)
+    folders = {str(parent).casefold() for name in known for parent in PurePosixPath(name).parents}
+    clashing: dict[str, str] = {}
+    first_spelling: dict[str, str] = {}
+    for name in known:
+        if name.casefold() in folders:
+            clashing[name] = "a folder of other objects has this name"
+        elif (first := first_spelling.setdefault(name.casefold(), name)) != name:
+            clashing[name] = f"differs from '{first}' only in case"
+    return clashing
