@@ -5,12 +5,11 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from enum import StrEnum
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from launcher import build, images
+from launcher import build, checks, images
+from launcher.checks import Check, Health
 from launcher.kinds import Part
 from launcher.machine import containers, runtime
 from launcher.machine import engine as docker_engine
@@ -29,33 +28,11 @@ UNLOCK = (
 
 # What is looked at unless parts are named: nothing that needs the network.
 HERE = (Part.DOCKER, Part.GPU)
-
-
-class State(StrEnum):
-    """`note`: nothing to repair, and worth knowing."""
-
-    OK = "ok"
-    NOTE = "note"
-    PROBLEM = "problem"
+DOCKER, GPU = checks.Part(Part.DOCKER), checks.Part(Part.GPU)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check:
-    """One line: what was looked at, what was found, and what to do about it."""
-
-    part: Part
-    name: str
-    state: State
-    found: str
-    cure: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values by field name."""
-        return asdict(self)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gpu:
+class SeenGpu:
     """A GPU as nvidia-smi shows it; `capability` is (major, minor)."""
 
     name: str
@@ -120,7 +97,7 @@ def render(checks: Sequence[Check]) -> str:
 
 def exit_code(checks: Sequence[Check]) -> ExitCode:
     """4 if there is a problem."""
-    return ExitCode.TOOL if any(check.state is State.PROBLEM for check in checks) else ExitCode.DONE
+    return ExitCode.TOOL if any(check.state is Health.PROBLEM for check in checks) else ExitCode.DONE
 
 
 def run_tool(command: Sequence[str]) -> str | None:
@@ -150,7 +127,7 @@ def _docker_checks(host: Host) -> Iterator[Check]:
     try:
         engine = host.connect()
     except ToolError as error:
-        yield _problem(Part.DOCKER, "engine", str(error), error.hint)
+        yield DOCKER.problem("engine", str(error), error.hint)
         return
     yield _version_check(engine)
     yield _gpu_runtime_check(engine, host)
@@ -163,28 +140,28 @@ def _version_check(engine: Engine) -> Check:
     found = tuple(int(number) for number in re.findall(r"\d+", engine.version)[:2])
     wanted = ".".join(f"{number:02}" for number in docker_engine.MIN_VERSION)
     if found < docker_engine.MIN_VERSION:
-        return _problem(Part.DOCKER, "engine", f"Docker {engine.version}; {wanted} is needed", "upgrade Docker")
+        return DOCKER.problem("engine", f"Docker {engine.version}; {wanted} is needed", "upgrade Docker")
     rootless = ", rootless" if engine.rootless else ""
     memory = f"{engine.memory_bytes / 1e9:.1f} GB of memory"
-    return _ok(Part.DOCKER, "engine", f"Docker {engine.version}{rootless}; {engine.cpus} CPUs, {memory}")
+    return DOCKER.ok("engine", f"Docker {engine.version}{rootless}; {engine.cpus} CPUs, {memory}")
 
 
 def _gpu_runtime_check(engine: Engine, host: Host) -> Check:
     if engine.has_gpus:
-        return _ok(Part.DOCKER, "GPUs", "the engine can give containers NVIDIA GPUs")
+        return DOCKER.ok("GPUs", "the engine can give containers NVIDIA GPUs")
     if _gpus(host):
-        return _problem(Part.DOCKER, "GPUs", "this machine has a GPU that containers cannot get", runtime.TOOLKIT)
-    return _note(Part.DOCKER, "GPUs", "no NVIDIA runtime, and no GPU here that would need it")
+        return DOCKER.problem("GPUs", "this machine has a GPU that containers cannot get", runtime.TOOLKIT)
+    return DOCKER.note("GPUs", "no NVIDIA runtime, and no GPU here that would need it")
 
 
 def _space_check(engine: Engine) -> Check:
     free, needed = engine.free_bytes(), build.NEEDED_BYTES
     if free is None:
-        return _note(Part.DOCKER, "disk", f"{engine.root_folder} cannot be seen from here")
+        return DOCKER.note("disk", f"{engine.root_folder} cannot be seen from here")
     found = f"{free / 1e9:.1f} GB free in {engine.root_folder}"
     if free < needed:
-        return _problem(Part.DOCKER, "disk", f"{found}; a build needs {needed / 1e9:.0f} GB", "docker system prune")
-    return _ok(Part.DOCKER, "disk", found)
+        return DOCKER.problem("disk", f"{found}; a build needs {needed / 1e9:.0f} GB", "docker system prune")
+    return DOCKER.ok("disk", found)
 
 
 def _image_checks(engine: Engine) -> Iterator[Check]:
@@ -196,13 +173,13 @@ def _image_checks(engine: Engine) -> Iterator[Check]:
         if current:
             base = current[0].labels.get(images.BASE_LABEL, images.UNPINNED)
             told = "its base has no digest" if base == images.UNPINNED else f"base {base}"
-            yield _ok(Part.DOCKER, subject, f"{current[0].name}; {told}")
+            yield DOCKER.ok(subject, f"{current[0].name}; {told}")
         else:
             found = "built from other code" if held else "not built"
-            yield _note(Part.DOCKER, subject, found, f"launch build --flavour {name}")
+            yield DOCKER.note(subject, found, f"launch build --flavour {name}")
         if not flavour.digest:
-            yield _note(
-                Part.DOCKER, f"base of {name}", f"{flavour.base} has no digest", f"launch build --flavour {name} --pin"
+            yield DOCKER.note(
+                f"base of {name}", f"{flavour.base} has no digest", f"launch build --flavour {name} --pin"
             )
 
 
@@ -210,21 +187,21 @@ def _leftover_check(engine: Engine) -> Check:
     """Containers that a launcher which was killed has left behind."""
     left = [name for name, _ in engine.containers(containers.RUN_LABEL)]
     if left:
-        return _note(Part.DOCKER, "containers", f"of earlier runs: {', '.join(left)}", f"docker rm -f {' '.join(left)}")
-    return _ok(Part.DOCKER, "containers", "none left over")
+        return DOCKER.note("containers", f"of earlier runs: {', '.join(left)}", f"docker rm -f {' '.join(left)}")
+    return DOCKER.ok("containers", "none left over")
 
 
 def _gpu_checks(host: Host, *, needed: bool) -> Iterator[Check]:
     gpus = _gpus(host)
     if not gpus and not needed:
-        yield _note(Part.GPU, "driver", NO_GPU, "where there is none, runs take the CPU; else launch doctor gpu")
+        yield GPU.note("driver", NO_GPU, "where there is none, runs take the CPU; else launch doctor gpu")
         return
     if not gpus:
         cure = "install NVIDIA's driver" if platform.system() == "Linux" else "use a machine with an NVIDIA GPU"
-        yield _problem(Part.GPU, "driver", NO_GPU, f"{cure}; --cpu needs none")
+        yield GPU.problem("driver", NO_GPU, f"{cure}; --cpu needs none")
         return
     for index, gpu in enumerate(gpus):
-        yield _ok(Part.GPU, f"GPU {index}", f"{gpu.name}, compute capability {_dotted(gpu.capability)}, {gpu.memory}")
+        yield GPU.ok(f"GPU {index}", f"{gpu.name}, compute capability {_dotted(gpu.capability)}, {gpu.memory}")
     # One driver serves all GPUs of a machine; what it must be depends on each.
     kinds = {gpu.capability: gpu for gpu in reversed(gpus)}.values()
     yield from (_driver_check(gpu, "driver" if len(kinds) == 1 else f"driver for {gpu.name}") for gpu in kinds)
@@ -233,53 +210,53 @@ def _gpu_checks(host: Host, *, needed: bool) -> Iterator[Check]:
     yield _ncu_check(host)
 
 
-def _driver_check(gpu: Gpu, name: str) -> Check:
+def _driver_check(gpu: SeenGpu, name: str) -> Check:
     flavour = images.flavour_for(gpu.capability)
     if flavour is None:
         wanted = f"{gpu.name} has compute capability {_dotted(gpu.capability)}: no image flavour has code for it"
-        return _problem(Part.GPU, name, wanted, "--runtime process with a torch build that knows the GPU")
+        return GPU.problem(name, wanted, "--runtime process with a torch build that knows the GPU")
     found = f"{gpu.driver}; flavour {flavour.name} needs {flavour.driver}"
     if flavour.driver and _numbers(gpu.driver) < _numbers(flavour.driver):
-        return _problem(Part.GPU, name, found, f"install driver {flavour.driver} or newer")
+        return GPU.problem(name, found, f"install driver {flavour.driver} or newer")
     if flavour.driver_below and _numbers(gpu.driver) >= _numbers(flavour.driver_below):
-        return _problem(Part.GPU, name, f"{found}, below {flavour.driver_below}", "install driver branch 580")
-    return _ok(Part.GPU, name, found)
+        return GPU.problem(name, f"{found}, below {flavour.driver_below}", "install driver branch 580")
+    return GPU.ok(name, found)
 
 
 def _counters_check(host: Host) -> Check:
     if host.counters_restricted():
-        return _note(Part.GPU, "counters", "for administrators only (RmProfilingAdminOnly: 1)", UNLOCK)
-    return _ok(Part.GPU, "counters", "open to every user")
+        return GPU.note("counters", "for administrators only (RmProfilingAdminOnly: 1)", UNLOCK)
+    return GPU.ok("counters", "open to every user")
 
 
 def _dcgm_check(host: Host) -> Check:
     if host.tool(("pgrep", "-x", "nv-hostengine")):
         cure = "only for --profile ncu: sudo systemctl stop nvidia-dcgm, or dcgmi profile --pause, while it runs"
-        return _note(Part.GPU, "DCGM", "nv-hostengine runs and may hold the counters", cure)
-    return _ok(Part.GPU, "DCGM", "does not run")
+        return GPU.note("DCGM", "nv-hostengine runs and may hold the counters", cure)
+    return GPU.ok("DCGM", "does not run")
 
 
 def _ncu_check(host: Host) -> Check:
     path = host.find_ncu()
     if path is None:
         cure = "install Nsight Compute, or --runtime docker: flavours cuda and volta hold it"
-        return _note(Part.GPU, "ncu", "not on this machine", cure)
+        return GPU.note("ncu", "not on this machine", cure)
     version = re.search(r"Version (\S+)", host.tool((path, "--version")) or "")
     if version is None:
-        return _problem(Part.GPU, "ncu", f"{path} does not tell its version", "install Nsight Compute again")
-    return _ok(Part.GPU, "ncu", f"{version[1]} ({path})")
+        return GPU.problem("ncu", f"{path} does not tell its version", "install Nsight Compute again")
+    return GPU.ok("ncu", f"{version[1]} ({path})")
 
 
-def _gpus(host: Host) -> list[Gpu]:
+def _gpus(host: Host) -> list[SeenGpu]:
     printed = host.tool(("nvidia-smi", f"--query-gpu={','.join(GPU_FIELDS)}", "--format=csv,noheader")) or ""
     rows = [[cell.strip() for cell in line.split(",")] for line in printed.splitlines()]
     return [_gpu(row) for row in rows if len(row) == len(GPU_FIELDS) and re.fullmatch(r"\d+\.\d+", row[1])]
 
 
-def _gpu(row: Sequence[str]) -> Gpu:
+def _gpu(row: Sequence[str]) -> SeenGpu:
     name, capability, driver, memory = row
     major, minor = _numbers(capability)
-    return Gpu(name=name, capability=(major, minor), driver=driver, memory=memory)
+    return SeenGpu(name=name, capability=(major, minor), driver=driver, memory=memory)
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -288,15 +265,3 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 def _dotted(capability: tuple[int, int]) -> str:
     return f"{capability[0]}.{capability[1]}"
-
-
-def _ok(part: Part, name: str, found: str) -> Check:
-    return Check(part=part, name=name, state=State.OK, found=found)
-
-
-def _note(part: Part, name: str, found: str, cure: str = "") -> Check:
-    return Check(part=part, name=name, state=State.NOTE, found=found, cure=cure)
-
-
-def _problem(part: Part, name: str, found: str, cure: str) -> Check:
-    return Check(part=part, name=name, state=State.PROBLEM, found=found, cure=cure)

@@ -12,7 +12,9 @@ from fake_docker import FakeDocker
 
 from launcher import doctor, images
 from launcher.__main__ import main
-from launcher.doctor import Check, Host, State
+from launcher.checks import Check
+from launcher.checks import Health as State
+from launcher.doctor import Host
 from launcher.kinds import Part
 from launcher.machine import containers, engine
 from workload.contract.errors import ExitCode, ToolError

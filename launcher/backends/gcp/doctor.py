@@ -9,16 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher import images
+from launcher import checks, images
 from launcher.backends.gcp import catalog, compute, gpus, refusals, services
 from launcher.backends.gcp.compute import Compute
 from launcher.backends.gcp.gpus import Gpu, VmImage
 from launcher.backends.gcp.resources import Quota
 from launcher.backends.gcp.services import DisabledError, ForbiddenError, Services
 from launcher.backends.gcp.settings import Settings, resolve_settings
-from launcher.doctor import Check, State
+from launcher.checks import Check, Health
 from launcher.jobs import cleanup
-from launcher.kinds import Part
 from workload.contract.errors import RooflaunchError, ToolError, UsageError
 from workload.contract.invocation import document
 from workload.storage import gcs as storage
@@ -36,6 +35,7 @@ BROAD_ROLES = frozenset({"roles/owner", "roles/editor"})
 ENDPOINTS = (refusals.ENDPOINT_VARIABLE, storage.EMULATOR_VARIABLE)
 REPOSITORY = re.compile(r"(?P<location>[a-z0-9-]+)-docker\.pkg\.dev/(?P<project>[^/]+)/(?P<name>[^/]+)/(?P<package>.+)")
 _IMAGE_LISTS = ("allowedValues", "deniedValues")
+GCP = checks.Part("gcp")
 REGIONS_SHOWN = 3
 AT_A_TIME = 8
 # Here the whole list is waited for: it serves the launches of a day.
@@ -105,7 +105,7 @@ def checks(resolve: Callable[[], Resolved], cloud: Cloud) -> Iterator[Check]:
     yield usable
     yield from _service_checks(asked, settings, cloud)
     yield from _price_checks(settings, cloud)
-    if usable.state is State.OK:
+    if usable.state is Health.OK:
         yield from _quota_checks(engine, settings)
         yield from _image_family_checks(engine)
         yield from _policy_checks(asked)
@@ -123,7 +123,7 @@ def _project_check(engine: Compute, settings: Settings, origins: Mapping[str, st
         engine.project_quotas()
     except RooflaunchError as error:
         return _failed("project", error)
-    return _ok("project", f"{settings.project} ({origins['project']}); Compute Engine answers")
+    return GCP.ok("project", f"{settings.project} ({origins['project']}); Compute Engine answers")
 
 
 def _service_checks(asked: Services | None, settings: Settings, cloud: Cloud) -> Iterator[Check]:
@@ -134,14 +134,14 @@ def _service_checks(asked: Services | None, settings: Settings, cloud: Cloud) ->
     try:
         missing = [name for name in NEEDED_SERVICES if name not in asked.enabled()]
     except (ForbiddenError, DisabledError) as error:
-        yield _note("APIs", f"not seen: {error}", cure.format(" ".join(NEEDED_SERVICES)))
+        yield GCP.note("APIs", f"not seen: {error}", cure.format(" ".join(NEEDED_SERVICES)))
     except ToolError as error:
         yield _failed("APIs", error)
     else:
         if missing:
-            yield _problem("APIs", f"not enabled: {', '.join(missing)}", cure.format(" ".join(missing)))
+            yield GCP.problem("APIs", f"not enabled: {', '.join(missing)}", cure.format(" ".join(missing)))
         else:
-            yield _ok("APIs", f"enabled: {', '.join(name.partition('.')[0] for name in NEEDED_SERVICES)}")
+            yield GCP.ok("APIs", f"enabled: {', '.join(name.partition('.')[0] for name in NEEDED_SERVICES)}")
 
 
 def _price_checks(settings: Settings, cloud: Cloud) -> Iterator[Check]:
@@ -153,9 +153,9 @@ def _price_checks(settings: Settings, cloud: Cloud) -> Iterator[Check]:
         return
     today = cloud.prices(settings.project)
     if today.prices:
-        yield _ok("prices", f"Google's price list, read {today.prices.read}")
+        yield GCP.ok("prices", f"Google's price list, read {today.prices.read}")
     else:
-        yield _note("prices", f"those of a table, as dated there: {today.why}", today.hint)
+        yield GCP.note("prices", f"those of a table, as dated there: {today.why}", today.hint)
 
 
 # Quotas.
@@ -169,11 +169,11 @@ def _quota_checks(engine: Compute, settings: Settings) -> Iterator[Check]:
     found, error = _region_quotas(engine, regions)
     if error:
         unseen = [region for region in regions if region not in found]
-        yield _note("regions", f"not seen: {', '.join(unseen)}: {error}", error.hint)
+        yield GCP.note("regions", f"not seen: {', '.join(unseen)}: {error}", error.hint)
     rows = [_gpu_quota_check(gpu, found, cure.format(gpu.quota)) for gpu in table.values()]
     # One GPU is enough to work with: that others have no quota is no problem.
-    if found and all(row.state is not State.OK for row in rows):
-        yield _problem("quota", "of no GPU is any left in any region", cure.format("GPU"))
+    if found and all(row.state is not Health.OK for row in rows):
+        yield GCP.problem("quota", "of no GPU is any left in any region", cure.format("GPU"))
     yield from rows
 
 
@@ -183,11 +183,11 @@ def _all_regions_check(engine: Compute, cure: str) -> Check:
     except RooflaunchError as error:
         return _failed(ALL_REGIONS, error)
     if quota is None:
-        return _note(ALL_REGIONS, "unknown: the project does not tell it")
+        return GCP.note(ALL_REGIONS, "unknown: the project does not tell it")
     found = f"{quota.left:g} of {quota.limit:g} GPUs left"
     if quota.limit <= 0:
-        return _problem(ALL_REGIONS, "0 GPUs, as in every new project: no VM with a GPU can start", cure)
-    return _ok(ALL_REGIONS, found) if quota.left > 0 else _note(ALL_REGIONS, found, f"launch status; or {cure}")
+        return GCP.problem(ALL_REGIONS, "0 GPUs, as in every new project: no VM with a GPU can start", cure)
+    return GCP.ok(ALL_REGIONS, found) if quota.left > 0 else GCP.note(ALL_REGIONS, found, f"launch status; or {cure}")
 
 
 def _region_quotas(
@@ -213,7 +213,7 @@ def _gpu_quota_check(gpu: Gpu, found: Mapping[str, Mapping[str, Quota]], cure: s
     left = {kind: _left(gpu, found, metric) for kind, metric in kinds.items()}
     usable = any(count > 0 for by_region in left.values() for count in by_region.values())
     name, told = f"quota {gpu.name}", "; ".join(f"{kind}: {_best(by_region)}" for kind, by_region in left.items())
-    return _ok(name, f"GPUs left, {told}") if usable else _note(name, f"GPUs left, {told}", cure)
+    return GCP.ok(name, f"GPUs left, {told}") if usable else GCP.note(name, f"GPUs left, {told}", cure)
 
 
 def _left(gpu: Gpu, found: Mapping[str, Mapping[str, Quota]], metric: str) -> dict[str, float]:
@@ -246,14 +246,14 @@ def _image_family_checks(engine: Compute) -> Iterator[Check]:
         users = [gpu for gpu in table if image in gpu.vm_images]
         named = ", ".join(gpu.name for gpu in users)
         if latest:
-            yield _ok(name, f"{latest} of project {image.project}, for {named}")
+            yield GCP.ok(name, f"{latest} of project {image.project}, for {named}")
             continue
         gone = f"no family {image.name} in project {image.project}, for {named}"
         cure = f"gcloud compute images list --project {image.project} --no-standard-images; then report it"
         if all(any(newest.get(other) for other in gpu.vm_images) for gpu in users):
-            yield _note(name, f"{gone}: a launch takes the next one", cure)
+            yield GCP.note(name, f"{gone}: a launch takes the next one", cure)
         else:
-            yield _problem(name, gone, cure)
+            yield GCP.problem(name, gone, cure)
 
 
 # What an organisation forbids.
@@ -272,14 +272,14 @@ def _policy_checks(asked: Services | None) -> Iterator[Check]:
         except RooflaunchError as error:
             viewer = "an administrator of the organisation: roles/orgpolicy.policyViewer"
             cure = error.hint if isinstance(error, DisabledError) else viewer
-            yield _note(name, f"could not read {constraint}: {error}", cure)
+            yield GCP.note(name, f"could not read {constraint}: {error}", cure)
 
 
 def _shielded_check(name: str, policy: Mapping[str, Any]) -> Check:
     if not policy.get("booleanPolicy", {}).get("enforced"):
-        return _ok(name, "VMs may start without Secure Boot")
+        return GCP.ok(name, "VMs may start without Secure Boot")
     builds = ", ".join(gpu.name for gpu in gpus.load().values() if not any(image.signed for image in gpu.vm_images))
-    return _note(
+    return GCP.note(
         name,
         f"VMs need Secure Boot, vTPM and integrity monitoring; no signed driver is known for {builds}",
         "--secure-boot with each launch",
@@ -290,7 +290,7 @@ def _trusted_images_check(name: str, policy: Mapping[str, Any]) -> Check:
     rules = policy.get("listPolicy", {})
     allowed, denied = ([str(entry).removeprefix("is:") for entry in rules.get(key, ())] for key in _IMAGE_LISTS)
     if any(entry.startswith("under:") for entry in (*allowed, *denied)):
-        return _note(name, f"names folders or organisations, and is not judged: {', '.join((*allowed, *denied))}")
+        return GCP.note(name, f"names folders or organisations, and is not judged: {', '.join((*allowed, *denied))}")
 
     def is_trusted(image: VmImage) -> bool:
         project = f"projects/{image.project}"
@@ -300,12 +300,12 @@ def _trusted_images_check(name: str, policy: Mapping[str, Any]) -> Check:
     # What a launch boots without a word from its user.
     refused = [gpu for gpu in gpus.load().values() if not is_trusted(gpu.vm_image)]
     if not refused:
-        return _ok(name, "the images' projects are trusted")
+        return GCP.ok(name, "the images' projects are trusted")
     projects = ", ".join(dict.fromkeys(gpu.vm_image.project for gpu in refused))
     others = dict.fromkeys(image for gpu in refused for image in gpu.vm_images if is_trusted(image))
     trusted = f"; it trusts {', '.join(allowed)}" if allowed else ""
     cure = " or ".join(f"--vm-image {image.project}/{image.name}" for image in others)
-    return _problem(
+    return GCP.problem(
         name,
         f"not trusted: {projects}, for {', '.join(gpu.name for gpu in refused)}{trusted}",
         cure or "--vm-image PROJECT/FAMILY of a project that is, with apt; or ask its administrator",
@@ -320,12 +320,12 @@ def _leftover_checks(engine: Compute) -> Iterator[Check]:
         yield _failed("leftovers", error)
         return
     if left.unreachable:
-        yield _problem("leftovers", f"not known in {', '.join(left.unreachable)}: no answer", "launch reap, later")
+        yield GCP.problem("leftovers", f"not known in {', '.join(left.unreachable)}: no answer", "launch reap, later")
     if left.there:
         named = ", ".join(f"{each.kind} {each.name} in {each.zone} ({each.why})" for each in left)
-        yield _problem("leftovers", named, "launch reap")
+        yield GCP.problem("leftovers", named, "launch reap")
     elif not left.unreachable:
-        yield _ok("leftovers", f"none; {running} VM{'' if running == 1 else 's'} of launches now")
+        yield GCP.ok("leftovers", f"none; {running} VM{'' if running == 1 else 's'} of launches now")
 
 
 # Bucket.
@@ -336,12 +336,12 @@ def _bucket_checks(settings: Settings, cloud: Cloud) -> Iterator[Check]:
         bucket = cloud.bucket(settings.bucket)
     except UsageError as error:
         create = f"gcloud storage buckets create gs://{settings.bucket} --project {settings.project}"
-        yield _problem("bucket", str(error), _with_terraform(f"{create} --uniform-bucket-level-access"))
+        yield GCP.problem("bucket", str(error), _with_terraform(f"{create} --uniform-bucket-level-access"))
         return
     except RooflaunchError as error:
         yield _failed("bucket", error)
         return
-    yield _ok("bucket", f"gs://{settings.bucket} answers")
+    yield GCP.ok("bucket", f"gs://{settings.bucket} answers")
     if cloud.endpoint:
         yield _unasked("bucket access", cloud)
         return
@@ -356,9 +356,9 @@ def _writable_check(bucket: Bucket) -> Check:
     except RooflaunchError as error:
         return _failed(name, error)
     if not missing:
-        return _ok(name, "objects can be read, written and replaced")
+        return GCP.ok(name, "objects can be read, written and replaced")
     grant = f"gcloud storage buckets add-iam-policy-binding gs://{bucket.name} --role roles/storage.objectUser"
-    return _problem(name, f"you lack {', '.join(missing)}", f"its owner: {grant} --member user:YOU")
+    return GCP.problem(name, f"you lack {', '.join(missing)}", f"its owner: {grant} --member user:YOU")
 
 
 def _access_checks(bucket: Bucket) -> Iterator[Check]:
@@ -366,16 +366,16 @@ def _access_checks(bucket: Bucket) -> Iterator[Check]:
     try:
         found = bucket.access()
     except RooflaunchError as error:
-        yield _note(name, f"not seen: {error}", "ask its owner for roles/storage.legacyBucketReader")
+        yield GCP.note(name, f"not seen: {error}", "ask its owner for roles/storage.legacyBucketReader")
         return
     update = f"gcloud storage buckets update gs://{bucket.name}"
     if not found.uniform:
         cure = f"{update} --uniform-bucket-level-access"
-        yield _problem(name, "no uniform access: each object can have readers of its own", cure)
+        yield GCP.problem(name, "no uniform access: each object can have readers of its own", cure)
     elif found.public_access_prevention != "enforced":
-        yield _note(name, "uniform access; it could be made public", f"{update} --public-access-prevention")
+        yield GCP.note(name, "uniform access; it could be made public", f"{update} --public-access-prevention")
     else:
-        yield _ok(name, f"uniform access, never public, in {_where(found)}")
+        yield GCP.ok(name, f"uniform access, never public, in {_where(found)}")
 
 
 def _where(found: Access) -> str:
@@ -391,7 +391,7 @@ def _repository_checks(asked: Services | None, settings: Settings, cloud: Cloud)
         yield _unasked("repository", cloud)
         return
     if repository is None:
-        yield _note("repository", f"{settings.repository} is not in Artifact Registry, and not looked at")
+        yield GCP.note("repository", f"{settings.repository} is not in Artifact Registry, and not looked at")
         return
     try:
         exists = asked.has_repository(repository.name)
@@ -402,9 +402,9 @@ def _repository_checks(asked: Services | None, settings: Settings, cloud: Cloud)
         _, project, _, location, _, name = repository.name.split("/")
         create = f"gcloud artifacts repositories create {name} --repository-format docker"
         cure = _with_terraform(f"{create} --location {location} --project {project}")
-        yield _problem("repository", f"{repository.name} does not exist", cure)
+        yield GCP.problem("repository", f"{repository.name} does not exist", cure)
         return
-    yield _ok("repository", settings.repository)
+    yield GCP.ok("repository", settings.repository)
     for flavour, tag in cloud.tags().items():
         yield _tag_check(asked, repository, settings, flavour, tag)
 
@@ -416,9 +416,9 @@ def _tag_check(asked: Services, repository: Repository, settings: Settings, flav
     except RooflaunchError as error:
         return _failed(name, error)
     if digest:
-        return _ok(name, f"{tag}, {digest}")
+        return GCP.ok(name, f"{tag}, {digest}")
     push = f"launch build --flavour {flavour} --push --repository {settings.repository}"
-    return _note(name, f"{tag} is not there; the first launch that needs it pushes it", push)
+    return GCP.note(name, f"{tag} is not there; the first launch that needs it pushes it", push)
 
 
 def parse_repository(reference: str) -> Repository | None:
@@ -453,13 +453,13 @@ def _existence_checks(asked: Services, settings: Settings) -> Iterator[Check]:
         found = asked.service_account(email)
         if found is None:
             create = f"gcloud iam service-accounts create {email.partition('@')[0]} --project {settings.project}"
-            yield _problem(name, f"{email} does not exist", _with_terraform(create))
+            yield GCP.problem(name, f"{email} does not exist", _with_terraform(create))
         elif found.disabled:
-            yield _problem(name, f"{email} is disabled", f"gcloud iam service-accounts enable {email}")
+            yield GCP.problem(name, f"{email} is disabled", f"gcloud iam service-accounts enable {email}")
         else:
-            yield _ok(name, email)
+            yield GCP.ok(name, email)
     except ForbiddenError as error:
-        yield _note(name, f"not seen: {error}", error.hint)
+        yield GCP.note(name, f"not seen: {error}", error.hint)
     except RooflaunchError as error:
         yield _failed(name, error)
     yield _use_check(asked, email)
@@ -469,13 +469,13 @@ def _use_check(asked: Services, email: str) -> Check:
     name = "use of it"
     try:
         if asked.may_act_as(email):
-            return _ok(name, "you may start VMs that act as it")
+            return GCP.ok(name, "you may start VMs that act as it")
     except ForbiddenError as error:
-        return _note(name, f"not seen: {error}", error.hint)
+        return GCP.note(name, f"not seen: {error}", error.hint)
     except RooflaunchError as error:
         return _failed(name, error)
     grant = f"gcloud iam service-accounts add-iam-policy-binding {email} --role roles/iam.serviceAccountUser"
-    return _problem(name, "you may not start VMs that act as it", f"its owner: {grant} --member user:YOU")
+    return GCP.problem(name, "you may not start VMs that act as it", f"its owner: {grant} --member user:YOU")
 
 
 def _vm_role(text: str) -> str:
@@ -489,7 +489,7 @@ def _role_checks(asked: Services, settings: Settings) -> Iterator[Check]:
     try:
         everywhere = asked.roles_in_project(email)
     except RooflaunchError as error:
-        yield _note("its roles", f"not seen: {error}", _vm_role("{} has what it needs"))
+        yield GCP.note("its roles", f"not seen: {error}", _vm_role("{} has what it needs"))
         return
     in_bucket = f"gcloud storage buckets add-iam-policy-binding gs://{settings.bucket}"
     yield _role_check(
@@ -515,7 +515,7 @@ def _role_checks(asked: Services, settings: Settings) -> Iterator[Check]:
     )
     if broad := sorted(everywhere & BROAD_ROLES):
         cure = f"gcloud projects remove-iam-policy-binding {settings.project} --role {broad[0]} {member}"
-        yield _note("its other roles", f"{', '.join(broad)} in the whole project: far more than a VM needs", cure)
+        yield GCP.note("its other roles", f"{', '.join(broad)} in the whole project: far more than a VM needs", cure)
 
 
 def _role_check(
@@ -525,31 +525,19 @@ def _role_check(
         held = roles()
         missing = [each for each in needed if each not in asked.permissions(held)]
     except RooflaunchError as error:
-        return _note(name, f"not seen: {error}", cure)
+        return GCP.note(name, f"not seen: {error}", cure)
     if missing:
         # What it has through a group, a folder or the organization does not show in these policies.
-        return _problem(name, f"no role of its own allows {', '.join(missing)}", cure)
-    return _ok(name, ", ".join(sorted(role for role in held if asked.permissions([role]) & set(needed))))
+        return GCP.problem(name, f"no role of its own allows {', '.join(missing)}", cure)
+    return GCP.ok(name, ", ".join(sorted(role for role in held if asked.permissions([role]) & set(needed))))
 
 
 # Lines.
 
 
-def _ok(name: str, found: str) -> Check:
-    return Check(part=Part.GCP, name=name, state=State.OK, found=found)
-
-
-def _note(name: str, found: str, cure: str = "") -> Check:
-    return Check(part=Part.GCP, name=name, state=State.NOTE, found=found, cure=cure)
-
-
-def _problem(name: str, found: str, cure: str) -> Check:
-    return Check(part=Part.GCP, name=name, state=State.PROBLEM, found=found, cure=cure)
-
-
 def _failed(name: str, error: RooflaunchError) -> Check:
-    return _problem(name, str(error), error.hint)
+    return GCP.problem(name, str(error), error.hint)
 
 
 def _unasked(name: str, cloud: Cloud) -> Check:
-    return _note(name, f"not looked at: {cloud.endpoint} is set")
+    return GCP.note(name, f"not looked at: {cloud.endpoint} is set")

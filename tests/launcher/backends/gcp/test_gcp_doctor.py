@@ -14,7 +14,8 @@ from launcher.backends.gcp.resources import Disk, Instance, Listing, Quota
 from launcher.backends.gcp.services import Services
 from launcher.backends.gcp.settings import Settings
 from launcher.backends.gcp.skus import PriceList
-from launcher.doctor import Check, State
+from launcher.checks import Check
+from launcher.checks import Health as State
 from launcher.kinds import Part
 from tests.launcher.backends.gcp.fake_compute import FakeCompute
 from tests.launcher.backends.gcp.fake_rest import (

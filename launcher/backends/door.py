@@ -1,0 +1,266 @@
+"""The door of a backend: all that `launch` asks of whoever has machines. Standard library only.
+
+A backend turns a job into machines and tells what became of them. It owns no queue, no state and no results: what was
+asked for and what came of it lies in the job's store (launcher/jobs/records.py), and a launcher may end at any moment.
+
+A backend is a package, named in `BACKENDS`, with two modules: `options` declares the options of its command and nothing
+else, since the command line loads it for `--help`; `backend` has its `backend: Backend`, imported when it is used.
+`tests/launcher/backends/contract.py` says what every backend must hold to.
+"""
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+from launcher.checks import Check
+from launcher.jobs.records import Request
+from workload.contract.errors import UsageError
+from workload.contract.spec import Resolved
+
+# A backend's name, as in `launch NAME` and in run.json -> its package.
+BACKENDS: Mapping[str, str] = {"gcp": "launcher.backends.gcp"}
+
+T = TypeVar("T")
+# Takes a line for the user while something long goes on.
+Tell = Callable[[str], None]
+# In place of a zone: the place did not say where its list has a gap.
+ANYWHERE = "some zone"
+
+
+class Condition(StrEnum):
+    """What a machine is doing, as its backend sees it. `stopped`: it is there and costs, and computes nothing."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPED = "stopped"
+    GONE = "gone"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """A machine of ours. Times are seconds since 1970 by the place's own clock, never by this machine's.
+
+    `zone`: where it is, in the place's words: a zone, a host, a partition. `status`: the place's own word for its
+    condition. `deadline_s`: when the place itself ends it. `restarts`: the place starts it again after a failure of its
+    own, of a stopped one until `restarts_until_s`. `preempted`, `why`: of one that is gone, as far as the place knows.
+    """
+
+    name: str
+    zone: str
+    condition: Condition
+    status: str = ""
+    created_s: float | None = None
+    deadline_s: float | None = None
+    restarts: bool = False
+    restarts_until_s: float | None = None
+    preempted: bool = False
+    why: str = ""
+
+    def may_start_again(self, now_s: float) -> bool:
+        """Whether it is stopped and the place may yet start it again, to save what it measured."""
+        in_time = self.restarts_until_s is not None and now_s < self.restarts_until_s
+        return self.condition is Condition.STOPPED and self.restarts and in_time
+
+    def stopped_for_good(self, now_s: float) -> bool:
+        """Whether nobody starts it again, and the place never ends it."""
+        return self.condition is Condition.STOPPED and not self.may_start_again(now_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listing(Generic[T]):
+    """What a list over all zones has. In an outage it may lack a zone: `unreachable`, of which nothing is known."""
+
+    there: tuple[T, ...] = ()
+    unreachable: tuple[str, ...] = ()
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self.there)
+
+    def lacks(self, zone: str) -> bool:
+        """Whether that zone may have more than is listed."""
+        return any(place in (zone, zone.rpartition("-")[0], ANYWHERE) for place in self.unreachable)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """What a machine printed from some position on; ask from `next_start` the next time."""
+
+    text: str
+    next_start: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tried:
+    """A zone that did not have the machines, or that may not have them; `code` as the place said it."""
+
+    zone: str
+    code: str
+    message: str
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submitted:
+    """The machines of a job, and where they were not to be had before."""
+
+    machines: tuple[Machine, ...]
+    tried: tuple[Tried, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leftover:
+    """Something of ours that costs and that nobody needs any more: a machine or its disk; `why` says so.
+
+    `kind`: what the place calls it in a sentence: `VM`, `disk`.
+    """
+
+    kind: str
+    name: str
+    zone: str
+    why: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values by field name."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Removed:
+    """What became of one; `gone`: a later question has confirmed it, else `reason` says what stood against it.
+
+    Without an answer of its zone it is `unknown` what became of it.
+    """
+
+    kind: str
+    name: str
+    zone: str
+    gone: bool
+    reason: str = ""
+    unknown: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values by field name."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What a backend is asked for; `token`: hex digits that make its name unlike that of any other job."""
+
+    resolved: Resolved
+    token: str
+
+
+class Plan(Protocol):
+    """What is about to happen: a frozen value that a dry run prints and `Machines.submit` sends."""
+
+    @property
+    def request(self) -> Request:
+        """What lies in the store and is read by the machine; its `name` is that of the job and of its machine."""
+
+    @property
+    def attempts(self) -> int:
+        """How often it is started at most, where the place takes machines back."""
+
+    def renamed(self, request: Request) -> Self:
+        """The same plan as a job of its own."""
+
+    def text(self, width: int | None = None) -> str:
+        """What a user reads before anything costs: machine, price, limit, what it cannot promise."""
+
+    def sent_text(self) -> str:
+        """What the place would be sent, with its long texts left short."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for `--dry-run --format json`."""
+
+
+class Machines(Protocol):
+    """The machines of one place: a project, a cluster, a host. Every method may raise `RooflaunchError`s.
+
+    Each must hold whatever else goes on: two launchers at once, one that was killed, a list with gaps, a slow clock.
+    """
+
+    @property
+    def place(self) -> str:
+        """How messages name it: `project my-project`."""
+
+    @property
+    def calls(self) -> Mapping[str, int]:
+        """How often what was asked of the place through this object; empty where nobody counts."""
+
+    def now_s(self) -> float:
+        """Seconds since 1970 by the place's clock, which decides every age and limit."""
+
+    def submit(self, plan: Any, tell: Tell) -> Submitted:
+        """Have the plan's machines running; of a job that was submitted before, those that are there.
+
+        Raises `NoCapacityError` with all that was tried. Interrupted or refused, it leaves no machine behind, or tells
+        which one may be left.
+        """
+
+    def look(self, names: Mapping[str, str] | None = None) -> Listing[Machine]:
+        """These machines, asked for together, also those that are gone; without names every one that is there.
+
+        `names`: each with the zone where it was or may be, as far as that is known (else empty). One of which nothing
+        is known is not in the list, and its zone is `unreachable`.
+        """
+
+    def stop(self, machines: Sequence[Machine | Leftover]) -> Sequence[Removed]:
+        """End them, all at once, however often that was asked before. `gone` only where a later question confirms it.
+
+        In the order given. What stands against it is told for each, never raised.
+        """
+
+    def output(self, machine: Machine, start: int) -> Output:
+        """What it printed from `start` on; nothing if it is gone or not up yet."""
+
+    def phases(self, machine: Machine) -> Mapping[str, str]:
+        """What it tells of its way before its first heartbeat: ISO 8601 times by `records.Phase`; may be empty."""
+
+    def leftovers(self) -> Listing[Leftover]:
+        """What is stopped for good or past its limit."""
+
+
+class Backend(Protocol):
+    """One kind of place.
+
+    The module `options` of its package has two dataclasses: `Options`, whose fields become the options of
+    `launch NAME`, and `Where`: which place, as every command asks for it.
+    """
+
+    @property
+    def name(self) -> str:
+        """As in `launch NAME`."""
+
+    def settings(self, where: Any, options: Any = None, *, offline: bool = False) -> Any:
+        """Where things lie, from options, environment and configuration; `offline`: nobody is asked."""
+
+    def plan(self, job: Job, options: Any, settings: Any, *, now: datetime, offline: bool = False) -> Plan:
+        """What is about to happen, with its price, its limit and what it cannot promise; nothing is made by it.
+
+        Raises `UsageError` for whatever is wrong with the options. `offline`: nobody is asked, not even for a price.
+        """
+
+    def prepare(self, job: Job, options: Any, settings: Any, machines: Any) -> Plan:
+        """Have ready what the machines need (an image in a registry), and the plan as it will be done."""
+
+    def machines(self, settings: Any) -> Machines:
+        """Connect to the place."""
+
+    def store(self, settings: Any) -> Any:
+        """Where its jobs' records and bundles go."""
+
+    def checks(self, where: Any) -> Iterator[Check]:
+        """What `launch doctor NAME` looks at."""
+
+
+def backend(name: str) -> Backend:
+    """The backend of that name, imported now. Raises `UsageError` where there is none."""
+    if name not in BACKENDS:
+        raise UsageError(f"there is no backend '{name}'", hint=f"one of {', '.join(BACKENDS)}")
+    made: Backend = importlib.import_module(f"{BACKENDS[name]}.backend").backend
+    return made
