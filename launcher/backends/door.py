@@ -186,7 +186,11 @@ class Machines(Protocol):
 
     @property
     def place(self) -> str:
-        """How messages name it: `project my-project`."""
+        """How messages name it: `my-project`, `user@box`."""
+
+    @property
+    def noun(self) -> str:
+        """What messages call one of its machines: `VM`."""
 
     @property
     def calls(self) -> Mapping[str, int]:
@@ -202,11 +206,11 @@ class Machines(Protocol):
         which one may be left.
         """
 
-    def look(self, names: Mapping[str, str] | None = None) -> Listing[Machine]:
+    def look(self, names: Mapping[str, Sequence[str]] | None = None) -> Listing[Machine]:
         """These machines, asked for together, also those that are gone; without names every one that is there.
 
-        `names`: each with the zone where it was or may be, as far as that is known (else empty). One of which nothing
-        is known is not in the list, and its zone is `unreachable`.
+        `names`: each with the zones where it may be; () where nobody knows. A machine of which nothing is known, as
+        its zone does not answer, is not in the list, and the zone is `unreachable`.
         """
 
     def stop(self, machines: Sequence[Machine | Leftover]) -> Sequence[Removed]:

@@ -7,14 +7,14 @@ cloud, never by a list of our own.
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
 
+from launcher.backends.door import Leftover, Listing, Removed
 from launcher.backends.gcp.compute import ZONE, Compute
 from launcher.backends.gcp.provision import PAUSE_S, REMOVE_S
 from launcher.backends.gcp.refusals import DeniedError
-from launcher.backends.gcp.resources import Disk, Instance, Listing
+from launcher.backends.gcp.resources import Disk, Instance
 from launcher.jobs import launches
 from launcher.jobs.records import NAME, Result, request_object, result_object
 from workload.contract.errors import ExitCode, RooflaunchError, ToolError
@@ -23,39 +23,6 @@ from workload.storage.store import Store
 # The cloud itself may act 30 s after the limit; a launcher that still follows gets its turn too.
 GRACE_S = 5 * 60
 AT_A_TIME = 8
-
-
-@dataclass(frozen=True, kw_only=True)
-class Leftover:
-    """A VM or a disk to remove, and why."""
-
-    kind: str
-    name: str
-    zone: str
-    why: str
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values by field name."""
-        return asdict(self)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Removed:
-    """What became of one; `gone`: a later question has confirmed it, else `reason` says what stood against it.
-
-    Without an answer of its zone it is `unknown` what became of it.
-    """
-
-    kind: str
-    name: str
-    zone: str
-    gone: bool
-    reason: str = ""
-    unknown: bool = False
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values by field name."""
-        return asdict(self)
 
 
 def running(compute: Compute) -> Listing[Instance]:

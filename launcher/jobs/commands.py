@@ -15,12 +15,13 @@ import typer
 
 from launcher import build as building
 from launcher import images, models, table
+from launcher.backends.door import Listing, Removed
 from launcher.backends.gcp import catalog, compute, gpus, offers, vm_images
 from launcher.backends.gcp import plan as planning
 from launcher.backends.gcp.compute import Compute
 from launcher.backends.gcp.plan import Options, Plan
 from launcher.backends.gcp.provision import remove
-from launcher.backends.gcp.resources import Instance, Listing
+from launcher.backends.gcp.resources import Instance
 from launcher.backends.gcp.run import LeftRunningError, Outcome, run
 from launcher.backends.gcp.settings import ANY_PROJECT, Settings, resolve_settings
 from launcher.jobs import cleanup, launches, logs
@@ -387,11 +388,11 @@ def take_down(
 
 def _chosen(
     words: Sequence[str], there: Listing[Instance], cloud: Compute, store: Bucket | None
-) -> tuple[list[Instance], list[cleanup.Removed]]:
+) -> tuple[list[Instance], list[Removed]]:
     """The VMs that are meant, and those of which nothing is known; what has none any more is told."""
     by_name = {each.name: each for each in there}
     chosen: dict[str, Instance] = {}
-    unknown: dict[str, cleanup.Removed] = {}
+    unknown: dict[str, Removed] = {}
     for word in words:
         name = _named(word, list(by_name), there, store)
         vm, silent = by_name.get(name), list[str]()
@@ -451,9 +452,7 @@ def reap(*, dry_run: bool, project: str | None, bucket: str | None, output_forma
     return ExitCode.DONE
 
 
-def _told(
-    removed: Sequence[cleanup.Removed], output_format: Format, *, nothing: str, unlisted: Sequence[str] = ()
-) -> int:
+def _told(removed: Sequence[Removed], output_format: Format, *, nothing: str, unlisted: Sequence[str] = ()) -> int:
     gone = [f"{each.kind} {each.name} in {each.zone} is gone" for each in removed if each.gone]
     if output_format is Format.JSON:
         print(json.dumps([each.to_json() for each in removed], indent=1))

@@ -13,9 +13,10 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, TypeVar
 
+from launcher.backends.door import Listing
 from launcher.backends.gcp import gpus
 from launcher.backends.gcp.compute import Compute
-from launcher.backends.gcp.resources import STOPPED, Instance, Listing, epoch_s
+from launcher.backends.gcp.resources import STOPPED, Instance, epoch_s
 from launcher.jobs.records import (
     LAUNCHES,
     NAME,

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 
+from launcher.backends.door import ANYWHERE, Listing, Output
 from launcher.backends.gcp import resources
 from launcher.backends.gcp.refusals import (
     ENDPOINT_VARIABLE,
@@ -28,7 +29,7 @@ from launcher.backends.gcp.refusals import (
     said_by,
     translated,
 )
-from launcher.backends.gcp.resources import Disk, Instance, Listing, Operation, OperationFault, Quota, Serial
+from launcher.backends.gcp.resources import Disk, Instance, Operation, OperationFault, Quota
 from workload.contract.errors import ToolError
 from workload.storage.store import UnreachableError
 
@@ -240,7 +241,7 @@ class Compute:
             resources.last_part(each.target_link) == name for each in self._all("ZoneOperations", "list", request)
         )
 
-    def serial(self, zone: str, name: str, start: int) -> Serial:
+    def serial(self, zone: str, name: str, start: int) -> Output:
         """What the VM wrote to its first serial port from byte `start` on; nothing if it is gone or not up yet."""
         from google.cloud import compute_v1  # noqa: PLC0415 - see the module
 
@@ -249,8 +250,8 @@ class Compute:
         )
         found = self._ask("Instances", "get_serial_port_output", request, missing="", not_ready=True)
         if found is None:
-            return Serial(text="", next_start=start)
-        return Serial(text=found.contents, next_start=int(found.next_))
+            return Output(text="", next_start=start)
+        return Output(text=found.contents, next_start=int(found.next_))
 
     def guest_attributes(self, zone: str, name: str) -> dict[str, str]:
         """What the VM published about itself in our namespace; {} if nothing yet, or gone."""
@@ -346,7 +347,7 @@ class Compute:
             # In an outage the whole list may fail for one zone of it; without a network nothing answers at all.
             if not isinstance(error.__cause__, api.GoogleAPICallError):
                 raise
-            return Listing(unreachable=(resources.ANYWHERE,))
+            return Listing(unreachable=(ANYWHERE,))
         for zone in [place for place in silent if ZONE.fullmatch(place)]:
             with suppress(UnreachableError):
                 request = zonal(zone=zone, **ours)

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher import checks, images
+from launcher import images
 from launcher.backends.gcp import catalog, compute, gpus, refusals, services
 from launcher.backends.gcp.compute import Compute
 from launcher.backends.gcp.gpus import Gpu, VmImage
 from launcher.backends.gcp.resources import Quota
 from launcher.backends.gcp.services import DisabledError, ForbiddenError, Services
 from launcher.backends.gcp.settings import Settings, resolve_settings
-from launcher.checks import Check, Health
+from launcher.checks import Check, Health, Part
 from launcher.jobs import cleanup
 from workload.contract.errors import RooflaunchError, ToolError, UsageError
 from workload.contract.invocation import document
@@ -35,7 +35,7 @@ BROAD_ROLES = frozenset({"roles/owner", "roles/editor"})
 ENDPOINTS = (refusals.ENDPOINT_VARIABLE, storage.EMULATOR_VARIABLE)
 REPOSITORY = re.compile(r"(?P<location>[a-z0-9-]+)-docker\.pkg\.dev/(?P<project>[^/]+)/(?P<name>[^/]+)/(?P<package>.+)")
 _IMAGE_LISTS = ("allowedValues", "deniedValues")
-GCP = checks.Part("gcp")
+GCP = Part("gcp")
 REGIONS_SHOWN = 3
 AT_A_TIME = 8
 # Here the whole list is waited for: it serves the launches of a day.

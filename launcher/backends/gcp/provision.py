@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from launcher.backends.door import Tried
 from launcher.backends.gcp.compute import Compute
 from launcher.backends.gcp.plan import Plan
 from launcher.backends.gcp.refusals import (
@@ -61,16 +62,6 @@ class Scope(StrEnum):
     REGION = "region"
     PROJECT = "project"
     FATAL = "fatal"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tried:
-    """A zone that did not have it, or a region whose quota is too small; `code` as the cloud said it."""
-
-    zone: str
-    code: str
-    message: str
-    seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)

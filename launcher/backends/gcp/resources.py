@@ -3,40 +3,21 @@
 The functions take the client's own objects: google.cloud.compute_v1's `Instance` and the like.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import Any, Generic, TypeVar
+from typing import Any
+
+from launcher.backends.door import ANYWHERE
 
 LIMIT_LABEL = "rooflaunch-limit"
 # Google's default: a host error is noticed within 5.5 min, and the VM is started again within some minutes.
 RESTART_S = 15 * 60.0
 # What a VM that a host has stopped is called, and one that somebody has.
 STOPPED = frozenset({"STOPPED", "TERMINATED", "SUSPENDED"})
-# In place of a zone: the cloud did not say where its list has a gap.
-ANYWHERE = "some zone"
 # How a list says that it has a gap; other warnings are of no concern, such as the one for a zone without anything.
 GAPS = ("UNREACHABLE", "PARTIAL_SUCCESS")
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Listing(Generic[T]):
-    """What a list over all zones has. In an outage it may lack a zone: `unreachable`, of which nothing is known."""
-
-    there: tuple[T, ...] = ()
-    unreachable: tuple[str, ...] = ()
-
-    def __iter__(self) -> Iterator[T]:
-        return iter(self.there)
-
-    def lacks(self, zone: str) -> bool:
-        """Whether that zone may have more than is listed."""
-        return any(place in (zone, zone.rpartition("-")[0], ANYWHERE) for place in self.unreachable)
-
-
 REQUEST_LABEL = "rooflaunch-request"
 
 
@@ -117,14 +98,6 @@ class Disk:
     labels: Mapping[str, str]
     deadline_s: float | None
     users: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Serial:
-    """What a VM wrote to its serial port; ask from `next_start` on the next time."""
-
-    text: str
-    next_start: int
 
 
 @dataclass(frozen=True, kw_only=True)

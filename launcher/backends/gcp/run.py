@@ -13,9 +13,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from launcher.backends.door import Tried
 from launcher.backends.gcp.compute import Compute
 from launcher.backends.gcp.plan import Plan
-from launcher.backends.gcp.provision import Provisioned, Tried, provision, remove
+from launcher.backends.gcp.provision import Provisioned, provision, remove
 from launcher.backends.gcp.resources import epoch_s
 from launcher.jobs import cleanup, launches
 from launcher.jobs.follow import Ending, Event, Followed, Kind, OnEvent, follow

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from launcher.backends.gcp.resources import Listing
+from launcher.backends.door import Leftover, Listing, Removed
 from launcher.jobs import cleanup
-from launcher.jobs.cleanup import Leftover, Removed, require_gone
+from launcher.jobs.cleanup import require_gone
 from launcher.jobs.launches import State
 from launcher.jobs.records import Result, request_object, result_object
 from tests.launcher.backends.gcp.canned_cloud import ZONE, Cloud, Clouds

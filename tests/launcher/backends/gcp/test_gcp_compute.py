@@ -13,18 +13,17 @@ from typing import Any
 
 import pytest
 
+from launcher.backends.door import Listing, Output
 from launcher.backends.gcp import compute as border
 from launcher.backends.gcp import refusals
 from launcher.backends.gcp.compute import Compute, Patience
 from launcher.backends.gcp.refusals import AlreadyThereError, DeniedError, RefusedError
 from launcher.backends.gcp.resources import (
     ANYWHERE,
-    Listing,
     Operation,
     OperationFault,
     Quota,
     QuotaFault,
-    Serial,
     gaps,
 )
 from tests.launcher.backends.gcp import fake_compute
@@ -135,7 +134,7 @@ def test_nothing_there(fake: FakeCompute, compute: Compute) -> None:
     assert compute.get(A, NAME) is None
     assert compute.delete(A, NAME) is None
     assert compute.delete_disk(A, NAME) is None
-    assert compute.serial(A, NAME, 7) == Serial(text="", next_start=7)
+    assert compute.serial(A, NAME, 7) == Output(text="", next_start=7)
     assert compute.guest_attributes(A, NAME) == {}
     assert not compute.preempted(A, NAME)
     assert (compute.instances(), compute.disks()) == (Listing(), Listing())
@@ -231,12 +230,12 @@ def test_serial_port_is_read_piece_by_piece(fake: FakeCompute, compute: Compute)
     vm = fake.add_vm(NAME)
     vm.write_serial("grün\n")
     first = compute.serial(A, NAME, 0)
-    assert first == Serial(text="grün\n", next_start=6)
+    assert first == Output(text="grün\n", next_start=6)
     vm.write_serial("more\n")
-    assert compute.serial(A, NAME, first.next_start) == Serial(text="more\n", next_start=11)
+    assert compute.serial(A, NAME, first.next_start) == Output(text="more\n", next_start=11)
     # Of an older text than the last MB nothing is left: it goes on where it can.
     vm.write_serial("x" * (1 << 20))
-    assert compute.serial(A, NAME, 0) == Serial(text="x" * (1 << 20), next_start=11 + (1 << 20))
+    assert compute.serial(A, NAME, 0) == Output(text="x" * (1 << 20), next_start=11 + (1 << 20))
 
 
 def test_guest_attributes_are_those_of_our_namespace(fake: FakeCompute, compute: Compute) -> None:

@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 
 from launcher import doctor as machine_doctor
+from launcher.backends.door import Listing
 from launcher.backends.gcp import doctor, gpus
 from launcher.backends.gcp.catalog import Current
 from launcher.backends.gcp.compute import Compute
 from launcher.backends.gcp.doctor import Cloud, Repository
-from launcher.backends.gcp.resources import Disk, Instance, Listing, Quota
+from launcher.backends.gcp.resources import Disk, Instance, Quota
 from launcher.backends.gcp.services import Services
 from launcher.backends.gcp.settings import Settings
 from launcher.backends.gcp.skus import PriceList

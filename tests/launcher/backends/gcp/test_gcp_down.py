@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from launcher.backends.door import Leftover, Listing, Removed
 from launcher.backends.gcp.compute import Compute
 from launcher.backends.gcp.refusals import DeniedError
-from launcher.backends.gcp.resources import Disk, Instance, Listing, Operation
+from launcher.backends.gcp.resources import Disk, Instance, Operation
 from launcher.jobs import cleanup
-from launcher.jobs.cleanup import Leftover, Removed
 from tests.launcher.backends.gcp.plain import INSTANCE, ZONE
 from workload.contract.errors import ToolError
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from launcher.backends.gcp.resources import Instance, Operation, Serial
+from launcher.backends.door import Output
+from launcher.backends.gcp.resources import Instance, Operation
 from launcher.jobs.follow import Ending, Event, Followed, Kind, follow, interval_s
 from launcher.jobs.records import Heartbeat, Phase, Request, Result, result_object, status_object
 from tests.launcher.backends.gcp import plain
@@ -112,9 +113,9 @@ class Cloud:
         self._ask("preempted", zone, name)
         return self.was_preempted
 
-    def serial(self, zone: str, name: str, start: int) -> Serial:
+    def serial(self, zone: str, name: str, start: int) -> Output:
         self._ask("serial", zone, name)
-        return Serial(text=self.serial_text[start:], next_start=len(self.serial_text))
+        return Output(text=self.serial_text[start:], next_start=len(self.serial_text))
 
     def objects(self, prefix: str) -> Iterator[StoredObject]:
         assert prefix == f"launches/{NAME}/"

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from launcher.backends.gcp.resources import Listing, Operation, Serial
+from launcher.backends.door import Listing, Output
+from launcher.backends.gcp.resources import Operation
 from launcher.jobs import commands, launches
 from launcher.jobs.commands import World
 from launcher.jobs.launches import State
@@ -109,7 +110,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Objects:
         preempted=lambda *_: False,
         get=lambda *_: None,
         delete=delete,
-        serial=lambda _zone, _name, start: Serial(text="", next_start=start),
+        serial=lambda _zone, _name, start: Output(text="", next_start=start),
     )
     objects.write = write  # type: ignore[attr-defined]
     laid_out = World(

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from launcher.backends.door import Tried
 from launcher.backends.gcp import compute as border
 from launcher.backends.gcp import provision as provisioning
 from launcher.backends.gcp import refusals
 from launcher.backends.gcp.compute import Compute
 from launcher.backends.gcp.plan import Options, Plan, make_plan
-from launcher.backends.gcp.provision import Provisioned, Scope, StrangerError, Tried, provision, reach, remove
+from launcher.backends.gcp.provision import Provisioned, Scope, StrangerError, provision, reach, remove
 from launcher.backends.gcp.resources import OperationFault, QuotaFault
 from launcher.backends.gcp.settings import Settings
 from tests.launcher.backends.gcp.fake_compute import FakeCompute, plain_body

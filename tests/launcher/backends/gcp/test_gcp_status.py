@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from launcher.backends.door import Listing
 from launcher.backends.gcp.compute import Compute
-from launcher.backends.gcp.resources import Instance, Listing
+from launcher.backends.gcp.resources import Instance
 from launcher.jobs import launches
 from launcher.jobs.launches import Seen, State, duration, find, judge, render, render_one
 from launcher.jobs.records import Heartbeat, Phase, Result, request_object, result_object, status_object
