@@ -295,7 +295,7 @@ RULES: Mapping[str, Rule] = {
     "backend": _WORD,
     "store": Rule("the address of a bucket or a folder", _matches(STORE)),
     "place": _WORD,
-    "runtime": Rule("docker or process", lambda value: value in ("docker", "process")),
+    "runtime": Rule("process or docker", lambda value: value in ("docker", "process")),
     "gpu": _WORD_OR_EMPTY,
     "gpu_count": Rule(f"a whole number up to {MAX_COUNT}", _is_count),
     "machine_type": _WORD_OR_EMPTY,
