@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from analysis.by import By
 from analysis.ncu import marks
 from workload.contract import vocabulary
 
@@ -35,11 +34,6 @@ COLUMNS = (
     "flop_is_lower_bound",
     *_WEIGHTED,
 )
-
-
-def keys_of(by: By) -> tuple[str, ...]:
-    """The columns of `kernels` that tell rows apart."""
-    return ("family",) if by is By.FAMILY else ("family", "name")
 
 
 def l2_bytes_are(kernels: pd.DataFrame) -> str | None:

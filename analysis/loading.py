@@ -13,7 +13,6 @@ import pyarrow.compute as pc
 
 from analysis.configurations import CONFIGURATION
 from analysis.index import CEILINGS, FINGERPRINT, REMARKS, RUN_SCHEMA, look
-from analysis.part import Part
 from analysis.problem import Problem
 from analysis.record import read_document
 from workload.contract.errors import NothingToDoError, RooflaunchError, UsageError
@@ -61,13 +60,13 @@ class Results:
 
         return points(self)
 
-    def variance(self, part: str = Part.BETWEEN) -> pd.DataFrame:
+    def variance(self, part: str = "between") -> pd.DataFrame:
         """One table of `analyze variance`: `between`, `within` or `causes`."""
-        from analysis.variance import table  # noqa: PLC0415
+        from analysis.variance import TABLES, table  # noqa: PLC0415
 
-        if part not in list(Part):
-            raise UsageError(f"variance has no part '{part}'", hint=f"one of {', '.join(Part)}")
-        return table(self, Part(part))
+        if part not in TABLES:
+            raise UsageError(f"variance has no part '{part}'", hint=f"one of {', '.join(TABLES)}")
+        return table(self, part)
 
     def audit(self) -> pd.DataFrame:
         """A row per finding, errors first: `analysis.audit.Finding`; empty where nothing was found."""

@@ -17,8 +17,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.breakdown import COLUMNS, breakdown, in_steps, keys_of, l2_bytes_are, per_step
-from analysis.by import By
+from analysis.breakdown import COLUMNS, breakdown, in_steps, l2_bytes_are, per_step
 from analysis.configurations import CONFIGURATION, DEVICE, PLACE, SOFTWARE, Group, completed, group
 from analysis.loading import Results
 from analysis.record import field_of
@@ -479,8 +478,8 @@ def _roof_notes(
 # --- kernels
 
 
-def kernel_points(results: Results, *, by: By = By.FAMILY) -> pd.DataFrame:
-    """Where the kernels of profiled runs stand: a row per group of runs and family (or kernel), the longest first.
+def kernel_points(results: Results, *, keys: Sequence[str] = ("family",)) -> pd.DataFrame:
+    """Where the kernels of profiled runs stand: a row per group of runs and value of `keys`, the longest first.
 
     `launches` and `duration_s` are those of one step where the profile tells how many `steps` it holds, otherwise of
     the whole profile. Intensities are FLOP per byte of DRAM, L2 and L1, NaN where the bytes were not counted, and
@@ -489,12 +488,12 @@ def kernel_points(results: Results, *, by: By = By.FAMILY) -> pd.DataFrame:
     """
     launches = results.kernels.groupby("run_id", sort=False).indices
     profiled = [each for each in group(results.runs) if not launches.keys().isdisjoint(each.runs["run_id"])]
-    tables = [_kernel_rows(results, each, launches, by) for each in profiled]
-    columns = [*NAMED, "profiles", "steps", *keys_of(by), *COLUMNS, "l2_bytes_are", "note", *UNNAMED]
+    tables = [_kernel_rows(results, each, launches, keys) for each in profiled]
+    columns = [*NAMED, "profiles", "steps", *keys, *COLUMNS, "l2_bytes_are", "note", *UNNAMED]
     return pd.concat(tables, ignore_index=True)[columns] if tables else pd.DataFrame(columns=columns)
 
 
-def _kernel_rows(results: Results, each: Group, launches: Mapping[Any, Any], by: By) -> pd.DataFrame:
+def _kernel_rows(results: Results, each: Group, launches: Mapping[Any, Any], keys: Sequence[str]) -> pd.DataFrame:
     """`launches`: by run, the positions of its rows in `results.kernels`."""
     parts, steps = [], list[int | None]()
     for run_id in each.runs["run_id"]:
@@ -505,7 +504,7 @@ def _kernel_rows(results: Results, each: Group, launches: Mapping[Any, Any], by:
     known = [number for number in steps if number]
     number = sum(known) if len(known) == len(steps) else None
     launched = pd.concat(parts)
-    rows = per_step(breakdown(launched, keys_of(by)), number)
+    rows = per_step(breakdown(launched, keys), number)
     label = l2_bytes_are(launched)
     facts = {**each.facts, "profiles": len(parts), "steps": number, "l2_bytes_are": label}
     return rows.assign(**facts, note=_joined([*each.apart, label and f"L2 bytes are {label}"]))

@@ -1,5 +1,7 @@
 """How much step times vary: inside each run, and between the runs of a configuration. Pure."""
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -7,9 +9,8 @@ import pandas as pd
 
 from analysis.cases import Case, cases
 from analysis.causes import causes
-from analysis.configurations import DATA_DETAILS, DETAILS, NAMED, Group, group, measured
+from analysis.configurations import DATA_DETAILS, DETAILS, NAMED, Group, group, label, measured
 from analysis.loading import Results
-from analysis.part import Part
 from analysis.statistics import (
     Drift,
     drift,
@@ -71,9 +72,34 @@ BETWEEN_COLUMNS = (
 )
 
 
-def table(results: Results, part: Part) -> pd.DataFrame:
-    """One of the tables of `analyze variance`, each row with its whole configuration."""
-    frame = {Part.BETWEEN: between, Part.WITHIN: within, Part.CAUSES: causes}[part](results)
+CAUSE_COLUMNS = (
+    Column(name="run_id", heading="run", role=Role.FACT),
+    Column(name="cause", heading="cause", role=Role.FACT),
+    Column(name="share_explained", heading="explains", unit="%", digits=3),
+    Column(name="share_low", heading="low", unit="%", digits=3, optional=True),
+    Column(name="share_high", heading="high", unit="%", digits=3, optional=True),
+    Column(name="share_of", heading="of", role=Role.FACT),
+    Column(name="is_fault", heading="fault"),
+    Column(name="evidence", heading="evidence", role=Role.SENTENCE),
+    Column(name="cure", heading="cure", role=Role.SENTENCE),
+    *(Column(name=name, heading=label(name), detail=True) for name in NAMED),
+    *DATA_DETAILS,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VarianceTable:
+    """One table of `analyze variance`; `nothing` says why it has no row."""
+
+    make: Callable[[Results], pd.DataFrame]
+    columns: Sequence[Column]
+    heading: str
+    nothing: str
+
+
+def table(results: Results, part: str) -> pd.DataFrame:
+    """One of `TABLES`, each row with its whole configuration."""
+    frame = TABLES[part].make(results)
     facts = [name for name in (*NAMED, *(column.name for column in DETAILS)) if name not in frame]
     # A table that lacks some says no more than which run a row is of.
     return frame.merge(results.runs[["run_id", *facts]], on="run_id", how="left") if facts else frame
@@ -172,3 +198,19 @@ def _notes(found: Group, reason: str | None, estimate: Estimate) -> tuple[str | 
     # Of one run, the interval's own words say it.
     alone = len(found.runs) == 1
     return (None if alone else reason, None if alone else estimate.reason, *found.apart)
+
+
+TABLES: Mapping[str, VarianceTable] = {
+    "between": VarianceTable(
+        make=between,
+        columns=BETWEEN_COLUMNS,
+        heading="between runs, by configuration and place",
+        nothing="no completed run with measured steps",
+    ),
+    "within": VarianceTable(
+        make=within, columns=WITHIN_COLUMNS, heading="within runs", nothing="no run with measured steps"
+    ),
+    "causes": VarianceTable(
+        make=causes, columns=CAUSE_COLUMNS, heading="causes", nothing="no cause found in steps and telemetry"
+    ),
+}

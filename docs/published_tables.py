@@ -22,13 +22,11 @@ import pandas as pd
 import analysis
 from analysis import ncu
 from analysis.breakdown import totals
-from analysis.by import By
 from analysis.commands import kernels
 from analysis.importing import Given, import_file
 from analysis.ncu import families
 from analysis.roofline import Kind, Roof, counted_over_model, intensity, model_warning
 from workload.contract import peaks
-from workload.contract.tables import Format
 from workload.contract.text import percent
 
 FIGURES = Path(__file__).with_name("published_tables.toml")
@@ -533,7 +531,7 @@ def _roof_of_c(exact: Exact) -> Iterator[str]:
 def _command(path: Path) -> str:
     text = io.StringIO()
     with redirect_stdout(text):
-        kernels.run([path], by=By.FAMILY, top=None, verify=False, form=Format.TABLE)
+        kernels.kernels(paths=[path])
     return text.getvalue()
 
 

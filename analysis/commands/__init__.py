@@ -1,1 +1,1 @@
-"""What each command of `analyze` does: a module each, imported when the command runs."""
+"""The commands of `analyze`: a module each, with its options; what it needs is imported when it runs."""

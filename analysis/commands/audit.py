@@ -1,94 +1,68 @@
 """`analyze audit`."""
 
 import sys
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, fields
 from pathlib import Path
-from typing import assert_never
+from typing import TYPE_CHECKING, Annotated
 
-from analysis.audit import RULES, Finding, Severity, audit, by_severity
-from analysis.audit.claims import CLAIM_RULES, audit_claims
-from analysis.audit.claims import read as read_claims
-from analysis.commands.shared import load, tell
+import typer
+
+from analysis.commands.shared import FormatOption, VerifyOption, load, tell
 from analysis.problem import Problem
-from workload.contract import tables
 from workload.contract.errors import ExitCode, UsageError
-from workload.contract.invocation import as_typed
-from workload.contract.tables import Column, Format, as_json
-from workload.contract.text import counted, printable, terminal_width, wrapped
+from workload.contract.tables import Format
+from workload.contract.text import counted, terminal_width
 
-# More run ids than this say less than their number.
-SHOWN_RUNS = 3
+if TYPE_CHECKING:
+    from analysis.audit import Finding
+
+EXAMPLES = """\b
+Examples:
+  analyze audit results
+  analyze audit results --strict && analyze report results
+  analyze audit --claims published.csv
+
+Exit code with --strict: 10 where an error or a warning was found; notes do not count.
+"""
 
 
-def run(folders: Sequence[Path], *, claims: Path | None, strict: bool, verify: bool, form: Format) -> int:
-    """Print the findings on runs and published figures; `strict`: exit code 10 for an error or a warning."""
-    if not folders and not claims:
+def audit(
+    *,
+    results: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[RESULTS...]", help="as for the others; may be left out with --claims"),
+    ] = None,
+    claims: Annotated[
+        Path | None,
+        typer.Option("--claims", metavar="FILE.csv", help="published figures to audit as well", show_default=False),
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="exit code 10 for errors and warnings", show_default=False)
+    ] = False,
+    verify: VerifyOption = False,
+    output_format: FormatOption = Format.TABLE,
+) -> int:
+    """What is wrong with the measurements: the figure, the rule it breaks, why it matters, the cure."""
+    from analysis.audit import RULES, Severity, audit, by_severity
+    from analysis.audit.claims import CLAIM_RULES, audit_claims, read
+    from analysis.audit.text import render
+
+    if not results and not claims:
         raise UsageError("nothing to audit was named", hint="analyze audit RESULTS, or --claims FILE.csv")
-    found: list[Finding] = []
+    findings: list[Finding] = []
     looked_at: list[str] = []
     problems: Sequence[Problem] = ()
-    if folders:
-        results = load(folders, verify=verify)
-        problems = results.problems
-        found += audit(results)
-        looked_at.append(f"{counted(len(results.runs), 'run')}, {len(RULES)} rules")
+    if results:
+        loaded = load(results, verify=verify)
+        problems = loaded.problems
+        findings += audit(loaded)
+        looked_at.append(f"{counted(len(loaded.runs), 'run')}, {len(RULES)} rules")
     if claims:
-        rows = read_claims(claims)
-        found += audit_claims(rows)
+        rows = read(claims)
+        findings += audit_claims(rows)
         looked_at.append(f"{counted(len(rows), 'published row')}, {len(CLAIM_RULES)} rules")
-    found = by_severity(found)
-    print(render(found, form, looked_at="; ".join(looked_at), width=terminal_width(sys.stdout)))
+    findings = by_severity(findings)
+    print(render(findings, output_format, looked_at="; ".join(looked_at), width=terminal_width(sys.stdout)))
     tell(problems)
-    serious = any(finding.severity is not Severity.NOTE for finding in found)
+    serious = any(finding.severity is not Severity.NOTE for finding in findings)
     return ExitCode.FINDINGS if strict and serious else ExitCode.DONE
-
-
-def render(findings: Sequence[Finding], form: Format, *, looked_at: str, width: int | None = None) -> str:
-    """Text without a final newline, its lines at most `width` wide; JSON and CSV hold the fields of `Finding`."""
-    match form:
-        case Format.TABLE:
-            return _text(findings, looked_at=looked_at, width=width)
-        case Format.JSON:
-            return as_json([asdict(finding) for finding in findings], indent=1)
-        case Format.CSV:
-            return _csv(findings)
-        case _:
-            assert_never(form)
-
-
-def _text(findings: Sequence[Finding], *, looked_at: str, width: int | None) -> str:
-    """Findings of one rule together: what is expected, reason and cure are said once."""
-    if not findings:
-        return f"nothing found: {looked_at}"
-    by_rule: dict[tuple[Severity, str], list[Finding]] = {}
-    for finding in findings:
-        by_rule.setdefault((finding.severity, finding.rule), []).append(finding)
-    counts = Counter(finding.severity for finding in findings)
-    total = ", ".join(counted(counts[each], each) for each in Severity if counts[each])
-    return "\n\n".join([*(_rule(same, width) for same in by_rule.values()), wrapped(f"{total}: {looked_at}", width)])
-
-
-def _rule(same: Sequence[Finding], width: int | None) -> str:
-    first = same[0]
-    lines = [
-        *(("found", f"{printable(finding.figure)}  [{_subject(finding)}]") for finding in same),
-        ("expected", first.threshold),
-        ("why", first.why),
-        *(("cure", as_typed(printable(cure))) for cure in dict.fromkeys(finding.cure for finding in same)),
-    ]
-    texts = (wrapped(text, width, indent=13, first=f"  {name}") for name, text in lines)
-    return "\n".join([f"{first.severity}: {first.rule}", *texts])
-
-
-def _subject(finding: Finding) -> str:
-    more = len(finding.subject) - SHOWN_RUNS
-    shown = finding.subject if more <= 0 else finding.subject[:SHOWN_RUNS]
-    return printable(", ".join(shown)) + (f" and {more} more" if more > 0 else "")
-
-
-def _csv(findings: Sequence[Finding]) -> str:
-    columns = [Column(name=field.name, heading=field.name) for field in fields(Finding)]
-    rows = [asdict(finding) | {"subject": " ".join(finding.subject)} for finding in findings]
-    return tables.render(rows, columns, Format.CSV)

@@ -4,39 +4,70 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from analysis.commands.shared import load, tell
-from analysis.compare import COLUMNS, of_pairs
-from analysis.configurations import label
-from analysis.pairing import Pairing, pair_up
+import typer
+
+from analysis.commands.shared import FormatOption, ResultsArgument, VerifyOption, load, tell
 from workload.contract.errors import ExitCode
 from workload.contract.invocation import as_typed
+from workload.contract.program import WideOption
 from workload.contract.tables import Format, render
 from workload.contract.text import counted, printable
 
+if TYPE_CHECKING:
+    from analysis.pairing import Pairing
 
-def run(
-    folders: Sequence[Path],
+EXAMPLES = """\b
+Examples:
+  analyze compare results
+  analyze compare results --by precision
+  analyze compare results --by zone --allow-mixed driver_version
+"""
+# More run ids than these say less than their number.
+SHOWN_RUNS = 2
+
+
+def compare(
     *,
-    by: str | None,
-    allow_mixed: Sequence[str],
-    verify: bool,
-    form: Format,
-    wide: bool = False,
+    results: ResultsArgument,
+    by: Annotated[
+        str | None,
+        typer.Option(
+            "--by",
+            metavar="COLUMN",
+            help="place, device_name, precision, runtime, torch, …; default: the first in which runs differ",
+            show_default=False,
+        ),
+    ] = None,
+    allow_mixed: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-mixed", metavar="COLUMN", help="pool runs that differ in it; may be repeated", show_default=False
+        ),
+    ] = None,
+    verify: VerifyOption = False,
+    output_format: FormatOption = Format.TABLE,
+    wide: WideOption = False,
 ) -> int:
-    """Print a line per pair, then on stderr what was compared, what was kept apart, and the problems."""
-    results = load(folders, verify=verify)
-    pairing = pair_up(results, by, allow_mixed=allow_mixed)
-    print(render(of_pairs(pairing), COLUMNS, form, wide=wide))
+    """Which is faster by how much, how sure that is, and which difference would have been seen."""
+    from analysis.compare import COLUMNS, of_pairs
+    from analysis.pairing import pair_up
+
+    loaded = load(results, verify=verify)
+    pairing = pair_up(loaded, by, allow_mixed=allow_mixed or ())
+    print(render(of_pairs(pairing), COLUMNS, output_format, wide=wide))
     sys.stdout.flush()
-    for note in _notes(pairing, folders, chosen=by is None, allow_mixed=allow_mixed):
+    for note in _notes(pairing, results, chosen=by is None, allow_mixed=allow_mixed or ()):
         print(f"note       {note}", file=sys.stderr)
-    tell(results.problems)
+    tell(loaded.problems)
     return ExitCode.DONE
 
 
-def _notes(pairing: Pairing, folders: Sequence[Path], *, chosen: bool, allow_mixed: Sequence[str]) -> Iterator[str]:
+def _notes(pairing: "Pairing", folders: Sequence[Path], *, chosen: bool, allow_mixed: Sequence[str]) -> Iterator[str]:
     """What the figures do not say: what was chosen, and which runs are not in them."""
+    from analysis.configurations import label
+
     if chosen:
         others = f"; also possible: {', '.join(f'--by {fact}' for fact in pairing.also)}" if pairing.also else ""
         yield f"compared by {label(pairing.by)}, in which these runs differ{others}"
@@ -56,10 +87,6 @@ def _notes(pairing: Pairing, folders: Sequence[Path], *, chosen: bool, allow_mix
             f"not compared: {counted(len(pairing.unpaired), 'run')} that no other differs from in "
             f"{label(pairing.by)} alone: {_some(pairing.unpaired)}"
         )
-
-
-# More run ids than these say less than their number.
-SHOWN_RUNS = 2
 
 
 def _some(run_ids: Sequence[str]) -> str:

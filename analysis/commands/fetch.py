@@ -55,8 +55,8 @@ def run_fetch(
 ) -> int:
     """Bring bundles home from Cloud Storage: only what is new, every file compared with its manifest."""
     # Not for `analyze --help`: these make no sense without a bucket.
-    from workload.storage import fetch as fetching  # noqa: PLC0415
-    from workload.storage import gcs as remote  # noqa: PLC0415
+    from workload.storage import fetch as fetching
+    from workload.storage import gcs as remote
 
     place = fetching.parse_source(source)
     with _stoppable():
@@ -88,7 +88,7 @@ def run_fetch(
 
 def render(report: "Report") -> str:
     """A line for each run and name except those that were here already, and the sums."""
-    from workload.storage.fetch import State  # noqa: PLC0415 - see `run_fetch`
+    from workload.storage.fetch import State
 
     shown = [each for each in report.outcomes if each.state is not State.SKIPPED or each.reason]
     rows = [

@@ -1,17 +1,25 @@
 """`analyze gpu-truth`: what the evidence of one GPU says about this project's claims."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated
 
-from analysis.truth.claims import judge
-from analysis.truth.evidence import Evidence, read
-from analysis.truth.judging import Verdict
+import typer
+
+from analysis.commands.shared import FormatOption
 from workload.contract.errors import ExitCode
+from workload.contract.program import WideOption
 from workload.contract.tables import Column, Format, Role, render
 from workload.contract.text import printable
 
+if TYPE_CHECKING:
+    from analysis.truth.evidence import Evidence
+
+EXAMPLES = """\b
+Examples:
+  analyze gpu-truth gpu-truth
+  analyze gpu-truth gpu-truth.tar.gz --format csv > claims.csv
+"""
 SHOWN = (
     Column(name="claim", heading="claim", role=Role.FACT),
     Column(name="verdict", heading="verdict"),
@@ -22,15 +30,29 @@ SHOWN = (
 WRITTEN = tuple(Column(name=name, heading=name) for name in ("claim", "expected", "found", "verdict", "why", "parts"))
 
 
-def run(path: Path, *, form: Format, wide: bool) -> int:
-    """Print a row per claim. Disproved claims are a result, and no error."""
-    evidence = read(path)
-    rows = judge(evidence)
-    if form is Format.TABLE:
-        table = render([{**row, "why": _whole(row["why"])} for row in rows], SHOWN, form, wide=wide)
-        print("\n".join([*_heading(evidence), table, _count(rows)]))
+def gpu_truth(
+    *,
+    evidence: Annotated[
+        Path, typer.Argument(metavar="EVIDENCE", help="folder or archive of python -m workload gpu-truth")
+    ],
+    output_format: FormatOption = Format.TABLE,
+    wide: WideOption = False,
+) -> int:
+    """What one GPU says of this project's claims on GPUs: claim, expected, found, verdict."""
+    # Disproved claims are a result, and no error.
+    from analysis.truth.claims import judge
+    from analysis.truth.evidence import read
+    from analysis.truth.judging import Verdict
+
+    read_evidence = read(evidence)
+    rows = judge(read_evidence)
+    if output_format is Format.TABLE:
+        table = render([{**row, "why": _whole(row["why"])} for row in rows], SHOWN, output_format, wide=wide)
+        numbers = Counter(row["verdict"] for row in rows)
+        count = ", ".join(f"{numbers[verdict]} {verdict}" for verdict in Verdict)
+        print("\n".join([*_heading(read_evidence), table, count]))
     else:
-        print(render(rows, WRITTEN, form))
+        print(render(rows, WRITTEN, output_format))
     return ExitCode.DONE
 
 
@@ -39,15 +61,10 @@ def _whole(why: str | None) -> list[str] | None:
     return None if why is None else [why]
 
 
-def _heading(evidence: Evidence) -> list[str]:
+def _heading(evidence: "Evidence") -> list[str]:
     machine = evidence.of("machine")
     gpu = machine.get("gpu") if isinstance(machine, dict) else None
     if not isinstance(gpu, dict):
         return ["no GPU in this evidence"]
     name, capability = printable(str(gpu.get("name"))), printable(str(gpu.get("capability")))
     return [f"{name}, compute capability {capability}, torch {printable(str(machine.get('torch')))}"]
-
-
-def _count(rows: Sequence[Mapping[str, Any]]) -> str:
-    numbers = Counter(row["verdict"] for row in rows)
-    return ", ".join(f"{numbers[verdict]} {verdict}" for verdict in Verdict)

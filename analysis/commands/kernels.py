@@ -1,186 +1,50 @@
 """`analyze kernels`."""
 
-from collections.abc import Iterator, Sequence
+from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-import pandas as pd
+import typer
 
-from analysis import ncu
-from analysis.breakdown import ALL, COLUMNS, breakdown, in_steps, keys_of, l2_bytes_are, per_step
-from analysis.by import By
-from analysis.commands.shared import load, tell
-from analysis.configurations import CONFIGURATION, PLACE, SOFTWARE
-from analysis.importing import DEVICE_NAME
-from analysis.ncu import NcuFile
-from analysis.operators import SHOWN, longest, operators
-from analysis.problem import Problem
-from analysis.roofline import NAMED, frame, kernel_points
-from workload.contract.errors import ExitCode, NothingToDoError, UsageError
-from workload.contract.tables import Column, Format, Role, render
+from analysis.commands.shared import FormatOption, VerifyOption, tell
+from workload.contract.errors import ExitCode, UsageError
+from workload.contract.program import WideOption
+from workload.contract.tables import Format
 
-FACTS = ("file", *NAMED, "profiles", "steps")
-TABLE = (
-    Column(name="file", heading="file", optional=True, role=Role.FACT),
-    Column(name="place", heading="place", optional=True, role=Role.FACT),
-    Column(name="device_name", heading="device", optional=True, role=Role.FACT),
-    Column(name="model", heading="model", optional=True, role=Role.FACT),
-    Column(name="batch_size", heading="batch", optional=True, role=Role.FACT),
-    Column(name="precision", heading="precision", optional=True, role=Role.FACT),
-    Column(name="steps", heading="steps", optional=True, role=Role.FACT),
-    Column(name="family", heading="family", role=Role.FACT),
-    Column(name="name", heading="kernel", optional=True, role=Role.FACT),
-    Column(name="launches", heading="launches"),
-    Column(name="duration_s", heading="time", unit="s", prefixed=True),
-    Column(name="share_of_time", heading="share", unit="%", digits=3),
-    Column(name="flop_per_s", heading="attained", unit="FLOP/s", prefixed=True, optional=True),
-    Column(name="intensity_flop_per_byte", heading="intensity", unit="FLOP/B", optional=True),
-    Column(name="l2_intensity", heading="of L2", unit="FLOP/B", optional=True),
-    Column(name="l1_intensity", heading="of L1", unit="FLOP/B", optional=True),
-    Column(name="sm_percent", heading="SM %", optional=True),
-    Column(name="memory_percent", heading="memory %", optional=True),
-    Column(name="dram_percent", heading="DRAM %", optional=True),
-    Column(name="remark", heading="note", optional=True, role=Role.NOTE),
-)
-OPERATORS = (
-    Column(name="place", heading="place", role=Role.FACT),
-    Column(name="device_name", heading="device", role=Role.FACT),
-    Column(name="model", heading="model", role=Role.FACT),
-    Column(name="batch_size", heading="batch", role=Role.FACT),
-    Column(name="precision", heading="precision", role=Role.FACT),
-    Column(name="steps", heading="steps", role=Role.FACT),
-    Column(name="name", heading="operator", role=Role.FACT),
-    Column(name="launches", heading="calls"),
-    Column(name="duration_s", heading="own time", unit="s", prefixed=True),
-    Column(name="share_of_time", heading="share", unit="%", digits=3),
-    Column(name="flop_per_s", heading="attained", unit="FLOP/s", prefixed=True, optional=True),
-    Column(name="note", heading="note", optional=True, role=Role.NOTE),
-)
-LOWER_BOUND = "FLOP are a lower bound"
-# Template arguments follow; JSON and CSV have the whole name.
-SHOWN_CHARACTERS = 60
+EXAMPLES = """\b
+Examples:
+  analyze kernels results
+  analyze kernels somebody_elses_ncu.csv --by kernel --top 10
+"""
 
 
-def run(paths: Sequence[Path], *, by: By, top: int | None, verify: bool, form: Format, wide: bool = False) -> int:
-    """Print the kernels of bundles in folders, and of bare files of Nsight Compute."""
+class By(StrEnum):
+    """What a row sums up: a kind of kernels, or the kernels of one name."""
+
+    FAMILY = "family"
+    KERNEL = "kernel"
+
+
+def kernels(
+    *,
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="RESULTS...", help="folders of bundles, or files of Nsight Compute")
+    ],
+    by: Annotated[By, typer.Option("--by", help="what a row sums up")] = By.FAMILY,
+    top: Annotated[
+        int | None, typer.Option("--top", metavar="N", help="the N longest of each profile", show_default=False)
+    ] = None,
+    verify: VerifyOption = False,
+    output_format: FormatOption = Format.TABLE,
+    wide: WideOption = False,
+) -> int:
+    """Which kernels a profiled step spends its time in, their FLOP/s and FLOP per byte."""
     if top is not None and top < 1:
         raise UsageError(f"--top must be a positive integer; got '{top}'", hint="--top 10")
-    folders = [path for path in paths if not path.is_file()]
-    problems = list[Problem]()
-    traced = pd.DataFrame()
-    tables = [_of_file(path, by, problems) for path in paths if path.is_file()]
-    if folders:
-        results = load(folders, verify=verify)
-        tables += _of_results(kernel_points(results, by=by))
-        traced, unread = operators(results)
-        problems += [*results.problems, *results.kernel_problems, *unread]
-    if not tables and traced.empty:
-        where = ", ".join(f"'{folder}'" for folder in folders)
-        raise NothingToDoError(
-            f"no run in {where} was profiled with ncu or torch",
-            hint="launch local --profile torch; with --profile ncu on an NVIDIA GPU also FLOP and bytes",
-        )
-    shown = [_head(table, top) for table in tables]
-    rows = frame([row for table in shown for row in _records(table)], (*FACTS, *keys_of(by), *COLUMNS, "remark"))
-    if form is Format.TABLE:
-        print("\n\n".join(_texts(rows, longest(traced, top or SHOWN), by, wide=wide)))
-    else:
-        print(render(_as_data(rows, longest(traced, top) if top else traced, by), _all_columns(by), form))
-    tell(problems)
+    from analysis.kernels import gather, render
+
+    keys = ("family",) if by is By.FAMILY else ("family", "name")
+    profiles = gather(paths, keys, verify=verify)
+    print(render(profiles, output_format, top=top, wide=wide))
+    tell(profiles.problems)
     return ExitCode.DONE
-
-
-def _head(table: pd.DataFrame, top: int | None) -> pd.DataFrame:
-    """The `top` longest of each profile, and the row for all of it."""
-    if top is None or table.empty:
-        return table
-    whole = table["family"] == ALL
-    names = [each for each in (*NAMED, "note") if each in table]
-    parts = table[~whole].groupby(names, dropna=False, sort=False).head(top) if names else table[~whole].head(top)
-    return table.loc[sorted([*parts.index, *table.index[whole]])]
-
-
-def _texts(rows: pd.DataFrame, traced: pd.DataFrame, by: By, *, wide: bool) -> Iterator[str]:
-    """A table per profiler: they do not measure the same."""
-    if len(rows):
-        yield render(*_for_people(rows, by, wide=wide), Format.TABLE, wide=wide)
-    if len(traced):
-        table = render(traced, OPERATORS, Format.TABLE, wide=wide)
-        yield f"by torch.profiler: the own time of each operator, per step\n{table}"
-
-
-def _as_data(rows: pd.DataFrame, traced: pd.DataFrame, by: By) -> pd.DataFrame:
-    names = [column.name for column in _all_columns(by)]
-    parts = [rows.assign(profiler="ncu"), traced.assign(profiler="torch", remark=traced.get("note"))]
-    return pd.concat([part.reindex(columns=names).astype(object) for part in parts if len(part)], ignore_index=True)
-
-
-def _of_file(path: Path, by: By, problems: list[Problem]) -> pd.DataFrame:
-    found = ncu.read(path)
-    problems += [Problem(path=str(path), reason=warning) for warning in found.warnings]
-    kernels, steps = in_steps(found.kernels)
-    rows = _with_total(per_step(breakdown(kernels, keys_of(by)), steps), _total(kernels, steps))
-    label = l2_bytes_are(kernels)
-    remarks = ["partial profile" if found.is_partial else None, label and f"L2 bytes are {label}"]
-    remark = "; ".join(filter(None, remarks)) or None
-    return _remarked(rows.assign(file=path.name, device_name=_device(found), steps=steps), remark)
-
-
-def _device(found: NcuFile) -> str | None:
-    """What the file's own GPU says, or its compute capability: labels lie."""
-    capabilities = found.kernels["compute_capability"].dropna().unique()
-    known = found.attributes.get(DEVICE_NAME)
-    return known or (f"compute capability {capabilities[0]}" if len(capabilities) == 1 else None)
-
-
-def _total(kernels: pd.DataFrame, steps: int | None) -> pd.DataFrame:
-    return per_step(breakdown(kernels, ()), steps)
-
-
-def _with_total(rows: pd.DataFrame, total: pd.DataFrame) -> pd.DataFrame:
-    return pd.concat([rows.astype(object), total.assign(family=ALL).astype(object)], ignore_index=True)
-
-
-def _of_results(points: pd.DataFrame) -> list[pd.DataFrame]:
-    """A table per group of runs, each with its total."""
-    names = [*NAMED, "profiles", "steps", "note"]
-    groups = points.groupby(names, dropna=False, sort=False)
-    return [_remarked(_with_total(rows, _sum_of(rows, names)), None) for _, rows in groups]
-
-
-def _sum_of(rows: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
-    """The row for all kernels, from those of its parts: what a part lacks, the whole lacks."""
-    launches = rows["launches"].astype(float)
-    total = breakdown(rows, ())
-    facts = {name: rows[name].iloc[0] for name in names}
-    return total.assign(launches=launches.sum(), **facts)
-
-
-def _remarked(rows: pd.DataFrame, remark: str | None) -> pd.DataFrame:
-    notes = rows["note"] if "note" in rows else pd.Series(None, index=rows.index, dtype=object)
-    remarks = [
-        "; ".join(filter(None, [remark, LOWER_BOUND if low else None, None if pd.isna(note) else note])) or None
-        for low, note in zip(rows["flop_is_lower_bound"], notes, strict=True)
-    ]
-    return rows.assign(remark=pd.Series(remarks, index=rows.index, dtype=object))
-
-
-def _records(table: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    for row in table.to_dict("records"):
-        yield {str(name): value for name, value in row.items()}
-
-
-def _all_columns(by: By) -> tuple[Column, ...]:
-    names = dict.fromkeys(
-        ("profiler", *FACTS, *keys_of(by), "name", *COLUMNS, "remark", *CONFIGURATION, *PLACE, *SOFTWARE)
-    )
-    return tuple(Column(name=name, heading=name) for name in names)
-
-
-def _for_people(rows: pd.DataFrame, by: By, *, wide: bool) -> tuple[pd.DataFrame, list[Column]]:
-    if by is By.FAMILY:
-        return rows, [column for column in TABLE if column.name != "name"]
-    if wide:
-        return rows, list(TABLE)
-    short = rows["name"].map(lambda name: name if pd.isna(name) else str(name)[:SHOWN_CHARACTERS])
-    return rows.assign(name=short), list(TABLE)

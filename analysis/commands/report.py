@@ -1,50 +1,109 @@
-"""`analyze report`."""
+"""`analyze report`, and `analyze example`: the report over bundles of our own, which come with the package."""
 
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
-from analysis.commands.shared import load, tell
-from analysis.figures import export
-from analysis.report import html, markdown
-from analysis.report.compose import compose
-from analysis.report.evidence import gather
+import typer
+
+from analysis.commands.shared import ResultsArgument, VerifyOption, load, tell
 from workload.contract.errors import ExitCode, UsageError
 from workload.contract.text import printable
 
+EXAMPLES = """\b
+Examples:
+  analyze report results
+  analyze report results/t4 results/l4 -o t4-l4.html --figures figures --markdown t4-l4.md
+"""
+EXAMPLES_OF_EXAMPLE = """\b
+Examples:
+  analyze example --open
+  analyze example -o build/example.html --figures build/figures
+"""
 
-def run(
-    folders: Sequence[Path], *, output: Path, figures: Path | None, markdown_file: Path | None, verify: bool
+PageOption = Annotated[Path, typer.Option("-o", "--output", help="the page")]
+FiguresOption = Annotated[
+    Path | None, typer.Option("--figures", metavar="DIR", help="also as PNG and SVG", show_default=False)
+]
+MarkdownOption = Annotated[
+    Path | None, typer.Option("--markdown", metavar="FILE", help="also as Markdown", show_default=False)
+]
+
+
+def report(
+    *,
+    results: ResultsArgument,
+    output: PageOption = Path("report.html"),
+    figures: FiguresOption = None,
+    markdown: MarkdownOption = None,
+    verify: VerifyOption = False,
 ) -> int:
+    """One self-contained page: the answer first, then everything it rests on."""
+    return _report(results, output=output, figures=figures, markdown=markdown, verify=verify)
+
+
+def example(
+    *,
+    output: PageOption = Path("example.html"),
+    figures: FiguresOption = None,
+    markdown: MarkdownOption = None,
+    open_page: Annotated[
+        bool, typer.Option("--open", help="open it in a browser, on a terminal", show_default=False)
+    ] = False,
+) -> int:
+    """The finished report over bundles that come with the package: small models on a CPU."""
+    import shutil
+    import tempfile
+    import webbrowser
+    from importlib import resources
+
+    with resources.as_file(resources.files("analysis") / "example") as bundles, tempfile.TemporaryDirectory() as folder:
+        # A copy: the index of a results folder is written into it, and a package is not ours to write to.
+        copy = Path(folder) / "example"
+        try:
+            shutil.copytree(bundles, copy)
+        except FileNotFoundError as error:
+            raise UsageError(
+                f"the example's bundles are not installed: '{bundles}' does not exist", hint="reinstall rooflaunch"
+            ) from error
+        code = _report([copy], output=output, figures=figures, markdown=markdown, verify=True)
+    if open_page and sys.stdout.isatty():
+        webbrowser.open(output.resolve().as_uri())
+    return code
+
+
+def _report(folders: Sequence[Path], *, output: Path, figures: Path | None, markdown: Path | None, verify: bool) -> int:
     """Write the page, and where asked its figures and its Markdown; print what was written."""
-    results = load(folders, verify=verify)
-    evidence = gather(results, on_stage=_progress)
-    report = compose(evidence)
+    from analysis.figures import export
+    from analysis.report import html
+    from analysis.report import markdown as markdown_page
+    from analysis.report.compose import compose
+    from analysis.report.evidence import gather
+
+    loaded = load(folders, verify=verify)
+    composed = compose(gather(loaded, on_stage=_progress))
     _progress("page")
-    _write(output, html.render(report), option="-o")
+    _write(output, html.render(composed), option="-o")
     print(printable(str(output)))
-    drawn = report.figures()
+    drawn = composed.figures()
     if figures is not None:
         _progress(f"{len(drawn)} figures as PNG and SVG")
         export.save(drawn, figures)
         print(printable(str(figures)))
-    if markdown_file is not None:
-        where = _seen_from(markdown_file, figures) if figures else None
-        _write(markdown_file, markdown.render(report, figures=where), option="--markdown")
-        print(printable(str(markdown_file)))
-    tell(results.problems)
+    if markdown is not None:
+        # Where the figures are, as the Markdown file sees it.
+        where = Path(os.path.relpath(figures, markdown.parent)).as_posix() if figures else None
+        _write(markdown, markdown_page.render(composed, figures=where), option="--markdown")
+        print(printable(str(markdown)))
+    tell(loaded.problems)
     return ExitCode.DONE
 
 
 def _progress(stage: str) -> None:
     if sys.stderr.isatty():
         print(f"report     {stage}", file=sys.stderr, flush=True)
-
-
-def _seen_from(file: Path, folder: Path) -> str:
-    """`folder` relative to the folder of `file`, with slashes."""
-    return Path(os.path.relpath(folder, file.parent)).as_posix()
 
 
 def _write(path: Path, text: str, *, option: str) -> None:

@@ -1,20 +1,26 @@
 """`analyze roofline`."""
 
 import sys
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-import pandas as pd
-
-from analysis import roofline
-from analysis.commands.shared import load, tell
-from analysis.configurations import completed
-from analysis.loading import Results
+from analysis.commands.shared import FormatOption, ResultsArgument, VerifyOption, load, tell
 from analysis.problem import Problem
 from workload.contract.errors import ExitCode, NothingToDoError
+from workload.contract.program import WideOption
 from workload.contract.tables import Column, Format, Role, render
 from workload.contract.text import counted
 
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from analysis.loading import Results
+
+EXAMPLES = """\b
+Examples:
+  analyze roofline results
+  analyze roofline results --format csv > points.csv
+"""
 ROOFS = (
     Column(name="place", heading="place", role=Role.FACT),
     Column(name="device_name", heading="device", role=Role.FACT),
@@ -63,72 +69,83 @@ SHIFTS = (
     Column(name="bound_left", heading="limited by"),
     Column(name="bound_right", heading="then"),
 )
-# In JSON and CSV every figure of a point.
-ALL_OF_POINTS = tuple(Column(name=name, heading=name) for name in (*roofline.POINT_COLUMNS, *roofline.UNNAMED))
 
 
-def run(folders: Sequence[Path], *, verify: bool, form: Format, wide: bool = False) -> int:
-    """Print the points; for people also roofs and shifts, on stdout, and what is not there, on stderr."""
-    results = load(folders, verify=verify)
-    found = roofline.points(results)
-    if found.empty and (form is not Format.TABLE or _roofs(results).empty):
+def roofline(
+    *,
+    results: ResultsArgument,
+    verify: VerifyOption = False,
+    output_format: FormatOption = Format.TABLE,
+    wide: WideOption = False,
+) -> int:
+    """Where each step stands below the roofs of its machine, what limits it, and what moves it."""
+    from analysis import roofline
+
+    loaded = load(results, verify=verify)
+    points, roofs = roofline.points(loaded), _roofs_of_what_ran(loaded)
+    if points.empty and (output_format is not Format.TABLE or roofs.empty):
         raise NothingToDoError(
-            f"no point for a roofline: {_why_none(results)}",
+            f"no point for a roofline: {_why_no_point(loaded)}",
             hint="launch local counts FLOP and measures roofs; for a profile: "
             "analyze import FILE --batch-size 32 --precision fp32 --profile-steps 1",
         )
-    if form is Format.TABLE:
-        print(_for_people(results, found, wide=wide))
+    if output_format is Format.TABLE:
+        shifts = roofline.shifts(loaded)
+        tables = {"roofs": (roofs, ROOFS), "steps": (points, POINTS), "shifts": (shifts, SHIFTS)}
+        print(_titled({title: table for title, table in tables.items() if len(table[0])}, wide=wide))
     else:
-        print(render(found, ALL_OF_POINTS, form))
-    if absent := _absent(results):
+        # Every figure of a point.
+        names = (*roofline.POINT_COLUMNS, *roofline.UNNAMED)
+        print(render(points, [Column(name=name, heading=name) for name in names], output_format))
+    if absent := _runs_without_work(loaded):
         sys.stdout.flush()
         print(absent, file=sys.stderr)
-    tell([*results.problems, *_named(results)])
+    tell([*loaded.problems, *_broken_off(loaded)])
     return ExitCode.DONE
 
 
-def _roofs(results: Results) -> pd.DataFrame:
-    """Those of the precisions that were run: a machine measures them all."""
+def _titled(tables: Mapping[str, tuple["pd.DataFrame", tuple[Column, ...]]], *, wide: bool) -> str:
+    return "\n\n".join(
+        f"{title}\n{render(rows, columns, Format.TABLE, wide=wide)}" for title, (rows, columns) in tables.items()
+    )
+
+
+def _roofs_of_what_ran(results: "Results") -> "pd.DataFrame":
+    """Those of the precisions that were run, since a machine measures them all; without the address of a source."""
+    from analysis import roofline
+
     roofs = roofline.roofs(results)
-    return roofs[roofs["precision"].isin(set(results.runs["precision"].dropna()))]
+    roofs = roofs[roofs["precision"].isin(set(results.runs["precision"].dropna()))]
+    sources = [str(source).partition(", http")[0] for source in roofs["source"]]
+    return roofs.assign(ridge=roofs["flop_per_s"] / roofs["bytes_per_s"], source=sources)
 
 
-def _why_none(results: Results) -> str:
+def _why_no_point(results: "Results") -> str:
+    from analysis.configurations import completed
+
     done, every = len(completed(results.runs)), len(results.runs)
     if done:
         return f"{counted(done, 'completed run')} without FLOP and bytes of a step"
     return "the only run did not complete" if every == 1 else f"none of {every} runs completed"
 
 
-def _for_people(results: Results, found: pd.DataFrame, *, wide: bool) -> str:
-    roofs = _roofs(results)
-    # The address of a source is for JSON and Python.
-    sources = [str(source).partition(", http")[0] for source in roofs["source"]]
-    roofs = roofs.assign(ridge=roofs["flop_per_s"] / roofs["bytes_per_s"], source=sources)
-    shifts = roofline.shifts(results)
-    parts = {"roofs": (roofs, ROOFS), "steps": (found, POINTS), "shifts": (shifts, SHIFTS)}
-    texts = [
-        f"{title}\n{render(table, columns, Format.TABLE, wide=wide)}"
-        for title, (table, columns) in parts.items()
-        if len(table)
-    ]
-    return "\n\n".join(texts)
-
-
-def _absent(results: Results) -> str | None:
+def _runs_without_work(results: "Results") -> str | None:
     """Completed runs without FLOP and bytes: a log says when steps ended, not what they did."""
-    columns = sorted({column for columns in roofline.WORK.values() for column in columns})
-    done = completed(results.runs)
-    number = int(done[columns].isna().all(axis=1).sum())
+    from analysis.configurations import completed
+    from analysis.roofline import WORK
+
+    columns = sorted({column for columns in WORK.values() for column in columns})
+    number = int(completed(results.runs)[columns].isna().all(axis=1).sum())
     if not number:
         return None
     which = "1 run has" if number == 1 else f"{number} runs have"
     return f"note       {which} neither FLOP nor bytes: no point on a roofline"
 
 
-def _named(results: Results) -> list[Problem]:
+def _broken_off(results: "Results") -> list[Problem]:
     """Runs that did not complete, by status."""
+    from analysis.configurations import completed
+
     broken = results.runs[~results.runs["run_id"].isin(completed(results.runs)["run_id"])]
     return [
         Problem(path=str(path), reason=f"{status}: no point")

@@ -1,19 +1,33 @@
-"""What the commands on results have in common."""
+"""What the commands on results have in common: their options, how they load, and how they tell what is not there."""
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 import analysis
-from analysis.loading import Results
 from analysis.problem import Problem
+from workload.contract.tables import Format
 from workload.contract.text import printable
+
+if TYPE_CHECKING:
+    from analysis.loading import Results
+
+ResultsArgument = Annotated[
+    list[Path], typer.Argument(metavar="RESULTS...", help="folders of bundles, nested ones too, or single bundles")
+]
+FormatOption = Annotated[Format, typer.Option("--format", help="what stdout gets")]
+VerifyOption = Annotated[
+    bool, typer.Option("--verify", help="check every file again, also those that look unchanged", show_default=False)
+]
 
 # More than fit on a screen hide the table above them.
 SHOWN_PROBLEMS = 20
 
 
-def load(folders: Sequence[Path], *, verify: bool) -> Results:
+def load(folders: Sequence[Path], *, verify: bool) -> "Results":
     """The runs in `folders`; see `analysis.load`."""
     return analysis.load(*folders, verify=verify)
 

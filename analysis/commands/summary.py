@@ -1,17 +1,29 @@
 """`analyze summary`."""
 
-from collections.abc import Sequence
-from pathlib import Path
-
-from analysis.commands.shared import load, tell
-from analysis.summary import COLUMNS, summarize
+from analysis.commands.shared import FormatOption, ResultsArgument, VerifyOption, load, tell
 from workload.contract.errors import ExitCode
+from workload.contract.program import WideOption
 from workload.contract.tables import Format, render
 
+# \b keeps the lines as they are.
+EXAMPLES = """\b
+Examples:
+  analyze summary results
+  analyze summary results/tuesday results/wednesday --format csv > summary.csv
+"""
 
-def run(folders: Sequence[Path], *, verify: bool, form: Format, wide: bool = False) -> int:
-    """Print the table, then the problems on stderr."""
-    results = load(folders, verify=verify)
-    print(render(summarize(results.runs), COLUMNS, form, wide=wide))
-    tell(results.problems)
+
+def summary(
+    *,
+    results: ResultsArgument,
+    verify: VerifyOption = False,
+    output_format: FormatOption = Format.TABLE,
+    wide: WideOption = False,
+) -> int:
+    """One line per configuration and place: throughput, step time, what limits it."""
+    from analysis.summary import COLUMNS, summarize
+
+    loaded = load(results, verify=verify)
+    print(render(summarize(loaded.runs), COLUMNS, output_format, wide=wide))
+    tell(loaded.problems)
     return ExitCode.DONE

@@ -1,72 +1,74 @@
 """`analyze variance`."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
 
-import pandas as pd
+import typer
 
-from analysis.commands.shared import load, tell
-from analysis.configurations import DETAILS, NAMED, label
-from analysis.part import Part
-from analysis.variance import BETWEEN_COLUMNS, WITHIN_COLUMNS, table, within
+from analysis.commands.shared import FormatOption, ResultsArgument, VerifyOption, load, tell
 from workload.contract.errors import ExitCode, NothingToDoError
-from workload.contract.tables import Column, Format, Role, as_json, render
+from workload.contract.program import WideOption
+from workload.contract.tables import Format, as_json, render
 from workload.contract.text import counted
 
-# What names a run in a table, and the rest of its configuration.
-CONFIGURATION_COLUMNS = (*(Column(name=name, heading=label(name)) for name in NAMED), *DETAILS)
-CAUSE_COLUMNS = (
-    Column(name="run_id", heading="run", role=Role.FACT),
-    Column(name="cause", heading="cause", role=Role.FACT),
-    Column(name="share_explained", heading="explains", unit="%", digits=3),
-    Column(name="share_low", heading="low", unit="%", digits=3, optional=True),
-    Column(name="share_high", heading="high", unit="%", digits=3, optional=True),
-    Column(name="share_of", heading="of", role=Role.FACT),
-    Column(name="is_fault", heading="fault"),
-    Column(name="evidence", heading="evidence", role=Role.SENTENCE),
-    Column(name="cure", heading="cure", role=Role.SENTENCE),
-    *(replace(column, role=Role.FIGURE, detail=True) for column in CONFIGURATION_COLUMNS),
-)
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from analysis.variance import VarianceTable
+
+EXAMPLES = """\b
+Examples:
+  analyze variance results
+  analyze variance results --part causes --format csv > causes.csv
+"""
 
 
-COLUMNS = {Part.BETWEEN: BETWEEN_COLUMNS, Part.WITHIN: WITHIN_COLUMNS, Part.CAUSES: CAUSE_COLUMNS}
-HEADINGS = {
-    Part.BETWEEN: "between runs, by configuration and place",
-    Part.WITHIN: "within runs",
-    Part.CAUSES: "causes",
-}
-NOTHING = {
-    Part.BETWEEN: "no completed run with measured steps",
-    Part.WITHIN: "no run with measured steps",
-    Part.CAUSES: "no cause found in steps and telemetry",
-}
+class Part(StrEnum):
+    """One of `analysis.variance.TABLES`, whose names the command line needs before pandas."""
+
+    BETWEEN = "between"
+    WITHIN = "within"
+    CAUSES = "causes"
 
 
-def run(folders: Sequence[Path], *, part: Part | None, verify: bool, form: Format, wide: bool = False) -> int:
-    """Print one table, or all of them; CSV holds one, which is `between` unless another is asked for."""
-    results = load(folders, verify=verify)
-    parts = [part] if part else [Part.BETWEEN] if form is Format.CSV else list(Part)
-    tables = {each: table(results, each) for each in parts}
-    told = [frame for each, frame in tables.items() if each is not Part.CAUSES]
-    if within(results).empty or (told and all(frame.empty for frame in told)):
+def variance(
+    *,
+    results: ResultsArgument,
+    part: Annotated[
+        Part | None, typer.Option("--part", help="one table; CSV holds one: between", show_default=False)
+    ] = None,
+    verify: VerifyOption = False,
+    output_format: FormatOption = Format.TABLE,
+    wide: WideOption = False,
+) -> int:
+    """How much runs and their steps vary, and why."""
+    from analysis.variance import TABLES, table, within
+
+    loaded = load(results, verify=verify)
+    parts = [part] if part else [Part.BETWEEN] if output_format is Format.CSV else list(Part)
+    frames = {name: table(loaded, name) for name in parts}
+    of_steps = [frame for name, frame in frames.items() if name is not Part.CAUSES]
+    first = TABLES[parts[0]]
+    if within(loaded).empty or (of_steps and all(frame.empty for frame in of_steps)):
         raise NothingToDoError(
-            f"no variance to tell: {NOTHING[parts[0]]} among {counted(len(results.runs), 'run')}",
+            f"no variance to tell: {first.nothing} among {counted(len(loaded.runs), 'run')}",
             hint="analyze summary says how they ended",
         )
-    match form:
+    match output_format:
         case Format.TABLE:
-            print("\n\n".join(_section(each, frame, wide=wide) for each, frame in tables.items()))
+            print("\n\n".join(_section(TABLES[name], frame, wide=wide) for name, frame in frames.items()))
         case Format.JSON:
-            found = {each: json.loads(render(frame, COLUMNS[each], form)) for each, frame in tables.items()}
-            print(as_json(found[part] if part else found, indent=1))
+            rows = {
+                name: json.loads(render(frame, TABLES[name].columns, output_format)) for name, frame in frames.items()
+            }
+            print(as_json(rows[part] if part else rows, indent=1))
         case Format.CSV:
-            print(render(tables[parts[0]], COLUMNS[parts[0]], form))
-    tell(results.problems)
+            print(render(frames[parts[0]], first.columns, output_format))
+    tell(loaded.problems)
     return ExitCode.DONE
 
 
-def _section(part: Part, frame: pd.DataFrame, *, wide: bool) -> str:
-    body = NOTHING[part] if frame.empty else render(frame, COLUMNS[part], Format.TABLE, wide=wide)
-    return f"{HEADINGS[part]}\n{body}"
+def _section(part: "VarianceTable", frame: "pd.DataFrame", *, wide: bool) -> str:
+    body = part.nothing if frame.empty else render(frame, part.columns, Format.TABLE, wide=wide)
+    return f"{part.heading}\n{body}"

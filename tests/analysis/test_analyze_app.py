@@ -176,7 +176,7 @@ def test_interrupted(analyze: Analyze, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object, **__: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("analysis.commands.summary.run", interrupt)
+    monkeypatch.setattr("analysis.commands.summary.load", interrupt)
     assert analyze("summary", ".") == (ExitCode.INTERRUPTED, "", "interrupted\n")
 
 
@@ -207,15 +207,11 @@ class Refusing(io.StringIO):
     ids=["reader has left", "disk is full"],
 )
 def test_output_that_cannot_be_written(
-    number: int, code: int, said: str, analyze: Analyze, monkeypatch: pytest.MonkeyPatch
+    number: int, code: int, said: str, analyze: Analyze, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def tell(*_: object, **__: object) -> int:
-        print("a table")
-        return ExitCode.DONE
-
-    monkeypatch.setattr("analysis.commands.summary.run", tell)
+    make(tmp_path)
     monkeypatch.setattr(sys, "stdout", Refusing(number))
-    assert analyze("summary", ".") == (code, "", said)
+    assert analyze("summary", str(tmp_path)) == (code, "", said)
 
 
 def run(*words: str, code: str = "from analysis.__main__ import main; main()") -> str:

@@ -15,7 +15,6 @@ import analysis
 from analysis import roofline
 from analysis.__main__ import main
 from analysis.audit.flop import OVER_CEILING
-from analysis.by import By
 from analysis.figures.figure import Figure
 from analysis.report.evidence import gather
 from analysis.roofline import Bound, Kind, Roof, Source, Work
@@ -601,7 +600,7 @@ def test_repeats_are_averaged_per_step(tmp_path: Path) -> None:
 
 def test_by_kernel(tmp_path: Path) -> None:
     profile(make(tmp_path, 1), STEPS, NAMES)
-    table = roofline.kernel_points(analysis.load(tmp_path), by=By.KERNEL)
+    table = roofline.kernel_points(analysis.load(tmp_path), keys=("family", "name"))
     assert table["name"].tolist() == [CONV, BN]
 
 

@@ -13,7 +13,7 @@ from by_hand import noisy, results, run
 
 from analysis.__main__ import main
 from analysis.audit import audit
-from analysis.commands.audit import render
+from analysis.audit.text import render
 from analysis.loading import Results
 from workload.contract.errors import ExitCode
 from workload.contract.tables import Format

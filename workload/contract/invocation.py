@@ -26,6 +26,7 @@ COMMANDS = {
         "report",
         "example",
         "import",
+        "gpu-truth",
         "fetch",
     ],
 }

@@ -1,0 +1,198 @@
+"""The kernels of profiles as tables: of bundles in folders, and of bare files of Nsight Compute."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+import analysis
+from analysis import ncu
+from analysis.breakdown import ALL, COLUMNS, breakdown, in_steps, l2_bytes_are, per_step
+from analysis.configurations import CONFIGURATION, PLACE, SOFTWARE
+from analysis.importing import DEVICE_NAME
+from analysis.ncu import NcuFile
+from analysis.operators import SHOWN, longest, operators
+from analysis.problem import Problem
+from analysis.roofline import NAMED, frame, kernel_points
+from workload.contract.errors import NothingToDoError
+from workload.contract.tables import Column, Format, Role
+from workload.contract.tables import render as render_table
+
+FACTS = ("file", *NAMED, "profiles", "steps")
+TABLE = (
+    Column(name="file", heading="file", optional=True, role=Role.FACT),
+    Column(name="place", heading="place", optional=True, role=Role.FACT),
+    Column(name="device_name", heading="device", optional=True, role=Role.FACT),
+    Column(name="model", heading="model", optional=True, role=Role.FACT),
+    Column(name="batch_size", heading="batch", optional=True, role=Role.FACT),
+    Column(name="precision", heading="precision", optional=True, role=Role.FACT),
+    Column(name="steps", heading="steps", optional=True, role=Role.FACT),
+    Column(name="family", heading="family", role=Role.FACT),
+    Column(name="name", heading="kernel", optional=True, role=Role.FACT),
+    Column(name="launches", heading="launches"),
+    Column(name="duration_s", heading="time", unit="s", prefixed=True),
+    Column(name="share_of_time", heading="share", unit="%", digits=3),
+    Column(name="flop_per_s", heading="attained", unit="FLOP/s", prefixed=True, optional=True),
+    Column(name="intensity_flop_per_byte", heading="intensity", unit="FLOP/B", optional=True),
+    Column(name="l2_intensity", heading="of L2", unit="FLOP/B", optional=True),
+    Column(name="l1_intensity", heading="of L1", unit="FLOP/B", optional=True),
+    Column(name="sm_percent", heading="SM %", optional=True),
+    Column(name="memory_percent", heading="memory %", optional=True),
+    Column(name="dram_percent", heading="DRAM %", optional=True),
+    Column(name="remark", heading="note", optional=True, role=Role.NOTE),
+)
+OPERATORS = (
+    Column(name="place", heading="place", role=Role.FACT),
+    Column(name="device_name", heading="device", role=Role.FACT),
+    Column(name="model", heading="model", role=Role.FACT),
+    Column(name="batch_size", heading="batch", role=Role.FACT),
+    Column(name="precision", heading="precision", role=Role.FACT),
+    Column(name="steps", heading="steps", role=Role.FACT),
+    Column(name="name", heading="operator", role=Role.FACT),
+    Column(name="launches", heading="calls"),
+    Column(name="duration_s", heading="own time", unit="s", prefixed=True),
+    Column(name="share_of_time", heading="share", unit="%", digits=3),
+    Column(name="flop_per_s", heading="attained", unit="FLOP/s", prefixed=True, optional=True),
+    Column(name="note", heading="note", optional=True, role=Role.NOTE),
+)
+LOWER_BOUND = "FLOP are a lower bound"
+# Template arguments follow; JSON and CSV have the whole name.
+SHOWN_CHARACTERS = 60
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Profiles:
+    """`tables`: one per profile by ncu, a row per `keys` and one for the whole; `traced`: by torch.profiler."""
+
+    keys: Sequence[str]
+    tables: Sequence[pd.DataFrame]
+    traced: pd.DataFrame
+    problems: Sequence[Problem]
+
+
+def gather(paths: Sequence[Path], keys: Sequence[str], *, verify: bool) -> Profiles:
+    """The profiles in folders of bundles and in files; `keys`: the columns of kernels that tell rows apart.
+
+    Raises `NothingToDoError` where there is none.
+    """
+    folders = [path for path in paths if not path.is_file()]
+    problems = list[Problem]()
+    traced = pd.DataFrame()
+    tables = [_of_file(path, keys, problems) for path in paths if path.is_file()]
+    if folders:
+        results = analysis.load(*folders, verify=verify)
+        tables += _of_results(kernel_points(results, keys=keys))
+        traced, unread = operators(results)
+        problems += [*results.problems, *results.kernel_problems, *unread]
+    if not tables and traced.empty:
+        where = ", ".join(f"'{folder}'" for folder in folders)
+        raise NothingToDoError(
+            f"no run in {where} was profiled with ncu or torch",
+            hint="launch local --profile torch; with --profile ncu on an NVIDIA GPU also FLOP and bytes",
+        )
+    return Profiles(keys=keys, tables=tables, traced=traced, problems=problems)
+
+
+def render(profiles: Profiles, form: Format, *, top: int | None, wide: bool) -> str:
+    """All profiles as text; `top`: the longest of each."""
+    keys = profiles.keys
+    records = [
+        {str(name): value for name, value in row.items()}
+        for table in profiles.tables
+        for row in _head(table, top).to_dict("records")
+    ]
+    rows = frame(records, (*FACTS, *keys, *COLUMNS, "remark"))
+    if form is Format.TABLE:
+        return "\n\n".join(_texts(rows, longest(profiles.traced, top or SHOWN), keys, wide=wide))
+    traced = longest(profiles.traced, top) if top else profiles.traced
+    return render_table(_as_data(rows, traced, keys), _all_columns(keys), form)
+
+
+def _head(table: pd.DataFrame, top: int | None) -> pd.DataFrame:
+    """The `top` longest of each profile, and the row for all of it."""
+    if top is None or table.empty:
+        return table
+    whole = table["family"] == ALL
+    names = [name for name in (*NAMED, "note") if name in table]
+    parts = table[~whole].groupby(names, dropna=False, sort=False).head(top) if names else table[~whole].head(top)
+    return table.loc[sorted([*parts.index, *table.index[whole]])]
+
+
+def _texts(rows: pd.DataFrame, traced: pd.DataFrame, keys: Sequence[str], *, wide: bool) -> Iterator[str]:
+    """A table per profiler: they do not measure the same."""
+    if len(rows):
+        yield render_table(*_for_people(rows, keys, wide=wide), Format.TABLE, wide=wide)
+    if len(traced):
+        table = render_table(traced, OPERATORS, Format.TABLE, wide=wide)
+        yield f"by torch.profiler: the own time of each operator, per step\n{table}"
+
+
+def _as_data(rows: pd.DataFrame, traced: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
+    names = [column.name for column in _all_columns(keys)]
+    parts = [rows.assign(profiler="ncu"), traced.assign(profiler="torch", remark=traced.get("note"))]
+    return pd.concat([part.reindex(columns=names).astype(object) for part in parts if len(part)], ignore_index=True)
+
+
+def _of_file(path: Path, keys: Sequence[str], problems: list[Problem]) -> pd.DataFrame:
+    file = ncu.read(path)
+    problems += [Problem(path=str(path), reason=warning) for warning in file.warnings]
+    kernels, steps = in_steps(file.kernels)
+    rows = _with_total(per_step(breakdown(kernels, keys), steps), _total(kernels, steps))
+    label = l2_bytes_are(kernels)
+    remarks = ["partial profile" if file.is_partial else None, label and f"L2 bytes are {label}"]
+    remark = "; ".join(filter(None, remarks)) or None
+    return _remarked(rows.assign(file=path.name, device_name=_device(file), steps=steps), remark)
+
+
+def _device(file: NcuFile) -> str | None:
+    """What the file's own GPU says, or its compute capability: labels lie."""
+    capabilities = file.kernels["compute_capability"].dropna().unique()
+    known = file.attributes.get(DEVICE_NAME)
+    return known or (f"compute capability {capabilities[0]}" if len(capabilities) == 1 else None)
+
+
+def _total(kernels: pd.DataFrame, steps: int | None) -> pd.DataFrame:
+    return per_step(breakdown(kernels, ()), steps)
+
+
+def _with_total(rows: pd.DataFrame, total: pd.DataFrame) -> pd.DataFrame:
+    return pd.concat([rows.astype(object), total.assign(family=ALL).astype(object)], ignore_index=True)
+
+
+def _of_results(points: pd.DataFrame) -> list[pd.DataFrame]:
+    """A table per group of runs, each with its total."""
+    names = [*NAMED, "profiles", "steps", "note"]
+    groups = points.groupby(names, dropna=False, sort=False)
+    return [_remarked(_with_total(rows, _sum_of(rows, names)), None) for _, rows in groups]
+
+
+def _sum_of(rows: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
+    """The row for all kernels, from those of its parts: what a part lacks, the whole lacks."""
+    launches = rows["launches"].astype(float)
+    total = breakdown(rows, ())
+    facts = {name: rows[name].iloc[0] for name in names}
+    return total.assign(launches=launches.sum(), **facts)
+
+
+def _remarked(rows: pd.DataFrame, remark: str | None) -> pd.DataFrame:
+    notes = rows["note"] if "note" in rows else pd.Series(None, index=rows.index, dtype=object)
+    remarks = [
+        "; ".join(filter(None, [remark, LOWER_BOUND if low else None, None if pd.isna(note) else note])) or None
+        for low, note in zip(rows["flop_is_lower_bound"], notes, strict=True)
+    ]
+    return rows.assign(remark=pd.Series(remarks, index=rows.index, dtype=object))
+
+
+def _all_columns(keys: Sequence[str]) -> tuple[Column, ...]:
+    names = dict.fromkeys(("profiler", *FACTS, *keys, "name", *COLUMNS, "remark", *CONFIGURATION, *PLACE, *SOFTWARE))
+    return tuple(Column(name=name, heading=name) for name in names)
+
+
+def _for_people(rows: pd.DataFrame, keys: Sequence[str], *, wide: bool) -> tuple[pd.DataFrame, list[Column]]:
+    if "name" not in keys:
+        return rows, [column for column in TABLE if column.name != "name"]
+    if wide:
+        return rows, list(TABLE)
+    short = rows["name"].map(lambda name: name if pd.isna(name) else str(name)[:SHOWN_CHARACTERS])
+    return rows.assign(name=short), list(TABLE)
