@@ -83,7 +83,7 @@ def test_something_else_is_refused(content: bytes, message: str) -> None:
         ),
         (REQUEST, "store", "bucket", "store must be the address of a bucket or a folder; got 'bucket'"),
         (REQUEST, "store", "/home/\x1b[2J", r"store must be the address of a bucket or a folder; got '/home/\x1b[2J'"),
-        (REQUEST, "runtime", "auto", "runtime must be docker or process; got 'auto'"),
+        (REQUEST, "runtime", "auto", "runtime must be process or docker; got 'auto'"),
         (
             REQUEST,
             "options",
