@@ -84,7 +84,7 @@ def test_a_browser_opens_on_a_terminal_when_asked(
 ) -> None:
     from analysis.commands import report
 
-    monkeypatch.setattr(report, "run", lambda *_, **__: 0)
+    monkeypatch.setattr(report, "_report", lambda *_, **__: 0)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     page = tmp_path / "example.html"
     for words, expected in (([], []), (["--open"], [page.as_uri()])):
