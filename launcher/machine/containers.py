@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from launcher import images, sizes
+from launcher import sizes
 from launcher.machine.engine import Container, Ended, Engine, Running
 from launcher.machine.runtime import Choice
+from workload import __version__
 from workload.contract.errors import ExitCode, OutOfDeviceMemoryError, RooflaunchError, RunFailedError
 from workload.contract.interrupt import handled_by, interruption
 from workload.contract.spec import CIFAR10, IMAGENETTE, SYNTHETIC, RunSpec
@@ -71,7 +72,7 @@ def describe(choice: Choice, spec: RunSpec, *, output: Path, command: Sequence[s
         shm_bytes=limits.shm_bytes,
         memory_bytes=limits.memory_bytes,
         cpus=limits.cpus,
-        labels={RUN_LABEL: images.version()},
+        labels={RUN_LABEL: __version__},
     )
 
 

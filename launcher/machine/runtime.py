@@ -5,7 +5,6 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from launcher import images
 from launcher.kinds import Runtime
 from launcher.machine import engine as docker_engine
 from launcher.machine.engine import Engine, Image
@@ -118,6 +117,8 @@ def _container(spec: RunSpec, image: str | None, flavour: str | None, here: Here
             raise ToolError(f"the engine holds no image '{image}'", hint=f"docker pull {image}, or launch build")
         return Choice(runtime=Runtime.DOCKER, why="the image was named", engine=engine, image=found, gpus=with_gpu)
     name = flavour or (_flavour_for(capability) if with_gpu else CPU_FLAVOUR)
+    from launcher import images  # noqa: PLC0415 - no part of an image, where the agent is told which one to take
+
     recipe = images.make_recipe(images.require_flavour(name))
     labelled = engine.images({images.FLAVOUR_LABEL: name, images.INPUTS_LABEL: recipe.inputs})
     # One that was built for a VM would run here by emulation, which measures the emulation.
@@ -144,6 +145,8 @@ def _flavour_for(capability: tuple[int, int] | None) -> str:
     """Raises `ToolError` for a GPU that no flavour holds code for."""
     if capability is None:
         return USUAL_FLAVOUR
+    from launcher import images  # noqa: PLC0415 - see above
+
     found = images.flavour_for(capability)
     if found is None:
         major, minor = capability

@@ -13,6 +13,7 @@ import hcl2
 import pytest
 
 from launcher.backends.gcp import doctor, settings
+from launcher.images import AGENT_FILES
 
 ROOT = Path(__file__).parents[2]
 INFRA = ROOT / "infra"
@@ -123,7 +124,7 @@ def test_each_permission_is_used(permission: str, path: str, pattern: str) -> No
 
 
 ON_THE_VM = ("startup.sh", "shutdown.sh", "boot.py", "guest.py")
-VM_PROGRAMS = [*(f"launcher/backends/gcp/{name}" for name in ON_THE_VM), "launcher/agent/vm.py"]
+VM_PROGRAMS = [*(f"launcher/backends/gcp/{name}" for name in ON_THE_VM), *AGENT_FILES]
 
 
 def test_a_vm_calls_no_other_service() -> None:

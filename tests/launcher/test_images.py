@@ -1,6 +1,7 @@
 import hashlib
 import io
 import re
+import shutil
 import subprocess
 import tarfile
 from dataclasses import replace
@@ -232,6 +233,33 @@ def test_digest_is_written_into_its_row_alone(name: str, tmp_path: Path) -> None
     assert images.load_flavours(table) == {**FLAVOURS, name: replace(FLAVOURS[name], digest=digest)}
     images.write_digest(table, name, digest)
     assert table.read_text() == written
+
+
+def test_the_dockerfile_copies_the_agents_files_and_no_other_of_the_launcher() -> None:
+    text = (ROOT / images.DOCKERFILE).read_text().replace("\\\n", " ")
+    copied = set[str]()
+    for line in re.findall(r"^COPY (launcher.*)$", text, re.MULTILINE):
+        *sources, target = line.split()
+        copied |= set(sources)
+        for source in sources:
+            assert f"{target}{Path(source).name}" == f"/opt/rooflaunch/{source}", "where it is imported from"
+    assert copied == set(images.AGENT_FILES)
+
+
+def test_another_backend_changes_no_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in ("launcher", "docker"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(images, "__file__", str(tmp_path / "launcher/images.py"))
+    before = {name: images.make_recipe(row).tag for name, row in FLAVOURS.items()}
+    for path in (tmp_path / "launcher/backends").rglob("*.py"):
+        path.write_text("changed = True\n")
+    new = tmp_path / "launcher/backends/tower"
+    new.mkdir()
+    for name in ("__init__", "app", "guest", "machines"):
+        (new / f"{name}.py").write_text("from launcher.jobs import records\n")
+    assert {name: images.make_recipe(row).tag for name, row in FLAVOURS.items()} == before
+    (tmp_path / "launcher/agent/agent.py").write_text("changed = True\n")
+    assert images.make_recipe(FLAVOURS["cpu"]).tag != before["cpu"]
 
 
 class Checkout:

@@ -30,8 +30,10 @@ SOCKET = Path("/var/run/docker.sock")
 # For startup.sh: the machine restarts, and begins anew.
 RESTARTS = 64
 FAILED = 4
-# The agent (launcher/agent/vm.py) leaves this in the launch's folder before it begins the run.
+# The agent (launcher/agent/home.py) leaves this in the launch's folder before it begins the run.
 STARTED = "started"
+# What the agent asks about this VM, guest.py of the metadata; the image knows of no cloud.
+LANDLORD = "landlord.py"
 # A driver that is in the VM image is there within a minute.
 DRIVER_TRIES, DRIVER_AGAIN_S = 60, 5
 # An engine that starts with the machine may come after this script.
@@ -203,8 +205,9 @@ class Boot:
             fail(f"the image '{image}' cannot be pulled")
 
     def agent(self, image: str) -> bool:
-        """Run the agent, launcher/agent/vm.py in the image, to its end; whether it has left a result."""
+        """Run the agent, launcher/agent in the image, to its end; whether it has left a result."""
         home, name = str(self.home), self.home.name
+        (self.home / LANDLORD).write_text(self.asked("guest"), encoding="utf-8")
         left = output("docker", "ps", "-aqf", f"volume={home}", "-f", f"volume={home}/results").split()
         if left:
             run("docker", "rm", "-f", *left)
@@ -215,7 +218,7 @@ class Boot:
         words += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--stop-timeout", "25"]
         words += [word for variable in ENDPOINTS for word in ("-e", variable)]
         self.agent_runs = True
-        ended_well = works(*words, "--entrypoint", "python", image, "-m", "launcher.agent.vm", home)
+        ended_well = works(*words, "--entrypoint", "python", image, "-m", "launcher.agent", home, "/host")
         self.agent_runs = False
         return ended_well
 

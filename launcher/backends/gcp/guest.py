@@ -1,4 +1,6 @@
-"""What a VM asks its metadata server, and Compute Engine about itself. Standard library only.
+"""The landlord of a VM: what it asks its metadata server, and Compute Engine about itself. Standard library only.
+
+It travels in the VM's metadata and not in the image: see launcher/agent/landlord.py.
 
 Facts for the record come from workload/environment/gce.py, which nothing may hold up; what is asked here is waited for.
 Keys: cloud.google.com/compute/docs/metadata/predefined-metadata-keys, read 2026-11.
@@ -14,7 +16,8 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
-from launcher.jobs.records import Phase
+from launcher.agent.home import epoch_s
+from launcher.jobs.records import Request
 from workload.contract.errors import ToolError
 
 FLAVOR = {"Metadata-Flavor": "Google"}
@@ -27,6 +30,8 @@ TRIES = 5
 PAUSE_S = 1.0
 # How long the server may keep a question whose answer has not changed.
 WAIT_S = 60
+# After the server has not answered.
+ASK_AGAIN_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +55,7 @@ class Guest:
         """What the launch was asked to do, as the launcher wrote it."""
         return self.text("instance/attributes/rooflaunch-request").encode()
 
-    def report(self, name: Phase | str, value: str) -> None:
+    def report(self, name: str, value: str) -> None:
         """Set a guest attribute. Raises `ToolError` where the server does not take it."""
         self._ask(f"instance/guest-attributes/{NAMESPACE}/{name}", method="PUT", content=value.encode())
 
@@ -59,6 +64,42 @@ class Guest:
         wait = f"?wait_for_change=true&timeout_sec={WAIT_S}&last_etag={since}" if since else ""
         text, tag = self._ask(f"instance/preempted{wait}", limit_s=LIMIT_S + (WAIT_S if since else 0))
         return text.strip().upper() == "TRUE", tag
+
+    def is_preempted(self) -> bool:
+        """Whether the VM is being taken away; where nobody answers, it is not known to be."""
+        try:
+            return self.preempted()[0]
+        except ToolError:
+            return False
+
+    def await_preemption(self, is_over: Callable[[float], bool]) -> bool:
+        """Wait until the VM is taken away; False once `is_over`, asked where the server does not answer, says so."""
+        tag: str | None = None
+        while True:
+            try:
+                taken, tag = self.preempted(since=tag)
+            except ToolError:
+                taken, tag = False, None
+                if is_over(ASK_AGAIN_S):
+                    return False
+            if taken:
+                return True
+
+    def created_s(self) -> float | None:
+        """When the VM was inserted."""
+        return epoch_s(self.instance().get("creationTimestamp"))
+
+    def deleted_s(self) -> float | None:
+        """When Compute Engine deletes the VM: its `maxRunDuration` after its start."""
+        status = self.instance().get("resourceStatus") or {}
+        return epoch_s((status.get("scheduling") or {}).get("terminationTimestamp"))
+
+    def facts(self, request: Request) -> Mapping[str, Any]:
+        """What stands in the request, and the host that only Compute Engine tells."""
+        status = self.instance().get("resourceStatus") or {}
+        host = {"physical_host": status["physicalHost"]} if status.get("physicalHost") else {}
+        vm_image = request.options.get("vm_image")
+        return {"provider": "gce", "zone": self.zone, "spot": request.spot, "vm_image": vm_image, **host}
 
     def instance(self) -> Mapping[str, Any]:
         """This VM as Compute Engine describes it; empty where the service account may not ask, or nobody answers."""
@@ -92,8 +133,8 @@ class Guest:
         raise AssertionError("the last try returns or raises")
 
 
-def this_vm(environment: Mapping[str, str] = os.environ) -> Guest:
-    """The VM that we are on; both addresses can be pointed elsewhere."""
+def this_machine(environment: Mapping[str, str] = os.environ) -> Guest:
+    """The landlord of the VM that we are on; both addresses can be pointed elsewhere."""
     return Guest(
         metadata=f"http://{environment.get('GCE_METADATA_HOST') or METADATA_HOST}",
         compute=(environment.get("ROOFLAUNCH_COMPUTE_ENDPOINT") or COMPUTE).rstrip("/"),

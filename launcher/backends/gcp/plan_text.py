@@ -19,7 +19,12 @@ FEW = 4
 LABEL_WIDTH = 11
 SECONDS_PER_MINUTE = 60
 # What a VM runs, by the key of its metadata: the shell, the Python that the shell starts, and what runs at its end.
-PROGRAMS = {"startup-script": "startup.sh", "rooflaunch-boot": "boot.py", "shutdown-script": "shutdown.sh"}
+PROGRAMS = {
+    "startup-script": "startup.sh",
+    "rooflaunch-boot": "boot.py",
+    "rooflaunch-guest": "guest.py",
+    "shutdown-script": "shutdown.sh",
+}
 REQUEST = "rooflaunch-request"
 
 

@@ -1,7 +1,7 @@
 """A guest that behaves like the VM of a launch without running anything, and a clock that makes its minutes short.
 
 It publishes phases, beats, leaves real bundles (small, made by the real writer) and a result in a real fake-gcs-server,
-and deletes its own instance, as launcher/agent/vm.py does; `Fault` says where it goes another way.
+and deletes its own instance, as launcher/agent does; `Fault` says where it goes another way.
 """
 
 import json

@@ -1,16 +1,20 @@
 """What a VM asks of its metadata server, over HTTP."""
 
+import shutil
 import threading
 import time
 from collections.abc import Iterator
 from datetime import datetime
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import pytest
 
+from launcher.agent import landlord
 from launcher.backends.gcp import guest
-from launcher.backends.gcp.guest import Guest, this_vm
+from launcher.backends.gcp.guest import Guest, this_machine
 from launcher.jobs.records import Phase
+from tests.launcher.backends.gcp import fake_vm
 from tests.launcher.backends.gcp.fake_compute import FakeCompute, Vm
 from tests.launcher.backends.gcp.fake_metadata import TOKEN, FakeMetadata
 from workload.contract.errors import ToolError
@@ -21,6 +25,7 @@ pytestmark = pytest.mark.world
 
 HINT = "this runs on a VM of `launch gcp` alone"
 LIMIT_S = 10
+NAME = "rooflaunch-t4-20261121-100000-0000aa"
 
 
 @pytest.fixture(scope="module")
@@ -44,12 +49,12 @@ def metadata(vm: Vm) -> Iterator[FakeMetadata]:
 
 @pytest.fixture
 def here(metadata: FakeMetadata, compute: FakeCompute) -> Guest:
-    found = this_vm({"GCE_METADATA_HOST": metadata.host, "ROOFLAUNCH_COMPUTE_ENDPOINT": compute.url})
+    found = this_machine({"GCE_METADATA_HOST": metadata.host, "ROOFLAUNCH_COMPUTE_ENDPOINT": compute.url})
     return Guest(metadata=found.metadata, compute=found.compute, sleep=lambda _: None)
 
 
 def test_addresses_without_variables() -> None:
-    found = this_vm({})
+    found = this_machine({})
     assert (found.metadata, found.compute) == ("http://169.254.169.254", "https://compute.googleapis.com")
 
 
@@ -123,6 +128,46 @@ def test_a_preemption_is_told_when_it_comes(here: Guest, vm: Vm) -> None:
     assert answers == [True]
     assert time.monotonic() - began_s < LIMIT_S / 2
     assert here.preempted(since=tag)[0] is True, "it has changed since that tag"
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_waiting_for_a_preemption(taken: bool, here: Guest, vm: Vm, metadata: FakeMetadata) -> None:
+    assert here.is_preempted() is False
+    waits: list[float] = []
+
+    def is_over(wait_s: float) -> bool:
+        waits.append(wait_s)
+        vm.preempted = taken
+        return not taken
+
+    metadata.silent = guest.TRIES
+    assert here.await_preemption(is_over) is taken, "a server that does not answer is asked again until it is over"
+    assert waits == [guest.ASK_AGAIN_S]
+    assert here.is_preempted() is taken
+
+
+def test_whether_it_is_preempted_is_not_known_where_nobody_answers() -> None:
+    nobody = Guest(metadata="http://127.0.0.1:9", compute="", sleep=lambda _: None)
+    assert nobody.is_preempted() is False
+    assert (nobody.created_s(), nobody.deleted_s()) == (None, None)
+
+
+def test_times_and_facts_that_only_compute_engine_tells(here: Guest, vm: Vm, compute: FakeCompute) -> None:
+    vm.physical_host = "/block/sub/host-7"
+    request = fake_vm.make_request(NAME, "i@sha256:00", {})
+    facts = {"provider": "gce", "zone": "us-central1-a", "spot": True, "vm_image": request.options["vm_image"]}
+    assert here.created_s() == pytest.approx(vm.created_s, abs=0.01)
+    assert here.deleted_s() == pytest.approx(vm.created_s + 3600, abs=0.01)
+    assert here.facts(request) == {**facts, "physical_host": "/block/sub/host-7"}
+    compute.refuse(403, "Required 'compute.instances.get' permission", match="GET")
+    assert here.facts(request) == facts
+
+
+def test_the_agent_loads_it_from_the_folder_of_the_launch(tmp_path: Path) -> None:
+    shutil.copy(guest.__file__, tmp_path / landlord.FILE)
+    loaded = landlord.landlord_of(tmp_path)
+    assert type(loaded).__name__ == "Guest"
+    assert {name for name in dir(landlord.Landlord) if not name.startswith("_")} <= set(dir(loaded))
 
 
 def test_the_vm_as_compute_engine_describes_it(here: Guest, vm: Vm, compute: FakeCompute) -> None:

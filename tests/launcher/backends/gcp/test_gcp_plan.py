@@ -36,6 +36,7 @@ NOW = datetime(2026, 11, 21, 14, 25, 30, 123000, tzinfo=UTC)
 IMAGE = f"us-central1-docker.pkg.dev/my-project/rooflaunch/trainer@sha256:{'0123456789abcdef' * 4}"
 BOOT = "# nobody's boot.py\n\nprint('ok')\n"
 SCRIPT = "#!/bin/bash\necho 'verbatim: $(date) \"${NAME}\"'\n"
+GUEST = "# nobody's guest.py\n"
 SHUTDOWN = "#!/bin/bash\n# nobody's shutdown.sh\n\ntrue\n"
 LABEL_KEY, LABEL_VALUE = re.compile(r"[a-z][_\-a-z0-9]{0,62}"), re.compile(r"[_\-a-z0-9]{0,63}")
 
@@ -70,6 +71,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a VM runs is others' matter: here it is something that a plan could not pass on by luck."""
     (tmp_path / "startup.sh").write_text(SCRIPT)
     (tmp_path / "boot.py").write_text(BOOT)
+    (tmp_path / "guest.py").write_text(GUEST)
     (tmp_path / "shutdown.sh").write_text(SHUTDOWN)
     monkeypatch.setattr(planning, "PROGRAM_FOLDER", tmp_path)
 
@@ -349,6 +351,7 @@ def test_the_request_in_short() -> None:
     items = {item["key"]: item for item in body["metadata"]["items"]}
     assert items["startup-script"]["value"] == "<launcher/backends/gcp/startup.sh, 2 lines>"
     assert items["rooflaunch-boot"]["value"] == "<launcher/backends/gcp/boot.py, 3 lines>"
+    assert items["rooflaunch-guest"]["value"] == "<launcher/backends/gcp/guest.py, 1 lines>"
     assert items["shutdown-script"]["value"] == "<launcher/backends/gcp/shutdown.sh, 4 lines>"
     assert items["rooflaunch-request"]["value"] == "<this plan as data>"
     whole = plan.to_json()["insert"]

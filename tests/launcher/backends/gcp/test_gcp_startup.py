@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.agent import vm as agent
+from launcher.agent import home as agent_home
+from launcher.agent import landlord
 from launcher.backends.gcp import boot as boot_program
 from launcher.backends.gcp.plan import PROGRAM_FOLDER
 from launcher.jobs.records import log_object
@@ -26,11 +27,14 @@ from workload.storage.gcs import connect
 
 pytestmark = pytest.mark.world
 
-STARTUP, SHUTDOWN, BOOT = (PROGRAM_FOLDER / name for name in ("startup.sh", "shutdown.sh", "boot.py"))
+STARTUP, SHUTDOWN, BOOT, GUEST = (
+    PROGRAM_FOLDER / name for name in ("startup.sh", "shutdown.sh", "boot.py", "guest.py")
+)
 # As on a VM, but for the pauses between two tries.
 PROGRAMS = {
     "startup-script": STARTUP.read_text(),
     "shutdown-script": SHUTDOWN.read_text(),
+    "rooflaunch-guest": GUEST.read_text(),
     "rooflaunch-boot": re.sub(r"(_AGAIN_S = .*?)(\d+)$", r"\g<1>0.001", BOOT.read_text(), flags=re.MULTILINE),
 }
 NAME = "rooflaunch-t4-20261121-100000-0000aa"
@@ -157,7 +161,7 @@ def test_a_boot_with_driver_and_toolkit_there(boot: Boot) -> None:
         f" -v /:/host:ro -v {home}:{home} --network host --read-only"
         " --tmpfs /tmp --cap-drop ALL --security-opt no-new-privileges --stop-timeout 25 -e GCE_METADATA_HOST"
         " -e STORAGE_EMULATOR_HOST -e ROOFLAUNCH_COMPUTE_ENDPOINT --entrypoint python"
-        f" {IMAGE} -m launcher.agent.vm {home}"
+        f" {IMAGE} -m launcher.agent {home} /host"
     )
     assert boot.calls() == [
         "nvidia-smi ",
@@ -346,7 +350,7 @@ def test_a_stop_before_the_run_has_nothing_to_save(boot: Boot) -> None:
 def test_a_second_boot_after_the_run_had_begun_only_saves(held: bool, boot: Boot) -> None:
     home = boot.folder / "root/var/lib/rooflaunch" / NAME
     home.mkdir()
-    (home / agent.STARTED).touch()
+    (home / agent_home.STARTED).touch()
     (home / "phases").write_text("booted 2026-11-21T10:00:00.000Z\nimage_pulled 2026-11-21T10:03:00.000Z\n")
     gone = NOTE + "exit 1\n"
     late = 'info) [ "$(grep -c "^docker info" "$FAKE_VM/calls")" -ge 3 ] ;;\n'
@@ -383,7 +387,7 @@ def until(is_there: Callable[[], object]) -> None:
 
 
 def test_boot_and_agent_mean_the_same_mark() -> None:
-    assert boot_program.STARTED == agent.STARTED
+    assert (boot_program.STARTED, boot_program.LANDLORD) == (agent_home.STARTED, landlord.FILE)
 
 
 def test_the_vms_own_python_may_be_old() -> None:

@@ -16,8 +16,11 @@ import pytest
 from fake_docker import FakeDocker
 
 from launcher import images
-from launcher.agent import vm
-from launcher.agent.vm import Agent, Stop, Why
+from launcher.agent import __main__ as program
+from launcher.agent import agent as agent_module
+from launcher.agent import home as home_files
+from launcher.agent.agent import MARGIN_S, Agent
+from launcher.agent.stop import Stop, Why
 from launcher.jobs import records
 from launcher.jobs.records import Heartbeat, Phase, Request, Result
 from launcher.machine import containers, runtime
@@ -28,7 +31,7 @@ from workload.contract.bundle import Status
 from workload.contract.errors import BundleError, ExitCode, ToolError
 from workload.storage.store import Patience, StoredObject
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 NAME = "rooflaunch-t4-20261121-100000-0000aa"
 IMAGE = "us-central1-docker.pkg.dev/p/rooflaunch/trainer@sha256:" + "ab" * 32
 ZONE = "us-central1-a"
@@ -89,34 +92,45 @@ class StubBucket:
         return dict(json.loads(self.held[f"runs/{run_id}/{bundle.RECORD}"]))
 
 
-class StubGuest:
-    """A metadata server in memory; `taken` is set when the VM is preempted."""
+class StubLandlord:
+    """A cloud in memory; `taken` is set when the machine is taken away, and where it is `dumb` nothing is reported."""
 
     zone = ZONE
 
     def __init__(self) -> None:
-        self.taken, self.over = threading.Event(), threading.Event()
-        self.attributes: dict[str, str] = {}
-        self.document: dict[str, Any] = {}
+        self.taken = threading.Event()
+        self.reported: dict[str, str] = {}
+        self.created: float | None = None
+        self.deleted: float | None = None
+        self.own_facts: dict[str, Any] = {}
         self.asked = b""
         self.dumb = False
 
     def request(self) -> bytes:
         return self.asked
 
-    def report(self, name: Phase | str, value: str) -> None:
+    def report(self, name: str, value: str) -> None:
         if self.dumb:
             raise ToolError("guest attributes are switched off", hint="none")
-        self.attributes[str(name)] = value
+        self.reported[str(name)] = value
 
-    def preempted(self, *, since: str | None = None) -> tuple[bool, str]:
-        if since:
-            while not self.taken.wait(0.01) and not self.over.is_set():
-                pass
-        return self.taken.is_set(), "tag"
+    def created_s(self) -> float | None:
+        return self.created
 
-    def instance(self) -> dict[str, Any]:
-        return self.document
+    def deleted_s(self) -> float | None:
+        return self.deleted
+
+    def is_preempted(self) -> bool:
+        return self.taken.is_set()
+
+    def await_preemption(self, is_over: Callable[[float], bool]) -> bool:
+        while not self.taken.wait(0.01):
+            if is_over(0):
+                return False
+        return True
+
+    def facts(self, request: Request) -> dict[str, Any]:
+        return {"spot": request.spot, **self.own_facts}
 
 
 class Machine:
@@ -124,11 +138,13 @@ class Machine:
 
     def __init__(self, home: Path, docker: FakeDocker) -> None:
         self.home, self.docker = home, docker
-        self.bucket, self.guest = StubBucket(), StubGuest()
+        self.bucket, self.landlord = StubBucket(), StubLandlord()
         self.now_s = BOOTED_S + 60
         self.stop = Stop(press_every_s=0.02, seal_s=0.1)
         self.request = self.asked(CPU)
-        (home / vm.SHELL_PHASES).write_text("booted 2026-11-21T10:00:00.000Z\nimage_pulled 2026-11-21T10:00:50.000Z\n")
+        (home / home_files.BOOT_PHASES).write_text(
+            "booted 2026-11-21T10:00:00.000Z\nimage_pulled 2026-11-21T10:00:50.000Z\n"
+        )
 
     def asked(self, spec: dict[str, object], **changes: Any) -> Request:
         return make_request(NAME, IMAGE, spec, **changes)
@@ -156,19 +172,17 @@ class Machine:
 
     def agent(self) -> Agent:
         return Agent(
-            request=self.request,
-            guest=self.guest,
-            bucket=self.bucket,
-            home=self.home,
-            zone=ZONE,
-            host=self.home / "host",
+            self.request,
+            self.landlord,
+            self.bucket,
+            self.home,
+            root=self.home / "host",
             now=lambda: self.now_s,
             stop=self.stop,
         )
 
     def work(self) -> Result:
         result = self.agent().work()
-        self.guest.over.set()
         assert self.bucket.held[records.result_object(NAME)] == result.to_bytes()
         return result
 
@@ -178,7 +192,7 @@ def machine(tmp_path: Path, docker: FakeDocker, monkeypatch: pytest.MonkeyPatch)
     docker.hold("sha256:ab", IMAGE)
     monkeypatch.setattr(docker_engine, "connect", docker.engine)
     outside = {"host": {"kernel": "6.1"}, "cloud": {"provider": "gce", "machine_type": "n1-standard-4"}}
-    monkeypatch.setattr(vm, "outside_facts", lambda _: outside)
+    monkeypatch.setattr(agent_module, "outside_facts", lambda _: outside)
     for name in containers.FORWARDED:
         monkeypatch.delenv(name, raising=False)
     return Machine(tmp_path, docker)
@@ -202,10 +216,8 @@ def until(is_there: Callable[[], object]) -> Callable[[], None]:
 
 
 def test_a_run_from_request_to_result(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
-    machine.guest.document = {
-        "creationTimestamp": "2026-11-21T01:59:40.000-08:00",
-        "resourceStatus": {"physicalHost": "/block/sub/host-7"},
-    }
+    machine.landlord.created = BOOTED_S - 20
+    machine.landlord.own_facts = {"zone": ZONE, "physical_host": "/block/sub/host-7"}
     beside = {"disk_usd_per_h": 0.02, "address_usd_per_h": 0.01}
     region, price = next(iter(machine.request.prices.items()))
     machine.request = replace(machine.request, prices={region: {**price, **beside}})
@@ -253,7 +265,6 @@ def test_a_run_from_request_to_result(machine: Machine, capsys: pytest.CaptureFi
         "zone": ZONE,
         "machine_type": "n1-standard-4",
         "spot": True,
-        "vm_image": machine.request.options["vm_image"],
         "physical_host": "/block/sub/host-7",
     }
     assert trainer.arguments["network_mode"] == "none"
@@ -262,7 +273,7 @@ def test_a_run_from_request_to_result(machine: Machine, capsys: pytest.CaptureFi
     told = capsys.readouterr()
     assert "rooflaunch: phase run_started 2026-11-21T10:01:00.000Z\n" in told.out
     assert "warmup     1/3 steps\n" in told.err
-    assert machine.guest.attributes["run_ended"] == "2026-11-21T10:02:40.000Z"
+    assert machine.landlord.reported["run_ended"] == "2026-11-21T10:02:40.000Z"
     last = machine.bucket.beats[-1]
     assert (last.runs, last.last_line, last.zone) == (["run-1"], "warmup     1/3 steps", ZONE)
 
@@ -342,7 +353,7 @@ def test_a_preemption_ends_the_run_in_order(status: Status, machine: Machine) ->
     run = machine.run_of("run-1", sealed=status is Status.INTERRUPTED, status=status)
     wanted = "SIGTERM" if status is Status.INTERRUPTED else "SIGKILL"
     signals = until(lambda: wanted in machine.docker.containers.created[0].signals)
-    machine.trains(*run[:2], machine.guest.taken.set, signals, run[2])
+    machine.trains(*run[:2], machine.landlord.taken.set, signals, run[2])
     machine.docker.containers.exit_code = ExitCode.INTERRUPTED
     result = machine.work()
     assert (result.exit_code, result.preempted, result.timed_out) == (ExitCode.RUN_FAILED, True, False)
@@ -355,41 +366,30 @@ def test_a_preemption_ends_the_run_in_order(status: Status, machine: Machine) ->
 
 
 def test_a_run_that_was_done_before_the_preemption_counts(machine: Machine) -> None:
-    machine.trains(*machine.run_of("run-1"), machine.guest.taken.set, until(lambda: machine.stop.why))
+    machine.trains(*machine.run_of("run-1"), machine.landlord.taken.set, until(lambda: machine.stop.why))
     result = machine.work()
     assert (result.exit_code, result.error, result.preempted) == (0, "", True)
     assert machine.bucket.record("run-1")["status"] == "completed"
 
 
-# What the cloud says of the VM's end, and seconds from the boot to it; the label of an earlier launcher is no news.
-ENDS: dict[str, tuple[dict[str, Any], int]] = {
-    "its time of termination": (
-        {
-            "creationTimestamp": "2026-11-21T01:59:30.000-08:00",
-            "resourceStatus": {"scheduling": {"terminationTimestamp": "2026-11-21T02:10:00.000-08:00"}},
-            "labels": {"rooflaunch-deadline": "1"},
-        },
-        600,
-    ),
-    "its creation": (
-        {"creationTimestamp": "2026-11-21T01:59:30.000-08:00", "labels": {"rooflaunch-deadline": "1"}},
-        1170,
-    ),
-    "nothing": ({}, 1200),
+# What the landlord says of the machine's creation and end, and seconds from the boot to the end that counts.
+ENDS: dict[str, tuple[float | None, float | None, int]] = {
+    "its deletion": (BOOTED_S - 30, BOOTED_S + 600, 600),
+    "its creation": (BOOTED_S - 30, None, 1170),
+    "nothing": (None, None, 1200),
 }
 
 
-@pytest.mark.parametrize(("document", "after_s"), ENDS.values(), ids=list(ENDS))
-def test_the_run_ends_before_the_cloud_deletes_the_vm(document: dict[str, Any], after_s: int, machine: Machine) -> None:
+@pytest.mark.parametrize(("created_s", "deleted_s", "after_s"), ENDS.values(), ids=list(ENDS))
+def test_the_run_ends_before_the_machine_is_deleted(
+    created_s: float | None, deleted_s: float | None, after_s: int, machine: Machine
+) -> None:
     machine.request = machine.asked(CPU, limit_s=1200)
     # The launcher's clock may have been two hours slow or fast: that changes nothing.
     machine.request = replace(machine.request, launched_at="2026-11-21T08:00:00.000Z")
-    machine.guest.document = document
-    machine.now_s = BOOTED_S + after_s - vm.MARGIN_S - 1
-    agent = machine.agent()
-    agent.phases()
-    agent._billed_to_s = BOOTED_S
-    assert agent._deadline_s() == BOOTED_S + after_s - vm.MARGIN_S
+    machine.landlord.created, machine.landlord.deleted = created_s, deleted_s
+    machine.now_s = BOOTED_S + after_s - MARGIN_S - 1
+    assert machine.agent()._deadline_s() == BOOTED_S + after_s - MARGIN_S
     machine.now_s += 1
     run = machine.run_of("run-1", status=Status.INTERRUPTED)
     machine.trains(*run[:2], until(lambda: "SIGTERM" in machine.docker.containers.created[0].signals), run[2])
@@ -408,7 +408,7 @@ def test_a_signal_is_explained_by_a_preemption(taken: bool, machine: Machine) ->
     def ask() -> None:
         machine.stop.ask(Why.ASKED)
         if taken:
-            machine.guest.taken.set()
+            machine.landlord.taken.set()
 
     machine.trains(*run[:2], ask, run[2])
     machine.docker.containers.exit_code = ExitCode.INTERRUPTED
@@ -475,7 +475,7 @@ def test_an_image_that_is_not_there(machine: Machine) -> None:
 def test_a_bug_of_ours_is_a_result_too(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(vm, "choose", lambda *_, **__: {}["nothing"])
+    monkeypatch.setattr(agent_module, "choose", lambda *_, **__: {}["nothing"])
     result = machine.work()
     assert (result.exit_code, result.error) == (ExitCode.BUG, "KeyError: 'nothing'")
     assert result.hint == "startup.log has the traceback: launch logs RUN"
@@ -491,7 +491,7 @@ def test_a_price_that_nobody_knows_is_none(machine: Machine) -> None:
 
 
 def test_a_clock_that_was_set_back_and_half_a_line_leave_a_record_that_can_be_read(machine: Machine) -> None:
-    (machine.home / vm.SHELL_PHASES).write_text("booted 2026-11-21T12:00:00.000Z\nimage_pulled 2026-11-2")
+    (machine.home / home_files.BOOT_PHASES).write_text("booted 2026-11-21T12:00:00.000Z\nimage_pulled 2026-11-2")
     machine.trains(*machine.run_of("run-1"))
     result = machine.work()
     assert (result.usd, list(result.phases)[:2]) == (None, ["booted", "run_started"])
@@ -500,7 +500,7 @@ def test_a_clock_that_was_set_back_and_half_a_line_leave_a_record_that_can_be_re
 
 def test_nobody_hearing_the_heart_is_no_reason_to_end(machine: Machine) -> None:
     machine.bucket.silent = True
-    machine.guest.dumb = True
+    machine.landlord.dumb = True
     machine.trains(*machine.run_of("run-1"))
     assert machine.work().exit_code == 0
 
@@ -525,10 +525,12 @@ def test_a_second_start_saves_what_the_first_has_left(machine: Machine) -> None:
 
 def test_that_a_run_has_begun_survives_the_end_of_power(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[str] = []
-    monkeypatch.setattr(vm.os, "fsync", lambda number: synced.append(Path(f"/proc/self/fd/{number}").readlink().name))
+    monkeypatch.setattr(
+        home_files.os, "fsync", lambda number: synced.append(Path(f"/proc/self/fd/{number}").readlink().name)
+    )
     machine.trains(lambda: synced.append("the run begins"), *machine.run_of("run-1"))
     machine.work()
-    assert synced[:3] == [vm.STARTED, machine.home.name, "the run begins"]
+    assert synced[:3] == [home_files.STARTED, machine.home.name, "the run begins"]
 
 
 def test_a_closed_bundle_is_sent_as_it_is_the_second_time(machine: Machine) -> None:
@@ -568,15 +570,14 @@ def _crash() -> None:
 def test_main_reads_its_request_and_does_nothing_twice(
     there: bool, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vm, "this_vm", lambda: machine.guest)
-    machine.guest.asked = machine.request.to_bytes()
+    monkeypatch.setattr(program, "landlord_of", lambda _: machine.landlord)
+    machine.landlord.asked = machine.request.to_bytes()
     connected: list[Any] = []
-    monkeypatch.setattr(vm, "connect", lambda *words, **named: connected.append((words, named)) or machine.bucket)
+    monkeypatch.setattr(program, "connect", lambda *words, **named: connected.append((words, named)) or machine.bucket)
     if there:
         machine.bucket.held[records.result_object(NAME)] = b"{}"
     machine.trains(*machine.run_of("run-1"))
-    assert vm.main([str(machine.home)]) == 0
-    machine.guest.over.set()
+    assert program.main([str(machine.home)]) == 0
     assert (machine.bucket.complete == ["run-1"]) is not there
     [(words, named)] = connected
     assert (words, named["prefix"]) == ((machine.request.store.removeprefix("gs://"),), f"launches/{NAME}/")
@@ -585,15 +586,15 @@ def test_main_reads_its_request_and_does_nothing_twice(
 def test_main_without_a_readable_request(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(vm, "this_vm", lambda: machine.guest)
-    machine.guest.asked = b"{"
-    assert vm.main([str(machine.home)]) == BundleError.exit_code
+    monkeypatch.setattr(program, "landlord_of", lambda _: machine.landlord)
+    machine.landlord.asked = b"{"
+    assert program.main([str(machine.home)]) == BundleError.exit_code
     assert capsys.readouterr().err.startswith("error: no readable request of a launch: ")
 
 
 LISTED = """
 import sys
-import launcher.agent.vm
+import launcher.agent.__main__
 print(*sorted(sys.modules))
 """
 

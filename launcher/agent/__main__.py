@@ -1,0 +1,46 @@
+"""`python -m launcher.agent HOME [ROOT]`: does what the launch whose folder HOME is asks this machine for.
+
+In a container HOME is mounted at its own path, and the machine's root at ROOT. Ends with 0 once the launch's result is
+in its store, however the run went; started again it saves what is left, or has nothing to do.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from launcher.agent import agent
+from launcher.agent.agent import Agent
+from launcher.agent.landlord import landlord_of
+from launcher.agent.stop import Why
+from launcher.jobs import records
+from launcher.jobs.records import Request
+from workload.contract.errors import ExitCode, RooflaunchError
+from workload.contract.interrupt import handled_by
+from workload.storage.gcs import connect
+from workload.storage.upload import PATIENCE
+
+
+def main(words: Sequence[str]) -> int:
+    """The exit code."""
+    home, root = Path(words[0]), Path(words[1]) if len(words) > 1 else agent.ROOT
+    try:
+        landlord = landlord_of(home)
+        request = Request.from_bytes(landlord.request())
+        prefix = records.request_object(request.name).rpartition("/")[0]
+        store = connect(request.store.removeprefix("gs://"), prefix=f"{prefix}/", jobs=3, patience=PATIENCE)
+        if store.read(records.result_object(request.name)) is None:
+            here = Agent(request, landlord, store, home, root=root)
+            with handled_by(lambda *_: here.stop.ask(Why.ASKED)):
+                here.work()
+    except RooflaunchError as error:
+        print(error.report(), file=sys.stderr, flush=True)
+        return error.exit_code
+    return ExitCode.DONE
+
+
+if __name__ == "__main__":
+    # The watching threads may be waiting for an answer that never comes.
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    os._exit(code)

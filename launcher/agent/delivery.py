@@ -1,0 +1,91 @@
+"""Bundles from the machine to the store: each closed with what only the agent knows, and sent once."""
+
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from launcher.agent.bill import Bill, cost
+from launcher.agent.home import Home
+from launcher.agent.stop import Stop, Why
+from launcher.jobs.records import Request
+from workload.contract import bundle
+from workload.contract.bundle import Status
+from workload.contract.errors import BundleError, RooflaunchError
+from workload.storage.gcs import Bucket
+from workload.storage.upload import upload
+
+# The part of `environment.cloud` that is written when a bundle is closed here.
+WRITTEN_AT_CLOSE = "phases"
+
+
+class Delivery:
+    """The bundles of one launch in `folders`, in the order in which they were begun. Threads may share it."""
+
+    def __init__(
+        self,
+        request: Request,
+        zone: str,
+        *,
+        home: Home,
+        store: Bucket,
+        bill: Bill,
+        stop: Stop,
+        now: Callable[[], float],
+    ) -> None:
+        self.folders: list[Path] = []
+        self._request, self._price = request, request.price(zone)
+        self._home, self._store, self._bill, self._stop, self._now = home, store, bill, stop, now
+        self._sending = threading.Lock()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every bundle is whole in the store."""
+        return {folder.name for folder in self.folders} <= set(self._home.uploaded())
+
+    def deliver_all(self, error: str) -> RooflaunchError | None:
+        """Send what is not in the store yet; of several failures the last is returned."""
+        failed: RooflaunchError | None = None
+        for folder in self.folders:
+            try:
+                self.deliver(folder, error)
+            except RooflaunchError as failure:
+                failed = failure
+        return failed
+
+    def deliver(self, folder: Path, error: str = "") -> None:
+        """Close a bundle and send it, once."""
+        # At the end, the sending of an earlier repeat may still be under way.
+        with self._sending:
+            if folder.name in self._home.uploaded():
+                return
+            try:
+                self._close(folder, error)
+                sent = upload(self._store, folder)
+            except RooflaunchError as failure:
+                print(failure.report(), file=sys.stderr, flush=True)
+                raise
+            self._home.note_uploaded(folder.name)
+            print(f"uploaded {sent.run_id}: {sent.files} files, {sent.bytes} bytes", flush=True)
+
+    def _close(self, folder: Path, error: str) -> None:
+        """Seal a bundle with what only we know; once, so that a second try sends the same bytes."""
+        share = self._bill.charge(folder, self._now())
+        with suppress(BundleError):  # without a record there is nothing to close, which reading says
+            bundle.close_broken(folder, Status.FAILED, error or "the trainer was killed")
+        record = dict(bundle.read(folder).record)
+        environment = record["environment"]
+        cloud = dict(environment.get("cloud") or {})
+        if WRITTEN_AT_CLOSE in cloud:
+            return
+        record |= self._status(record, error) | {"cost": cost(share, self._price, spot=self._request.spot)}
+        cloud |= {WRITTEN_AT_CLOSE: self._home.phases(), "preempted": self._stop.why is Why.PREEMPTED}
+        bundle.reseal(folder, {**record, "environment": {**environment, "cloud": cloud}})
+
+    def _status(self, record: Mapping[str, Any], error: str) -> dict[str, Any]:
+        by_us = {Why.PREEMPTED: Status.PREEMPTED, Why.TIMED_OUT: Status.TIMED_OUT}
+        if self._stop.why not in by_us or record["status"] not in (Status.INTERRUPTED, Status.FAILED):
+            return {}
+        return {"status": by_us[self._stop.why], "error": error or record["error"]}

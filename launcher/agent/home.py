@@ -1,0 +1,121 @@
+"""The folder of a launch on its machine: what was begun there, and what a second start finds of the first."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from launcher.jobs.records import Phase
+from workload.contract import bundle
+from workload.contract.errors import RooflaunchError
+
+# Phases as the start-up script and as the agent came to them, a line each; that a run was begun; how it ended; the runs
+# that are whole in the store.
+BOOT_PHASES, OWN_PHASES, STARTED, ENDED, UPLOADED = "phases", "phases-of-the-run", "started", "ended.json", "uploaded"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How the work ended, as an error of ours says it; `error` is empty for a run that came to its end."""
+
+    exit_code: int
+    error: str = ""
+    hint: str = ""
+
+    @classmethod
+    def by(cls, error: RooflaunchError) -> "Ended":
+        """Ended by an error that was raised here."""
+        return cls(exit_code=error.exit_code, error=str(error), hint=error.hint)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Home:
+    """One launch's folder."""
+
+    path: Path
+
+    @property
+    def output(self) -> Path:
+        """Where the bundles are written."""
+        return self.path / "results"
+
+    @property
+    def data(self) -> Path:
+        """Where data sets are downloaded to."""
+        return self.path / "data"
+
+    def bundles(self) -> list[Path]:
+        """The folder of each run that was begun, oldest first."""
+        return sorted(path.parent for path in self.output.glob(f"*/{bundle.RECORD}"))
+
+    def note_phase(self, phase: Phase, at: str) -> None:
+        """Keep when a phase began."""
+        _append(self.path / OWN_PHASES, f"{phase} {at}")
+
+    def phases(self) -> Mapping[str, str]:
+        """Times by phase so far, those of the boot first; of a machine that was started again the first time counts."""
+        phases: dict[str, str] = {}
+        for line in (*_lines(self.path / BOOT_PHASES), *_lines(self.path / OWN_PHASES)):
+            phase, _, at = line.partition(" ")
+            if epoch_s(at) is not None:  # a line may be cut off, and a record with half a time is none
+                phases.setdefault(phase, at)
+        return phases
+
+    def note_uploaded(self, run_id: str) -> None:
+        """Keep that a run is whole in the store."""
+        _append(self.path / UPLOADED, run_id)
+
+    def uploaded(self) -> list[str]:
+        """The runs that are whole in the store."""
+        return _lines(self.path / UPLOADED)
+
+    def has_begun(self) -> bool:
+        """Whether the work was begun here before."""
+        return (self.path / STARTED).exists()
+
+    def note_begun(self) -> None:
+        """Keep that the work was begun, also over a host error, which is the end of power."""
+        started = self.path / STARTED
+        started.touch()
+        for path in (started, self.path):
+            number = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(number)
+            finally:
+                os.close(number)
+
+    def note_ended(self, ended: Ended) -> None:
+        """Keep how the work ended."""
+        (self.path / ENDED).write_text(json.dumps(asdict(ended)), encoding="utf-8")
+
+    def ended(self) -> Ended | None:
+        """How the work ended; None where it was broken off."""
+        lines = _lines(self.path / ENDED)
+        return Ended(**json.loads(lines[0])) if lines else None
+
+
+def iso(at_s: float) -> str:
+    """`2026-11-21T10:00:00.000Z`, as the start-up script writes it."""
+    return datetime.fromtimestamp(at_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def epoch_s(text: str | None) -> float | None:
+    """The inverse; None for what is no time."""
+    try:
+        return datetime.fromisoformat(text).timestamp() if text else None
+    except ValueError:
+        return None
+
+
+def _append(path: Path, line: str) -> None:
+    with path.open("a", encoding="utf-8") as lines:
+        lines.write(f"{line}\n")
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []

@@ -1,0 +1,77 @@
+"""Says that the machine lives and how far it is: printed, told to the landlord, and left in the store."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from launcher.agent.home import Home, iso
+from launcher.agent.landlord import Landlord
+from launcher.jobs import records
+from launcher.jobs.records import Heartbeat, Phase
+from workload.contract.errors import RooflaunchError, ToolError
+from workload.storage.gcs import Bucket
+from workload.storage.store import Patience
+
+HEARTBEAT_EVERY_S = 15.0
+# Cloud Storage takes one write a second of the same object.
+HEARTBEAT_PAUSE_S = 1.0
+
+
+class Pulse:
+    """The heartbeat of one launch. Threads may share it."""
+
+    def __init__(
+        self, name: str, zone: str, *, home: Home, landlord: Landlord, store: Bucket, now: Callable[[], float]
+    ) -> None:
+        self.last_line = ""
+        self._name, self._zone, self._home, self._landlord, self._store = name, zone, home, landlord, store
+        self._now = now
+        self._wake = threading.Event()
+
+    def enter(self, phase: Phase) -> None:
+        """Say that a phase begins."""
+        at = iso(self._now())
+        print(f"rooflaunch: phase {phase} {at}", flush=True)
+        self._home.note_phase(phase, at)
+        self._report(phase, at)
+        self._wake.set()
+
+    def beat(self) -> None:
+        """Say that the machine lives. A store that does not answer now is no reason to end."""
+        at = iso(self._now())
+        heartbeat = Heartbeat(
+            at=at,
+            zone=self._zone,
+            phases=self._home.phases(),
+            runs=self._home.uploaded(),
+            last_line=self.last_line,
+        )
+        self._report("heartbeat", at)
+        with suppress(RooflaunchError, OSError):
+            self._store.with_patience(Patience()).write(records.status_object(self._name), heartbeat.to_bytes())
+
+    def _report(self, name: str, value: str) -> None:
+        with suppress(ToolError):  # guest attributes, say, can be switched off for a whole project
+            self._landlord.report(name, value)
+
+    @contextmanager
+    def beating(self) -> Iterator[None]:
+        """Beat meanwhile, at once where a phase begins, and once at each end."""
+        over = threading.Event()
+
+        def beats() -> None:
+            while not over.is_set():
+                self._wake.clear()
+                self.beat()
+                over.wait(HEARTBEAT_PAUSE_S)
+                self._wake.wait(HEARTBEAT_EVERY_S)
+
+        heart = threading.Thread(target=beats, daemon=True)
+        heart.start()
+        try:
+            yield
+        finally:
+            over.set()
+            self._wake.set()
+            heart.join()
+            self.beat()
