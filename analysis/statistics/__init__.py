@@ -9,11 +9,13 @@ Every random draw comes from `seed` (default 0, or a numpy Generator): the same 
 
 from analysis.statistics.autocorrelation import Correlogram, EffectiveN, correlogram, effective_n
 from analysis.statistics.blocks import BlockLength, block_length
-from analysis.statistics.comparison import Comparison, Difference, cliffs_delta, compare, hedges_g
+from analysis.statistics.comparison import Comparison, Difference, WithinBlocks, cliffs_delta, compare, hedges_g
 from analysis.statistics.components import VarianceSplit, variance_split
 from analysis.statistics.corrections import benjamini_hochberg, holm, holm_levels
 from analysis.statistics.explained import share_explained
 from analysis.statistics.intervals import hierarchical_bootstrap, over_runs, within_run
+from analysis.statistics.machines import MachineSplit, PlacedRun, PositionEffect, machine_split, position_effect
+from analysis.statistics.paired_blocks import compare_within_blocks, shared_blocks
 from analysis.statistics.periods import Period, period_scan
 from analysis.statistics.power import Detectable, runs_needed, smallest_detectable
 from analysis.statistics.repeats import differ
@@ -33,16 +35,21 @@ __all__ = [
     "EffectiveN",
     "Estimate",
     "Interval",
+    "MachineSplit",
     "Method",
     "Outliers",
     "Period",
+    "PlacedRun",
+    "PositionEffect",
     "SteadyState",
     "Summary",
     "VarianceSplit",
+    "WithinBlocks",
     "benjamini_hochberg",
     "block_length",
     "cliffs_delta",
     "compare",
+    "compare_within_blocks",
     "correlogram",
     "differ",
     "drift",
@@ -51,11 +58,14 @@ __all__ = [
     "hierarchical_bootstrap",
     "holm",
     "holm_levels",
+    "machine_split",
     "outliers",
     "over_runs",
     "period_scan",
+    "position_effect",
     "runs_needed",
     "share_explained",
+    "shared_blocks",
     "smallest_detectable",
     "steady_state",
     "summarize",

@@ -31,6 +31,7 @@ class Difference:
     value: float
     error: float
     degrees: float
+    method: Method = Method.WELCH
 
     @property
     def p_value(self) -> float:
@@ -41,11 +42,24 @@ class Difference:
         """Of the ratio; it leaves out 1 if and only if `p_value` < 1 - `level`."""
         reach = float(stdtrit(self.degrees, (1 + level) / 2)) * self.error
         low, high = (float(end) for end in np.exp([self.value - reach, self.value + reach]))
-        return Interval(low=low, high=high, level=level, method=Method.WELCH)
+        return Interval(low=low, high=high, level=level, method=self.method)
 
     def detectable(self, alpha: float) -> Detectable:
         """What 4 of 5 such comparisons, tested at `alpha`, find; a larger difference than this has p < alpha."""
         return smallest_detectable_shift(self.error, degrees=self.degrees, alpha=alpha)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithinBlocks:
+    """How the runs were paired: `blocks` have runs of both sides; `left_out` runs have no partner in their block.
+
+    `narrower`: the width of the interval that the same runs give unpaired over that of the paired one, on the scale of
+    logarithms; below 1 where pairing made it wider.
+    """
+
+    blocks: int
+    left_out: int
+    narrower: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +68,7 @@ class Comparison:
 
     Hedges' g and the spread are of the logarithms of run medians; Cliff's delta is the chance that a run of the other
     is slower less the chance that it is faster. `reasons` say what is absent and what the rest supposes. Without a
-    `difference` there is no interval and no p-value either.
+    `difference` there is no interval and no p-value either. `within_blocks` where runs were paired.
     """
 
     ratio: float | None
@@ -68,6 +82,7 @@ class Comparison:
     cliffs_delta: float | None
     level: float
     reasons: tuple[str, ...]
+    within_blocks: WithinBlocks | None = None
 
     @property
     def percent(self) -> float | None:
@@ -87,7 +102,7 @@ def compare(baseline: Runs, other: Runs, *, level: float = LEVEL) -> Comparison:
     `level`: of the interval; the smallest detectable difference is that of a test at 1 - level. Where many comparisons
     are made, pass 1 - 0.05 / comparisons, or ask `difference` for the level at which it was tested.
     """
-    sides, dropped = zip(*(_positive(side) for side in (baseline, other)), strict=True)
+    sides, dropped = zip(*(positive(side) for side in (baseline, other)), strict=True)
     first, second = (np.log([np.median(run) for run in side]) for side in sides)
     difference, reason = _difference(first, second)
     return Comparison(
@@ -105,7 +120,7 @@ def compare(baseline: Runs, other: Runs, *, level: float = LEVEL) -> Comparison:
     )
 
 
-def _positive(runs: Runs) -> tuple[list[Floats], int]:
+def positive(runs: Runs) -> tuple[list[Floats], int]:
     """Each run's positive figures, and how many figures were not usable."""
     cleaned = [finite(run) for run in runs]
     kept = [steps[steps > 0] for steps, _ in cleaned]

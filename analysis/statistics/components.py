@@ -142,28 +142,53 @@ def _tails(level: float) -> tuple[float, float]:
     return (1 - level) / 2, (1 + level) / 2
 
 
+def above_noise(
+    mean_square: float,
+    degrees: float,
+    *,
+    noise: float,
+    noise_degrees: float,
+    coefficient: float = 1.0,
+    level: float = LEVEL,
+) -> tuple[float, Interval]:
+    """Standard deviation of a random effect: `mean_square` estimates coefficient x its variance + `noise`.
+
+    Both are taken for chi-square variables over their degrees of freedom; a negative variance is set to 0. Interval:
+    Williams, Biometrika 49 (1962), and Tukey.
+    """
+    squares = degrees * mean_square
+    ends = [
+        max(0.0, squares - _f(tail, (degrees, noise_degrees)) * degrees * noise) / _chi2(tail, degrees) / coefficient
+        for tail in reversed(_tails(level))
+    ]
+    interval = Interval(low=ends[0] ** 0.5, high=ends[1] ** 0.5, level=level, method=Method.F_AND_CHI2)
+    return (max(0.0, mean_square - noise) / coefficient) ** 0.5, interval
+
+
+def plain_stdev(mean_square: float, degrees: float, *, level: float = LEVEL) -> tuple[float, Interval]:
+    """Of a mean square that estimates one variance alone."""
+    low, high = ((mean_square * degrees / _chi2(tail, degrees)) ** 0.5 for tail in reversed(_tails(level)))
+    return mean_square**0.5, Interval(low=low, high=high, level=level, method=Method.F_AND_CHI2)
+
+
 def _within(parts: _Parts | None, *, level: float, n: int) -> Estimate:
     if parts is None:
         return Estimate(value=None, n=n, reason="no run whose steps vary")
-    low, high = _tails(level)
-    _, degrees = parts.degrees
-    ends = [np.sqrt(parts.within_variance * degrees / _chi2(tail, degrees)) for tail in (high, low)]
-    interval = Interval(low=float(ends[0]), high=float(ends[1]), level=level, method=Method.F_AND_CHI2)
-    return Estimate(value=float(np.sqrt(parts.within_variance)), interval=interval, n=n)
+    value, interval = plain_stdev(parts.within_variance, parts.degrees[1], level=level)
+    return Estimate(value=value, interval=interval, n=n)
 
 
 def _between(parts: _Parts | None, *, level: float, reason: str | None) -> Estimate:
     if parts is None or parts.means.size < LEAST_FOR_SPREAD:
         return Estimate(value=None, n=0 if parts is None else 1, reason=reason)
-    low, high = _tails(level)
-    squares = float(((parts.means - parts.means.mean()) ** 2).sum())
-    noise = parts.within_variance / parts.steps
-    by_noise = parts.degrees[0] * noise
-    variances = [
-        max(0.0, squares - _f(tail, parts.degrees) * by_noise) / _chi2(tail, parts.degrees[0]) for tail in (high, low)
-    ]
-    interval = Interval(low=variances[0] ** 0.5, high=variances[1] ** 0.5, level=level, method=Method.F_AND_CHI2)
-    value = max(0.0, float(parts.means.var(ddof=1)) - noise) ** 0.5
+    degrees, noise_degrees = parts.degrees
+    value, interval = above_noise(
+        float(parts.means.var(ddof=1)),
+        degrees,
+        noise=parts.within_variance / parts.steps,
+        noise_degrees=noise_degrees,
+        level=level,
+    )
     return Estimate(value=value, interval=interval, n=parts.means.size, reason=_no_more_than_noise(value))
 
 

@@ -28,11 +28,13 @@ class Method(StrEnum):
 
     STUDENT_T = "Student t over runs"
     ORDER_STATISTICS = "order statistics over runs"
+    PAIRED_T = "Student t over blocks, runs paired within them"
     WELCH = "Welch t over runs, variances partly shared"
     HIERARCHICAL_BOOTSTRAP = "bootstrap of runs and blocks of steps"
     EFFECTIVE_STEPS = "Student t over effective steps"
     EFFECTIVE_N = "Kendall's S with effective n"
     FISHER_Z = "Fisher z with effective n"
+    LEAST_SQUARES = "Student t over runs, least squares"
     F_AND_CHI2 = "F and chi-square distributions"
 
 

@@ -1,0 +1,254 @@
+"""How much runs vary on one host, between hosts and between zones; and whether their place in a block matters.
+
+One model for a whole matrix: the logarithm of a run's figure = its configuration + its zone + its host + the run. What
+a host does to all configurations alike is the host's; what it does to one of them counts as between runs.
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import fdtrc, stdtrit
+
+from analysis.statistics.components import above_noise, plain_stdev
+from analysis.statistics.samples import LEVEL, Estimate, Floats, Interval, Method, counted
+
+# Singular values below this share of the largest are rounding: the columns are combinations of each other.
+RANK_TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacedRun:
+    """A run's positive figure and where it was measured; None for what nobody knows.
+
+    `noise`: variance that the steps within the run give the logarithm of its figure, from `noise_degrees` of freedom.
+    `position`: the place of the run in its block, from 0.
+    """
+
+    figure: float
+    configuration: Hashable
+    host: Hashable = None
+    zone: Hashable = None
+    block: Hashable = None
+    position: float | None = None
+    noise: float | None = None
+    noise_degrees: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineSplit:
+    """Standard deviations of logarithms, so fractions of the figure: 0.006 = 0.6 %. The reasons say what is unknown."""
+
+    runs: int
+    hosts: int
+    zones: int
+    between_runs: Estimate
+    between_hosts: Estimate
+    between_zones: Estimate
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Stratum:
+    """A mean square: its expectation is the variance of a run + `hosts` x that of hosts + `zones` x that of zones."""
+
+    mean_square: float
+    degrees: int
+    hosts: float
+    zones: float
+
+
+def machine_split(runs: Sequence[PlacedRun], *, level: float = LEVEL) -> MachineSplit:
+    """The ANOVA estimator for unbalanced data: configurations are fixed, zones and the hosts in them are random.
+
+    Sequential sums of squares with their expectations: Henderson's method 3 (Biometrics 9, 1953); Searle, Casella &
+    McCulloch, Variance Components, 1992, chapter 5. Intervals as `above_noise` has them; where a component stands above
+    a sum of mean squares, Satterthwaite's degrees of freedom. Runs without a known host are left out of all.
+    """
+    known = [run for run in runs if run.host is not None and run.figure > 0]
+    hosts, zones = {(run.zone, run.host) for run in known}, {run.zone for run in known}
+    lost = f"{counted(len(runs) - len(known), 'run')} without a known host left out" if len(known) < len(runs) else None
+    by_zone, by_host, rest = _strata(known) if known else (None, None, None)
+    return MachineSplit(
+        runs=len(known),
+        hosts=len(hosts),
+        zones=len(zones),
+        between_runs=_runs(known, rest, level=level, lost=lost),
+        between_hosts=_hosts(len(hosts), by_host, rest, n=len(hosts), level=level),
+        between_zones=_zones(zones, by_zone, by_host, rest, level=level),
+    )
+
+
+def _strata(runs: Sequence[PlacedRun]) -> tuple[_Stratum | None, _Stratum | None, _Stratum | None]:
+    """Zones after configurations, hosts after both, and what is left; None where no degree of freedom is."""
+    logs = np.log([run.figure for run in runs])
+    columns = [
+        _indicators([run.configuration for run in runs]),
+        _indicators([run.zone for run in runs]),
+        _indicators([(run.zone, run.host) for run in runs]),
+    ]
+    parts = (logs[:, None], columns[2], columns[1])
+    bases = [_basis(np.hstack(columns[: count + 1])) for count in range(len(columns))]
+    explained = [[float(np.sum((basis.T @ part) ** 2)) for part in parts] for basis in bases]
+    explained.append([float(np.sum(part**2)) for part in parts])
+    ranks = [*(basis.shape[1] for basis in bases), len(runs)]
+    strata: list[_Stratum | None] = []
+    for number in range(len(columns)):
+        degrees = ranks[number + 1] - ranks[number]
+        if not degrees:
+            strata.append(None)
+            continue
+        square, hosts, zones = (
+            max(more - less, 0.0) / degrees for less, more in zip(explained[number], explained[number + 1], strict=True)
+        )
+        strata.append(_Stratum(mean_square=square, degrees=degrees, hosts=hosts, zones=zones))
+    by_zone, by_host, rest = strata
+    return by_zone, by_host, rest
+
+
+def _indicators(labels: Sequence[Hashable]) -> Floats:
+    """A column of 0 and 1 per label, shape (runs, labels)."""
+    distinct = list(dict.fromkeys(labels))
+    return np.array([[float(label == one) for one in distinct] for label in labels], dtype=np.float64)
+
+
+def _basis(columns: Floats) -> Floats:
+    """Orthonormal columns that span the same space."""
+    left, sizes, _ = np.linalg.svd(columns, full_matrices=False)
+    return np.asarray(left[:, sizes > RANK_TOLERANCE * sizes[0]], dtype=np.float64)
+
+
+def _runs(runs: Sequence[PlacedRun], rest: _Stratum | None, *, level: float, lost: str | None) -> Estimate:
+    n = len(runs)
+    if rest is None:
+        few = "no host has run a configuration twice, nor two configurations" if n else "no run with a known host"
+        return Estimate(value=None, n=n, reason="; ".join(text for text in (few, lost) if text))
+    words: str | None = None
+    noises = np.array([run.noise for run in runs if run.noise is not None])
+    if noises.size < n:
+        value, interval = plain_stdev(rest.mean_square, rest.degrees, level=level)
+        words = "the noise of steps within runs is part of it"
+    else:
+        degrees = noises.sum() ** 2 / sum(run.noise**2 / run.noise_degrees for run in runs if run.noise)
+        value, interval = above_noise(
+            rest.mean_square, rest.degrees, noise=float(noises.mean()), noise_degrees=float(degrees), level=level
+        )
+        words = None if value else "runs differ no more than the steps within them explain"
+    return Estimate(value=value, interval=interval, n=n, reason="; ".join(filter(None, (words, lost))) or None)
+
+
+def _hosts(count: int, by_host: _Stratum | None, rest: _Stratum | None, *, n: int, level: float) -> Estimate:
+    if count < 2:  # noqa: PLR2004 - a variance needs two
+        return Estimate(value=None, n=n, reason=f"unknown: {counted(count, 'host')}")
+    if by_host is None:
+        return Estimate(value=None, n=n, reason="unknown: one host in each zone, or hosts and configurations coincide")
+    if rest is None:
+        together, _ = plain_stdev(by_host.mean_square, by_host.degrees, level=level)
+        reason = f"unknown: one run on each host; hosts and runs together vary by {100 * together:.2g} %"
+        return Estimate(value=None, n=n, reason=reason)
+    value, interval = above_noise(
+        by_host.mean_square,
+        by_host.degrees,
+        noise=rest.mean_square,
+        noise_degrees=rest.degrees,
+        coefficient=by_host.hosts,
+        level=level,
+    )
+    nothing_left = None if value else "hosts differ no more than the runs on them explain"
+    return Estimate(value=value, interval=interval, n=n, reason=nothing_left)
+
+
+def _zones(
+    zones: set[Hashable], by_zone: _Stratum | None, by_host: _Stratum | None, rest: _Stratum | None, *, level: float
+) -> Estimate:
+    n = len(zones - {None})
+    if n < 2 or by_zone is None:  # noqa: PLR2004 - a variance needs two
+        reason = "zones and configurations coincide" if n > 1 else counted(n, "zone") if n else "no zone is known"
+        return Estimate(value=None, n=n, reason=f"unknown: {reason}")
+    if by_host is None:
+        return Estimate(
+            value=None, n=n, reason="unknown: one host in each zone, so that zones cannot be told from hosts"
+        )
+    share = by_zone.hosts / by_host.hosts
+    parts = [(share, by_host)] + ([(1 - share, rest)] if rest else [])
+    noise = sum(weight * part.mean_square for weight, part in parts)
+    degrees = noise**2 / sum((weight * part.mean_square) ** 2 / part.degrees for weight, part in parts)
+    value, interval = above_noise(
+        by_zone.mean_square,
+        by_zone.degrees,
+        noise=noise,
+        noise_degrees=degrees,
+        coefficient=by_zone.zones,
+        level=level,
+    )
+    nothing_left = None if value else "zones differ no more than the hosts in them explain"
+    return Estimate(value=value, interval=interval, n=n, reason=nothing_left)
+
+
+# --- the place of a run in its block
+
+
+@dataclass(frozen=True, kw_only=True)
+class PositionEffect:
+    """`first`: figure of a block's first run over that of later ones; `per_place`: factor from one place to the next.
+
+    `p_value`: of "the place in the block does not matter", both at once.
+    """
+
+    first: Estimate
+    per_place: Estimate
+    p_value: float | None
+    reason: str | None = None
+
+
+def position_effect(runs: Sequence[PlacedRun], *, level: float = LEVEL) -> PositionEffect:
+    """Whether runs go faster or slower by their place in the block: a warm device, a machine that tires.
+
+    Least squares of logarithms on configuration, block and place; a warm device shows in the first run and in the
+    trend of the others. Only an order that changes from block to block can tell a place from a configuration.
+    """
+    known = [run for run in runs if run.block is not None and run.position is not None and run.figure > 0]
+    n = len(known)
+    if not n:
+        return _no_position_effect("no run has its place in a block", n=0)
+    positions = np.array([run.position for run in known], dtype=np.float64)
+    fixed = _basis(
+        np.hstack([_indicators([run.configuration for run in known]), _indicators([run.block for run in known])])
+    )
+    logs = np.log([run.figure for run in known])
+    # The first place, and the number of places after the second; blocks of two have the first alone.
+    places = np.column_stack([positions == 0, np.maximum(positions - 1, 0)]).astype(np.float64)
+    places = places[:, : 1 if positions.max() <= 1 else 2]
+    places, logs = (part - fixed @ (fixed.T @ part) for part in (places, logs))
+    effects_count = places.shape[1]
+    degrees = n - fixed.shape[1] - effects_count
+    if np.linalg.svd(places, compute_uv=False)[-1] < RANK_TOLERANCE * np.sqrt(n):
+        return _no_position_effect(
+            "places in the block cannot be told from configurations: the order is the same in all blocks", n=n
+        )
+    if degrees < 1:
+        return _no_position_effect(f"{counted(n, 'run')}: too few for a test of their places", n=n)
+    precision = places.T @ places
+    effects = np.linalg.solve(precision, places.T @ logs)
+    variance = float(np.sum((logs - places @ effects) ** 2)) / degrees
+    if variance == 0:
+        return _no_position_effect("the runs read exactly the same", n=n)
+    reach = float(stdtrit(degrees, (1 + level) / 2)) * np.sqrt(variance * np.diag(np.linalg.inv(precision)))
+    first, *others = (
+        Estimate(value=float(np.exp(effect)), interval=_factor(effect - ends, effect + ends, level=level), n=n)
+        for effect, ends in zip(effects, reach, strict=True)
+    )
+    ratio = float(effects @ precision @ effects) / effects_count / variance
+    return PositionEffect(
+        first=first,
+        per_place=others[0] if others else Estimate(value=None, n=n, reason="blocks of two runs: no trend"),
+        p_value=float(fdtrc(effects_count, degrees, ratio)),
+    )
+
+
+def _factor(low: float, high: float, *, level: float) -> Interval:
+    return Interval(low=float(np.exp(low)), high=float(np.exp(high)), level=level, method=Method.LEAST_SQUARES)
+
+
+def _no_position_effect(reason: str, *, n: int) -> PositionEffect:
+    absent = Estimate(value=None, n=n, reason=reason)
+    return PositionEffect(first=absent, per_place=absent, p_value=None, reason=reason)
