@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from analysis.ncu import marks
 from workload.contract import vocabulary
 
 # What can be added up over launches.
@@ -51,7 +50,7 @@ def in_steps(kernels: pd.DataFrame) -> tuple[pd.DataFrame, int | None]:
     and nobody knows how many steps it holds: None.
     """
     texts = kernels["range"].astype("category")
-    steps = [marks.step_of(str(mark).partition("/")[0]) for mark in texts.cat.categories]
+    steps = [vocabulary.step_of(str(mark).partition("/")[0]) for mark in texts.cat.categories]
     numbers = np.array([-1 if step is None else step[0] for step in steps] + [-1], dtype=np.int64)
     step_of_launch = numbers[texts.cat.codes]
     found = step_of_launch >= 0

@@ -26,13 +26,9 @@ from workload.contract import peaks
 from workload.contract.errors import BundleError
 from workload.contract.peaks import Gpu, Peak
 from workload.contract.text import percent, si
+from workload.contract.verdict import ABOVE_CEILING, INPUT_BOUND_FRACTION, Bound, by_fractions
+from workload.contract.vocabulary import MODEL_RATIO_FROM, MODEL_RATIO_TO
 
-# As workload/contract/verdict.py, which writes a run's own bound: a test holds the two together.
-INPUT_BOUND_FRACTION = 0.10
-OVERHEAD_FRACTION = 0.25
-ABOVE_CEILING = 1.05
-# Counted against model FLOP: outside, something is missing or padded (Winograd 0.7, element-wise work 1.1).
-MODEL_RATIO_FROM, MODEL_RATIO_TO = 0.7, 1.5
 # Rounding alone is no figure above a roof.
 ABOVE = 1 + 1e-9
 
@@ -49,16 +45,6 @@ class Kind(StrEnum):
 
     MEASURED = "measured"
     PEAK = "peak"
-
-
-class Bound(StrEnum):
-    """What a step waits for."""
-
-    COMPUTE = "compute"
-    MEMORY = "memory"
-    OVERHEAD = "overhead"
-    INPUT = "input"
-    BUSY = "busy"
 
 
 ROOF_COLUMNS = (
@@ -165,16 +151,14 @@ def intensity(flop: float | None, moved_bytes: float | None) -> float | None:
 
 
 def classify(work: Work, *, step_s: float, roof: Roof, data_wait_fraction: float | None) -> Bound | None:
-    """What limits a step, by the rule of workload/contract/verdict.py; None where FLOP or bytes are not known."""
+    """What limits a step, by the rule of `workload.contract.verdict`; None where FLOP or bytes are not known."""
     if is_input_bound(data_wait_fraction):
         return Bound.INPUT
     if work.flop is None or work.bytes_low is None or work.bytes_high is None:
         return None
     compute = work.flop / roof.flop_per_s / step_s
     low, high = (moved / roof.bytes_per_s / step_s for moved in (work.bytes_low, work.bytes_high))
-    if max(compute, high) < OVERHEAD_FRACTION:
-        return Bound.OVERHEAD
-    return Bound.COMPUTE if compute >= max(low, min(high, 1.0)) else Bound.MEMORY
+    return by_fractions(compute=compute, low=low, high=high)
 
 
 def is_input_bound(data_wait_fraction: float | None) -> bool:

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from analysis.audit.finding import Finding, Severity, by_severity
-from analysis.audit.flop import COUNTED_FROM, COUNTED_TO, OVER_PEAK
+from analysis.audit.flop import OVER_PEAK
 from workload.contract import peaks
 from workload.contract.errors import UsageError
 from workload.contract.peaks import Peak
 from workload.contract.spec import Precision
 from workload.contract.text import percent, seconds, si
+from workload.contract.vocabulary import MODEL_RATIO_FROM, MODEL_RATIO_TO
 
 _TABLE = Path(__file__).with_name("model_flop.toml")
 # MACs are half of the FLOP; means of rates and rounding move published figures by some 20 %.
@@ -228,16 +229,16 @@ def _may_hide_tensor_work(claim: Claim) -> bool:
 
 def tensor_flop_missing(claim: Claim) -> str | None:
     ratio = _counted_over_model(claim)
-    if ratio is None or ratio >= COUNTED_FROM or not _may_hide_tensor_work(claim):
+    if ratio is None or ratio >= MODEL_RATIO_FROM or not _may_hide_tensor_work(claim):
         return None
     return f"{_counts(claim, ratio)}, on a device with TF32"
 
 
 def counted_against_model(claim: Claim) -> str | None:
     ratio = _counted_over_model(claim)
-    if ratio is None or COUNTED_FROM <= ratio <= COUNTED_TO:
+    if ratio is None or MODEL_RATIO_FROM <= ratio <= MODEL_RATIO_TO:
         return None
-    return None if ratio < COUNTED_FROM and _may_hide_tensor_work(claim) else _counts(claim, ratio)
+    return None if ratio < MODEL_RATIO_FROM and _may_hide_tensor_work(claim) else _counts(claim, ratio)
 
 
 def _counts(claim: Claim, ratio: float) -> str:
@@ -294,7 +295,7 @@ CLAIM_RULES: Sequence[ClaimRule] = (
     ClaimRule(
         name="tensor FLOP missing",
         severity=Severity.ERROR,
-        threshold=f"at least {COUNTED_FROM:g} x the model's training FLOP: Winograd and FFT kernels save less",
+        threshold=f"at least {MODEL_RATIO_FROM:g} x the model's training FLOP: Winograd and FFT kernels save less",
         why="fadd, fmul and ffma do not see tensor cores: FLOP/s and intensity are many times too low",
         cure="count tensor operations too (launch local --profile ncu), or measure with TF32 off",
         check=tensor_flop_missing,
@@ -302,7 +303,7 @@ CLAIM_RULES: Sequence[ClaimRule] = (
     ClaimRule(
         name="counted FLOP against model",
         severity=Severity.WARNING,
-        threshold=f"{COUNTED_FROM:g} to {COUNTED_TO:g} x the model's training FLOP",
+        threshold=f"{MODEL_RATIO_FROM:g} to {MODEL_RATIO_TO:g} x the model's training FLOP",
         why="something was not counted, counted twice, or is not the model or the image size that the label says",
         cure="compare the counters with a product of known size; check model, image size and steps",
         check=counted_against_model,

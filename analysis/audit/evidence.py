@@ -10,7 +10,7 @@ from analysis import cases as all_cases
 from analysis.cases import Case
 from analysis.configurations import group, measured
 from analysis.loading import Results
-from analysis.ncu.marks import calibration_of
+from workload.contract.vocabulary import calibration_of
 
 # Statuses of a profile that left kernels.
 WITH_KERNELS = ("completed", "partial")

@@ -12,7 +12,8 @@ from analysis.ncu.families import is_backward
 from workload.contract import peaks
 from workload.contract.spec import Precision
 from workload.contract.text import percent, si
-from workload.contract.vocabulary import names_tensor_cores
+from workload.contract.verdict import ABOVE_CEILING
+from workload.contract.vocabulary import MODEL_RATIO_FROM, MODEL_RATIO_TO, names_tensor_cores
 
 # 1 multiply-accumulate is 2 FLOP; counters of operations that are no products reach 1.9 to 2.1 (fvcore on MobileNetV2
 # and ViT), MACs taken for FLOP give 1.
@@ -20,10 +21,8 @@ FLOP_PER_MAC_FROM, FLOP_PER_MAC_TO = 1.5, 2.5
 # Training is the forward pass and two products for each of its products, one less in the first layer; recomputation
 # adds a forward pass.
 TRAIN_OVER_FORWARD_FROM, TRAIN_OVER_FORWARD_TO = 2.0, 4.1
-# DESIGN.md, "FLOP, bytes, roofline": counters count padding and, less, what Winograd and FFT kernels save.
-COUNTED_FROM, COUNTED_TO = 0.7, 1.5
-# A measured ceiling is a median, and noise in it of a few per cent is no fault; a vendor's peak cannot be passed.
-OVER_CEILING, OVER_PEAK = 1.05, 1.0
+# No run passes a vendor's peak.
+OVER_PEAK = 1.0
 # ncu empties the caches before each kernel: the sum holds reads that a step in one piece does not make.
 OVER_BANDWIDTH = 1.25
 # facts/profiling.md: products reach 80 to 90 % of a peak, copies 77 to 92 %; half is another device, or a busy one.
@@ -56,7 +55,7 @@ def _fractions(case: Case) -> Iterator[tuple[str, float, float]]:
     peak = _peak(case)
     if rate := flop_per_s(case):
         if ceiling := case["ceiling_flop_per_s"]:
-            yield f"the measured ceiling, {si(ceiling, 'FLOP/s')}", rate / ceiling, OVER_CEILING
+            yield f"the measured ceiling, {si(ceiling, 'FLOP/s')}", rate / ceiling, ABOVE_CEILING
         # Above the fp32 peak it is tf32: a rule of its own.
         if peak and case["precision"] != Precision.FP32:
             yield f"the vendor's peak, {si(peak.flop_per_s, 'FLOP/s')}", rate / peak.flop_per_s, OVER_PEAK
@@ -152,7 +151,7 @@ def tensor_flop_missing(case: Case) -> str | None:
 
 def counted_against_model(case: Case) -> str | None:
     counted, model = case["counted_flop_per_step"], case["train_flop_per_step"]
-    if not counted or not model or COUNTED_FROM <= counted / model <= COUNTED_TO:
+    if not counted or not model or MODEL_RATIO_FROM <= counted / model <= MODEL_RATIO_TO:
         return None
     cause = case.recorded("profile.checks.model_flop.likely_cause")
     because = f"; likely {cause}" if isinstance(cause, str) else ""
@@ -225,8 +224,8 @@ RULES = (
     Rule(
         name="above a roof",
         severity=Severity.ERROR,
-        threshold=f"at most {percent(OVER_CEILING)} of a measured ceiling, {percent(OVER_PEAK)} of a vendor's peak, and"
-        f" {percent(OVER_BANDWIDTH)} of a bandwidth (cold caches): nothing runs faster than the device",
+        threshold=f"at most {percent(ABOVE_CEILING)} of a measured ceiling, {percent(OVER_PEAK)} of a vendor's peak, "
+        f"and {percent(OVER_BANDWIDTH)} of a bandwidth (cold caches): nothing runs faster than the device",
         why="the roof is another device's or another precision's, or the FLOP are too many",
         cure="check device, precision and peak; measure the ceilings again on a quiet machine",
         check=each_case(above_roof),
@@ -269,7 +268,7 @@ RULES = (
     Rule(
         name="counted FLOP against model",
         severity=Severity.WARNING,
-        threshold=f"{COUNTED_FROM:g} to {COUNTED_TO:g} x the model's: padding adds, Winograd and FFT save less",
+        threshold=f"{MODEL_RATIO_FROM:g} to {MODEL_RATIO_TO:g} x the model's: padding adds, Winograd and FFT save less",
         why="something was not counted, counted twice, or is not the model that the label says",
         cure="look at the likely cause; analyze kernels shows where the FLOP are",
         check=each_case(counted_against_model),

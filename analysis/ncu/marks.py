@@ -1,4 +1,4 @@
-"""NVTX ranges around launches, as ncu writes them and as our own profiles name them."""
+"""NVTX ranges around launches, as ncu writes them; `workload.contract.vocabulary` knows those of our own profiles."""
 
 import re
 
@@ -6,9 +6,6 @@ import re
 _FIELDS_AFTER_NAME = 6
 _QUOTED = re.compile(r'"([^"]*)"')
 _NUMBER = re.compile(r"\s*\d+[:\s]\s*")
-# What the profiled process of `workload` names its ranges.
-_CALIBRATION = re.compile(r"calibration (\w+)")
-_STEP = re.compile(r"step (\d+) (data|forward|backward|optimizer)")
 
 
 def text(started: str | None, pushed: str | None) -> str | None:
@@ -16,8 +13,7 @@ def text(started: str | None, pushed: str | None) -> str | None:
 
     `started`: what `range_start` opened, process-wide; `pushed`: what `range_push` opened, in the launching thread.
     """
-    found = [*_names(started or ""), *_names(pushed or "")]
-    return "/".join(found) or None
+    return "/".join([*_names(started or ""), *_names(pushed or "")]) or None
 
 
 def _names(cell: str) -> list[str]:
@@ -31,15 +27,3 @@ def _name(described: str) -> str:
     rest = described.partition(":")[2]
     parts = rest.rsplit(":", _FIELDS_AFTER_NAME)
     return parts[0].strip() if len(parts) > _FIELDS_AFTER_NAME else rest.strip()
-
-
-def calibration_of(mark: str | None) -> str | None:
-    """The type whose matrix product of known size was launched in this range; None for every other range."""
-    match = _CALIBRATION.fullmatch(mark or "")
-    return match[1] if match else None
-
-
-def step_of(mark: str | None) -> tuple[int, str] | None:
-    """Number and part of the profiled step that this range is; None for every other range."""
-    match = _STEP.fullmatch(mark or "")
-    return (int(match[1]), match[2]) if match else None

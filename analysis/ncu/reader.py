@@ -29,7 +29,7 @@ class NcuFile:
     """What a file tells. Every figure is in base units; a counter that the file lacks is NaN, never 0.
 
     `kernels`: a row per launch in the order of the file; texts are categories. `range` has the names of the NVTX ranges
-    around a launch: `marks.step_of` and `marks.calibration_of` read those of our own profiles.
+    around a launch: `vocabulary.step_of` and `calibration_of` read those of our own profiles.
     `totals`: the sum over all launches of what can be added up, by role of metrics.toml (`fp32_fma`, `dram_read`,
     `duration`) or name of a tensor metric; NaN where a launch has no value.
     `metrics`: the names of all metrics in the file. `units`: how it spells the units of those that were read.

@@ -5,7 +5,7 @@ from typing import Any
 
 from analysis.ncu.families import Family, family
 from analysis.truth.judging import Finding, NotSettledError, exact, figures
-from workload.contract.vocabulary import names_tensor_cores
+from workload.contract.vocabulary import CALIBRATED_FROM, CALIBRATED_TO, names_tensor_cores
 
 PIPE, CONSTANTS = "sm__inst_executed_pipe_tensor.sum", "sm__inst_executed_pipe_tensor_op_hmma_type_hfma2.sum"
 FLOAT = "smsp__sass_thread_inst_executed_op_{}_pred_on.sum"
@@ -17,8 +17,6 @@ DRAM, DRAM_PARTS = (
 )
 # Where the compiler has HFMA2.MMA.
 WITH_CONSTANTS = ("8.0", "9.0")
-# As the profile's own calibration.
-CALIBRATED_FROM, CALIBRATED_TO = 0.98, 1.10
 # ncu's time-out is set from it.
 KERNEL_LIMIT_S = 2.0
 UNKNOWN_SHARE = 0.05

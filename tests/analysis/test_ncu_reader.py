@@ -28,6 +28,7 @@ from ncu_files import (
 
 from analysis import ncu
 from analysis.ncu import Layout, marks, table
+from workload.contract.vocabulary import calibration_of, step_of
 from workload.profile import kernels as own
 from workload.profile import metrics as own_metrics
 from workload.profile import summary
@@ -409,8 +410,8 @@ def test_calibrations_and_steps_are_told_apart_as_workload_does(tmp_path: Path) 
     labelled = summary.label(own.read(path, {})[0])
     assert labelled is not None
     ranges = [each if isinstance(each, str) else None for each in ncu.read(path).kernels["range"]]
-    calibrations = [marks.calibration_of(each) for each in ranges]
-    steps = [marks.step_of(each) for each in ranges]
+    calibrations = [calibration_of(name) for name in ranges]
+    steps = [step_of(name) for name in ranges]
     assert [kind for kind in calibrations if kind] == list(labelled.calibrations) == ["tf32"]
     assert [part for step in steps if step for part in [step[1]]] == list(labelled.steps[0])
     assert len([1 for kind, step in zip(calibrations, steps, strict=True) if not kind and not step]) == 1

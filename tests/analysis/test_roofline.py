@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 import analysis
 from analysis import roofline
 from analysis.__main__ import main
-from analysis.audit.flop import OVER_CEILING
 from analysis.figures.figure import Figure
 from analysis.report.evidence import gather
-from analysis.roofline import Bound, Kind, Roof, Source, Work
+from analysis.roofline import Kind, Roof, Source, Work
 from benchmarks.synthetic_bundles import change, make, make_record
 from tests.analysis.ncu_files import DRAM, FADD, FFMA, FMUL, STARTED, TIME, wide
 from workload.contract import bundle, verdict
+from workload.contract.verdict import Bound
 
 L1, L2, TENSOR = "l1tex__t_bytes.sum", "lts__t_bytes.sum", "sm__inst_executed_pipe_tensor.sum"
 T4 = Roof(kind=Kind.MEASURED, flop_per_s=7.2e12, bytes_per_s=2.6e11)
@@ -44,13 +44,6 @@ def points(tmp_path: Path, *runs: Mapping[str, Any]) -> pd.DataFrame:
 
 
 # --- the rule of workload/contract/verdict.py
-
-
-def test_thresholds_are_those_of_the_verdict() -> None:
-    assert roofline.INPUT_BOUND_FRACTION == verdict.INPUT_BOUND_FRACTION
-    assert roofline.OVERHEAD_FRACTION == verdict.OVERHEAD_FRACTION
-    assert roofline.ABOVE_CEILING == verdict.ABOVE_CEILING == OVER_CEILING
-    assert [str(bound) for bound in Bound] == [str(bound) for bound in verdict.Bound]
 
 
 @given(

@@ -13,8 +13,8 @@ import torch
 
 from workload.contract.errors import ExitCode
 from workload.contract.spec import Device, Precision, RunSpec
+from workload.contract.vocabulary import calibration_of, calibration_range, step_of
 from workload.profile import ncu_pass, profiled
-from workload.profile.summary import CALIBRATION_MARK, STEP_MARK
 from workload.recorder import Part
 
 ROOT = Path(__file__).parents[2]
@@ -53,11 +53,11 @@ def test_every_part_of_a_step_has_its_range(nvtx: FakeNvtx) -> None:
     marks.passed(Part.OPTIMIZER)
     assert nvtx.started == ["step 3 data", "step 3 forward", "step 3 backward", "step 3 optimizer"]
     assert nvtx.open == {}
-    assert [match.groups() for name in nvtx.started if (match := STEP_MARK.fullmatch(name))] == [
-        ("3", "data"),
-        ("3", "forward"),
-        ("3", "backward"),
-        ("3", "optimizer"),
+    assert [step_of(name) for name in nvtx.started] == [
+        (3, "data"),
+        (3, "forward"),
+        (3, "backward"),
+        (3, "optimizer"),
     ]
 
 
@@ -88,7 +88,7 @@ def test_every_precision_is_calibrated_in_what_it_computes_in() -> None:
         Precision.BF16: ["bf16", "fp32"],
     }
     for name in profiled.TYPE_NAMES.values():
-        assert CALIBRATION_MARK.fullmatch(f"calibration {name}")
+        assert calibration_of(calibration_range(name)) == name
 
 
 class FakeCuda:

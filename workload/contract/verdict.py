@@ -67,7 +67,8 @@ def judge(
     """Classify a run by its median step time; all arguments are per step, in seconds, FLOP and bytes."""
     compute = flop_per_step / ceiling_flop_per_s / step_s
     low, high = (moved / ceiling_bytes_per_s / step_s for moved in (bytes_low, bytes_high))
-    bound = _classify(data_wait_fraction, compute=compute, low=low, high=high)
+    is_input = data_wait_fraction > INPUT_BOUND_FRACTION
+    bound = Bound.INPUT if is_input else by_fractions(compute=compute, low=low, high=high)
     return Verdict(
         bound=bound,
         compute_fraction=compute,
@@ -82,9 +83,11 @@ def _waits(data_wait_fraction: float) -> str:
     return f"{percent(data_wait_fraction)} of the wall time is spent waiting for data"
 
 
-def _classify(data_wait_fraction: float, *, compute: float, low: float, high: float) -> Bound:
-    if data_wait_fraction > INPUT_BOUND_FRACTION:
-        return Bound.INPUT
+def by_fractions(*, compute: float, low: float, high: float) -> Bound:
+    """What limits a step that does not wait for data, by the fractions of the compute and the memory roof it reaches.
+
+    Modelled bytes are an interval: `low` and `high`.
+    """
     if max(compute, high) < OVERHEAD_FRACTION:
         return Bound.OVERHEAD
     # Eager PyTorch writes each operation's result to memory, so the upper end is the better guess for its traffic.

@@ -33,6 +33,39 @@ _SPLIT_L2 = ("8.0", "9.0")
 _TENSOR_METRIC = re.compile(r"sm__ops_path_tensor(?:_op_([a-z0-9]+))?_src_([a-z0-9_]+?)(?:_dst_([a-z0-9]+))?\.sum")
 _FLOATS = re.compile(r"(?:fp|bf|tf)\d+")
 
+# What the profiled process calls its ranges; kernels outside of them belong to no step.
+STEP_RANGE = re.compile(r"step (\d+) (data|forward|backward|optimizer)")
+CALIBRATION_RANGE = re.compile(r"calibration (\w+)")
+
+# Counted FLOP of a matrix product of known size: libraries pad and reduce, so a few per cent more than 2 n^3. Less
+# means that something is not counted.
+CALIBRATED_FROM, CALIBRATED_TO = 0.98, 1.10
+# Counted FLOP of a step by those of the model: outside, something is missing or padded (Winograd 0.7, element-wise
+# work 1.1).
+MODEL_RATIO_FROM, MODEL_RATIO_TO = 0.7, 1.5
+
+
+def step_range(number: int, part: str) -> str:
+    """The name of the range around a part of a profiled step."""
+    return f"step {number} {part}"
+
+
+def calibration_range(number_type: str) -> str:
+    """The name of the range around a matrix product of known size."""
+    return f"calibration {number_type}"
+
+
+def step_of(name: str | None) -> tuple[int, str] | None:
+    """Number and part of the profiled step that a range of this name is; None for every other range."""
+    match = STEP_RANGE.fullmatch(name or "")
+    return (int(match[1]), match[2]) if match else None
+
+
+def calibration_of(name: str | None) -> str | None:
+    """The type whose matrix product of known size was launched in this range; None for every other range."""
+    match = CALIBRATION_RANGE.fullmatch(name or "")
+    return match[1] if match else None
+
 
 def l2_bytes_are(capability: str) -> str:
     """Which traffic `lts__t_bytes` counts on GPUs of this compute capability."""

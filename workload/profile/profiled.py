@@ -24,10 +24,10 @@ from workload import ceilings, data, device, models
 from workload.clock import clock_for
 from workload.contract.errors import ExitCode
 from workload.contract.spec import Device, Precision, RunSpec
+from workload.contract.vocabulary import calibration_range, step_range
 from workload.data import Batch
 from workload.profile import trace
 from workload.profile.command import RETAKES, WARMUP_STEPS, Mode
-from workload.profile.summary import CALIBRATION
 from workload.recorder import Part
 from workload.step import TrainingStep
 
@@ -186,7 +186,7 @@ def _under_ncu(session: _Session, *, calibrate: bool) -> dict[str, Any]:
     torch.cuda.synchronize()
     torch.cuda.profiler.start()
     for name, product in products.items():
-        with _range(f"{CALIBRATION} {name}"):
+        with _range(calibration_range(name)):
             product()
     for number in range(session.spec.profile_steps):
         marks = _Marks(number, session.spec.grad_accumulation)
@@ -201,7 +201,7 @@ class _Marks:
 
     def __init__(self, number: int, passes: int) -> None:
         parts = [*(Part.DATA, Part.FORWARD, Part.BACKWARD) * passes, Part.OPTIMIZER]
-        self._names = iter([f"step {number} {part}" for part in parts])
+        self._names = iter([step_range(number, part) for part in parts])
         self._handle: int | None = nvtx.range_start(next(self._names))
 
     def passed(self, _: Part) -> None:

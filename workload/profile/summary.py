@@ -1,25 +1,25 @@
 """From kernels to the figures of a step, and the checks that say how far they can be trusted. Pure."""
 
-import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from workload.contract.vocabulary import (
+    CALIBRATED_FROM,
+    CALIBRATED_TO,
+    CALIBRATION_RANGE,
+    MODEL_RATIO_FROM,
+    MODEL_RATIO_TO,
+    STEP_RANGE,
+)
 from workload.profile.kernels import FLOATS, Kernel
 from workload.profile.metrics import TENSOR_PREFIX
 
-# What the profiled process names its ranges; kernels between them belong to no step.
-STEP_MARK = re.compile(r"step (\d+) (data|forward|backward|optimizer)")
-CALIBRATION_MARK = re.compile(r"calibration (\w+)")
 FORWARD, BACKWARD = "forward", "backward"
-CALIBRATION = "calibration"
 
-# Libraries pad and reduce: a few per cent more than 2 n^3. Less means that something is not counted.
-CALIBRATED_FROM, CALIBRATED_TO = 0.98, 1.10
 # Two products backward for one forward, one less in the first layer, fewer in kernels that work with less FLOP.
 BACKWARD_OVER_FORWARD = 0.5
-MODEL_RATIO_FROM, MODEL_RATIO_TO = 0.7, 1.5
 # fp16 work outside tensor cores is element-wise: a few per cent of a step. More is most likely none.
 CONSTANTS_FROM = 0.2
 TOP_KERNELS = 5
@@ -53,9 +53,9 @@ def label(kernels: Sequence[Kernel]) -> Labelled | None:
     calibrations: dict[str, list[Kernel]] = defaultdict(list)
     outside: list[Kernel] = []
     for kernel in kernels:
-        if step := STEP_MARK.search(kernel.marks or ""):
+        if step := STEP_RANGE.search(kernel.marks or ""):
             steps.setdefault(int(step[1]), {}).setdefault(step[2], []).append(kernel)
-        elif calibration := CALIBRATION_MARK.search(kernel.marks or ""):
+        elif calibration := CALIBRATION_RANGE.search(kernel.marks or ""):
             calibrations[calibration[1]].append(kernel)
         else:
             outside.append(kernel)

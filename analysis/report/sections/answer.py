@@ -12,9 +12,9 @@ from analysis.figures.figure import Figure
 from analysis.report import words
 from analysis.report.content import Block, Bullets, Paragraph, Picture, Section
 from analysis.report.evidence import Evidence
-from analysis.roofline import Bound
 from analysis.statistics.samples import LEVEL
 from workload.contract.tables import Column, Role
+from workload.contract.verdict import Bound
 
 # Sentences of the summary; every model is in the table.
 MOST_SENTENCES = 8

@@ -18,9 +18,9 @@ from analysis.report import words
 from analysis.report.content import Bullets, Paragraph, Section, Table
 from analysis.report.evidence import Evidence
 from analysis.report.sections.answer import rates
-from analysis.roofline import Bound
 from analysis.statistics.power import ALPHA
 from workload.contract.tables import Column, Role
+from workload.contract.verdict import Bound
 
 # A doubled batch that gains less has found the device full; published doublings from 64 to 128 gain 2 %.
 WORTHWHILE = 1.05
