@@ -19,6 +19,8 @@ CROSSING = {
     "workload.storage.gcs",
     "workload.storage.names",
     "workload.storage.fetch",
+    "workload.storage.inventory",
+    "workload.storage.source",
     "workload.storage.store",
     "workload.storage.upload",
 }

@@ -1,4 +1,4 @@
-"""`analyze fetch`: bundles from a bucket, with a bar, a table, and an exit code."""
+"""`analyze fetch`: bundles from a bucket or a folder, with a bar, a table, and an exit code."""
 
 import json
 import shlex
@@ -25,6 +25,7 @@ Examples:
   analyze fetch gs://BUCKET -o results
   analyze fetch gs://BUCKET/PREFIX --incomplete
   analyze fetch gs://BUCKET/PREFIX/runs/RUN_ID --format json
+  analyze fetch /mnt/shared/experiment -o results
 """
 BAR_WIDTH = 30
 LINE_EVERY_S = 10.0
@@ -42,7 +43,9 @@ class Format(StrEnum):
 
 def run_fetch(
     *,
-    source: Annotated[str, typer.Argument(metavar="gs://BUCKET/PREFIX", help="where runs/RUN_ID/ lie, or one run")],
+    source: Annotated[
+        str, typer.Argument(metavar="gs://BUCKET/PREFIX | FOLDER", help="where runs/RUN_ID/ lie, or one run")
+    ],
     output: Annotated[Path, typer.Option("-o", "--output", help="folder for the bundles")] = Path("results"),
     incomplete: Annotated[
         bool, typer.Option("--incomplete", help="also runs without MANIFEST.json", show_default=False)
@@ -53,23 +56,22 @@ def run_fetch(
     jobs: Annotated[int, typer.Option(min=1, max=256, metavar="N", help="runs at a time")] = JOBS,
     output_format: Annotated[Format, typer.Option("--format", help="what stdout gets")] = Format.TABLE,
 ) -> int:
-    """Bring bundles home from Cloud Storage: only what is new, every file compared with its manifest."""
-    # Not for `analyze --help`: these make no sense without a bucket.
+    """Bring bundles home from Cloud Storage or a folder: only what is new, every file compared with its manifest."""
+    # Not for `analyze --help`: these make no sense without a store.
     from workload.storage import fetch as fetching
-    from workload.storage import gcs as remote
+    from workload.storage.source import parse_source
+    from workload.storage.store import open_store
 
-    place = fetching.parse_source(source)
+    place = parse_source(source)
     with _stoppable():
-        bucket = remote.connect(place.bucket, prefix=place.prefix, jobs=jobs)
+        store = open_store(place.address, probe=place.prefix, jobs=jobs)
         bar = Bar()
         report = fetching.fetch(
-            bucket, place, output, incomplete=incomplete, replace=replace, jobs=jobs, on_progress=bar.update
+            store, place, output, incomplete=incomplete, replace=replace, jobs=jobs, on_progress=bar.update
         )
         bar.finish()
     if not report.outcomes and not report.refused and not report.error:
-        raise NothingToDoError(
-            f"no run below {place}", hint=f"gcloud storage ls 'gs://{place.bucket}/**/MANIFEST.json'"
-        )
+        raise NothingToDoError(f"no run below {place}", hint=place.search())
     if output_format is Format.JSON:
         print(json.dumps(report.to_json(), indent=1))
     else:
@@ -79,9 +81,10 @@ def run_fetch(
     if report.refused or report.count(fetching.State.REFUSED):
         return ExitCode.BAD_BUNDLE
     if not incomplete and report.count(fetching.State.INCOMPLETE) == len(report.outcomes):
+        again = shlex.join(["analyze", "fetch", str(place), "-o", str(output), "--incomplete"])
         raise NothingToDoError(
             f"no complete run below {place}; {counted(len(report.outcomes), 'run')} without MANIFEST.json",
-            hint=f"wait until it has ended, or analyze fetch {place} -o {shlex.quote(str(output))} --incomplete",
+            hint=f"wait until it has ended, or {again}",
         )
     return ExitCode.DONE
 

@@ -349,7 +349,7 @@ def connect(address: str, root: Path, *, limit_s: float) -> Folder:
     except FileNotFoundError as error:
         raise UsageError(
             f"folder '{address}' does not exist",
-            hint=f"mount its disk, correct the name, or make it: mkdir -p {shlex.quote(str(root))}",
+            hint="correct the name, or mount its disk",
         ) from error
     except NotADirectoryError as error:
         raise UsageError(f"'{address}' is no folder", hint="name the folder that holds runs/") from error

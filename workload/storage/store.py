@@ -145,6 +145,11 @@ class Store(Protocol):
         """The checksum of an object as it is now; None where it is gone."""
 
 
+def checksum_of(store: Store, listed: StoredObject) -> str | None:
+    """The checksum of an object; it is read where the list did not know it."""
+    return listed.crc32c or store.checksum(listed.name)
+
+
 @dataclass(frozen=True, kw_only=True)
 class BucketAddress:
     """`gs://BUCKET/PATH`; the path has no slash at its ends."""
@@ -156,7 +161,7 @@ class BucketAddress:
 BUCKET_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 # A scheme has two letters at least: `C:/results` is a folder of Windows. `gs:/x` is a slip, and no folder.
 SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
-EXAMPLE = "gs://BUCKET/PREFIX, a folder, or file:///FOLDER"
+EXAMPLE = "analyze fetch gs://BUCKET/PREFIX -o results"
 
 
 def parse_address(text: str) -> BucketAddress | Path:
@@ -174,7 +179,9 @@ def parse_address(text: str) -> BucketAddress | Path:
         if not text.startswith("file:///"):
             raise UsageError(f"a folder is written file:///FOLDER, or FOLDER; got '{text}'", hint=EXAMPLE)
         return Path(path)
-    raise UsageError(f"no place for bundles is written like '{text}'", hint=EXAMPLE)
+    raise UsageError(
+        f"a place for bundles is written gs://BUCKET/PREFIX, FOLDER or file:///FOLDER; got '{text}'", hint=EXAMPLE
+    )
 
 
 def open_store(address: str, *, probe: str = "", jobs: int = 1, patience: Patience | None = None) -> Store:

@@ -11,9 +11,9 @@ from pathlib import Path
 from workload.contract import bundle
 from workload.contract.checksum import crc32c_of
 from workload.contract.errors import BundleError
-from workload.storage.store import Patience, Store, StoredObject
+from workload.storage.inventory import RUNS, labels_of
+from workload.storage.store import Patience, Store, StoredObject, checksum_of
 
-RUNS = "runs/"
 # For results that exist nowhere else: a network that is away for minutes must not cost them.
 PATIENCE = Patience(first_answer_s=120, first_retry_s=100, retry_s=300, connect_s=10, read_s=30)
 
@@ -36,23 +36,31 @@ def upload(store: Store, folder: Path, *, on_file: OnFile | None = None) -> Uplo
     """
     complete = bundle.read(folder)
     manifest = _manifest(folder)
-    prefix = f"{RUNS}{folder.name}/"
+    prefix = f"{RUNS}/{folder.name}/"
     there = {listed.name.removeprefix(prefix): listed for listed in store.objects(prefix)}
     _require_same_manifest(store, manifest, there)
     stored: list[bundle.File] = []
     # The small ones first: of an upload that is cut off, the record and the steps are there.
     for file in (*sorted(complete.files, key=lambda file: (file.bytes, file.name)), manifest):
-        if _send(store, folder, prefix, file, there):
+        labels = labels_of(complete.record) if file is manifest else {}
+        if _send(store, folder, prefix, file, there, labels):
             stored.append(file)
             if on_file:
                 on_file(file)
     return Uploaded(run_id=folder.name, files=len(stored), bytes=sum(file.bytes for file in stored))
 
 
-def _send(store: Store, folder: Path, prefix: str, file: bundle.File, there: Mapping[str, StoredObject]) -> bool:
+def _send(
+    store: Store,
+    folder: Path,
+    prefix: str,
+    file: bundle.File,
+    there: Mapping[str, StoredObject],
+    labels: Mapping[str, str],
+) -> bool:
     """Whether a file had to be sent. Of a run without manifest whatever differs is replaced: it counts as absent."""
     remote = there.get(file.name)
-    if remote and remote.bytes == file.bytes and _checksum(store, remote) == file.crc32c:
+    if remote and remote.bytes == file.bytes and checksum_of(store, remote) == file.crc32c:
         return False
     name = f"{prefix}{file.name}"
     if remote and bundle.MANIFEST in there:
@@ -60,7 +68,8 @@ def _send(store: Store, folder: Path, prefix: str, file: bundle.File, there: Map
             f"'{name}' in {store} is damaged: it differs from its manifest",
             hint=f"{store.removal(name)}, then upload again",
         )
-    return store.upload(name, folder / file.name, crc32c=file.crc32c, replaces=remote.version if remote else "")
+    version = remote.version if remote else ""
+    return store.upload(name, folder / file.name, crc32c=file.crc32c, replaces=version, metadata=labels)
 
 
 def _manifest(folder: Path) -> bundle.File:
@@ -72,12 +81,8 @@ def _manifest(folder: Path) -> bundle.File:
 
 def _require_same_manifest(store: Store, manifest: bundle.File, there: Mapping[str, StoredObject]) -> None:
     remote = there.get(bundle.MANIFEST)
-    if remote and _checksum(store, remote) != manifest.crc32c:
+    if remote and checksum_of(store, remote) != manifest.crc32c:
         raise BundleError(
             f"another complete run is in {store} as '{remote.name}'",
             hint=f"to replace it: {store.removal(remote.name.removesuffix(bundle.MANIFEST))}",
         )
-
-
-def _checksum(store: Store, listed: StoredObject) -> str | None:
-    return listed.crc32c or store.checksum(listed.name)

@@ -38,6 +38,7 @@ from workload.contract.errors import (
 from workload.storage import fetch
 from workload.storage.gcs import Bucket
 from workload.storage.names import why_unsafe
+from workload.storage.source import Source
 
 # How long a VM may take to delete itself after its result, before it is deleted from here.
 SELF_DELETION_S = 120.0
@@ -293,7 +294,7 @@ class _Launcher:
         found, missing = [], []
         for run_id in _runs(followed.result, followed.heartbeat):
             self._bucket_calls["bucket.fetch"] += 1
-            source = fetch.Source(bucket=self._bucket.name, folder=RUNS, run_id=run_id)
+            source = Source(address=f"gs://{self._bucket.name}", folder=RUNS, run_id=run_id)
             report = fetch.fetch(self._bucket, source, self._output)
             if report.error:
                 again_by_hand = f"analyze fetch gs://{self._bucket.name}/{RUNS}{run_id} -o {self._output}"

@@ -74,9 +74,10 @@ class StubBucket:
             self.beats.append(Heartbeat.from_bytes(content))
         return True
 
-    def upload(self, name: str, path: Path, *, crc32c: str, replaces: str = "") -> bool:
+    def upload(self, name: str, path: Path, *, crc32c: str, replaces: str = "", metadata: object = None) -> bool:
         assert crc32c
         assert not replaces
+        assert bool(metadata) is name.endswith(bundle.MANIFEST)
         if self.broken:
             self.broken -= 1
             raise ToolError("the bucket does not answer", hint="wait")

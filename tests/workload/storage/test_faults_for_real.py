@@ -17,6 +17,7 @@ from workload.storage import fetch, upload
 from workload.storage import gcs as bucket
 from workload.storage.fetch import Report, State
 from workload.storage.gcs import Bucket
+from workload.storage.source import parse_source
 from workload.storage.store import Patience
 
 pytestmark = [pytest.mark.world, pytest.mark.timeout(200)]
@@ -106,7 +107,7 @@ def got(url: str) -> bytes:
 
 
 def bring(opened: Bucket, folder: Path, output: Path) -> Report:
-    return fetch.fetch(opened, fetch.parse_source(f"gs://{BUCKET}/runs/{folder.name}"), output, jobs=1)
+    return fetch.fetch(opened, parse_source(f"gs://{BUCKET}/runs/{folder.name}"), output, jobs=1)
 
 
 def error_of(work: Callable[[], object]) -> RooflaunchError | None:

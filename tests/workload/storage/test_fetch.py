@@ -20,10 +20,12 @@ from analysis.commands import fetch as command
 from tests.workload.storage.fake_gcs import NAME, FakeStorage
 from workload.contract import bundle
 from workload.contract.errors import BundleError, ExitCode, InterruptedRunError, NothingToDoError, ToolError, UsageError
-from workload.storage import fetch
+from workload.storage import fetch, inventory
 from workload.storage import gcs as bucket
-from workload.storage.fetch import Outcome, Refused, Report, Source, State
+from workload.storage.fetch import Outcome, Report, State
+from workload.storage.inventory import Refused
 from workload.storage.names import why_unsafe
+from workload.storage.source import Source, parse_source
 from workload.storage.store import Patience, StoredObject, UnreachableError
 
 RUN = "20261121T142530Z-local-cpu-resnet18-b16-fp32-0000aa"
@@ -61,7 +63,7 @@ def output(tmp_path: Path) -> Path:
 
 
 def fetch_all(storage: FakeStorage, output: Path, **options: Any) -> Report:
-    return fetch.fetch(storage.opened(), fetch.parse_source(f"gs://{NAME}"), output, jobs=2, **options)
+    return fetch.fetch(storage.opened(), parse_source(f"gs://{NAME}"), output, jobs=2, **options)
 
 
 def only(report: Report) -> Outcome:
@@ -91,24 +93,69 @@ def names_in(folder: Path) -> list[str]:
     ],
 )
 def test_sources(text: str, folder: str, run_id: str | None) -> None:
-    source = fetch.parse_source(text)
-    assert source == Source(bucket="abc", folder=folder, run_id=run_id)
+    source = parse_source(text)
+    assert source == Source(address="gs://abc", folder=folder, run_id=run_id)
     assert str(source) == f"gs://abc/{folder}" + (f"{run_id}/" if run_id else "")
 
 
-@pytest.mark.parametrize("text", ["", "results", "s3://abc/x", "gs:/abc", "gs://", "gs://A_B/x", "gs://ab", "gs://-ab"])
+@pytest.mark.parametrize("text", ["gs:/abc", "gs://", "gs://A_B/x", "gs://ab", "gs://-ab"])
 def test_a_source_is_a_bucket(text: str) -> None:
     with pytest.raises(UsageError) as caught:
-        fetch.parse_source(text)
+        parse_source(text)
     assert caught.value.report() == (
         f"error: a bucket is written gs://BUCKET/PREFIX; got '{text}'\n"
         "hint: analyze fetch gs://BUCKET/PREFIX -o results"
     )
 
 
+@pytest.mark.parametrize("text", ["", "s3://abc/x", "http://abc/x", "GS://abc", "az:/x"])
+def test_a_source_is_a_bucket_or_a_folder(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_source(text)
+    assert caught.value.report() == (
+        f"error: a place for bundles is written gs://BUCKET/PREFIX, FOLDER or file:///FOLDER; got '{text}'\n"
+        "hint: analyze fetch gs://BUCKET/PREFIX -o results"
+    )
+
+
+@pytest.mark.parametrize("text", ["file://host/x", "file:/x", "file://"])
+def test_a_file_address_names_no_host(text: str) -> None:
+    with pytest.raises(UsageError, match=f"^a folder is written file:///FOLDER, or FOLDER; got '{text}'$"):
+        parse_source(text)
+
+
+@pytest.mark.parametrize(
+    ("words", "address", "folder", "run_id"),
+    [
+        ("store", "store", "runs/", None),
+        ("store/", "store", "runs/", None),
+        ("store/runs", "store", "runs/", None),
+        (f"store/runs/{RUN}", "store", "runs/", RUN),
+        ("results", "results", "", None),
+        (f"results/{RUN}/", "results", "", RUN),
+        ("absent", "absent", "", None),
+        (f"absent/runs/{RUN}", "absent", "runs/", RUN),
+        ("file://{here}/sto%72e", "{here}/store", "runs/", None),
+        (".", ".", "", None),
+        ("results/..", "{here}", "", None),
+    ],
+)
+def test_sources_in_folders(
+    words: str, address: str, folder: str, run_id: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in (f"store/runs/{RUN}", f"results/{RUN}"):
+        (tmp_path / path).mkdir(parents=True)
+        (tmp_path / path / "run.json").touch()
+    monkeypatch.chdir(tmp_path)
+    source = parse_source(words.format(here=tmp_path))
+    expected = address.replace(".", str(tmp_path)) if address == "." else address.format(here=tmp_path)
+    assert source == Source(address=expected, folder=folder, run_id=run_id)
+    assert str(source) == f"{expected}/{folder}" + (f"{run_id}/" if run_id else "")
+
+
 def test_a_run_named_in_the_source_cannot_leave_either() -> None:
     with pytest.raises(UsageError, match=r"^'\.\.' is no run: leaves its folder$"):
-        fetch.parse_source("gs://abc/runs/..")
+        parse_source("gs://abc/runs/..")
 
 
 # Names
@@ -172,7 +219,7 @@ def listed(*names: str, size: int = 1) -> list[StoredObject]:
 
 
 def test_taking_stock() -> None:
-    stock = fetch.take_stock(
+    stock = inventory.take_stock(
         listed(
             "p/runs/b/run.json",
             "p/runs/a/MANIFEST.json",
@@ -198,8 +245,8 @@ def test_taking_stock() -> None:
 
 def test_what_shows_a_folder_in_consoles_is_no_object() -> None:
     shown = listed("runs/", "runs/a/", "runs/a/ncu/", size=0)
-    assert fetch.take_stock(shown, "runs/") == fetch.Inventory(runs=(), refused=())
-    stock = fetch.take_stock(listed("runs/a/ncu/", size=3), "runs/")
+    assert inventory.take_stock(shown, "runs/") == inventory.Inventory(runs=(), refused=())
+    stock = inventory.take_stock(listed("runs/a/ncu/", size=3), "runs/")
     assert stock.refused == (Refused(name="runs/a/ncu/", reason="an empty part"),)
 
 
@@ -219,7 +266,7 @@ def test_what_shows_a_folder_in_consoles_is_no_object() -> None:
     ],
 )
 def test_names_that_cannot_lie_together(names: list[str], refused: dict[str, str]) -> None:
-    stock = fetch.take_stock(listed("runs/a/run.json", *(f"runs/a/{name}" for name in names)), "runs/")
+    stock = inventory.take_stock(listed("runs/a/run.json", *(f"runs/a/{name}" for name in names)), "runs/")
     assert {each.name.removeprefix("runs/a/"): each.reason for each in stock.refused} == refused
     assert set(stock.runs[0].objects) == {"run.json", *names} - refused.keys()
 
@@ -319,7 +366,7 @@ def test_a_run_complete_here_and_incomplete_there_stays(storage: FakeStorage, ma
 def test_one_run_alone(storage: FakeStorage, make: Make, output: Path) -> None:
     storage.put_folder(make(), "p/")
     storage.put_folder(make(RUN + "b"), "p/")
-    source = fetch.parse_source(f"gs://{NAME}/p/runs/{RUN}")
+    source = parse_source(f"gs://{NAME}/p/runs/{RUN}")
     assert only(fetch.fetch(storage.opened(), source, output)).run_id == RUN
     assert [path.name for path in output.iterdir()] == [RUN]
 
@@ -472,9 +519,9 @@ ROWS = st.fixed_dictionaries(
     st.binary() | st.lists(ROWS | VALUES).map(lambda rows: json.dumps({"schema_version": 1, "files": rows}).encode())
 )
 def test_any_manifest_is_read_or_refused(content: bytes) -> None:
-    run = fetch.RemoteRun(run_id="a", objects={"run.json": listed("runs/a/run.json")[0]})
+    run = inventory.RemoteRun(run_id="a", objects={"run.json": listed("runs/a/run.json")[0]})
     try:
-        assert {each.name for each in fetch.wanted_files(run, content)} == {"run.json"}
+        assert {each.name for each in inventory.wanted_files(run, content)} == {"run.json"}
     except BundleError as error:
         assert str(error).startswith("damaged in the bucket: ")  # noqa: PT017 - both ends are right
 

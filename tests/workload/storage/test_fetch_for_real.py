@@ -21,6 +21,7 @@ from workload.contract import bundle
 from workload.contract.errors import BundleError, ExitCode, NothingToDoError, ToolError, UsageError
 from workload.storage import fetch
 from workload.storage import gcs as bucket
+from workload.storage.source import parse_source
 from workload.storage.store import ObjectChangedError, Patience, UnreachableError
 
 pytestmark = pytest.mark.world
@@ -122,7 +123,7 @@ def test_round_trip_and_nothing_twice(
 def test_200_bundles_in_parallel(server: GcsServer, prefix: str, make: Make, tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda index: server.put_folder(make(index), f"{prefix}/"), range(200)))
-    source = fetch.parse_source(f"gs://{BUCKET}/{prefix}")
+    source = parse_source(f"gs://{BUCKET}/{prefix}")
     took_s = {}
     for jobs, output in ((8, "many"), (8, "many")):
         began_s = time.perf_counter()

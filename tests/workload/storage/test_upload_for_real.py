@@ -21,6 +21,7 @@ from workload.storage import fetch, upload
 from workload.storage import gcs as bucket
 from workload.storage.fetch import State
 from workload.storage.gcs import Bucket
+from workload.storage.source import parse_source
 
 pytestmark = pytest.mark.world
 
@@ -87,7 +88,7 @@ def content_of(folder: Path) -> dict[str, bytes]:
 
 def bring(opened: Bucket, folder: Path, output: Path) -> fetch.Outcome:
     """Fetch the run of this folder by its id."""
-    source = fetch.parse_source(f"gs://{BUCKET}/runs/{folder.name}")
+    source = parse_source(f"gs://{BUCKET}/runs/{folder.name}")
     (outcome,) = fetch.fetch(opened, source, output, incomplete=True).outcomes
     return outcome
 
@@ -113,7 +114,7 @@ def test_many_bundles_at_a_time(opened: Bucket, make: Make, tmp_path: Path) -> N
     with ThreadPoolExecutor(8) as pool:
         assert {each.files for each in pool.map(lambda folder: upload.upload(opened, folder), folders)} == {6}
     print(f"40 bundles of 6 files in {time.perf_counter() - began_s:.2f} s")
-    report = fetch.fetch(opened, fetch.parse_source(f"gs://{BUCKET}/runs"), tmp_path / "results")
+    report = fetch.fetch(opened, parse_source(f"gs://{BUCKET}/runs"), tmp_path / "results")
     assert report.error is None
     for folder in folders:
         assert content_of(tmp_path / "results" / folder.name) == content_of(folder)

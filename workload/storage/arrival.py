@@ -1,0 +1,193 @@
+"""The files of a run on their way into its folder here: downloaded in pieces, compared, and put into place."""
+
+import hashlib
+import io
+import os
+import shutil
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import BinaryIO
+
+from workload.contract import bundle
+from workload.contract.checksum import crc32c_of
+from workload.contract.errors import BundleError, ToolError
+from workload.storage.inventory import PARTIAL, Wanted
+from workload.storage.store import (
+    ObjectChangedError,
+    Store,
+    StoredObject,
+    TooLongError,
+    UnreachableError,
+    checksum_of,
+)
+
+ATTEMPTS = 2
+
+
+@dataclass(kw_only=True)
+class Traffic:
+    """Shared by the workers: bytes that came so far, and whether to stop."""
+
+    bytes: int = 0
+    stop: threading.Event = field(default_factory=threading.Event)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, count: int) -> None:
+        """Count bytes that came."""
+        with self._lock:
+            self.bytes += count
+
+
+class StoppedError(Exception):
+    """Another worker failed for good, or the user pressed Ctrl-C."""
+
+
+class Bringer:
+    """Brings files of one store; threads share it."""
+
+    def __init__(self, store: Store, traffic: Traffic) -> None:
+        self._store = store
+        self._traffic = traffic
+
+    def manifest(self, listed: StoredObject) -> bytes:
+        """The manifest, as it was listed; one that arrives as another is asked for once more."""
+        for _ in range(ATTEMPTS):
+            content = io.BytesIO()
+            with suppress(TooLongError):
+                self._store.download(listed, _Counted(content, self._traffic))
+            arrived = content.getvalue()
+            if len(arrived) == listed.bytes and listed.crc32c in ("", crc32c_of(io.BytesIO(arrived))):
+                return arrived
+        raise BundleError(f"{bundle.MANIFEST} arrived damaged {ATTEMPTS} times", hint="fetch again")
+
+    def bring(self, folder: Path, wanted: Iterable[Wanted]) -> tuple[int, int]:
+        """Have every wanted file in `folder`; returns how many came over the network, and their bytes."""
+        files = count = 0
+        for file in wanted:
+            if not self._is_as_wanted(folder / file.name, file):
+                count += self._bring_file(folder, file)
+                files += 1
+        return files, count
+
+    def _bring_file(self, folder: Path, wanted: Wanted) -> int:
+        """Download into a partial file, compare, put into place; returns the bytes that came."""
+        token = hashlib.sha256(wanted.name.encode()).hexdigest()[:16]
+        # With the version in its name, a piece is continued only with the same content.
+        partial = folder / PARTIAL / f"{token}-{wanted.remote.version}"
+        partial.parent.mkdir(exist_ok=True)
+        count = 0
+        for _ in range(ATTEMPTS):
+            count += self._download(partial, wanted.remote)
+            if self._is_as_wanted(partial, wanted):
+                target = folder / wanted.name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                partial.replace(target)
+                return count
+            # A piece of an earlier fetch may have been damaged: once more, from the start.
+            partial.unlink()
+        raise BundleError(f"{wanted.name} arrived damaged {ATTEMPTS} times", hint="fetch again")
+
+    def _download(self, partial: Path, listed: StoredObject) -> int:
+        """Continue the partial file up to its full size, over broken connections as long as something comes."""
+        before = _size(partial)
+        if before > listed.bytes:
+            partial.unlink()
+            before = 0
+        partial.touch()
+        start = before
+        while start < listed.bytes:
+            try:
+                # With a byte too many it is another file, as its comparison says.
+                with suppress(TooLongError), partial.open("ab") as content:
+                    self._store.download(listed, _Counted(content, self._traffic), start=start)
+            except UnreachableError:
+                if _size(partial) == start:
+                    raise
+            except ObjectChangedError:
+                partial.unlink()
+                raise
+            else:
+                break
+            start = _size(partial)
+        return _size(partial) - before
+
+    def _is_as_wanted(self, path: Path, wanted: Wanted) -> bool:
+        """Whether the file has the size and checksum of the manifest, or of the object where there is no manifest."""
+        if not path.is_file() or _size(path) != wanted.remote.bytes:
+            return False
+        if not wanted.sha256:
+            return checksum_of(self._store, wanted.remote) == _crc32c_of(path)
+        with path.open("rb") as content:
+            return hashlib.file_digest(content, "sha256").hexdigest() == wanted.sha256
+
+
+class _Counted:
+    """Counts what is written, and stops a worker that is no longer needed."""
+
+    def __init__(self, stream: BinaryIO, traffic: Traffic) -> None:
+        self._stream = stream
+        self._traffic = traffic
+
+    def write(self, data: bytes, /) -> int:
+        if self._traffic.stop.is_set():
+            raise StoppedError
+        self._traffic.add(len(data))
+        return self._stream.write(data)
+
+
+class LocalState(StrEnum):
+    """What is here where a complete run shall come; `other`: a complete bundle with other content."""
+
+    ABSENT = "absent"
+    SAME = "same"
+    OTHER = "other"
+
+
+def local_state(store: Store, folder: Path, manifest: StoredObject) -> LocalState:
+    """Whether the bundle is here already, compared by its manifest."""
+    path = folder / bundle.MANIFEST
+    try:
+        same = _size(path) == manifest.bytes and _crc32c_of(path) == checksum_of(store, manifest)
+        bundle.read(folder)
+    except (BundleError, FileNotFoundError):
+        return LocalState.ABSENT
+    return LocalState.SAME if same else LocalState.OTHER
+
+
+def _crc32c_of(path: Path) -> str:
+    with path.open("rb") as content:
+        return crc32c_of(content)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
+
+
+def seal(folder: Path, manifest: bytes) -> None:
+    """Put the manifest into place, at once and last: from here on the bundle is complete."""
+    shutil.rmtree(folder / PARTIAL, ignore_errors=True)
+    temporary = folder / f"{bundle.MANIFEST}.tmp"
+    with temporary.open("wb") as content:
+        content.write(manifest)
+        content.flush()
+        os.fsync(content.fileno())
+    temporary.replace(folder / bundle.MANIFEST)
+
+
+@contextmanager
+def disk_errors(folder: Path) -> Iterator[None]:
+    """A disk that takes nothing more ends the fetch; what is wrong with one folder refuses that run alone."""
+    try:
+        yield
+    except OSError as error:
+        where = error.filename or folder
+        if bundle.is_write_failure(error) and not isinstance(error, FileNotFoundError):
+            raise ToolError(
+                f"{error.strerror} while writing '{where}'",
+                hint="free some space, or -o FOLDER on another disk; the same command continues",
+            ) from error
+        raise BundleError(f"'{where}' cannot be written: {error.strerror or error}", hint="move it away") from error

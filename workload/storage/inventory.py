@@ -1,0 +1,193 @@
+"""Which runs a list of objects holds, and which files of each may be written: pure functions of names.
+
+Everything that a store says is somebody else's: a name that could leave its folder, or could not lie beside the others
+on every file system, is refused, and a manifest is believed only as far as the objects are there as it says.
+"""
+
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from workload.contract import bundle
+from workload.contract.errors import BundleError
+from workload.storage.names import clashes, why_unsafe
+from workload.storage.store import Store, StoredObject
+
+RUNS = "runs"
+# Pieces of files that have not come whole, inside the run's folder.
+PARTIAL = ".fetch"
+# Names that the fetch itself writes; compared without case, as some file systems do.
+RESERVED = frozenset({bundle.MANIFEST.casefold(), f"{bundle.MANIFEST}.tmp".casefold()})
+# Labels of a manifest's object, so that one list says how every complete run ended.
+STATUS_LABEL, KEY_LABEL = "status", "run_key"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refused:
+    """An object that is not written, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteRun:
+    """One run in a store: its objects by their name inside the run. `kind` is the store's, for messages."""
+
+    run_id: str
+    objects: Mapping[str, StoredObject]
+    kind: str = "bucket"
+
+    @property
+    def manifest(self) -> StoredObject | None:
+        """The object that makes the run complete."""
+        return self.objects.get(bundle.MANIFEST)
+
+    def damaged(self, why: str) -> BundleError:
+        """The error for a run that cannot be fetched as it is."""
+        return BundleError(f"damaged in the {self.kind}: {why}", hint=f"upload run '{self.run_id}' again, or remove it")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inventory:
+    """Everything below a folder of a store, in the order of names."""
+
+    runs: tuple[RemoteRun, ...]
+    refused: tuple[Refused, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """One file to have: `sha256` is the manifest's, empty where the run has none."""
+
+    name: str
+    remote: StoredObject
+    sha256: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SealedRun:
+    """A complete run as a list shows it; `run_key` is empty where it has none."""
+
+    run_id: str
+    status: str
+    run_key: str
+
+
+def take_stock(objects: Iterable[StoredObject], folder: str, kind: str = "bucket") -> Inventory:
+    """Sort a list of objects below `folder` into runs; names that may not be written are refused, the rest stays."""
+    objects_by_run: dict[str, dict[str, StoredObject]] = {}
+    refused: list[Refused] = []
+    for listed in objects:
+        name = listed.name.removeprefix(folder)
+        # Consoles make empty objects whose name ends in a slash, to show a folder.
+        if not name or (name.endswith("/") and not listed.bytes and not why_unsafe(name[:-1])):
+            continue
+        run_id, slash, inner = name.partition("/")
+        if reason := listed.problem or why_unsafe(name) or _why_reserved(inner):
+            refused.append(Refused(name=listed.name, reason=reason))
+        elif slash:
+            objects_by_run.setdefault(run_id, {})[inner] = listed
+    runs = []
+    for run_id, inside in sorted(objects_by_run.items()):
+        # Of a complete run nothing is written but what its manifest lists: it decides between names that clash.
+        clashing = {} if bundle.MANIFEST in inside else clashes(inside)
+        refused += [Refused(name=f"{folder}{run_id}/{name}", reason=reason) for name, reason in clashing.items()]
+        kept = {name: listed for name, listed in inside.items() if name not in clashing}
+        runs.append(RemoteRun(run_id=run_id, objects=kept, kind=kind))
+    return Inventory(runs=tuple(runs), refused=tuple(refused))
+
+
+def strays(run: RemoteRun, listed: Collection[str]) -> tuple[Refused, ...]:
+    """Objects of a complete run that could not lie beside the files that its manifest lists."""
+    return tuple(
+        Refused(name=stray.name, reason="cannot lie beside the files that the manifest lists")
+        for name, stray in sorted(run.objects.items())
+        if name != bundle.MANIFEST and name not in listed and clashes([*listed, name])
+    )
+
+
+def wanted_files(run: RemoteRun, manifest: bytes) -> tuple[Wanted, ...]:
+    """The files that a manifest lists, each with its object; `BundleError` if one is unsafe, missing or another."""
+    rows = _rows_of(run, manifest)
+    clashing = clashes([row.name for row in rows])
+    return tuple(_wanted(run, row, clashing) for row in rows)
+
+
+def read_document(run: RemoteRun, name: str, content: bytes) -> dict[str, Any]:
+    """A JSON object of a schema that we read; else `BundleError`."""
+    try:
+        document = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise run.damaged(f"{name} is no readable JSON") from error
+    version = document.get("schema_version") if isinstance(document, dict) else None
+    if type(version) is not int or version < 1:
+        raise run.damaged(f"{name} has no schema_version")
+    if version > bundle.SCHEMA_VERSION:
+        raise BundleError(
+            f"{name} has bundle schema {version}; this version reads up to schema {bundle.SCHEMA_VERSION}",
+            hint="upgrade rooflaunch to the version that wrote it, or a newer one",
+        )
+    assert isinstance(document, dict)
+    return document
+
+
+def labels_of(record: Mapping[str, Any]) -> dict[str, str]:
+    """What is stored with a manifest: how its run ended, and the key of what was asked for, where it has one."""
+    labels = {STATUS_LABEL: record.get("status"), KEY_LABEL: record.get(KEY_LABEL)}
+    return {label: value for label, value in labels.items() if isinstance(value, str)}
+
+
+def sealed_runs(store: Store, folder: str = f"{RUNS}/") -> Iterator[SealedRun]:
+    """Every complete run, from one list where the store keeps labels; else its run.json is read.
+
+    A record that cannot be read gives no status: the run is there, and `fetch` says what is wrong with it.
+    """
+    for run in take_stock(store.objects(folder), folder, store.kind).runs:
+        if run.manifest is None:
+            continue
+        labels: Mapping[str, str] = run.manifest.metadata
+        if STATUS_LABEL not in labels:
+            try:
+                content = store.read(f"{folder}{run.run_id}/{bundle.RECORD}") or b""
+                labels = labels_of(read_document(run, bundle.RECORD, content))
+            except BundleError:
+                labels = {}
+        yield SealedRun(run_id=run.run_id, status=labels.get(STATUS_LABEL, ""), run_key=labels.get(KEY_LABEL, ""))
+
+
+def _why_reserved(inner: str) -> str:
+    """Why this name inside a run is ours to write; the manifest in its own spelling is expected there."""
+    top = inner.partition("/")[0].casefold()
+    if top == PARTIAL or (top in RESERVED and inner != bundle.MANIFEST):
+        return "a name that the fetch itself uses"
+    return ""
+
+
+def _rows_of(run: RemoteRun, manifest: bytes) -> list[bundle.File]:
+    document = read_document(run, bundle.MANIFEST, manifest)
+    try:
+        rows = [bundle.File(**row) for row in document["files"]]
+    except (TypeError, KeyError) as error:
+        raise run.damaged(f"{bundle.MANIFEST} does not list its files") from error
+    for row in rows:
+        if type(row.bytes) is not int or not all(isinstance(text, str) for text in (row.name, row.sha256, row.crc32c)):
+            raise run.damaged(f"{bundle.MANIFEST} does not list its files")
+    if bundle.RECORD not in {row.name for row in rows}:
+        raise run.damaged(f"{bundle.MANIFEST} lists no {bundle.RECORD}")
+    return rows
+
+
+def _wanted(run: RemoteRun, row: bundle.File, clashing: Mapping[str, str]) -> Wanted:
+    reserved = "a name that the fetch itself uses" if row.name == bundle.MANIFEST else _why_reserved(row.name)
+    if reason := why_unsafe(row.name) or reserved or clashing.get(row.name):
+        raise run.damaged(f"{bundle.MANIFEST} names {row.name!r}: {reason}")
+    remote = run.objects.get(row.name)
+    if remote is None:
+        raise run.damaged(f"{row.name} is missing")
+    if remote.bytes != row.bytes:
+        raise run.damaged(f"{row.name} has {remote.bytes} bytes, the manifest says {row.bytes}")
+    if remote.crc32c and remote.crc32c != row.crc32c:
+        raise run.damaged(f"{row.name} was changed after the run: its crc32c differs")
+    return Wanted(name=row.name, remote=remote, sha256=row.sha256)

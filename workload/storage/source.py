@@ -1,0 +1,80 @@
+"""What `analyze fetch` is given: a store, and where in it runs lie."""
+
+import os
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from workload.contract import bundle
+from workload.contract.errors import UsageError
+from workload.storage.inventory import RUNS
+from workload.storage.names import why_unsafe
+from workload.storage.store import EXAMPLE, BucketAddress, parse_address
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Where runs lie in the store at `address`.
+
+    `folder` is what their names start with: `a/b/runs/`, or empty for a folder that holds bundles and other things.
+    `run_id` where one run alone is meant.
+    """
+
+    address: str
+    folder: str
+    run_id: str | None = None
+
+    @property
+    def prefix(self) -> str:
+        """What every name of interest starts with."""
+        return f"{self.folder}{self.run_id}/" if self.run_id else self.folder
+
+    def __str__(self) -> str:
+        return f"{self.address}/{self.prefix}"
+
+    def search(self) -> str:
+        """The command that finds complete runs anywhere in the store."""
+        if self.address.startswith("gs://"):
+            return f"gcloud storage ls '{self.address}/**/{bundle.MANIFEST}'"
+        return f"find {shlex.quote(self.address)} -name {bundle.MANIFEST}"
+
+    def require_apart(self, output: Path) -> None:
+        """Raise `UsageError` where what is fetched would be put among what is to be fetched."""
+        if isinstance(parse_address(self.address), Path):
+            runs = Path(self.address, self.folder).resolve()
+            if output.resolve().is_relative_to(runs):
+                raise UsageError(
+                    f"the output '{output}' is, or lies in, the source '{self}' itself", hint="-o ANOTHER_FOLDER"
+                )
+
+
+def parse_source(text: str) -> Source:
+    """`PLACE`, `PLACE/runs` or `PLACE/runs/RUN_ID`, where the place is `gs://BUCKET[/PREFIX]` or a folder.
+
+    A folder without `runs` may hold the bundles themselves, or be one. `UsageError` for anything else.
+    """
+    place = parse_address(text)
+    source = _in_bucket(place) if isinstance(place, BucketAddress) else _in_folder(place)
+    if source.run_id is not None and (reason := why_unsafe(source.run_id)):
+        raise UsageError(f"'{source.run_id}' is no run: {reason}", hint=EXAMPLE)
+    return source
+
+
+def _in_bucket(place: BucketAddress) -> Source:
+    parts = place.path.split("/") if place.path else []
+    run_id = parts.pop() if parts[-2:-1] == [RUNS] else None
+    if parts[-1:] != [RUNS]:
+        parts.append(RUNS)
+    return Source(address=f"gs://{place.bucket}", folder="/".join(parts) + "/", run_id=run_id)
+
+
+def _in_folder(path: Path) -> Source:
+    if path.name in ("", ".."):
+        path = Path(os.path.abspath(path))  # noqa: PTH100 - `resolve` would show where links lead
+    if path.parent.name == RUNS:
+        return Source(address=str(path.parent.parent), folder=f"{RUNS}/", run_id=path.name)
+    if path.name == RUNS:
+        return Source(address=str(path.parent), folder=f"{RUNS}/")
+    if any((path / name).is_file() for name in (bundle.MANIFEST, bundle.RECORD)):
+        return Source(address=str(path.parent), folder="", run_id=path.name)
+    return Source(address=str(path), folder=f"{RUNS}/" if (path / RUNS).is_dir() else "")
