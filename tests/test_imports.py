@@ -21,6 +21,7 @@ CROSSING = {
     "workload.storage.fetch",
     "workload.storage.inventory",
     "workload.storage.source",
+    "workload.storage.ssh",
     "workload.storage.store",
     "workload.storage.upload",
 }

@@ -190,8 +190,10 @@ def open_store(address: str, *, probe: str = "", jobs: int = 1, patience: Patien
     `jobs` requests may run at a time. Raises `UsageError` (no such bucket or folder, an unknown kind of address) or
     `ToolError` (a package is missing; no credentials, permission or answer).
     """
-    from workload.storage import folder, gcs  # noqa: PLC0415 - each needs this module
+    from workload.storage import folder, gcs, ssh  # noqa: PLC0415 - each needs this module
 
+    if address.startswith("ssh://"):
+        return ssh.connect(address)
     limits = patience or Patience()
     place = parse_address(address)
     if isinstance(place, Path):

@@ -1,4 +1,4 @@
-"""The places that the contract of `Store` is tested on: the real fake-gcs-server, and folders of two kinds.
+"""The places that the contract of `Store` is tested on: the real fake-gcs-server, and folders of three kinds.
 
 A new kind of store adds one `Place` here, and every test of `test_store_contract.py` runs on it.
 """
@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import pytest
 
+from tests import sshd
 from tests.workload.storage.gcs_server import BUCKET, GcsServer
 from workload.storage.store import Store, open_store
 
@@ -103,6 +104,14 @@ class Folder:
 
             patch.setattr(os, "open", noted)
             yield asked
+
+
+class FolderOverSsh(Folder):
+    """A folder of another machine: a real sshd on loopback."""
+
+    def __init__(self, machine: sshd.Machine, name: str) -> None:
+        super().__init__(machine.home / name)
+        self.address = f"ssh://{machine.host}:{machine.port}/~/{name}"
 
 
 class FolderWithoutLinks(Folder):

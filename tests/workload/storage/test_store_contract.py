@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import sshd
 from tests.workload.storage import gcs_server, places
 from tests.workload.storage.gcs_server import GcsServer
 from tests.workload.storage.places import Place
@@ -49,10 +50,20 @@ def _running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GcsServer]:
         yield server
 
 
-@pytest.fixture(params=["gcs", "folder", "folder-without-links"])
+@pytest.fixture(scope="module")
+def _machine() -> Iterator[sshd.Machine]:
+    with sshd.running() as machine:
+        yield machine
+
+
+@pytest.fixture(params=["gcs", "folder", "folder-without-links", "ssh"])
 def place(
     request: pytest.FixtureRequest, tmp_path: Path, _running: GcsServer, monkeypatch: pytest.MonkeyPatch
 ) -> Place:
+    if request.param == "ssh":
+        machine = request.getfixturevalue("_machine")
+        sshd.meet(machine, monkeypatch)
+        return places.FolderOverSsh(machine, re.sub(r"\W", "-", request.node.name))
     if request.param == "gcs":
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", _running.url)
         return places.Bucket(_running, re.sub(r"\W", "-", request.node.name))

@@ -1,0 +1,122 @@
+"""A real sshd on loopback, as another machine: its own folder for the user, its own keys. Debian's openssh-server."""
+
+import getpass
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
+WHY_SKIPPED = "no sshd here: .ci/packages installs it (openssh-server)"
+STARTS_WITHIN_S = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """`home`: the user's folder there; `bin`: first on its PATH. `here`: first on ours, with an `ssh` that knows it."""
+
+    port: int
+    folder: Path
+    process: subprocess.Popen[bytes]
+
+    @property
+    def host(self) -> str:
+        return f"{getpass.getuser()}@127.0.0.1"
+
+    @property
+    def home(self) -> Path:
+        return self.folder / "home"
+
+    @property
+    def bin(self) -> Path:
+        return self.folder / "bin"
+
+    @property
+    def here(self) -> Path:
+        return self.folder / "here"
+
+    def program(self, name: str, text: str) -> None:
+        """Install a program there."""
+        _executable(self.bin / name, text)
+
+    def connections(self) -> list[int]:
+        """The processes of sshd that serve somebody now."""
+        listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+        rows = [tuple(map(int, line.split())) for line in listed.splitlines()]
+        return [pid for pid, parent in rows if parent == self.process.pid]
+
+    def cut_off(self) -> None:
+        """Break every connection that there is now."""
+        for pid in self.connections():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+@contextmanager
+def running() -> Iterator[Machine]:
+    """In a folder with a short name: a socket's path has 104 bytes."""
+    if not Path(SSHD).exists():
+        pytest.skip(WHY_SKIPPED)
+    folder = Path(tempfile.mkdtemp(prefix="rl-"))
+    for name in ("home", "bin", "here", "run"):
+        (folder / name).mkdir()
+    for key in ("host", "user"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / key)], check=True)
+    shutil.copy(folder / "user.pub", folder / "authorized_keys")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    (folder / "known_hosts").write_text(f"[127.0.0.1]:{port} {(folder / 'host.pub').read_text()}")
+    (folder / "sshd_config").write_text(
+        f"Port {port}\nListenAddress 127.0.0.1\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/authorized_keys\n"
+        "PidFile none\nStrictModes no\nUsePAM no\nPasswordAuthentication no\nKbdInteractiveAuthentication no\n"
+        f"PermitRootLogin yes\nMaxStartups 200\nSetEnv HOME={folder}/home PATH={folder}/bin:{os.environ['PATH']}\n"
+    )
+    (folder / "ssh_config").write_text(
+        f"IdentityFile {folder}/user\nIdentitiesOnly yes\nUserKnownHostsFile {folder}/known_hosts\n"
+        "GlobalKnownHostsFile /dev/null\n"
+    )
+    _executable(folder / "here/ssh", f'#!/bin/sh\nexec {shutil.which("ssh")} -F {folder}/ssh_config "$@"\n')
+    if os.getuid() == 0:
+        Path("/run/sshd").mkdir(exist_ok=True)
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen([SSHD, "-D", "-e", "-f", str(folder / "sshd_config")], stderr=log)
+    machine = Machine(port=port, folder=folder, process=process)
+    try:
+        _await_port(port, folder / "log")
+        yield machine
+    finally:
+        machine.cut_off()
+        process.kill()
+        process.wait()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def meet(machine: Machine, patch: pytest.MonkeyPatch) -> None:
+    """Have this process, and its children, find that machine with its `ssh`."""
+    patch.setenv("PATH", f"{machine.here}:{os.environ['PATH']}")
+    patch.setenv("XDG_RUNTIME_DIR", str(machine.folder / "run"))
+
+
+def _executable(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(path.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
+
+
+def _await_port(port: int, log: Path) -> None:
+    until_s = time.monotonic() + STARTS_WITHIN_S
+    while time.monotonic() < until_s:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        time.sleep(0.05)
+    pytest.fail(f"sshd did not start: {log.read_text(errors='replace')}")

@@ -1,0 +1,526 @@
+"""Another machine over the system's `ssh`: asking it something, and a store in a folder of it. Standard library only.
+
+What is asked is a small Python program of ours, sent over the connection together with its question: nothing that a
+user typed becomes part of a command line there. Keys, aliases and known hosts are those of the user's own `ssh`.
+Connections are shared and kept for a minute, and every question may be asked again after a lost one.
+"""
+
+import json
+import os
+import re
+import secrets
+import shlex
+import shutil
+import stat
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from workload.contract.checksum import crc32c, crc32c_of, crc32c_text
+from workload.contract.errors import BundleError, ToolError, UsageError
+from workload.storage.names import require_safe
+from workload.storage.store import (
+    MAX_RECORD_BYTES,
+    BoundedSink,
+    ObjectChangedError,
+    ObjectExistsError,
+    Patience,
+    Sink,
+    StoredObject,
+    TooLongError,
+    UnreachableError,
+    not_sealed,
+)
+
+USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,63}")
+# A name, an alias of ~/.ssh/config, or an address: never an option, never a second word.
+HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*")
+ADDRESS = re.compile(r"ssh://(?P<login>([^@/]*@)?(\[[^]/]*\]|[^:/]*))(:(?P<port>\d{1,9}))?(?P<path>/[^\x00-\x1f]*)")
+EXAMPLE = "ssh://USER@HOST/~/.rooflaunch"
+MAX_PORT = 65535
+DEFAULT_PORT = 22
+# A machine that does not answer for 30 s is away; a question itself may take longer than its answer's first byte.
+SSH_OPTIONS = {
+    "BatchMode": "yes",
+    "ConnectTimeout": "15",
+    "ServerAliveInterval": "10",
+    "ServerAliveCountMax": "3",
+    "LogLevel": "ERROR",
+    "RemoteCommand": "none",
+    "RequestTTY": "no",
+    "ClearAllForwardings": "yes",
+    "ForwardAgent": "no",
+    "ForwardX11": "no",
+    "PermitLocalCommand": "no",
+}
+KEPT_S = 60
+# The path of a Unix socket has 104 bytes on macOS; ssh's name for it has 40, and 17 while it is made.
+MAX_CONTROL_FOLDER = 46
+# Pauses before a question is asked again, of a machine that has answered before.
+PAUSES_S = (1.0, 3.0, 6.0)
+QUESTION_LIMIT_S = 60.0
+# For what carries files: half an hour for 2 GB at 10 Mbit/s.
+TRANSFER_LIMIT_S = 1800.0
+BLOCK_BYTES = 1 << 18
+# What a login script may print before our answer comes.
+MAX_PREAMBLE_BYTES = 1 << 20
+# For ssh to end once nobody asks any more.
+ENDS_WITHIN_S = 2.0
+SSH_FAILED = 255
+NOT_FOUND = 127
+# The only command line there. It reads the rest from its standard input; -I: nothing of the user's folder is imported.
+COMMAND = ("python3", "-I", "-c", "import sys; i = sys.stdin.buffer; exec(i.read(int(i.readline())))")
+FRAME = """
+import json, sys
+if sys.version_info < (3, 8):
+    sys.exit("rooflaunch needs Python 3.8 there; python3 is %d.%d" % sys.version_info[:2])
+stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
+scope = {"__name__": "rooflaunch"}
+exec(compile(stdin.read(int(stdin.readline())), "rooflaunch", "exec"), scope)
+
+class Payload:
+    def __init__(self, size):
+        self.left = size
+    def read(self, size):
+        block = stdin.read(min(size, self.left))
+        self.left -= len(block)
+        return block
+
+for line in iter(stdin.readline, b""):
+    question = json.loads(line)
+    payload = Payload(question["payload"])
+    try:
+        answer, blocks = scope["main"](question, payload)
+    except OSError as error:
+        answer, blocks = {"error": error.strerror or str(error), "path": str(error.filename or "")}, ()
+    while payload.read(1 << 18):
+        pass
+    stdout.write(("\\n%s\\n%s\\n" % (question["mark"], json.dumps(answer))).encode())
+    left = answer.get("bytes", 0)
+    for block in blocks:
+        left -= len(block)
+        stdout.write(block)
+    stdout.flush()
+    if left:
+        sys.exit("a file changed while it was read")
+"""
+
+
+class LostError(UnreachableError):
+    """The connection broke, or the machine does not answer: the same question may be asked again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Login:
+    """Where to log in; without user or port what ~/.ssh/config says, or ssh's own defaults."""
+
+    host: str
+    user: str = ""
+    port: int | None = None
+
+    def __str__(self) -> str:
+        """`user@box`, as a person writes it."""
+        return f"{self.user}@{self.host}" if self.user else self.host
+
+    def command(self) -> str:
+        """How to log in by hand."""
+        return f"ssh {'' if self.port is None else f'-p {self.port} '}{self}"
+
+    def known_as(self) -> str:
+        """Its name in known_hosts."""
+        return self.host if self.port in (None, DEFAULT_PORT) else f"'[{self.host}]:{self.port}'"
+
+    def words(self) -> list[str]:
+        """The end of ssh's command line: nothing in it can be taken for an option."""
+        user = ["-l", self.user] if self.user else []
+        port = [] if self.port is None else ["-p", str(self.port)]
+        return [*user, *port, "--", self.host]
+
+
+def parse_login(text: str, port: int | None = None) -> Login:
+    """`[USER@]HOST`; `UsageError` for anything that ssh could take for something else."""
+    user, at, host = text.rpartition("@")
+    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if (at and not USER.fullmatch(user)) or not HOST.fullmatch(host):
+        raise UsageError(f"a machine to log in to is written USER@HOST; got '{text}'", hint="--host me@box")
+    if port is not None and not 1 <= port <= MAX_PORT:
+        raise UsageError(f"a port is a number from 1 to {MAX_PORT}; got {port}", hint="--port 22")
+    return Login(user=user, host=host, port=port)
+
+
+class Connection:
+    """Asks one machine questions. Threads may share it."""
+
+    def __init__(self, login: Login, *, sleep: Callable[[float], None] = time.sleep) -> None:
+        self.login = login
+        self._sleep = sleep
+        self._has_answered = False
+        # Programs that run there and wait for the next question, by their text.
+        self._idle: dict[str, list[_Session]] = {}
+
+    def ask(
+        self,
+        program: str,
+        question: Mapping[str, Any],
+        *,
+        payload: bytes | Path = b"",
+        sink: Sink | None = None,
+        limit_s: float = QUESTION_LIMIT_S,
+    ) -> dict[str, Any]:
+        """What `main(question, payload)` of `program` answers there; the bytes that come with it go to `sink`.
+
+        After a lost connection it is asked once more, with `again` in the question: it may have been done before.
+
+        Raises `LostError` where the machine is away, `ToolError` where it refuses us, or its system the question.
+        """
+        pauses, is_again = iter(PAUSES_S), False
+        while True:
+            counted, asked = _Counted(sink), {**question, "again": is_again}
+            try:
+                answer = self._ask_once(program, asked, payload, counted, limit_s)
+            except LostError:
+                pause_s = next(pauses, None)
+                # Who never answered is most likely misspelt; of a file that came in part the reader asks for the rest.
+                if not self._has_answered or pause_s is None or counted.bytes:
+                    raise
+                self._sleep(pause_s)
+                is_again = True
+            else:
+                self._has_answered = True
+                if "error" in answer:
+                    where = f" '{answer['path']}'" if answer.get("path") else ""
+                    raise ToolError(
+                        f"{self.login} refused{where}: {answer['error']}",
+                        hint=f"look there: {self.login.command()}; df -h and quota say whether its disk is full",
+                    )
+                return answer
+
+    def _ask_once(
+        self, program: str, question: Mapping[str, Any], payload: bytes | Path, sink: "_Counted", limit_s: float
+    ) -> dict[str, Any]:
+        waiting = self._idle.setdefault(program, [])
+        try:
+            session = waiting.pop()
+        except IndexError:
+            session = _Session([*self._ssh(), *self.login.words(), shlex.join(COMMAND)], program)
+        try:
+            answer = session.ask(question, payload, sink, limit_s)
+        except BaseException:
+            session.close()
+            raise
+        if answer is not None:
+            waiting.append(session)
+            return answer
+        ended = session.close()
+        if ended.is_late:
+            by_hand = f"try it by hand: {self.login.command()}"
+            raise LostError(f"{self.login} did not answer within {limit_s:g} s", hint=by_hand)
+        raise self._explained(ended.code, ended.complaints, ended.junk)
+
+    def close(self) -> None:
+        """End what waits there; the next question starts it again."""
+        for session in [session for sessions in self._idle.values() for session in sessions]:
+            session.close()
+        self._idle.clear()
+
+    def _ssh(self) -> list[str]:
+        program = shutil.which("ssh")
+        if program is None:
+            raise ToolError("the program ssh is not installed", hint="install OpenSSH's client (openssh-client)")
+        options = {**SSH_OPTIONS, **_shared()}
+        return [program, "-T", *(word for name, value in options.items() for word in ("-o", f"{name}={value}"))]
+
+    def _explained(self, code: int, said: str, junk: str) -> ToolError:
+        """What an end without an answer means."""
+        lines = [line.strip() for line in (said or junk).splitlines() if line.strip()]
+        last = lines[-1] if lines else ""
+        login, by_hand = self.login, self.login.command()
+        message, hint = f"{login} did not run our program: {last or f'exit code {code}'}", f"try it by hand: {by_hand}"
+        if "REMOTE HOST IDENTIFICATION HAS CHANGED" in said:
+            message = f"{login} shows another host key than before: it was set up anew, or another machine answers"
+            hint = f"ask its owner; then ssh-keygen -R {login.known_as()}, and log in once: {by_hand}"
+        elif "Host key verification failed" in said or "host key is known for" in said:
+            message = f"the host key of {login} is not known here yet"
+            hint = f"log in once by hand and compare it: {by_hand}"
+        elif "Permission denied" in last or "Too many authentication failures" in last:
+            message = f"{login} refused to let us in: {last}"
+            hint = f"no password is asked for: ssh-add a key, or {by_hand.replace('ssh', 'ssh-copy-id', 1)}"
+        elif code == SSH_FAILED or code < 0:
+            why = last or ("ssh was killed" if code < 0 else "the connection broke")
+            return LostError(f"{login} cannot be reached: {why}", hint=hint)
+        elif code == NOT_FOUND:
+            message, hint = f"{login} has no python3", "install Python 3.8 or newer there"
+        return ToolError(message, hint=hint)
+
+
+class _Counted:
+    """How many bytes have come."""
+
+    def __init__(self, sink: Sink | None) -> None:
+        self._sink, self.bytes = sink, 0
+
+    def write(self, data: bytes) -> None:
+        self.bytes += len(data)
+        if self._sink is not None:
+            self._sink.write(data)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Ended:
+    """How ssh ended, what it said, and what was printed there in place of an answer."""
+
+    code: int
+    complaints: str
+    junk: str
+    is_late: bool
+
+
+class _Session:
+    """An `ssh` with one of our programs at its other end, which answers one question after the other."""
+
+    def __init__(self, command: list[str], program: str) -> None:
+        # ssh's complaints go to a file: a connection that is kept would hold a pipe open.
+        self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the session
+        # A process group of its own: Ctrl-C is for us, and the connection is shared.
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._complaints, start_new_session=True
+        )
+        frame, code = FRAME.encode(), program.encode()
+        self._head = b"%d\n%s%d\n%s" % (len(frame), frame, len(code), code)
+        self._junk = ""
+        self._is_late = False
+
+    def ask(
+        self, question: Mapping[str, Any], payload: bytes | Path, sink: "_Counted", limit_s: float
+    ) -> dict[str, Any] | None:
+        """The answer; None where the program or the connection ended before it was whole."""
+        mark = secrets.token_hex(16)
+        size = len(payload) if isinstance(payload, bytes) else payload.stat().st_size
+        line = json.dumps({**question, "mark": mark, "payload": size}).encode() + b"\n"
+        head, self._head = self._head + line, b""
+        timer = threading.Timer(limit_s, self._end_late)
+        timer.daemon = True
+        timer.start()
+        feeder = threading.Thread(target=self._feed, args=(head, payload, size), daemon=True)
+        feeder.start()
+        try:
+            assert self._process.stdout is not None
+            answer, self._junk = _hear(self._process.stdout, mark, sink)
+        except BaseException:
+            self._process.kill()
+            raise
+        finally:
+            timer.cancel()
+        if answer is not None:
+            feeder.join()
+        return answer
+
+    def close(self) -> _Ended:
+        """End it. What ended by itself is asked how."""
+        with suppress(subprocess.TimeoutExpired):
+            assert self._process.stdin is not None
+            with suppress(OSError):
+                self._process.stdin.close()
+            self._process.wait(ENDS_WITHIN_S)
+        self._process.kill()
+        code = self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        with self._complaints:
+            self._complaints.seek(0)
+            said = self._complaints.read(MAX_PREAMBLE_BYTES).decode(errors="replace")
+        return _Ended(code=code, complaints=said, junk=self._junk, is_late=self._is_late)
+
+    def _end_late(self) -> None:
+        self._is_late = True
+        self._process.kill()
+
+    def _feed(self, head: bytes, payload: bytes | Path, size: int) -> None:
+        """A machine that ends early breaks the pipe; what it said is read elsewhere."""
+        stdin = self._process.stdin
+        assert stdin is not None
+        with suppress(OSError, ValueError):
+            stdin.write(head)
+            if isinstance(payload, bytes):
+                stdin.write(payload)
+            else:
+                with payload.open("rb") as source:
+                    shutil.copyfileobj(source, stdin, BLOCK_BYTES)
+                    if source.tell() != size:  # it was changed meanwhile: the other side waits for what never comes
+                        self._process.kill()
+            stdin.flush()
+
+
+def _hear(stdout: IO[bytes], mark: str, sink: _Counted) -> tuple[dict[str, Any] | None, str]:
+    """The answer behind the mark, and what was printed before; None where the stream ends before it is whole."""
+    wanted, junk = mark.encode() + b"\n", b""
+    while (line := stdout.readline(MAX_PREAMBLE_BYTES)) != wanted:
+        junk += line
+        if not line or len(junk) > MAX_PREAMBLE_BYTES:
+            return None, junk.decode(errors="replace")
+    header = stdout.readline()
+    if not header.endswith(b"\n"):
+        return None, ""
+    answer: dict[str, Any] = json.loads(header)
+    left = int(answer.get("bytes", 0))
+    while left:
+        block = stdout.read(min(left, BLOCK_BYTES))
+        if not block:
+            return None, ""
+        sink.write(block)
+        left -= len(block)
+    return answer, ""
+
+
+def _shared() -> dict[str, str]:
+    """Options that share one connection between questions, where a private folder with a short path can be had."""
+    base = os.environ.get("XDG_RUNTIME_DIR") or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    folder = Path(base).expanduser() / "rooflaunch-ssh"
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        facts = folder.lstat()
+        is_private = stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid() and not facts.st_mode & 0o077
+        if is_private and len(str(folder)) <= MAX_CONTROL_FOLDER and not set(str(folder)) & set(' "%'):
+            return {"ControlMaster": "auto", "ControlPersist": str(KEPT_S), "ControlPath": f"{folder}/%C"}
+    return {"ControlMaster": "no", "ControlPath": "none"}
+
+
+def source_of(module: str) -> str:
+    """The text of a program beside this installation's code: `workload/storage/ssh_far.py`."""
+    return (Path(__file__).resolve().parents[2] / module).read_text(encoding="utf-8")
+
+
+def connect(address: str) -> "SshFolder":
+    """The store at `ssh://[USER@]HOST[:PORT]/PATH`; a path that begins with `/~/` is below the user's folder there."""
+    parts = ADDRESS.fullmatch(address)
+    if parts is None:
+        raise UsageError(f"a folder over ssh is written {EXAMPLE}; got '{address}'", hint=EXAMPLE)
+    login = parse_login(parts["login"], int(parts["port"]) if parts["port"] else None)
+    path = parts["path"].rstrip("/") or "/"
+    return SshFolder(Connection(login), path.removeprefix("/") if path.startswith("/~/") else path)
+
+
+class SshFolder:
+    """The objects below a folder of another machine: a `Store`. It is made there when something is written."""
+
+    kind = "folder"
+
+    def __init__(self, connection: Connection, root: str) -> None:
+        """`root`: an absolute path there, or one that begins with `~/`."""
+        self._connection, self._root = connection, root
+        self._program = source_of("workload/storage/ssh_far.py")
+
+    def __str__(self) -> str:
+        return f"folder '{self.locate('').rstrip('/')}'"
+
+    def locate(self, name: str) -> str:
+        """`ssh://me@box:2222/~/.rooflaunch/runs/x`."""
+        login = self._connection.login
+        host = f"[{login.host}]" if ":" in login.host else login.host
+        port = "" if login.port is None else f":{login.port}"
+        user = f"{login.user}@" if login.user else ""
+        return f"ssh://{user}{host}{port}/{self._root.lstrip('/')}/{name}"
+
+    def removal(self, name: str) -> str:
+        """The command that removes an object, or what lies below a name that ends in a slash."""
+        tilde, path = ("~/", self._root[2:]) if self._root.startswith("~/") else ("", self._root)
+        remote = f"rm {'-r ' if name.endswith('/') else ''}{tilde}{shlex.quote(f'{path}/{name}')}"
+        return f"{self._connection.login.command()} {shlex.quote(remote)}"
+
+    def with_patience(self, _: Patience) -> "SshFolder":
+        """The same: how long a machine is waited for is the connection's own."""
+        return self
+
+    def objects(self, prefix: str) -> Iterator[StoredObject]:
+        """Every file whose name starts with `prefix`, in the order of names; other things with their `problem`."""
+        rows = self._ask("list", prefix=prefix)["objects"]
+        listed = [StoredObject(name=n, bytes=size, crc32c="", version=v, problem=p) for n, size, v, p in rows]
+        yield from sorted(listed, key=lambda stored: stored.name.encode(errors="surrogateescape"))
+
+    def folders(self, prefix: str) -> list[str]:
+        """The folders that hold an object, below `prefix` and without it, in order."""
+        names = {stored.name.removeprefix(prefix).partition("/") for stored in self.objects(prefix)}
+        return sorted({name for name, slash, _ in names if slash and name})
+
+    def read(self, name: str, *, most_bytes: int = MAX_RECORD_BYTES) -> bytes | None:
+        """What a small object holds; None where there is none, `TooLongError` where it has more than `most_bytes`."""
+        content = _Kept()
+        answer = self._ask("read", content, name=name, start=0, most_bytes=most_bytes, version="")
+        if answer["state"] == "absent":
+            return None
+        if answer["size"] > most_bytes:
+            raise TooLongError(f"'{name}' in {self} has more than {most_bytes} bytes", hint="remove it, or write again")
+        return bytes(content.data)
+
+    def checksum(self, name: str) -> str | None:
+        """The checksum of an object as it is now; None where it is gone. Its bytes come over the connection."""
+        sink = _Summed()
+        answer = self._ask("read", sink, name=name, start=0, most_bytes=None, version="")
+        return None if answer["state"] == "absent" else crc32c_text(sink.crc)
+
+    def download(self, listed: StoredObject, sink: Sink, *, start: int = 0) -> None:
+        """Write the bytes of an object from `start` on; `ObjectChangedError` where it was replaced since."""
+        bounded = BoundedSink(sink, listed.bytes - start, what=f"'{listed.name}'")
+        answer = self._ask("read", bounded, name=listed.name, start=start, most_bytes=None, version=listed.version)
+        if answer["state"] != "read":
+            raise ObjectChangedError(f"'{listed.name}' changed in the folder meanwhile", hint="fetch again")
+
+    def write(self, name: str, content: bytes, *, if_absent: bool = False) -> bool:
+        """Make or replace an object; with `if_absent` False, and nothing done, where one is there already.
+
+        Asked again after a lost connection, an object that is there and the same counts as ours.
+        """
+        return self._write(name, content, if_absent=if_absent, replaces="")
+
+    def upload(
+        self, name: str, path: Path, *, crc32c: str, replaces: str = "", metadata: Mapping[str, str] | None = None
+    ) -> bool:
+        """Store a file whose checksum is known; False where the same content is there already."""
+        del metadata
+        with path.open("rb") as source:
+            if crc32c_of(source) != crc32c:
+                raise not_sealed(name)
+        if self._write(name, path, if_absent=not replaces, replaces=replaces):
+            return True
+        if self.checksum(name) != crc32c:
+            raise ObjectExistsError(f"another '{name}' is in {self} already", hint=self.removal(name))
+        return False
+
+    def _write(self, name: str, payload: bytes | Path, *, if_absent: bool, replaces: str) -> bool:
+        require_safe(name, self)
+        size = len(payload) if isinstance(payload, bytes) else payload.stat().st_size
+        question: dict[str, Any] = {"name": name, "size": size, "if_absent": if_absent, "replaces": replaces}
+        return bool(self._ask("write", payload=payload, **question)["written"])
+
+    def _ask(self, do: str, sink: Sink | None = None, payload: bytes | Path = b"", **question: Any) -> dict[str, Any]:
+        asked = {"do": do, "root": self._root, **question}
+        answer = self._connection.ask(self._program, asked, sink=sink, payload=payload, limit_s=TRANSFER_LIMIT_S)
+        if "unsafe" in answer:
+            raise BundleError(
+                f"{answer['unsafe']} in {self}", hint="give it another name, or put the file itself there"
+            )
+        return answer
+
+
+class _Kept:
+    def __init__(self) -> None:
+        self.data = bytearray()
+
+    def write(self, data: bytes) -> int:
+        self.data += data
+        return len(data)
+
+
+class _Summed:
+    def __init__(self) -> None:
+        self.crc = 0
+
+    def write(self, data: bytes) -> int:
+        self.crc = crc32c(data, self.crc)
+        return len(data)

@@ -1,0 +1,181 @@
+"""What a store over ssh asks of the other machine: sent there by `workload/storage/ssh.py`, and run by its python3.
+
+Python 3.8 or newer, standard library only. Files are written as `workload/storage/folder.py` writes them: beside their
+place under a temporary name, flushed, and then given their name, so that nobody sees half an object. Symbolic links
+below the folder are not followed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+TEMPORARY = re.compile(r"\.rooflaunch-[0-9a-f]{16}\.(tmp|claim)")
+BLOCK_BYTES = 1 << 18
+# What file systems without hard links answer.
+NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
+# A link that came after we looked for one is not followed, and opening a FIFO does not wait for its writer.
+OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+
+
+class UnsafeError(Exception):
+    """A name that is none, or that leads out of the folder."""
+
+
+def main(question: dict[str, Any], stdin: BinaryIO) -> tuple[dict[str, Any], Iterable[bytes]]:
+    """The answer to one question, and the bytes that come with it."""
+    root = Path(question["root"]).expanduser()
+    try:
+        if question["do"] == "list":
+            return {"objects": list(listed(root, question["prefix"]))}, ()
+        path = path_of(root, question["name"])
+        if question["do"] == "read":
+            return read(path, question)
+        return {"written": write(root, path, question, stdin)}, ()
+    except UnsafeError as unsafe:
+        return {"unsafe": str(unsafe)}, ()
+
+
+def path_of(root: Path, name: str) -> Path:
+    """Where an object lies. What a name may be is looked at before it is sent; here it may not leave the folder."""
+    parts = name.split("/")
+    if not all(parts) or {".", ".."} & set(parts) or "\0" in name or any(map(TEMPORARY.fullmatch, parts)):
+        raise UnsafeError(f"{name!r} is no name for an object")
+    path = root
+    for part in parts:
+        path /= part
+        if path.is_symlink():
+            raise UnsafeError(f"{str(path)!r} is a symbolic link")
+    return path
+
+
+def listed(root: Path, prefix: str) -> Iterator[tuple[str, int, str, str]]:
+    """(name, bytes, version, problem) of every file whose name starts with `prefix`."""
+    top, _, start = prefix.rpartition("/")
+    try:
+        folder = path_of(root, top) if top else root
+    except UnsafeError:
+        if (root / top).is_symlink():
+            yield top, 0, "", "a symbolic link"
+        return
+    yield from walk(folder, f"{top}/" if top else "", start)
+
+
+def walk(folder: Path, before: str, start: str = "") -> Iterator[tuple[str, int, str, str]]:
+    """The files of a folder whose path there begins with `start`; `before` is put in front of their names."""
+    try:
+        with os.scandir(folder) as scan:
+            entries = list(scan)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for entry in entries:
+        name = before + entry.name
+        if not entry.name.startswith(start) or TEMPORARY.fullmatch(entry.name):
+            continue
+        try:
+            facts = entry.stat(follow_symlinks=False)
+            if stat.S_ISREG(facts.st_mode):
+                yield name, facts.st_size, version(facts), ""
+            elif stat.S_ISDIR(facts.st_mode):
+                yield from walk(folder / entry.name, f"{name}/")
+            else:
+                yield name, 0, "", "a symbolic link" if entry.is_symlink() else "no regular file"
+        except FileNotFoundError:
+            continue  # removed since its folder was read
+        except PermissionError:
+            yield name, 0, "", "no permission to read it"
+
+
+def version(facts: os.stat_result) -> str:
+    """Another file under the same name has another number; one that was written to has another time or size."""
+    return f"{facts.st_ino:x}-{facts.st_mtime_ns:x}-{facts.st_size:x}"
+
+
+def read(path: Path, question: dict[str, Any]) -> tuple[dict[str, Any], Iterable[bytes]]:
+    """An object from `start` on; of one that is too long, or another than was listed, only that it is so."""
+    try:
+        number = os.open(path, OPEN_FLAGS)
+    except (FileNotFoundError, NotADirectoryError):
+        return {"state": "absent", "size": 0}, ()
+    facts = os.fstat(number)
+    if not stat.S_ISREG(facts.st_mode):
+        return {"state": "absent", "size": 0}, ()
+    if question["version"] and question["version"] != version(facts):
+        return {"state": "changed", "size": 0}, ()
+    most, start = question["most_bytes"], question["start"]
+    if most is not None and facts.st_size > most:
+        return {"state": "too long", "size": facts.st_size}, ()
+    source = os.fdopen(number, "rb")
+    source.seek(start)
+    size = max(0, facts.st_size - start)
+    return {"state": "read", "size": facts.st_size, "bytes": size}, exactly(source, size)
+
+
+def exactly(source: BinaryIO, size: int) -> Iterator[bytes]:
+    """So many bytes; fewer where the stream ends before, which the reader sees."""
+    while size:
+        block = source.read(min(size, BLOCK_BYTES))
+        if not block:
+            return
+        size -= len(block)
+        yield block
+
+
+def write(root: Path, path: Path, question: dict[str, Any], stdin: BinaryIO) -> bool:
+    """Whether the object is written now; it was not where its name is taken and may not be replaced."""
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".rooflaunch-{secrets.token_hex(8)}.tmp")
+    try:
+        with temporary.open("xb") as sink:
+            sink.writelines(exactly(stdin, question["size"]))
+            sink.flush()
+            os.fsync(sink.fileno())
+            if sink.tell() != question["size"]:
+                raise OSError(errno.EPIPE, "the connection broke while a file came")
+        replaces = question["replaces"]
+        if not question["if_absent"] and (not replaces or (path.exists() and version(path.lstat()) == replaces)):
+            temporary.replace(path)
+        elif replaces or not give_name(temporary, path):
+            # Asked again after a lost connection: the first time may have done it.
+            return bool(question["again"]) and is_same(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    number = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+    return True
+
+
+def give_name(temporary: Path, path: Path) -> bool:
+    """Whether the name was free, as the file system decides."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if error.errno not in NO_HARD_LINKS:
+            raise
+        if path.exists():
+            return False
+        temporary.rename(path)
+    return True
+
+
+def is_same(one: Path, other: Path) -> bool:
+    """Whether two files hold the same."""
+    with one.open("rb") as first, other.open("rb") as second:
+        while True:
+            block = first.read(BLOCK_BYTES)
+            if block != second.read(BLOCK_BYTES):
+                return False
+            if not block:
+                return True
