@@ -60,7 +60,7 @@ class Bringer:
             with suppress(TooLongError):
                 self._store.download(listed, _Counted(content, self._traffic))
             arrived = content.getvalue()
-            if len(arrived) == listed.bytes and listed.crc32c in ("", crc32c_of(io.BytesIO(arrived))):
+            if len(arrived) == listed.bytes and crc32c_of(io.BytesIO(arrived)) == checksum_of(self._store, listed):
                 return arrived
         raise BundleError(f"{bundle.MANIFEST} arrived damaged {ATTEMPTS} times", hint="fetch again")
 

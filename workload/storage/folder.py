@@ -60,6 +60,8 @@ class Folder:
     def __init__(self, root: Path) -> None:
         self._shown = root
         self._root = root.absolute()
+        # Where a disk was mounted lies another folder once it is unmounted: empty, and not the store.
+        self._inode = self._root.stat().st_ino
 
     def __str__(self) -> str:
         return f"folder '{self._shown}'"
@@ -84,6 +86,8 @@ class Folder:
                 return
             link = self._link_on_the_way(top)
             listed = [_problem(link, "a symbolic link")] if link else list(self._walk(top, start))
+            if not listed:
+                self._require_root()
         yield from sorted(listed, key=lambda each: each.name.encode(errors="surrogateescape"))
 
     def folders(self, prefix: str) -> list[str]:
@@ -94,7 +98,10 @@ class Folder:
                 return []
             inside = [entry.name for entry in _entries(self._root / top) if entry.is_dir(follow_symlinks=False)]
             holding = (name for name in inside if name.startswith(start) and any(self._walk(_join(top, name))))
-            return sorted(name.removeprefix(start) for name in holding)
+            names = sorted(name.removeprefix(start) for name in holding)
+            if not names:
+                self._require_root()
+        return names
 
     def read(self, name: str, *, most_bytes: int = MAX_RECORD_BYTES) -> bytes | None:
         """What a small object holds; None where there is none, `TooLongError` where it has more than `most_bytes`."""
@@ -218,7 +225,9 @@ class Folder:
             return source.read(BLOCK_BYTES)
 
     def _require_version(self, listed: StoredObject, source: BinaryIO) -> None:
-        if _version(os.fstat(source.fileno())) != listed.version:
+        with self._read_errors(listed.name):
+            version = _version(os.fstat(source.fileno()))
+        if version != listed.version:
             raise self._changed(listed)
 
     def _current_version(self, name: str) -> str:
@@ -259,11 +268,12 @@ class Folder:
         try:
             yield
         except FileNotFoundError:
+            self._require_root()
             raise
         except NotADirectoryError as error:
             raise FileNotFoundError(*error.args) from error
         except PermissionError as error:
-            raise ToolError(
+            raise BundleError(
                 f"no permission to read '{self.locate(name)}'", hint=f"ask its owner: ls -ld {self._quoted(name)}"
             ) from error
         except OSError as error:
@@ -272,6 +282,15 @@ class Folder:
                     f"'{self.locate(name)}' is a symbolic link", hint="put the file or folder itself there"
                 ) from error
             raise self._unreachable(error) from error
+
+    def _require_root(self) -> None:
+        """Nothing there is an answer only while the store itself is there."""
+        try:
+            is_there = self._root.stat().st_ino == self._inode
+        except OSError:
+            is_there = False
+        if not is_there:
+            raise UnreachableError(f"{self} is gone", hint="see whether its disk is mounted, then run again")
 
     def _unreachable(self, error: OSError) -> UnreachableError:
         return UnreachableError(
@@ -287,6 +306,7 @@ class Folder:
     def _place(self, name: str, fill: Callable[[BinaryIO], None], *, replace: bool) -> bool:
         """Write a temporary file and give it its name; False where that is taken and may not be replaced."""
         with self._write_errors(name):
+            self._require_root()
             path = self._path(name)
             self._make_folders(path.parent)
             _remove_abandoned(path.parent)
@@ -323,10 +343,6 @@ class Folder:
         except OSError as error:
             if error.errno in NO_ANSWER:
                 raise self._unreachable(error) from error
-            if not self._root.is_dir():
-                raise UnreachableError(
-                    f"{self} is gone", hint="see whether its disk is mounted, then run again"
-                ) from error
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 hint = f"free some space there (df -h {shlex.quote(str(self._shown))}; quota -s), then run again"
             elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):

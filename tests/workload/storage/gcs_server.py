@@ -1,5 +1,6 @@
 """The real fake-gcs-server on a loopback port, and what tests ask of it over plain HTTP."""
 
+import http.client
 import json
 import re
 import socket
@@ -9,7 +10,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
@@ -29,6 +30,15 @@ class GcsServer:
         """Upload an object of any name, whole."""
         query = urllib.parse.urlencode({"uploadType": "media", "name": name})
         self._ask("POST", f"/upload/storage/v1/b/{bucket}/o?{query}", content)
+
+    def put_many(self, names: Sequence[str], content: bytes, *, bucket: str = BUCKET) -> None:
+        """Upload the same content under each name, over one connection."""
+        connection = http.client.HTTPConnection(self.url.removeprefix("http://"), timeout=10)
+        for name in names:
+            query = urllib.parse.urlencode({"uploadType": "media", "name": name})
+            connection.request("POST", f"/upload/storage/v1/b/{bucket}/o?{query}", content)
+            connection.getresponse().read()
+        connection.close()
 
     def put_folder(self, folder: Path, prefix: str, *, without: tuple[str, ...] = ()) -> None:
         """Upload a bundle below `prefix`/runs/, its manifest last."""

@@ -6,7 +6,7 @@ A new kind of store adds one `Place` here, and every test of `test_store_contrac
 import errno
 import os
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -38,6 +38,8 @@ class Place(Protocol):
     def put(self, name: str, content: bytes) -> None:
         """Make or replace an object, not by way of the store."""
 
+    def put_many(self, names: Sequence[str], content: bytes) -> None: ...
+
     def remove(self, name: str) -> None: ...
 
     def requests(self) -> Iterator[list[str]]:
@@ -58,6 +60,9 @@ class Bucket:
 
     def put(self, name: str, content: bytes) -> None:
         self._server.put(f"{self._prefix}/{name}", content)
+
+    def put_many(self, names: Sequence[str], content: bytes) -> None:
+        self._server.put_many([f"{self._prefix}/{name}" for name in names], content)
 
     def remove(self, name: str) -> None:
         self._server._ask("DELETE", f"/storage/v1/b/{BUCKET}/o/{urllib.parse.quote(f'{self._prefix}/{name}', safe='')}")
@@ -87,6 +92,10 @@ class Folder:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
         path.write_bytes(content)
+
+    def put_many(self, names: Sequence[str], content: bytes) -> None:
+        for name in names:
+            self.put(name, content)
 
     def remove(self, name: str) -> None:
         (self.root / name).unlink()

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,19 @@ from tests.workload.storage.places import Place
 from workload.contract import bundle
 from workload.contract.checksum import crc32c_of
 from workload.contract.errors import BundleError, ToolError
-from workload.storage.store import ObjectChangedError, ObjectExistsError, Store, StoredObject, TooLongError
+from workload.storage import fetch as fetching
+from workload.storage.fetch import Report, State, fetch
+from workload.storage.inventory import SealedRun, sealed_runs, take_stock
+from workload.storage.source import parse_source
+from workload.storage.store import (
+    ObjectChangedError,
+    ObjectExistsError,
+    Sink,
+    Store,
+    StoredObject,
+    TooLongError,
+    open_store,
+)
 from workload.storage.upload import upload
 
 pytestmark = pytest.mark.world
@@ -354,3 +367,183 @@ def test_many_bundles_at_a_time(store: Store, made: Path) -> None:
         sent = list(pool.map(write_or_lose(lambda index: bool(upload(store, others[index % 4]))), range(8)))
     assert len(sent) == 8
     assert len(listed(store)) == 4 * 5
+
+
+def test_how_runs_ended_is_seen_in_a_list(place: Place, store: Store, tmp_path: Path) -> None:
+    ids = {f"{RUN[:-2]}{index:02x}": status for index, status in enumerate(("completed", "failed", "out_of_memory"))}
+    for run_id, status in ids.items():
+        upload(store, make_bundle(tmp_path / "made", run_id, status=status))
+    kept = make_bundle(tmp_path / "made", RUN)
+    for name in ("run.json", "MANIFEST.json"):  # by other means, without labels
+        place.put(f"runs/{RUN}/{name}", (kept / name).read_bytes())
+    place.put("runs/unfinished/run.json", b"{}")
+    place.put("runs/foreign/MANIFEST.json", b"{}")
+    assert {sealed.run_id: (sealed.status, sealed.run_key) for sealed in sealed_runs(store)} == {
+        **{run_id: (status, "") for run_id, status in ids.items()},
+        RUN: ("completed", ""),
+        "foreign": ("", ""),
+    }
+
+
+def test_a_key_is_a_label_too(store: Store, made: Path) -> None:
+    bundle.reseal(made, {"run_id": RUN, "status": "completed", "run_key": "abc"})
+    upload(store, made)
+    assert list(sealed_runs(store)) == [SealedRun(run_id=RUN, status="completed", run_key="abc")]
+
+
+def test_a_thousand_bundles_are_listed_with_few_questions(place: Place, store: Store) -> None:
+    """Two objects for each; a page of a bucket's list has 1,000. Nothing is opened and nothing is read."""
+    names = [f"runs/run-{index:04}/{name}" for index in range(1000) for name in ("MANIFEST.json", "run.json")]
+    place.put_many(names, b"{}")
+    with place.requests() as asked:
+        stock = take_stock(store.objects("runs/"), "runs/")
+    assert len(stock.runs) == 1000
+    assert len(asked) <= 3, asked[:10]
+
+
+# Fetching
+
+
+def fetch_all(place: Place, output: Path, *, store: Store | None = None, **options: Any) -> Report:
+    """As `analyze fetch ADDRESS` does it."""
+    source = parse_source(place.address)
+    return fetch(store or open_store(source.address, probe=source.prefix), source, output, jobs=2, **options)
+
+
+def content_of(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_what_is_uploaded_is_fetched_once(place: Place, store: Store, made: Path, tmp_path: Path) -> None:
+    upload(store, made)
+    report = fetch_all(place, tmp_path / "results")
+    assert [(run.state, run.files) for run in report.outcomes] == [(State.FETCHED, 5)]
+    assert content_of(tmp_path / "results" / RUN) == content_of(made)
+    report = fetch_all(place, tmp_path / "results")
+    assert [(run.state, run.files) for run in report.outcomes] == [(State.SKIPPED, 0)]
+    bundle.reseal(tmp_path / "results" / RUN, {"run_id": RUN, "status": "completed", "made": "here"})
+    report = fetch_all(place, tmp_path / "results")
+    assert [run.reason for run in report.outcomes] == [
+        f"'{tmp_path / 'results' / RUN}' is complete and another bundle: --replace overwrites it"
+    ]
+    assert fetch_all(place, tmp_path / "results", replace=True).count(State.FETCHED) == 1
+
+
+def test_nothing_below_an_address(place: Place, store: Store, tmp_path: Path) -> None:
+    store.write("launches/x/request.json", b"{}")
+    assert fetch_all(place, tmp_path / "results").outcomes == ()
+    assert not (tmp_path / "results").exists()
+
+
+def test_an_incomplete_run_comes_only_when_asked_for(place: Place, store: Store, made: Path, tmp_path: Path) -> None:
+    upload(store, made)
+    place.remove(f"runs/{RUN}/MANIFEST.json")
+    report = fetch_all(place, tmp_path / "results")
+    assert [run.reason for run in report.outcomes] == [
+        "no MANIFEST.json: it still runs, or was cut off; --incomplete fetches it"
+    ]
+    assert fetch_all(place, tmp_path / "results", incomplete=True).outcomes[0].files == 4
+    place.put(f"runs/{RUN}/steps.csv", (made / "steps.csv").read_bytes()[:-2] + b"?\n")
+    assert fetch_all(place, tmp_path / "results", incomplete=True).outcomes[0].files == 1, "what differs"
+    assert (tmp_path / "results" / RUN / "steps.csv").read_bytes().endswith(b"?\n")
+
+
+def test_what_was_damaged_where_it_lies_is_refused(place: Place, store: Store, made: Path, tmp_path: Path) -> None:
+    upload(store, made)
+    place.put(f"runs/{RUN}/steps.csv", (made / "steps.csv").read_bytes()[:-2] + b"?\n")
+    (outcome,) = fetch_all(place, tmp_path / "results").outcomes
+    assert (outcome.state, outcome.reason) in (
+        (State.REFUSED, "damaged in the bucket: steps.csv was changed after the run: its crc32c differs"),
+        (State.REFUSED, "steps.csv arrived damaged 2 times"),
+    )
+    place.remove(f"runs/{RUN}/steps.csv")
+    (outcome,) = fetch_all(place, tmp_path / "results").outcomes
+    assert outcome.reason == f"damaged in the {store.kind}: steps.csv is missing"
+    assert not (tmp_path / "results" / RUN / "MANIFEST.json").exists()
+
+
+@pytest.mark.parametrize(("times", "state"), [(1, State.FETCHED), (2, State.REFUSED)])
+@pytest.mark.parametrize("name", ["steps.csv", "MANIFEST.json"])
+def test_what_arrives_damaged_comes_once_more(
+    place: Place, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int, state: State, name: str
+) -> None:
+    upload(place.opened(), made)
+    source = parse_source(place.address)
+    store = open_store(source.address)
+    download, left = store.download, [times]
+
+    def damaged(listed: StoredObject, sink: Sink, *, start: int = 0) -> None:
+        if listed.name.endswith(name) and left[0]:
+            left[0] -= 1
+            sink.write(b"?" * listed.bytes)
+        else:
+            download(listed, sink, start=start)
+
+    monkeypatch.setattr(store, "download", damaged)
+    (outcome,) = fetch_all(place, tmp_path / "results", store=store).outcomes
+    assert outcome.state is state
+    if state is State.FETCHED:
+        assert content_of(tmp_path / "results" / RUN) == content_of(made)
+    else:
+        assert outcome.reason == f"{name} arrived damaged 2 times"
+        assert not (tmp_path / "results" / RUN / "MANIFEST.json").exists()
+
+
+def test_hostile_names_that_lie_there_are_refused(place: Place, store: Store, made: Path, tmp_path: Path) -> None:
+    upload(store, made)
+    hostile = {
+        "ncu/-rf": "a part that begins with a dash",
+        "a\\..\\evil": "a backslash",
+        "C:evil": "a drive letter",
+        "line\nfeed": "a control character",
+        "\x1b]0;evil": "a control character",
+        "MANIFEST.json.": "a part that ends in a dot or a space",
+        ".fetch/x": "a name that the fetch itself uses",
+        "manifest.json": "a name that the fetch itself uses",
+        "Steps.csv": "cannot lie beside the files that the manifest lists",
+    }
+    for name in hostile:
+        place.put(f"runs/{RUN}/{name}", b"evil")
+    report = fetch_all(place, tmp_path / "results")
+    assert {each.name.rpartition(f"runs/{RUN}/")[2]: each.reason for each in report.refused} == hostile
+    assert [run.state for run in report.outcomes] == [State.FETCHED]
+    assert content_of(tmp_path / "results" / RUN) == content_of(made)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("../evil", "leaves its folder"),
+        ("/etc/passwd", "an absolute path"),
+        ("ncu", "a folder of other objects has this name"),
+    ],
+)
+def test_a_manifest_that_names_what_lies_elsewhere(
+    place: Place, store: Store, made: Path, tmp_path: Path, name: str, reason: str
+) -> None:
+    upload(store, made)
+    document = json.loads((made / "MANIFEST.json").read_text())
+    document["files"].append(document["files"][0] | {"name": name})
+    place.put(f"runs/{RUN}/MANIFEST.json", json.dumps(document).encode())
+    (outcome,) = fetch_all(place, tmp_path / "results").outcomes
+    assert outcome.reason == f"damaged in the {store.kind}: MANIFEST.json names '{name}': {reason}"
+    assert not (tmp_path / "results" / RUN).exists()
+
+
+def test_a_manifest_that_would_fill_the_memory(
+    place: Place, store: Store, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upload(store, made)
+    monkeypatch.setattr(fetching, "MAX_DOCUMENT_BYTES", 100)
+    (outcome,) = fetch_all(place, tmp_path / "results").outcomes
+    size = (made / "MANIFEST.json").stat().st_size
+    assert outcome.reason == f"damaged in the {store.kind}: MANIFEST.json has {size} bytes"
+
+
+def test_one_run_alone(place: Place, store: Store, made: Path, tmp_path: Path) -> None:
+    other = make_bundle(tmp_path / "made", f"{RUN}b")
+    for folder in (made, other):
+        upload(store, folder)
+    source = parse_source(f"{place.address}/runs/{RUN}")
+    report = fetch(open_store(source.address, probe=source.prefix), source, tmp_path / "results")
+    assert [run.run_id for run in report.outcomes] == [RUN]
