@@ -1,13 +1,17 @@
 """Which runs are the same measurement repeated: what the user chose, where it ran, and what must not differ. Pure."""
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from statistics import median
 from typing import Any, ClassVar
 
 import pandas as pd
 
+from analysis.statistics import over_runs
+from analysis.statistics.samples import Estimate
 from workload.contract.bundle import Status
 from workload.contract.errors import ExitCode, RooflaunchError
 from workload.contract.tables import Column, Role
@@ -89,6 +93,35 @@ class Group:
         """The texts of a column, one per run that has it."""
         return [str(value) for value in self.runs[column] if isinstance(value, str)]
 
+    def median(self, column: str) -> float | None:
+        """Over the runs that have a finite value; None where none has."""
+        values = self.known(column)
+        return median(values) if values else None
+
+    @cached_property
+    def rate(self) -> Estimate:
+        """Images per second over runs."""
+        return over_runs(self.known("images_per_s"))
+
+    @property
+    def bound(self) -> str | None:
+        """`memory`, or with how many runs say which: `compute 2, memory 1`."""
+        counts = Counter(self.texts("bound"))
+        if len(counts) > 1:
+            return ", ".join(f"{bound} {number}" for bound, number in counts.most_common())
+        return next(iter(counts), None)
+
+    def figures(self) -> dict[str, Any]:
+        """What every table of configurations says of one: throughput with its interval, step time, bound, waits."""
+        return {
+            "runs": len(self.runs),
+            **self.rate.columns("images_per_s"),
+            "interval": self.rate.interval_words,
+            "step_s": self.median("step_median_s"),
+            "bound": self.bound,
+            "data_wait_fraction": self.median("data_wait_fraction"),
+        }
+
 
 def completed(runs: pd.DataFrame) -> pd.DataFrame:
     """Those that went to their end; imported profiles too, which have no times."""
@@ -102,15 +135,14 @@ def measured(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def group(runs: pd.DataFrame) -> list[Group]:
-    """Completed runs by configuration, place and software, in order of appearance: all in one group may be pooled."""
-    done = completed(runs)
+    """Runs by configuration, place and software, in order of appearance: those of a group may be pooled."""
     columns = (*CONFIGURATION, *PLACE, *SOFTWARE)
     rows: dict[tuple[Any, ...], list[int]] = defaultdict(list)
-    for number, values in enumerate(_tuples(done, columns)):
+    for number, values in enumerate(_tuples(runs, columns)):
         rows[values].append(number)
     apart = _apart(list(rows), columns)
     return [
-        Group(facts=dict(zip(columns, values, strict=True)), runs=done.iloc[numbers], apart=apart[values])
+        Group(facts=dict(zip(columns, values, strict=True)), runs=runs.iloc[numbers], apart=apart[values])
         for values, numbers in rows.items()
     ]
 

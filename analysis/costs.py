@@ -6,7 +6,7 @@ workload/contract/prices.toml where machine type, GPU and region are in it. A ma
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -15,7 +15,6 @@ import pandas as pd
 from analysis.configurations import Group, group, measured
 from analysis.loading import Results
 from analysis.roofline import frame
-from analysis.statistics import over_runs
 from workload.contract import peaks, prices
 
 SECONDS_PER_H = 3600
@@ -100,11 +99,11 @@ def _rows(each: Group) -> Iterator[dict[str, Any]]:
     spots = [value if isinstance(value, bool) else None for value in each.runs["spot"].astype(object)]
     for spot in dict.fromkeys(spots):
         runs = each.runs[[value is spot for value in spots]]
-        yield _row(Group(facts=each.facts, runs=runs, apart=each.apart), spot)
+        yield _row(replace(each, runs=runs), spot)
 
 
 def _row(each: Group, spot: bool | None) -> dict[str, Any]:
-    rate = over_runs(each.known("images_per_s"))
+    rate = each.rate
     price, remark = _price(each, spot)
     usd = low = high = epoch = None
     if price and rate.value:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.configurations import CONFIGURATION, PLACE, SOFTWARE, Group, group
+from analysis.configurations import CONFIGURATION, PLACE, SOFTWARE, Group, completed, group
 from analysis.loading import Results
 from analysis.problem import Problem
 from workload.contract.errors import BundleError
@@ -61,7 +61,7 @@ def operators(results: Results) -> tuple[pd.DataFrame, list[Problem]]:
     problems: list[Problem] = []
     rows: list[dict[str, Any]] = []
     profiled = set(results.runs.loc[results.runs["profile_kind"] == KIND, "run_id"])
-    for each in group(results.runs):
+    for each in group(completed(results.runs)):
         if not profiled.isdisjoint(each.runs["run_id"]):
             rows += _rows(results, each, profiled, problems)
     return pd.DataFrame(rows, columns=list(COLUMNS)), problems

@@ -307,7 +307,7 @@ def points(results: Results) -> pd.DataFrame:
 def _points(results: Results) -> Iterator[tuple[Group, dict[str, Any]]]:
     devices: dict[tuple[Any, ...], _Device] = {}
     refuted = _refuted(results.runs)
-    for each in group(results.runs):
+    for each in group(completed(results.runs)):
         place = tuple(each[name] for name in DEVICE)
         if place not in devices:
             devices[place] = _device(results, each.facts, each.runs)
@@ -329,14 +329,14 @@ def _has(each: Group, source: Source) -> bool:
 
 def work_of(each: Group, source: Source) -> Work:
     """FLOP and bytes of a step: medians over the runs that have them."""
-    flop, low, high = (_median(each.known(column)) for column in WORK[source])
+    flop, low, high = (each.median(column) for column in WORK[source])
     return Work(flop=flop, bytes_low=low, bytes_high=high)
 
 
 def roof_of(each: Group, peak: Peak | None, refuted: Collection[float] = ()) -> Roof | None:
     """The measured roof of a group, or the vendor's where FLOP/s or bytes/s were not measured, or were `refuted`."""
     flop_per_s = _median([value for value in each.known("ceiling_flop_per_s") if value not in refuted])
-    bytes_per_s = _median(each.known("ceiling_bytes_per_s"))
+    bytes_per_s = each.median("ceiling_bytes_per_s")
     if flop_per_s and bytes_per_s:
         return Roof(kind=Kind.MEASURED, flop_per_s=flop_per_s, bytes_per_s=bytes_per_s)
     return Roof(kind=Kind.PEAK, flop_per_s=peak.flop_per_s, bytes_per_s=peak.bytes_per_s) if peak else None
@@ -351,7 +351,7 @@ def _point(each: Group, source: Source, device: _Device, refuted: Mapping[float,
     # Of the median time, as in run.json: not the median of rates, which differs from it for an even number of runs.
     rate = work.flop / step_s if work.flop is not None and step_s else None
     placed = intensity(work.flop, work.moved(step_s, roof))
-    waits = _median(each.known("data_wait_fraction"))
+    waits = each.median("data_wait_fraction")
     limit = roof.at(placed) if roof and placed is not None else None
     bound = classify(work, step_s=step_s, roof=roof, data_wait_fraction=waits) if roof and step_s else None
     if source is Source.MODELLED and roof and roof.kind is Kind.MEASURED and rate:
@@ -359,17 +359,15 @@ def _point(each: Group, source: Source, device: _Device, refuted: Mapping[float,
         bound = bound if bound is Bound.INPUT or rate <= ABOVE_CEILING * roof.flop_per_s else None
     if is_busy(each.texts("bound"), len(steps)):
         bound = Bound.BUSY
-    interval = estimate.interval
     row = {name: each[name] for name in NAMED} | {
         "source": str(source),
         "runs": len(steps),
         "intensity_flop_per_byte": placed,
         "intensity_low": intensity(work.flop, work.bytes_high) if source is Source.MODELLED else None,
         "intensity_high": intensity(work.flop, work.bytes_low) if source is Source.MODELLED else None,
+        **estimate.columns("flop_per_s"),
         "flop_per_s": rate,
-        "flop_per_s_low": interval.low if interval else None,
-        "flop_per_s_high": interval.high if interval else None,
-        "interval": f"{percent(interval.level)}, {interval.method}" if interval else estimate.reason if steps else None,
+        "interval": estimate.interval_words if steps else None,
         "bound": str(bound or Bound.INPUT) if bound or is_input_bound(waits) else None,
         "roof": str(roof.kind) if roof else None,
         "roof_flop_per_s": limit,
@@ -471,7 +469,7 @@ def kernel_points(results: Results, *, keys: Sequence[str] = ("family",)) -> pd.
     is the profiler's, so `flop_per_s` compares kernels; it is not the rate of the step.
     """
     launches = results.kernels.groupby("run_id", sort=False).indices
-    profiled = [each for each in group(results.runs) if not launches.keys().isdisjoint(each.runs["run_id"])]
+    profiled = [each for each in group(completed(results.runs)) if not launches.keys().isdisjoint(each.runs["run_id"])]
     tables = [_kernel_rows(results, each, launches, keys) for each in profiled]
     columns = [*NAMED, "profiles", "steps", *keys, *COLUMNS, "l2_bytes_are", "note", *UNNAMED]
     return pd.concat(tables, ignore_index=True)[columns] if tables else pd.DataFrame(columns=columns)

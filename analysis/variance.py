@@ -15,14 +15,12 @@ from analysis.statistics import (
     Drift,
     drift,
     effective_n,
-    over_runs,
     period_scan,
     summarize,
     variance_split,
 )
 from analysis.statistics.samples import Estimate
 from workload.contract.tables import Column, Role
-from workload.contract.text import percent
 
 WITHIN_COLUMNS = (
     Column(name="run_id", heading="run", role=Role.FACT),
@@ -171,26 +169,16 @@ def between(results: Results) -> pd.DataFrame:
 
 def _between(found: Group, runs: list[Case]) -> dict[str, Any]:
     split = variance_split([case.step_s for case in runs])
-    rates = over_runs([case["images_per_s"] for case in runs if case["images_per_s"] is not None])
     return {
         **found.facts,
         "runs": len(runs),
-        **_with_ends("images_per_s", rates),
-        "interval": f"{percent(rates.interval.level)}, {rates.interval.method}" if rates.interval else rates.reason,
-        **_with_ends("cov_between", split.between),
+        **found.rate.columns("images_per_s"),
+        "interval": found.rate.interval_words,
+        **split.between.columns("cov_between"),
         "cov_within": split.within.value,
-        **_with_ends("icc", split.icc),
+        **split.icc.columns("icc"),
         "effective_steps": split.effective,
         "note": "; ".join(dict.fromkeys(text for text in _notes(found, split.reason, split.between) if text)) or None,
-    }
-
-
-def _with_ends(name: str, estimate: Estimate) -> dict[str, float | None]:
-    ends = estimate.interval
-    return {
-        name: estimate.value,
-        f"{name}_low": ends.low if ends else None,
-        f"{name}_high": ends.high if ends else None,
     }
 
 

@@ -12,7 +12,6 @@ from analysis.figures import labels, style
 from analysis.loading import Results
 from analysis.statistics import over_runs
 from workload.contract.bundle import Status
-from workload.contract.text import percent
 
 # Ten million times what all computers of the world do in a second, in FLOP or bytes.
 LARGEST = 1e30
@@ -45,6 +44,9 @@ MEASURED_COLUMNS = (
     "usd_per_h",
     "run_ids",
 )
+
+
+MEDIANS = ("train_flop_per_image", "train_flop_per_step", "usd_per_h", "peak_memory_bytes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,25 +187,14 @@ def _variants(facts: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _line(each: Group) -> dict[str, Any]:
-    rates = over_runs(each.known("images_per_s"))
     flops = over_runs(_ratio(each.runs["train_flop_per_step"], each.runs["step_median_s"]))
     first = each.runs.iloc[0]
-    bounds = Counter(each.texts("bound"))
     return {
         **{name: first[name] for name in ("env", "task", "variant", "place", "device_name", "device_type")},
         **{name: each[name] for name in ("model", "batch_size", "precision")},
-        "runs": len(each.runs),
-        "images_per_s": rates.value,
-        "images_per_s_low": rates.interval.low if rates.interval else None,
-        "images_per_s_high": rates.interval.high if rates.interval else None,
-        "interval": f"{percent(rates.interval.level)}, {rates.interval.method}" if rates.interval else rates.reason,
+        **each.figures(),
         "flop_per_s": flops.value,
-        **{name: _median(each, name) for name in ("train_flop_per_image", "train_flop_per_step", "usd_per_h")},
-        **{name: _median(each, name) for name in ("data_wait_fraction", "peak_memory_bytes")},
-        "step_s": _median(each, "step_median_s"),
-        "bound": ", ".join(f"{bound} {number}" for bound, number in bounds.most_common())
-        if len(bounds) > 1
-        else next(iter(bounds), None),
+        **{name: each.median(name) for name in MEDIANS},
         # Of a run that has a bound, where one has.
         "bound_why": next(iter(each.runs.sort_values("bound", na_position="last")["bound_why"].dropna()), None),
         "run_ids": list(each.runs["run_id"]),
@@ -212,11 +203,6 @@ def _line(each: Group) -> dict[str, Any]:
 
 def _ratio(left: pd.Series, right: pd.Series) -> list[float]:
     return [float(value) for value in (left / right).dropna()]
-
-
-def _median(each: Group, column: str) -> float | None:
-    known = each.known(column)
-    return float(pd.Series(known).median()) if known else None
 
 
 def _series(groups: Sequence[Group], lines: Sequence[Mapping[str, Any]]) -> list[str]:

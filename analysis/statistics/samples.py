@@ -8,6 +8,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from workload.contract.text import percent
+
 Floats: TypeAlias = npt.NDArray[np.float64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
 # One entry per run: its steps in order, or the one figure of the run.
@@ -63,6 +65,20 @@ class Estimate:
     n: int
     dropped: int = 0
     reason: str | None = None
+
+    @property
+    def interval_words(self) -> str | None:
+        """`95 %, Student t on logarithms`, or why there is no interval."""
+        return f"{percent(self.interval.level)}, {self.interval.method}" if self.interval else self.reason
+
+    def columns(self, name: str) -> dict[str, float | None]:
+        """For a row of a table: the figure as `name`, the ends of its interval as `name_low` and `name_high`."""
+        ends = self.interval
+        return {
+            name: self.value,
+            f"{name}_low": ends.low if ends else None,
+            f"{name}_high": ends.high if ends else None,
+        }
 
 
 def finite(values: npt.ArrayLike) -> tuple[Floats, int]:
