@@ -1,0 +1,219 @@
+"""The rule of a duel, by hand and on machines that drift, wander and throttle."""
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from itertools import islice
+
+import pytest
+
+from workload.contract.duel import PATTERNS, Segment, State, Verdict, judge, order
+
+# The log of a segment's seconds that the machine adds, by position.
+Machine = Callable[[random.Random], Callable[[int], float]]
+
+
+def segments(
+    machine: Callable[[int], float], *, effect: float = 0.0, quadruples: int = 60, seed: int = 0
+) -> list[Segment]:
+    return [
+        Segment(position=place, variant=variant, seconds=0.01 * math.exp(machine(place) + effect * (variant == "B")))
+        for place, variant in enumerate(islice(order(seed), 4 * quadruples))
+    ]
+
+
+def quiet(rng: random.Random) -> Callable[[int], float]:
+    return lambda _: rng.gauss(0, 0.01)
+
+
+def noisy(rng: random.Random) -> Callable[[int], float]:
+    return lambda _: rng.gauss(0, 0.1)
+
+
+def drifting(rng: random.Random) -> Callable[[int], float]:
+    return lambda position: rng.gauss(0, 0.01) + 0.005 * position
+
+
+def heavy(rng: random.Random) -> Callable[[int], float]:
+    """Cauchy noise."""
+    return lambda _: 0.003 * math.tan(math.pi * (rng.random() - 0.5))
+
+
+def wandering(rng: random.Random) -> Callable[[int], float]:
+    level = 0.0
+
+    def next_level(_: int) -> float:
+        nonlocal level
+        level = 0.9 * level + rng.gauss(0, 0.01)
+        return level
+
+    return next_level
+
+
+def throttled(rng: random.Random) -> Callable[[int], float]:
+    """Half as slow again for some segments, in step with the pattern: every fourth position and its neighbour."""
+    return lambda position: rng.gauss(0, 0.01) + 0.4 * (position % 4 in (1, 2))
+
+
+MACHINES: dict[str, Machine] = {machine.__name__: machine for machine in (quiet, drifting, heavy, wandering, throttled)}
+
+
+def verdicts(machine: Machine, *, effect: float, duels: int, quadruples: int = 60) -> list[Verdict | None]:
+    return [
+        judge(
+            segments(machine(random.Random(seed)), effect=effect, quadruples=quadruples, seed=seed + 1000),
+            ended="the time is over",
+        ).verdict
+        for seed in range(duels)
+    ]
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_a_program_against_itself_is_not_called_slower_or_faster(name: str) -> None:
+    """Also where the machine is in step with the pattern: the lot decides which variant it hits."""
+    reached = verdicts(MACHINES[name], effect=0.0, duels=150)
+
+    wrong = sum(verdict in (Verdict.SLOWER, Verdict.FASTER) for verdict in reached)
+    # 2 % of 150 are 3, and 3 standard errors above that 8: of a machine that the pattern hits as badly as can be.
+    assert wrong <= (8 if name == "throttled" else 1)
+    if name in ("quiet", "drifting"):
+        assert reached.count(Verdict.SAME) >= 148
+
+
+@pytest.mark.parametrize("effect", [0.03, -0.03])
+@pytest.mark.parametrize("name", ["quiet", "drifting", "heavy", "wandering"])
+def test_three_percent_are_seen(name: str, effect: float) -> None:
+    reached = verdicts(MACHINES[name], effect=effect, duels=60)
+
+    right = Verdict.SLOWER if effect > 0 else Verdict.FASTER
+    assert reached.count(right) >= (48 if name == "heavy" else 57)
+    assert set(reached) <= {right, Verdict.NOT_DECIDABLE}
+
+
+def test_looking_after_every_quadruple_changes_nothing() -> None:
+    """A verdict stays: what comes after it is not looked at."""
+    whole = segments(quiet(random.Random(3)), effect=0.03)
+    states = [judge(whole[:count]) for count in range(0, len(whole), 4)]
+
+    first = next(state for state in states if state.verdict)
+    assert first.verdict is Verdict.SLOWER
+    assert judge(whole) == first
+    assert all(state.verdict is None for state in states[: states.index(first)])
+    assert judge([*whole[:40], *whole[:0]]) == judge(list(reversed(whole[:40])))
+
+
+def test_the_interval_covers_the_truth_at_every_look() -> None:
+    lost = 0
+    for seed in range(80):
+        machine = segments(wandering(random.Random(seed)), effect=0.01, quadruples=30, seed=seed)
+        states = [judge(machine[: 4 * count], margin=0.0005) for count in range(5, 31, 5)]
+        lost += any(state.low is not None and not state.low <= math.exp(0.01) <= (state.high or 0) for state in states)
+    assert lost <= 5
+
+
+def constant(pattern: str, a: float, b: float, *, first: int = 0) -> list[Segment]:
+    return [
+        Segment(position=first + place, variant=variant, seconds=a if variant == "A" else b)
+        for place, variant in enumerate(pattern)
+    ]
+
+
+def test_seven_quadruples_are_the_fewest() -> None:
+    """The capital of the largest stake less than doubles with each, and 100 are needed."""
+    states = [judge(constant("ABBA" * count, 0.010, 0.011)) for count in (6, 7)]
+
+    assert [state.verdict for state in states] == [None, Verdict.SLOWER]
+    assert states[1].ratio == pytest.approx(1.1)
+
+
+def test_a_linear_drift_leaves_no_difference() -> None:
+    drift = [
+        Segment(position=position, variant=variant, seconds=math.exp(0.01 * position))
+        for position, variant in enumerate("ABBABAABABBA")
+    ]
+
+    assert judge(drift).ratio == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("made", "ended", "sentence"),
+    [
+        pytest.param(
+            segments(quiet(random.Random(1))),
+            None,
+            "B takes the same time as A within 2 % (98 %: -1.9 % to +1.6 %), after 8 quadruples",
+            id="same",
+        ),
+        pytest.param(
+            segments(quiet(random.Random(1)), effect=0.03),
+            None,
+            "B takes 2.7 % longer than A (98 %: +1.0 % to +4.7 %), after 8 quadruples",
+            id="slower",
+        ),
+        pytest.param(
+            segments(quiet(random.Random(1)), effect=-0.1),
+            None,
+            "B takes 9.8 % less time than A (98 %: -14 % to -5.6 %), after 7 quadruples",
+            id="faster",
+        ),
+        pytest.param(
+            segments(noisy(random.Random(1)), quadruples=12),
+            "60 s are over",
+            "not decidable: 60 s are over after 12 quadruples (98 %: -10 % to +6.0 %); segments of one variant differ "
+            "by 9.9 % themselves; about 23 quadruples more would decide",
+            id="noise",
+        ),
+        pytest.param(
+            segments(quiet(random.Random(1)), quadruples=4),
+            None,
+            "undecided after 4 quadruples (no interval yet); about 13 quadruples more would decide",
+            id="early",
+        ),
+        pytest.param(
+            segments(quiet(random.Random(1)), quadruples=1)[:3],
+            "60 s are over",
+            "not decidable: 60 s are over before a quadruple was complete",
+            id="none complete",
+        ),
+    ],
+)
+def test_sentences(made: Sequence[Segment], ended: str | None, sentence: str) -> None:
+    assert judge(made, ended=ended).reason == sentence
+
+
+def test_a_quadruple_with_a_segment_without_time_is_left_out() -> None:
+    made = segments(quiet(random.Random(1)), effect=0.03, quadruples=20)
+    broken = [
+        Segment(position=one.position, variant=one.variant, seconds=math.nan) if one.position == 5 else one
+        for one in made
+    ]
+
+    state: State = judge(broken)
+
+    assert (state.left_out, state.verdict) == (1, Verdict.SLOWER)
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (constant("AABB", 1, 1), r"segments \[0, 1, 2, 3\] are 'AABB': four in a row must be ABBA or BAAB"),
+        (constant("AA", 1, 1), r"segments \[0, 1\] are 'AA': four in a row must be ABBA or BAAB"),
+        (constant("ABBA", 1, 1)[1:], r"segments \[1, 2, 3\] are 'BBA': four in a row must be ABBA or BAAB"),
+        (
+            constant("ABBA", 1, 1) + constant("ABBA", 1, 1, first=2),
+            r"segments \[0, 1, 2, 2, 3, 3\] are 'ABBAAB': four in a row must be ABBA or BAAB",
+        ),
+    ],
+)
+def test_another_order_is_a_wrong_call(made: list[Segment], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        judge(made)
+
+
+def test_the_order_is_drawn_by_lot_and_repeatable() -> None:
+    drawn = ["".join(islice(order(seed), 400)) for seed in (1, 1, 2)]
+
+    quadruples = [drawn[0][start : start + 4] for start in range(0, 400, 4)]
+    assert set(quadruples) == set(PATTERNS)
+    assert 30 < quadruples.count("ABBA") < 70
+    assert drawn[0] == drawn[1] != drawn[2]
