@@ -126,6 +126,7 @@ def _results(folder: Path) -> None:
     profiled = folder / "profiled.csv"
     profiled.write_text(NCU.replace("4096", "8192"))
     import_file(profiled, Given(model="resnet50", batch_size=64), output=folder / "results")
+    make(folder.parent / "shared" / "experiment" / "runs", number + 1)
 
 
 def _environment(home: Path) -> dict[str, str]:
