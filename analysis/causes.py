@@ -32,7 +32,7 @@ LEAST_SAMPLES_APART = 2
 LEAST_SHARE = 0.1
 # A single sample of a second is no state of a run.
 LEAST_HELD = 0.05
-# As much as the wall time is known to: DESIGN.md, "Measuring".
+# As much as the wall time is known to: docs/architecture.md, "Rules of measuring".
 LEAST_TIME_SHARE = 0.02
 # Of what is left of a run that waits for its data more than this, little can be said.
 MOST_WAITS = 0.9

@@ -25,9 +25,9 @@ TRAIN_OVER_FORWARD_FROM, TRAIN_OVER_FORWARD_TO = 2.0, 4.1
 OVER_PEAK = 1.0
 # ncu empties the caches before each kernel: the sum holds reads that a step in one piece does not make.
 OVER_BANDWIDTH = 1.25
-# facts/profiling.md: products reach 80 to 90 % of a peak, copies 77 to 92 %; half is another device, or a busy one.
+# Products reach 80 to 90 % of a peak, copies 77 to 92 %; half is another device, or a busy one.
 CEILING_FROM, CEILING_TO = 0.5, 1.03
-# facts/profiling.md: model FLOP utilisation outside this "deserves a warning".
+# Model FLOP utilisation outside this is worth a warning: published trainings lie within.
 MFU_FROM, MFU_TO = 0.01, 0.60
 
 INCOMPLETE_PROFILES = ("partial", "failed", "timed out", "interrupted")

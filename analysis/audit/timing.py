@@ -22,7 +22,7 @@ LEAST_ODD_SHARE = 0.05
 SHORT = 0.5
 # Where the time stamps of odd steps read like those of the others within this, the timer is what is odd.
 STAMPS_ALIKE = 0.1
-# DESIGN.md, "Measuring": steps and waits must add up to the wall time within 2 %.
+# docs/architecture.md, "Rules of measuring": steps and waits must add up to the wall time within 2 %.
 EXPLAINED_WITHIN = 0.02
 # Two runs give a t interval of 12.7 standard errors, three one of 4.3.
 LEAST_RUNS = 3

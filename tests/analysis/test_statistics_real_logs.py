@@ -1,4 +1,4 @@
-"""The findings of ../shared/facts/profiling.md ("Statistics, from real logs") in the logs that are at hand."""
+"""What was found in public logs of real trainings, held against the logs where they are at hand."""
 
 import csv
 from pathlib import Path

@@ -38,6 +38,7 @@ def names() -> list[str]:
         "README.md",
         *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/*.md")),
         "infra/README.md",
+        "CONTRIBUTING.md",
     ]
 
 

@@ -1,7 +1,7 @@
 """A Compute Engine on a loopback port, with state and scripted faults; what it does not know it answers with 501.
 
 The real google-cloud-compute client talks to it through ROOFLAUNCH_COMPUTE_ENDPOINT, and a VM through plain HTTP. It
-refuses what the real one refuses (facts/gce.md). Times are real seconds, and 0 unless asked for.
+refuses what the real one refuses. Times are real seconds, and 0 unless asked for.
 """
 
 import json
@@ -167,7 +167,7 @@ class Vm:
         if self.stopped_s is not None:
             document["lastStopTimestamp"] = _iso(self.stopped_s)
         status: dict[str, Any] = {"physicalHost": self.physical_host} if self.physical_host else {}
-        # A VM that is stopped has no end any more: facts/gce.md.
+        # A VM that is stopped has no end any more.
         if self.deadline_s is not None and self.status in ("RUNNING", "STOPPING"):
             status["scheduling"] = {"terminationTimestamp": _iso(self.deadline_s)}
         return {**document, "resourceStatus": status} if status else document
@@ -932,7 +932,7 @@ def plain_body(name: str, zone: str) -> dict[str, Any]:
 
 
 def check_body(body: Mapping[str, Any], zone: str) -> None:
-    """Refuse what the real one refuses (facts/gce.md), and what would let a VM outlive its limit."""
+    """Refuse what the real one refuses, and what would let a VM outlive its limit."""
     if unknown := set(body) - BODY_FIELDS:
         raise RefusalError(400, f"Invalid JSON payload received. Unknown name {sorted(unknown)}")
     for check in (_check_names, _check_machine, _check_scheduling, _check_disk, _check_network, _check_metadata):

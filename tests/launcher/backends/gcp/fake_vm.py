@@ -140,7 +140,7 @@ def _started(
 
 
 def _shut_down(vm: Vm, inside: tuple[str, ...], environment: Mapping[str, str], folder: Path, limit_s: float) -> None:
-    """What the guest agent does as the machine goes down; the start-up script gets no signal of it: facts/gce.md."""
+    """What the guest agent does as the machine goes down; the start-up script gets no signal of it."""
     if text := vm.metadata.get("shutdown-script"):
         script = folder / "shutdown-script"
         script.write_text(text)
