@@ -24,9 +24,9 @@ from launcher.jobs import records
 from launcher.jobs.records import Phase, Request, Result
 from launcher.kinds import Runtime
 from launcher.machine import local
-from launcher.machine.containers import DRIVER_PARAMETERS, Limits, Watcher
-from launcher.machine.engine import Running
+from launcher.machine.containers import DRIVER_PARAMETERS, Limits
 from launcher.machine.runtime import choose
+from launcher.machine.watcher import Trainer, Watcher
 from workload.contract.errors import ExitCode, InterruptedRunError, RooflaunchError, RunFailedError
 from workload.contract.spec import Profile, Resolved, options, resolve
 from workload.environment.machine import Machine
@@ -160,14 +160,14 @@ class Agent:
         return facts
 
     def _watcher(self, begun: Callable[[Path], None]) -> Watcher:
-        def started(running: Running) -> None:
+        def started(trainer: Trainer) -> None:
             if Phase.RUN_STARTED in self.home.phases():
                 self.pulse.enter(Phase.RUN_ENDED)
                 self._charge(self.delivery.folders[-1])
                 self.pulse.enter(Phase.PROFILE_STARTED)
             else:
                 self.pulse.enter(Phase.RUN_STARTED)
-            self.stop.started(running)
+            self.stop.started(trainer)
 
         return Watcher(on_message=self._hear, on_bundle=begun, on_started=started, on_ended=self.stop.ended)
 

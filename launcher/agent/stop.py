@@ -3,7 +3,7 @@
 import threading
 from enum import StrEnum
 
-from launcher.machine.engine import Running
+from launcher.machine.watcher import Trainer
 
 PRESS_EVERY_S = 2.0
 # Of the 30 s that a spot VM has left: the trainer seals its bundle after the step that it is in.
@@ -27,7 +27,7 @@ class Stop:
     def __init__(self, *, press_every_s: float = PRESS_EVERY_S, seal_s: float = SEAL_S) -> None:
         self.why: Why | None = None
         self._press_every_s, self._presses = press_every_s, seal_s / press_every_s
-        self._running: Running | None = None
+        self._trainer: Trainer | None = None
         self._over = threading.Event()
 
     def ask(self, why: Why) -> None:
@@ -38,13 +38,13 @@ class Stop:
         elif self.why is Why.ASKED and why is Why.PREEMPTED:
             self.why = why
 
-    def started(self, running: Running) -> None:
+    def started(self, trainer: Trainer) -> None:
         """A trainer runs, and is what a stop would end."""
-        self._running = running
+        self._trainer = trainer
 
     def ended(self) -> None:
         """It has ended."""
-        self._running = None
+        self._trainer = None
 
     def close(self) -> None:
         """Nothing is running any more, nor will be."""
@@ -57,8 +57,8 @@ class Stop:
     def _press(self) -> None:
         presses = 0
         while True:
-            if running := self._running:
-                running.signal("SIGTERM" if presses < self._presses else "SIGKILL")
+            if trainer := self._trainer:
+                trainer.signal("SIGTERM" if presses < self._presses else "SIGKILL")
             presses += 1
             if self.is_over(self._press_every_s):
                 return

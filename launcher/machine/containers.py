@@ -10,6 +10,7 @@ from pathlib import Path
 from launcher import sizes
 from launcher.machine.engine import Container, Ended, Engine, Running
 from launcher.machine.runtime import Choice
+from launcher.machine.watcher import Watcher
 from workload import __version__
 from workload.contract.errors import ExitCode, OutOfDeviceMemoryError, RooflaunchError, RunFailedError
 from workload.contract.interrupt import handled_by, interruption
@@ -23,20 +24,6 @@ KILLED = 128 + signal.SIGKILL
 # How a container ends whose trainer a signal ended; 130 is the trainer's own word for Ctrl-C.
 CRASHING = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL)
 CRASHES = {128 + number: number.name for number in CRASHING}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Watcher:
-    """Who follows a run from outside: hears what it says, and gets hold of its containers to stop them.
-
-    `on_started` and `on_ended` come for the timing run and for the profile pass; `on_bundle` as soon as there is a
-    folder. All in the caller's thread.
-    """
-
-    on_message: Callable[[str], None]
-    on_bundle: Callable[[Path], None]
-    on_started: Callable[[Running], None]
-    on_ended: Callable[[], None]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,8 @@
 """Runs on this machine: a plan made first, then the trainer in a child process or in a container."""
 
 import shlex
+import signal
+import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -10,13 +12,14 @@ from typing import Any
 
 from launcher.kinds import Runtime
 from launcher.machine import containers
-from launcher.machine.containers import DRIVER_PARAMETERS, Limits, Watcher
+from launcher.machine.containers import DRIVER_PARAMETERS, Limits
 from launcher.machine.engine import Container
 from launcher.machine.runtime import Choice
+from launcher.machine.watcher import Watcher
 from workload.contract import broken, bundle
 from workload.contract.bundle import Bundle
 from workload.contract.errors import BundleError, ExitCode, RooflaunchError, ToolError, UsageError
-from workload.contract.interrupt import run_child
+from workload.contract.interrupt import Follower, run_child
 from workload.contract.spec import Context, Device, Profile, Resolved, RunSpec, arguments
 from workload.contract.text import printable
 
@@ -163,14 +166,38 @@ def _container_plan(
 def run(plan: Plan, *, watcher: Watcher | None = None) -> Outcome:
     """Run the trainer to its end. It prints its own progress and errors to our stderr, a bundle a line to us.
 
-    `watcher`: who follows a container instead of the terminal; it then also handles signals.
+    `watcher`: who follows it instead of the terminal, and then also handles signals.
     """
-    return _run_process(plan) if plan.container is None else _run_container(plan, plan.container, watcher)
+    return _run_process(plan, watcher) if plan.container is None else _run_container(plan, plan.container, watcher)
 
 
-def _run_process(plan: Plan) -> Outcome:
+@dataclass(frozen=True)
+class _Child:
+    """A trainer that runs as a process."""
+
+    process: "subprocess.Popen[str]"
+
+    def signal(self, name: str) -> None:
+        """Send it a signal; one that has ended already is past it."""
+        self.process.send_signal(signal.Signals[name])
+
+
+def _run_process(plan: Plan, watcher: Watcher | None) -> Outcome:
     folders: list[Path] = []
-    ended = run_child(plan.command, on_line=lambda line: folders.append(Path(line)))
+
+    def keep(line: str) -> None:
+        folders.append(Path(line))
+        if watcher:
+            watcher.on_bundle(folders[-1])
+
+    follower = watcher and Follower(
+        on_message=watcher.on_message, on_started=lambda process: watcher.on_started(_Child(process))
+    )
+    try:
+        ended = run_child(plan.command, on_line=keep, follower=follower)
+    finally:
+        if watcher:
+            watcher.on_ended()
     if ended.code == ExitCode.DONE and ended.signal is None:
         return Outcome(exit_code=ended.code, bundles=tuple(bundle.read(folder) for folder in folders))
     return _broken_off(plan, ended.code, ended.error(), folders)

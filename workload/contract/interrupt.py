@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -171,7 +171,18 @@ class Ended:
         return killed_error(-self.code) if self.code < 0 else None
 
 
-def run_child(command: Sequence[str], *, on_line: Callable[[str], None]) -> Ended:
+@dataclass(frozen=True, kw_only=True)
+class Follower:
+    """Who follows a child in place of the terminal: gets its messages by line, from a thread, and handles signals.
+
+    `on_started` is given the child as soon as it runs.
+    """
+
+    on_message: Callable[[str], None]
+    on_started: Callable[["subprocess.Popen[str]"], None]
+
+
+def run_child(command: Sequence[str], *, on_line: Callable[[str], None], follower: Follower | None = None) -> Ended:
     """Run `python -m workload …`, pass signals on to it, and await its end; `on_line` gets its stdout by line.
 
     It starts with signals held back until it can end in order, and ends when this process is gone, also by SIGKILL.
@@ -188,24 +199,47 @@ def run_child(command: Sequence[str], *, on_line: Callable[[str], None]) -> Ende
             # The child loses its lifeline too, and so says why it ended.
             child.stdin.close()
         else:
-            child.send_signal(number if len(signals) < SIGNALS_UNTIL_KILLED else signal.SIGKILL)
+            # SIGTERM comes from programs, which may repeat it: they use SIGKILL themselves where they mean it.
+            impatient = len(signals) >= SIGNALS_UNTIL_KILLED and number != signal.SIGTERM
+            child.send_signal(signal.SIGKILL if impatient else number)
 
-    with handled_by(pass_on):
+    with nullcontext() if follower else handled_by(pass_on):
         with _held_back():
             child = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE if follower else None,
                 text=True,
                 errors="replace",
                 env={**os.environ, LIFELINE: "stdin"},
             )
-        with child:
+        with child, _heard(child, follower):
             for line in child.stdout or ():
                 on_line(line.rstrip("\n"))
             code = child.wait()
     out_of_memory = _out_of_memory_kills() > kills_before
     return Ended(code=code, signal=signals[0] if signals else None, out_of_memory=out_of_memory)
+
+
+@contextmanager
+def _heard(child: "subprocess.Popen[str]", follower: Follower | None) -> Iterator[None]:
+    """The child is given to its follower, which gets every message until there are no more."""
+    if follower is None:
+        yield
+        return
+
+    def hear() -> None:
+        for line in child.stderr or ():
+            follower.on_message(line.rstrip("\n"))
+
+    reader = threading.Thread(target=hear)
+    reader.start()
+    follower.on_started(child)
+    try:
+        yield
+    finally:
+        reader.join()
 
 
 def _out_of_memory_kills() -> int:

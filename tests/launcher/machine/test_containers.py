@@ -9,9 +9,10 @@ from fake_docker import FakeDocker
 from launcher import images
 from launcher.kinds import Runtime
 from launcher.machine import containers
-from launcher.machine.containers import Limits, Watcher
+from launcher.machine.containers import Limits
 from launcher.machine.engine import Container, Ended, Image
 from launcher.machine.runtime import Choice
+from launcher.machine.watcher import Watcher
 from workload.contract.errors import InterruptedRunError, OutOfDeviceMemoryError, RooflaunchError, RunFailedError
 from workload.contract.spec import RunSpec
 

@@ -12,7 +12,7 @@ import pytest
 
 from workload.contract import interrupt
 from workload.contract.errors import InterruptedRunError
-from workload.contract.interrupt import check, run_child, stoppable, undisturbed
+from workload.contract.interrupt import Follower, check, run_child, stoppable, undisturbed
 
 ROOT = Path(__file__).parents[3]
 READY = "import time; print('ready', flush=True);"
@@ -132,6 +132,48 @@ def test_a_third_signal_kills_a_child_that_does_not_end() -> None:
     ended = run_child(python(f"{READY} time.sleep(30)"), on_line=press)
     assert (ended.code, ended.signal) == (-signal.SIGKILL, signal.SIGINT)
     assert str(ended.error()) == "interrupted by Ctrl-C"
+
+
+@pytest.mark.world
+def test_a_program_that_repeats_sigterm_does_not_kill_a_child_that_is_ending() -> None:
+    code = (
+        "import time; from workload.contract.interrupt import stoppable\n"
+        "with stoppable():\n"
+        "    try: print('ready', flush=True); time.sleep(30)\n"
+        "    finally: print('ending', flush=True); time.sleep(0.3); print('ended', flush=True)"
+    )
+    lines: list[str] = []
+
+    def press(line: str) -> None:
+        lines.append(line)
+        for _ in range(1 if line == "ready" else 3):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    ended = run_child(python(code), on_line=press)
+    assert lines == ["ready", "ending", "ended"]
+    assert (ended.code, ended.signal) == (1, signal.SIGTERM)
+
+
+@pytest.mark.world
+def test_a_follower_hears_a_child_and_can_end_it() -> None:
+    code = (
+        "import sys, time; from workload.contract.interrupt import stoppable\n"
+        "try:\n"
+        "    with stoppable(): print('ready', flush=True); time.sleep(30)\n"
+        "except BaseException as error: print(f'error: {error}', file=sys.stderr); raise SystemExit(130)"
+    )
+    before = signal.getsignal(signal.SIGTERM)
+    messages, lines, children = list[str](), list[str](), list["subprocess.Popen[str]"]()
+
+    def hear(line: str) -> None:
+        lines.append(line)
+        assert signal.getsignal(signal.SIGTERM) is before, "signals to this process are the follower's"
+        children[0].send_signal(signal.SIGTERM)
+
+    follower = Follower(on_message=messages.append, on_started=children.append)
+    ended = run_child(python(code), on_line=hear, follower=follower)
+    assert (lines, messages) == (["ready"], ["error: interrupted by SIGTERM"])
+    assert (ended.code, ended.signal, ended.error()) == (130, None, None)
 
 
 @pytest.mark.world

@@ -1,0 +1,28 @@
+"""Who follows a run from outside, in place of a terminal."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+
+class Trainer(Protocol):
+    """A trainer that runs, in a container or as a process."""
+
+    def signal(self, name: str) -> None:
+        """Send it a signal, `SIGTERM` say; one that has ended already is past it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watcher:
+    """Hears what a run says, gets hold of its trainer to stop it, and handles signals itself.
+
+    `on_started` and `on_ended` come for the timing run and for the profile pass of a container, which is one of its
+    own; a process profiles itself. `on_bundle` comes as soon as there is a folder. A process's messages come from a
+    thread of their own, all else in the caller's.
+    """
+
+    on_message: Callable[[str], None]
+    on_bundle: Callable[[Path], None]
+    on_started: Callable[[Trainer], None]
+    on_ended: Callable[[], None]
