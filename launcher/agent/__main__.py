@@ -17,7 +17,7 @@ from launcher.jobs import records
 from launcher.jobs.records import Request
 from workload.contract.errors import ExitCode, RooflaunchError
 from workload.contract.interrupt import handled_by
-from workload.storage.gcs import connect
+from workload.storage.store import open_store
 from workload.storage.upload import PATIENCE
 
 
@@ -27,8 +27,8 @@ def main(words: Sequence[str]) -> int:
     try:
         landlord = landlord_of(home)
         request = Request.from_bytes(landlord.request())
-        prefix = records.request_object(request.name).rpartition("/")[0]
-        store = connect(request.store.removeprefix("gs://"), prefix=f"{prefix}/", jobs=3, patience=PATIENCE)
+        own = records.request_object(request.name).rpartition("/")[0]
+        store = open_store(request.store, probe=f"{own}/", jobs=3, patience=PATIENCE)
         if store.read(records.result_object(request.name)) is None:
             here = Agent(request, landlord, store, home, root=root)
             with handled_by(lambda *_: here.stop.ask(Why.ASKED)):

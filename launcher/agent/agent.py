@@ -31,7 +31,7 @@ from workload.contract.errors import ExitCode, InterruptedRunError, RooflaunchEr
 from workload.contract.spec import Profile, Resolved, options, resolve
 from workload.environment.machine import Machine
 from workload.environment.outside import outside_facts
-from workload.storage.gcs import Bucket
+from workload.storage.store import Store
 
 ROOT = Path("/")
 # Enough to seal a bundle and to upload it before the machine is deleted.
@@ -45,7 +45,7 @@ class Agent:
         self,
         request: Request,
         landlord: Landlord,
-        store: Bucket,
+        store: Store,
         home: Path,
         *,
         root: Path = ROOT,
@@ -99,7 +99,7 @@ class Agent:
             if ended := self.home.ended():
                 return ended
             raise RunFailedError(
-                "the VM broke off the run and started again", hint="launch logs RUN; then launch again"
+                "the machine broke off the run and started again", hint="launch logs RUN; then launch again"
             )
         self.home.note_begun()
         return self._run(uploads)
@@ -220,7 +220,7 @@ class Agent:
                 limit = f"the launch came to its time limit of {self.request.limit_s} s"
                 return limit, "a longer --max-run-time, or fewer --iterations"
             case Why.ASKED:
-                return "the VM was told to stop", "launch again"
+                return "the machine was told to stop", "launch again"
 
     def _deliver_all(self, ended: Ended) -> Ended:
         failed = self.delivery.deliver_all(ended.error)

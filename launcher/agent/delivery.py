@@ -14,7 +14,7 @@ from launcher.jobs.records import Request
 from workload.contract import bundle
 from workload.contract.bundle import Status
 from workload.contract.errors import BundleError, RooflaunchError
-from workload.storage.gcs import Bucket
+from workload.storage.store import Store
 from workload.storage.upload import upload
 
 # The part of `environment.cloud` that is written when a bundle is closed here.
@@ -30,7 +30,7 @@ class Delivery:
         zone: str,
         *,
         home: Home,
-        store: Bucket,
+        store: Store,
         bill: Bill,
         stop: Stop,
         now: Callable[[], float],

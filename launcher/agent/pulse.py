@@ -9,8 +9,7 @@ from launcher.agent.landlord import Landlord
 from launcher.jobs import records
 from launcher.jobs.records import Heartbeat, Phase
 from workload.contract.errors import RooflaunchError, ToolError
-from workload.storage.gcs import Bucket
-from workload.storage.store import Patience
+from workload.storage.store import Patience, Store
 
 HEARTBEAT_EVERY_S = 15.0
 # Cloud Storage takes one write a second of the same object.
@@ -21,7 +20,7 @@ class Pulse:
     """The heartbeat of one launch. Threads may share it."""
 
     def __init__(
-        self, name: str, zone: str, *, home: Home, landlord: Landlord, store: Bucket, now: Callable[[], float]
+        self, name: str, zone: str, *, home: Home, landlord: Landlord, store: Store, now: Callable[[], float]
     ) -> None:
         self.last_line = ""
         self._name, self._zone, self._home, self._landlord, self._store = name, zone, home, landlord, store

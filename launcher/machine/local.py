@@ -171,7 +171,7 @@ def run(plan: Plan, *, watcher: Watcher | None = None) -> Outcome:
     return _run_process(plan, watcher) if plan.container is None else _run_container(plan, plan.container, watcher)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Child:
     """A trainer that runs as a process."""
 
@@ -190,9 +190,12 @@ def _run_process(plan: Plan, watcher: Watcher | None) -> Outcome:
         if watcher:
             watcher.on_bundle(folders[-1])
 
-    follower = watcher and Follower(
-        on_message=watcher.on_message, on_started=lambda process: watcher.on_started(_Child(process))
-    )
+    follower = None
+    if watcher:
+        on_started = watcher.on_started
+        follower = Follower(
+            on_message=watcher.on_message, on_started=lambda process: on_started(_Child(process=process))
+        )
     try:
         ended = run_child(plan.command, on_line=keep, follower=follower)
     finally:

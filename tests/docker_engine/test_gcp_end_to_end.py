@@ -236,7 +236,7 @@ def test_a_vm_that_its_host_stopped_saves_its_steps_and_measures_nothing_again(l
         laptop.compute.start_again(vm.name)
         _, said = following.communicate(timeout=END_LIMIT_S)
     assert following.returncode == ExitCode.RUN_FAILED, said
-    assert f"error: '{vm.name}': the VM broke off the run and started again\n" in said
+    assert f"error: '{vm.name}': the machine broke off the run and started again\n" in said
     assert laptop.compute.instances == []
     [folder] = (laptop.folder / "home").iterdir()
     found = bundle.read(folder)

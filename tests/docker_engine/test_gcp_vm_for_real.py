@@ -137,7 +137,7 @@ def test_an_agent_that_is_killed_is_started_again_and_saves_the_steps(cloud: Clo
     cloud.await_steps(vm)
     subprocess.run(["docker", "kill", vm.name], check=True, capture_output=True)
     result = cloud.result(vm)
-    broken = "the VM broke off the run and started again"
+    broken = "the machine broke off the run and started again"
     assert (result.exit_code, result.error) == (ExitCode.RUN_FAILED, broken)
     [found] = cloud.bundles(result)
     # The trainer has noticed that its agent is gone, and has sealed its bundle by itself.

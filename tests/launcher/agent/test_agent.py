@@ -415,7 +415,7 @@ def test_a_signal_is_explained_by_a_preemption(taken: bool, machine: Machine) ->
     machine.docker.containers.exit_code = ExitCode.INTERRUPTED
     result = machine.work()
     told = (result.exit_code, result.error, result.preempted, machine.bucket.record("run-1")["status"])
-    expected = (ExitCode.INTERRUPTED, "the VM was told to stop", False, "interrupted")
+    expected = (ExitCode.INTERRUPTED, "the machine was told to stop", False, "interrupted")
     assert told == ((ExitCode.RUN_FAILED, PREEMPTED, True, "preempted") if taken else expected)
 
 
@@ -516,7 +516,7 @@ def test_a_second_start_saves_what_the_first_has_left(machine: Machine) -> None:
     machine.now_s += 30
     machine.stop = Stop()
     result = machine.work()
-    broken = "the VM broke off the run and started again"
+    broken = "the machine broke off the run and started again"
     assert (result.exit_code, result.error, result.runs) == (ExitCode.RUN_FAILED, broken, ["run-1", "run-2"])
     assert machine.bucket.held.items() >= {name: sent[name] for name in sent if name.startswith("runs/")}.items()
     record = machine.bucket.record("run-2")
@@ -574,14 +574,16 @@ def test_main_reads_its_request_and_does_nothing_twice(
     monkeypatch.setattr(program, "landlord_of", lambda _: machine.landlord)
     machine.landlord.asked = machine.request.to_bytes()
     connected: list[Any] = []
-    monkeypatch.setattr(program, "connect", lambda *words, **named: connected.append((words, named)) or machine.bucket)
+    monkeypatch.setattr(
+        program, "open_store", lambda *words, **named: connected.append((words, named)) or machine.bucket
+    )
     if there:
         machine.bucket.held[records.result_object(NAME)] = b"{}"
     machine.trains(*machine.run_of("run-1"))
     assert program.main([str(machine.home)]) == 0
     assert (machine.bucket.complete == ["run-1"]) is not there
     [(words, named)] = connected
-    assert (words, named["prefix"]) == ((machine.request.store.removeprefix("gs://"),), f"launches/{NAME}/")
+    assert (words, named["probe"]) == ((machine.request.store,), f"launches/{NAME}/")
 
 
 def test_main_without_a_readable_request(

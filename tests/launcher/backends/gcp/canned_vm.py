@@ -186,7 +186,7 @@ class _Guest:
         self._beat("")
         self._upload(Status.FAILED)
         self._mark(Phase.FINISHED)
-        self._result(exit_code=6, error="the VM broke off the run and started again", hint="launch again")
+        self._result(exit_code=6, error="the machine broke off the run and started again", hint="launch again")
         self._delete()
         raise _GoneError
 

@@ -160,7 +160,7 @@ def test_a_vm_that_its_host_stopped_saves_what_it_has_at_its_second_start(clouds
     with clouds(fault=Fault.RESTARTS) as cloud:
         plan = cloud.plan()
         outcome = cloud.run(plan)
-        assert str(outcome.error) == f"'{plan.name}': the VM broke off the run and started again"
+        assert str(outcome.error) == f"'{plan.name}': the machine broke off the run and started again"
         assert [found.record["status"] for found in outcome.bundles] == ["failed"]
         assert f"'{plan.name}' is TERMINATED: the cloud starts it again, to save what there is" in cloud.told(Kind.NOTE)
         assert len(cloud.fake.all_vms) == 1

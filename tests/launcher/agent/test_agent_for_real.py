@@ -1,0 +1,138 @@
+"""`python -m launcher.agent` on a machine of one's own: this one, with a folder as its store and no container."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.agent import landlord
+from launcher.jobs import records
+from launcher.jobs.records import Heartbeat, Phase, Request, Result
+from workload.contract import bundle
+from workload.contract.errors import ExitCode
+from workload.contract.spec import resolve
+
+pytestmark = [pytest.mark.world, pytest.mark.timeout(180)]
+
+ROOT = Path(__file__).parents[3]
+NAME = "rooflaunch-tower-20261121-100000-0000aa"
+TINY = {"device": "cpu", "image_size": "32", "batch_size": "2", "warmup": "1", "iterations": "3", "ceilings": False}
+LIMIT_S = 120
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tower:
+    """The lab's machine: a folder for the launch, and one for what it leaves."""
+
+    home: Path
+    store: Path
+
+    def ask(self, **changes: Any) -> None:
+        resolved = resolve({**TINY, **changes}, {}, None)
+        request = Request(
+            name=NAME,
+            backend="ssh",
+            launched_at="2026-11-21T10:00:00.000Z",
+            store=str(self.store),
+            place="ssh-tower",
+            runtime="process",
+            limit_s=3600,
+            spec=resolved.spec.to_json(),
+        )
+        (self.home / landlord.REQUEST).write_bytes(request.to_bytes())
+
+    @contextmanager
+    def started(self) -> Iterator["subprocess.Popen[bytes]"]:
+        with (self.home / "log").open("ab") as log:
+            command = [sys.executable, "-m", "launcher.agent", str(self.home)]
+            environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+            process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=self.home)
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+
+    def work(self) -> int:
+        with self.started() as process:
+            return process.wait(LIMIT_S)
+
+    def result(self) -> Result:
+        return Result.from_bytes((self.store / records.result_object(NAME)).read_bytes())
+
+    def record(self, run_id: str) -> dict[str, Any]:
+        return dict(bundle.read(self.store / "runs" / run_id).record)
+
+    def log(self) -> str:
+        return (self.home / "log").read_text()
+
+    def await_steps(self) -> None:
+        deadline_s = time.monotonic() + LIMIT_S
+        while not any("measured" in path.read_text() for path in self.home.glob(f"results/*/{bundle.STEPS}")):
+            assert time.monotonic() < deadline_s, self.log()
+            time.sleep(0.1)
+
+
+@pytest.fixture
+def tower(tmp_path: Path) -> Tower:
+    for name in ("home", "store"):
+        (tmp_path / name).mkdir()
+    return Tower(home=tmp_path / "home", store=tmp_path / "store")
+
+
+def test_a_run_without_a_cloud_or_a_container(tower: Tower) -> None:
+    tower.ask()
+    assert tower.work() == 0, tower.log()
+    result = tower.result()
+    assert (result.exit_code, result.error, result.zone, result.usd) == (0, "", "", None)
+    assert list(result.phases) == [Phase.RUN_STARTED, Phase.RUN_ENDED, Phase.UPLOADED, Phase.FINISHED]
+    [run_id] = result.runs
+    record = tower.record(run_id)
+    environment = record["environment"]
+    assert (record["status"], record["spec"]["iterations"]) == ("completed", 3)
+    assert (environment["backend"], environment["place"], environment["runtime"]) == ("ssh", "ssh-tower", "process")
+    assert record["cost"]["usd"] is None
+    heartbeat = Heartbeat.from_bytes((tower.store / records.status_object(NAME)).read_bytes())
+    assert (heartbeat.runs, heartbeat.zone) == ([run_id], "")
+    assert "measured" in tower.log(), "what the trainer said"
+    # Started once more it has nothing to do.
+    assert tower.work() == 0
+    assert tower.result() == result
+
+
+def test_a_stop_seals_the_run(tower: Tower) -> None:
+    tower.ask(iterations="1000000")
+    with tower.started() as process:
+        tower.await_steps()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(LIMIT_S) == 0, tower.log()
+    result = tower.result()
+    assert (result.exit_code, result.error) == (ExitCode.INTERRUPTED, "the machine was told to stop")
+    assert tower.record(result.runs[0])["status"] == "interrupted"
+
+
+def test_an_agent_that_is_killed_takes_the_trainer_with_it_and_the_next_one_saves_the_rest(tower: Tower) -> None:
+    tower.ask(iterations="1000000")
+    with tower.started() as process:
+        tower.await_steps()
+        process.kill()
+    [folder] = tower.home.glob("results/*")
+    deadline_s = time.monotonic() + LIMIT_S
+    while not (folder / bundle.MANIFEST).exists():
+        assert time.monotonic() < deadline_s, tower.log()
+        time.sleep(0.1)
+    assert tower.work() == 0, tower.log()
+    result = tower.result()
+    broken = "the machine broke off the run and started again"
+    assert (result.exit_code, result.error, result.runs) == (ExitCode.RUN_FAILED, broken, [folder.name])
+    record = tower.record(folder.name)
+    assert record["status"] == "interrupted"
+    assert len(bundle.read(folder).steps()) > 1
