@@ -1,6 +1,7 @@
 """What `analyze fetch` is given: a store, and where in it runs lie."""
 
 import os
+import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from workload.contract import bundle
 from workload.contract.errors import UsageError
 from workload.storage.inventory import RUNS
 from workload.storage.names import why_unsafe
-from workload.storage.store import EXAMPLE, BucketAddress, parse_address
+from workload.storage.store import EXAMPLE, BucketAddress, SshAddress, parse_address
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +37,11 @@ class Source:
         """The command that finds complete runs anywhere in the store."""
         if self.address.startswith("gs://"):
             return f"gcloud storage ls '{self.address}/**/{bundle.MANIFEST}'"
+        place = parse_address(self.address)
+        if isinstance(place, SshAddress):
+            login = re.sub(r"(.*?):(\d+)$", r"-p \2 \1", place.login)
+            path = place.path if place.path.startswith("~") else f"/{place.path}"
+            return f"ssh {login} find {path} -name {bundle.MANIFEST}"
         return f"find {shlex.quote(self.address)} -name {bundle.MANIFEST}"
 
     def require_apart(self, output: Path) -> None:
@@ -49,23 +55,31 @@ class Source:
 
 
 def parse_source(text: str) -> Source:
-    """`PLACE`, `PLACE/runs` or `PLACE/runs/RUN_ID`, where the place is `gs://BUCKET[/PREFIX]` or a folder.
+    """`PLACE`, `PLACE/runs` or `PLACE/runs/RUN_ID`, where the place is an address that `open_store` takes.
 
     A folder without `runs` may hold the bundles themselves, or be one. `UsageError` for anything else.
     """
     place = parse_address(text)
-    source = _in_bucket(place) if isinstance(place, BucketAddress) else _in_folder(place)
+    if isinstance(place, BucketAddress):
+        prefix, run_id = _parted(place.path)
+        source = Source(address=f"gs://{place.bucket}", folder=f"{prefix}{RUNS}/", run_id=run_id)
+    elif isinstance(place, SshAddress):
+        prefix, run_id = _parted(place.path)
+        source = Source(address=f"ssh://{place.login}/{prefix}".rstrip("/"), folder=f"{RUNS}/", run_id=run_id)
+    else:
+        source = _in_folder(place)
     if source.run_id is not None and (reason := why_unsafe(source.run_id)):
         raise UsageError(f"'{source.run_id}' is no run: {reason}", hint=EXAMPLE)
     return source
 
 
-def _in_bucket(place: BucketAddress) -> Source:
-    parts = place.path.split("/") if place.path else []
+def _parted(path: str) -> tuple[str, str | None]:
+    """`a/b/runs/RUN_ID` -> `a/b/` and `RUN_ID`."""
+    parts = path.split("/") if path else []
     run_id = parts.pop() if parts[-2:-1] == [RUNS] else None
-    if parts[-1:] != [RUNS]:
-        parts.append(RUNS)
-    return Source(address=f"gs://{place.bucket}", folder="/".join(parts) + "/", run_id=run_id)
+    if parts[-1:] == [RUNS]:
+        parts.pop()
+    return "".join(f"{part}/" for part in parts), run_id
 
 
 def _in_folder(path: Path) -> Source:

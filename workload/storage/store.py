@@ -1,8 +1,9 @@
 """A store: where bundles and the records of launches lie, whatever kind of place that is.
 
-`open_store("gs://BUCKET/PREFIX")` is a bucket of Cloud Storage, `open_store("FOLDER")` a folder. Names of objects are
-relative to the address, with `/` between their parts; checksums are CRC-32C, base64 of the big-endian value, as a
-bundle's manifest has them. Standard library only until a store is opened.
+`open_store("gs://BUCKET/PREFIX")` is a bucket of Cloud Storage, `open_store("FOLDER")` a folder of this machine or of
+one that it shares, `open_store("ssh://USER@HOST/FOLDER")` a folder of another. Names of objects are relative to the
+address, with `/` between their parts; checksums are CRC-32C, base64 of the big-endian value, as a bundle's manifest has
+them. Standard library only until a store is opened.
 """
 
 import re
@@ -158,14 +159,22 @@ class BucketAddress:
     path: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class SshAddress:
+    """`ssh://LOGIN/PATH`; `login` may end in a port, the path has no slash at its ends."""
+
+    login: str
+    path: str
+
+
 BUCKET_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 # A scheme has two letters at least: `C:/results` is a folder of Windows. `gs:/x` is a slip, and no folder.
 SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 EXAMPLE = "analyze fetch gs://BUCKET/PREFIX -o results"
 
 
-def parse_address(text: str) -> BucketAddress | Path:
-    """A bucket or a folder; `UsageError` for anything else."""
+def parse_address(text: str) -> BucketAddress | SshAddress | Path:
+    """A bucket, a folder of another machine, or one of this; `UsageError` for anything else."""
     scheme = SCHEME.match(text)
     if scheme is None and text:
         return Path(text)
@@ -173,15 +182,24 @@ def parse_address(text: str) -> BucketAddress | Path:
         name, _, path = text.removeprefix("gs://").partition("/")
         if not text.startswith("gs://") or not BUCKET_NAME.fullmatch(name):
             raise UsageError(f"a bucket is written gs://BUCKET/PREFIX; got '{text}'", hint=EXAMPLE)
-        return BucketAddress(bucket=name, path="/".join(part for part in path.split("/") if part))
+        return BucketAddress(bucket=name, path=_joined(path))
+    if scheme and scheme[1] == "ssh" and text.startswith("ssh://"):
+        login, _, path = text.removeprefix("ssh://").partition("/")
+        return SshAddress(login=login, path=_joined(path))
     if scheme and scheme[1] == "file":
         path = urllib.parse.unquote(text.removeprefix("file://"))
         if not text.startswith("file:///"):
             raise UsageError(f"a folder is written file:///FOLDER, or FOLDER; got '{text}'", hint=EXAMPLE)
         return Path(path)
     raise UsageError(
-        f"a place for bundles is written gs://BUCKET/PREFIX, FOLDER or file:///FOLDER; got '{text}'", hint=EXAMPLE
+        "a place for bundles is written gs://BUCKET/PREFIX, ssh://USER@HOST/FOLDER, FOLDER or file:///FOLDER; "
+        f"got '{text}'",
+        hint=EXAMPLE,
     )
+
+
+def _joined(path: str) -> str:
+    return "/".join(part for part in path.split("/") if part)
 
 
 def open_store(address: str, *, probe: str = "", jobs: int = 1, patience: Patience | None = None) -> Store:
@@ -192,10 +210,10 @@ def open_store(address: str, *, probe: str = "", jobs: int = 1, patience: Patien
     """
     from workload.storage import folder, gcs, ssh  # noqa: PLC0415 - each needs this module
 
-    if address.startswith("ssh://"):
-        return ssh.connect(address)
     limits = patience or Patience()
     place = parse_address(address)
+    if isinstance(place, SshAddress):
+        return ssh.connect(address)
     if isinstance(place, Path):
         return folder.connect(address, place, limit_s=limits.first_answer_s)
     root = f"{place.path}/" if place.path else ""

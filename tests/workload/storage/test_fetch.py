@@ -98,6 +98,25 @@ def test_sources(text: str, folder: str, run_id: str | None) -> None:
     assert str(source) == f"gs://abc/{folder}" + (f"{run_id}/" if run_id else "")
 
 
+@pytest.mark.parametrize(
+    ("text", "address", "run_id", "search"),
+    [
+        ("ssh://box/~/.rooflaunch", "ssh://box/~/.rooflaunch", None, "ssh box find ~/.rooflaunch -name MANIFEST.json"),
+        (
+            f"ssh://me@box:2222/srv/x/runs/{RUN}/",
+            "ssh://me@box:2222/srv/x",
+            RUN,
+            "ssh -p 2222 me@box find /srv/x -name MANIFEST.json",
+        ),
+        ("ssh://box/a/runs", "ssh://box/a", None, "ssh box find /a -name MANIFEST.json"),
+    ],
+)
+def test_sources_on_another_machine(text: str, address: str, run_id: str | None, search: str) -> None:
+    source = parse_source(text)
+    assert source == Source(address=address, folder="runs/", run_id=run_id)
+    assert source.search() == search
+
+
 @pytest.mark.parametrize("text", ["gs:/abc", "gs://", "gs://A_B/x", "gs://ab", "gs://-ab"])
 def test_a_source_is_a_bucket(text: str) -> None:
     with pytest.raises(UsageError) as caught:
@@ -113,7 +132,8 @@ def test_a_source_is_a_bucket_or_a_folder(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_source(text)
     assert caught.value.report() == (
-        f"error: a place for bundles is written gs://BUCKET/PREFIX, FOLDER or file:///FOLDER; got '{text}'\n"
+        "error: a place for bundles is written gs://BUCKET/PREFIX, ssh://USER@HOST/FOLDER, FOLDER or file:///FOLDER; "
+        f"got '{text}'\n"
         "hint: analyze fetch gs://BUCKET/PREFIX -o results"
     )
 
