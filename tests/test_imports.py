@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[1]
 CROSSING = {
     *(f"workload.contract.{path.stem}" for path in (ROOT / "workload/contract").glob("[!_]*.py")),
     "workload.environment.machine",
+    "workload.environment.metadata",
     "workload.environment.outside",
     "workload.storage.folder",
     "workload.storage.gcs",

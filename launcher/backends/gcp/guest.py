@@ -3,13 +3,11 @@
 It travels in the VM's metadata and not in the image: see launcher/agent/landlord.py.
 
 Facts for the record come from workload/environment/gce.py, which nothing may hold up; what is asked here is waited for.
-Keys: cloud.google.com/compute/docs/metadata/predefined-metadata-keys, read 2026-11.
 """
 
 import json
 import os
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,10 +17,8 @@ from typing import Any
 from launcher.agent.home import epoch_s
 from launcher.jobs.records import Request
 from workload.contract.errors import ToolError
+from workload.environment.metadata import METADATA_ADDRESS, Answer, MetadataServer, named_address
 
-FLAVOR = {"Metadata-Flavor": "Google"}
-# The address, not the name: a container's name servers need not know it.
-METADATA_HOST = "169.254.169.254"
 COMPUTE = "https://compute.googleapis.com"
 NAMESPACE = "rooflaunch"
 LIMIT_S = 10.0
@@ -38,7 +34,7 @@ ASK_AGAIN_S = 5.0
 class Guest:
     """This VM. `sleep` is for the pauses between tries."""
 
-    metadata: str
+    metadata: tuple[str, int]
     compute: str
     sleep: Callable[[float], None] = time.sleep
 
@@ -49,7 +45,7 @@ class Guest:
 
     def text(self, key: str) -> str:
         """The value of a key. Raises `ToolError` where the server does not have it, or does not answer."""
-        return self._ask(key)[0]
+        return self._ask(key).text
 
     def request(self) -> bytes:
         """What the launch was asked to do, as the launcher wrote it."""
@@ -57,13 +53,13 @@ class Guest:
 
     def report(self, name: str, value: str) -> None:
         """Set a guest attribute. Raises `ToolError` where the server does not take it."""
-        self._ask(f"instance/guest-attributes/{NAMESPACE}/{name}", method="PUT", content=value.encode())
+        self._ask(f"instance/guest-attributes/{NAMESPACE}/{name}", put=value)
 
     def preempted(self, *, since: str | None = None) -> tuple[bool, str]:
         """Whether the VM is being taken away, and the answer's tag; with `since` the server waits for another one."""
         wait = f"?wait_for_change=true&timeout_sec={WAIT_S}&last_etag={since}" if since else ""
-        text, tag = self._ask(f"instance/preempted{wait}", limit_s=LIMIT_S + (WAIT_S if since else 0))
-        return text.strip().upper() == "TRUE", tag
+        answer = self._ask(f"instance/preempted{wait}", limit_s=LIMIT_S + (WAIT_S if since else 0))
+        return answer.text.strip().upper() == "TRUE", answer.tag
 
     def is_preempted(self) -> bool:
         """Whether the VM is being taken away; where nobody answers, it is not known to be."""
@@ -109,26 +105,29 @@ class Guest:
                 f"projects/{self.text('project/project-id')}/zones/{self.zone}/instances/{self.text('instance/name')}"
             )
             url = f"{self.compute}/compute/v1/{where}"
-            content, _ = _fetch(url, {"Authorization": f"Bearer {token}"}, limit_s=LIMIT_S)
-            found = json.loads(content)
+            asked = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})  # noqa: S310 - ours
+            # No proxy: Google's own endpoint needs none on a VM.
+            opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+            with opener.open(asked, timeout=LIMIT_S) as answer:
+                document = json.loads(answer.read())
         except (ToolError, OSError, ValueError, KeyError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return document if isinstance(document, dict) else {}
 
-    def _ask(
-        self, key: str, *, method: str = "GET", content: bytes | None = None, limit_s: float = LIMIT_S
-    ) -> tuple[str, str]:
-        url = f"{self.metadata}/computeMetadata/v1/{key}"
+    def _ask(self, key: str, *, put: str | None = None, limit_s: float = LIMIT_S) -> Answer:
         for left in reversed(range(TRIES)):
+            deadline_s = time.monotonic() + limit_s
+            server = MetadataServer(address=self.metadata, deadline_s=deadline_s, connect_limit_s=LIMIT_S)
             try:
-                return _fetch(url, FLAVOR, method=method, content=content, limit_s=limit_s)
-            except urllib.error.HTTPError as error:
-                missing = error.code in (HTTPStatus.NOT_FOUND, HTTPStatus.FORBIDDEN)
-                if missing or not left:
-                    raise _refused(key, f"HTTP {error.code}") from error
+                answer = server.ask(key, put=put)
             except OSError as error:
                 if not left:
                     raise _refused(key, str(error)) from error
+            else:
+                if answer.status == HTTPStatus.OK:
+                    return answer
+                if not left or answer.status in (HTTPStatus.NOT_FOUND, HTTPStatus.FORBIDDEN):
+                    raise _refused(key, f"HTTP {answer.status}")
             self.sleep(PAUSE_S)
         raise AssertionError("the last try returns or raises")
 
@@ -136,22 +135,9 @@ class Guest:
 def this_machine(environment: Mapping[str, str] = os.environ) -> Guest:
     """The landlord of the VM that we are on; both addresses can be pointed elsewhere."""
     return Guest(
-        metadata=f"http://{environment.get('GCE_METADATA_HOST') or METADATA_HOST}",
+        metadata=named_address(environment) or METADATA_ADDRESS,
         compute=(environment.get("ROOFLAUNCH_COMPUTE_ENDPOINT") or COMPUTE).rstrip("/"),
     )
-
-
-def _fetch(
-    url: str, headers: Mapping[str, str], *, method: str = "GET", content: bytes | None = None, limit_s: float
-) -> tuple[str, str]:
-    """The text and its tag. Raises `HTTPError`, `OSError`."""
-    asked = urllib.request.Request(url, headers=dict(headers), method=method, data=content)  # noqa: S310 - ours
-    # No proxy: metadata is a matter of this machine, and Google's own endpoint needs none on a VM.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(asked, timeout=limit_s) as answer:
-        if headers is FLAVOR and answer.headers.get("Metadata-Flavor") != FLAVOR["Metadata-Flavor"]:
-            raise OSError("the answer is not from Google's metadata server")
-        return answer.read().decode(), answer.headers.get("ETag") or ""
 
 
 def _refused(key: str, why: str) -> ToolError:

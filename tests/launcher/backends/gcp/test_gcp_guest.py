@@ -55,7 +55,7 @@ def here(metadata: FakeMetadata, compute: FakeCompute) -> Guest:
 
 def test_addresses_without_variables() -> None:
     found = this_machine({})
-    assert (found.metadata, found.compute) == ("http://169.254.169.254", "https://compute.googleapis.com")
+    assert (found.metadata, found.compute) == (("169.254.169.254", 80), "https://compute.googleapis.com")
 
 
 def test_what_the_vm_is_told(here: Guest) -> None:
@@ -90,7 +90,7 @@ def test_a_busy_server_is_asked_again(silent: int, answered: bool, here: Guest, 
 
 def test_nobody_there() -> None:
     slept: list[float] = []
-    nobody = Guest(metadata="http://127.0.0.1:9", compute="", sleep=slept.append)
+    nobody = Guest(metadata=("127.0.0.1", 9), compute="", sleep=slept.append)
     with pytest.raises(ToolError, match=r"no answer for 'instance/zone': .*Connection refused"):
         assert nobody.zone
     assert slept == [guest.PAUSE_S] * (guest.TRIES - 1)
@@ -108,7 +108,7 @@ def test_another_server_than_googles() -> None:
 
     with HTTPServer(("127.0.0.1", 0), Somebody) as server:
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-        other = Guest(metadata=f"http://127.0.0.1:{server.server_port}", compute="", sleep=lambda _: None)
+        other = Guest(metadata=("127.0.0.1", server.server_port), compute="", sleep=lambda _: None)
         with pytest.raises(ToolError, match="the answer is not from Google's metadata server"):
             assert other.zone
         server.shutdown()
@@ -147,7 +147,7 @@ def test_waiting_for_a_preemption(taken: bool, here: Guest, vm: Vm, metadata: Fa
 
 
 def test_whether_it_is_preempted_is_not_known_where_nobody_answers() -> None:
-    nobody = Guest(metadata="http://127.0.0.1:9", compute="", sleep=lambda _: None)
+    nobody = Guest(metadata=("127.0.0.1", 9), compute="", sleep=lambda _: None)
     assert nobody.is_preempted() is False
     assert (nobody.created_s(), nobody.deleted_s()) == (None, None)
 
