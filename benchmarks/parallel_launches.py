@@ -22,10 +22,12 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from launcher.backends.gcp import compute  # noqa: E402
+from launcher.backends.gcp.machines import ComputeMachines  # noqa: E402
 from launcher.backends.gcp.plan import Options, make_plan  # noqa: E402
-from launcher.backends.gcp.run import Outcome, run  # noqa: E402
 from launcher.jobs import launches  # noqa: E402
 from launcher.jobs.records import LAUNCHES  # noqa: E402
+from launcher.jobs.run import LaunchOutcome, run  # noqa: E402
+from launcher.jobs.session import Session  # noqa: E402
 from tests.launcher.backends.gcp.canned_cloud import IMAGE, SETTINGS, ZONE  # noqa: E402
 from tests.launcher.backends.gcp.canned_vm import CannedVm, FastClock  # noqa: E402
 from tests.launcher.backends.gcp.fake_compute import FakeCompute  # noqa: E402
@@ -65,15 +67,18 @@ def launcher(number: int, clock: FastClock, output: Path) -> None:
     cloud = compute.connect(SETTINGS.project, sleep=clock.sleep, monotonic=clock.now)
     bucket = storage.connect(BUCKET, prefix=LAUNCHES, jobs=32)
     before = resource.getrusage(resource.RUSAGE_SELF)
-    outcomes: list[Outcome] = []
+    outcomes: list[LaunchOutcome] = []
     errors: list[BaseException] = []
+
+    def session() -> Session:
+        return Session(machines=ComputeMachines(cloud, sleep=clock.sleep), store=bucket, sleep=clock.sleep)
 
     def one(index: int) -> None:
         now = datetime.fromtimestamp(clock.now(), UTC)
         options = Options(gpu="t4", zones=(ZONE,))
         plan = make_plan(resolve({}, {}, None), options, SETTINGS, image=IMAGE, now=now, token=f"{index:06x}")
         try:
-            outcome = run(plan, cloud, bucket, output=output, now=clock.now, sleep=clock.sleep, on_event=lambda _: None)
+            outcome = run(session(), plan, output=output)
             outcomes.append(outcome)
         except BaseException as error:  # noqa: BLE001 - told at the end
             errors.append(error)
@@ -87,7 +92,7 @@ def launcher(number: int, clock: FastClock, output: Path) -> None:
     after = resource.getrusage(resource.RUSAGE_SELF)
     calls = sum((Counter(each.calls) for each in outcomes), Counter())
     cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    seen = launches.list_launches(cloud, bucket, now_s=clock.now(), limit=None)
+    seen = launches.list_launches(session(), limit=None)
     told = {
         "launches": number,
         "completed": sum(each.error is None for each in outcomes),

@@ -141,6 +141,12 @@ class Removed:
     reason: str = ""
     unknown: bool = False
 
+    @classmethod
+    def unanswered(cls, kind: str, name: str, zones: Sequence[str]) -> Self:
+        """What may be in zones that do not answer."""
+        answer = "the zone does not answer" if len(zones) == 1 else "these zones do not answer"
+        return cls(kind=kind, name=name, zone=", ".join(zones), gone=False, reason=answer, unknown=True)
+
     def to_json(self) -> dict[str, Any]:
         """Plain values by field name."""
         return asdict(self)
@@ -210,7 +216,8 @@ class Machines(Protocol):
         """These machines, asked for together, also those that are gone; without names every one that is there.
 
         `names`: each with the zones where it may be; () where nobody knows. A machine of which nothing is known, as
-        its zone does not answer, is not in the list, and the zone is `unreachable`.
+        its zone does not answer, is not in the list, and the zone is `unreachable`. Where nothing at all is known,
+        `UnreachableError` says why.
         """
 
     def stop(self, machines: Sequence[Machine | Leftover]) -> Sequence[Removed]:
@@ -249,8 +256,8 @@ class Backend(Protocol):
         Raises `UsageError` for whatever is wrong with the options. `offline`: nobody is asked, not even for a price.
         """
 
-    def prepare(self, job: Job, options: Any, settings: Any, machines: Any) -> Plan:
-        """Have ready what the machines need (an image in a registry), and the plan as it will be done."""
+    def prepare(self, draft: Any, machines: Any) -> Plan:
+        """Have ready what the machines need (an image in a registry); the plan as it will be done, now."""
 
     def machines(self, settings: Any) -> Machines:
         """Connect to the place."""

@@ -1,7 +1,7 @@
-"""What has become of launches: their objects in the bucket and their VMs, put together. Reads, never writes.
+"""What has become of launches: their records in the store and their machines, put together. Reads, never writes.
 
-VMs are asked for before the bucket is read: a VM deletes itself after its result is there, so one that is gone and has
-no result has lost it.
+Machines are asked for before the store is read: a machine ends itself after its result is there, so one that is gone
+and has no result has lost it.
 """
 
 import json
@@ -13,24 +13,24 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from launcher.backends.door import Listing
-from launcher.backends.gcp import gpus
-from launcher.backends.gcp.compute import Compute
-from launcher.backends.gcp.resources import STOPPED, Instance, epoch_s
+from launcher.backends.door import Condition, Listing, Machine
 from launcher.jobs.records import (
     LAUNCHES,
     NAME,
     RUN_ID,
     RUNS,
+    STAMP,
     Heartbeat,
     Phase,
     Request,
     Result,
+    epoch_s,
     request_object,
     result_object,
     status_object,
     utc,
 )
+from launcher.jobs.session import Session
 from workload.contract import bundle
 from workload.contract.errors import BundleError, ExitCode, NothingToDoError, UsageError
 from workload.contract.text import printable
@@ -55,13 +55,10 @@ SHOWN = 20
 MOST_OWNERS = 20
 FEW_ZONES = 3
 
-STAMP = re.compile(r"-(\d{8})-(\d{6})-[0-9a-f]{6}$")
 RUN_STAMP = re.compile(r"(\d{8})T(\d{6})Z-")
-STARTING = frozenset({"PROVISIONING", "STAGING"})
-# What a VM without its own deletion ends in; it costs its disk.
 
 
-class State(StrEnum):
+class LaunchState(StrEnum):
     """`lost`: no VM and no result. `stale`: a VM that gives no sign, or should be gone.
 
     `unknown`: the zone of its VM does not answer; `unreadable`: a record in the bucket is damaged or none of ours.
@@ -88,25 +85,25 @@ class Seen:
     request: Request | None = None
     heartbeat: Heartbeat | None = None
     result: Result | None = None
-    instance: Instance | None = None
-    # Zones that may have its VM and do not answer, where no VM was found.
+    machine: Machine | None = None
+    # Zones that may have its machine and do not answer, where none was found.
     silent: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
 
     @property
     def zone(self) -> str:
         """Where the VM is or was; empty where nothing says so."""
-        found = (self.instance, self.result, self.heartbeat)
-        return next((each.zone for each in found if each is not None and each.zone), "")
+        sources = (self.machine, self.result, self.heartbeat)
+        return next((source.zone for source in sources if source is not None and source.zone), "")
 
     @property
     def phases(self) -> Mapping[str, str]:
         """ISO 8601 times by phase, in order."""
-        told = {} if self.heartbeat is None else dict(self.heartbeat.phases)
-        told |= {} if self.result is None else dict(self.result.phases)
+        times = {} if self.heartbeat is None else dict(self.heartbeat.phases)
+        times |= {} if self.result is None else dict(self.result.phases)
         if self.request is not None:
-            told.setdefault(Phase.REQUESTED, self.request.launched_at)
-        return {phase: told[phase] for phase in Phase if phase in told}
+            times.setdefault(Phase.REQUESTED, self.request.launched_at)
+        return {phase: times[phase] for phase in Phase if phase in times}
 
     @property
     def runs(self) -> list[str]:
@@ -125,7 +122,7 @@ class Launch:
     """One launch, judged; `why` completes the state."""
 
     seen: Seen
-    state: State
+    state: LaunchState
     why: str = ""
     cost: "Cost | None" = None
 
@@ -152,7 +149,7 @@ class Launch:
             "runs": seen.runs,
             "last_line": seen.heartbeat.last_line if seen.heartbeat else "",
             "exit_code": seen.result.exit_code if seen.result else None,
-            "vm": seen.instance.status if seen.instance else None,
+            "vm": seen.machine.status if seen.machine else None,
             "usd": self.usd,
             "billed_from": self.cost.began if self.cost else None,
             "billed_to": self.cost.ended if self.cost else None,
@@ -174,42 +171,39 @@ class Cost:
 
 
 def boot_limit_s(request: Request) -> float:
-    """How long the VM of a launch may take to its first heartbeat."""
-    row = gpus.load().get(request.gpu)
-    # Records of earlier versions do not name it: there it was the GPU's.
-    driver = request.options.get("driver") or (row.vm_image.driver if row else "")
-    return INSTALLING_BOOT_LIMIT_S if driver == gpus.Driver.INSTALL else BOOT_LIMIT_S
+    """How long the machine of a launch may take to its first heartbeat."""
+    return INSTALLING_BOOT_LIMIT_S if request.options.get("driver") == "install" else BOOT_LIMIT_S
 
 
 def judge(seen: Seen, now_s: float, *, was_preempted: Callable[[], bool]) -> Launch:
     """What a launch has come to; `now_s` by the cloud's clock, `was_preempted` asked only where a VM has vanished."""
     if seen.problems:
-        state, why = State.UNREADABLE, "; ".join((*seen.problems, *(["its VM is there"] if seen.instance else [])))
+        state, why = LaunchState.UNREADABLE, "; ".join((*seen.problems, *(["its VM is there"] if seen.machine else [])))
     else:
         state, why = _judge(seen, now_s, was_preempted)
     return Launch(seen=seen, state=state, why=why, cost=cost_of(seen, now_s))
 
 
-def _judge(seen: Seen, now_s: float, was_preempted: Callable[[], bool]) -> tuple[State, str]:
+def _judge(seen: Seen, now_s: float, was_preempted: Callable[[], bool]) -> tuple[LaunchState, str]:
     if seen.result is not None:
         state, why = _ended(seen.result)
-        vm = _vm_left(seen.instance, now_s) if seen.instance else _not_answering(seen, "its VM is gone")
+        vm = _vm_left(seen.machine, now_s) if seen.machine else _not_answering(seen, "its VM is gone")
         return state, "; ".join(filter(None, (why, vm)))
-    if seen.instance is None:
+    if seen.machine is None:
         return _in_an_outage(seen, now_s) if seen.silent else _without_vm(seen, now_s, was_preempted)
-    if seen.instance.status in STOPPED:
-        return State.STALE, _vm_left(seen.instance, now_s)
-    if seen.instance.deadline_s is not None and now_s > seen.instance.deadline_s + AFTER_LIMIT_S:
-        return State.STALE, "the VM is past its limit: launch reap"
-    if seen.instance.status in STARTING:
-        return State.STARTING, seen.instance.status.lower()
+    if seen.machine.condition is Condition.STOPPED:
+        return LaunchState.STALE, _vm_left(seen.machine, now_s)
+    if seen.machine.deadline_s is not None and now_s > seen.machine.deadline_s + AFTER_LIMIT_S:
+        return LaunchState.STALE, "the VM is past its limit: launch reap"
+    if seen.machine.condition is Condition.STARTING:
+        return LaunchState.STARTING, seen.machine.status.lower()
     return _without_heartbeat(seen, now_s) if seen.heartbeat is None else _beating(seen.heartbeat, now_s)
 
 
-def _vm_left(vm: Instance, now_s: float) -> str:
+def _vm_left(vm: Machine, now_s: float) -> str:
     if vm.may_start_again(now_s):
         return f"its VM is {vm.status}, and the cloud may start it again, to save what there is"
-    if vm.status in STOPPED:
+    if vm.condition is Condition.STOPPED:
         return f"its VM is {vm.status}, which nobody deletes, and its disk costs: launch reap"
     return "its VM is still there"
 
@@ -221,149 +215,150 @@ def _not_answering(seen: Seen, what: str) -> str:
     return f"whether {what} is not known: no answer from {some}"
 
 
-def _in_an_outage(seen: Seen, now_s: float) -> tuple[State, str]:
+def _in_an_outage(seen: Seen, now_s: float) -> tuple[LaunchState, str]:
     """The zone does not answer; the bucket may, and a heartbeat in it is as good as ever."""
     no_answer = _not_answering(seen, "its VM is there")
     if seen.heartbeat is not None and now_s - (epoch_s(seen.heartbeat.at) or 0.0) <= SILENCE_LIMIT_S:
         state, line = _beating(seen.heartbeat, now_s)
         return state, "; ".join(filter(None, (line, no_answer)))
-    return State.UNKNOWN, no_answer
+    return LaunchState.UNKNOWN, no_answer
 
 
-def _ended(result: Result) -> tuple[State, str]:
+def _ended(result: Result) -> tuple[LaunchState, str]:
     if result.exit_code == ExitCode.DONE:
-        return State.DONE, ""
+        return LaunchState.DONE, ""
     if result.preempted:
-        return State.PREEMPTED, result.error
+        return LaunchState.PREEMPTED, result.error
     reached = "the time limit was reached" if result.timed_out else f"exit code {result.exit_code}"
-    return State.FAILED, result.error or reached
+    return LaunchState.FAILED, result.error or reached
 
 
-def _without_vm(seen: Seen, now_s: float, was_preempted: Callable[[], bool]) -> tuple[State, str]:
+def _without_vm(seen: Seen, now_s: float, was_preempted: Callable[[], bool]) -> tuple[LaunchState, str]:
     if seen.request is None:
-        return State.LOST, "no readable request, no VM, no result"
+        return LaunchState.LOST, "no readable request, no VM, no result"
     age_s = now_s - (seen.launched_s or 0.0)
     if seen.heartbeat is None and age_s < PROVISIONING_S:
-        return State.REQUESTED, "no VM yet"
+        return LaunchState.REQUESTED, "no VM yet"
     if seen.zone and was_preempted():
-        return State.PREEMPTED, "the cloud took the spot VM back"
+        return LaunchState.PREEMPTED, "the cloud took the spot VM back"
     if seen.heartbeat is None:
-        return State.LOST, "no VM came, or it left nothing: the launcher was ended meanwhile?"
+        return LaunchState.LOST, "no VM came, or it left nothing: the launcher was ended meanwhile?"
     if age_s > seen.request.limit_s:
-        return State.LOST, f"the time limit of {duration(seen.request.limit_s)} was reached, without a result"
-    return State.LOST, "the VM is gone and left no result"
+        return LaunchState.LOST, f"the time limit of {duration(seen.request.limit_s)} was reached, without a result"
+    return LaunchState.LOST, "the VM is gone and left no result"
 
 
-def _without_heartbeat(seen: Seen, now_s: float) -> tuple[State, str]:
+def _without_heartbeat(seen: Seen, now_s: float) -> tuple[LaunchState, str]:
     if seen.request is None:
-        return State.STARTING, "no request in this bucket: another --bucket?"
+        return LaunchState.STARTING, "no request in this bucket: another --bucket?"
     limit_s = boot_limit_s(seen.request)
     if now_s - (seen.launched_s or 0.0) > PROVISIONING_S + limit_s:
-        return State.STALE, f"no heartbeat for {duration(limit_s)} and more"
-    return State.STARTING, "no heartbeat yet"
+        return LaunchState.STALE, f"no heartbeat for {duration(limit_s)} and more"
+    return LaunchState.STARTING, "no heartbeat yet"
 
 
-def _beating(heartbeat: Heartbeat, now_s: float) -> tuple[State, str]:
+def _beating(heartbeat: Heartbeat, now_s: float) -> tuple[LaunchState, str]:
     silent_s = now_s - (epoch_s(heartbeat.at) or 0.0)
     if silent_s > SILENCE_LIMIT_S:
-        return State.STALE, f"no heartbeat for {duration(silent_s)}"
+        return LaunchState.STALE, f"no heartbeat for {duration(silent_s)}"
     if Phase.UPLOADED in heartbeat.phases or Phase.RUN_ENDED in heartbeat.phases:
         profiling = Phase.PROFILE_STARTED in heartbeat.phases and Phase.PROFILE_ENDED not in heartbeat.phases
-        return (State.RUNNING, "profiling") if profiling else (State.UPLOADING, heartbeat.last_line)
-    return State.RUNNING, heartbeat.last_line
+        return (LaunchState.RUNNING, "profiling") if profiling else (LaunchState.UPLOADING, heartbeat.last_line)
+    return LaunchState.RUNNING, heartbeat.last_line
 
 
 def cost_of(seen: Seen, now_s: float) -> Cost | None:
     """Up to its result, after which a VM deletes itself, else from its creation to now; None where it is not known."""
-    result, request, instance = seen.result, seen.request, seen.instance
+    result, request, machine = seen.result, seen.request, seen.machine
     price = request.price(seen.zone) if request else None
     uncounted = price.uncounted if price else "traffic and tax"
     if result is not None:
         if result.usd is None:
             return None
         return Cost(usd=result.usd, began=result.billed_from, ended=result.ended_at, uncounted=uncounted)
-    began_s = epoch_s(instance.created_at) if instance else None
+    began_s = machine.created_s if machine else None
     if price is None or began_s is None:
         return None
     seconds = max(0.0, now_s - began_s)
     return Cost(usd=price.usd(seconds), began=utc(began_s), ended=utc(began_s + seconds), uncounted=uncounted)
 
 
-def list_launches(compute: Compute, bucket: Store, *, now_s: float, limit: int | None = SHOWN) -> Listing[Launch]:
-    """The newest `limit` launches and every one that has a VM in a zone that answers, newest first."""
-    listing = compute.instances()
-    instances = {each.name: each for each in listing}
-    names = known_names(bucket)
-    wanted = names[:limit] + [name for name in names[limit:] if name in instances] if limit is not None else names
-    wanted += [name for name in instances if name not in set(names)]
+def list_launches(session: Session, *, limit: int | None = SHOWN) -> Listing[Launch]:
+    """The newest `limit` launches and every one that has a machine in a zone that answers, newest first."""
+    now_s = session.now_s()
+    listing = session.machines.look()
+    machines = {machine.name: machine for machine in listing}
+    names = known_names(session.store)
+    wanted = names[:limit] + [name for name in names[limit:] if name in machines] if limit is not None else names
+    wanted += [name for name in machines if name not in set(names)]
     with ThreadPoolExecutor(READERS) as readers:
-        found = list(readers.map(lambda name: _seen(listing, look(bucket, name, instances.get(name))), wanted))
-    launches = [judge(each, now_s, was_preempted=_asker(compute, each)) for each in found]
-    newest_first = sorted(launches, key=lambda each: each.seen.launched_s or 0.0, reverse=True)
+        records = list(readers.map(lambda name: read_records(session.store, name, machines.get(name)), wanted))
+    launches = [_judged(session, listing, seen, now_s) for seen in records]
+    newest_first = sorted(launches, key=lambda launch: launch.seen.launched_s or 0.0, reverse=True)
     return Listing(there=tuple(newest_first), unreachable=listing.unreachable)
 
 
-def one_launch(compute: Compute, bucket: Store, name: str, *, now_s: float) -> Launch:
+def one_launch(session: Session, name: str) -> Launch:
     """One launch, by its whole name."""
-    listing = compute.instances()
-    seen = _seen(listing, look(bucket, name, next((each for each in listing if each.name == name), None)))
-    return judge(seen, now_s, was_preempted=_asker(compute, seen))
+    now_s = session.now_s()
+    listing = session.machines.look()
+    machine = next((machine for machine in listing if machine.name == name), None)
+    return _judged(session, listing, read_records(session.store, name, machine), now_s)
 
 
-def _asker(compute: Compute, seen: Seen) -> Callable[[], bool]:
-    def ask() -> bool:
+def _judged(session: Session, listing: Listing[Machine], seen: Seen, now_s: float) -> Launch:
+    if seen.machine is None:
+        seen = replace(seen, silent=tuple(unlisted(listing, seen)))
+
+    def was_preempted() -> bool:
         try:
-            return compute.preempted(seen.zone, seen.name)
+            return any(machine.preempted for machine in session.machines.look({seen.name: (seen.zone,)}))
         except UnreachableError:  # the other launches can be told all the same
             return False
 
-    return ask
+    return judge(seen, now_s, was_preempted=was_preempted)
 
 
-def _seen(listing: Listing[Instance], seen: Seen) -> Seen:
-    return seen if seen.instance else replace(seen, silent=tuple(unlisted(listing, seen)))
-
-
-def unlisted(listing: Listing[Instance], seen: Seen) -> list[str]:
+def unlisted(listing: Listing[Machine], seen: Seen) -> list[str]:
     """The zones that may have its VM, and that the list lacks."""
     asked = seen.request.zones if seen.request else listing.unreachable
     return [zone for zone in ([seen.zone] if seen.zone else asked) if listing.lacks(zone)]
 
 
-def look(bucket: Store, name: str, instance: Instance | None) -> Seen:
+def read_records(store: Store, name: str, machine: Machine | None) -> Seen:
     """Every object of a launch; a heartbeat is not read once there is a result."""
     problems: list[str] = []
-    result = read(bucket, result_object(name), Result.from_bytes, problems)
-    request = read(bucket, request_object(name), Request.from_bytes, problems)
+    result = read(store, result_object(name), Result.from_bytes, problems)
+    request = read(store, request_object(name), Request.from_bytes, problems)
     if request is not None and request.name != name:
         problems.append(f"its request is that of '{request.name}'")
         request = None
     return Seen(
         name=name,
         request=request,
-        heartbeat=read(bucket, status_object(name), Heartbeat.from_bytes, problems) if result is None else None,
+        heartbeat=read(store, status_object(name), Heartbeat.from_bytes, problems) if result is None else None,
         result=result,
-        instance=instance,
+        machine=machine,
         problems=tuple(problems),
     )
 
 
-def read(bucket: Store, name: str, parse: Callable[[bytes], T], problems: list[str]) -> T | None:
+def read(store: Store, name: str, parse: Callable[[bytes], T], problems: list[str]) -> T | None:
     """The document of that name; None where it is absent, or nothing that we can read: `problems` gets why."""
     try:
-        content = bucket.read(name)
+        content = store.read(name)
         return None if content is None else parse(content)
     except BundleError as error:
         problems.append(str(error))
         return None
 
 
-def known_names(bucket: Store) -> list[str]:
-    """Every launch in the bucket, newest first."""
-    return sorted(filter(NAME.fullmatch, bucket.folders(LAUNCHES)), key=lambda name: (_stamp(name), name), reverse=True)
+def known_names(store: Store) -> list[str]:
+    """Every launch in the store, newest first."""
+    return sorted(filter(NAME.fullmatch, store.folders(LAUNCHES)), key=lambda name: (_stamp(name), name), reverse=True)
 
 
-def find(word: str, names: Sequence[str], bucket: Store | None) -> str:
+def find(word: str, names: Sequence[str], store: Store | None) -> str:
     """The launch that `word` means: its name, an unambiguous start or end of it, or a run that it left.
 
     Raises `UsageError` where it means several, `NothingToDoError` where none.
@@ -376,30 +371,30 @@ def find(word: str, names: Sequence[str], bucket: Store | None) -> str:
     if found:
         some = ", ".join(found[:4]) + (", …" if len(found) > 4 else "")  # noqa: PLR2004 - a line of names
         raise UsageError(f"'{word}' means {len(found)} launches: {some}", hint="give more of the name")
-    owner = _owner_of_run(word, names, bucket) if bucket is not None else None
+    owner = _owner_of_run(word, names, store) if store is not None else None
     if owner is None:
         raise NothingToDoError(f"no launch and no run of one is named '{word[:200]}'", hint="launch status --all")
     return owner
 
 
-def _owner_of_run(run_id: str, names: Sequence[str], bucket: Store) -> str | None:
+def _owner_of_run(run_id: str, names: Sequence[str], store: Store) -> str | None:
     """The launch that left a run: the VM that its record names, else one of the last that were launched before it.
 
     A run that is not in the bucket was left by none, which one question tells.
     """
     began = RUN_STAMP.match(run_id)
-    if began is None or not RUN_ID.fullmatch(run_id) or not any(bucket.objects(f"{RUNS}{run_id}/{bundle.RECORD}")):
+    if began is None or not RUN_ID.fullmatch(run_id) or not any(store.objects(f"{RUNS}{run_id}/{bundle.RECORD}")):
         return None
-    if (vm := _vm_of(run_id, bucket)) in names:
-        return vm
+    if (machine := _machine_of(run_id, store)) in names:
+        return machine
     before = [name for name in names if _stamp(name) <= began[1] + began[2]][:MOST_OWNERS]
-    return next((name for name in before if run_id in look(bucket, name, None).runs), None)
+    return next((name for name in before if run_id in read_records(store, name, None).runs), None)
 
 
-def _vm_of(run_id: str, bucket: Store) -> str:
-    """The VM's name in the record of a run; empty where it names none."""
+def _machine_of(run_id: str, store: Store) -> str:
+    """The machine's name in the record of a run; empty where it names none."""
     try:
-        record = json.loads(bucket.read(f"{RUNS}{run_id}/{bundle.RECORD}") or b"{}")
+        record = json.loads(store.read(f"{RUNS}{run_id}/{bundle.RECORD}") or b"{}")
         return str(record["environment"]["cloud"]["instance_name"])
     except (BundleError, ValueError, LookupError, TypeError, RecursionError):
         return ""
@@ -449,7 +444,7 @@ def _row(launch: Launch, now_s: float) -> tuple[str, ...]:
     return (seen.name, gpu, seen.zone or "-", launch.state, age, usd, str(len(seen.runs)), plain(launch.why)[:80])
 
 
-def render_one(launch: Launch, bucket: str, now_s: float) -> str:
+def render_one(launch: Launch, store: Store, now_s: float) -> str:
     """Everything about one launch, as lines, with what to type next."""
     seen, request = launch.seen, launch.seen.request
     lines = [("launch", seen.name), ("state", f"{launch.state}" + (f": {plain(launch.why)}" if launch.why else ""))]
@@ -458,14 +453,14 @@ def render_one(launch: Launch, bucket: str, now_s: float) -> str:
         lines.append(("machine", f"{request.machine_type}, {request.gpu} x {request.gpu_count}, {kind}"))
         lines.append(("limit", f"{duration(request.limit_s)} after its start"))
     lines.append(("zone", seen.zone or "none known"))
-    lines.append(("VM", seen.instance.status if seen.instance else "none"))
+    lines.append(("VM", seen.machine.status if seen.machine else "none"))
     lines.append(("cost", str(launch.cost or "unknown")))
     lines += [("phase", text) for text in phase_lines(seen.phases)]
     if seen.result is None and seen.heartbeat is not None:
         silent_s = now_s - (epoch_s(seen.heartbeat.at) or now_s)
         lines.append(("heartbeat", f"{duration(silent_s)} ago: {plain(seen.heartbeat.last_line)}"))
     lines += [("run", run_id) for run_id in seen.runs]
-    lines += [("next", text) for text in _next(launch, bucket)]
+    lines += [("next", text) for text in _next(launch, store)]
     return "\n".join(f"{label:<10} {text}" for label, text in lines)
 
 
@@ -477,11 +472,11 @@ def phase_lines(phases: Mapping[str, str]) -> list[str]:
     return [f"{phase:<16} +{max(0.0, time - first):.0f} s" for phase, time in known.items()]
 
 
-def _next(launch: Launch, bucket: str) -> list[str]:
+def _next(launch: Launch, store: Store) -> list[str]:
     name, commands = launch.seen.name, []
-    commands += [f"analyze fetch gs://{bucket}/runs/{run_id} -o results" for run_id in launch.seen.runs[:3]]
+    commands += [f"analyze fetch {store.locate(f'{RUNS}{run_id}')} -o results" for run_id in launch.seen.runs[:3]]
     commands.append(f"launch logs {name}" + ("" if launch.seen.result else " -f"))
-    return commands + ([f"launch down {name}"] if launch.seen.instance else [])
+    return commands + ([f"launch down {name}"] if launch.seen.machine else [])
 
 
 def plain(text: str) -> str:

@@ -1,55 +1,48 @@
-"""What a launch's VM said: its serial port while it is there, then the log that it left in the bucket. Reads only."""
+"""What a launch's machine printed while it is there, then the log that it left in the store. Reads only."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from launcher.backends.gcp.compute import Compute
+from launcher.backends.door import Condition, Machine
 from launcher.jobs import launches
-from launcher.jobs.follow import MAX_SERIAL_PARTS
-from launcher.jobs.launches import State
+from launcher.jobs.follow import MAX_PARTS
+from launcher.jobs.launches import LaunchState
 from launcher.jobs.records import log_object
+from launcher.jobs.session import Session
 from workload.contract.errors import NothingToDoError
-from workload.storage.store import MAX_TEXT_BYTES, Store
+from workload.storage.store import MAX_TEXT_BYTES
 
 EVERY_S = 5.0
-# A VM with nothing new to say is asked for less often than its serial port.
+# Whether a machine with nothing new to say is gone is asked less often than for its output.
 QUIET_LOOKS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """Some lines; `source`: `serial port` or `startup.log`."""
+    """Some lines; `source`: `serial port` of a machine that is there, or `startup.log`."""
 
     source: str
     text: str
 
 
-def read(
-    compute: Compute,
-    bucket: Store,
-    name: str,
-    *,
-    follow: bool,
-    now: Callable[[], float],
-    sleep: Callable[[float], None],
-) -> Iterator[Piece]:
-    """What there is, and with `follow` what comes, until the VM is gone. `NothingToDoError` where there is nothing."""
-    launch = launches.one_launch(compute, bucket, name, now_s=now())
-    while follow and launch.state is State.REQUESTED:
-        sleep(EVERY_S)
-        launch = launches.one_launch(compute, bucket, name, now_s=now())
-    instance, last = launch.seen.instance, ""
-    if instance is not None:
-        for text in _serial(compute, instance.zone, name, follow=follow, sleep=sleep):
-            last = _last_line(text) or last
+def read(session: Session, name: str, *, follow: bool) -> Iterator[Piece]:
+    """What there is, and with `follow` what comes, until it is gone. `NothingToDoError` where there is nothing."""
+    launch = launches.one_launch(session, name)
+    while follow and launch.state is LaunchState.REQUESTED:
+        session.sleep(EVERY_S)
+        launch = launches.one_launch(session, name)
+    machine, last_line = launch.seen.machine, ""
+    if machine is not None:
+        for text in _output(session, machine, follow=follow):
+            last_line = _last_line(text) or last_line
             yield Piece(source="serial port", text=text)
         if not follow:
             return
-    log = bucket.read(log_object(name), most_bytes=MAX_TEXT_BYTES)
-    if log is None and not last:
-        said = f": {launch.why}" if launch.why else ""
-        raise NothingToDoError(f"'{name}' left no log; it is {launch.state}{said}", hint=f"launch status {name}")
-    if text := _after(clean((log or b"").decode(errors="replace")), last):
+    log = session.store.read(log_object(name), most_bytes=MAX_TEXT_BYTES)
+    if log is None and not last_line:
+        reason = f": {launch.why}" if launch.why else ""
+        raise NothingToDoError(f"'{name}' left no log; it is {launch.state}{reason}", hint=f"launch status {name}")
+    if text := _after(clean((log or b"").decode(errors="replace")), last_line):
         yield Piece(source="startup.log", text=text)
 
 
@@ -58,19 +51,24 @@ def clean(text: str) -> str:
     return "".join(character for character in text if character.isprintable() or character in "\n\t")
 
 
-def _serial(compute: Compute, zone: str, name: str, *, follow: bool, sleep: Callable[[float], None]) -> Iterator[str]:
+def _output(session: Session, machine: Machine, *, follow: bool) -> Iterator[str]:
     start = quiet = 0
-    for _ in range(MAX_SERIAL_PARTS) if not follow else iter(int, 1):
-        part = compute.serial(zone, name, start)
+    for _ in range(MAX_PARTS) if not follow else iter(int, 1):
+        part = session.machines.output(machine, start)
         start, quiet = max(start, part.next_start), 0 if part.text else quiet + 1
         if part.text:
             yield clean(part.text)
         elif not follow:
             return
         if follow:
-            if quiet >= QUIET_LOOKS and compute.get(zone, name) is None:
+            if quiet >= QUIET_LOOKS and _is_gone(session, machine):
                 return
-            sleep(EVERY_S)
+            session.sleep(EVERY_S)
+
+
+def _is_gone(session: Session, machine: Machine) -> bool:
+    listing = session.machines.look({machine.name: (machine.zone,)})
+    return any(seen.condition is Condition.GONE for seen in listing)
 
 
 def _last_line(text: str) -> str:

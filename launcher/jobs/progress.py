@@ -4,8 +4,8 @@ import shutil
 from collections.abc import Callable
 from typing import TextIO
 
-from launcher.jobs.follow import Event, Kind
 from launcher.jobs.launches import duration
+from launcher.jobs.session import Event, EventKind
 from workload.contract.invocation import as_typed
 from workload.contract.text import printable
 
@@ -21,13 +21,13 @@ class Progress:
     def __call__(self, event: Event) -> None:
         """Show one event; progress without a terminal is left out, since the phases say where it stands."""
         match event.kind:
-            case Kind.PHASE:
+            case EventKind.PHASE:
                 self._line(f"{self._after(event):>10}  {event.text.replace('_', ' ')}")
-            case Kind.NOTE:
+            case EventKind.NOTE:
                 self._line(f"{self._after(event):>10}  {as_typed(event.text)}")
-            case Kind.PROGRESS if self._is_terminal:
+            case EventKind.PROGRESS if self._is_terminal:
                 self._live(f"{self._after(event):>10}  {event.text}")
-            case Kind.PROGRESS:
+            case EventKind.PROGRESS:
                 pass
 
     def clear(self) -> None:
@@ -38,7 +38,7 @@ class Progress:
 
     def _after(self, event: Event) -> str:
         at_s = self._now() if event.at_s is None else event.at_s
-        # The VM's clock may be a little behind ours.
+        # The machine's clock may be a little behind ours.
         return "+" + duration(max(0.0, at_s - self._began_s))
 
     def _line(self, text: str) -> None:

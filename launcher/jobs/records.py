@@ -24,6 +24,8 @@ LAUNCHES = "launches/"
 RUNS = "runs/"
 # What Compute Engine allows for the name of an instance, and what ours start with.
 NAME = re.compile(r"rooflaunch-[a-z0-9-]{1,51}[a-z0-9]")
+# What follows the label in the name of a launch: when it was launched, and six digits that make it unlike any other.
+STAMP = re.compile(r"-(\d{8})-(\d{6})-[0-9a-f]{6}$")
 # A run's id stands in commands to copy: one word for every shell, no option, no path.
 RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,254}")
 # Names of a cloud's things and addresses of images: one word, too.
@@ -344,6 +346,15 @@ def log_object(name: str) -> str:
 def utc(epoch_s: float) -> str:
     """`2026-11-21T14:25:30Z`: a time that people read."""
     return f"{datetime.fromtimestamp(epoch_s, UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+
+def epoch_s(text: str) -> float | None:
+    """ISO 8601 as seconds since 1970; None for anything else. Without a zone it is UTC."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
 def region_of(zone: str) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from launcher.backends.gcp import gpus, settings
 from launcher.backends.gcp.options import Options
 from launcher.backends.gcp.plan import make_plan
-from launcher.jobs.launches import State
+from launcher.jobs.launches import LaunchState
 from launcher.jobs.records import Phase
 from workload.contract.prices import Listed
 from workload.contract.spec import resolve
@@ -55,7 +55,7 @@ def test_the_prices_on_the_page_are_those_of_the_table() -> None:
 
 def test_the_states_on_the_page_are_those_of_launch_status() -> None:
     table = PAGE.read_text(encoding="utf-8").partition("| state | means |")[2].partition("\n\n")[0]
-    assert re.findall(r"^\| (\w+) \|", table, re.MULTILINE) == [state.value for state in State]
+    assert re.findall(r"^\| (\w+) \|", table, re.MULTILINE) == [state.value for state in LaunchState]
 
 
 def test_the_phases_on_the_page_are_those_of_a_launch() -> None:

@@ -3,15 +3,21 @@
 Nothing heavy may be imported here: `launch --help` loads neither google nor docker nor what a launch is made of.
 """
 
+import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from launcher.backends.gcp.options import DEFAULT_DISK_GB, Options, VmDriver
+from launcher.backends.gcp.options import DEFAULT_DISK_GB, Options, VmDriver, Where
 from launcher.options import Format, FormatOption, run_options
 from workload.contract import tables
+from workload.contract.errors import ExitCode
+from workload.contract.invocation import as_typed
 from workload.contract.program import WideOption
+
+if TYPE_CHECKING:
+    from launcher.jobs import commands
 
 # \b keeps the lines as they are.
 GCP_EXAMPLES = """\b
@@ -199,26 +205,28 @@ def run_gcp(
         secure_boot=secure_boot,
         vtpm=vtpm,
         integrity_monitoring=integrity_monitoring,
+        image=image,
+        repository=repository,
+        service_account=service_account,
+        network=network,
+        subnetwork=subnetwork,
     )
-    where = {
-        "project": project,
-        "bucket": bucket,
-        "repository": repository,
-        "service_account": service_account,
-        "network": network,
-        "subnetwork": subnetwork,
-    }
-    return commands.run_gcp(
+    return commands.launch(
+        _place(project, bucket),
         options,
         given,
-        where,
-        image=image,
         detach=detach,
         output=output,
         dry_run=dry_run,
         request=request,
         output_format=output_format,
     )
+
+
+def _place(project: str | None, bucket: str | None) -> "commands.Place":
+    from launcher.jobs import commands
+
+    return commands.Place(backend="gcp", where=Where(project=project, bucket=bucket))
 
 
 def show_status(
@@ -237,7 +245,7 @@ def show_status(
     """
     from launcher.jobs import commands
 
-    return commands.show_status(name=name, every=every, project=project, bucket=bucket, output_format=output_format)
+    return commands.show_status(_place(project, bucket), name=name, every=every, output_format=output_format)
 
 
 def show_logs(
@@ -256,7 +264,7 @@ def show_logs(
     """
     from launcher.jobs import commands
 
-    return commands.show_logs(name=name, follow=follow, project=project, bucket=bucket, output_format=output_format)
+    return commands.show_logs(_place(project, bucket), name=name, follow=follow, output_format=output_format)
 
 
 def take_down(
@@ -277,7 +285,7 @@ def take_down(
     from launcher.jobs import commands
 
     return commands.take_down(
-        names=names or (), every=every, yes=yes, project=project, bucket=bucket, output_format=output_format
+        _place(project, bucket), names=names or (), every=every, yes=yes, output_format=output_format
     )
 
 
@@ -294,7 +302,7 @@ def reap(
     """
     from launcher.jobs import commands
 
-    return commands.reap(dry_run=dry_run, project=project, bucket=bucket, output_format=output_format)
+    return commands.reap(_place(project, bucket), dry_run=dry_run, output_format=output_format)
 
 
 def show_gpus(
@@ -311,6 +319,13 @@ def show_gpus(
     From tables that come with this program, each figure with its source and date, or from Google's price list of today:
     without --live nobody is asked, and what was read within a day is shown.
     """
-    from launcher.jobs import commands
+    from launcher.backends.gcp import offers
+    from launcher.backends.gcp.backend import backend
 
-    return commands.show_gpus(live=live, wide=wide, project=project, output_format=output_format)
+    prices = backend.prices(backend.settings(Where(project=project)).project if live else None)
+    if live and prices.prices is None:
+        print(f"warning: these are the prices of the table: {prices.why}", file=sys.stderr)
+        if prices.hint:
+            print(f"hint: {as_typed(prices.hint)}", file=sys.stderr)
+    print(offers.render(output_format, wide=wide, today=prices.prices))
+    return ExitCode.DONE

@@ -1,39 +1,166 @@
-"""Compute Engine as a backend of `launch`: what is asked before there is a VM, and who is asked."""
+"""Compute Engine as a backend of `launch`: what is asked and made ready before there is a VM."""
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from launcher.backends.gcp import compute
-from launcher.backends.gcp.compute import Compute
+from launcher import build as building
+from launcher import images
+from launcher.backends.door import Job
+from launcher.backends.gcp import catalog, gpus, vm_images
+from launcher.backends.gcp.compute import Compute, connect, default_project
 from launcher.backends.gcp.machines import ComputeMachines
-from launcher.backends.gcp.settings import Settings
+from launcher.backends.gcp.options import Options, Where
+from launcher.backends.gcp.plan import Plan, make_plan
+from launcher.backends.gcp.settings import ANY_PROJECT, Settings, resolve_settings
 from launcher.checks import Check
 from launcher.jobs import launches
 from launcher.jobs.records import LAUNCHES
+from launcher.machine import engine as docker_engine
+from launcher.machine.engine import Engine
+from workload.contract.errors import ToolError, UsageError
+from workload.contract.spec import Device, Resolved
 from workload.storage import gcs
-from workload.storage.gcs import Bucket
+
+if TYPE_CHECKING:
+    from workload.storage.gcs import Bucket
+
+
+def _prices(project: str | None) -> catalog.Current:
+    now_s = time.time()
+    return catalog.cached(now_s) if project is None else catalog.current(project, now_s=now_s)
+
+
+def _open_bucket(name: str) -> "Bucket":
+    return gcs.connect(name, prefix=LAUNCHES, jobs=launches.READERS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeEngine:
-    """The backend `gcp`; a test replaces what it reaches out to."""
+    """The backend `gcp`, with its ports: what it reaches out to, in place of which a test has its own.
+
+    `prices` are those of a project, or without one as they were kept: then nobody is asked.
+    """
 
     name: str = "gcp"
-    connect: Callable[[str], Compute] = compute.connect
+    compute: Callable[[str], Compute] = connect
+    bucket: Callable[[str], "Bucket"] = _open_bucket
+    engine: Callable[[], Engine] = docker_engine.connect
+    default_project: Callable[[], str | None] = default_project
+    prices: Callable[[str | None], catalog.Current] = _prices
     sleep: Callable[[float], None] = time.sleep
 
+    def settings(self, where: Where, options: Options | None = None, *, offline: bool = False) -> Settings:
+        """Raises `UsageError` for what is not as Google names it, and for a GPU that no VM has."""
+        if options is not None:
+            gpus.require(options.gpu)
+        given = {"project": where.project, "bucket": where.bucket, **(options.settings if options else {})}
+        # The name of the credentials' project may have to be asked for over the network.
+        project = (lambda: ANY_PROJECT) if offline else self.default_project
+        return resolve_settings(given, os.environ, Path.cwd(), default_project=project)[0]
+
+    def plan(self, job: Job, options: Options, settings: Settings, *, now: datetime, offline: bool = False) -> Plan:
+        prices = self.prices(None if offline or options.usd_per_h is not None else settings.project)
+        unpriced = prices.why and options.usd_per_h is None
+        return make_plan(
+            job.resolved,
+            options,
+            settings,
+            image=options.image or _image_to_be(job.resolved, options, settings),
+            now=now,
+            token=job.token,
+            today=prices.prices,
+            notes=[f"prices are those of a table: {prices.why}"] if unpriced else [],
+        )
+
+    def prepare(self, draft: Plan, machines: ComputeMachines) -> Plan:
+        """Have the image where the VM can pull it, by digest; and the VM's own image by name."""
+        cloud, options = machines.compute, draft.options
+        if options.image is None:
+            # Before an image is built and sent for minutes: whether this project answers us at all.
+            cloud.project_quotas()
+        vm_image, notes = vm_images.resolve(draft.vm_images, cloud, is_named=options.vm_image is not None)
+        engine = self.engine
+        if options.image:
+            reference = _by_digest(engine, options.image)
+            notes += _architecture_notes(engine, reference)
+        else:
+            reference = _pushed(engine(), draft.request.options["flavour"], draft.settings.repository)
+        now = datetime.fromtimestamp(cloud.now_s(), UTC)
+        return draft.launched(now, image=reference).on_image(vm_image, notes)
+
     def machines(self, settings: Settings) -> ComputeMachines:
-        return ComputeMachines(self.connect(settings.project), sleep=self.sleep)
+        return ComputeMachines(self.compute(settings.project), sleep=self.sleep)
 
-    def store(self, settings: Settings) -> Bucket:
-        return gcs.connect(settings.bucket, prefix=LAUNCHES, jobs=launches.READERS)
+    def store(self, settings: Settings) -> "Bucket":
+        return self.bucket(settings.bucket)
 
-    def checks(self, where: Any) -> Iterator[Check]:
+    def checks(self, where: Where) -> Iterator[Check]:
         from launcher.backends.gcp import doctor  # noqa: PLC0415 - only `launch doctor` needs it
 
-        return iter(doctor.examine(where))
+        return iter(doctor.examine({"project": where.project, "bucket": where.bucket}))
 
 
 backend = ComputeEngine()
+
+
+def _image_to_be(resolved: Resolved, options: Options, settings: Settings) -> str:
+    """What the image for this code will be called; its digest is not known before it is pushed."""
+    flavour = "cpu" if resolved.spec.device is Device.CPU else gpus.require(options.gpu).flavour
+    recipe = images.make_recipe(images.require_flavour(flavour), commit=images.current_commit())
+    return f"{settings.repository}:{recipe.tag.partition(':')[2]}"
+
+
+def _by_digest(engine: Callable[[], Engine], image: str) -> str:
+    """A reference that means the same content for ever; a tag is looked up in its registry."""
+    if "@sha256:" in image:
+        return image
+    try:
+        digest = engine().registry_digest(image)
+    except ToolError as error:
+        raise ToolError(
+            f"--image needs a digest, and the tag of '{image}' cannot be looked up: {error}",
+            hint="--image HOST/NAME@sha256:…, as `launch build --push` prints it",
+        ) from error
+    head, slash, last = image.rpartition("/")
+    return f"{head}{slash}{last.partition(':')[0]}@{digest}"
+
+
+def _architecture_notes(engine: Callable[[], Engine], reference: str) -> tuple[str, ...]:
+    """Raises `UsageError` for an image that no VM runs; where the registry cannot be asked, that it is unchecked."""
+    try:
+        platforms = engine().registry_platforms(reference)
+    except ToolError as error:
+        return (f"whether the image is one for {images.VM_PLATFORM} is not checked: {error}",)
+    if not platforms:
+        return (f"whether the image is one for {images.VM_PLATFORM} is not checked: its registry does not tell",)
+    if images.VM_PLATFORM not in platforms:
+        raise UsageError(
+            f"'{reference}' is an image for {', '.join(sorted(platforms))}; the VMs are {images.VM_PLATFORM}",
+            hint=f"--image of one for {images.VM_PLATFORM}, as `launch build --push` makes it",
+        )
+    return ()
+
+
+def _pushed(engine: Engine, flavour: str, repository: str) -> str:
+    """Have the image for this code in `repository`, built if the engine lacks it; returns it by digest."""
+    row = images.require_flavour(flavour)
+    held = engine.image(row.pinned_base)
+    platform = building.platform_of_a_vm(engine)
+    recipe = images.make_recipe(row, base_id=held.id if held else "", commit=images.current_commit(), platform=platform)
+    labelled = engine.images({images.FLAVOUR_LABEL: flavour, images.INPUTS_LABEL: recipe.inputs})
+    matching = [image for image in labelled if image.architecture in ("", images.VM_ARCHITECTURE)]
+    # An image on another base, built with `launch build --base`, is one for this code too.
+    built = building.held(recipe, matching[0]) if matching else building.build(engine, recipe)
+    try:
+        pushed = building.push(engine, built, repository)
+    except ToolError as error:
+        host = repository.partition("/")[0]
+        if host.endswith((".pkg.dev", "gcr.io")):
+            raise ToolError(str(error), hint=f"gcloud auth configure-docker {host}, then the same again") from error
+        raise
+    return f"{repository}@{pushed.digest}"

@@ -13,11 +13,11 @@ from launcher import images
 from launcher.backends.gcp import catalog, compute, gpus, refusals, services
 from launcher.backends.gcp.compute import Compute
 from launcher.backends.gcp.gpus import Gpu, VmImage
+from launcher.backends.gcp.machines import ComputeMachines
 from launcher.backends.gcp.resources import Quota
 from launcher.backends.gcp.services import DisabledError, ForbiddenError, Services
 from launcher.backends.gcp.settings import Settings, resolve_settings
 from launcher.checks import Check, Health, Part
-from launcher.jobs import cleanup
 from workload.contract.errors import RooflaunchError, ToolError, UsageError
 from workload.contract.invocation import document
 from workload.storage import gcs as storage
@@ -314,15 +314,15 @@ def _trusted_images_check(name: str, policy: Mapping[str, Any]) -> Check:
 
 def _leftover_checks(engine: Compute) -> Iterator[Check]:
     try:
-        left = cleanup.leftovers(engine)
-        running = len(cleanup.running(engine).there)
+        machines = ComputeMachines(engine, sleep=time.sleep)
+        left, running = machines.leftovers(), len(machines.look().there)
     except RooflaunchError as error:
         yield _failed("leftovers", error)
         return
     if left.unreachable:
         yield GCP.problem("leftovers", f"not known in {', '.join(left.unreachable)}: no answer", "launch reap, later")
     if left.there:
-        named = ", ".join(f"{each.kind} {each.name} in {each.zone} ({each.why})" for each in left)
+        named = ", ".join(f"{item.kind} {item.name} in {item.zone} ({item.why})" for item in left)
         yield GCP.problem("leftovers", named, "launch reap")
     elif not left.unreachable:
         yield GCP.ok("leftovers", f"none; {running} VM{'' if running == 1 else 's'} of launches now")

@@ -4,36 +4,40 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from launcher.backends.door import Condition, Leftover, Listing, Machine, Output, Removed, Submitted, Tell
-from launcher.backends.gcp.compute import Compute
+from launcher.backends.gcp.compute import ZONE, Compute
 from launcher.backends.gcp.plan import Plan
-from launcher.backends.gcp.provision import COMING, provision
-from launcher.backends.gcp.resources import RESTART_S, STOPPED, Instance, epoch_s
-from launcher.jobs import cleanup
-from launcher.jobs.records import Phase
+from launcher.backends.gcp.provision import PAUSE_S, REMOVE_S, provision
+from launcher.backends.gcp.refusals import DeniedError
+from launcher.backends.gcp.resources import Disk, Instance
+from launcher.jobs.launches import duration
+from launcher.jobs.records import NAME, Phase
+from workload.contract.errors import RooflaunchError, ToolError
 from workload.storage.store import UnreachableError
 
 AT_A_TIME = 8
+# The cloud itself may act 30 s after the limit; a launcher that still follows gets its turn too.
+GRACE_S = 5 * 60
 
 
 class ComputeMachines:
-    """The VMs of one project; `calls` counts what is asked through this object alone."""
+    """The VMs of one project. Its `compute` counts what is asked through this object alone."""
 
     noun = "VM"
 
     def __init__(self, compute: Compute, *, sleep: Callable[[float], None]) -> None:
-        self._compute = compute.counted()
+        self.compute = compute.counted()
         self._sleep = sleep
 
     @property
     def place(self) -> str:
-        return self._compute.project
+        return self.compute.project
 
     @property
     def calls(self) -> Mapping[str, int]:
-        return {f"compute.{name}": count for name, count in self._compute.calls.items()}
+        return {f"compute.{name}": count for name, count in self.compute.calls.items()}
 
     def now_s(self) -> float:
-        return self._compute.now_s()
+        return self.compute.now_s()
 
     def submit(self, plan: Plan, tell: Tell) -> Submitted:
         """A running VM for the plan, in the first zone that has it; the VM of that name if there is one already.
@@ -41,36 +45,72 @@ class ComputeMachines:
         Of a zone that does not answer nothing is known: that no plan is submitted twice, a launch's record sees to,
         which only one launcher can make.
         """
-        earlier = [vm for vm in self._compute.instances() if vm.name == plan.name]
+        earlier = tuple(vm for vm in self.compute.instances() if vm.name == plan.name)
         if earlier:
-            return Submitted(machines=tuple(map(machine, earlier)))
-        provisioned = provision(plan, self._compute, now=self.now_s, sleep=self._sleep, on_event=tell)
-        return Submitted(machines=(machine(provisioned.instance),), tried=provisioned.tried)
+            return Submitted(machines=earlier)
+        provisioned = provision(plan, self.compute, now=self.now_s, sleep=self._sleep, on_event=tell)
+        return Submitted(machines=(provisioned.instance,), tried=provisioned.tried)
 
     def look(self, names: Mapping[str, Sequence[str]] | None = None) -> Listing[Machine]:
         if names is None:
-            listing = cleanup.running(self._compute)
-            return Listing(there=tuple(map(machine, listing)), unreachable=listing.unreachable)
+            return self._ours()
         if len(names) == 1 and all(len(zones) == 1 for zones in names.values()):
             [(name, (zone,))] = names.items()
-            vm = self._compute.get(zone, name)
-            return Listing(there=(machine(vm) if vm else self._gone(name, (zone,)),))
-        return self._look_for(names)
+            return Listing(there=(self.compute.get(zone, name) or self._gone(name, (zone,)),))
+        return self._search(names)
 
-    def _look_for(self, names: Mapping[str, Sequence[str]]) -> Listing[Machine]:
+    def stop(self, machines: Sequence[Machine | Leftover]) -> Sequence[Removed]:
+        """VMs first, since a VM's deletion takes its disk along."""
+        disks = [item for item in machines if isinstance(item, Leftover) and item.kind != self.noun]
+        vms = [(item.zone, item.name) for item in machines if item not in disks]
+        removed = {(done.kind, done.zone, done.name): done for done in self._remove_vms(vms)}
+        with ThreadPoolExecutor(AT_A_TIME) as workers:
+            removed |= {(done.kind, done.zone, done.name): done for done in workers.map(self._remove_disk, disks)}
+        kinds = [item.kind if isinstance(item, Leftover) else self.noun for item in machines]
+        return [removed[kind, item.zone, item.name] for kind, item in zip(kinds, machines, strict=True)]
+
+    def output(self, machine: Machine, start: int) -> Output:
+        return self.compute.serial(machine.zone, machine.name, start)
+
+    def phases(self, machine: Machine) -> Mapping[str, str]:
+        published = self.compute.guest_attributes(machine.zone, machine.name)
+        return {phase: published[phase] for phase in Phase if phase in published}
+
+    def leftovers(self) -> Listing[Leftover]:
+        """VMs that are stopped for good or, by the cloud's clock, past their limit; disks past it that no VM uses."""
+        vms, disks = self._ours(), self.compute.disks()
+        now_s = self.now_s()
+        left_vms = [
+            Leftover(kind=self.noun, name=vm.name, zone=vm.zone, why=why) for vm in vms if (why := _why_left(vm, now_s))
+        ]
+        left_disks = [
+            Leftover(kind="disk", name=disk.name, zone=disk.zone, why=_past(disk.deadline_s, now_s))
+            for disk in disks
+            if _is_left(disk, now_s)
+        ]
+        silent = dict.fromkeys((*vms.unreachable, *disks.unreachable))
+        return Listing(there=(*left_vms, *left_disks), unreachable=tuple(silent))
+
+    # Looking.
+
+    def _ours(self) -> Listing[Machine]:
+        """Every VM of a launch, by name; another that somebody gave our label is none of ours."""
+        listing = self.compute.instances()
+        ours = sorted((vm for vm in listing if NAME.fullmatch(vm.name)), key=lambda vm: vm.name)
+        return Listing(there=tuple(ours), unreachable=listing.unreachable)
+
+    def _search(self, names: Mapping[str, Sequence[str]]) -> Listing[Machine]:
         """By one list; what that may lack is asked of each zone where it may be."""
-        listing = self._compute.instances()
+        listing = self.compute.instances()
         listed = {vm.name: vm for vm in listing}
 
         def search(name: str) -> tuple[Machine | None, Sequence[str]]:
             if name in listed:
-                return machine(listed[name]), ()
+                return listed[name], ()
             zones = names[name]
-            vm, silent = cleanup.look_in(
-                self._compute, [zone for zone in zones or listing.unreachable if listing.lacks(zone)], name
-            )
+            vm, silent = self._look_in([zone for zone in zones or listing.unreachable if listing.lacks(zone)], name)
             if vm or silent:
-                return machine(vm) if vm else None, silent
+                return vm, silent
             try:
                 return self._gone(name, zones), ()
             except UnreachableError:
@@ -81,52 +121,112 @@ class ComputeMachines:
         silent_zones = dict.fromkeys(zone for _, silent in answers for zone in silent)
         return Listing(there=tuple(vm for vm, _ in answers if vm), unreachable=tuple(silent_zones))
 
+    def _look_in(self, zones: Sequence[str], name: str) -> tuple[Instance | None, list[str]]:
+        """The VM of that name, asked of these zones one by one; and those of them that do not answer either."""
+
+        def ask(zone: str) -> Instance | str | None:
+            if not ZONE.fullmatch(zone):  # a region, or nobody knows where
+                return zone
+            try:
+                return self.compute.get(zone, name)
+            except DeniedError:
+                raise
+            except ToolError:
+                return zone
+
+        with ThreadPoolExecutor(AT_A_TIME) as workers:
+            answers = list(workers.map(ask, zones))
+        there = next((answer for answer in answers if isinstance(answer, Instance)), None)
+        return there, [] if there else [answer for answer in answers if isinstance(answer, str)]
+
     def _gone(self, name: str, zones: Sequence[str]) -> Machine:
         """A VM that is not there; why is asked where its zone is known."""
         zone = zones[0] if len(zones) == 1 else ""
-        preempted = bool(zone) and self._compute.preempted(zone, name)
+        preempted = bool(zone) and self.compute.preempted(zone, name)
         why = "the cloud took the spot VM back" if preempted else ""
         return Machine(name=name, zone=zone, condition=Condition.GONE, preempted=preempted, why=why)
 
-    def stop(self, machines: Sequence[Machine | Leftover]) -> Sequence[Removed]:
-        wanted = [
-            item if isinstance(item, Leftover) else Leftover(kind=self.noun, name=item.name, zone=item.zone, why="")
-            for item in machines
-        ]
-        removed = {
-            (done.kind, done.zone, done.name): done
-            for done in cleanup.reap(wanted, self._compute, now=self.now_s, sleep=self._sleep)
-        }
-        return [removed[item.kind, item.zone, item.name] for item in wanted]
+    # Ending.
 
-    def output(self, machine: Machine, start: int) -> Output:
-        return self._compute.serial(machine.zone, machine.name, start)
+    def _remove_vms(self, vms: Sequence[tuple[str, str]]) -> list[Removed]:
+        """End these VMs (zone, name): every deletion is asked for before any is waited for, since each takes minutes.
 
-    def phases(self, machine: Machine) -> Mapping[str, str]:
-        published = self._compute.guest_attributes(machine.zone, machine.name)
-        return {phase: published[phase] for phase in Phase if phase in published}
+        One list tells of all of them; a VM that it lacks is gone once a question for it alone says so too, because a
+        list may be incomplete. A deletion that was lost or failed leaves a VM that is not STOPPING: it is asked again.
+        """
+        refused: dict[tuple[str, str], str] = {}
+        gone: dict[tuple[str, str], bool | None] = {}
+        listed: dict[tuple[str, str], str] = {}
+        end_s = self.now_s() + REMOVE_S if vms else 0.0
+        with ThreadPoolExecutor(AT_A_TIME) as workers:
+            while not all(gone.get(vm) or vm in refused for vm in vms):
+                left = [vm for vm in vms if not gone.get(vm) and vm not in refused]
+                asked = [vm for vm in left if listed.get(vm) != "STOPPING"]
+                refused |= {vm: why for vm, why in zip(asked, workers.map(self._ask_end, asked), strict=True) if why}
+                try:
+                    listed = {(vm.zone, vm.name): vm.status for vm in self.compute.instances()}
+                except ToolError:
+                    listed = {}  # each is asked for by itself then
+                missing = [vm for vm in left if vm not in listed and vm not in refused]
+                answers = workers.map(self._is_gone, missing)
+                gone |= dict.fromkeys(left, False) | dict(zip(missing, answers, strict=True))
+                if all(gone[vm] or vm in refused for vm in vms) or self.now_s() >= end_s:
+                    break
+                self._sleep(PAUSE_S)
+        return [_removed_vm(vm, gone[vm], refused.get(vm, "it is still there")) for vm in vms]
 
-    def leftovers(self) -> Listing[Leftover]:
-        return cleanup.leftovers(self._compute)
+    def _ask_end(self, vm: tuple[str, str]) -> str:
+        """Ask for the end of a VM; why asking again is of no use, or empty."""
+        try:
+            self.compute.delete(*vm)
+        except RooflaunchError as error:
+            return str(error) if isinstance(error, DeniedError) or not isinstance(error, ToolError) else ""
+        return ""
+
+    def _is_gone(self, vm: tuple[str, str]) -> bool | None:
+        """None where its zone does not answer."""
+        try:
+            return self.compute.get(*vm) is None
+        except ToolError:
+            return None
+
+    def _remove_disk(self, disk: Leftover) -> Removed:
+        try:
+            self.compute.delete_disk(disk.zone, disk.name)
+        except RooflaunchError as error:
+            return Removed(kind="disk", name=disk.name, zone=disk.zone, gone=False, reason=str(error))
+        listing = self.compute.disks()
+        there = any((other.zone, other.name) == (disk.zone, disk.name) for other in listing)
+        if listing.lacks(disk.zone):
+            return Removed.unanswered("disk", disk.name, [disk.zone])
+        reason = "it is still there" if there else ""
+        return Removed(kind="disk", name=disk.name, zone=disk.zone, gone=not there, reason=reason)
 
 
-def machine(vm: Instance) -> Machine:
-    """The VM in the door's words."""
-    repaired = vm.status == "REPAIRING" and vm.restarts
-    restarts_until_s = None if vm.stopped_s is None else vm.stopped_s + RESTART_S
-    if repaired:  # it is started again, until its limit at the latest
-        restarts_until_s = vm.deadline_s
-    if vm.status in STOPPED or repaired:
-        condition = Condition.STOPPED
-    else:
-        condition = Condition.STARTING if vm.status in COMING else Condition.RUNNING
-    return Machine(
-        name=vm.name,
-        zone=vm.zone,
-        condition=condition,
-        status=vm.status,
-        created_s=epoch_s(vm.created_at),
-        deadline_s=vm.deadline_s,
-        restarts=vm.restarts,
-        restarts_until_s=restarts_until_s,
-    )
+def _removed_vm(vm: tuple[str, str], gone: bool | None, reason: str) -> Removed:
+    zone, name = vm
+    if gone is None:
+        return Removed.unanswered("VM", name, [zone])
+    return Removed(kind="VM", name=name, zone=zone, gone=gone, reason="" if gone else reason)
+
+
+def _why_left(vm: Machine, now_s: float) -> str:
+    """Empty for a VM that is where it should be. One that is stopped has no end any more that the cloud would keep.
+
+    One that the cloud is about to start again is let be: it saves what it measured, and deletes itself.
+    """
+    if vm.may_start_again(now_s):
+        return ""
+    if vm.stopped_for_good(now_s):
+        return f"it is {vm.status}, and the cloud never deletes a stopped VM"
+    is_past = vm.deadline_s is not None and now_s > vm.deadline_s + GRACE_S
+    return _past(vm.deadline_s, now_s) if is_past else ""
+
+
+def _is_left(disk: Disk, now_s: float) -> bool:
+    is_ours = NAME.fullmatch(disk.name) is not None
+    return is_ours and not disk.users and disk.deadline_s is not None and now_s > disk.deadline_s + GRACE_S
+
+
+def _past(deadline_s: float | None, now_s: float) -> str:
+    return f"its limit was {duration(now_s - (deadline_s or 0))} ago"

@@ -11,6 +11,14 @@ DEFAULT_DISK_GB = 100
 
 
 @dataclass(frozen=True, kw_only=True)
+class Where:
+    """Which project and bucket is meant."""
+
+    project: str | None = None
+    bucket: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Options:
     """What `launch gcp` is asked for beside the run. `zones` are those that were named, in their order.
 
@@ -34,3 +42,14 @@ class Options:
     secure_boot: bool | None = None
     vtpm: bool | None = None
     integrity_monitoring: bool | None = None
+    image: str | None = None
+    repository: str | None = None
+    service_account: str | None = None
+    network: str | None = None
+    subnetwork: str | None = None
+
+    @property
+    def settings(self) -> dict[str, str | None]:
+        """Those that environment and configuration may have too."""
+        names = ("repository", "service_account", "network", "subnetwork")
+        return {name: getattr(self, name) for name in names}

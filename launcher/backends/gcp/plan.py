@@ -80,6 +80,27 @@ class Plan:
         """What the VM boots."""
         return self.vm_images[0]
 
+    @property
+    def attempts(self) -> int:
+        """How often a VM is had at most, where the cloud takes it back."""
+        return self.options.rerun_preempted + 1
+
+    def renamed(self, request: Request) -> "Plan":
+        """The same as a launch of its own."""
+        return replace(self, request=request)
+
+    def launched(self, now: datetime, *, image: str) -> "Plan":
+        """The same at that time, which its name has too, with the image by the registry's digest."""
+        request = replace(
+            self.request,
+            name=_name(self.gpu, now, token=self.name.rpartition("-")[2]),
+            launched_at=_stamp(now),
+            image=_checked_image(image),
+        )
+        plan = replace(self, request=request)
+        _check_size(plan)
+        return plan
+
     def on_image(self, image: VmImage, notes: tuple[str, ...]) -> "Plan":
         """The same with the image that was found for it."""
         driver = self.driver if self.driver is Driver.NONE else image.driver
@@ -257,7 +278,7 @@ class Plan:
         """The plan as lines, our commands in it as they can be typed here."""
         return plan_text.render(self, width)
 
-    def request_text(self) -> str:
+    def sent_text(self) -> str:
         """What the first zone would be sent, with its long texts left short."""
         return plan_text.render_request(self)
 
@@ -291,9 +312,9 @@ def make_plan(
     if options.max_cost_usd is not None:
         zones = choices.with_price(zones, prices, options)
     request = Request(
-        name=f"rooflaunch-{gpu.name}-{now.astimezone(UTC):%Y%m%d-%H%M%S}-{token}",
+        name=_name(gpu, now, token=token),
         backend="gcp",
-        launched_at=now.astimezone(UTC).isoformat(timespec="milliseconds"),
+        launched_at=_stamp(now),
         store=f"gs://{settings.bucket}",
         place=f"gcp-{gpu.name}",
         runtime=Runtime.DOCKER,
@@ -329,6 +350,14 @@ def make_plan(
     )
     _check_size(plan)
     return replace(plan, notes=(*changed, *notes, *_notes(plan)))
+
+
+def _name(gpu: Gpu, now: datetime, *, token: str) -> str:
+    return f"rooflaunch-{gpu.name}-{now.astimezone(UTC):%Y%m%d-%H%M%S}-{token}"
+
+
+def _stamp(now: datetime) -> str:
+    return now.astimezone(UTC).isoformat(timespec="milliseconds")
 
 
 def _checked_image(image: str) -> str:

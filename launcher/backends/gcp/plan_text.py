@@ -137,7 +137,7 @@ def _highest(plan: "Plan") -> str:
     """The highest cost over all zones that may be tried, as far as their prices are known."""
     if plan.highest_usd is None:
         return "at a cost that is unknown in every zone that may be tried"
-    attempts = plan.options.rerun_preempted + 1
+    attempts = plan.attempts
     highest = dollars(plan.highest_usd)
     if attempts > 1:
         highest += f" for each of up to {attempts} attempts, {dollars(plan.highest_usd * attempts)} in all"

@@ -22,7 +22,7 @@ from launcher.backends.gcp.refusals import (
     RefusedError,
     refused_for_good,
 )
-from launcher.backends.gcp.resources import Instance, Operation, OperationFault, Quota
+from launcher.backends.gcp.resources import STARTING, Instance, Operation, OperationFault, Quota
 from launcher.jobs.records import region_of
 from workload.contract.errors import NoCapacityError, RooflaunchError, ToolError
 from workload.storage.store import UnreachableError
@@ -41,7 +41,6 @@ PAUSE_S = 3.0
 SETTLE_S = 9.0
 GLOBAL_QUOTA = "GPUS_ALL_REGIONS"
 RUNNING = "RUNNING"
-COMING = ("PROVISIONING", "STAGING")
 
 # Our own codes, beside those of facts/gce.md.
 TOOK_TOO_LONG = "TOOK_TOO_LONG"
@@ -312,7 +311,7 @@ class _Provisioning:
     def _await_running(self, zone: str, *, limit_s: float | None = None) -> Instance | tuple[OperationFault, ...]:
         """The VM once it runs, or why it will not."""
         end_s = self._now() + (self._patience_s() if limit_s is None else limit_s)
-        while (found := self._compute.get(zone, self._name)) is not None and found.status in COMING:
+        while (found := self._compute.get(zone, self._name)) is not None and found.status in STARTING:
             if self._now() >= end_s:
                 return (OperationFault(code=TOOK_TOO_LONG, message=f"still {found.status}"),)
             self._sleep(PAUSE_S)

@@ -5,15 +5,17 @@ The functions take the client's own objects: google.cloud.compute_v1's `Instance
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any
 
-from launcher.backends.door import ANYWHERE
+from launcher.backends.door import ANYWHERE, Condition, Machine
+from launcher.jobs.records import epoch_s
 
 LIMIT_LABEL = "rooflaunch-limit"
 # Google's default: a host error is noticed within 5.5 min, and the VM is started again within some minutes.
 RESTART_S = 15 * 60.0
+STARTING = frozenset({"PROVISIONING", "STAGING"})
+REPAIRING = "REPAIRING"
 # What a VM that a host has stopped is called, and one that somebody has.
 STOPPED = frozenset({"STOPPED", "TERMINATED", "SUSPENDED"})
 # How a list says that it has a gap; other warnings are of no concern, such as the one for a zone without anything.
@@ -55,36 +57,10 @@ class OperationFault:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Instance:
-    """A VM. `created_at` is ISO 8601 with an offset; `deadline_s`: when the cloud deletes it, by the cloud's clock."""
+class Instance(Machine):
+    """A VM; `request_id`: the insert that it came from, empty for somebody else's."""
 
-    name: str
-    zone: str
-    status: str
-    created_at: str
-    labels: Mapping[str, str]
-    machine_type: str
-    spot: bool
-    deadline_s: float | None
-    physical_host: str | None
-    cpu_platform: str
-    # Whether the cloud starts it again when its host has stopped it.
-    restarts: bool = False
-    stopped_s: float | None = None
-
-    def may_start_again(self, now_s: float) -> bool:
-        """Whether it is stopped and the cloud may yet start it again, to save what it measured; by the cloud's time."""
-        is_recent = self.stopped_s is not None and now_s - self.stopped_s < RESTART_S
-        return self.status in STOPPED and self.restarts and is_recent
-
-    def stopped_for_good(self, now_s: float) -> bool:
-        """Whether nobody starts it again, and the cloud never deletes it."""
-        return self.status in STOPPED and not self.may_start_again(now_s)
-
-    @property
-    def request_id(self) -> str:
-        """The insert that it came from; empty for somebody else's."""
-        return self.labels.get(REQUEST_LABEL, "")
+    request_id: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,19 +121,27 @@ def _quota_fault(info: Any) -> QuotaFault:
 
 
 def instance(found: Any) -> Instance:
+    status, restarts = str(found.status), bool(found.scheduling.automatic_restart)
+    deadline_s, stopped_s = _vm_deadline_s(found), epoch_s(found.last_stop_timestamp)
+    restarts_until_s = None if stopped_s is None else stopped_s + RESTART_S
+    condition = Condition.RUNNING
+    if status in STOPPED:
+        condition = Condition.STOPPED
+    elif status in STARTING:
+        condition = Condition.STARTING
+    elif status == REPAIRING and restarts:
+        # Started again, until its limit at the latest.
+        condition, restarts_until_s = Condition.STOPPED, deadline_s
     return Instance(
         name=str(found.name),
         zone=last_part(found.zone),
-        status=str(found.status),
-        created_at=str(found.creation_timestamp),
-        labels=MappingProxyType(dict(found.labels)),
-        machine_type=last_part(found.machine_type),
-        spot=found.scheduling.provisioning_model == "SPOT",
-        deadline_s=_vm_deadline_s(found),
-        physical_host=str(found.resource_status.physical_host) or None,
-        cpu_platform=str(found.cpu_platform),
-        restarts=bool(found.scheduling.automatic_restart),
-        stopped_s=epoch_s(found.last_stop_timestamp),
+        condition=condition,
+        status=status,
+        created_s=epoch_s(found.creation_timestamp),
+        deadline_s=deadline_s,
+        restarts=restarts,
+        restarts_until_s=restarts_until_s,
+        request_id=str(found.labels.get(REQUEST_LABEL, "")),
     )
 
 
@@ -198,15 +182,6 @@ def _disk_deadline_s(found: Any) -> float | None:
 def _limit_after(created_at: str, limit_s: int) -> float | None:
     created_s = epoch_s(created_at)
     return created_s + limit_s if created_s is not None and limit_s else None
-
-
-def epoch_s(text: str) -> float | None:
-    """ISO 8601 as seconds since 1970; None for anything else. Without a zone it is UTC."""
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
 def quotas(found: Any) -> Mapping[str, Quota]:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,13 @@ import pytest
 
 from launcher.backends.gcp import compute as border
 from launcher.backends.gcp.compute import Compute
+from launcher.backends.gcp.machines import ComputeMachines
 from launcher.backends.gcp.plan import Options, Plan, make_plan
-from launcher.backends.gcp.run import Outcome, run
 from launcher.backends.gcp.settings import Settings
 from launcher.jobs import launches
-from launcher.jobs.follow import Event, Kind
 from launcher.jobs.records import LAUNCHES, Phase, Result, result_object
+from launcher.jobs.run import LaunchOutcome, run
+from launcher.jobs.session import Event, EventKind, Session
 from tests.launcher.backends.gcp.canned_vm import CannedVm, FastClock
 from tests.launcher.backends.gcp.fake_compute import FakeCompute
 from tests.workload.storage.gcs_server import BUCKET, GcsServer
@@ -56,23 +57,19 @@ class Cloud:
         now, token = datetime.fromtimestamp(self.clock.now(), UTC), f"{time.monotonic_ns() % 0x1000000:06x}"
         return make_plan(resolve(given or {}, {}, None), options, SETTINGS, image=IMAGE, now=now, token=token)
 
-    def run(self, plan: Plan, **changes: Any) -> Outcome:
-        return run(
-            plan,
-            self.compute,
-            self.bucket,
-            output=self.output,
-            now=self.clock.now,
-            sleep=self.clock.sleep,
-            on_event=self.events.append,
-            **changes,
-        )
+    def run(self, plan: Plan, **changes: Any) -> LaunchOutcome:
+        return run(self.session(), plan, output=self.output, **changes)
 
-    def told(self, kind: Kind) -> list[str]:
+    def session(self, **changes: Any) -> Session:
+        machines = ComputeMachines(self.compute, sleep=self.clock.sleep)
+        plain = Session(machines=machines, store=self.bucket, sleep=self.clock.sleep, on_event=self.events.append)
+        return replace(plain, **changes)
+
+    def told(self, kind: EventKind) -> list[str]:
         return [each.text for each in self.events if each.kind is kind]
 
     def state(self, name: str) -> launches.Launch:
-        return launches.one_launch(self.compute, self.bucket, name, now_s=self.clock.now())
+        return launches.one_launch(self.session(), name)
 
     def result(self, name: str) -> Result:
         content = self.bucket.read(result_object(name))

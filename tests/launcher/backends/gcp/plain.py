@@ -1,5 +1,6 @@
 """A launch and its VM as most tests want them; `dataclasses.replace` for the rest."""
 
+from launcher.backends.door import Condition
 from launcher.backends.gcp.resources import Instance
 from launcher.jobs.records import Request
 
@@ -27,12 +28,8 @@ REQUEST = Request(
 INSTANCE = Instance(
     name=NAME,
     zone=ZONE,
+    condition=Condition.RUNNING,
     status="RUNNING",
-    created_at="2026-11-21T12:00:30.000+00:00",
-    labels={},
-    machine_type="n1-standard-4",
-    spot=False,
+    created_s=LAUNCHED_S + 30,
     deadline_s=int(LAUNCHED_S) + 3600,
-    physical_host=None,
-    cpu_platform="Intel Broadwell",
 )

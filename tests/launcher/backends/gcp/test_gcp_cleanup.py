@@ -9,7 +9,7 @@ import pytest
 from launcher.backends.door import Leftover, Listing, Removed
 from launcher.jobs import cleanup
 from launcher.jobs.cleanup import require_gone
-from launcher.jobs.launches import State
+from launcher.jobs.launches import LaunchState
 from launcher.jobs.records import Result, request_object, result_object
 from tests.launcher.backends.gcp.canned_cloud import ZONE, Cloud, Clouds
 from tests.launcher.backends.gcp.canned_vm import Fault
@@ -21,10 +21,9 @@ VM = "rooflaunch-t4-20260101-120000-aaaaaa"
 
 
 def down(cloud: Cloud, **changes: Any) -> list[Removed]:
-    plain: dict[str, Any] = {"instances": cleanup.running(cloud.compute), "bucket": cloud.bucket} | changes
-    return cleanup.down(
-        plain["instances"], cloud.compute, plain["bucket"], now=cloud.clock.now, sleep=cloud.clock.sleep
-    )
+    machines = cloud.session().machines
+    plain: dict[str, Any] = {"chosen": machines.look().there, "store": cloud.bucket} | changes
+    return cleanup.down(plain["chosen"], machines, plain["store"])
 
 
 OURS = {"rooflaunch": "launch", "rooflaunch-limit": "3600"}
@@ -51,7 +50,7 @@ def test_down_ends_a_launch_and_says_so_in_the_bucket(clouds: Clouds) -> None:
         for plan in plans:
             result = cloud.result(plan.name)
             assert (result.exit_code, result.error) == (ExitCode.INTERRUPTED, "its VM was removed by `launch down`")
-            assert cloud.state(plan.name).state is State.FAILED
+            assert cloud.state(plan.name).state is LaunchState.FAILED
 
 
 def test_what_is_not_confirmed_is_an_error(clouds: Clouds) -> None:
@@ -76,7 +75,7 @@ def test_a_refused_deletion_does_not_keep_the_others(clouds: Clouds) -> None:
         for plan in (first, second):
             cloud.run(plan, detach=True)
         cloud.fake.refuse(403, "not yours", match=f"DELETE .*{first.name}", times=100)
-        removed = {each.name: each for each in down(cloud, bucket=None)}
+        removed = {each.name: each for each in down(cloud, store=None)}
         assert removed[second.name].gone
         assert not removed[first.name].gone
         assert removed[first.name].reason == "no permission in project 'my-project': not yours"
@@ -87,9 +86,9 @@ def test_a_result_of_the_vm_is_never_replaced(clouds: Clouds) -> None:
         plan = cloud.plan()
         cloud.run(plan)
         before = cloud.bucket.read(result_object(plan.name))
-        cleanup.settle(cloud.bucket, plan.name, ZONE, 6, "late", now=cloud.clock.now)
+        cleanup.settle(cloud.bucket, plan.name, ZONE, 6, "late", now_s=cloud.clock.now())
         assert cloud.bucket.read(result_object(plan.name)) == before
-        cleanup.settle(cloud.bucket, VM, ZONE, 6, "no such launch", now=cloud.clock.now)
+        cleanup.settle(cloud.bucket, VM, ZONE, 6, "no such launch", now_s=cloud.clock.now())
         assert cloud.bucket.read(result_object(VM)) is None
 
 
@@ -119,17 +118,17 @@ def test_reap_takes_only_what_is_ours_and_past_its_limit(clouds: Clouds) -> None
         add_disk(another("000000"), labels=OURS, age_s=NEW_S)
         add_disk(another("111111"), labels={"rooflaunch": "launch"}, age_s=OLD_S)
         add_disk("precious", labels=OURS, age_s=OLD_S)
-        left = cleanup.leftovers(cloud.compute)
+        left = cloud.session().machines.leftovers()
         assert left.there == (
             Leftover(kind="VM", name=VM, zone=ZONE, why="its limit was 60 min ago"),
             Leftover(kind="disk", name=orphan, zone=ZONE, why="its limit was 60 min ago"),
         )
-        removed = cleanup.reap(left, cloud.compute, now=cloud.clock.now, sleep=cloud.clock.sleep)
+        removed = cloud.session().machines.stop(left.there)
         assert [(each.kind, each.name, each.gone) for each in removed] == [("VM", VM, True), ("disk", orphan, True)]
         assert len(cloud.fake.instances) == 5
         assert orphan not in cloud.fake.disks
         assert "precious" in cloud.fake.disks
-        assert cleanup.leftovers(cloud.compute) == Listing()
+        assert cloud.session().machines.leftovers() == Listing()
 
 
 def test_a_disk_that_cannot_be_deleted_is_told(clouds: Clouds) -> None:
@@ -137,15 +136,15 @@ def test_a_disk_that_cannot_be_deleted_is_told(clouds: Clouds) -> None:
         disk = Leftover(kind="disk", name=VM, zone=ZONE, why="old")
         cloud.fake.add_disk(VM, labels=OURS)
         cloud.fake.refuse(403, "not yours", match="DELETE .*/disks/")
-        (removed,) = cleanup.reap([disk], cloud.compute, now=cloud.clock.now, sleep=cloud.clock.sleep)
+        (removed,) = cloud.session().machines.stop([disk])
         assert (removed.gone, removed.reason) == (False, "no permission in project 'my-project': not yours")
-        assert cleanup.reap([], cloud.compute, now=cloud.clock.now, sleep=cloud.clock.sleep) == []
+        assert cloud.session().machines.stop([]) == []
         cloud.fake.add_disk(VM, "europe-west4-b", labels=OURS)
         cloud.fake.outage("europe-west4-b", direct=False)
         elsewhere = replace(disk, zone="europe-west4-b")
         cloud.fake.burst(503, 100, match="GET .*/zones/europe-west4-b/disks")
-        (removed,) = cleanup.reap([elsewhere], cloud.compute, now=cloud.clock.now, sleep=cloud.clock.sleep)
-        assert removed == cleanup.no_answer("disk", VM, ["europe-west4-b"])
+        (removed,) = cloud.session().machines.stop([elsewhere])
+        assert removed == Removed.unanswered("disk", VM, ["europe-west4-b"])
         gone = replace(disk, name=VM.replace("aaaaaa", "bbbbbb"))
-        (removed,) = cleanup.reap([gone], cloud.compute, now=cloud.clock.now, sleep=cloud.clock.sleep)
+        (removed,) = cloud.session().machines.stop([gone])
         assert removed.gone, "what is gone already is gone"

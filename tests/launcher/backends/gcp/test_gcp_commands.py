@@ -20,16 +20,18 @@ import pytest
 from launcher import build as building
 from launcher import images
 from launcher.__main__ import main
-from launcher.backends.gcp import app, gpus, skus
+from launcher.backends.gcp import app, backend, gpus, skus
+from launcher.backends.gcp.backend import ComputeEngine
 from launcher.backends.gcp.catalog import Current
+from launcher.backends.gcp.compute import Compute
 from launcher.backends.gcp.skus import PriceList
 from launcher.jobs import commands
-from launcher.jobs.commands import World
-from launcher.jobs.follow import Event as GcpEvent
-from launcher.jobs.follow import Kind
-from launcher.jobs.launches import State
+from launcher.jobs.commands import Ports
+from launcher.jobs.follow import EventKind
+from launcher.jobs.launches import LaunchState
 from launcher.jobs.progress import Progress
 from launcher.jobs.records import Phase, log_object, request_object, result_object, status_object
+from launcher.jobs.session import Event as GcpEvent
 from launcher.machine.engine import Event, Image
 from tests.launcher.backends.gcp.canned_cloud import IMAGE, SETTINGS, ZONE, Cloud, Clouds
 from tests.launcher.backends.gcp.canned_vm import Fault
@@ -68,6 +70,40 @@ def forbidden(what: str) -> Callable[..., NoReturn]:
     return refuse
 
 
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """What a command meets: a terminal, a clock, and what the backend reaches out to."""
+
+    compute: Callable[[str], Compute]
+    bucket: Callable[[str], Any]
+    engine: Callable[[], Any]
+    default_project: Callable[[], str | None]
+    now: Callable[[], float]
+    sleep: Callable[[float], None]
+    is_terminal: Callable[[], bool]
+    confirm: Callable[[str, bool], bool]
+    prices: Callable[[str | None], Current] = lambda _: Current()
+
+    def backend(self) -> ComputeEngine:
+        return ComputeEngine(
+            compute=self.compute,
+            bucket=self.bucket,
+            engine=self.engine,
+            default_project=self.default_project,
+            prices=self.prices,
+            sleep=self.sleep,
+        )
+
+    def ports(self) -> Ports:
+        return Ports(
+            backend=lambda name: {"gcp": self.backend()}[name],
+            now=self.now,
+            sleep=self.sleep,
+            is_terminal=self.is_terminal,
+            confirm=self.confirm,
+        )
+
+
 NOWHERE = World(
     compute=forbidden("Compute Engine"),
     bucket=forbidden("the bucket"),
@@ -86,7 +122,8 @@ def launch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Launch:
     monkeypatch.chdir(tmp_path)
 
     def run(world: World, *words: str) -> int:
-        monkeypatch.setattr(commands, "this_world", lambda: world)
+        monkeypatch.setattr(commands, "real_ports", world.ports)
+        monkeypatch.setattr(backend, "backend", world.backend())
         monkeypatch.setattr(sys, "argv", ["launch", *words])
         return main()
 
@@ -585,12 +622,12 @@ def test_in_an_outage_nothing_is_said_to_be_gone(
         assert launch(world, "down", "f00ba2", *AT_HOME) == 4
         assert capsys.readouterr().err.startswith(f"error: whether 'f00ba2' has a VM is not known: {somewhere} does")
         assert launch(world, "status", plan.name, "--format", "json", *AT_HOME) == 0
-        assert json.loads(capsys.readouterr().out)["state"] == State.UNKNOWN
+        assert json.loads(capsys.readouterr().out)["state"] == LaunchState.UNKNOWN
         assert launch(world, "status", *AT_HOME) == 0
         shown = capsys.readouterr()
         assert shown.err == f"warning: no answer from {somewhere}: a VM there that the bucket lacks is not shown\n"
         (line,) = (each for each in shown.out.splitlines() if each.startswith(plan.name))
-        assert f" {State.UNKNOWN} " in line
+        assert f" {LaunchState.UNKNOWN} " in line
         assert "whether its VM is there is not known: no answer from " in line
         assert [vm.name for vm in cloud.fake.instances] == [plan.name]
         cloud.fake.outage_ends()
@@ -660,7 +697,9 @@ def test_a_vm_that_is_about_to_start_again_is_let_be(
 @pytest.mark.world
 def test_status_without_any_launch(launch: Launch, clouds: Clouds, capsys: pytest.CaptureFixture[str]) -> None:
     with clouds() as cloud:
-        empty: Any = SimpleNamespace(name="empty-bucket", folders=lambda _: [])
+        empty: Any = SimpleNamespace(
+            kind="bucket", folders=lambda _: [], locate=lambda name: f"gs://empty-bucket/{name}"
+        )
         assert launch(world_of(cloud, bucket=lambda _: empty), "status", *AT_HOME) == 0
         assert capsys.readouterr().err == "no launch in gs://empty-bucket, and no VM of one in my-project\n"
         cloud.fake.outage(ZONE)
@@ -724,11 +763,11 @@ def test_ctrl_c_while_following(
             assert f"'{name}' keeps running in {ZONE}" in error
             assert f"launch logs {name} -f to follow it, launch down {name} to delete it" in error
             assert cloud.fake.all_vms[0].gone.wait(20)
-            assert cloud.state(name).state is State.DONE
+            assert cloud.state(name).state is LaunchState.DONE
         else:
             assert error.endswith(f"error: interrupted; '{name}' is deleted\nhint: launch again\n")
             assert cloud.fake.instances == []
-            assert cloud.state(name).state is State.FAILED
+            assert cloud.state(name).state is LaunchState.FAILED
 
 
 def processes(cloud: Cloud, *words: str) -> list[str]:
@@ -767,9 +806,9 @@ class Terminal(io.StringIO):
 def test_progress_is_a_line_a_phase_and_on_a_terminal_a_live_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     events = [
-        GcpEvent(kind=Kind.PHASE, text="image_pulled", at_s=1090.0),
-        GcpEvent(kind=Kind.PROGRESS, text="step 7 of 110, " + "long " * 20),
-        GcpEvent(kind=Kind.NOTE, text="the cloud answers again"),
+        GcpEvent(kind=EventKind.PHASE, text="image_pulled", at_s=1090.0),
+        GcpEvent(kind=EventKind.PROGRESS, text="step 7 of 110, " + "long " * 20),
+        GcpEvent(kind=EventKind.NOTE, text="the cloud answers again"),
     ]
     shown = []
     for stream in (io.StringIO(), Terminal()):
@@ -824,7 +863,7 @@ class Docker:
 
 
 def reference(world: World, image: str | None, repository: str = SETTINGS.repository) -> str:
-    return commands._by_digest(world, image) if image else commands._pushed(world, "cuda", repository)
+    return backend._by_digest(world.engine, image) if image else backend._pushed(world.engine(), "cuda", repository)
 
 
 @dataclass
@@ -851,7 +890,7 @@ UNCHECKED = "whether the image is one for linux/amd64 is not checked: "
 )
 def test_an_image_of_the_vms_architecture(platforms: set[str], notes: tuple[str, ...]) -> None:
     engine: Any = Registry(frozenset(platforms))
-    assert commands._architecture_notes(replace(NOWHERE, engine=lambda: engine), IMAGE) == notes
+    assert backend._architecture_notes(lambda: engine, IMAGE) == notes
 
 
 @pytest.mark.world

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from launcher import doctor as machine_doctor
-from launcher.backends.door import Listing
+from launcher.backends.door import Condition, Listing
 from launcher.backends.gcp import doctor, gpus
 from launcher.backends.gcp.catalog import Current
 from launcher.backends.gcp.compute import Compute
@@ -69,6 +69,9 @@ class StubCompute:
     left_disks: Any = ()
     unreachable: tuple[str, ...] = ()
     asked_regions: list[str] = field(default_factory=list)
+
+    def counted(self) -> "StubCompute":
+        return self
 
     def project_quotas(self) -> Any:
         return _given(self.everywhere)
@@ -159,14 +162,9 @@ def vm(name: str, deadline_s: int) -> Instance:
     return Instance(
         name=name,
         zone="us-central1-a",
+        condition=Condition.RUNNING,
         status="RUNNING",
-        created_at="2026-11-21T00:00:00Z",
-        labels={},
-        machine_type="n1-standard-4",
-        spot=False,
         deadline_s=deadline_s,
-        physical_host=None,
-        cpu_platform="",
     )
 
 

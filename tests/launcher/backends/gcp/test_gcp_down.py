@@ -2,13 +2,13 @@
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from launcher.backends.door import Leftover, Listing, Removed
-from launcher.backends.gcp.compute import Compute
+from launcher.backends.gcp.machines import ComputeMachines
+from launcher.backends.gcp.provision import PAUSE_S, REMOVE_S
 from launcher.backends.gcp.refusals import DeniedError
 from launcher.backends.gcp.resources import Disk, Instance, Operation
 from launcher.jobs import cleanup
@@ -25,20 +25,24 @@ class Cloud:
 
     vms: dict[str, float | None] = field(default_factory=dict)
     calls: Counter[str] = field(default_factory=Counter)
-    now_s: float = 0.0
+    order: list[str] = field(default_factory=list)
+    s: float = 0.0
     lost: int = 0
     denied: str = ""
     outage: bool = False
     project: str = "my-project"
 
-    def now(self) -> float:
-        return self.now_s
+    def counted(self) -> "Cloud":
+        return self
+
+    def now_s(self) -> float:
+        return self.s
 
     def sleep(self, seconds: float) -> None:
-        self.now_s += seconds
+        self.s += seconds
 
     def there(self) -> list[str]:
-        return [name for name, gone_s in self.vms.items() if gone_s is None or gone_s > self.now_s]
+        return [name for name, gone_s in self.vms.items() if gone_s is None or gone_s > self.s]
 
     def instance(self, name: str) -> Instance:
         return replace(INSTANCE, name=name, status="RUNNING" if self.vms[name] is None else "STOPPING")
@@ -56,6 +60,7 @@ class Cloud:
 
     def delete(self, zone: str, name: str) -> Operation | None:
         self.calls["delete"] += 1
+        self.order.append("delete")
         if name == self.denied:
             raise DeniedError("not yours", hint="ask")
         if name not in self.there():
@@ -63,12 +68,12 @@ class Cloud:
         if self.lost:
             self.lost -= 1
         elif self.vms[name] is None:
-            self.vms[name] = self.now_s + DELETION_S
+            self.vms[name] = self.s + DELETION_S
         return Operation(name="o", zone=zone)
 
     def wait(self, _: Operation, limit_s: float) -> tuple[()]:
         """A deletion that is waited for takes its time."""
-        self.now_s += min(DELETION_S, limit_s)
+        self.s += min(DELETION_S, limit_s)
         return ()
 
     def disks(self) -> Listing[Disk]:
@@ -76,6 +81,7 @@ class Cloud:
 
     def delete_disk(self, *_: str) -> None:
         self.calls["delete disk"] += 1
+        self.order.append("delete disk")
 
 
 def cloud_of(count: int, **changes: Any) -> Cloud:
@@ -83,10 +89,12 @@ def cloud_of(count: int, **changes: Any) -> Cloud:
 
 
 def down(cloud: Cloud) -> list[Removed]:
+    return cleanup.down([cloud.instance(name) for name in cloud.vms], machines_of(cloud), None)
+
+
+def machines_of(cloud: Cloud) -> ComputeMachines:
     compute: Any = cloud
-    found: list[Instance] = [cloud.instance(name) for name in cloud.vms]
-    asked: Compute = compute
-    return cleanup.down(found, asked, None, now=cloud.now, sleep=cloud.sleep)
+    return ComputeMachines(compute, sleep=cloud.sleep)
 
 
 def test_a_hundred_vms_take_as_long_as_one() -> None:
@@ -94,7 +102,7 @@ def test_a_hundred_vms_take_as_long_as_one() -> None:
     removed = down(cloud)
     assert [each.name for each in removed] == list(cloud.vms)
     assert all(each.gone for each in removed)
-    assert cloud.now_s <= DELETION_S + 2 * cleanup.PAUSE_S
+    assert cloud.s <= DELETION_S + 2 * PAUSE_S
     assert cloud.calls == {"delete": 100, "list": 31, "get": 100}
 
 
@@ -111,7 +119,7 @@ def test_a_list_that_is_incomplete_is_no_proof(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(cloud, "lost", 1000)
     cloud.vms[first] = -1.0
     assert [(each.gone, each.reason) for each in down(cloud)] == [(True, ""), (False, "it is still there")]
-    assert cloud.now_s == pytest.approx(cleanup.REMOVE_S)
+    assert cloud.s == pytest.approx(REMOVE_S)
 
 
 def test_without_a_list_each_is_asked_for_by_itself() -> None:
@@ -141,11 +149,9 @@ def test_reap_ends_its_vms_together_before_its_disks() -> None:
     cloud = cloud_of(20)
     left = [Leftover(kind="VM", name=name, zone=ZONE, why="old") for name in cloud.vms]
     left.insert(0, Leftover(kind="disk", name="rooflaunch-d1", zone=ZONE, why="old"))
-    compute: Any = SimpleNamespace(
-        **{name: getattr(cloud, name) for name in ("instances", "get", "delete", "disks", "delete_disk", "wait")}
-    )
-    removed = cleanup.reap(left, compute, now=cloud.now, sleep=cloud.sleep)
-    assert [each.kind for each in removed] == ["VM"] * 20 + ["disk"]
+    removed = machines_of(cloud).stop(left)
+    assert [each.kind for each in removed] == ["disk"] + ["VM"] * 20, "in the order given"
+    assert cloud.order == ["delete"] * 20 + ["delete disk"]
     assert all(each.gone for each in removed)
     assert cloud.calls["delete"] == 20
-    assert cloud.now_s <= DELETION_S + 2 * cleanup.PAUSE_S
+    assert cloud.s <= DELETION_S + 2 * PAUSE_S

@@ -1,17 +1,17 @@
 """Following a launch, with a clock that nobody waits for: what is asked when, and how each ending is told."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from launcher.backends.door import Output
-from launcher.backends.gcp.resources import Instance, Operation
-from launcher.jobs.follow import Ending, Event, Followed, Kind, follow, interval_s
+from launcher.backends.door import Condition, Listing, Machine, Output, Removed
+from launcher.jobs.follow import Ending, Followed, follow, interval_s
 from launcher.jobs.records import Heartbeat, Phase, Request, Result, result_object, status_object
+from launcher.jobs.session import Event, EventKind, Session
 from tests.launcher.backends.gcp import plain
 from tests.launcher.backends.gcp.plain import LAUNCHED_S, NAME, ZONE
 from workload.contract.errors import ToolError
@@ -20,7 +20,8 @@ from workload.storage.store import StoredObject
 PREEMPTED_HINT = "--rerun-preempted 2 starts it again by itself; without --spot it is not taken back"
 BEGAN_S = LAUNCHED_S
 REQUEST = replace(plain.REQUEST, spot=True, prices={})
-THERE = replace(plain.INSTANCE, spot=True, deadline_s=None, cpu_platform="")
+THERE: Machine = replace(plain.INSTANCE, deadline_s=None)
+INSTALLING = replace(REQUEST, options={"driver": "install"})
 
 
 class Cloud:
@@ -30,7 +31,7 @@ class Cloud:
 
     def __init__(self) -> None:
         self.script: list[tuple[float, Callable[[], None]]] = []
-        self.instance: Instance | None = THERE
+        self.instance: Machine | None = THERE
         self.attributes: dict[str, str] = {}
         self.objects_by_name: dict[str, tuple[int, bytes]] = {}
         self.calls: Counter[str] = Counter()
@@ -39,22 +40,22 @@ class Cloud:
         self.outage = ""
         self.serial_text = "boot\nlast words\n"
         self.deletion_works = True
-        self.now_s = BEGAN_S
+        self.time_s = BEGAN_S
 
     def at(self, seconds: float, change: Callable[[], None]) -> None:
         self.script.append((BEGAN_S + seconds, change))
 
-    def now(self) -> float:
-        return self.now_s
+    def now_s(self) -> float:
+        return self.time_s
 
     def sleep(self, seconds: float) -> None:
-        until_s = self.now_s + seconds
+        until_s = self.time_s + seconds
         for due_s, change in sorted(self.script, key=lambda each: each[0]):
             if due_s <= until_s:
-                self.now_s = max(self.now_s, due_s)
+                self.time_s = max(self.time_s, due_s)
                 change()
         self.script = [each for each in self.script if each[0] > until_s]
-        self.now_s = until_s
+        self.time_s = until_s
 
     # What a guest does.
 
@@ -89,32 +90,28 @@ class Cloud:
 
     # What the follower asks.
 
-    def get(self, zone: str, name: str) -> Instance | None:
-        self.asked_at.append(self.now_s - BEGAN_S)
-        self._ask("get", zone, name)
-        return self.instance
+    noun, place = "VM", "my-project"
 
-    def delete(self, zone: str, name: str) -> Operation | None:
-        self._ask("delete", zone, name)
+    def look(self, names: Mapping[str, Sequence[str]]) -> Listing[Machine]:
+        [(name, (zone,))] = names.items()
+        self.asked_at.append(self.now_s() - BEGAN_S)
+        self._ask("look", zone, name)
+        gone = Machine(name=name, zone=zone, condition=Condition.GONE, preempted=self.was_preempted)
+        return Listing(there=(self.instance or gone,))
+
+    def stop(self, machines: Sequence[Machine]) -> list[Removed]:
+        [machine] = machines
+        self._ask("stop", machine.zone, machine.name)
         if self.deletion_works:
             self.instance = None
-        return Operation(name="operation", zone=zone)
+        return [Removed(kind="VM", name=machine.name, zone=machine.zone, gone=self.deletion_works)]
 
-    def wait(self, operation: Operation, limit_s: float) -> tuple[()]:
-        assert operation.zone == ZONE
-        assert limit_s > 0
-        return ()
-
-    def guest_attributes(self, zone: str, name: str) -> dict[str, str]:
-        self._ask("guest_attributes", zone, name)
+    def phases(self, machine: Machine) -> dict[str, str]:
+        self._ask("phases", machine.zone, machine.name)
         return dict(self.attributes)
 
-    def preempted(self, zone: str, name: str) -> bool:
-        self._ask("preempted", zone, name)
-        return self.was_preempted
-
-    def serial(self, zone: str, name: str, start: int) -> Output:
-        self._ask("serial", zone, name)
+    def output(self, machine: Machine, start: int) -> Output:
+        self._ask("output", machine.zone, machine.name)
         return Output(text=self.serial_text[start:], next_start=len(self.serial_text))
 
     def objects(self, prefix: str) -> Iterator[StoredObject]:
@@ -136,15 +133,13 @@ class Cloud:
 
 def run(cloud: Cloud, output: Path, request: Request = REQUEST) -> tuple[Followed, list[Event]]:
     events: list[Event] = []
-    compute: Any = cloud
-    bucket: Any = cloud
-    followed = follow(
-        request, ZONE, compute, bucket, output=output, now=cloud.now, sleep=cloud.sleep, on_event=events.append
-    )
+    both: Any = cloud
+    session = Session(machines=both, store=both, sleep=cloud.sleep, on_event=events.append)
+    followed = follow(session, request, ZONE, output=output)
     return followed, events
 
 
-def told(events: list[Event], kind: Kind) -> list[str]:
+def told(events: list[Event], kind: EventKind) -> list[str]:
     return [each.text for each in events if each.kind is kind]
 
 
@@ -166,10 +161,10 @@ def test_a_launch_that_goes_well(tmp_path: Path) -> None:
     followed, events = run(cloud, tmp_path)
     assert followed.ending is Ending.RESULT
     assert followed.error is None
-    assert not followed.vm_gone
-    assert told(events, Kind.PHASE) == ["booted", "driver_ready", "image_pulled", "run_started", "finished"]
-    assert told(events, Kind.NOTE) == []
-    progress = list(dict.fromkeys(told(events, Kind.PROGRESS)))
+    assert not followed.is_gone
+    assert told(events, EventKind.PHASE) == ["booted", "driver_ready", "image_pulled", "run_started", "finished"]
+    assert told(events, EventKind.NOTE) == []
+    progress = list(dict.fromkeys(told(events, EventKind.PROGRESS)))
     assert progress == [
         "the VM starts",
         "booted; the next step is awaited",
@@ -181,8 +176,8 @@ def test_a_launch_that_goes_well(tmp_path: Path) -> None:
     # Every 5 s for 2 minutes, then every 10 s.
     assert cloud.asked_at == [*range(0, 120, 5), *range(120, 401, 10)]
     looks = len(cloud.asked_at)
-    # Guest attributes until the first heartbeat; a heartbeat is read when it has changed, by listing.
-    assert cloud.calls == {"get": looks, "list": looks, "guest_attributes": 32, "read": 15}
+    # Its own phases until the first heartbeat; a heartbeat is read when it has changed, by listing.
+    assert cloud.calls == {"look": looks, "list": looks, "phases": 32, "read": 15}
     assert followed.calls == {"bucket.list": looks, "bucket.read": 15}
 
 
@@ -192,7 +187,7 @@ def test_a_vm_that_says_nothing_is_removed_after_its_boot_limit(tmp_path: Path) 
     followed, events = run(cloud, tmp_path / "new")
     saved = tmp_path / "new" / f"{NAME}-serial.txt"
     assert followed.ending is Ending.SILENT
-    assert followed.vm_gone
+    assert followed.is_gone
     assert cloud.instance is None
     assert followed.error is not None
     assert followed.error.exit_code == 6
@@ -200,7 +195,7 @@ def test_a_vm_that_says_nothing_is_removed_after_its_boot_limit(tmp_path: Path) 
         f"error: '{NAME}' did not come to start the run in 15 min (last: booted)\nhint: what it said is in {saved}"
     )
     assert saved.read_text() == "boot\nlast words\n"
-    assert told(events, Kind.NOTE) == [
+    assert told(events, EventKind.NOTE) == [
         f"'{NAME}' did not come to start the run in 15 min (last: booted): removing the VM"
     ]
 
@@ -209,8 +204,8 @@ def test_a_v100_gets_the_time_to_install_its_driver(tmp_path: Path) -> None:
     cloud = Cloud()
     cloud.at(1450, cloud.beat)
     cloud.at(1480, cloud.result)
-    assert run(cloud, tmp_path, replace(REQUEST, gpu="v100"))[0].ending is Ending.RESULT
-    assert run(Cloud(), tmp_path, replace(REQUEST, gpu="v100"))[0].error is not None
+    assert run(cloud, tmp_path, INSTALLING)[0].ending is Ending.RESULT
+    assert run(Cloud(), tmp_path, INSTALLING)[0].error is not None
 
 
 def test_silence_in_the_run_ends_it(tmp_path: Path) -> None:
@@ -219,7 +214,7 @@ def test_silence_in_the_run_ends_it(tmp_path: Path) -> None:
     followed, _ = run(cloud, tmp_path)
     assert followed.ending is Ending.SILENT
     assert str(followed.error) == f"'{NAME}' has given no sign for 5 min"
-    assert 290 + 300 < cloud.now_s - BEGAN_S < 290 + 300 + 45
+    assert 290 + 300 < cloud.time_s - BEGAN_S < 290 + 300 + 45
     assert followed.heartbeat is not None, "what it uploaded is known"
 
 
@@ -229,7 +224,7 @@ def test_a_vm_that_cannot_be_removed_is_told(tmp_path: Path) -> None:
     cloud.deletion_works = False
     followed, _ = run(cloud, tmp_path)
     assert followed.error is not None
-    assert not followed.vm_gone
+    assert not followed.is_gone
     assert followed.error.report() == (
         f"error: '{NAME}' did not come to start the run in 15 min (last: nothing, VM RUNNING); the VM could not be "
         f"removed\nhint: launch down {NAME}; launch logs {NAME}"
@@ -242,7 +237,7 @@ def test_a_result_that_arrives_as_the_vm_vanishes_counts(tmp_path: Path, after_s
     cloud.at(301, cloud.gone)
     cloud.at(310 + after_s, cloud.result)
     followed, _ = run(cloud, tmp_path)
-    assert (followed.ending, followed.vm_gone, followed.error) == (Ending.RESULT, True, None)
+    assert (followed.ending, followed.is_gone, followed.error) == (Ending.RESULT, True, None)
 
 
 @pytest.mark.parametrize(
@@ -276,21 +271,23 @@ def test_gone_without_a_result(tmp_path: Path, gone_s: float, was_preempted: boo
     cloud.at(gone_s, cloud.gone)
     followed, _ = run(cloud, tmp_path)
     assert followed.ending is ending
-    assert followed.vm_gone
+    assert followed.is_gone
     assert followed.error is not None
     assert (followed.error.exit_code, followed.error.report()) == (6, report)
 
 
 def test_a_vm_that_stops_instead_of_vanishing_is_removed(tmp_path: Path) -> None:
     cloud = Cloud()
-    cloud.at(90, lambda: setattr(cloud, "instance", replace(THERE, status="TERMINATED")))
+    cloud.at(90, lambda: setattr(cloud, "instance", replace(THERE, condition=Condition.STOPPED, status="TERMINATED")))
     followed, _ = run(cloud, tmp_path)
-    assert (followed.ending, followed.vm_gone) == (Ending.DELETED, True)
+    assert (followed.ending, followed.is_gone) == (Ending.DELETED, True)
     assert str(followed.error) == f"'{NAME}' stopped by itself (TERMINATED)"
 
 
 def stand(cloud: Cloud, seconds: float, status: str) -> None:
-    cloud.at(seconds, lambda: setattr(cloud, "instance", replace(THERE, status=status, restarts=True)))
+    condition = Condition.RUNNING if status == "RUNNING" else Condition.STOPPED
+    machine = replace(THERE, condition=condition, status=status, restarts=True)
+    cloud.at(seconds, lambda: setattr(cloud, "instance", machine))
 
 
 @pytest.mark.parametrize("status", ["TERMINATED", "REPAIRING"])
@@ -304,7 +301,7 @@ def test_a_vm_that_its_host_stopped_is_awaited(tmp_path: Path, status: str) -> N
     followed, events = run(cloud, tmp_path)
     assert followed.ending is Ending.RESULT
     waits = f"'{NAME}' is {status}: the cloud starts it again, to save what there is"
-    assert told(events, Kind.NOTE) == [waits], "its silence meanwhile is no sign of anything"
+    assert told(events, EventKind.NOTE) == [waits], "its silence meanwhile is no sign of anything"
 
 
 def test_a_vm_that_is_not_started_again_is_removed(tmp_path: Path) -> None:
@@ -312,9 +309,9 @@ def test_a_vm_that_is_not_started_again_is_removed(tmp_path: Path) -> None:
     cloud.beats(200, 400)
     stand(cloud, 400, "TERMINATED")
     followed, _ = run(cloud, tmp_path)
-    assert (followed.ending, followed.vm_gone) == (Ending.DELETED, True)
+    assert (followed.ending, followed.is_gone) == (Ending.DELETED, True)
     assert str(followed.error) == f"'{NAME}' stopped and was not started again in 15 min"
-    assert 1300 < cloud.now_s - BEGAN_S < 1340
+    assert 1300 < cloud.time_s - BEGAN_S < 1340
 
 
 def test_a_vm_that_is_started_again_in_its_boot_gets_its_time(tmp_path: Path) -> None:
@@ -331,8 +328,8 @@ def test_a_vm_past_its_limit_is_removed(tmp_path: Path) -> None:
     cloud.instance = replace(THERE, deadline_s=int(BEGAN_S) + 1000)
     cloud.beats(200, 2000)
     followed, _ = run(cloud, tmp_path)
-    assert (followed.ending, followed.vm_gone) == (Ending.LIMIT, True)
-    assert 1300 < cloud.now_s - BEGAN_S < 1340
+    assert (followed.ending, followed.is_gone) == (Ending.LIMIT, True)
+    assert 1300 < cloud.time_s - BEGAN_S < 1340
 
 
 def test_a_network_that_is_away_changes_nothing_and_is_told_once(tmp_path: Path) -> None:
@@ -343,7 +340,7 @@ def test_a_network_that_is_away_changes_nothing_and_is_told_once(tmp_path: Path)
     cloud.at(2400, cloud.result)
     followed, events = run(cloud, tmp_path)
     assert followed.ending is Ending.RESULT
-    assert told(events, Kind.NOTE) == [
+    assert told(events, EventKind.NOTE) == [
         "Compute Engine cannot be reached: no route; the VM goes on by itself, trying again",
         "the cloud answers again",
     ]
@@ -371,8 +368,8 @@ def test_an_outage_beyond_the_limit_ends_it(tmp_path: Path) -> None:
         f"error: '{NAME}' could not be followed to its time limit: no route\nhint: launch status {NAME}"
     )
     assert followed.error.exit_code == 4
-    assert len(told(events, Kind.NOTE)) == 1
-    assert 3900 < cloud.now_s - BEGAN_S < 3970
+    assert len(told(events, EventKind.NOTE)) == 1
+    assert 3900 < cloud.time_s - BEGAN_S < 3970
 
 
 def test_what_the_vm_says_cannot_move_the_cursor(tmp_path: Path) -> None:
@@ -380,7 +377,7 @@ def test_what_the_vm_says_cannot_move_the_cursor(tmp_path: Path) -> None:
     cloud.at(20, lambda: cloud.beat("\x1b[2Jstep\r\n1\x07"))
     cloud.at(40, cloud.result)
     _, events = run(cloud, tmp_path)
-    assert "\\x1b[2Jstep 1\\x07" in told(events, Kind.PROGRESS)
+    assert "\\x1b[2Jstep 1\\x07" in told(events, EventKind.PROGRESS)
 
 
 def test_a_result_that_nobody_can_read_ends_no_vm_that_lives(tmp_path: Path) -> None:
@@ -391,7 +388,7 @@ def test_a_result_that_nobody_can_read_ends_no_vm_that_lives(tmp_path: Path) -> 
     followed, _ = run(cloud, tmp_path)
     assert followed.ending is Ending.DELETED
     assert followed.heartbeat is not None
-    assert cloud.calls["delete"] == 0
+    assert cloud.calls["stop"] == 0
     assert followed.error is not None
     assert followed.error.report() == (
         f"error: '{NAME}' has ended, and how is unknown: no readable result of a launch: "
@@ -408,4 +405,4 @@ def test_foreign_objects_are_passed_over(tmp_path: Path) -> None:
     cloud.attributes["evil"] = "\x1b[2J"
     followed, events = run(cloud, tmp_path)
     assert followed.ending is Ending.RESULT
-    assert told(events, Kind.PHASE) == ["booted"]
+    assert told(events, EventKind.PHASE) == ["booted"]

@@ -11,14 +11,17 @@ from typing import Any
 import pytest
 
 from launcher.backends.door import Listing, Output
+from launcher.backends.gcp.backend import ComputeEngine
+from launcher.backends.gcp.options import Where
 from launcher.backends.gcp.resources import Operation
 from launcher.jobs import commands, launches
-from launcher.jobs.commands import World
-from launcher.jobs.launches import State
+from launcher.jobs.commands import Place as PlaceOf
+from launcher.jobs.commands import Ports
+from launcher.jobs.launches import LaunchState
 from launcher.jobs.records import request_object, result_object, status_object
 from launcher.options import Format
 from tests.launcher.backends.gcp.plain import INSTANCE, LAUNCHED_S, NAME, REQUEST, ZONE
-from tests.launcher.backends.gcp.test_gcp_status import Objects, as_bucket, as_compute, beat, result
+from tests.launcher.backends.gcp.test_gcp_status import Objects, Place, as_store, beat, result, session_of
 from workload.contract.errors import RooflaunchError
 
 HOSTILE: tuple[Any, ...] = (
@@ -72,11 +75,11 @@ def test_no_record_crashes_status_or_reaches_the_terminal(instances: list[Any]) 
     for name, content in every_case():
         # Beside a result the heartbeat is not read.
         others = {key: good for key, good in GOOD.items() if (key, name) != (result_object(NAME), status_object(NAME))}
-        bucket = as_bucket(Objects({**others, name: content}))
-        (launch,) = launches.list_launches(as_compute(instances), bucket, now_s=LAUNCHED_S + 230)
+        objects = Objects({**others, name: content})
+        (launch,) = launches.list_launches(session_of(Place(instances, now_s=LAUNCHED_S + 230), objects))
         lines = launches.render([launch], LAUNCHED_S + 230).splitlines()
         assert len(lines) == 2, content
-        detail = launches.render_one(launch, "my-bucket", LAUNCHED_S + 230)
+        detail = launches.render_one(launch, as_store(objects), LAUNCHED_S + 230)
         assert all(line.isprintable() for line in (*lines, *detail.splitlines())), content
         commands = [line for line in detail.splitlines() if line.startswith("next ")]
         assert all(re.fullmatch(r"next +(launch|analyze)( [\w./:+-]+| -[fo])+", line) for line in commands), commands
@@ -85,7 +88,7 @@ def test_no_record_crashes_status_or_reaches_the_terminal(instances: list[Any]) 
         cases += 1
         states.add(launch.state)
     assert cases > 1500
-    assert {State.UNREADABLE, State.DONE} <= states
+    assert {LaunchState.UNREADABLE, LaunchState.DONE} <= states
 
 
 @pytest.fixture
@@ -113,28 +116,30 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Objects:
         serial=lambda _zone, _name, start: Output(text="", next_start=start),
     )
     objects.write = write  # type: ignore[attr-defined]
-    laid_out = World(
-        compute=lambda _: compute,
-        bucket=lambda _: as_bucket(objects),
-        engine=lambda: pytest.fail("nobody needs an image"),
-        default_project=lambda: "my-project",
+    compute.counted = lambda: compute
+    compute.calls = {}
+    engine = ComputeEngine(
+        compute=lambda _: compute, bucket=lambda _: as_store(objects), default_project=lambda: "my-project"
+    )
+    ports = Ports(
+        backend=lambda _: engine,
         now=lambda: 0.0,
         sleep=lambda _: None,
         is_terminal=lambda: False,
         confirm=lambda *_: False,
     )
-    monkeypatch.setattr(commands, "this_world", lambda: laid_out)
+    monkeypatch.setattr(commands, "real_ports", lambda: ports)
     monkeypatch.setattr(objects, "back", lambda: vms.append(INSTANCE) if not vms else None, raising=False)
     return objects
 
 
-AT_HOME: dict[str, Any] = {"project": "my-project", "bucket": "my-bucket"}
+AT_HOME = PlaceOf(backend="gcp", where=Where(project="my-project", bucket="my-bucket"))
 
 
 def every_command() -> Iterator[tuple[str, Callable[[], int]]]:
     """In each of its forms, the deletion last."""
     for form in Format:
-        where = {**AT_HOME, "output_format": form}
+        where: dict[str, Any] = {"place": AT_HOME, "output_format": form}
         yield f"status {form}", partial(commands.show_status, name=None, every=False, **where)
         yield f"status --all {form}", partial(commands.show_status, name=None, every=True, **where)
         yield f"status RUN {form}", partial(commands.show_status, name=NAME, every=False, **where)
@@ -144,7 +149,7 @@ def every_command() -> Iterator[tuple[str, Callable[[], int]]]:
         yield f"reap {form}", partial(commands.reap, dry_run=False, **where)
     yield (
         "down",
-        partial(commands.take_down, names=[NAME], every=False, yes=True, output_format=Format.TABLE, **AT_HOME),
+        partial(commands.take_down, names=[NAME], every=False, yes=True, output_format=Format.TABLE, place=AT_HOME),
     )
 
 

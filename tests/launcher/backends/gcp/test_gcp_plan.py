@@ -345,7 +345,7 @@ def test_the_plan_fits_its_terminal() -> None:
 def test_the_request_in_short() -> None:
     plan = planned()
     assert "request" not in plan.text()
-    head, _, shown = plan.request_text().partition("\n")
+    head, _, shown = plan.sent_text().partition("\n")
     assert head == "request    instances.insert in us-central1-a; --format json has its texts whole"
     body = json.loads(shown)
     items = {item["key"]: item for item in body["metadata"]["items"]}

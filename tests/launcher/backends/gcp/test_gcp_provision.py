@@ -99,7 +99,8 @@ def test_every_gpu_is_accepted(gpu: str, spot: bool, fake: FakeCompute, compute:
     plan = plan_for(gpu=gpu, spot=spot, machine_type=machine)
     got = go(plan, compute, clock)
     assert (got.zone, got.instance.name, got.instance.status) == (plan.zones[0], plan.name, "RUNNING")
-    assert (got.instance.spot, got.instance.machine_type) == (spot, plan.machine.name)
+    vm = fake.vm(got.instance.name)
+    assert (vm.spot, vm.machine_type) == (spot, plan.machine.name)
     assert got.instance.deadline_s == fake.vm(plan.name).deadline_s
     # What the client sends is what the plan says, but for its own order of keys.
     body = fake.bodies[0]

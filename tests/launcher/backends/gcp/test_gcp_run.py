@@ -7,13 +7,13 @@ from datetime import UTC, datetime
 
 import pytest
 
-from launcher.backends.gcp import run as launching
 from launcher.backends.gcp.plan import Options, make_plan
-from launcher.backends.gcp.run import LeftRunningError, Outcome, again, run
 from launcher.jobs import follow, launches
-from launcher.jobs.follow import Event, Kind
-from launcher.jobs.launches import State
-from launcher.jobs.records import Phase, Request, request_object, result_object
+from launcher.jobs import run as launching
+from launcher.jobs.launches import LaunchState
+from launcher.jobs.records import Phase, Request, epoch_s, request_object, result_object
+from launcher.jobs.run import LaunchOutcome, LeftRunningError, again, run
+from launcher.jobs.session import Event, EventKind
 from tests.launcher.backends.gcp.canned_cloud import IMAGE, QUICK, SETTINGS, ZONE, Cloud, Clouds
 from tests.launcher.backends.gcp.canned_vm import DURATIONS, Fault
 from tests.launcher.backends.gcp.fake_compute import Vm
@@ -52,11 +52,11 @@ def test_a_launch_brings_its_bundles_home_and_leaves_no_vm(clouds: Clouds) -> No
         assert price is not None
         assert outcome.usd == pytest.approx(price.usd(seconds), abs=price.usd(2))
         assert outcome.billed_to >= outcome.phases[Phase.FINISHED][:19]
-        assert cloud.told(Kind.PHASE) == [phase for phase in Phase if not phase.startswith("profile")]
+        assert cloud.told(EventKind.PHASE) == [phase for phase in Phase if not phase.startswith("profile")]
         assert list(outcome.phases) == [phase for phase in Phase if not phase.startswith("profile")]
         request = cloud.bucket.read(request_object(plan.name))
         assert request == plan.request.to_bytes()
-        assert cloud.state(plan.name).state is State.DONE
+        assert cloud.state(plan.name).state is LaunchState.DONE
 
 
 def test_a_whole_launch_by_phase_and_by_call(clouds: Clouds) -> None:
@@ -66,7 +66,7 @@ def test_a_whole_launch_by_phase_and_by_call(clouds: Clouds) -> None:
         outcome = cloud.run(cloud.plan())
         took_s = cloud.clock.now() - began_s
         assert outcome.error is None
-        times = {phase: (launches.epoch_s(text) or 0.0) - began_s for phase, text in outcome.phases.items()}
+        times = {phase: (epoch_s(text) or 0.0) - began_s for phase, text in outcome.phases.items()}
         # What the VM needed, and a few looks more; the upper bounds leave room for a slow machine.
         assert 185 <= times[Phase.RUN_STARTED] <= 400
         assert 250 <= took_s <= 600
@@ -98,7 +98,7 @@ def test_no_capacity_is_told_in_the_bucket_too(clouds: Clouds) -> None:
             cloud.run(plan)
         assert raised.value.exit_code == ExitCode.NO_CAPACITY
         launch = cloud.state(plan.name)
-        assert launch.state is State.FAILED
+        assert launch.state is LaunchState.FAILED
         assert launch.why.startswith("no n1-standard")
         assert cloud.result(plan.name).exit_code == ExitCode.NO_CAPACITY
         assert cloud.fake.instances == []
@@ -124,7 +124,7 @@ def test_a_vm_that_does_not_delete_itself_is_deleted_and_that_confirmed(
         outcome = cloud.run(cloud.plan())
         assert (outcome.exit_code, outcome.error, len(outcome.bundles)) == (0, None, 1)
         assert cloud.fake.instances == []
-        assert "the VM has not deleted itself: deleting it" in cloud.told(Kind.NOTE)
+        assert "the VM has not deleted itself: deleting it" in cloud.told(EventKind.NOTE)
         assert cloud.fake.count("DELETE .*/instances/") == 3
 
 
@@ -153,7 +153,7 @@ def test_a_vm_that_hangs_is_removed_and_what_it_said_kept(
         saved = cloud.output / f"{plan.name}-serial.txt"
         assert saved.is_file() is (fault is not Fault.SILENT)
         assert cloud.result(plan.name).error == str(outcome.error)
-        assert cloud.state(plan.name).state is State.FAILED
+        assert cloud.state(plan.name).state is LaunchState.FAILED
 
 
 def test_a_vm_that_its_host_stopped_saves_what_it_has_at_its_second_start(clouds: Clouds) -> None:
@@ -162,7 +162,9 @@ def test_a_vm_that_its_host_stopped_saves_what_it_has_at_its_second_start(clouds
         outcome = cloud.run(plan)
         assert str(outcome.error) == f"'{plan.name}': the machine broke off the run and started again"
         assert [found.record["status"] for found in outcome.bundles] == ["failed"]
-        assert f"'{plan.name}' is TERMINATED: the cloud starts it again, to save what there is" in cloud.told(Kind.NOTE)
+        assert f"'{plan.name}' is TERMINATED: the cloud starts it again, to save what there is" in cloud.told(
+            EventKind.NOTE
+        )
         assert len(cloud.fake.all_vms) == 1
         assert cloud.fake.instances == []
         assert cloud.fake.count("DELETE") == 1, "its own"
@@ -204,7 +206,7 @@ def test_a_preempted_launch_is_told_and_its_bundle_kept(clouds: Clouds, salvages
         assert ("preempted" in str(outcome.error)) or ("taken back" in str(outcome.error))
         assert [found.record["status"] for found in outcome.bundles] == (["preempted"] if salvages else [])
         assert cloud.result(plan.name).preempted
-        assert cloud.state(plan.name).state is State.PREEMPTED
+        assert cloud.state(plan.name).state is LaunchState.PREEMPTED
         assert cloud.fake.instances == []
         assert outcome.attempts == 1
 
@@ -224,7 +226,7 @@ def test_a_preempted_launch_runs_again_under_a_new_name(clouds: Clouds) -> None:
         second = cloud.bucket.read(request_object(outcome.name))
         assert second is not None
         assert Request.from_bytes(second).attempt == 2
-        assert f"preempted; attempt 2 is '{outcome.name}'" in cloud.told(Kind.NOTE)
+        assert f"preempted; attempt 2 is '{outcome.name}'" in cloud.told(EventKind.NOTE)
         assert cloud.fake.instances == []
 
 
@@ -250,10 +252,10 @@ def test_detached_it_ends_by_itself_and_status_knows(clouds: Clouds) -> None:
         plan = cloud.plan()
         outcome = cloud.run(plan, detach=True)
         assert (outcome.exit_code, outcome.detached, outcome.bundles) == (0, True, ())
-        assert cloud.state(plan.name).state in (State.STARTING, State.RUNNING)
+        assert cloud.state(plan.name).state in (LaunchState.STARTING, LaunchState.RUNNING)
         assert cloud.fake.all_vms[0].gone.wait(20)
         launch = cloud.state(plan.name)
-        assert launch.state is State.DONE
+        assert launch.state is LaunchState.DONE
         assert len(launch.seen.runs) == 1
 
 
@@ -271,17 +273,19 @@ def test_a_launcher_that_is_killed_leaves_a_launch_that_ends_well(clouds: Clouds
                 raise Killed
 
         with pytest.raises(Killed):
-            run(
-                plan, cloud.compute, cloud.bucket, output=cloud.output, now=cloud.clock.now,
-                sleep=cloud.clock.sleep, on_event=die,
-            )  # fmt: skip
+            run(cloud.session(on_event=die), plan, output=cloud.output)
         if when is Phase.REQUESTED:
-            assert cloud.state(plan.name).state is State.REQUESTED
+            assert cloud.state(plan.name).state is LaunchState.REQUESTED
             assert cloud.fake.all_vms == []
             return
-        assert cloud.state(plan.name).state in (State.STARTING, State.RUNNING, State.UPLOADING, State.DONE)
+        assert cloud.state(plan.name).state in (
+            LaunchState.STARTING,
+            LaunchState.RUNNING,
+            LaunchState.UPLOADING,
+            LaunchState.DONE,
+        )
         assert cloud.fake.all_vms[0].gone.wait(20)
-        assert cloud.state(plan.name).state is State.DONE
+        assert cloud.state(plan.name).state is LaunchState.DONE
         assert cloud.fake.instances == []
 
 
@@ -295,17 +299,14 @@ def test_interrupted_while_following_the_vm_goes_on(clouds: Clouds, interrupt: B
                 raise interrupt
 
         with pytest.raises(LeftRunningError) as raised:
-            run(
-                plan, cloud.compute, cloud.bucket, output=cloud.output, now=cloud.clock.now,
-                sleep=cloud.clock.sleep, on_event=stop,
-            )  # fmt: skip
+            run(cloud.session(on_event=stop), plan, output=cloud.output)
         assert raised.value.exit_code == ExitCode.INTERRUPTED
         assert raised.value.report() == (
             f"error: interrupted; '{plan.name}' keeps running in {ZONE}, uploads and deletes itself\n"
             f"hint: launch logs {plan.name} -f to follow it, launch down {plan.name} to delete it"
         )
         assert cloud.fake.all_vms[0].gone.wait(20)
-        assert cloud.state(plan.name).state is State.DONE
+        assert cloud.state(plan.name).state is LaunchState.DONE
 
 
 @pytest.mark.parametrize("at", [f"{ZONE}: asking for", "the VM runs"], ids=["before", "after"])
@@ -318,10 +319,7 @@ def test_interrupted_while_provisioning_no_vm_is_left(clouds: Clouds, at: str) -
                 raise KeyboardInterrupt
 
         with pytest.raises(InterruptedRunError) as raised:
-            run(
-                plan, cloud.compute, cloud.bucket, output=cloud.output, now=cloud.clock.now,
-                sleep=cloud.clock.sleep, on_event=stop,
-            )  # fmt: skip
+            run(cloud.session(on_event=stop), plan, output=cloud.output)
         assert raised.value.report() == f"error: interrupted; no VM of '{plan.name}' is left\nhint: launch again"
         assert cloud.fake.instances == []
         assert cloud.result(plan.name).exit_code == ExitCode.INTERRUPTED
@@ -339,10 +337,7 @@ def test_interrupted_in_an_outage_nothing_is_said_to_be_gone(direct: bool, cloud
                 raise KeyboardInterrupt
 
         with pytest.raises(InterruptedRunError) as raised:
-            run(
-                plan, cloud.compute, cloud.bucket, output=cloud.output, now=cloud.clock.now,
-                sleep=cloud.clock.sleep, on_event=stop,
-            )  # fmt: skip
+            run(cloud.session(on_event=stop), plan, output=cloud.output)
         unsure = f"interrupted; whether a VM '{plan.name}' is left could not be confirmed"
         assert str(raised.value) == (unsure if direct else f"interrupted; no VM of '{plan.name}' is left")
         assert len(cloud.fake.instances) == direct
@@ -358,10 +353,7 @@ def test_interrupted_and_not_confirmed_is_told(clouds: Clouds) -> None:
                 raise KeyboardInterrupt
 
         with pytest.raises(InterruptedRunError) as raised:
-            run(
-                plan, cloud.compute, cloud.bucket, output=cloud.output, now=cloud.clock.now,
-                sleep=cloud.clock.sleep, on_event=stop,
-            )  # fmt: skip
+            run(cloud.session(on_event=stop), plan, output=cloud.output)
         assert raised.value.hint == f"launch down {plan.name}"
         assert cloud.bucket.read(result_object(plan.name)) is None
 
@@ -387,10 +379,7 @@ def test_a_burst_of_refusals_changes_nothing(clouds: Clouds) -> None:
             if event.text == Phase.BOOTED:
                 cloud.fake.burst(503, 6)
 
-        outcome = run(
-            plan, cloud.compute, cloud.bucket, output=cloud.output, now=cloud.clock.now,
-            sleep=cloud.clock.sleep, on_event=burst,
-        )  # fmt: skip
+        outcome = run(cloud.session(on_event=burst), plan, output=cloud.output)
         assert outcome.error is None
         assert cloud.fake.instances == []
 
@@ -446,7 +435,7 @@ def test_bundles_that_cannot_be_fetched_stay_where_they_are(clouds: Clouds, monk
 def test_many_at_once_share_one_client(clouds: Clouds) -> None:
     """Ten here; the benchmark runs 100."""
     with clouds() as cloud:
-        outcomes: list[Outcome] = []
+        outcomes: list[LaunchOutcome] = []
         plans = [cloud.plan() for _ in range(10)]
         threads = [threading.Thread(target=lambda plan=plan: outcomes.append(cloud.run(plan))) for plan in plans]
         for thread in threads:

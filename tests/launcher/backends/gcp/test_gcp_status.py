@@ -1,31 +1,33 @@
 """What `launch status` makes of what it finds."""
 
 import json
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
-from launcher.backends.door import Listing
-from launcher.backends.gcp.compute import Compute
-from launcher.backends.gcp.resources import Instance
+from launcher.backends.door import Condition, Listing, Machine
+from launcher.backends.gcp.resources import RESTART_S
 from launcher.jobs import launches
-from launcher.jobs.launches import Seen, State, duration, find, judge, render, render_one
+from launcher.jobs.launches import LaunchState, Seen, duration, find, judge, render, render_one
 from launcher.jobs.records import Heartbeat, Phase, Result, request_object, result_object, status_object
+from launcher.jobs.session import Session
 from tests.launcher.backends.gcp.plain import INSTANCE, LAUNCHED_S, NAME, REQUEST, ZONE
 from workload.contract.errors import NothingToDoError, UsageError
-from workload.storage.gcs import Bucket
-from workload.storage.store import StoredObject, UnreachableError
+from workload.storage.store import Store, StoredObject, UnreachableError
 
 
-def instance(**changes: Any) -> Instance:
+def machine(**changes: Any) -> Machine:
     return replace(INSTANCE, **changes)
 
 
-def stopped_at(seconds: float) -> Instance:
-    return instance(status="TERMINATED", restarts=True, stopped_s=LAUNCHED_S + seconds)
+STOPPED = {"condition": Condition.STOPPED, "status": "TERMINATED"}
+
+
+def stopped_at(seconds: float) -> Machine:
+    return machine(**STOPPED, restarts=True, restarts_until_s=LAUNCHED_S + seconds + RESTART_S)
 
 
 def at(seconds: float) -> str:
@@ -50,193 +52,193 @@ def result(**changes: Any) -> Result:
     return Result(**plain | changes)
 
 
-STATES: dict[str, tuple[Seen, float, State, str]] = {
-    "just requested": (Seen(name=NAME, request=REQUEST), 60, State.REQUESTED, "no VM yet"),
+STATES: dict[str, tuple[Seen, float, LaunchState, str]] = {
+    "just requested": (Seen(name=NAME, request=REQUEST), 60, LaunchState.REQUESTED, "no VM yet"),
     "the launcher died": (
         Seen(name=NAME, request=REQUEST),
         1201,
-        State.LOST,
+        LaunchState.LOST,
         "no VM came, or it left nothing: the launcher was ended meanwhile?",
     ),
     "the VM is made": (
-        Seen(name=NAME, request=REQUEST, instance=instance(status="STAGING")),
+        Seen(name=NAME, request=REQUEST, machine=machine(condition=Condition.STARTING, status="STAGING")),
         60,
-        State.STARTING,
+        LaunchState.STARTING,
         "staging",
     ),
     "the VM boots": (
-        Seen(name=NAME, request=REQUEST, instance=instance()),
+        Seen(name=NAME, request=REQUEST, machine=machine()),
         120,
-        State.STARTING,
+        LaunchState.STARTING,
         "no heartbeat yet",
     ),
     "never came up": (
-        Seen(name=NAME, request=REQUEST, instance=instance()),
+        Seen(name=NAME, request=REQUEST, machine=machine()),
         2101,
-        State.STALE,
+        LaunchState.STALE,
         "no heartbeat for 15 min and more",
     ),
     "a V100 may take longer": (
-        Seen(name=NAME, request=replace(REQUEST, gpu="v100"), instance=instance()),
+        Seen(name=NAME, request=replace(REQUEST, options={"driver": "install"}), machine=machine()),
         2101,
-        State.STARTING,
+        LaunchState.STARTING,
         "no heartbeat yet",
     ),
     "it trains": (
-        Seen(name=NAME, request=REQUEST, instance=instance(), heartbeat=beat(200, Phase.RUN_STARTED)),
+        Seen(name=NAME, request=REQUEST, machine=machine(), heartbeat=beat(200, Phase.RUN_STARTED)),
         220,
-        State.RUNNING,
+        LaunchState.RUNNING,
         "step 3 of 110",
     ),
     "it profiles": (
         Seen(
             name=NAME,
             request=REQUEST,
-            instance=instance(),
+            machine=machine(),
             heartbeat=beat(200, Phase.RUN_ENDED, Phase.PROFILE_STARTED),
         ),
         220,
-        State.RUNNING,
+        LaunchState.RUNNING,
         "profiling",
     ),
     "it uploads": (
         Seen(
             name=NAME,
             request=REQUEST,
-            instance=instance(),
+            machine=machine(),
             heartbeat=beat(200, Phase.RUN_ENDED, line="uploading"),
         ),
         220,
-        State.UPLOADING,
+        LaunchState.UPLOADING,
         "uploading",
     ),
     "silent": (
-        Seen(name=NAME, request=REQUEST, instance=instance(), heartbeat=beat(200, Phase.RUN_STARTED)),
+        Seen(name=NAME, request=REQUEST, machine=machine(), heartbeat=beat(200, Phase.RUN_STARTED)),
         501,
-        State.STALE,
+        LaunchState.STALE,
         "no heartbeat for 5 min",
     ),
     "silent, and not for long": (
-        Seen(name=NAME, request=REQUEST, instance=instance(), heartbeat=beat(200, Phase.RUN_STARTED)),
+        Seen(name=NAME, request=REQUEST, machine=machine(), heartbeat=beat(200, Phase.RUN_STARTED)),
         499,
-        State.RUNNING,
+        LaunchState.RUNNING,
         "step 3 of 110",
     ),
     "stopped instead of deleted": (
-        Seen(name=NAME, request=REQUEST, instance=instance(status="TERMINATED")),
+        Seen(name=NAME, request=REQUEST, machine=machine(**STOPPED)),
         220,
-        State.STALE,
+        LaunchState.STALE,
         "its VM is TERMINATED, which nobody deletes, and its disk costs: launch reap",
     ),
     "stopped, and about to start again": (
-        Seen(name=NAME, request=REQUEST, instance=stopped_at(220)),
+        Seen(name=NAME, request=REQUEST, machine=stopped_at(220)),
         220 + 899,
-        State.STALE,
+        LaunchState.STALE,
         "its VM is TERMINATED, and the cloud may start it again, to save what there is",
     ),
     "stopped, and not started again": (
-        Seen(name=NAME, request=REQUEST, instance=stopped_at(220)),
+        Seen(name=NAME, request=REQUEST, machine=stopped_at(220)),
         220 + 900,
-        State.STALE,
+        LaunchState.STALE,
         "its VM is TERMINATED, which nobody deletes, and its disk costs: launch reap",
     ),
     "stopped, and never started again": (
-        Seen(name=NAME, request=REQUEST, instance=replace(stopped_at(220), restarts=False)),
+        Seen(name=NAME, request=REQUEST, machine=replace(stopped_at(220), restarts=False)),
         230,
-        State.STALE,
+        LaunchState.STALE,
         "its VM is TERMINATED, which nobody deletes, and its disk costs: launch reap",
     ),
     "past its limit": (
-        Seen(name=NAME, request=REQUEST, instance=instance(), heartbeat=beat(3890)),
+        Seen(name=NAME, request=REQUEST, machine=machine(), heartbeat=beat(3890)),
         3901,
-        State.STALE,
+        LaunchState.STALE,
         "the VM is past its limit: launch reap",
     ),
-    "done": (Seen(name=NAME, request=REQUEST, result=result()), 400, State.DONE, ""),
+    "done": (Seen(name=NAME, request=REQUEST, result=result()), 400, LaunchState.DONE, ""),
     "done, and the VM is still there": (
-        Seen(name=NAME, request=REQUEST, result=result(), instance=instance()),
+        Seen(name=NAME, request=REQUEST, result=result(), machine=machine()),
         400,
-        State.DONE,
+        LaunchState.DONE,
         "its VM is still there",
     ),
     "done, and the VM was stopped": (
-        Seen(name=NAME, request=REQUEST, result=result(), instance=instance(status="TERMINATED")),
+        Seen(name=NAME, request=REQUEST, result=result(), machine=machine(**STOPPED)),
         400,
-        State.DONE,
+        LaunchState.DONE,
         "its VM is TERMINATED, which nobody deletes, and its disk costs: launch reap",
     ),
     "failed": (
         Seen(name=NAME, request=REQUEST, result=result(exit_code=6, error="the loss is nan")),
         400,
-        State.FAILED,
+        LaunchState.FAILED,
         "the loss is nan",
     ),
     "failed without a word": (
         Seen(name=NAME, request=REQUEST, result=result(exit_code=6)),
         400,
-        State.FAILED,
+        LaunchState.FAILED,
         "exit code 6",
     ),
     "ran into its own limit": (
         Seen(name=NAME, request=REQUEST, result=result(exit_code=6, timed_out=True)),
         400,
-        State.FAILED,
+        LaunchState.FAILED,
         "the time limit was reached",
     ),
     "preempted, and said so": (
         Seen(name=NAME, request=REQUEST, result=result(exit_code=6, preempted=True, error="taken back")),
         400,
-        State.PREEMPTED,
+        LaunchState.PREEMPTED,
         "taken back",
     ),
     "gone without a result": (
         Seen(name=NAME, request=REQUEST, heartbeat=beat(200)),
         400,
-        State.LOST,
+        LaunchState.LOST,
         "the VM is gone and left no result",
     ),
     "gone at its limit": (
         Seen(name=NAME, request=REQUEST, heartbeat=beat(200)),
         3700,
-        State.LOST,
+        LaunchState.LOST,
         "the time limit of 60 min was reached, without a result",
     ),
     "its zone does not answer": (
         Seen(name=NAME, request=REQUEST, heartbeat=beat(200, Phase.RUN_STARTED), silent=(ZONE,)),
         900,
-        State.UNKNOWN,
+        LaunchState.UNKNOWN,
         f"whether its VM is there is not known: no answer from {ZONE}",
     ),
     "none of many zones answers": (
         Seen(name=NAME, request=REQUEST, silent=("a", "b", "c", "d")),
         900,
-        State.UNKNOWN,
+        LaunchState.UNKNOWN,
         "whether its VM is there is not known: no answer from a, b, c, …",
     ),
     "its zone does not answer, its bucket does": (
         Seen(name=NAME, request=REQUEST, heartbeat=beat(200, Phase.RUN_STARTED), silent=(ZONE,)),
         220,
-        State.RUNNING,
+        LaunchState.RUNNING,
         f"step 3 of 110; whether its VM is there is not known: no answer from {ZONE}",
     ),
     "done, in a zone that does not answer": (
         Seen(name=NAME, request=REQUEST, result=result(), silent=(ZONE,)),
         400,
-        State.DONE,
+        LaunchState.DONE,
         f"whether its VM is gone is not known: no answer from {ZONE}",
     ),
-    "nothing but a log": (Seen(name=NAME), 400, State.LOST, "no readable request, no VM, no result"),
+    "nothing but a log": (Seen(name=NAME), 400, LaunchState.LOST, "no readable request, no VM, no result"),
     "a VM of another bucket": (
-        Seen(name=NAME, instance=instance()),
+        Seen(name=NAME, machine=machine()),
         400,
-        State.STARTING,
+        LaunchState.STARTING,
         "no request in this bucket: another --bucket?",
     ),
 }
 
 
 @pytest.mark.parametrize(("seen", "age_s", "state", "why"), STATES.values(), ids=list(STATES))
-def test_state(seen: Seen, age_s: float, state: State, why: str) -> None:
+def test_state(seen: Seen, age_s: float, state: LaunchState, why: str) -> None:
     launch = judge(seen, LAUNCHED_S + age_s, was_preempted=lambda: False)
     assert (launch.state, launch.why) == (state, why)
 
@@ -250,14 +252,14 @@ def test_only_a_vm_that_vanished_is_asked_for_its_preemption() -> None:
 
     gone = Seen(name=NAME, request=REQUEST, heartbeat=beat(200))
     launch = judge(gone, LAUNCHED_S + 400, was_preempted=was_preempted)
-    assert (launch.state, launch.why) == (State.PREEMPTED, "the cloud took the spot VM back")
-    judge(replace(gone, instance=instance()), LAUNCHED_S + 220, was_preempted=was_preempted)
+    assert (launch.state, launch.why) == (LaunchState.PREEMPTED, "the cloud took the spot VM back")
+    judge(replace(gone, machine=machine()), LAUNCHED_S + 220, was_preempted=was_preempted)
     judge(Seen(name=NAME, request=REQUEST), LAUNCHED_S + 4000, was_preempted=was_preempted)
     assert len(asked) == 1, "without a zone nobody can be asked"
 
 
 def test_cost_so_far_is_that_of_the_vm_since_its_creation() -> None:
-    running = Seen(name=NAME, request=REQUEST, instance=instance())
+    running = Seen(name=NAME, request=REQUEST, machine=machine())
     launch = judge(running, LAUNCHED_S + 30 + 1800, was_preempted=lambda: False)
     assert launch.usd == pytest.approx(0.27)
     assert judge(replace(running, result=result()), LAUNCHED_S, was_preempted=lambda: False).usd == 0.045
@@ -273,7 +275,7 @@ def test_cost_so_far_is_that_of_the_vm_since_its_creation() -> None:
     told = whole.to_json()
     assert (told["billed_from"], told["billed_to"]) == ("2026-11-21T12:00:30Z", "2026-11-21T12:30:30Z")
     assert str(whole.cost) == "0.300 USD, from 2026-11-21T12:00:30Z to 2026-11-21T12:30:30Z; without traffic and tax"
-    elsewhere = replace(running, instance=instance(zone="asia-east1-c"))
+    elsewhere = replace(running, machine=machine(zone="asia-east1-c"))
     assert judge(elsewhere, LAUNCHED_S + 1800, was_preempted=lambda: False).usd is None, "no price, no figure"
 
 
@@ -285,14 +287,20 @@ NAMES = [
 
 
 class Objects:
-    """The part of a `Bucket` that reads, over a dict."""
+    """The part of a store that reads, over a dict."""
+
+    kind = "bucket"
 
     def __init__(self, found: dict[str, bytes], name: str = "my-bucket") -> None:
         self.found, self.name = found, name
         self.asked = 0
 
-    def read(self, name: str) -> bytes | None:
+    def locate(self, name: str) -> str:
+        return f"gs://{self.name}/{name}"
+
+    def read(self, name: str, *, most_bytes: int = 0) -> bytes | None:
         self.asked += 1
+        assert most_bytes >= 0
         return self.found.get(name)
 
     def folders(self, prefix: str) -> list[str]:
@@ -306,15 +314,32 @@ class Objects:
         return (StoredObject(name=name, bytes=1, crc32c="", version="1") for name in names)
 
 
-def as_bucket(objects: Objects) -> Bucket:
-    found: Any = objects
-    return found  # type: ignore[no-any-return]
+def as_store(objects: Objects) -> Store:
+    store: Any = objects
+    return store  # type: ignore[no-any-return]
 
 
-def as_compute(instances: list[Instance], *unreachable: str) -> Compute:
-    listing = Listing(there=tuple(instances), unreachable=unreachable)
-    found: Any = SimpleNamespace(instances=lambda: listing, preempted=lambda *_: False, project="my-project")
-    return found  # type: ignore[no-any-return]
+class Place:
+    """Machines that are listed, of which none was preempted."""
+
+    noun, place, calls = "VM", "my-project", Counter[str]()
+
+    def __init__(self, there: Sequence[Machine], *unreachable: str, now_s: float = LAUNCHED_S) -> None:
+        self.listing, self.time_s = Listing(there=tuple(there), unreachable=unreachable), now_s
+
+    def now_s(self) -> float:
+        return self.time_s
+
+    def look(self, names: Mapping[str, Sequence[str]] | None = None) -> Listing[Machine]:
+        return self.listing if names is None else self.gone(names)
+
+    def gone(self, names: Mapping[str, Sequence[str]]) -> Listing[Machine]:
+        return Listing(there=tuple(Machine(name=name, zone="", condition=Condition.GONE) for name in names))
+
+
+def session_of(place: Place, objects: Objects) -> Session:
+    machines: Any = place
+    return Session(machines=machines, store=as_store(objects))
 
 
 @pytest.mark.parametrize(
@@ -342,7 +367,7 @@ def test_an_ambiguous_word_is_refused_with_what_it_means() -> None:
 @pytest.mark.parametrize("word", ["ffffff", "", "bbb", "$(reboot)"])
 def test_an_unknown_word_is_nothing_to_do(word: str) -> None:
     with pytest.raises(NothingToDoError) as raised:
-        find(word, NAMES, as_bucket(Objects({})))
+        find(word, NAMES, as_store(Objects({})))
     assert raised.value.report() == (f"error: no launch and no run of one is named '{word}'\nhint: launch status --all")
 
 
@@ -363,7 +388,7 @@ MANY = [*NAMES, *(f"rooflaunch-t4-2026{day:04}-000000-000000" for day in range(1
 def test_a_run_is_found_by_its_record_or_among_the_launches_before_it(record: object, requests: int) -> None:
     run = {f"runs/{RUN_ID}/run.json": json.dumps(record).encode()}
     objects = Objects({result_object(NAMES[1]): result().to_bytes(), **run})
-    assert find(RUN_ID, MANY, as_bucket(objects)) == NAMES[1]
+    assert find(RUN_ID, MANY, as_store(objects)) == NAMES[1]
     assert objects.asked <= requests
 
 
@@ -371,19 +396,19 @@ def test_an_unknown_run_costs_one_question_and_a_stray_one_a_few() -> None:
     objects = Objects({})
     for word in (RUN_ID, "20261121T120200Z-../../x", "20261121T120200Z-$(reboot)"):
         with pytest.raises(NothingToDoError):
-            find(word, MANY, as_bucket(objects))
+            find(word, MANY, as_store(objects))
     assert objects.asked == 1
     objects.found[f"runs/{RUN_ID}/run.json"] = b"{}"
     with pytest.raises(NothingToDoError):
-        find(RUN_ID, MANY, as_bucket(objects))
+        find(RUN_ID, MANY, as_store(objects))
     assert objects.asked <= 3 + 3 * launches.MOST_OWNERS
 
 
 def test_list_shows_the_newest_and_every_vm() -> None:
     objects = Objects({request_object(name): replace(REQUEST, name=name).to_bytes() for name in NAMES})
     objects.found[request_object("rooflaunch-evil\n")] = b"{}"
-    there = [instance(name=NAMES[2]), instance(name="rooflaunch-l4-20261119-080000-dddddd")]
-    found = launches.list_launches(as_compute(there), as_bucket(objects), now_s=LAUNCHED_S, limit=1)
+    there = [machine(name=NAMES[2]), machine(name="rooflaunch-l4-20261119-080000-dddddd")]
+    found = launches.list_launches(session_of(Place(there, now_s=LAUNCHED_S), objects), limit=1)
     assert [each.seen.name for each in found] == [NAMES[0], NAMES[2], "rooflaunch-l4-20261119-080000-dddddd"]
 
 
@@ -395,42 +420,43 @@ def test_an_unreadable_record_is_one_line_among_the_others() -> None:
             request_object(NAMES[2]): replace(REQUEST, name=NAMES[1]).to_bytes(),
         }
     )
-    there = [instance(name=NAMES[2])]
-    found = launches.list_launches(as_compute(there), as_bucket(objects), now_s=LAUNCHED_S + 60)
+    there = [machine(name=NAMES[2])]
+    found = launches.list_launches(session_of(Place(there, now_s=LAUNCHED_S + 60), objects))
     assert [(each.state, each.why) for each in found] == [
-        (State.REQUESTED, "no VM yet"),
+        (LaunchState.REQUESTED, "no VM yet"),
         (
-            State.UNREADABLE,
+            LaunchState.UNREADABLE,
             "no readable request of a launch: no JSON (Expecting value: line 1 column 1 (char 0))",
         ),
-        (State.UNREADABLE, f"its request is that of '{NAMES[1]}'; its VM is there"),
+        (LaunchState.UNREADABLE, f"its request is that of '{NAMES[1]}'; its VM is there"),
     ]
 
 
 def test_a_list_with_a_gap_loses_no_launch() -> None:
     requests = {name: replace(REQUEST, name=name, zones=[zone]) for name, zone in zip(NAMES, "aab", strict=True)}
     objects = Objects({request_object(name): request.to_bytes() for name, request in requests.items()})
-    listed = as_compute([instance(name=NAMES[0])], "a")
-    shown = launches.list_launches(listed, as_bucket(objects), now_s=LAUNCHED_S + 60)
+    listed = Place([machine(name=NAMES[0])], "a", now_s=LAUNCHED_S + 60)
+    shown = launches.list_launches(session_of(listed, objects))
     assert shown.unreachable == ("a",)
     states = {launch.seen.name: launch.state for launch in shown}
-    assert [states[name] for name in NAMES] == [State.STARTING, State.UNKNOWN, State.REQUESTED]
+    assert [states[name] for name in NAMES] == [LaunchState.STARTING, LaunchState.UNKNOWN, LaunchState.REQUESTED]
 
 
-def test_a_zone_that_does_not_tell_of_preemptions_hides_no_launch() -> None:
+def test_a_zone_that_does_not_tell_of_preemptions_hides_no_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     objects = Objects({request_object(NAME): replace(REQUEST, zones=[ZONE]).to_bytes()})
     objects.found[status_object(NAME)] = beat(200).to_bytes()
 
-    def preempted(*_: str) -> bool:
+    def no_answer(_: object) -> NoReturn:
         raise UnreachableError("Compute Engine cannot be reached", hint="later")
 
-    compute: Any = SimpleNamespace(instances=Listing, preempted=preempted)
-    [launch] = launches.list_launches(compute, as_bucket(objects), now_s=LAUNCHED_S + 400)
-    assert (launch.state, launch.why) == (State.LOST, "the VM is gone and left no result")
+    place = Place([], now_s=LAUNCHED_S + 400)
+    monkeypatch.setattr(place, "gone", no_answer)
+    [launch] = launches.list_launches(session_of(place, objects))
+    assert (launch.state, launch.why) == (LaunchState.LOST, "the VM is gone and left no result")
 
 
 def test_table_of_launches() -> None:
-    seen = Seen(name=NAME, request=replace(REQUEST, spot=True), instance=instance(), heartbeat=beat(200, line="step 3"))
+    seen = Seen(name=NAME, request=replace(REQUEST, spot=True), machine=machine(), heartbeat=beat(200, line="step 3"))
     ended = Seen(name=NAMES[2], result=result(exit_code=6, error="a\x1b[2Jb\nc"))
     found = [judge(each, LAUNCHED_S + 230, was_preempted=lambda: False) for each in (seen, ended)]
     assert render(found, LAUNCHED_S + 230).splitlines() == [
@@ -444,8 +470,10 @@ UNCOUNTED = "without disk, address, traffic and tax"
 
 
 def test_one_launch_in_detail() -> None:
-    seen = Seen(name=NAME, request=REQUEST, instance=instance(), heartbeat=beat(200, Phase.BOOTED))
-    text = render_one(judge(seen, LAUNCHED_S + 230, was_preempted=lambda: False), "my-bucket", LAUNCHED_S + 230)
+    seen = Seen(name=NAME, request=REQUEST, machine=machine(), heartbeat=beat(200, Phase.BOOTED))
+    text = render_one(
+        judge(seen, LAUNCHED_S + 230, was_preempted=lambda: False), as_store(Objects({})), LAUNCHED_S + 230
+    )
     assert text.splitlines() == [
         f"launch     {NAME}",
         "state      running: step 3 of 110",
@@ -461,7 +489,9 @@ def test_one_launch_in_detail() -> None:
         f"next       launch down {NAME}",
     ]
     done = Seen(name=NAME, request=REQUEST, result=result())
-    text = render_one(judge(done, LAUNCHED_S + 400, was_preempted=lambda: False), "my-bucket", LAUNCHED_S + 400)
+    text = render_one(
+        judge(done, LAUNCHED_S + 400, was_preempted=lambda: False), as_store(Objects({})), LAUNCHED_S + 400
+    )
     assert text.splitlines()[-3:] == [
         f"run        {result().runs[0]}",
         f"next       analyze fetch gs://my-bucket/runs/{result().runs[0]} -o results",

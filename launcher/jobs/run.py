@@ -1,0 +1,337 @@
+"""One launch from its plan to its bundles at home: record, submit, follow, fetch, confirm that the machine is gone.
+
+What others need to know of it lies in the store and at the machines' place, so that this process can end at any moment.
+Threads may each run one and share the store: nothing here handles signals.
+"""
+
+import secrets
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from launcher.backends.door import Condition, Machine, Plan, Submitted, Tried
+from launcher.jobs import cleanup, launches
+from launcher.jobs.follow import Ending, Followed, follow
+from launcher.jobs.records import RUNS, STAMP, Heartbeat, Phase, Result, epoch_s, request_object, utc
+from launcher.jobs.session import Event, EventKind, Session
+from workload.contract import bundle
+from workload.contract.bundle import Bundle
+from workload.contract.errors import (
+    BundleError,
+    ExitCode,
+    InterruptedRunError,
+    NoCapacityError,
+    NothingToDoError,
+    OutOfDeviceMemoryError,
+    RooflaunchError,
+    RunFailedError,
+    ToolError,
+    UsageError,
+)
+from workload.storage import fetch
+from workload.storage.names import why_unsafe
+from workload.storage.source import Source
+
+# How long a machine may take to end itself after its result, before it is deleted from here.
+SELF_DELETION_S = 120.0
+GONE_EVERY_S = 5.0
+# Errors by the exit code that a machine's result has; another code is a run that failed.
+ERRORS: Mapping[int, type[RooflaunchError]] = {
+    kind.exit_code: kind
+    for kind in (
+        UsageError,
+        NothingToDoError,
+        ToolError,
+        NoCapacityError,
+        RunFailedError,
+        OutOfDeviceMemoryError,
+        BundleError,
+        InterruptedRunError,
+    )
+}
+
+
+class LeftRunningError(InterruptedRunError):
+    """Ctrl-C while following: the machine goes on by itself."""
+
+    def __init__(self, machine: Machine) -> None:
+        name = machine.name
+        super().__init__(
+            f"interrupted; '{name}' keeps running in {machine.zone}, uploads and deletes itself",
+            hint=f"launch logs {name} -f to follow it, launch down {name} to delete it",
+        )
+        self.machine = machine
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchOutcome:
+    """What came of a launch: its bundles at home, and how it went; of several attempts the last one's.
+
+    `calls`: how often what was asked of place and store. `usd`: of the machine, from when it was asked for
+    (`billed_from`) to when nothing was left to wait for (`billed_to`): it was gone, or its end not confirmed.
+    """
+
+    exit_code: int
+    name: str
+    zone: str
+    bundles: tuple[Bundle, ...] = ()
+    tried: tuple[Tried, ...] = ()
+    phases: Mapping[str, str] = field(default_factory=dict)
+    usd: float | None = None
+    billed_from: str | None = None
+    billed_to: str | None = None
+    calls: Mapping[str, int] = field(default_factory=dict)
+    attempts: int = 1
+    detached: bool = False
+    error: RooflaunchError | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, with the run.json of every bundle and its folder as `path`."""
+        return {
+            "name": self.name,
+            "exit_code": self.exit_code,
+            "error": str(self.error) if self.error else None,
+            "zone": self.zone,
+            "tried": [{"zone": attempt.zone, "code": attempt.code} for attempt in self.tried],
+            "phases": dict(self.phases),
+            "usd": self.usd,
+            "billed_from": self.billed_from,
+            "billed_to": self.billed_to,
+            "calls": dict(self.calls),
+            "attempts": self.attempts,
+            "detached": self.detached,
+            "runs": [{"path": str(run.path), **run.record} for run in self.bundles],
+        }
+
+
+def run(session: Session, plan: Plan, *, output: Path, detach: bool = False) -> LaunchOutcome:
+    """Launch and see it through; a machine that its place took back is had again, as often as the plan says.
+
+    Raises what keeps a machine from coming to be, and `LeftRunningError` for Ctrl-C once one runs; how a run failed is
+    in the outcome.
+    """
+    if not detach:
+        bundle.make_output(output)
+    launcher = _Launcher(session, output=output)
+    earlier: tuple[Bundle, ...] = ()
+    for attempt in range(1, plan.attempts + 1):
+        outcome, ending = launcher.once(plan, detach=detach)
+        earlier += outcome.bundles
+        outcome = replace(outcome, bundles=earlier, calls=launcher.calls(), attempts=attempt)
+        if ending is not Ending.PREEMPTED or attempt == plan.attempts:
+            break
+        plan = again(plan, session.now_s())
+        session.note(f"preempted; attempt {attempt + 1} is '{plan.request.name}'")
+    return outcome
+
+
+def again(plan: Plan, now_s: float) -> Plan:
+    """The same plan as a launch of its own: a new name, a new time, one more attempt."""
+    launched = datetime.fromtimestamp(now_s, UTC)
+    label = STAMP.sub("", plan.request.name)
+    request = replace(
+        plan.request,
+        name=f"{label}-{launched:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}",
+        launched_at=launched.isoformat(timespec="milliseconds"),
+        attempt=plan.request.attempt + 1,
+    )
+    return plan.renamed(request)
+
+
+class _Launcher:
+    def __init__(self, session: Session, *, output: Path) -> None:
+        self._session, self._machines, self._store = session, session.machines, session.store
+        self._output = output
+        self._store_calls: Counter[str] = Counter()
+
+    def calls(self) -> dict[str, int]:
+        """How often what was asked of place and store so far."""
+        return {**self._machines.calls, **self._store_calls}
+
+    def once(self, plan: Plan, *, detach: bool) -> tuple[LaunchOutcome, Ending | None]:
+        """One attempt; the ending is None for a launch that is left to itself."""
+        self._record(plan)
+        submitted = self._submit(plan)
+        machine = submitted.machines[0]
+        outcome = LaunchOutcome(
+            exit_code=ExitCode.DONE,
+            name=plan.request.name,
+            zone=machine.zone,
+            tried=submitted.tried,
+            phases={Phase.REQUESTED: plan.request.launched_at},
+        )
+        if detach:
+            return replace(outcome, detached=True), None
+        try:
+            followed = follow(self._session, plan.request, machine.zone, output=self._output)
+        except (KeyboardInterrupt, InterruptedRunError) as stopped:
+            raise LeftRunningError(machine) from stopped
+        try:
+            return self._billed(self._home(outcome, followed, machine), plan, machine), _ending(followed)
+        except (KeyboardInterrupt, InterruptedRunError) as stopped:
+            raise InterruptedRunError(
+                f"interrupted; '{outcome.name}' has ended, and not everything of it is here",
+                hint=f"launch status {outcome.name}, which says how to fetch the rest",
+            ) from stopped
+
+    def _record(self, plan: Plan) -> None:
+        """Leave the request in the store before there is a machine, so that nothing that costs is ever unknown."""
+        name = plan.request.name
+        self._store_calls["bucket.write"] += 1
+        if not self._store.write(request_object(name), plan.request.to_bytes(), if_absent=True):
+            raise ToolError(f"{self._store} has a launch '{name}' already", hint="launch again")
+        launched_s = epoch_s(plan.request.launched_at)
+        self._session.on_event(Event(kind=EventKind.PHASE, text=Phase.REQUESTED, at_s=launched_s))
+
+    def _submit(self, plan: Plan) -> Submitted:
+        """A running machine; where none comes to be, the store says why."""
+        try:
+            return self._machines.submit(plan, self._session.note)
+        except (KeyboardInterrupt, InterruptedRunError) as stopped:
+            name, noun = plan.request.name, self._machines.noun
+            if self._give_up(plan, ExitCode.INTERRUPTED, f"interrupted while a {noun} was looked for"):
+                raise InterruptedRunError(
+                    f"interrupted; no {noun} of '{name}' is left", hint="launch again"
+                ) from stopped
+            raise InterruptedRunError(
+                f"interrupted; whether a {noun} '{name}' is left could not be confirmed", hint=f"launch down {name}"
+            ) from stopped
+        except RooflaunchError as error:
+            self._give_up(plan, error.exit_code, str(error))
+            raise
+
+    def _give_up(self, plan: Plan, code: int, error: str) -> bool:
+        """Say in the store why there is no machine, once there is none anywhere: one may have come just before."""
+        name = plan.request.name
+        try:
+            listing = self._machines.look({name: plan.request.zones})
+            left = [machine for machine in listing if machine.condition is not Condition.GONE]
+            gone = not listing.unreachable and all(removed.gone for removed in self._machines.stop(left))
+        except RooflaunchError:
+            return False
+        if gone:
+            self._settle(name, "", code, error)
+        return gone
+
+    def _home(self, outcome: LaunchOutcome, followed: Followed, machine: Machine) -> LaunchOutcome:
+        """Bring the bundles, and make sure of the machine's end whatever became of them."""
+        self._store_calls.update(followed.calls)
+        error = followed.error or _error_of(followed.result, outcome.name)
+        if followed.result is None and followed.is_gone and error is not None:
+            self._settle(outcome.name, outcome.zone, error.exit_code, str(error), followed.ending)
+        bundles: tuple[Bundle, ...] = ()
+        try:
+            bundles = self._fetch(outcome.name, followed)
+        except RooflaunchError as failed:
+            # How the run failed says more than what could not be brought home because of it.
+            error = error or failed
+        if not followed.is_gone:
+            error = self._see_it_gone(machine) or error
+        return replace(
+            outcome,
+            exit_code=error.exit_code if error else ExitCode.DONE,
+            bundles=bundles,
+            phases=_phases(outcome.phases, followed.phases),
+            error=error,
+        )
+
+    def _billed(self, outcome: LaunchOutcome, plan: Plan, machine: Machine) -> LaunchOutcome:
+        """With what the machine has cost since it was asked for, until it is gone or nobody here waits any longer."""
+        price, began_s, now_s = plan.request.price(outcome.zone), machine.created_s, self._session.now_s()
+        if price is None or began_s is None:
+            return outcome
+        return replace(
+            outcome,
+            usd=price.usd(max(0.0, now_s - began_s)),
+            billed_from=utc(began_s),
+            billed_to=utc(max(began_s, now_s)),
+        )
+
+    def _fetch(self, name: str, followed: Followed) -> tuple[Bundle, ...]:
+        """The complete bundles of the launch; raises for one that its result names and that did not come whole."""
+        bundles, missing = [], []
+        for run_id in _runs(followed.result, followed.heartbeat):
+            self._store_calls["bucket.fetch"] += 1
+            source = Source(address=self._store.locate("").rstrip("/"), folder=RUNS, run_id=run_id)
+            report = fetch.fetch(self._store, source, self._output)
+            if report.error:
+                address = self._store.locate(f"{RUNS}{run_id}")
+                raise type(report.error)(str(report.error), hint=f"analyze fetch {address} -o {self._output}")
+            if any(outcome.state in (fetch.State.FETCHED, fetch.State.SKIPPED) for outcome in report.outcomes):
+                bundles.append(bundle.read(self._output / run_id))
+            else:
+                reasons = [f"{run_id}: {outcome.reason}" for outcome in report.outcomes]
+                missing += reasons or [f"{run_id}: nothing there"]
+        if missing:
+            lost = f"not in {self._store} as a whole: {'; '.join(missing)}"
+            self._session.note(lost)
+            if followed.result is not None and not bundles:
+                raise BundleError(lost, hint=f"launch status {name}")
+        return tuple(bundles)
+
+    def _see_it_gone(self, machine: Machine) -> RooflaunchError | None:
+        """Wait for the machine to end itself, then end it; an error if that cannot be confirmed."""
+        noun = self._machines.noun
+        until_s = self._session.now_s() + SELF_DELETION_S
+        while self._session.now_s() < until_s:
+            with suppress(ToolError):  # a question that fails is asked again
+                listing = self._machines.look({machine.name: (machine.zone,)})
+                if any(seen.condition is Condition.GONE for seen in listing):
+                    return None
+            self._session.sleep(GONE_EVERY_S)
+        self._session.note(f"the {noun} has not deleted itself: deleting it")
+        [removed] = self._machines.stop([machine])
+        if removed.gone:
+            return None
+        return ToolError(
+            f"{noun} '{machine.name}' in {machine.zone} is not confirmed to be gone: {removed.reason}",
+            hint=f"launch down {machine.name}; the cloud deletes it at its time limit",
+        )
+
+    def _settle(self, name: str, zone: str, code: int, error: str, ending: Ending | None = None) -> None:
+        cleanup.settle(
+            self._store,
+            name,
+            zone,
+            code,
+            error,
+            now_s=self._session.now_s(),
+            preempted=ending is Ending.PREEMPTED,
+            timed_out=ending is Ending.LIMIT,
+        )
+
+
+def _ending(followed: Followed) -> Ending:
+    """A machine that noticed its preemption in time has left a result that says so."""
+    result = followed.result
+    cut_off = result is not None and result.preempted and result.exit_code != ExitCode.DONE
+    return Ending.PREEMPTED if cut_off else followed.ending
+
+
+def _runs(result: Result | None, heartbeat: Heartbeat | None) -> list[str]:
+    source = result or heartbeat
+    return [run_id for run_id in source.runs if not why_unsafe(run_id) and "/" not in run_id] if source else []
+
+
+def _error_of(result: Result | None, name: str) -> RooflaunchError | None:
+    """What a machine's result says went wrong; preempted after the run was over, nothing did."""
+    if result is None or result.exit_code == ExitCode.DONE:
+        return None
+    kind = ERRORS.get(result.exit_code, RunFailedError)
+    if result.preempted:
+        usual, hint = "the cloud took the spot VM back", "--rerun-preempted 2, or without --spot"
+    elif result.timed_out:
+        usual, hint = "the time limit was reached", "--max-run-time, longer"
+    else:
+        usual, hint = f"the run ended with exit code {result.exit_code}", f"launch logs {name}"
+    own_hint = launches.plain(result.hint).replace("launch logs RUN", f"launch logs {name}")
+    return kind(f"'{name}': {launches.plain(result.error) or usual}", hint=own_hint or hint)
+
+
+def _phases(first: Mapping[str, str], later: Mapping[str, str]) -> dict[str, str]:
+    known = {**later, **first}
+    return {str(phase): known[phase] for phase in Phase if phase in known}
