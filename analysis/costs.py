@@ -49,7 +49,7 @@ NAMED = ("place", "device_name", "machine_type", "model", "batch_size", "precisi
 
 
 @dataclass(frozen=True, kw_only=True)
-class Price:
+class HourlyPrice:
     """USD per hour, and where the figure comes from: the run itself, or a list with its date."""
 
     usd_per_h: float
@@ -82,7 +82,7 @@ def costs(results: Results) -> pd.DataFrame:
 
 def list_price(
     *, machine_type: str | None, device_name: str | None, region: str | None, spot: bool | None
-) -> Price | None:
+) -> HourlyPrice | None:
     """The price of prices.toml; None where it has none, or where nobody knows whether the machine was a spot one."""
     gpu = peaks.find_gpu(device_name)
     if gpu is None or spot is None:
@@ -90,7 +90,7 @@ def list_price(
     for row in prices.load().listed:
         figure = row.figure(spot=spot)
         if (row.machine_type, row.gpu, row.region) == (machine_type, gpu.gpu, region) and figure is not None:
-            return Price(usd_per_h=figure, source=f"list of {row.read}")
+            return HourlyPrice(usd_per_h=figure, source=f"list of {row.read}")
     return None
 
 
@@ -129,7 +129,7 @@ def _row(each: Group, spot: bool | None) -> dict[str, Any]:
     }
 
 
-def _price(each: Group, spot: bool | None) -> tuple[Price | None, str | None]:
+def _price(each: Group, spot: bool | None) -> tuple[HourlyPrice | None, str | None]:
     """The price of a group of runs, and what to say about it."""
     recorded = each.known("usd_per_h")
     if recorded:
@@ -137,7 +137,7 @@ def _price(each: Group, spot: bool | None) -> tuple[Price | None, str | None]:
         remark = (
             f"prices from {min(recorded):g} to {max(recorded):g} USD/h: their median" if spread > SAME_PRICE else None
         )
-        return Price(usd_per_h=median(recorded), source="run"), remark
+        return HourlyPrice(usd_per_h=median(recorded), source="run"), remark
     regions = set(each.texts("region"))
     found = list_price(
         machine_type=each["machine_type"],

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from analysis.possible import refusals
 from analysis.problem import Problem
 from analysis.record import CEILING_COLUMNS, RANGES, RUN_COLUMNS, Kind, Row, clean, row_of
-from analysis.series import LAYOUTS, Layout, Series, parse
+from analysis.series import LAYOUTS, Series, SeriesFile, parse
 from workload.contract import bundle
 from workload.contract.errors import BundleError
 
@@ -257,7 +257,7 @@ def _read_one(folder: str) -> tuple[Row, dict[str, bytes | None]]:
     return row, {name: _content(found.path, layout, listed) for name, layout in LAYOUTS.items()}
 
 
-def _content(folder: Path, layout: Layout, listed: set[str]) -> bytes | None:
+def _content(folder: Path, layout: SeriesFile, listed: set[str]) -> bytes | None:
     """A file that the manifest does not list has not been verified."""
     return (folder / layout.file).read_bytes() if layout.file in listed else None
 

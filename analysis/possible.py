@@ -65,7 +65,7 @@ class Rows:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rule:
+class RowRule:
     """`breaks` says which rows break it; `shown`: the column whose cell is quoted."""
 
     shown: str
@@ -73,8 +73,8 @@ class Rule:
     breaks: Callable[[Rows], Mask]
 
 
-def _in_range(column: str, low: float, high: float, rule: str) -> Rule:
-    return Rule(shown=column, rule=rule, breaks=lambda rows: rows.outside(column, low, high))
+def _in_range(column: str, low: float, high: float, rule: str) -> RowRule:
+    return RowRule(shown=column, rule=rule, breaks=lambda rows: rows.outside(column, low, high))
 
 
 def _whole_steps(rows: Rows) -> Mask:
@@ -110,19 +110,19 @@ def _warmup_after_measured(rows: Rows) -> Mask:
 
 
 RULES = (
-    Rule(shown="phase", rule="must be warmup or measured", breaks=lambda rows: rows.phase < 0),
-    Rule(shown="step", rule="must be a whole number from 0 on", breaks=_whole_steps),
-    Rule(shown="step", rule="must grow from row to row", breaks=lambda rows: rows.since("step") <= 0),
-    Rule(shown="phase", rule="must not follow measured", breaks=_warmup_after_measured),
-    Rule(shown="ended_at_s", rule=f"must be seconds from 0 to {LONGEST_S:g}", breaks=_no_time_stamp),
+    RowRule(shown="phase", rule="must be warmup or measured", breaks=lambda rows: rows.phase < 0),
+    RowRule(shown="step", rule="must be a whole number from 0 on", breaks=_whole_steps),
+    RowRule(shown="step", rule="must grow from row to row", breaks=lambda rows: rows.since("step") <= 0),
+    RowRule(shown="phase", rule="must not follow measured", breaks=_warmup_after_measured),
+    RowRule(shown="ended_at_s", rule=f"must be seconds from 0 to {LONGEST_S:g}", breaks=_no_time_stamp),
     *(
         _in_range(name, 0, LONGEST_S, f"must be seconds from 0 to {LONGEST_S:g}")
         for name in ("data_s", "forward_s", "backward_s", "optimizer_s")
     ),
     _in_range("step_s", SHORTEST_S, LONGEST_S, f"must be seconds from {SHORTEST_S:g} to {LONGEST_S:g}"),
     _in_range("images", 1, MAX_IMAGES, "must be a positive number"),
-    Rule(shown="ended_at_s", rule="must be later than in the row before", breaks=_clock_stands),
-    Rule(
+    RowRule(shown="ended_at_s", rule="must be later than in the row before", breaks=_clock_stands),
+    RowRule(
         shown="data_s",
         rule="and step_s must fit between ended_at_s of the row before and its own",
         breaks=_longer_than_there_was,

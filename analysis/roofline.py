@@ -33,14 +33,14 @@ from workload.contract.vocabulary import MODEL_RATIO_FROM, MODEL_RATIO_TO
 ABOVE = 1 + 1e-9
 
 
-class Source(StrEnum):
+class WorkSource(StrEnum):
     """Where FLOP and bytes of a step come from."""
 
     COUNTERS = "counters"
     MODELLED = "modelled"
 
 
-class Kind(StrEnum):
+class RoofKind(StrEnum):
     """What a roof is: reached by this machine, or claimed by its vendor."""
 
     MEASURED = "measured"
@@ -110,7 +110,7 @@ SHIFT_COLUMNS = (
 class Roof:
     """The most that a device does: right of the ridge `flop_per_s`, left of it `bytes_per_s` times intensity."""
 
-    kind: Kind
+    kind: RoofKind
     flop_per_s: float
     bytes_per_s: float
 
@@ -211,7 +211,7 @@ def _roofs(results: Results, keys: Mapping[str, Any], runs: pd.DataFrame) -> Ite
     for precision, found in rates.groupby("name", sort=False, observed=True):
         yield where | {
             "precision": precision,
-            "kind": str(Kind.MEASURED),
+            "kind": str(RoofKind.MEASURED),
             "flop_per_s": float(found["roof_per_s"].median()),
             "bytes_per_s": float(copies.median()) if len(copies) else None,
             "measurements": len(found),
@@ -224,7 +224,7 @@ def _roofs(results: Results, keys: Mapping[str, Any], runs: pd.DataFrame) -> Ite
         if peak:
             yield where | {
                 "precision": precision,
-                "kind": str(Kind.PEAK),
+                "kind": str(RoofKind.PEAK),
                 "flop_per_s": peak.flop_per_s,
                 "bytes_per_s": peak.bytes_per_s,
                 "source": peak.source,
@@ -311,23 +311,23 @@ def _points(results: Results) -> Iterator[tuple[Group, dict[str, Any]]]:
         place = tuple(each[name] for name in DEVICE)
         if place not in devices:
             devices[place] = _device(results, each.facts, each.runs)
-        for source in Source:
+        for source in WorkSource:
             if _has(each, source):
                 yield each, _point(each, source, devices[place], refuted)
 
 
 # Columns of `runs` by source: FLOP, the fewest and the most bytes of a step.
 WORK = {
-    Source.COUNTERS: ("counted_flop_per_step", "counted_dram_bytes_per_step", "counted_dram_bytes_per_step"),
-    Source.MODELLED: ("train_flop_per_step", "bytes_lower_per_step", "bytes_upper_per_step"),
+    WorkSource.COUNTERS: ("counted_flop_per_step", "counted_dram_bytes_per_step", "counted_dram_bytes_per_step"),
+    WorkSource.MODELLED: ("train_flop_per_step", "bytes_lower_per_step", "bytes_upper_per_step"),
 }
 
 
-def _has(each: Group, source: Source) -> bool:
+def _has(each: Group, source: WorkSource) -> bool:
     return any(each.known(column) for column in WORK[source])
 
 
-def work_of(each: Group, source: Source) -> Work:
+def work_of(each: Group, source: WorkSource) -> Work:
     """FLOP and bytes of a step: medians over the runs that have them."""
     flop, low, high = (each.median(column) for column in WORK[source])
     return Work(flop=flop, bytes_low=low, bytes_high=high)
@@ -338,11 +338,11 @@ def roof_of(each: Group, peak: Peak | None, refuted: Collection[float] = ()) -> 
     flop_per_s = _median([value for value in each.known("ceiling_flop_per_s") if value not in refuted])
     bytes_per_s = each.median("ceiling_bytes_per_s")
     if flop_per_s and bytes_per_s:
-        return Roof(kind=Kind.MEASURED, flop_per_s=flop_per_s, bytes_per_s=bytes_per_s)
-    return Roof(kind=Kind.PEAK, flop_per_s=peak.flop_per_s, bytes_per_s=peak.bytes_per_s) if peak else None
+        return Roof(kind=RoofKind.MEASURED, flop_per_s=flop_per_s, bytes_per_s=bytes_per_s)
+    return Roof(kind=RoofKind.PEAK, flop_per_s=peak.flop_per_s, bytes_per_s=peak.bytes_per_s) if peak else None
 
 
-def _point(each: Group, source: Source, device: _Device, refuted: Mapping[float, float]) -> dict[str, Any]:
+def _point(each: Group, source: WorkSource, device: _Device, refuted: Mapping[float, float]) -> dict[str, Any]:
     peak = device.peak(each["precision"])
     work, roof = work_of(each, source), roof_of(each, peak, refuted)
     steps = [step_s for step_s in each.known("step_median_s") if step_s > 0]
@@ -354,7 +354,7 @@ def _point(each: Group, source: Source, device: _Device, refuted: Mapping[float,
     waits = each.median("data_wait_fraction")
     limit = roof.at(placed) if roof and placed is not None else None
     bound = classify(work, step_s=step_s, roof=roof, data_wait_fraction=waits) if roof and step_s else None
-    if source is Source.MODELLED and roof and roof.kind is Kind.MEASURED and rate:
+    if source is WorkSource.MODELLED and roof and roof.kind is RoofKind.MEASURED and rate:
         # Of two figures that contradict each other nobody knows which is wrong.
         bound = bound if bound is Bound.INPUT or rate <= ABOVE_CEILING * roof.flop_per_s else None
     if is_busy(each.texts("bound"), len(steps)):
@@ -363,8 +363,8 @@ def _point(each: Group, source: Source, device: _Device, refuted: Mapping[float,
         "source": str(source),
         "runs": len(steps),
         "intensity_flop_per_byte": placed,
-        "intensity_low": intensity(work.flop, work.bytes_high) if source is Source.MODELLED else None,
-        "intensity_high": intensity(work.flop, work.bytes_low) if source is Source.MODELLED else None,
+        "intensity_low": intensity(work.flop, work.bytes_high) if source is WorkSource.MODELLED else None,
+        "intensity_high": intensity(work.flop, work.bytes_low) if source is WorkSource.MODELLED else None,
         **estimate.columns("flop_per_s"),
         "flop_per_s": rate,
         "interval": estimate.interval_words if steps else None,
@@ -375,7 +375,7 @@ def _point(each: Group, source: Source, device: _Device, refuted: Mapping[float,
         "fraction_of_peak": rate / peak.flop_per_s if rate is not None and peak else None,
         "flop_per_step": work.flop,
         "counted_over_model": _ratio(each, source),
-        "flop_is_lower_bound": source is Source.COUNTERS and _any(each, "flop_is_lower_bound"),
+        "flop_is_lower_bound": source is WorkSource.COUNTERS and _any(each, "flop_is_lower_bound"),
     }
     unused = [
         f"{percent(refuted[value])} of the measured roof was reached: it is none" for value in _used(each, refuted)
@@ -393,18 +393,18 @@ def is_busy(bounds: Sequence[str], runs: int) -> bool:
     return 2 * sum(bound == Bound.BUSY for bound in bounds) >= max(runs, 1)
 
 
-def _ratio(each: Group, source: Source) -> float | None:
-    if source is not Source.COUNTERS:
+def _ratio(each: Group, source: WorkSource) -> float | None:
+    if source is not WorkSource.COUNTERS:
         return None
-    return counted_over_model(work_of(each, source).flop, work_of(each, Source.MODELLED).flop)
+    return counted_over_model(work_of(each, source).flop, work_of(each, WorkSource.MODELLED).flop)
 
 
-def _notes(each: Group, source: Source, row: Mapping[str, Any]) -> Iterator[str | None]:
+def _notes(each: Group, source: WorkSource, row: Mapping[str, Any]) -> Iterator[str | None]:
     """What to know about FLOP, bytes and time."""
     if not row["runs"]:
         yield "no time without a profiler: no rate"
     match source:
-        case Source.COUNTERS:
+        case WorkSource.COUNTERS:
             yield "bytes with a cold cache, per kernel"
             if row["flop_per_step"] is None:
                 yield "FLOP not counted"
@@ -415,7 +415,7 @@ def _notes(each: Group, source: Source, row: Mapping[str, Any]) -> Iterator[str 
             yield model_warning(row["counted_over_model"])
             if any(value is False for value in each.runs["backward_kernels"].astype(object)):
                 yield "no backward kernels in the profile"
-        case Source.MODELLED:
+        case WorkSource.MODELLED:
             low, high = row["intensity_low"], row["intensity_high"]
             if row["bound"] == Bound.MEMORY and None not in (low, high) and high > low:
                 yield "bytes modelled: compute, if caches help more than the upper estimate says"
@@ -431,8 +431,8 @@ def _other_verdicts(each: Group, bound: str | None) -> str | None:
 
 # What can be wrong where a point lies above a roof.
 _ABOVE_A_ROOF = {
-    Source.COUNTERS: "the roof, the precision's label or the bytes (cold cache) are wrong",
-    Source.MODELLED: (
+    WorkSource.COUNTERS: "the roof, the precision's label or the bytes (cold cache) are wrong",
+    WorkSource.MODELLED: (
         "the roof or the precision's label is wrong, or kernels execute fewer FLOP than modelled (Winograd)"
     ),
 }
@@ -447,14 +447,14 @@ def _roof_notes(
         yield "no roof: the device has no known peak" if roof is None else None
     elif roof is None:
         yield "no roof: no ceiling was measured and the device has no known peak"
-    elif roof.kind is Kind.PEAK:
+    elif roof.kind is RoofKind.PEAK:
         yield "the roof is the vendor's: no ceiling was measured"
     if peak and peak.flop_per_s_low is not None:
         yield f"peak {_range_note(peak)}"
     fractions = {f"the {row['roof']} roof": row["fraction_of_roof"], "the vendor's peak": row["fraction_of_peak"]}
     for what, fraction in fractions.items():
         if fraction is not None and fraction > ABOVE:
-            yield f"{percent(fraction, decimals=1)} of {what}: {_ABOVE_A_ROOF[Source(row['source'])]}"
+            yield f"{percent(fraction, decimals=1)} of {what}: {_ABOVE_A_ROOF[WorkSource(row['source'])]}"
 
 
 # --- kernels

@@ -14,7 +14,7 @@ MASK = "clock_event_reasons"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class SeriesFile:
     """A file of a bundle, and the types in which its columns are read; in the tables all but these are floats."""
 
     file: str
@@ -39,12 +39,12 @@ def kept_type(read_as: pa.DataType) -> pa.DataType:
 
 
 LAYOUTS = {
-    "steps": Layout(
+    "steps": SeriesFile(
         file=STEPS,
         types={name: pa.float64() for name in STEP_COLUMNS} | {"phase": pa.string()},
         needs_every_column=True,
     ),
-    "telemetry": Layout(
+    "telemetry": SeriesFile(
         file=TELEMETRY,
         types={name: pa.float64() for name in TELEMETRY_COLUMNS} | {MASK: pa.uint64()},
     ),
@@ -59,13 +59,13 @@ class Series:
     remarks: Sequence[Sequence[str]]
 
 
-def parse(layout: Layout, contents: Sequence[bytes | None]) -> Series:
+def parse(layout: SeriesFile, contents: Sequence[bytes | None]) -> Series:
     """The rows of one file per bundle; None where a bundle has none."""
     joined = _parse_joined(layout, contents)
     return joined if joined is not None else _parse_each(layout, contents)
 
 
-def _parse_joined(layout: Layout, contents: Sequence[bytes | None]) -> Series | None:
+def _parse_joined(layout: SeriesFile, contents: Sequence[bytes | None]) -> Series | None:
     """All files as one, which takes a fraction of the time; None where one of them is not as we write them."""
     bodies = []
     for content in contents:
@@ -83,7 +83,7 @@ def _parse_joined(layout: Layout, contents: Sequence[bytes | None]) -> Series | 
     return Series(lists=_lists(layout, table, counts), remarks=[[] for _ in contents])
 
 
-def _parse_each(layout: Layout, contents: Sequence[bytes | None]) -> Series:
+def _parse_each(layout: SeriesFile, contents: Sequence[bytes | None]) -> Series:
     tables, remarks = [], []
     for content in contents:
         table, remark = _parse_one(layout, content)
@@ -93,7 +93,7 @@ def _parse_each(layout: Layout, contents: Sequence[bytes | None]) -> Series:
     return Series(lists=lists, remarks=remarks)
 
 
-def _parse_one(layout: Layout, content: bytes | None) -> tuple[pa.Table, list[str]]:
+def _parse_one(layout: SeriesFile, content: bytes | None) -> tuple[pa.Table, list[str]]:
     whole = _whole_lines(content)
     nothing = _read(layout, layout.header)
     if not whole:
@@ -131,7 +131,7 @@ def _whole_lines(content: bytes | None) -> bytes | None:
     return None if content is None else content[: content.rfind(b"\n") + 1] or None
 
 
-def _read(layout: Layout, data: bytes, *, on_ragged: Callable[[int], None] | None = None) -> pa.Table:
+def _read(layout: SeriesFile, data: bytes, *, on_ragged: Callable[[int], None] | None = None) -> pa.Table:
     """Raises ArrowException for a cell of another type, and without `on_ragged` for a row of another length."""
 
     def skip(row: csv.InvalidRow) -> str:
@@ -155,7 +155,7 @@ def _read(layout: Layout, data: bytes, *, on_ragged: Callable[[int], None] | Non
     return table.cast(pa.schema([(name, kept_type(kind)) for name, kind in layout.types.items()]), safe=False)
 
 
-def _lists(layout: Layout, table: pa.Table, counts: Sequence[int]) -> pa.ListArray:
+def _lists(layout: SeriesFile, table: pa.Table, counts: Sequence[int]) -> pa.ListArray:
     offsets = [0]
     for count in counts:
         offsets.append(offsets[-1] + count)

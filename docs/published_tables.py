@@ -25,7 +25,7 @@ from analysis.breakdown import totals
 from analysis.commands import kernels
 from analysis.importing import Given, import_file
 from analysis.ncu import families
-from analysis.roofline import Kind, Roof, counted_over_model, intensity, model_warning
+from analysis.roofline import Roof, RoofKind, counted_over_model, intensity, model_warning
 from workload.contract import peaks
 from workload.contract.text import percent
 
@@ -519,7 +519,7 @@ def _page_c(data: Path) -> Iterator[str]:
 def _roof_of_c(exact: Exact) -> Iterator[str]:
     peak = peaks.find("NVIDIA L4", precision="fp32")
     assert peak
-    roof = Roof(kind=Kind.PEAK, flop_per_s=peak.flop_per_s, bytes_per_s=peak.bytes_per_s)
+    roof = Roof(kind=RoofKind.PEAK, flop_per_s=peak.flop_per_s, bytes_per_s=peak.bytes_per_s)
     limit = roof.at(exact.intensity)
     yield (
         f"At {exact.intensity:.2f} FLOP/byte the L4's roof is {limit / 1e12:.2f} TFLOP/s (ridge at {roof.ridge:.0f}); "

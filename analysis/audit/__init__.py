@@ -6,7 +6,7 @@ from dataclasses import asdict, fields
 import pandas as pd
 
 from analysis.audit import flop, machine, provenance, recompute, timing
-from analysis.audit.evidence import Evidence
+from analysis.audit.evidence import AuditEvidence
 from analysis.audit.finding import Finding, Rule, Severity, by_severity
 from analysis.loading import Results
 
@@ -17,7 +17,7 @@ RULES: tuple[Rule, ...] = (*recompute.RULES, *timing.RULES, *flop.RULES, *machin
 
 def audit(results: Results, *, rules: Sequence[Rule] = RULES) -> list[Finding]:
     """Everything that breaks a rule, errors first, then in the order of the rules."""
-    evidence = Evidence(results=results)
+    evidence = AuditEvidence(results=results)
     return by_severity(finding for rule in rules for finding in rule.findings(evidence))
 
 

@@ -17,7 +17,7 @@ WITH_KERNELS = ("completed", "partial")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Evidence:
+class AuditEvidence:
     """Of some results; what takes long is read when a rule asks for it."""
 
     results: Results

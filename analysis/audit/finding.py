@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from analysis.audit.evidence import Evidence
+from analysis.audit.evidence import AuditEvidence
 from analysis.cases import Case
 
 
@@ -53,9 +53,9 @@ class Rule:
     threshold: str
     why: str
     cure: str
-    check: Callable[[Evidence], Iterable[Hit]]
+    check: Callable[[AuditEvidence], Iterable[Hit]]
 
-    def findings(self, evidence: Evidence) -> list[Finding]:
+    def findings(self, evidence: AuditEvidence) -> list[Finding]:
         """What breaks this rule; what is found in the same words of several runs is one finding."""
         alike: dict[tuple[str, str], list[str]] = {}
         for hit in self.check(evidence):
@@ -74,10 +74,10 @@ class Rule:
         ]
 
 
-def each_case(check: Callable[[Case], str | None]) -> Callable[[Evidence], Iterable[Hit]]:
+def each_case(check: Callable[[Case], str | None]) -> Callable[[AuditEvidence], Iterable[Hit]]:
     """A rule that looks at one run at a time and returns the figure that breaks it."""
 
-    def look(evidence: Evidence) -> Iterable[Hit]:
+    def look(evidence: AuditEvidence) -> Iterable[Hit]:
         for case in evidence.cases:
             figure = check(case)
             if figure is not None:
@@ -86,10 +86,10 @@ def each_case(check: Callable[[Case], str | None]) -> Callable[[Evidence], Itera
     return look
 
 
-def each_group(check: Callable[[Sequence[Case]], str | None]) -> Callable[[Evidence], Iterable[Hit]]:
+def each_group(check: Callable[[Sequence[Case]], str | None]) -> Callable[[AuditEvidence], Iterable[Hit]]:
     """A rule that looks at the measured runs of one configuration in one place."""
 
-    def look(evidence: Evidence) -> Iterable[Hit]:
+    def look(evidence: AuditEvidence) -> Iterable[Hit]:
         for group in evidence.groups:
             figure = check(group)
             if figure is not None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.audit.evidence import WITH_KERNELS, Evidence
+from analysis.audit.evidence import WITH_KERNELS, AuditEvidence
 from analysis.audit.finding import Hit, Rule, Severity, each_case
 from analysis.cases import Case, rows
 from analysis.ncu.families import is_backward
@@ -82,7 +82,7 @@ def _peak(case: Case, precision: str | None = None) -> peaks.Peak | None:
     return peaks.find(case["device_name"], precision=precision or case["precision"])
 
 
-def wrong_peak(evidence: Evidence) -> Iterator[Hit]:
+def wrong_peak(evidence: AuditEvidence) -> Iterator[Hit]:
     """Measured ceilings that no device of this name reaches, or that are far below what it can do."""
     device = {case.run_id: case for case in evidence.cases}
     for row in rows(evidence.results.ceilings):
@@ -114,7 +114,7 @@ def odd_utilisation(case: Case) -> str | None:
 # --- counters
 
 
-def fp32_is_tf32(evidence: Evidence) -> Iterator[Hit]:
+def fp32_is_tf32(evidence: AuditEvidence) -> Iterator[Hit]:
     for case in evidence.cases:
         if case["precision"] == Precision.FP32:
             said = [*_tensor_work(case, evidence.kernels.get(case.run_id)), *_above_fp32(case)]
@@ -177,7 +177,7 @@ def _ratio(calibration: Mapping[str, Any]) -> str:
     return f"{ratio:.2f} x" if isinstance(ratio, int | float) else "not counted"
 
 
-def no_backward(evidence: Evidence) -> Iterator[Hit]:
+def no_backward(evidence: AuditEvidence) -> Iterator[Hit]:
     """By our own profile's ranges; of foreign ones by the names of their kernels."""
     for case in evidence.cases:
         if case["backward_kernels"] is not None:
@@ -197,7 +197,7 @@ def partial_profile(case: Case) -> str | None:
     return f"{case['profile_status']}{reason}"
 
 
-def uncounted(evidence: Evidence) -> Iterator[Hit]:
+def uncounted(evidence: AuditEvidence) -> Iterator[Hit]:
     """Profiles of which no FLOP or no bytes are known."""
     for case in evidence.cases:
         kernels = evidence.kernels.get(case.run_id)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from analysis.audit.evidence import Evidence
+from analysis.audit.evidence import AuditEvidence
 from analysis.audit.finding import Hit, Rule, Severity, each_case
 from analysis.cases import Case
 from analysis.causes import (
@@ -68,7 +68,7 @@ def power_capped(case: Case) -> str | None:
     return f"the power limit held the clock down in {percent(share)} of the samples{drawn}"
 
 
-def spilling(evidence: Evidence) -> Iterator[Hit]:
+def spilling(evidence: AuditEvidence) -> Iterator[Hit]:
     for run_id, found in spills(evidence.cases).items():
         yield Hit(
             subject=(run_id,),

@@ -6,7 +6,7 @@ from datetime import UTC, date, datetime
 from typing import Any
 
 from analysis import costs
-from analysis.audit.evidence import Evidence
+from analysis.audit.evidence import AuditEvidence
 from analysis.audit.finding import Hit, Rule, Severity, each_case
 from analysis.cases import Case
 
@@ -116,7 +116,7 @@ def _configuration_labels(case: Case) -> Iterator[str]:
         yield f"the file '{name}' names batch size {numbers}, the run has {case['batch_size']}"
 
 
-def labels(evidence: Evidence) -> Iterator[Hit]:
+def labels(evidence: AuditEvidence) -> Iterator[Hit]:
     """Labels against the device, and one name for a place that stands for several devices."""
     yield from each_case(labels_disagree)(evidence)
     places: dict[str, dict[str, list[str]]] = {}

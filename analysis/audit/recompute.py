@@ -23,7 +23,7 @@ CLOCKS_WITHIN = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figure:
+class RecordedFigure:
     """One figure of run.json: the column of `runs` that holds it, and how steps.csv gives it."""
 
     column: str
@@ -73,25 +73,27 @@ def _rate(case: Case) -> float | None:
 
 
 FIGURES = (
-    Figure(column="images", field="timing.images", again=_images, rounding=_nothing),
-    Figure(column="stated_images_per_s", field="timing.images_per_s", again=_rate, rounding=_nothing),
-    Figure(
+    RecordedFigure(column="images", field="timing.images", again=_images, rounding=_nothing),
+    RecordedFigure(column="stated_images_per_s", field="timing.images_per_s", again=_rate, rounding=_nothing),
+    RecordedFigure(
         column="steps",
         field="timing.step_s.n",
         again=lambda case: float(_known(case.step_s).size),
         rounding=_nothing,
     ),
     *(
-        Figure(column=f"step_{name}_s", field=f"timing.step_s.{name}", again=_described(name), rounding=_of_a_time)
+        RecordedFigure(
+            column=f"step_{name}_s", field=f"timing.step_s.{name}", again=_described(name), rounding=_of_a_time
+        )
         for name in ("median", "mean", "stdev", "min", "max", "p5", "p95")
     ),
-    Figure(
+    RecordedFigure(
         column="data_wait_fraction",
         field="timing.data_wait_fraction",
         again=_of_the_wall(lambda case: case.measured("data_s")),
         rounding=_of_a_share,
     ),
-    Figure(
+    RecordedFigure(
         column="explained_fraction",
         field="timing.explained_fraction",
         again=_of_the_wall(lambda case: case.iteration_s),

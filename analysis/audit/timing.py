@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from analysis.audit.evidence import Evidence
+from analysis.audit.evidence import AuditEvidence
 from analysis.audit.finding import Hit, Rule, Severity, each_case, each_group
 from analysis.cases import Case
 from analysis.statistics import differ, period_scan
@@ -191,7 +191,7 @@ def skipped_by_amp(case: Case) -> str | None:
     return f"{skipped:.0f} of {counted(int(steps), 'measured step')} ({percent(skipped / steps)})"
 
 
-def incomplete_series(evidence: Evidence) -> Iterator[Hit]:
+def incomplete_series(evidence: AuditEvidence) -> Iterator[Hit]:
     """Runs that stop early; of imported ones, those with fewer rows than another log of the same place and model."""
     yield from each_case(broken_off)(evidence)
     rows = {case.run_id: case.is_measured.size for case in evidence.cases if case["imported"] and case.is_measured.size}

@@ -13,7 +13,7 @@ from workload.contract.tables import Column, Format, Role, render
 from workload.contract.text import printable
 
 if TYPE_CHECKING:
-    from analysis.truth.evidence import Evidence
+    from analysis.truth.evidence import GpuEvidence
 
 EXAMPLES = """\b
 Examples:
@@ -42,14 +42,14 @@ def gpu_truth(
     # Disproved claims are a result, and no error.
     from analysis.truth.claims import judge
     from analysis.truth.evidence import read
-    from analysis.truth.judging import Verdict
+    from analysis.truth.judging import ClaimVerdict
 
     read_evidence = read(evidence)
     rows = judge(read_evidence)
     if output_format is Format.TABLE:
         table = render([{**row, "why": _whole(row["why"])} for row in rows], SHOWN, output_format, wide=wide)
         numbers = Counter(row["verdict"] for row in rows)
-        count = ", ".join(f"{numbers[verdict]} {verdict}" for verdict in Verdict)
+        count = ", ".join(f"{numbers[verdict]} {verdict}" for verdict in ClaimVerdict)
         print("\n".join([*_heading(read_evidence), table, count]))
     else:
         print(render(rows, WRITTEN, output_format))
@@ -61,7 +61,7 @@ def _whole(why: str | None) -> list[str] | None:
     return None if why is None else [why]
 
 
-def _heading(evidence: "Evidence") -> list[str]:
+def _heading(evidence: "GpuEvidence") -> list[str]:
     machine = evidence.of("machine")
     gpu = machine.get("gpu") if isinstance(machine, dict) else None
     if not isinstance(gpu, dict):

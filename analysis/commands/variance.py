@@ -24,7 +24,7 @@ Examples:
 """
 
 
-class Part(StrEnum):
+class VariancePart(StrEnum):
     """One of `analysis.variance.TABLES`, whose names the command line needs before pandas."""
 
     BETWEEN = "between"
@@ -36,7 +36,7 @@ def variance(
     *,
     results: ResultsArgument,
     part: Annotated[
-        Part | None, typer.Option("--part", help="one table; CSV holds one: between", show_default=False)
+        VariancePart | None, typer.Option("--part", help="one table; CSV holds one: between", show_default=False)
     ] = None,
     verify: VerifyOption = False,
     output_format: FormatOption = Format.TABLE,
@@ -46,9 +46,9 @@ def variance(
     from analysis.variance import TABLES, table, within
 
     loaded = load(results, verify=verify)
-    parts = [part] if part else [Part.BETWEEN] if output_format is Format.CSV else list(Part)
+    parts = [part] if part else [VariancePart.BETWEEN] if output_format is Format.CSV else list(VariancePart)
     frames = {name: table(loaded, name) for name in parts}
-    of_steps = [frame for name, frame in frames.items() if name is not Part.CAUSES]
+    of_steps = [frame for name, frame in frames.items() if name is not VariancePart.CAUSES]
     first = TABLES[parts[0]]
     if within(loaded).empty or (of_steps and all(frame.empty for frame in of_steps)):
         raise NothingToDoError(

@@ -24,7 +24,7 @@ BYTES_FROM_RATES = "DRAM bytes are bytes per second x time, rounded as ncu print
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
+class LaunchWork:
     """What each launch did. None for what the file does not tell, NaN where it does not tell it of a launch.
 
     `flop` adds up the types that are counted. `is_lower_bound`: there were tensor operations that nothing counted, or
@@ -42,7 +42,7 @@ class Work:
     remarks: tuple[str, ...]
 
 
-def work(values: Values, is_named_for_tensor_cores: Flags, tensor_pipe_is_products: Flags) -> Work:
+def work(values: Values, is_named_for_tensor_cores: Flags, tensor_pipe_is_products: Flags) -> LaunchWork:
     """Of each launch, from its metrics and, where none tells of tensor cores, from its name.
 
     `tensor_pipe_is_products`: whether its GPU executes nothing but matrix products on the tensor pipe.
@@ -55,7 +55,7 @@ def work(values: Values, is_named_for_tensor_cores: Flags, tensor_pipe_is_produc
     hidden = uses_tensor_cores if tensor is None else uses_tensor_cores & ~(tensor > 0)
     bytes_read, bytes_written = (_dram(values, f"dram_{way}", duration_s) for way in ("read", "write"))
     dram = _first(values.get("dram"), _total_of_all(bytes_read, bytes_written), _dram(values, "dram", duration_s))
-    return Work(
+    return LaunchWork(
         duration_s=duration_s,
         flop_by_type=by_type,
         flop_tensor=_idle(values) if tensor is None else tensor,

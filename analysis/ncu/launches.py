@@ -12,9 +12,9 @@ import pyarrow.compute as pc
 
 from analysis.ncu import layout, marks, metrics, numbers
 from analysis.ncu.layout import ID, METRIC, NAME, PROCESS, PUSHED, STARTED, UNIT, VALUE, Layout
-from analysis.ncu.metrics import WHOLE_UNITS, Role
+from analysis.ncu.metrics import WHOLE_UNITS, MetricRole
 from analysis.ncu.numbers import Floats, NumberFormat
-from analysis.ncu.table import Section
+from analysis.ncu.table import NcuTable
 from analysis.ncu.units import factor
 
 Codes = npt.NDArray[np.integer]
@@ -40,24 +40,24 @@ class Launches:
         return len(self.identity["name"])
 
 
-def is_misread(section: Section) -> bool:
+def is_misread(section: NcuTable) -> bool:
     """Whether numbers that were read as floats may be whole ones with a thousands mark: 117.344 instructions."""
     if not section.is_numeric:
         return False
     return any(is_whole and bool(np.any(np.floor(values) < values)) for values, is_whole in _floats(section))
 
 
-def _floats(section: Section) -> Iterable[tuple[Floats, bool]]:
+def _floats(section: NcuTable) -> Iterable[tuple[Floats, bool]]:
     for column, is_whole in _columns(section):
         yield column.to_numpy(), is_whole
 
 
-def number_columns(section: Section) -> list[tuple[numbers.Text, bool]]:
+def number_columns(section: NcuTable) -> list[tuple[numbers.Text, bool]]:
     """The numbers of a table as text, each column with whether they are whole by nature."""
     return [] if section.is_numeric else list(_columns(section))
 
 
-def _columns(section: Section) -> Iterable[tuple[pa.ChunkedArray, bool]]:
+def _columns(section: NcuTable) -> Iterable[tuple[pa.ChunkedArray, bool]]:
     if section.plan.layout is Layout.WIDE:
         for metric in section.plan.numbers:
             yield section.columns.column(metric), section.plan.units.get(metric) in WHOLE_UNITS
@@ -78,7 +78,7 @@ def _present(names: pa.ChunkedArray) -> list[str]:
     return [name for name in names.unique().to_pylist() if name is not None]
 
 
-def of(section: Section, form: NumberFormat) -> Launches:
+def of(section: NcuTable, form: NumberFormat) -> Launches:
     """The launches of a table, whose numbers are written in this format."""
     return _of_wide(section, form) if section.plan.layout is Layout.WIDE else _of_long(section, form)
 
@@ -86,7 +86,7 @@ def of(section: Section, form: NumberFormat) -> Launches:
 # --- wide
 
 
-def _of_wide(section: Section, form: NumberFormat) -> Launches:
+def _of_wide(section: NcuTable, form: NumberFormat) -> Launches:
     values: dict[str, Floats] = {}
     warnings = list(section.plan.warnings)
     for reading in section.plan.readings:
@@ -120,7 +120,7 @@ def _foreign(metric: str, text: str | None) -> list[str]:
 # --- long
 
 
-def _of_long(section: Section, form: NumberFormat) -> Launches:
+def _of_long(section: NcuTable, form: NumberFormat) -> Launches:
     columns = section.columns
     launch, first = _launch_of_row(columns)
     metric_codes, metric_names = _coded(columns.column(METRIC))
@@ -165,7 +165,7 @@ class _Rows:
     metric_names: Sequence[str]
     unit_names: Sequence[str]
 
-    def of(self, role: Role, launches: int) -> Floats | None:
+    def of(self, role: MetricRole, launches: int) -> Floats | None:
         """By launch, from the first metric of the role that has a value in a unit of its kind."""
         factors = np.array([_nan_if_none(factor(role.kind, unit)) for unit in self.unit_names])
         for metric in role.metrics:
@@ -179,7 +179,7 @@ class _Rows:
                 return found
         return None
 
-    def unknown_units(self, role: Role) -> list[str]:
+    def unknown_units(self, role: MetricRole) -> list[str]:
         """A warning for numbers that have no unit of the role's kind; labels may be meant for another role."""
         for metric in role.metrics:
             rows = (self.metric == self.metric_names.index(metric)) & ~np.isnan(self.value)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from analysis.ncu import metrics
-from analysis.ncu.metrics import Role
+from analysis.ncu.metrics import MetricRole
 from analysis.ncu.units import factor
 
 
@@ -39,14 +39,14 @@ _IDENTITY = (PROCESS, NAME, BLOCK, GRID, CAPABILITY, DEVICE, DEVICE_NAME, MAJOR,
 class Reading:
     """A metric of a wide table that is read: for which role, in which unit, and how many base units that is."""
 
-    role: Role
+    role: MetricRole
     metric: str
     unit: str
     factor: float
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class ReadingPlan:
     """Which columns are read, by name: as text, and as numbers. `readings` and `units` are those of a wide table."""
 
     layout: Layout
@@ -69,19 +69,19 @@ def layout_of(header: Sequence[str]) -> Layout:
     return Layout.WIDE
 
 
-def plan(header: tuple[str, ...], units: Sequence[str] | None) -> Plan:
+def plan(header: tuple[str, ...], units: Sequence[str] | None) -> ReadingPlan:
     """What to read of a table with this header; `units` is the second row of a wide one, None where it has none."""
     layout = layout_of(header)
     marks = tuple(name for name in dict.fromkeys(header) if name.startswith((STARTED, PUSHED)))
     identity = tuple(name for name in _IDENTITY if name in header) + marks
     if layout is not Layout.WIDE:
         own = tuple(name for name in (METRIC, UNIT) if name in header)
-        return Plan(layout=layout, header=header, texts=identity + own, numbers=(VALUE,), units={})
+        return ReadingPlan(layout=layout, header=header, texts=identity + own, numbers=(VALUE,), units={})
     # In reverse: of two columns with one name the first counts.
     unit_of = dict(zip(reversed(header), reversed(units), strict=True)) if units else {}
     chosen = {role: _reading(role, unit_of) for role in metrics.known(header)}
     readings = tuple(reading for reading in chosen.values() if reading)
-    return Plan(
+    return ReadingPlan(
         layout=layout,
         header=header,
         texts=identity,
@@ -92,7 +92,7 @@ def plan(header: tuple[str, ...], units: Sequence[str] | None) -> Plan:
     )
 
 
-def _reading(role: Role, unit_of: Mapping[str, str]) -> Reading | None:
+def _reading(role: MetricRole, unit_of: Mapping[str, str]) -> Reading | None:
     """The first metric whose unit fits the role; without units only what needs none."""
     for metric in role.metrics:
         unit = unit_of.get(metric, "")
@@ -102,12 +102,12 @@ def _reading(role: Role, unit_of: Mapping[str, str]) -> Reading | None:
     return None
 
 
-def _unknown(role: Role, unit_of: Mapping[str, str]) -> str:
+def _unknown(role: MetricRole, unit_of: Mapping[str, str]) -> str:
     metric = role.metrics[0]
     return unknown_unit(metric, unit_of.get(metric, ""), role)
 
 
-def unknown_unit(metric: str, unit: str, role: Role) -> str:
+def unknown_unit(metric: str, unit: str, role: MetricRole) -> str:
     """The warning that a metric is left out, because nobody knows what its numbers are."""
     said = f"its unit '{unit}' is no known unit of" if unit else "the file gives no unit of"
     return f"{metric} is unavailable: {said} {role.kind.replace('_', ' ')}"

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from analysis.ncu.units import Kind
+from analysis.ncu.units import Quantity
 from workload.contract.vocabulary import tensor_operations
 
 _TABLE = Path(__file__).with_name("metrics.toml")
@@ -16,34 +16,37 @@ _NAME = re.compile(r"\w+__\w+")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Role:
+class MetricRole:
     """Something that a metric can tell, and the names of metrics that do; the first of them is the best."""
 
     name: str
-    kind: Kind
+    kind: Quantity
     metrics: tuple[str, ...]
 
 
 @functools.cache
-def roles() -> tuple[Role, ...]:
+def roles() -> tuple[MetricRole, ...]:
     """metrics.toml."""
     content = tomllib.loads(_TABLE.read_text(encoding="utf-8"))
     return tuple(
-        Role(name=name, kind=Kind(kind), metrics=tuple(metrics))
+        MetricRole(name=name, kind=Quantity(kind), metrics=tuple(metrics))
         for kind, section in content.items()
         for name, metrics in section.items()
     )
 
 
-def known(names: Iterable[str]) -> tuple[Role, ...]:
+def known(names: Iterable[str]) -> tuple[MetricRole, ...]:
     """The roles that metrics of these names can play; tensor operations are a role each."""
     present = frozenset(names)
     table = [
-        Role(name=role.name, kind=role.kind, metrics=found)
+        MetricRole(name=role.name, kind=role.kind, metrics=found)
         for role in roles()
         if (found := tuple(name for name in role.metrics if name in present))
     ]
-    return (*table, *(Role(name=name, kind=Kind.COUNT, metrics=(name,)) for name in tensor_operations(present)))
+    return (
+        *table,
+        *(MetricRole(name=name, kind=Quantity.COUNT, metrics=(name,)) for name in tensor_operations(present)),
+    )
 
 
 def is_label(name: str) -> bool:

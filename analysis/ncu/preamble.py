@@ -31,7 +31,7 @@ _BANNER_BYTES = 200
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class NcuSource:
     """A file, or its content as UTF-8 where the file is written in another encoding."""
 
     path: Path
@@ -64,23 +64,23 @@ class Preamble:
     is_cut: bool
 
 
-def source_of(path: Path) -> Source:
+def source_of(path: Path) -> NcuSource:
     """The file at `path`. PowerShell redirects as UTF-16, which is recoded; what a pipe holds is kept."""
-    plain = Source(path=path)
+    plain = NcuSource(path=path)
     with plain.open() as file:
         try:
             content = None if file.seekable() else file.read()
             first = file.read(2) if content is None else content[:2]
             if not first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-                return Source(path=path, content=content)
+                return NcuSource(path=path, content=content)
             whole = first + file.read() if content is None else content
         except OSError as error:
             reason = f"it cannot be read: {error.strerror or error}"
             raise NcuFileError(path, Failure.ABSENT, reason, hint="look at the path") from error
-    return Source(path=path, content=whole.decode("utf-16", errors="replace").encode())
+    return NcuSource(path=path, content=whole.decode("utf-16", errors="replace").encode())
 
 
-def find(source: Source) -> Preamble:
+def find(source: NcuSource) -> Preamble:
     """Find the header. Raises `NcuFileError` with what the file is instead."""
     with source.open() as file:
         head = file.read(_KEPT_BYTES)
@@ -150,7 +150,7 @@ def _complete(file: BinaryIO, start: int) -> tuple[int, bool]:
     return max(start, size - len(last)) if is_cut else size, is_cut
 
 
-def text_lines(source: Source, preamble: Preamble) -> Iterator[str]:
+def text_lines(source: NcuSource, preamble: Preamble) -> Iterator[str]:
     """The text lines of the table's range."""
     with source.open() as file:
         file.seek(preamble.start)

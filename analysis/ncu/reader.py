@@ -14,14 +14,14 @@ from analysis.ncu.launches import Launches
 from analysis.ncu.layout import Layout
 from analysis.ncu.numbers import Floats, MixedNumbersError, NumberFormat
 from analysis.ncu.preamble import ERROR, Preamble
-from analysis.ncu.table import Section
-from analysis.ncu.units import Kind
+from analysis.ncu.table import NcuTable
+from analysis.ncu.units import Quantity
 from workload.contract.vocabulary import TENSOR_PIPE_IS_PRODUCTS, names_tensor_cores
 
 _WARNINGS_LIMIT = 100
 # In lines without quotes; "1, 2" may be anything.
 _FEW_CELLS = 3
-_ADDITIVE = {Kind.TIME, Kind.BYTES, Kind.COUNT}
+_ADDITIVE = {Quantity.TIME, Quantity.BYTES, Quantity.COUNT}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class NcuFile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Content:
+class _Launches:
     """The launches of a file, table by table, and what is known beside them."""
 
     layout: Layout
@@ -94,9 +94,9 @@ def read(path: Path) -> NcuFile:
 # --- the two kinds of files
 
 
-def _of_report(path: Path) -> _Content:
+def _of_report(path: Path) -> _Launches:
     found = report.read(path)
-    return _Content(
+    return _Launches(
         layout=Layout.REPORT,
         tables=[found],
         number_format=NumberFormat.PLAIN,
@@ -106,7 +106,7 @@ def _of_report(path: Path) -> _Content:
     )
 
 
-def _of_csv(path: Path) -> _Content:
+def _of_csv(path: Path) -> _Launches:
     source = preamble.source_of(path)
     found = preamble.find(source)
     sections = table.sections(source, found)
@@ -121,7 +121,7 @@ def _of_csv(path: Path) -> _Content:
     except MixedNumbersError as error:
         raise NcuFileError(path, Failure.MIXED_NUMBERS, str(error), hint="export again with LC_ALL=C") from error
     said, is_broken = _around(found, sections)
-    return _Content(
+    return _Launches(
         layout=sections[0].plan.layout,
         tables=[launches.of(section, form) for section in sections],
         number_format=form,
@@ -131,7 +131,7 @@ def _of_csv(path: Path) -> _Content:
     )
 
 
-def _around(found: Preamble, sections: Sequence[Section]) -> tuple[list[str], bool]:
+def _around(found: Preamble, sections: Sequence[NcuTable]) -> tuple[list[str], bool]:
     """What ncu said before and between rows, and whether rows are broken."""
     said = list(found.messages)
     broken = int(found.is_cut)

@@ -102,7 +102,7 @@ def _damaged(path: Path, reason: str) -> NcuFileError:
     return NcuFileError(path, Failure.DAMAGED, f"{_MODULE} cannot read it: {reason}", hint=hint)
 
 
-def _value(action: Action, role: metrics.Role) -> _Value | None:
+def _value(action: Action, role: metrics.MetricRole) -> _Value | None:
     """From the first metric of the role that was measured."""
     for name in role.metrics:
         metric = action.metric_by_name(name)

@@ -14,8 +14,8 @@ import pyarrow.csv
 
 from analysis.ncu import layout, numbers, preamble
 from analysis.ncu.errors import Failure, NcuFileError
-from analysis.ncu.layout import ID, NAME, Layout, Plan
-from analysis.ncu.preamble import Preamble, Source
+from analysis.ncu.layout import ID, NAME, Layout, ReadingPlan
+from analysis.ncu.preamble import NcuSource, Preamble
 
 _SAMPLED_LINES = 200
 # More rows that fit no header than a broken file or a chatty program leaves: the table has another form.
@@ -30,13 +30,13 @@ _TEXT = pa.dictionary(pa.int32(), pa.string())
 
 
 @dataclass(frozen=True, kw_only=True)
-class Section:
+class NcuTable:
     """One table: `columns` has the plan's columns and the launches' IDs; numbers are floats already, or still text.
 
     `rejected`: lines between its rows that are none. `attributes`: those of the first launch's GPU, in a wide table.
     """
 
-    plan: Plan
+    plan: ReadingPlan
     columns: pa.Table
     rejected: tuple[str, ...]
     attributes: Mapping[str, str]
@@ -47,7 +47,7 @@ class Section:
         return all(pa.types.is_floating(self.columns.schema.field(name).type) for name in self.plan.numbers)
 
 
-def sections(source: Source, found: Preamble, *, as_text: bool = False) -> list[Section]:
+def sections(source: NcuSource, found: Preamble, *, as_text: bool = False) -> list[NcuTable]:
     """Every table of the file: the one, or those of several runs that were written one after the other.
 
     `as_text` leaves numbers as they are written. Raises `NcuFileError`.
@@ -93,7 +93,7 @@ class _Range(io.RawIOBase):
                 return valid
 
 
-def _regular(source: Source, found: Preamble, plan: Plan, start: int, *, as_text: bool) -> Section | None:
+def _regular(source: NcuSource, found: Preamble, plan: ReadingPlan, start: int, *, as_text: bool) -> NcuTable | None:
     """With a cell in every column of every row; None where the table is not like that."""
     rejected: list[str] = []
 
@@ -120,7 +120,7 @@ def _regular(source: Source, found: Preamble, plan: Plan, start: int, *, as_text
             )
     except pa.ArrowException:
         return None
-    return Section(
+    return NcuTable(
         plan=plan,
         columns=_with_id(columns.rename_columns(list(types))),
         rejected=tuple(rejected),
@@ -128,7 +128,7 @@ def _regular(source: Source, found: Preamble, plan: Plan, start: int, *, as_text
     )
 
 
-def _is_no_row(row: "pyarrow.csv.InvalidRow", plan: Plan, delimiter: str) -> bool:
+def _is_no_row(row: "pyarrow.csv.InvalidRow", plan: ReadingPlan, delimiter: str) -> bool:
     """Whether the line may be left out: a message, or of a wide table a row that breaks off."""
     if row.actual_columns == 1:
         return True
@@ -144,19 +144,19 @@ def _with_id(columns: pa.Table) -> pa.Table:
     return columns.filter(launches.is_valid()) if launches.null_count else columns
 
 
-def _first_row(source: Source, found: Preamble, start: int) -> list[str]:
+def _first_row(source: NcuSource, found: Preamble, start: int) -> list[str]:
     with source.open() as file:
         file.seek(start)
         rows = (preamble.cells(line.decode(errors="replace"), found.delimiter) for line in preamble.byte_lines(file))
         return next((row for row in rows if len(row) == len(found.header)), [])
 
 
-def _attributes(plan: Plan, row: Sequence[str]) -> dict[str, str]:
+def _attributes(plan: ReadingPlan, row: Sequence[str]) -> dict[str, str]:
     pairs = zip(plan.header, row, strict=False)
     return {name: value for name, value in pairs if name.startswith(layout.ATTRIBUTE) and value not in numbers.ABSENT}
 
 
-def _units(source: Source, found: Preamble) -> tuple[list[str] | None, int]:
+def _units(source: NcuSource, found: Preamble) -> tuple[list[str] | None, int]:
     """The second row of a wide table, where it holds units, and where the rows of launches start."""
     start = found.start
     if layout.layout_of(found.header) is Layout.WIDE:
@@ -177,7 +177,7 @@ def _units_in(row: Sequence[str], header: Sequence[str]) -> list[str] | None:
     return [cell.strip() for cell in row] if is_units else None
 
 
-def _has_plain_numbers(source: Source, found: Preamble, plan: Plan, start: int) -> bool:
+def _has_plain_numbers(source: NcuSource, found: Preamble, plan: ReadingPlan, start: int) -> bool:
     """Whether the first rows have numbers as a programming language writes them, or none."""
     positions = [plan.position(name) for name in plan.numbers]
     with source.open() as file:
@@ -205,7 +205,7 @@ def _is_plain(text: str) -> bool:
 class _Collector:
     """Takes rows one by one and keeps the cells that are wanted, as columns."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: ReadingPlan) -> None:
         self._plan = plan
         self._names = (ID, *plan.texts, *plan.numbers)
         self._positions = [plan.position(name) for name in self._names]
@@ -238,10 +238,10 @@ class _Collector:
             arrays[name] = arrays[name].dictionary_encode()
         self._chunks.append(pa.table(arrays))
 
-    def section(self) -> Section:
+    def section(self) -> NcuTable:
         """All rows so far."""
         self._flush()
-        return Section(
+        return NcuTable(
             plan=self._plan,
             columns=pa.concat_tables(self._chunks),
             rejected=tuple(self._rejected),
@@ -257,7 +257,7 @@ def _is_id(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= _ID_DIGITS
 
 
-def _irregular(source: Source, found: Preamble) -> Iterator[Section]:
+def _irregular(source: NcuSource, found: Preamble) -> Iterator[NcuTable]:
     """Row by row: rows of several lengths, lines of the program between them, further headers."""
     header: tuple[str, ...] = found.header
     collector: _Collector | None = None

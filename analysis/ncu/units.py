@@ -9,7 +9,7 @@ from pathlib import Path
 _TABLE = Path(__file__).with_name("units.toml")
 
 
-class Kind(StrEnum):
+class Quantity(StrEnum):
     """What a unit measures; values come in the base unit that is named here."""
 
     TIME = "time"  # s
@@ -22,11 +22,11 @@ class Kind(StrEnum):
 
 
 @functools.cache
-def _table() -> Mapping[Kind, Mapping[str, float]]:
+def _table() -> Mapping[Quantity, Mapping[str, float]]:
     content = tomllib.loads(_TABLE.read_text(encoding="utf-8"))
-    return {Kind(kind): factors for kind, factors in content.items()}
+    return {Quantity(kind): factors for kind, factors in content.items()}
 
 
-def factor(kind: Kind, unit: str) -> float | None:
+def factor(kind: Quantity, unit: str) -> float | None:
     """Base units of `kind` in one `unit`; None for a unit of another kind, or none that is known."""
     return _table()[kind].get(unit.strip())

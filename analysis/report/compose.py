@@ -7,7 +7,7 @@ import pandas as pd
 from analysis.figures.figure import Figure
 from analysis.report import words
 from analysis.report.content import Picture, Report, Section, figures_of
-from analysis.report.evidence import Evidence
+from analysis.report.evidence import ReportEvidence
 from analysis.report.sections import (
     answer,
     complexity,
@@ -21,7 +21,7 @@ from analysis.report.sections import (
 )
 
 # The order of the lab reports that this one answers: design, complexity, measurement, roofline, analysis, environment.
-SECTIONS: tuple[Callable[[Evidence], Section], ...] = (
+SECTIONS: tuple[Callable[[ReportEvidence], Section], ...] = (
     answer.section,
     design.section,
     complexity.section,
@@ -37,7 +37,7 @@ SECTIONS: tuple[Callable[[Evidence], Section], ...] = (
 )
 
 
-def compose(evidence: Evidence) -> Report:
+def compose(evidence: ReportEvidence) -> Report:
     """Every section, and below the title what the report is about."""
     runs = evidence.results.runs
     facts = [
@@ -60,7 +60,7 @@ def compose(evidence: Evidence) -> Report:
     )
 
 
-def _configurations(evidence: Evidence) -> int:
+def _configurations(evidence: ReportEvidence) -> int:
     """Those that were measured; where none was, those that ran or were profiled."""
     every = evidence.material.every
     return len(evidence.material.measured) or len(every.drop_duplicates(["env", "task", "variant", "batch_size"]))

@@ -30,7 +30,7 @@ class Compared:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Evidence:
+class ReportEvidence:
     """Results, and what was made of them."""
 
     results: Results
@@ -96,7 +96,7 @@ def _is_named(name: str, wanted: str) -> bool:
     return name == wanted or (wanted.endswith(("_", "-")) and name.startswith(wanted))
 
 
-def gather(results: Results, *, on_stage: Callable[[str], None] = lambda _: None) -> Evidence:
+def gather(results: Results, *, on_stage: Callable[[str], None] = lambda _: None) -> ReportEvidence:
     """The tables that figures need, and the figures; the rest when a section asks for it."""
     on_stage("tables")
     found = material.make(
@@ -107,4 +107,4 @@ def gather(results: Results, *, on_stage: Callable[[str], None] = lambda _: None
         costs=costs.costs,
     )
     on_stage("figures")
-    return Evidence(results=results, material=found, drawn=registry.figures(found))
+    return ReportEvidence(results=results, material=found, drawn=registry.figures(found))

@@ -7,7 +7,7 @@ from typing import Any
 
 from analysis.importing import Given
 from analysis.report import words
-from analysis.report.evidence import Evidence
+from analysis.report.evidence import ReportEvidence
 from workload.contract.errors import UsageError
 from workload.contract.spec import Device, RunSpec, arguments, options
 from workload.contract.text import printable
@@ -15,7 +15,7 @@ from workload.contract.text import printable
 SHOWN_RUNS = 3
 
 
-def commands(evidence: Evidence) -> list[str]:
+def commands(evidence: ReportEvidence) -> list[str]:
     """A comment with the runs, and the command, per configuration and place."""
     by_command: dict[tuple[str, str], list[str]] = {}
     for row in words.rows_of(evidence.material.every[["run_id", "env"]]):

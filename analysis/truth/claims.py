@@ -5,15 +5,15 @@ from functools import partial
 from typing import Any
 
 from analysis.truth import counting, running
-from analysis.truth.evidence import Evidence
-from analysis.truth.judging import Claim
+from analysis.truth.evidence import GpuEvidence
+from analysis.truth.judging import GpuClaim
 
 MODELS = ("resnet50", "resnet18", "mobilenet_v2", "vit_b_16")
 PRECISIONS = ("fp32", "tf32", "amp", "bf16")
 
 
-def _claim(claim: str, expected: str, parts: str | Sequence[str], judge: Any) -> Claim:
-    return Claim(
+def _claim(claim: str, expected: str, parts: str | Sequence[str], judge: Any) -> GpuClaim:
+    return GpuClaim(
         claim=claim, expected=expected, parts=(parts,) if isinstance(parts, str) else tuple(parts), judge=judge
     )
 
@@ -88,6 +88,6 @@ FAILURES = (
 CLAIMS = (*COUNTERS, *PROFILES, *RATES, *FAILURES)
 
 
-def judge(evidence: Evidence) -> list[dict[str, Any]]:
+def judge(evidence: GpuEvidence) -> list[dict[str, Any]]:
     """A row per claim."""
     return [claim.row(evidence) for claim in CLAIMS]

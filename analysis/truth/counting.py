@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from analysis.ncu.families import Family, family
-from analysis.truth.judging import Finding, NotSettledError, exact, figures
+from analysis.truth.judging import NotSettledError, Observation, exact, figures
 from workload.contract.vocabulary import CALIBRATED_FROM, CALIBRATED_TO, names_tensor_cores
 
 PIPE, CONSTANTS = "sm__inst_executed_pipe_tensor.sum", "sm__inst_executed_pipe_tensor_op_hmma_type_hfma2.sum"
@@ -36,7 +36,7 @@ def _plain(counters: Mapping[str, Any]) -> list[str]:
     return [*hands, *counters["plain"]]
 
 
-def compiled(compiler: Mapping[str, Any]) -> Finding:
+def compiled(compiler: Mapping[str, Any]) -> Observation:
     """HFMA2.MMA in machine code, by compute capability."""
     counted = {
         f"{target[:-1]}.{target[-1]}": kernels["constants"].get("instructions")
@@ -46,18 +46,18 @@ def compiled(compiler: Mapping[str, Any]) -> Finding:
     if not known:
         raise NotSettledError("triton, whose nvdisasm reads machine code, is not installed")
     holds = all((number > 0) == (capability in WITH_CONSTANTS) for capability, number in known.items())
-    return Finding(found=figures(known), holds=holds)
+    return Observation(found=figures(known), holds=holds)
 
 
-def constants_on_pipe(machine: Mapping[str, Any], counters: Mapping[str, Any]) -> Finding:
+def constants_on_pipe(machine: Mapping[str, Any], counters: Mapping[str, Any]) -> Observation:
     """Whether stores of constants use the tensor pipe on the GPUs where we say so."""
     found = sum_of(counters["launches"], PIPE, "constants")
-    return Finding(
+    return Observation(
         found=f"{found:g} instructions", holds=(found > 0) == (machine["gpu"]["capability"] in WITH_CONSTANTS)
     )
 
 
-def rest_is_zero(counters: Mapping[str, Any]) -> Finding:
+def rest_is_zero(counters: Mapping[str, Any]) -> Observation:
     """What is left of the pipe's instructions without those that build constants."""
     launches = counters["launches"]
     if CONSTANTS in counters["asked"]:
@@ -67,25 +67,25 @@ def rest_is_zero(counters: Mapping[str, Any]) -> Finding:
     return exact(rest, 0)
 
 
-def constants_as_half(counters: Mapping[str, Any]) -> Finding:
+def constants_as_half(counters: Mapping[str, Any]) -> Observation:
     """Whether constants count as fp16 arithmetic."""
     found = {op: sum_of(counters["launches"], FLOAT.format(op), "constants") for op in ("hadd", "hmul", "hfma")}
     return exact(found, 0)
 
 
-def packed_half(counters: Mapping[str, Any]) -> Finding:
+def packed_half(counters: Mapping[str, Any]) -> Observation:
     """What one packed half instruction counts."""
     known = counters["known"]["packed_half"]["half_instructions"]
     return exact({"hfma": sum_of(counters["launches"], FLOAT.format("hfma"), "packed_half") / known}, 2, within=0.02)
 
 
-def single(counters: Mapping[str, Any]) -> Finding:
+def single(counters: Mapping[str, Any]) -> Observation:
     """What one fp32 instruction counts."""
     known = counters["known"]["single"]["single_instructions"]
     return exact({"ffma": sum_of(counters["launches"], FLOAT.format("ffma"), "single") / known}, 1, within=0.01)
 
 
-def product(counters: Mapping[str, Any]) -> Finding:
+def product(counters: Mapping[str, Any]) -> Observation:
     """Counted FLOP of a matrix product of known size."""
     if "product" not in counters["known"]:
         raise NotSettledError("this GPU has no such product")
@@ -94,55 +94,55 @@ def product(counters: Mapping[str, Any]) -> Finding:
         raise NotSettledError("this ncu counts no tensor operations")
     counted = sum(sum_of(counters["launches"], name, "product") for name in names)
     ratio = counted / counters["known"]["product"]["tensor_flop"]
-    return Finding(found=f"{ratio:.4g}", holds=CALIBRATED_FROM <= ratio <= CALIBRATED_TO)
+    return Observation(found=f"{ratio:.4g}", holds=CALIBRATED_FROM <= ratio <= CALIBRATED_TO)
 
 
-def backward_in_range(counters: Mapping[str, Any]) -> Finding:
+def backward_in_range(counters: Mapping[str, Any]) -> Observation:
     """Launches of autograd's thread in a range of the whole process."""
     number = sum(launch["range"] == "backward" for launch in counters["launches"])
-    return Finding(found=f"{number} launches", holds=number > 1)
+    return Observation(found=f"{number} launches", holds=number > 1)
 
 
-def backward_not_pushed(counters: Mapping[str, Any]) -> Finding:
+def backward_not_pushed(counters: Mapping[str, Any]) -> Observation:
     """The same launches in a range of one thread."""
     if counters["pushed"] is None:
         raise NotSettledError("ncu's table has no column of such ranges")
-    return Finding(found=f"{counters['pushed']} launches", holds=counters["pushed"] == 0)
+    return Observation(found=f"{counters['pushed']} launches", holds=counters["pushed"] == 0)
 
 
-def l2(machine: Mapping[str, Any], counters: Mapping[str, Any]) -> Finding:
+def l2(machine: Mapping[str, Any], counters: Mapping[str, Any]) -> Observation:
     """Whether bytes move between two halves of the L2."""
     if L2_FABRIC not in counters["asked"]:
-        return Finding(found="no such counter", holds=machine["gpu"]["capability"] not in WITH_CONSTANTS)
+        return Observation(found="no such counter", holds=machine["gpu"]["capability"] not in WITH_CONSTANTS)
     whole, between = (
         sum(launch["values"].get(name) or 0 for launch in counters["launches"]) for name in (L2, L2_FABRIC)
     )
     found = f"{between:.4g} of {whole:.4g} sectors"
-    return Finding(found=found, holds=(between > 0) == (machine["gpu"]["capability"] in WITH_CONSTANTS))
+    return Observation(found=found, holds=(between > 0) == (machine["gpu"]["capability"] in WITH_CONSTANTS))
 
 
 # --- what ncu knows
 
 
-def names_known(machine: Mapping[str, Any], metrics: Mapping[str, Any]) -> Finding:
+def names_known(machine: Mapping[str, Any], metrics: Mapping[str, Any]) -> Observation:
     """Names of our table that ncu does not know: of this GPU, or without one of a chip of every capability."""
     if machine["gpu"]:
         missing = set(_of_this_gpu(machine, metrics, "missing"))
-        return Finding(found=", ".join(sorted(missing)) or "all are known", holds=not missing)
+        return Observation(found=", ".join(sorted(missing)) or "all are known", holds=not missing)
     by_capability = [answer for ncu in metrics["ncu"] for answer in ncu["missing"].items()]
     if not by_capability:
         raise NotSettledError("no ncu here knows a chip of our table")
     missing = {name for _, names in by_capability for name in names}
     capabilities = ", ".join(sorted({capability for capability, _ in by_capability}))
-    return Finding(found=f"{', '.join(sorted(missing)) or 'all are known'} of {capabilities}", holds=not missing)
+    return Observation(found=f"{', '.join(sorted(missing)) or 'all are known'} of {capabilities}", holds=not missing)
 
 
-def dram_known(machine: Mapping[str, Any], metrics: Mapping[str, Any]) -> Finding:
+def dram_known(machine: Mapping[str, Any], metrics: Mapping[str, Any]) -> Observation:
     """One name for the bytes of memory, or the two parts of it."""
     known = set(_of_this_gpu(machine, metrics, "known"))
     parts = [next((name for name in names if name in known), None) for names in DRAM_PARTS]
     names = [DRAM] if DRAM in known else [name for name in parts if name]
-    return Finding(found=" + ".join(names) or "none", holds=DRAM in known or None not in parts)
+    return Observation(found=" + ".join(names) or "none", holds=DRAM in known or None not in parts)
 
 
 def _of_this_gpu(machine: Mapping[str, Any], metrics: Mapping[str, Any], what: str) -> list[str]:
@@ -166,42 +166,44 @@ def profile_of(run: Mapping[str, Any]) -> Mapping[str, Any]:
     return profile
 
 
-def calibrated(run: Mapping[str, Any]) -> Finding:
+def calibrated(run: Mapping[str, Any]) -> Observation:
     """Counted over known FLOP of a product of each type."""
     calibration = profile_of(run)["checks"]["calibration"]
     found = {kind: each["ratio"] for kind, each in calibration.items() if each["ratio"] is not None}
-    return Finding(found=figures(found), holds=all(each["verified"] for each in calibration.values()))
+    return Observation(found=figures(found), holds=all(each["verified"] for each in calibration.values()))
 
 
-def no_lower_bound(run: Mapping[str, Any]) -> Finding:
+def no_lower_bound(run: Mapping[str, Any]) -> Observation:
     """Whether hidden matrix products are suspected."""
     profile = profile_of(run)
-    return Finding(found=profile["lower_bound_reason"] or "no lower bound", holds=not profile["flop_is_lower_bound"])
+    return Observation(
+        found=profile["lower_bound_reason"] or "no lower bound", holds=not profile["flop_is_lower_bound"]
+    )
 
 
-def near_model(run: Mapping[str, Any]) -> Finding:
+def near_model(run: Mapping[str, Any]) -> Observation:
     """Counted FLOP over those of the formulas."""
     check = profile_of(run)["checks"]["model_flop"]
     if check["counted_over_model"] is None:
         raise NotSettledError("the run has no FLOP of formulas")
     cause = f", {check['likely_cause']}" if check["likely_cause"] else ""
-    return Finding(found=f"{check['counted_over_model']:.3g}{cause}", holds=not check["flagged"])
+    return Observation(found=f"{check['counted_over_model']:.3g}{cause}", holds=not check["flagged"])
 
 
-def dram_counted(run: Mapping[str, Any]) -> Finding:
+def dram_counted(run: Mapping[str, Any]) -> Observation:
     """Bytes of memory in the profile."""
     moved = profile_of(run)["dram_bytes_per_step"]
-    return Finding(found=f"{moved:.4g} bytes a step" if moved else "none", holds=bool(moved))
+    return Observation(found=f"{moved:.4g} bytes a step" if moved else "none", holds=bool(moved))
 
 
-def seconds_per_kernel(run: Mapping[str, Any]) -> Finding:
+def seconds_per_kernel(run: Mapping[str, Any]) -> Observation:
     """What ncu takes for a launch."""
     profile = profile_of(run)
     each_s = profile["elapsed_s"] / profile["kernels_profiled"]
-    return Finding(found=f"{each_s:.2f} s, {profile['passes']:g} passes", holds=each_s <= KERNEL_LIMIT_S)
+    return Observation(found=f"{each_s:.2f} s, {profile['passes']:g} passes", holds=each_s <= KERNEL_LIMIT_S)
 
 
-def tensor_names(run: Mapping[str, Any]) -> Finding:
+def tensor_names(run: Mapping[str, Any]) -> Observation:
     """Kernels that use tensor cores and whose name does not tell, or the other way round."""
     wrong = set()
     for launch in run["launches"]:
@@ -212,13 +214,13 @@ def tensor_names(run: Mapping[str, Any]) -> Finding:
                 wrong.add(launch["kernel"][:80])
     if not run["launches"]:
         raise NotSettledError("no launch was profiled")
-    return Finding(found="; ".join(sorted(wrong)) or "every name tells", holds=not wrong)
+    return Observation(found="; ".join(sorted(wrong)) or "every name tells", holds=not wrong)
 
 
-def families(names: Mapping[str, Any]) -> Finding:
+def families(names: Mapping[str, Any]) -> Observation:
     """The share of a step's time in kernels of no known family."""
     shares = {}
     for step, rows in names["steps"].items():
         total = sum(row["s"] for row in rows)
         shares[step] = sum(row["s"] for row in rows if family(row["name"]) is Family.OTHER) / total
-    return Finding(found=figures(shares), holds=all(share <= UNKNOWN_SHARE for share in shares.values()))
+    return Observation(found=figures(shares), holds=all(share <= UNKNOWN_SHARE for share in shares.values()))

@@ -22,7 +22,7 @@ HINT = "python -m workload gpu-truth -o DIR leaves such a folder and its archive
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evidence:
+class GpuEvidence:
     """The documents by part."""
 
     parts: Mapping[str, Mapping[str, Any]]
@@ -42,7 +42,7 @@ class Evidence:
         return f"part {part} failed: {document.get('reason')}"
 
 
-def read(path: Path) -> Evidence:
+def read(path: Path) -> GpuEvidence:
     """The evidence in a folder or an archive. Raises `BundleError` for what is damaged, foreign or too large."""
     if not path.exists():
         raise UsageError(f"'{path}' does not exist", hint=HINT)
@@ -52,7 +52,7 @@ def read(path: Path) -> Evidence:
         raise BundleError(f"'{path}' cannot be read: {error}", hint=HINT) from error
     if not texts:
         raise BundleError(f"'{path}' holds no evidence: there is no {PARTS}/NAME.json in it", hint=HINT)
-    return Evidence(parts={name: _document(path, name, text) for name, text in texts.items()})
+    return GpuEvidence(parts={name: _document(path, name, text) for name, text in texts.items()})
 
 
 def _in_folder(folder: Path) -> Iterator[tuple[str, bytes]]:

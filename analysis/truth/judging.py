@@ -6,10 +6,10 @@ from enum import StrEnum
 from statistics import median
 from typing import Any
 
-from analysis.truth.evidence import Evidence
+from analysis.truth.evidence import GpuEvidence
 
 
-class Verdict(StrEnum):
+class ClaimVerdict(StrEnum):
     """What the evidence says of a claim."""
 
     HOLDS = "holds"
@@ -22,7 +22,7 @@ class NotSettledError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class Observation:
     """What was found, and whether the claim holds."""
 
     found: str
@@ -30,7 +30,7 @@ class Finding:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Claim:
+class GpuClaim:
     """What this project says of GPUs, what should then be found, in which parts, and how they are read.
 
     `judge` gets the evidence of these parts, in this order.
@@ -39,34 +39,34 @@ class Claim:
     claim: str
     expected: str
     parts: tuple[str, ...]
-    judge: Callable[..., Finding]
+    judge: Callable[..., Observation]
 
-    def row(self, evidence: Evidence) -> dict[str, Any]:
+    def row(self, evidence: GpuEvidence) -> dict[str, Any]:
         """As a row of the table."""
         shown = {"claim": self.claim, "expected": self.expected, "found": None, "parts": list(self.parts)}
         missing = [part for part in self.parts if not isinstance(evidence.of(part), dict)]
         if missing:
-            return {**shown, "verdict": Verdict.OPEN, "why": evidence.why_not(missing[0])}
+            return {**shown, "verdict": ClaimVerdict.OPEN, "why": evidence.why_not(missing[0])}
         try:
             finding = self.judge(*map(evidence.of, self.parts))
         except NotSettledError as error:
-            return {**shown, "verdict": Verdict.OPEN, "why": str(error)}
+            return {**shown, "verdict": ClaimVerdict.OPEN, "why": str(error)}
         # Evidence comes from other machines and other versions: whatever its shape, it costs its own row.
         except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError):
             why = f"part {' or '.join(self.parts)} is not as the collector writes it"
-            return {**shown, "verdict": Verdict.OPEN, "why": why}
+            return {**shown, "verdict": ClaimVerdict.OPEN, "why": why}
         return {
             **shown,
             "found": finding.found,
-            "verdict": Verdict.HOLDS if finding.holds else Verdict.DISPROVED,
+            "verdict": ClaimVerdict.HOLDS if finding.holds else ClaimVerdict.DISPROVED,
             "why": None,
         }
 
 
-def exact(found: Mapping[str, float], expected: float, *, within: float = 0.0) -> Finding:
+def exact(found: Mapping[str, float], expected: float, *, within: float = 0.0) -> Observation:
     """Whether every figure is the expected one, within a share of it."""
     holds = all(abs(value - expected) <= within * abs(expected) for value in found.values())
-    return Finding(found=figures(found), holds=holds)
+    return Observation(found=figures(found), holds=holds)
 
 
 def figures(found: Mapping[str, float]) -> str:

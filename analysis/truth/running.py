@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import quantiles
 from typing import Any
 
-from analysis.truth.judging import Finding, NotSettledError, figures, mean, middle
+from analysis.truth.judging import NotSettledError, Observation, figures, mean, middle
 from workload.contract.errors import ExitCode
 from workload.contract.peaks import find
 
@@ -34,7 +34,7 @@ def _rows(loads: Mapping[str, Any], name: str) -> Sequence[Mapping[str, Any]]:
     return rows
 
 
-def power_lag(machine: Mapping[str, Any], ceilings: Mapping[str, Any]) -> Finding:
+def power_lag(machine: Mapping[str, Any], ceilings: Mapping[str, Any]) -> Observation:
     """The usual answer over the instant one while the load rises."""
     ratios = {}
     for name in ceilings["loads"]:
@@ -48,7 +48,7 @@ def power_lag(machine: Mapping[str, Any], ceilings: Mapping[str, Any]) -> Findin
     pair = tuple(int(part) for part in capability.split("."))
     averaged = pair >= AVERAGED_FROM and capability not in NOT_AVERAGED
     lags = min(ratios.values()) < LAG_BELOW
-    return Finding(found=figures(ratios), holds=lags == averaged)
+    return Observation(found=figures(ratios), holds=lags == averaged)
 
 
 def _thirds(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
@@ -59,16 +59,16 @@ def _thirds(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
     return middle([row["call_s"] for row in rows[:size]]), middle([row["call_s"] for row in rows[-size:]])
 
 
-def bursts(ceilings: Mapping[str, Any]) -> Finding:
+def bursts(ceilings: Mapping[str, Any]) -> Observation:
     """The rate of the first third over that of the last."""
     ratios = {}
     for name in ceilings["loads"]:
         first_s, last_s = _thirds(_rows(ceilings, name))
         ratios[name] = last_s / first_s
-    return Finding(found=figures(ratios), holds=all(ratio <= BURST_ABOVE for ratio in ratios.values()))
+    return Observation(found=figures(ratios), holds=all(ratio <= BURST_ABOVE for ratio in ratios.values()))
 
 
-def below_peak(machine: Mapping[str, Any], ceilings: Mapping[str, Any]) -> Finding:
+def below_peak(machine: Mapping[str, Any], ceilings: Mapping[str, Any]) -> Observation:
     """Sustained rates over the vendor's."""
     gpu, shares = machine["gpu"], {}
     for name, load in ceilings["loads"].items():
@@ -78,17 +78,17 @@ def below_peak(machine: Mapping[str, Any], ceilings: Mapping[str, Any]) -> Findi
             shares[name] = load["work"] / _thirds(load["rows"])[1] / vendor
     if not shares:
         raise NotSettledError(f"the table of peaks has no {gpu['name']}")
-    return Finding(found=figures(shares), holds=all(PEAK_FROM <= share <= PEAK_TO for share in shares.values()))
+    return Observation(found=figures(shares), holds=all(PEAK_FROM <= share <= PEAK_TO for share in shares.values()))
 
 
-def roof_is_sustained(ceilings: Mapping[str, Any]) -> Finding:
+def roof_is_sustained(ceilings: Mapping[str, Any]) -> Observation:
     """The product's own roofs over the rates that the last third of a load had."""
     own, ratios = ceilings["ceilings"], {}
     for name, rate in {**own["flop_per_s"], "copy": own["bytes_per_s"].get("copy")}.items():
         if rate and name in ceilings["loads"]:
             sustained = ceilings["loads"][name]["work"] / _thirds(_rows(ceilings, name))[1]
             ratios[name] = (rate.get("sustained") or rate["median"]) / sustained
-    return Finding(found=figures(ratios), holds=all(abs(ratio - 1) <= ROOF_WITHIN for ratio in ratios.values()))
+    return Observation(found=figures(ratios), holds=all(abs(ratio - 1) <= ROOF_WITHIN for ratio in ratios.values()))
 
 
 # --- training
@@ -102,7 +102,7 @@ def _completed(part: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]
             yield precision, run, record
 
 
-def in_band(part: Mapping[str, Any]) -> Finding:
+def in_band(part: Mapping[str, Any]) -> Observation:
     """Images/s against what others published for this GPU."""
     texts, holds = [], True
     for precision, run, record in _completed(part):
@@ -114,10 +114,10 @@ def in_band(part: Mapping[str, Any]) -> Finding:
     if not texts:
         rates = {precision: record["timing"]["images_per_s"] for precision, _, record in _completed(part)}
         raise NotSettledError(f"no published band: {figures(rates)} images/s")
-    return Finding(found=", ".join(texts), holds=holds)
+    return Observation(found=", ".join(texts), holds=holds)
 
 
-def all_complete(part: Mapping[str, Any]) -> Finding:
+def all_complete(part: Mapping[str, Any]) -> Observation:
     """How the runs ended; tf32 may be refused before compute capability 8.0."""
     ends = {
         name: (run.get("record") or {}).get("status") or f"exit code {run['exit_code']}"
@@ -125,41 +125,41 @@ def all_complete(part: Mapping[str, Any]) -> Finding:
     }
     refused = ("completed", f"exit code {int(ExitCode.USAGE)}")
     holds = all(end == "completed" or (name == "tf32" and end in refused) for name, end in ends.items())
-    return Finding(found=", ".join(f"{name} {end}" for name, end in ends.items()), holds=holds)
+    return Observation(found=", ".join(f"{name} {end}" for name, end in ends.items()), holds=holds)
 
 
-def fp32_is_not_tf32(part: Mapping[str, Any]) -> Finding:
+def fp32_is_not_tf32(part: Mapping[str, Any]) -> Observation:
     """How much faster tf32 trains."""
     rates = {precision: record["timing"]["images_per_s"] for precision, _, record in _completed(part)}
     if "tf32" not in rates or "fp32" not in rates:
         raise NotSettledError("there is no pair of fp32 and tf32")
     ratio = rates["tf32"] / rates["fp32"]
-    return Finding(found=f"{ratio:.3g}", holds=ratio >= TF32_OVER_FP32)
+    return Observation(found=f"{ratio:.3g}", holds=ratio >= TF32_OVER_FP32)
 
 
-def long_enough(part: Mapping[str, Any]) -> Finding:
+def long_enough(part: Mapping[str, Any]) -> Observation:
     """Seconds of each measured region."""
     lengths = {precision: record["timing"]["measured_s"] for precision, _, record in _completed(part)}
-    return Finding(found=f"{figures(lengths)} s", holds=min(lengths.values()) >= LEAST_MEASURED_S)
+    return Observation(found=f"{figures(lengths)} s", holds=min(lengths.values()) >= LEAST_MEASURED_S)
 
 
-def skipped_counted(part: Mapping[str, Any]) -> Finding:
+def skipped_counted(part: Mapping[str, Any]) -> Observation:
     """The measured steps that AMP skipped."""
     timings = {precision: record["timing"] for precision, _, record in _completed(part)}
     if "amp" not in timings:
         raise NotSettledError("there is no run in amp")
     number = timings["amp"].get("skipped_steps", {}).get("measured")
-    return Finding(found="not in run.json" if number is None else f"{number:g}", holds=number is not None)
+    return Observation(found="not in run.json" if number is None else f"{number:g}", holds=number is not None)
 
 
-def instruments(loops: Mapping[str, Any]) -> Finding:
+def instruments(loops: Mapping[str, Any]) -> Observation:
     """The time with instruments over the time without."""
     ratios = loops["ratios"]
     low, ratio, high = quantiles(ratios, n=4)
     found = f"{ratio:.4f} (half of {len(ratios)} pairs {low:.4f} to {high:.4f}), {loops['model']} on {loops['device']}"
     if high - low > NOISE:
         raise NotSettledError(f"the pairs are too far apart: {found}")
-    return Finding(found=found, holds=ratio <= INSTRUMENTS_UP_TO)
+    return Observation(found=found, holds=ratio <= INSTRUMENTS_UP_TO)
 
 
 # --- what goes wrong
@@ -170,26 +170,26 @@ def _ended(run: Mapping[str, Any]) -> str:
     return f"exit code {run['exit_code']}" + (f", {status}" if status else "")
 
 
-def out_of_memory(failures: Mapping[str, Any]) -> Finding:
+def out_of_memory(failures: Mapping[str, Any]) -> Observation:
     """How runs that do not fit end."""
     runs = {name: failures["cases"][name] for name in ("a little too large", "much too large")}
     holds = all(
         run["exit_code"] == ExitCode.OUT_OF_MEMORY and (run["record"] or {}).get("status") == "out_of_memory"
         for run in runs.values()
     )
-    return Finding(found="; ".join(f"{name}: {_ended(run)}" for name, run in runs.items()), holds=holds)
+    return Observation(found="; ".join(f"{name}: {_ended(run)}" for name, run in runs.items()), holds=holds)
 
 
-def completes(failures: Mapping[str, Any], *, case: str) -> Finding:
+def completes(failures: Mapping[str, Any], *, case: str) -> Observation:
     """Whether a run with a switch comes to its end."""
     run = failures["cases"][case]
-    return Finding(found=_or_why(run), holds=run["exit_code"] == ExitCode.DONE)
+    return Observation(found=_or_why(run), holds=run["exit_code"] == ExitCode.DONE)
 
 
-def completes_or_explains(failures: Mapping[str, Any], *, case: str) -> Finding:
+def completes_or_explains(failures: Mapping[str, Any], *, case: str) -> Observation:
     """Whether it comes to its end, or says in two lines what to do."""
     run = failures["cases"][case]
-    return Finding(found=_or_why(run), holds=run["exit_code"] == ExitCode.DONE or "hint: " in run["said"])
+    return Observation(found=_or_why(run), holds=run["exit_code"] == ExitCode.DONE or "hint: " in run["said"])
 
 
 def _or_why(run: Mapping[str, Any]) -> str:
@@ -199,7 +199,7 @@ def _or_why(run: Mapping[str, Any]) -> str:
     return f"{_ended(run)}, {error}"
 
 
-def interrupted(interrupt: Mapping[str, Any]) -> Finding:
+def interrupted(interrupt: Mapping[str, Any]) -> Observation:
     """What Ctrl-C leaves of a profile."""
     if interrupt["ended_before_the_signal"]:
         raise NotSettledError("the profile ended before the signal")
@@ -209,40 +209,42 @@ def interrupted(interrupt: Mapping[str, Any]) -> Finding:
     said = f"{left} process{'' if left == 1 else 'es'} left"
     found = f"exit code {interrupt['exit_code']}, the run is {interrupt['status']}, {said}"
     holds = (interrupt["exit_code"], interrupt["status"], left) == (ExitCode.INTERRUPTED, "completed", 0)
-    return Finding(found=found, holds=holds)
+    return Observation(found=found, holds=holds)
 
 
-def refused(refusals: Mapping[str, Any]) -> Finding:
+def refused(refusals: Mapping[str, Any]) -> Observation:
     """Devices that are not there, asked for by name and by `auto`."""
     cases = refusals["cases"]
     wanted = {"mps": ExitCode.USAGE, "cuda, hidden": ExitCode.USAGE, "auto, hidden": ExitCode.DONE}
     words = {"mps": "no MPS device", "cuda, hidden": "no CUDA device"}
     holds = all(cases[name]["exit_code"] == code for name, code in wanted.items())
     holds = holds and all(text in cases[name]["said"] for name, text in words.items())
-    return Finding(found="; ".join(f"{name}: {_or_why(cases[name])}" for name in wanted), holds=holds)
+    return Observation(found="; ".join(f"{name}: {_or_why(cases[name])}" for name in wanted), holds=holds)
 
 
-def driver(machine: Mapping[str, Any]) -> Finding:
+def driver(machine: Mapping[str, Any]) -> Observation:
     """Whether `auto` computes on the GPU, or says why it cannot."""
     if machine["gpu"]:
-        return Finding(found=f"auto is {machine['auto']}", holds=machine["auto"] == "cuda")
+        return Observation(found=f"auto is {machine['auto']}", holds=machine["auto"] == "cuda")
     if not machine["driver"] and not machine["wsl"]:
         raise NotSettledError("no NVIDIA driver is loaded there")
-    return Finding(found=machine["obstacle"] or "nothing", holds=bool(machine["obstacle"] and machine["notes"]))
+    return Observation(found=machine["obstacle"] or "nothing", holds=bool(machine["obstacle"] and machine["notes"]))
 
 
-def wsl(machine: Mapping[str, Any], run: Mapping[str, Any]) -> Finding:
+def wsl(machine: Mapping[str, Any], run: Mapping[str, Any]) -> Observation:
     """What is said where Windows has the counters."""
     if not machine["wsl"]:
         raise NotSettledError("it is not WSL")
     profile = (run.get("record") or {}).get("profile") or {}
     found = f"{profile.get('status')}: {profile.get('hint') or profile.get('reason')}"
-    return Finding(found=found, holds=profile.get("status") == "completed" or "Windows" in (profile.get("hint") or ""))
+    return Observation(
+        found=found, holds=profile.get("status") == "completed" or "Windows" in (profile.get("hint") or "")
+    )
 
 
-def tests_pass(tests: Mapping[str, Any]) -> Finding:
+def tests_pass(tests: Mapping[str, Any]) -> Observation:
     """The last line of pytest."""
     last = (tests["said"].splitlines() or ["nothing"])[-1]
     if tests["exit_code"] not in (0, 1) or not re.search("passed|failed", last):
         raise NotSettledError(f"no test ran: {last}")
-    return Finding(found=last, holds=tests["exit_code"] == 0)
+    return Observation(found=last, holds=tests["exit_code"] == 0)

@@ -23,7 +23,7 @@ from analysis.figures.figure import Figure
 from analysis.report import html, markdown, reproduce, words
 from analysis.report.compose import compose
 from analysis.report.content import Bullets, Commands, Paragraph, Picture, Report, Section, Table
-from analysis.report.evidence import Evidence, gather
+from analysis.report.evidence import ReportEvidence, gather
 from analysis.report.sections import answer, complexity, context, design, discussion, variability
 from benchmarks.synthetic_bundles import make
 from tests.docs import grammar
@@ -36,12 +36,12 @@ INTERVAL = re.compile(r"interval|\d to \d|no interval")
 
 
 @pytest.fixture(scope="module")
-def evidence(tmp_path_factory: pytest.TempPathFactory) -> Evidence:
+def evidence(tmp_path_factory: pytest.TempPathFactory) -> ReportEvidence:
     return gather(analysis.load(matrix(tmp_path_factory.mktemp("report") / "results")))
 
 
 @pytest.fixture(scope="module")
-def report(evidence: Evidence) -> Report:
+def report(evidence: ReportEvidence) -> Report:
     return compose(evidence)
 
 
@@ -56,7 +56,7 @@ def repeats(name: str, images_per_s: tuple[float, ...], **facts: Any) -> list[di
     return [run(f"{name}{number}", steps=[batch / rate] * 20, **found) for number, rate in enumerate(images_per_s)]
 
 
-def of(*runs: Mapping[str, Any]) -> Evidence:
+def of(*runs: Mapping[str, Any]) -> ReportEvidence:
     return gather(results(*runs))
 
 
@@ -155,7 +155,7 @@ def test_a_cell_has_the_unit_and_the_digits_of_its_column(column: Column, value:
 # --- the answer
 
 
-def test_the_answer_names_the_fastest_and_how_far_it_is_ahead(evidence: Evidence) -> None:
+def test_the_answer_names_the_fastest_and_how_far_it_is_ahead(evidence: ReportEvidence) -> None:
     first, second = answer.sentences(answer.ranking(evidence), evidence)
     assert first.startswith(
         "mobilenet_v2 trains fastest on gcp-l4-us-central1-a at batch 64, fp32: 2020 images/s (95 % inte"
@@ -175,7 +175,7 @@ def test_overlapping_environments_are_not_ranked() -> None:
     assert "100.0 images/s (one run: no interval); t4 comes next, how far behind cannot be said: " in sentence
 
 
-def test_cheapest_where_prices_exist(evidence: Evidence) -> None:
+def test_cheapest_where_prices_exist(evidence: ReportEvidence) -> None:
     (table,) = [
         each for each in answer.section(evidence).blocks if isinstance(each, Table) and "Cheapest" in each.caption
     ]
@@ -233,7 +233,7 @@ def test_a_batch_that_does_not_fit_is_an_answer() -> None:
     assert table is None
 
 
-def test_expensive_hardware_in_time_and_money(evidence: Evidence) -> None:
+def test_expensive_hardware_in_time_and_money(evidence: ReportEvidence) -> None:
     sentences = list(discussion.hardware_sentences(evidence))
     assert sentences[0].startswith(
         "mobilenet_v2: gcp-l4-us-central1-a costs 1.40 x as much per hour as gcp-t4-us-central1-a; "
@@ -257,7 +257,7 @@ def test_without_prices_hardware_is_compared_by_speed_alone() -> None:
     assert alone[1].startswith("One environment was measured")
 
 
-def test_memory_bounds_with_the_interval_of_the_intensity(evidence: Evidence) -> None:
+def test_memory_bounds_with_the_interval_of_the_intensity(evidence: ReportEvidence) -> None:
     (light, heavy) = discussion.memory_sentences(evidence)
     # 2e9 and 1e10 FLOP by 1e8 to 4e8 bytes.
     assert light.startswith("mobilenet_v2 is limited by memory in 6 of 6 configurations at 5.00 to 20.0 FLOP/byte: ")
@@ -279,7 +279,7 @@ def test_zones_are_compared_where_one_device_ran_in_two() -> None:
     assert list(discussion.zone_sentences(same))[-1].startswith("No device ran in two zones")
 
 
-def test_no_claim_without_an_interval(evidence: Evidence) -> None:
+def test_no_claim_without_an_interval(evidence: ReportEvidence) -> None:
     unknown = (
         "cannot be",
         "does not fit",
@@ -319,7 +319,7 @@ def test_sections_come_in_the_order_of_a_lab_report(report: Report) -> None:
     assert not [text for text in every if "nan" in text.split() or "None" in text.split()]
 
 
-def test_the_run_matrix_counts_what_ran(evidence: Evidence) -> None:
+def test_the_run_matrix_counts_what_ran(evidence: ReportEvidence) -> None:
     (table,) = [each for each in design.section(evidence).blocks if isinstance(each, Table)]
     assert table.rows[0] == [
         "gcp-l4-us-central1-a", "NVIDIA L4", "gcp, docker", "mobilenet_v2, resnet18", "synthetic 224 px", "fp32",
@@ -336,7 +336,7 @@ def test_runs_that_broke_off_are_listed() -> None:
     assert table.rows == [["b", "local-cuda", "resnet18", "32", "failed", "boom"]]
 
 
-def test_complexity_per_image_step_and_layer(evidence: Evidence) -> None:
+def test_complexity_per_image_step_and_layer(evidence: ReportEvidence) -> None:
     section = complexity.section(evidence)
     tables = [each for each in section.blocks if isinstance(each, Table)]
     assert [table.caption.split(":")[0] for table in tables] == [
@@ -351,7 +351,7 @@ def test_complexity_per_image_step_and_layer(evidence: Evidence) -> None:
     assert "mobilenet_v2 does the least work per byte: 5.00 FLOP, and resnet18 the most: 25.0." in sentence
 
 
-def test_what_is_missing_is_told_with_its_reason(evidence: Evidence) -> None:
+def test_what_is_missing_is_told_with_its_reason(evidence: ReportEvidence) -> None:
     found = texts(context.limits(evidence))
     assert "kernel_breakdown: no run was profiled with --profile ncu" in found
 
@@ -364,7 +364,7 @@ def test_notes_that_differ_in_figures_are_one_line() -> None:
     assert "the run got 0.7 of 1 CPUs (3 runs, with other figures)" in texts(context.limits(found))
 
 
-def test_causes_are_summed_up_by_environment(evidence: Evidence) -> None:
+def test_causes_are_summed_up_by_environment(evidence: ReportEvidence) -> None:
     tables = [each for each in variability.section(evidence).blocks if isinstance(each, Table)]
     assert tables[-1].caption == "Causes found, and how much they explain"
     assert ["gcp-t4-us-central1-a", "power cap", "18"] in [list(row[:3]) for row in tables[-1].rows]
@@ -481,14 +481,14 @@ def test_a_page_of_imports_says_whose_method_it_was() -> None:
     assert "No run has telemetry to look for causes in." in said
 
 
-def test_every_figure_has_its_place(report: Report, evidence: Evidence) -> None:
+def test_every_figure_has_its_place(report: Report, evidence: ReportEvidence) -> None:
     drawn = [each.name for each in evidence.drawn if isinstance(each, Figure)]
     assert sorted(figure.name for figure in report.figures()) == sorted(drawn)
     # Each by its section; the last resort below is for one that nobody placed yet.
     assert "more" not in [section.name for section in report.sections]
 
 
-def test_a_figure_that_no_section_names_is_shown_all_the_same(evidence: Evidence) -> None:
+def test_a_figure_that_no_section_names_is_shown_all_the_same(evidence: ReportEvidence) -> None:
     chart = next(each for each in evidence.drawn if isinstance(each, Figure)).chart
     new = Figure(name="brand_new", title="New", caption="New.", text="1", chart=chart)
     page = compose(replace(evidence, drawn=[*evidence.drawn, new]))
@@ -560,7 +560,7 @@ def test_commands_repeat_the_run(environment: Any, spec: RunSpec, line: str) -> 
         grammar.check(line)
 
 
-def test_a_command_gives_the_same_spec_back(evidence: Evidence) -> None:
+def test_a_command_gives_the_same_spec_back(evidence: ReportEvidence) -> None:
     record = evidence.record(evidence.material.every["run_id"].iloc[0])
     line = reproduce.command(record)
     assert line.startswith(
@@ -596,7 +596,7 @@ def test_what_no_command_started_says_so(record: dict[str, Any], line: str) -> N
         grammar.check(line)
 
 
-def test_repeats_share_a_line(evidence: Evidence) -> None:
+def test_repeats_share_a_line(evidence: ReportEvidence) -> None:
     lines = reproduce.commands(evidence)
     assert len(lines) == 2 * 12
     assert lines[0].startswith("# gcp-t4-us-central1-a: 20261101T000100Z-")
@@ -685,7 +685,7 @@ def test_every_figure_is_in_the_page_once(page: Page, report: Report) -> None:
     assert len(set(names)) == len(names)
 
 
-def test_the_page_is_the_same_for_the_same_runs(evidence: Evidence, report: Report) -> None:
+def test_the_page_is_the_same_for_the_same_runs(evidence: ReportEvidence, report: Report) -> None:
     assert html.render(compose(evidence)) == html.render(report)
 
 

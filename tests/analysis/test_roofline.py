@@ -16,14 +16,14 @@ from analysis import roofline
 from analysis.__main__ import main
 from analysis.figures.figure import Figure
 from analysis.report.evidence import gather
-from analysis.roofline import Kind, Roof, Source, Work
+from analysis.roofline import Roof, RoofKind, Work, WorkSource
 from benchmarks.synthetic_bundles import change, make, make_record
 from tests.analysis.ncu_files import DRAM, FADD, FFMA, FMUL, STARTED, TIME, wide
 from workload.contract import bundle, verdict
 from workload.contract.verdict import Bound
 
 L1, L2, TENSOR = "l1tex__t_bytes.sum", "lts__t_bytes.sum", "sm__inst_executed_pipe_tensor.sum"
-T4 = Roof(kind=Kind.MEASURED, flop_per_s=7.2e12, bytes_per_s=2.6e11)
+T4 = Roof(kind=RoofKind.MEASURED, flop_per_s=7.2e12, bytes_per_s=2.6e11)
 WRONG = "the roof or the precision's label is wrong, or kernels execute fewer FLOP than modelled (Winograd)"
 POSITIVE = st.floats(1e-6, 1e6)
 
@@ -341,7 +341,7 @@ def counter_point(tmp_path: Path, **changes: Any) -> dict[str, Any]:
     for where, value in changes.items():
         change(made, where, value)
     table = points(tmp_path, {**COUNTED, **made})
-    return only(table[table["source"] == Source.COUNTERS])
+    return only(table[table["source"] == WorkSource.COUNTERS])
 
 
 def test_counter_point_by_hand(tmp_path: Path) -> None:

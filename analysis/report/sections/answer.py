@@ -11,7 +11,7 @@ from analysis.figures import registry, throughput
 from analysis.figures.figure import Figure
 from analysis.report import words
 from analysis.report.content import Block, Bullets, Paragraph, Picture, Section
-from analysis.report.evidence import Evidence
+from analysis.report.evidence import ReportEvidence
 from analysis.statistics.samples import LEVEL
 from workload.contract.tables import Column, Role
 from workload.contract.verdict import Bound
@@ -49,7 +49,7 @@ CHEAPEST = (
 )
 
 
-def section(evidence: Evidence) -> Section:
+def section(evidence: ReportEvidence) -> Section:
     """The first thing that a reader sees: what is wrong with it, what it says, and the roofline it stands under."""
     rows = ranking(evidence)
     blocks: list[Block] = [*_errors(evidence), Bullets(sentences=list(sentences(rows, evidence)))]
@@ -62,13 +62,13 @@ def section(evidence: Evidence) -> Section:
     return Section(name="answer", title="The answer", blocks=blocks)
 
 
-def headline(evidence: Evidence) -> list[Figure]:
+def headline(evidence: ReportEvidence) -> list[Figure]:
     """The one roofline at the top of the page: of all environments, or of the only one; else of a profile's kernels."""
     every = evidence.figures("roofline_combined") or evidence.figures("roofline_", "kernel_roofline_")
     return every[:1]
 
 
-def _errors(evidence: Evidence) -> list[Block]:
+def _errors(evidence: ReportEvidence) -> list[Block]:
     """What the audit calls wrong: no headline stands without it."""
     errors = [finding for finding in evidence.findings if finding.severity is Severity.ERROR]
     if not errors:
@@ -90,7 +90,7 @@ def _subject(same: Sequence[Finding]) -> str:
     return f"{runs[0]}{more}" if runs else "all runs"
 
 
-def ranking(evidence: Evidence) -> list[dict[str, Any]]:
+def ranking(evidence: ReportEvidence) -> list[dict[str, Any]]:
     """Per model the fastest line of `measured`, with the second fastest environment and how far ahead it is.
 
     `ratio` and its interval: fastest by second; the intervals hold jointly for all models, 95 % divided among them.
@@ -106,7 +106,7 @@ def ranking(evidence: Evidence) -> list[dict[str, Any]]:
     return rows
 
 
-def _ahead(evidence: Evidence, first: Mapping[str, Any], second: Mapping[str, Any], pairs: int) -> dict[str, Any]:
+def _ahead(evidence: ReportEvidence, first: Mapping[str, Any], second: Mapping[str, Any], pairs: int) -> dict[str, Any]:
     level = 1 - (1 - LEVEL) / pairs
     found = statistics.compare(*(rates(evidence, row["run_ids"]) for row in (second, first)), level=level)
     interval = found.interval
@@ -118,13 +118,13 @@ def _ahead(evidence: Evidence, first: Mapping[str, Any], second: Mapping[str, An
     }
 
 
-def rates(evidence: Evidence, run_ids: Sequence[str]) -> list[float]:
+def rates(evidence: ReportEvidence, run_ids: Sequence[str]) -> list[float]:
     """Images per second of these runs."""
     runs = evidence.material.runs
     return [float(value) for value in runs.loc[runs["run_id"].isin(run_ids), "images_per_s"].dropna()]
 
 
-def sentences(rows: Sequence[Mapping[str, Any]], evidence: Evidence) -> Iterator[str]:
+def sentences(rows: Sequence[Mapping[str, Any]], evidence: ReportEvidence) -> Iterator[str]:
     """One per model: who is fastest, by how much, and what limits it."""
     if not rows:
         yield from _without_times(evidence)
@@ -152,7 +152,7 @@ def _first(row: Mapping[str, Any], lines: int) -> str:
     return f"{row['task']} {verb} {where}: {rate}{_lead(row)}"
 
 
-def _without_times(evidence: Evidence) -> Iterator[str]:
+def _without_times(evidence: ReportEvidence) -> Iterator[str]:
     """What there is to say where no run has a throughput: what profiles show, or how the runs ended."""
     points = evidence.material.kernel_points
     profiles = points[points["family"] != ALL] if len(points) else points
@@ -207,7 +207,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Block:
     return words.table("Fastest environment per model", FASTEST, shown)
 
 
-def _cheapest(evidence: Evidence) -> list[Block]:
+def _cheapest(evidence: ReportEvidence) -> list[Block]:
     costs = registry.cheapest(evidence.material.costs)
     if costs.empty:
         return [Paragraph(text="No run has a price per hour, so nothing is said about cost.")]
@@ -219,7 +219,7 @@ def _cheapest(evidence: Evidence) -> list[Block]:
     return [words.table("Cheapest environment per model, where prices are known", CHEAPEST, rows)]
 
 
-def _trust(evidence: Evidence) -> str:
+def _trust(evidence: ReportEvidence) -> str:
     counts = Counter(finding.severity for finding in evidence.findings)
     runs = evidence.results.runs
     lines = evidence.material.measured["runs"]

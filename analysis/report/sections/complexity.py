@@ -10,7 +10,7 @@ import pandas as pd
 
 from analysis.report import words
 from analysis.report.content import Block, Paragraph, Section
-from analysis.report.evidence import Evidence
+from analysis.report.evidence import ReportEvidence
 from workload.contract.tables import Column, Role
 
 _TABLE = Path(__file__).parents[1] / "big_o.toml"
@@ -45,7 +45,7 @@ LAYERS = (
 )
 
 
-def section(evidence: Evidence) -> Section:
+def section(evidence: ReportEvidence) -> Section:
     """A table per model, the FLOP by operation, and Big-O per layer type."""
     runs = evidence.material.every
     known = runs[runs["parameters"].notna()].drop_duplicates("task")
@@ -71,7 +71,7 @@ def _models(rows: list[dict[str, Any]]) -> Block:
     return words.table(f"Work per image: {COUNTED}", MODELS, known)
 
 
-def _steps(evidence: Evidence) -> Block:
+def _steps(evidence: ReportEvidence) -> Block:
     table = evidence.material.measured.drop_duplicates(["task", "variant", "batch_size"])
     runs = evidence.material.runs.drop_duplicates("line").set_index("line")
     rows = []
@@ -92,7 +92,7 @@ def _number(table: pd.DataFrame, row: Any, column: str) -> float | None:
     return value if words.is_known(value) else None
 
 
-def _by_operation(evidence: Evidence, rows: list[dict[str, Any]]) -> list[Block]:
+def _by_operation(evidence: ReportEvidence, rows: list[dict[str, Any]]) -> list[Block]:
     shares: list[tuple[str, Mapping[str, float]]] = []
     for row in rows:
         complexity = evidence.record(row["run_id"]).get("complexity")

@@ -10,7 +10,7 @@ from analysis.audit.finding import Finding, Severity
 from analysis.figures.labels import file_stem
 from analysis.report import words
 from analysis.report.content import Block, Bullets, Commands, Paragraph, Section
-from analysis.report.evidence import Evidence
+from analysis.report.evidence import ReportEvidence
 from analysis.report.reproduce import commands
 from workload.contract.tables import Column, Role
 
@@ -84,7 +84,7 @@ LIMITS = (
 )
 
 
-def environment(evidence: Evidence) -> Section:
+def environment(evidence: ReportEvidence) -> Section:
     """The environment table of report D, a row per environment and set of software."""
     runs = evidence.material.every
     distinct = runs.groupby(list(SOFTWARE_FACTS), dropna=False, sort=False).size().reset_index(name="runs")
@@ -111,7 +111,7 @@ def _joined(*values: object) -> str:
     return ", ".join(known) or words.ABSENT
 
 
-def _storage(evidence: Evidence, runs: pd.DataFrame) -> dict[str, str]:
+def _storage(evidence: ReportEvidence, runs: pd.DataFrame) -> dict[str, str]:
     """What the data set lay on, from the first run of each environment."""
     found = {}
     for row in words.rows_of(runs.drop_duplicates("env")):
@@ -125,7 +125,7 @@ def _storage(evidence: Evidence, runs: pd.DataFrame) -> dict[str, str]:
     return found
 
 
-def audit(evidence: Evidence) -> Section:
+def audit(evidence: ReportEvidence) -> Section:
     """Findings, those of one rule together, errors first."""
     by_rule: dict[tuple[Severity, str], list[Finding]] = defaultdict(list)
     for finding in evidence.findings:
@@ -155,7 +155,7 @@ def _subject(finding: Finding) -> str:
     return ", ".join(finding.subject[:SHOWN_RUNS]) + more
 
 
-def limits(evidence: Evidence) -> Section:
+def limits(evidence: ReportEvidence) -> Section:
     """What these figures do not say; and the figures that could not be drawn, with the reason."""
     blocks: list[Block] = [Bullets(sentences=LIMITS)]
     if evidence.missing:
@@ -173,7 +173,7 @@ def limits(evidence: Evidence) -> Section:
     return Section(name="limits", title="Limits", blocks=blocks)
 
 
-def _notes(evidence: Evidence) -> list[str]:
+def _notes(evidence: ReportEvidence) -> list[str]:
     """Notes that differ in their figures alone are one, with the first as its example."""
     held: dict[str, list[str]] = defaultdict(list)
     every: Iterable[Sequence[str]] = evidence.results.runs["notes"]
@@ -190,7 +190,7 @@ def _runs(notes: Sequence[str]) -> str:
     return f"{words.counted(len(notes), 'run')}{like}"
 
 
-def reproduce(evidence: Evidence) -> Section:
+def reproduce(evidence: ReportEvidence) -> Section:
     """The command line of every configuration, from the spec in the bundle."""
     found = commands(evidence)
     intro = (

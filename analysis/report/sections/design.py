@@ -8,7 +8,7 @@ import pandas as pd
 from analysis.configurations import completed
 from analysis.report import words
 from analysis.report.content import Block, Bullets, Paragraph, Section
-from analysis.report.evidence import Evidence
+from analysis.report.evidence import ReportEvidence
 from workload.contract.tables import Column, Role
 
 QUESTIONS = (
@@ -60,7 +60,7 @@ BROKEN = (
 )
 
 
-def section(evidence: Evidence) -> Section:
+def section(evidence: ReportEvidence) -> Section:
     """Questions, run matrix, method, and what broke off."""
     runs = evidence.material.every
     blocks: list[Block] = [
@@ -85,7 +85,7 @@ def _method(runs: pd.DataFrame) -> Sequence[str]:
     return [METHOD[1], foreign] if imported == len(runs) else [*METHOD, foreign]
 
 
-def _single(evidence: Evidence) -> str:
+def _single(evidence: ReportEvidence) -> str:
     """Whether anything in the report rests on one run: what is said here must hold for every sentence above."""
     lines = evidence.material.measured["runs"]
     single = int((lines == 1).sum())
@@ -99,7 +99,7 @@ def _single(evidence: Evidence) -> str:
     return "Every configuration ran at least twice, so that every throughput has an interval."
 
 
-def _matrix(evidence: Evidence, runs: pd.DataFrame) -> Block:
+def _matrix(evidence: ReportEvidence, runs: pd.DataFrame) -> Block:
     rows = [_matrix_row(env, runs[runs["env"] == env]) for env in evidence.material.environments]
     return words.table("Run matrix", MATRIX, rows)
 

@@ -16,7 +16,7 @@ from analysis import statistics
 from analysis.figures import registry
 from analysis.report import words
 from analysis.report.content import Bullets, Paragraph, Section, Table
-from analysis.report.evidence import Evidence
+from analysis.report.evidence import ReportEvidence
 from analysis.report.sections.answer import rates
 from analysis.statistics.power import ALPHA
 from workload.contract.tables import Column, Role
@@ -38,7 +38,7 @@ GAINS = (
 UNCORRECTED = "Each interval is a 95 % one by itself: of twenty such statements one may be wrong."
 
 
-def section(evidence: Evidence) -> Section:
+def section(evidence: ReportEvidence) -> Section:
     """One part per hypothesis."""
     hardware = [*hardware_sentences(evidence)]
     bounds = [*memory_sentences(evidence)]
@@ -73,7 +73,7 @@ def _first(items: Sequence[str]) -> list[str]:
 # --- hardware
 
 
-def hardware_sentences(evidence: Evidence) -> Iterator[str]:
+def hardware_sentences(evidence: ReportEvidence) -> Iterator[str]:
     """Per model, the dearest environment against the cheapest per hour: time, and money per million images."""
     costs = registry.cheapest(evidence.material.costs)
     if costs.empty or costs["env"].nunique() < LEAST_TO_COMPARE:
@@ -89,7 +89,7 @@ def hardware_sentences(evidence: Evidence) -> Iterator[str]:
         yield "No model ran on two environments of different price."
 
 
-def _dearest(evidence: Evidence, task: str, rows: Sequence[Mapping[str, Any]]) -> str:
+def _dearest(evidence: ReportEvidence, task: str, rows: Sequence[Mapping[str, Any]]) -> str:
     cheap, dear = rows[0], rows[-1]
     price = dear["usd_per_h"] / cheap["usd_per_h"]
     where = f"{task}: {dear['env']} costs {words.figure(price)} x as much per hour as {cheap['env']}"
@@ -110,7 +110,7 @@ def _dearest(evidence: Evidence, task: str, rows: Sequence[Mapping[str, Any]]) -
     return f"{where}; {speed}; {verdict}."
 
 
-def _line(evidence: Evidence, cost: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _line(evidence: ReportEvidence, cost: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The line of `measured` that a cost is of."""
     table = evidence.material.measured
     same = table[
@@ -123,7 +123,7 @@ def _line(evidence: Evidence, cost: Mapping[str, Any]) -> Mapping[str, Any] | No
     return max(rows, key=lambda row: row["images_per_s"] or 0.0) if rows else None
 
 
-def _without_prices(evidence: Evidence) -> Iterator[str]:
+def _without_prices(evidence: ReportEvidence) -> Iterator[str]:
     yield (
         "Fewer than two environments have a price per hour, so nothing is said about money. Runs on Compute "
         "Engine record "
@@ -143,7 +143,7 @@ def _without_prices(evidence: Evidence) -> Iterator[str]:
         yield f"The vendors' peaks: {peaks}."
 
 
-def _peaks(evidence: Evidence) -> str:
+def _peaks(evidence: ReportEvidence) -> str:
     roofs = evidence.material.roofs
     peaks = roofs[roofs["kind"] == "peak"] if len(roofs) else roofs
     return "; ".join(
@@ -154,7 +154,7 @@ def _peaks(evidence: Evidence) -> str:
 # --- memory
 
 
-def memory_sentences(evidence: Evidence) -> Iterator[str]:
+def memory_sentences(evidence: ReportEvidence) -> Iterator[str]:
     """Per model and environment, what limits it, with the interval of the intensity against the ridge."""
     points = evidence.material.points
     known = points[points["bound"].notna()] if len(points) else points
@@ -167,7 +167,7 @@ def memory_sentences(evidence: Evidence) -> Iterator[str]:
             yield _bounds(evidence, task, rows)
 
 
-def _bounds(evidence: Evidence, task: str, rows: Sequence[Mapping[str, Any]]) -> str:
+def _bounds(evidence: ReportEvidence, task: str, rows: Sequence[Mapping[str, Any]]) -> str:
     parts = []
     for env in evidence.material.environments:
         here = [row for row in rows if row["env"] == env]
@@ -187,7 +187,7 @@ def _bounds(evidence: Evidence, task: str, rows: Sequence[Mapping[str, Any]]) ->
     )
 
 
-def _ridges(evidence: Evidence, env: str, rows: Sequence[Mapping[str, Any]]) -> str:
+def _ridges(evidence: ReportEvidence, env: str, rows: Sequence[Mapping[str, Any]]) -> str:
     roofs = registry.usable_roofs(evidence.material.roofs, pd.DataFrame(rows))
     here = (
         roofs[(roofs["env"] == env) & (roofs["kind"] == "measured") & roofs["bytes_per_s"].notna()]
@@ -212,7 +212,7 @@ class Pays(StrEnum):
     OPEN = "the intervals leave it open"
 
 
-def batch_sentences(evidence: Evidence) -> tuple[list[str], Table | None]:
+def batch_sentences(evidence: ReportEvidence) -> tuple[list[str], Table | None]:
     """From which batch size on a larger one gains less than `WORTHWHILE`, per series; and the table behind it."""
     rows: list[Mapping[str, Any]] = []
     found: dict[Pays, list[str]] = {each: [] for each in Pays}
@@ -239,7 +239,7 @@ def batch_sentences(evidence: Evidence) -> tuple[list[str], Table | None]:
     return [first, *sentences, *_first(full)], words.table("Gain by each larger batch", GAINS, rows)
 
 
-def _gains(evidence: Evidence) -> Iterator[tuple[str, str, list[dict[str, Any]]]]:
+def _gains(evidence: ReportEvidence) -> Iterator[tuple[str, str, list[dict[str, Any]]]]:
     """Environment, series, and its steps from each batch size to the next."""
     measured = evidence.material.measured
     known = measured[measured["images_per_s"].notna()]
@@ -250,7 +250,7 @@ def _gains(evidence: Evidence) -> Iterator[tuple[str, str, list[dict[str, Any]]]
                 yield env, str(series), steps
 
 
-def _gain(evidence: Evidence, left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, Any]:
+def _gain(evidence: ReportEvidence, left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, Any]:
     found = statistics.compare(*(rates(evidence, row["run_ids"]) for row in (left, right)))
     return {
         "left": left["batch_size"],
@@ -286,7 +286,7 @@ def _ends(step: Mapping[str, Any]) -> str:
     return f" ({words.change(step['ratio'])}, {ends})"
 
 
-def _out_of_memory(evidence: Evidence) -> list[str]:
+def _out_of_memory(evidence: ReportEvidence) -> list[str]:
     failed = evidence.material.failed
     found = failed[failed["ending"].str.contains("out of memory")] if len(failed) else failed
     return [
@@ -298,7 +298,7 @@ def _out_of_memory(evidence: Evidence) -> list[str]:
 # --- precision
 
 
-def precision_sentences(evidence: Evidence) -> Iterator[str]:
+def precision_sentences(evidence: ReportEvidence) -> Iterator[str]:
     """What `analysis.compare` says by precision: those that are certain, and how many are not."""
     found = evidence.by_precision
     if found.reason is not None:
@@ -324,7 +324,7 @@ def _verdicts(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 # --- zones
 
 
-def zone_sentences(evidence: Evidence) -> Iterator[str]:
+def zone_sentences(evidence: ReportEvidence) -> Iterator[str]:
     """How far runs lie apart in each environment, and one device in different zones or under different hypervisors."""
     yield from _spread(evidence)
     said = False
@@ -347,7 +347,7 @@ def zone_sentences(evidence: Evidence) -> Iterator[str]:
         )
 
 
-def _spread(evidence: Evidence) -> Iterator[str]:
+def _spread(evidence: ReportEvidence) -> Iterator[str]:
     between = evidence.between
     for (place, device), table in between.groupby(["place", "device_name"], sort=False, dropna=False):
         known = words.rows_of(table[table["cov_between"].notna() & table["cov_between_low"].notna()])

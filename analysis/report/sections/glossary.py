@@ -2,10 +2,10 @@
 
 from analysis.glossary import load
 from analysis.report.content import Heading, Section, Table
-from analysis.report.evidence import Evidence
+from analysis.report.evidence import ReportEvidence
 
 
-def section(_: Evidence) -> Section:
+def section(_: ReportEvidence) -> Section:
     """The words of docs/glossary.md that the report uses."""
     rows = [(word.word, word.meaning) for words in load().values() for word in words if word.in_report]
     headings = (Heading(text="word"), Heading(text="means"))

@@ -5,7 +5,7 @@ from typing import Any
 from analysis.figures import registry
 from analysis.report import words
 from analysis.report.content import Block, Paragraph, Picture, Section
-from analysis.report.evidence import Compared, Evidence
+from analysis.report.evidence import Compared, ReportEvidence
 from workload.contract.tables import Column, Role
 
 # All pairs of places times all configurations: more than this are for `analyze compare`.
@@ -40,7 +40,7 @@ COMPARED = (
 )
 
 
-def section(evidence: Evidence) -> Section:
+def section(evidence: ReportEvidence) -> Section:
     """Figures first, then the table of all lines, then the comparisons."""
     figures = evidence.figures("throughput_env-", "batch_size_scaling", "model_comparison", "efficiency_comparison")
     timed = len(evidence.material.measured) > 0
@@ -60,7 +60,7 @@ def section(evidence: Evidence) -> Section:
     )
 
 
-def _summary(evidence: Evidence) -> Block:
+def _summary(evidence: ReportEvidence) -> Block:
     points = _points(evidence)
     spread = evidence.material.runs.groupby("line")["images_per_s"].agg(["mean", "std"])
     rows = []
@@ -80,7 +80,7 @@ def _summary(evidence: Evidence) -> Block:
     return words.table("Summary: one line per configuration and environment", SUMMARY, rows)
 
 
-def _points(evidence: Evidence) -> dict[tuple[Any, ...], dict[str, Any]]:
+def _points(evidence: ReportEvidence) -> dict[tuple[Any, ...], dict[str, Any]]:
     """By line, the point of the better source: counters before the model."""
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     for point in words.rows_of(evidence.material.points):

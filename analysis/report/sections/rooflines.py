@@ -6,7 +6,7 @@ from analysis.figures.figure import Figure
 from analysis.operators import SHOWN, longest
 from analysis.report import words
 from analysis.report.content import Block, Paragraph, Picture, Section
-from analysis.report.evidence import Evidence
+from analysis.report.evidence import ReportEvidence
 from analysis.report.sections.answer import headline
 from workload.contract.spec import Device
 from workload.contract.tables import Column, Role
@@ -68,7 +68,7 @@ OF_OPERATORS = (
 OF_KERNELS = "Kernels by torch.profiler, per step: their time on the GPU"
 
 
-def section(evidence: Evidence) -> Section:
+def section(evidence: ReportEvidence) -> Section:
     """Roofs, steps, shifts, kernels, operators."""
     blocks: list[Block] = [_roofs(evidence)]
     blocks += [Picture(figure=each) for each in others(evidence, "roofline_")]
@@ -82,13 +82,13 @@ def section(evidence: Evidence) -> Section:
     return Section(name="roofline", title="Roofline", blocks=blocks, parts=parts)
 
 
-def others(evidence: Evidence, *names: str) -> list[Figure]:
+def others(evidence: ReportEvidence, *names: str) -> list[Figure]:
     """Those that do not stand at the top of the page."""
     top = {figure.name for figure in headline(evidence)}
     return [figure for figure in evidence.figures(*names) if figure.name not in top]
 
 
-def _roofs(evidence: Evidence) -> Block:
+def _roofs(evidence: ReportEvidence) -> Block:
     roofs = evidence.material.roofs
     if roofs.empty:
         return Paragraph(text="No ceiling was measured, and no vendor's peak is known for these devices.")
@@ -96,7 +96,7 @@ def _roofs(evidence: Evidence) -> Block:
     return words.table("Ceilings measured on the machine, and the vendors' peaks (dense)", ROOFS, rows)
 
 
-def _intensity(evidence: Evidence) -> list[Block]:
+def _intensity(evidence: ReportEvidence) -> list[Block]:
     blocks: list[Block] = [Picture(figure=each) for each in evidence.figures("ai_vs_batch_")]
     shifts = evidence.shifts
     if shifts.empty:
@@ -109,7 +109,7 @@ def _intensity(evidence: Evidence) -> list[Block]:
     return [*blocks, words.table(caption, SHIFTS, rows)]
 
 
-def _families(evidence: Evidence) -> Block:
+def _families(evidence: ReportEvidence) -> Block:
     rows = [
         row
         | {
@@ -121,7 +121,7 @@ def _families(evidence: Evidence) -> Block:
     return words.table("Kernel families of each profile", FAMILIES, rows)
 
 
-def _operators(evidence: Evidence) -> list[Block]:
+def _operators(evidence: ReportEvidence) -> list[Block]:
     """A table of the operators that torch.profiler timed on CPUs, and one of the kernels that it timed on GPUs."""
     traced, _ = evidence.operators
     if traced.empty:

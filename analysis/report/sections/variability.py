@@ -6,7 +6,7 @@ from typing import Any
 
 from analysis.report import words
 from analysis.report.content import Block, Paragraph, Picture, Section
-from analysis.report.evidence import Evidence
+from analysis.report.evidence import ReportEvidence
 from workload.contract.tables import Column, Role
 
 BETWEEN = (
@@ -34,7 +34,7 @@ CAUSES = (
 )
 
 
-def section(evidence: Evidence) -> Section:
+def section(evidence: ReportEvidence) -> Section:
     """The figure of the fixed configuration, the table between runs, and the causes found."""
     blocks: list[Block] = [Picture(figure=each) for each in evidence.figures("variance_fixed_config")]
     if evidence.between.empty:
@@ -44,7 +44,7 @@ def section(evidence: Evidence) -> Section:
     return Section(name="variability", title="Variability", blocks=blocks)
 
 
-def _between(evidence: Evidence) -> Block:
+def _between(evidence: ReportEvidence) -> Block:
     rows = [row | {"interval": _interval(row, "cov_between")} for row in words.rows_of(evidence.between)]
     caption = (
         "Variation of step times (standard deviation of the logarithm): between runs, and within a run; what "
@@ -54,7 +54,7 @@ def _between(evidence: Evidence) -> Block:
     return words.table(caption, BETWEEN, rows)
 
 
-def _causes(evidence: Evidence) -> list[Block]:
+def _causes(evidence: ReportEvidence) -> list[Block]:
     """One line per cause and environment: how many runs, and the strongest case."""
     env_of = dict(zip(evidence.material.runs["run_id"], evidence.material.runs["env"], strict=True))
     found: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from analysis.truth.evidence import FORMAT, SCHEMA, Evidence
+from analysis.truth.evidence import FORMAT, SCHEMA, GpuEvidence
 
 FLOAT = "smsp__sass_thread_inst_executed_op_{}_pred_on.sum"
 PIPE, CONSTANTS = "sm__inst_executed_pipe_tensor.sum", "sm__inst_executed_pipe_tensor_op_hmma_type_hfma2.sum"
@@ -169,8 +169,8 @@ def document(part: str, evidence: Any, *, status: str = "done", reason: str | No
     }
 
 
-def evidence_of(parts: dict[str, Any]) -> Evidence:
-    return Evidence(parts={name: document(name, part) for name, part in parts.items()})
+def evidence_of(parts: dict[str, Any]) -> GpuEvidence:
+    return GpuEvidence(parts={name: document(name, part) for name, part in parts.items()})
 
 
 def save(folder: Path, parts: dict[str, Any]) -> Path:

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from analysis.truth.claims import CLAIMS, judge
-from analysis.truth.judging import Verdict
+from analysis.truth.judging import ClaimVerdict
 from tests.analysis.truth.answers import (
     CONSTANTS,
     FABRIC,
@@ -236,10 +236,10 @@ DISPROVED = [
 
 def test_every_claim_holds_on_a_gpu_that_is_as_we_say() -> None:
     rows = judge(evidence_of(h100()))
-    assert {row["claim"]: row["why"] or row["found"] for row in rows if row["verdict"] != Verdict.HOLDS} == {
+    assert {row["claim"]: row["why"] or row["found"] for row in rows if row["verdict"] != ClaimVerdict.HOLDS} == {
         "WSL's cure is Windows' own switch": "it is not WSL"
     }
-    assert all(row["found"] for row in rows if row["verdict"] == Verdict.HOLDS)
+    assert all(row["found"] for row in rows if row["verdict"] == ClaimVerdict.HOLDS)
 
 
 @pytest.mark.parametrize(("claim", "change", "found"), DISPROVED, ids=[case[0] for case in DISPROVED])
@@ -247,7 +247,7 @@ def test_every_claim_can_be_disproved(claim: str, change: Callable[[Parts], None
     parts = h100()
     change(parts)
     row = row_of(claim, parts)
-    assert (row["verdict"], row["found"]) == (Verdict.DISPROVED, found)
+    assert (row["verdict"], row["found"]) == (ClaimVerdict.DISPROVED, found)
 
 
 def test_the_table_above_has_every_claim_and_every_part_is_asked() -> None:
@@ -279,17 +279,17 @@ def test_texts_fit_a_narrow_table() -> None:
 def test_an_l4_has_neither_constants_on_the_pipe_nor_a_split_l2(claim: str, change: Callable[[Parts], None]) -> None:
     parts = h100()
     parts["machine"]["gpu"] = {"name": "NVIDIA L4", "capability": "8.9", "memory_bytes": 24e9}
-    assert row_of(claim, parts)["verdict"] == Verdict.DISPROVED
+    assert row_of(claim, parts)["verdict"] == ClaimVerdict.DISPROVED
     change(parts)
-    assert row_of(claim, parts)["verdict"] == Verdict.HOLDS
+    assert row_of(claim, parts)["verdict"] == ClaimVerdict.HOLDS
 
 
 def test_an_a100_answers_with_the_power_of_now() -> None:
     parts = h100()
     parts["machine"]["gpu"]["capability"] = "8.0"
-    assert row_of("the usual power is a mean of a second", parts)["verdict"] == Verdict.DISPROVED
+    assert row_of("the usual power is a mean of a second", parts)["verdict"] == ClaimVerdict.DISPROVED
     steady_power(parts)
-    assert row_of("the usual power is a mean of a second", parts)["verdict"] == Verdict.HOLDS
+    assert row_of("the usual power is a mean of a second", parts)["verdict"] == ClaimVerdict.HOLDS
 
 
 @pytest.mark.parametrize(
@@ -355,7 +355,7 @@ def test_what_the_evidence_does_not_settle(claim: str, change: Callable[[Parts],
     parts = h100()
     change(parts)
     row = row_of(claim, parts)
-    assert (row["verdict"], row["why"], row["found"]) == (Verdict.OPEN, why, None)
+    assert (row["verdict"], row["why"], row["found"]) == (ClaimVerdict.OPEN, why, None)
 
 
 def test_an_ncu_without_a_gpu_is_asked_about_chips() -> None:
@@ -363,10 +363,10 @@ def test_an_ncu_without_a_gpu_is_asked_about_chips() -> None:
     parts["machine"]["gpu"] = None
     parts["metrics"]["ncu"] = [{"known": {}, "missing": {"9.0": [], "8.9": []}}]
     row = row_of("ncu knows every name that is asked for", parts)
-    assert (row["verdict"], row["found"]) == (Verdict.HOLDS, "all are known of 8.9, 9.0")
+    assert (row["verdict"], row["found"]) == (ClaimVerdict.HOLDS, "all are known of 8.9, 9.0")
     parts["metrics"]["ncu"][0]["missing"]["8.9"] = ["l1tex__t_bytes.sum"]
     row = row_of("ncu knows every name that is asked for", parts)
-    assert (row["verdict"], row["found"]) == (Verdict.DISPROVED, "l1tex__t_bytes.sum of 8.9, 9.0")
+    assert (row["verdict"], row["found"]) == (ClaimVerdict.DISPROVED, "l1tex__t_bytes.sum of 8.9, 9.0")
     parts["metrics"]["ncu"] = []
     assert row_of("ncu knows every name that is asked for", parts)["why"] == "no ncu here knows a chip of our table"
 
@@ -378,9 +378,9 @@ def test_an_old_driver_is_named() -> None:
         "obstacle": "torch for CUDA 13.2 needs driver 580, and this is 550",
         "notes": ["…"],
     }
-    assert row_of("auto takes the GPU, or says why not", parts)["verdict"] == Verdict.HOLDS
+    assert row_of("auto takes the GPU, or says why not", parts)["verdict"] == ClaimVerdict.HOLDS
     parts["machine"]["notes"] = []
-    assert row_of("auto takes the GPU, or says why not", parts)["verdict"] == Verdict.DISPROVED
+    assert row_of("auto takes the GPU, or says why not", parts)["verdict"] == ClaimVerdict.DISPROVED
 
 
 @pytest.mark.parametrize("value", [None, 0, "x", [], {}, [1], {"a": None}, float("nan"), 1e308])
@@ -392,4 +392,4 @@ def test_evidence_of_any_shape_costs_rows_and_never_a_traceback(value: Any) -> N
             changed[name][key] = value
             assert len(judge(evidence_of(changed))) == len(CLAIMS)
     rows = judge(evidence_of({name: {} for name in parts}))
-    assert {row["verdict"] for row in rows} <= {Verdict.OPEN}
+    assert {row["verdict"] for row in rows} <= {ClaimVerdict.OPEN}
