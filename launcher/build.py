@@ -102,8 +102,8 @@ class BuildFailedError(ToolError):
 def build(engine: Engine, recipe: Recipe, *, network: str | None = None, cached: bool = True) -> Built:
     """The image of a recipe; one that the engine has under the recipe's tag is not built again."""
     began_s = time.monotonic()
-    found = engine.image(recipe.tag) if cached else None
-    if found is None:
+    held = engine.image(recipe.tag) if cached else None
+    if held is None:
         _require_space(engine)
         log = log_path(recipe.tag)
         print(f"building {recipe.tag}; log: {log}", file=sys.stderr)
@@ -113,11 +113,11 @@ def build(engine: Engine, recipe: Recipe, *, network: str | None = None, cached:
         if image is None:
             raise ToolError(f"the engine lost image {image_id} right after the build", hint="launch doctor docker")
     else:
-        image = found
+        image = held
     if not recipe.platform:
         # The plain name is the newest image of the flavour, for `docker run rooflaunch:cpu` by hand on this machine.
         engine.tag(image.id, f"{images.REPOSITORY}:{recipe.flavour.name}")
-    return _built(recipe, image, seconds=time.monotonic() - began_s, cached=found is not None)
+    return _built(recipe, image, seconds=time.monotonic() - began_s, cached=held is not None)
 
 
 def held(recipe: Recipe, image: Image) -> Built:
@@ -225,18 +225,18 @@ def _follow(events: Iterator[Event], log: TextIO, path: Path) -> str:
             log.write(event.text + ("\n" if event.text and not event.text.endswith("\n") else ""))
             image_id = event.image_id or image_id
             for line in filter(str.strip, event.text.splitlines()):
-                if found := STEP.match(line):
-                    step = f"step {found[1]} of {found[2]}: {_shortened(found[3])}"
+                if match := STEP.match(line):
+                    step = f"step {match[1]} of {match[2]}: {_shortened(match[3])}"
                     last.clear()
-                    shown.step(int(found[1]), int(found[2]), found[3])
+                    shown.step(int(match[1]), int(match[2]), match[3])
                 else:
                     last.append(line.rstrip())
                     shown.line(line)
             if event.error:
                 log.write(event.error + "\n")
-                said = "".join(f"\n  {line}" for line in last)
-                message = f"the build failed at {step}\n  {event.error.strip()}{said}"
-                raise BuildFailedError(message, hint=f"{_around(event.error + said)}{hint}")
+                output = "".join(f"\n  {line}" for line in last)
+                message = f"the build failed at {step}\n  {event.error.strip()}{output}"
+                raise BuildFailedError(message, hint=f"{_around(event.error + output)}{hint}")
     except RooflaunchError as error:
         shown.clear()
         raise type(error)(str(error), hint=error.hint if error.hint.endswith(hint) else hint) from error

@@ -148,7 +148,7 @@ def require_flavour(name: str) -> Flavour:
 def flavour_for(capability: tuple[int, int]) -> Flavour | None:
     """The flavour with code for a GPU of this compute capability: the same major version, not a later minor one."""
     rows = load_flavours().values()
-    return next((row for row in rows if any(_serves(each, capability) for each in row.capabilities)), None)
+    return next((row for row in rows if any(_serves(built, capability) for built in row.capabilities)), None)
 
 
 def _serves(built: str, capability: tuple[int, int]) -> bool:
@@ -157,7 +157,7 @@ def _serves(built: str, capability: tuple[int, int]) -> bool:
 
 
 def table_path() -> Path:
-    """Where images.toml lies, for `--pin` to write it."""
+    """The path of images.toml, which `--pin` writes."""
     return _root() / TABLE
 
 
@@ -184,7 +184,7 @@ def make_recipe(
 
 
 def write_digest(path: Path, flavour: str, digest: str) -> None:
-    """Put `digest` into the row of `flavour`; every other character of the file stays."""
+    """Put `digest` into the row of `flavour` and change nothing else of the file."""
     text = path.read_text(encoding="utf-8")
     row = re.compile(rf'(^\[{re.escape(flavour)}\]$.*?^digest = )"[^"\n]*"', re.MULTILINE | re.DOTALL)
     path.write_text(row.sub(rf'\g<1>"{digest}"', text, count=1), encoding="utf-8")
@@ -201,9 +201,9 @@ def current_commit() -> str:
     if not (root / ".git").exists():
         return packaged_commit()
     paths = ["workload", *OWN_FILES, *AGENT_FILES]
-    found = _git(root, "log", "-1", "--format=%H", "--", *paths)
+    commit = _git(root, "log", "-1", "--format=%H", "--", *paths)
     changed = _git(root, "status", "--porcelain", "--", *paths)
-    return f"{found}-dirty" if found and changed else found
+    return f"{commit}-dirty" if commit and changed else commit
 
 
 def _git(root: Path, *words: str) -> str:
@@ -234,10 +234,10 @@ def _files() -> dict[str, bytes]:
 
 
 def _code() -> Iterator[tuple[str, Path]]:
-    found = importlib.util.find_spec("workload")
-    assert found is not None
-    assert found.submodule_search_locations is not None
-    folder = Path(found.submodule_search_locations[0])
+    package = importlib.util.find_spec("workload")
+    assert package is not None
+    assert package.submodule_search_locations is not None
+    folder = Path(package.submodule_search_locations[0])
     for path in sorted(folder.rglob("*")):
         if path.suffix in CODE_SUFFIXES and path.is_file():
             yield path.relative_to(folder).as_posix(), path

@@ -127,9 +127,9 @@ def _watched(engine: Engine, container: Container, on_line: Callable[[str], None
 
 
 def explain(ended: Ended, limits: Limits) -> RooflaunchError | None:
-    """What to say of a container that did not come to its end by itself.
+    """The error of a container that did not come to its end by itself.
 
-    None for a trainer that did: it has sealed its bundle and said what there was to say.
+    None for a trainer that did: it has sealed its bundle and printed its own error.
     """
     if ended.signal is not None and ended.exit_code != ExitCode.INTERRUPTED:
         return interruption(ended.signal)

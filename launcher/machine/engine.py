@@ -26,6 +26,7 @@ MIN_VERSION = (20, 10)
 ASK_LIMIT_S = 60
 # An engine calls its machine as the kernel does, and its images otherwise.
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+NO_PLATFORM = {None, "", "unknown"}
 JOIN_GROUP = "sudo usermod -aG docker $USER, then log in again"
 INSTALL_PAGE = "docs/containers.md"
 START_DOCKER = "start Docker (`sudo systemctl start docker`, or Docker Desktop)"
@@ -167,14 +168,14 @@ class Engine:
         """The images with all these labels, newest first."""
         wanted = [f"{name}={value}" for name, value in labels.items()]
         with translated():
-            found = [_image(each.attrs) for each in self._client.images.list(filters={"label": wanted})]
-        return sorted(found, key=lambda each: each.created, reverse=True)
+            images = [_image(listed.attrs) for listed in self._client.images.list(filters={"label": wanted})]
+        return sorted(images, key=lambda image: image.created, reverse=True)
 
     def containers(self, label: str) -> list[tuple[str, str]]:
         """(name, state) of every container with this label, running or not."""
         with translated():
-            found = self._client.containers.list(all=True, filters={"label": label}, ignore_removed=True)
-            return [(str(each.name), str(each.status)) for each in found]
+            containers = self._client.containers.list(all=True, filters={"label": label}, ignore_removed=True)
+            return [(str(container.name), str(container.status)) for container in containers]
 
     def tag(self, image: str, name: str) -> None:
         """Give an image one more name."""
@@ -189,10 +190,12 @@ class Engine:
     def registry_platforms(self, name: str) -> frozenset[str]:
         """What the registry has `name` for, as `linux/amd64`; empty if it does not tell. Raises `ToolError`."""
         with translated(f"cannot look up '{name}'", "log in with `docker login`, or try from a machine with a network"):
-            told = self._client.images.get_registry_data(name).attrs.get("Platforms") or ()
-        platforms = (f"{each.get('os') or 'unknown'}/{each.get('architecture') or 'unknown'}" for each in told)
-        # An index lists attestations too, as of an unknown platform.
-        return frozenset(platform for platform in platforms if "unknown" not in platform)
+            listed = self._client.images.get_registry_data(name).attrs.get("Platforms") or ()
+        # An index lists attestations too, which have no platform, or an unknown one.
+        pairs = ((item.get("os"), item.get("architecture")) for item in listed)
+        return frozenset(
+            f"{system}/{machine}" for system, machine in pairs if {system, machine}.isdisjoint(NO_PLATFORM)
+        )
 
     def build(
         self,
@@ -251,7 +254,7 @@ class Engine:
         finally:
             if lifeline is not None:
                 lifeline.close()
-            # The engine may be gone: then there is nobody to ask, and what broke off is told already.
+            # The engine may be gone: then nothing can be removed, and the caller has its error already.
             with suppress(Exception):
                 created.remove(force=True, v=True)
 
@@ -313,7 +316,7 @@ def connect() -> Engine:
 
 
 def socket_exists() -> bool:
-    """Whether an engine could be there at all: asked before the SDK is loaded."""
+    """Whether an engine could be there at all; a cheap look, before the SDK is loaded."""
     configured = Path("~/.docker/config.json").expanduser()
     return bool(os.environ.get("DOCKER_HOST")) or DEFAULT_SOCKET.exists() or "currentContext" in _text(configured)
 
@@ -336,7 +339,7 @@ def translated(what: str = "the Docker engine refused", hint: str = "launch doct
 def _reason(error: Exception) -> str:
     explained = getattr(error, "explanation", None)
     text = (explained if isinstance(explained, str) and explained else str(error)).strip()
-    # What the system said, out of the layers of libraries around it.
+    # The system's own message, without the layers of libraries around it.
     if system := re.search(r"\[Errno \d+\] ([^'\")]+)", text):
         return system[1]
     return text.splitlines()[0] if text else type(error).__name__

@@ -74,7 +74,7 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of a plan: the exit code, the sealed bundles, and what to say of a trainer that was killed."""
+    """What came of a plan: the exit code, the sealed bundles, and the error of a trainer that was killed."""
 
     exit_code: int
     bundles: tuple[Bundle, ...]
@@ -82,7 +82,7 @@ class Outcome:
 
     def to_json(self) -> dict[str, Any]:
         """The run.json of every bundle, with its folder as `path`."""
-        runs = [{"path": str(found.path), **found.record} for found in self.bundles]
+        runs = [{"path": str(sealed.path), **sealed.record} for sealed in self.bundles]
         return {"exit_code": self.exit_code, "runs": runs}
 
 
@@ -252,7 +252,7 @@ def _profile(plan: Plan, timing: Container, folder: Path, watcher: Watcher | Non
         print(f"warning: no profile, and the run is complete: {printable(str(error))}", file=sys.stderr)
         return ExitCode.DONE
     code = ExitCode.INTERRUPTED if ended.signal is not None else ended.exit_code
-    # With TOOL the pass has said itself why there is no profile.
+    # With TOOL the pass itself has printed why there is no profile.
     if code not in (ExitCode.DONE, ExitCode.TOOL, ExitCode.INTERRUPTED):
         print(f"warning: the profile pass ended with exit code {code}; the run is complete", file=sys.stderr)
     return ExitCode.INTERRUPTED if code == ExitCode.INTERRUPTED else ExitCode.DONE
@@ -264,9 +264,9 @@ def _without_context(words: list[str]) -> list[str]:
 
 
 def _sealed(folders: list[Path]) -> tuple[Bundle, ...]:
-    """The complete bundles; of an incomplete one the trainer has told."""
-    found = []
+    """The complete bundles; the trainer has printed why another is incomplete."""
+    complete = []
     for folder in folders:
         with suppress(BundleError):
-            found.append(bundle.read(folder))
-    return tuple(found)
+            complete.append(bundle.read(folder))
+    return tuple(complete)

@@ -31,7 +31,7 @@ class Choice:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Here:
+class RuntimePorts:
     """What the choice looks at; a test lays out a machine of its own."""
 
     system: str
@@ -40,9 +40,9 @@ class Here:
     gpu_capability: Callable[[], tuple[int, int] | None]
 
 
-def this_machine() -> Here:
+def real_ports() -> RuntimePorts:
     """The machine that we are on."""
-    return Here(
+    return RuntimePorts(
         system=platform.system(),
         socket_exists=docker_engine.socket_exists,
         connect=docker_engine.connect,
@@ -51,14 +51,19 @@ def this_machine() -> Here:
 
 
 def choose(
-    asked: Runtime, spec: RunSpec, *, image: str | None = None, flavour: str | None = None, here: Here | None = None
+    asked: Runtime,
+    spec: RunSpec,
+    *,
+    image: str | None = None,
+    flavour: str | None = None,
+    ports: RuntimePorts | None = None,
 ) -> Choice:
     """The runtime for `spec`. `image` or `flavour` ask for a container.
 
     Raises `UsageError` where a container cannot do what the spec asks for, `ToolError` where Docker was asked for and
     something is missing.
     """
-    here = here or this_machine()
+    ports = ports or real_ports()
     if asked is Runtime.PROCESS:
         if image or flavour:
             raise UsageError(
@@ -66,11 +71,11 @@ def choose(
             )
         return Choice(runtime=Runtime.PROCESS, why="asked for")
     if asked is Runtime.DOCKER or image or flavour:
-        return _container(spec, image, flavour, here)
-    if obstacle := _obstacle(spec, here):
+        return _container(spec, image, flavour, ports)
+    if obstacle := _obstacle(spec, ports):
         return Choice(runtime=Runtime.PROCESS, why=obstacle)
     try:
-        return _container(spec, None, None, here)
+        return _container(spec, None, None, ports)
     except ToolError as error:
         return Choice(runtime=Runtime.PROCESS, why=f"{error}; to get there: {error.hint}")
 
@@ -86,23 +91,23 @@ def gpu_capability() -> tuple[int, int] | None:
         return None
 
 
-def _obstacle(spec: RunSpec, here: Here) -> str | None:
+def _obstacle(spec: RunSpec, ports: RuntimePorts) -> str | None:
     """Why `auto` takes a process without asking an engine."""
-    if here.system != "Linux":
-        return f"containers run in a virtual machine on {here.system}"
+    if ports.system != "Linux":
+        return f"containers run in a virtual machine on {ports.system}"
     if spec.device is Device.MPS:
         return NO_MPS
     if spec.compile:
         return NO_COMPILER
-    if not here.socket_exists():
+    if not ports.socket_exists():
         return "no Docker engine here"
     return None
 
 
-def _container(spec: RunSpec, image: str | None, flavour: str | None, here: Here) -> Choice:
+def _container(spec: RunSpec, image: str | None, flavour: str | None, ports: RuntimePorts) -> Choice:
     _require_possible(spec)
-    engine = here.connect()
-    capability = here.gpu_capability() if spec.device is not Device.CPU else None
+    engine = ports.connect()
+    capability = ports.gpu_capability() if spec.device is not Device.CPU else None
     with_gpu = engine.has_gpus and (
         spec.device is Device.CUDA or (spec.device is Device.AUTO and capability is not None)
     )
@@ -112,10 +117,10 @@ def _container(spec: RunSpec, image: str | None, flavour: str | None, here: Here
     if spec.device is Device.CUDA and flavour == CPU_FLAVOUR:
         raise UsageError("flavour cpu has no CUDA; got --cuda", hint="--flavour cuda, or --cpu")
     if image:
-        found = engine.image(image)
-        if found is None:
+        named = engine.image(image)
+        if named is None:
             raise ToolError(f"the engine holds no image '{image}'", hint=f"docker pull {image}, or launch build")
-        return Choice(runtime=Runtime.DOCKER, why="the image was named", engine=engine, image=found, gpus=with_gpu)
+        return Choice(runtime=Runtime.DOCKER, why="the image was named", engine=engine, image=named, gpus=with_gpu)
     name = flavour or (_flavour_for(capability) if with_gpu else CPU_FLAVOUR)
     from launcher import images  # noqa: PLC0415 - no part of an image, where the agent is told which one to take
 
@@ -147,11 +152,11 @@ def _flavour_for(capability: tuple[int, int] | None) -> str:
         return USUAL_FLAVOUR
     from launcher import images  # noqa: PLC0415 - see above
 
-    found = images.flavour_for(capability)
-    if found is None:
+    flavour = images.flavour_for(capability)
+    if flavour is None:
         major, minor = capability
         raise ToolError(
             f"no image flavour holds code for compute capability {major}.{minor}",
             hint="--runtime process with a torch build that knows the GPU",
         )
-    return found.name
+    return flavour.name

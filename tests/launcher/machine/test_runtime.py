@@ -8,14 +8,14 @@ from fake_docker import FakeDocker
 from launcher import images
 from launcher.kinds import Runtime
 from launcher.machine import runtime
-from launcher.machine.runtime import Choice, Here, choose
+from launcher.machine.runtime import Choice, RuntimePorts, choose
 from workload.contract.errors import ExitCode, RooflaunchError, ToolError, UsageError
 from workload.contract.spec import RunSpec, resolve
 
 COMPILER = "--compile needs a C++ compiler, which the images leave out"
 TOOLKIT = "install the NVIDIA Container Toolkit: docs.nvidia.com/datacenter/cloud-native/container-toolkit"
 
-LayOut = Callable[..., Here]
+LayOut = Callable[..., RuntimePorts]
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def lay_out(docker: FakeDocker) -> LayOut:
         built: tuple[str, ...] = (),
         gpu: tuple[int, int] | None = None,
         toolkit: bool = False,
-    ) -> Here:
+    ) -> RuntimePorts:
         for name in built:
             hold(docker, name)
 
@@ -38,7 +38,7 @@ def lay_out(docker: FakeDocker) -> LayOut:
                 raise ToolError("no Docker engine answers: Connection refused", hint="start Docker")
             return docker.engine(gpus=toolkit)
 
-        return Here(system=system, socket_exists=lambda: True, connect=connect, gpu_capability=lambda: gpu)
+        return RuntimePorts(system=system, socket_exists=lambda: True, connect=connect, gpu_capability=lambda: gpu)
 
     return build
 
@@ -93,7 +93,7 @@ def shown(choice: Choice) -> tuple[str, str, str | None, bool]:
 def test_runs_in_a_process(
     asked: Runtime, machine: dict[str, Any], given: dict[str, Any], why: str, lay_out: LayOut
 ) -> None:
-    assert shown(choose(asked, spec(given), here=lay_out(**machine))) == ("process", why, None, False)
+    assert shown(choose(asked, spec(given), ports=lay_out(**machine))) == ("process", why, None, False)
 
 
 def refuse(*_: object) -> NoReturn:
@@ -101,13 +101,13 @@ def refuse(*_: object) -> NoReturn:
 
 
 def test_process_asks_nobody() -> None:
-    here = Here(system="Linux", socket_exists=refuse, connect=refuse, gpu_capability=refuse)
-    assert choose(Runtime.PROCESS, RunSpec(), here=here).runtime == "process"
+    ports = RuntimePorts(system="Linux", socket_exists=refuse, connect=refuse, gpu_capability=refuse)
+    assert choose(Runtime.PROCESS, RunSpec(), ports=ports).runtime == "process"
 
 
 def test_machine_without_an_engine_is_not_asked() -> None:
-    here = Here(system="Linux", socket_exists=lambda: False, connect=refuse, gpu_capability=refuse)
-    assert shown(choose(Runtime.AUTO, RunSpec(), here=here)) == ("process", "no Docker engine here", None, False)
+    ports = RuntimePorts(system="Linux", socket_exists=lambda: False, connect=refuse, gpu_capability=refuse)
+    assert shown(choose(Runtime.AUTO, RunSpec(), ports=ports)) == ("process", "no Docker engine here", None, False)
 
 
 @pytest.mark.parametrize("asked", [Runtime.AUTO, Runtime.DOCKER])
@@ -129,23 +129,23 @@ def test_machine_without_an_engine_is_not_asked() -> None:
 def test_runs_in_the_container_of_its_flavour(
     asked: Runtime, machine: dict[str, Any], given: dict[str, Any], flavour: str, gpus: bool, lay_out: LayOut
 ) -> None:
-    choice = choose(asked, spec(given), here=lay_out(built=("cpu", "cuda", "volta"), **machine))
+    choice = choose(asked, spec(given), ports=lay_out(built=("cpu", "cuda", "volta"), **machine))
     why = f"Docker 28.2.2 holds the image for this code, flavour {flavour}"
     assert shown(choice) == ("docker", why, f"sha256:{flavour}", gpus)
     assert choice.engine is not None
 
 
 def test_container_on_another_system_is_had_for_the_asking(lay_out: LayOut) -> None:
-    here = lay_out(system="Darwin", built=("cpu",))
-    assert choose(Runtime.DOCKER, RunSpec(), here=here).runtime == "docker"
+    ports = lay_out(system="Darwin", built=("cpu",))
+    assert choose(Runtime.DOCKER, RunSpec(), ports=ports).runtime == "docker"
 
 
 @pytest.mark.parametrize(
     ("flavour", "device", "gpus"), [("cpu", "auto", False), ("volta", "auto", True), ("volta", "cpu", False)]
 )
 def test_flavour_that_was_asked_for(flavour: str, device: str, gpus: bool, lay_out: LayOut) -> None:
-    here = lay_out(built=("cpu", "volta"), gpu=(8, 9), toolkit=True)
-    choice = choose(Runtime.AUTO, spec({"device": device}), flavour=flavour, here=here)
+    ports = lay_out(built=("cpu", "volta"), gpu=(8, 9), toolkit=True)
+    choice = choose(Runtime.AUTO, spec({"device": device}), flavour=flavour, ports=ports)
     assert (choice.image and choice.image.id, choice.gpus) == (f"sha256:{flavour}", gpus)
 
 
@@ -154,17 +154,17 @@ def test_image_that_was_named_may_be_of_any_code(
     gpu: tuple[int, int] | None, gpus: bool, docker: FakeDocker, lay_out: LayOut
 ) -> None:
     docker.hold("sha256:mine", "mine:1")
-    choice = choose(Runtime.AUTO, RunSpec(), image="mine:1", here=lay_out(gpu=gpu, toolkit=True))
+    choice = choose(Runtime.AUTO, RunSpec(), image="mine:1", ports=lay_out(gpu=gpu, toolkit=True))
     assert shown(choice) == ("docker", "the image was named", "sha256:mine", gpus)
 
 
 def test_newest_image_for_this_code_wins(docker: FakeDocker, lay_out: LayOut) -> None:
-    here = lay_out(built=("cpu",))
+    ports = lay_out(built=("cpu",))
     labels = docker.held["sha256:cpu"].attrs["Config"]["Labels"]
     docker.hold("sha256:newer", labels=labels, Created="2026-11-22T10:00:00Z")
     hold(docker, "cpu", inputs="other code", Created="2026-11-23T10:00:00Z")
     docker.hold("sha256:for-a-vm", labels=labels, Created="2026-11-24T10:00:00Z", Architecture="arm64")
-    assert shown(choose(Runtime.DOCKER, RunSpec(), here=here))[2] == "sha256:newer"
+    assert shown(choose(Runtime.DOCKER, RunSpec(), ports=ports))[2] == "sha256:newer"
 
 
 @pytest.mark.parametrize(
@@ -273,31 +273,31 @@ def test_container_that_cannot_be_had(
     lay_out: LayOut,
 ) -> None:
     with pytest.raises(error) as caught:
-        choose(asked, spec(given), here=lay_out(**machine), **options)
+        choose(asked, spec(given), ports=lay_out(**machine), **options)
     assert (str(caught.value), caught.value.hint) == (message, hint)
     assert caught.value.exit_code is (ExitCode.USAGE if error is UsageError else ExitCode.TOOL)
 
 
 def test_image_of_other_code_does_not_count(docker: FakeDocker, lay_out: LayOut) -> None:
     hold(docker, "cpu", inputs="other code")
-    assert choose(Runtime.AUTO, RunSpec(), here=lay_out()).runtime == "process"
+    assert choose(Runtime.AUTO, RunSpec(), ports=lay_out()).runtime == "process"
     with pytest.raises(ToolError, match="no image of flavour cpu is built for this code"):
-        choose(Runtime.DOCKER, RunSpec(), here=lay_out())
+        choose(Runtime.DOCKER, RunSpec(), ports=lay_out())
 
 
 def test_auto_takes_a_process_for_apples_gpu(lay_out: LayOut) -> None:
-    choice = choose(Runtime.AUTO, spec({"device": "mps"}), here=lay_out(built=("cpu",)))
+    choice = choose(Runtime.AUTO, spec({"device": "mps"}), ports=lay_out(built=("cpu",)))
     assert choice.runtime == "process"
 
 
 def test_auto_takes_a_process_for_a_gpu_that_containers_cannot_get(lay_out: LayOut) -> None:
-    choice = choose(Runtime.AUTO, RunSpec(), here=lay_out(built=("cpu",), gpu=(8, 9)))
+    choice = choose(Runtime.AUTO, RunSpec(), ports=lay_out(built=("cpu",), gpu=(8, 9)))
     why = f"the Docker engine cannot give a container the GPU; to get there: {TOOLKIT}"
     assert shown(choice) == ("process", why, None, False)
 
 
 def test_auto_takes_a_process_for_a_gpu_that_no_flavour_knows(lay_out: LayOut) -> None:
-    choice = choose(Runtime.AUTO, RunSpec(), here=lay_out(built=("volta",), gpu=(6, 1), toolkit=True))
+    choice = choose(Runtime.AUTO, RunSpec(), ports=lay_out(built=("volta",), gpu=(6, 1), toolkit=True))
     assert choice.runtime == "process"
 
 
