@@ -102,8 +102,8 @@ class BuildFailedError(ToolError):
 def build(engine: Engine, recipe: Recipe, *, network: str | None = None, cached: bool = True) -> Built:
     """The image of a recipe; one that the engine has under the recipe's tag is not built again."""
     began_s = time.monotonic()
-    held = engine.image(recipe.tag) if cached else None
-    if held is None:
+    existing = engine.image(recipe.tag) if cached else None
+    if existing is None:
         _require_space(engine)
         log = log_path(recipe.tag)
         print(f"building {recipe.tag}; log: {log}", file=sys.stderr)
@@ -113,11 +113,11 @@ def build(engine: Engine, recipe: Recipe, *, network: str | None = None, cached:
         if image is None:
             raise ToolError(f"the engine lost image {image_id} right after the build", hint="launch doctor docker")
     else:
-        image = held
+        image = existing
     if not recipe.platform:
         # The plain name is the newest image of the flavour, for `docker run rooflaunch:cpu` by hand on this machine.
         engine.tag(image.id, f"{images.REPOSITORY}:{recipe.flavour.name}")
-    return _built(recipe, image, seconds=time.monotonic() - began_s, cached=held is not None)
+    return _built(recipe, image, seconds=time.monotonic() - began_s, cached=existing is not None)
 
 
 def held(recipe: Recipe, image: Image) -> Built:

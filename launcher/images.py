@@ -227,10 +227,17 @@ def _root() -> Path:
 
 def _files() -> dict[str, bytes]:
     root = _root()
-    own = {name: (root / name).read_bytes() for name in OWN_FILES}
-    launcher = Path(__file__).resolve().parents[1]
-    own |= {name: (launcher / name).read_bytes() for name in AGENT_FILES}
-    return own | {f"workload/{name}": path.read_bytes() for name, path in _code()}
+    return {name: (root / name).read_bytes() for name in OWN_FILES} | agent_code()
+
+
+def agent_code() -> dict[str, bytes]:
+    """What a rented machine runs, by path from the root of this repository: the agent and the trainer.
+
+    With the packages of docker/requirements.txt and torch it is all that `python -m launcher.agent` needs.
+    """
+    root = Path(__file__).resolve().parents[1]
+    agent = {name: (root / name).read_bytes() for name in AGENT_FILES}
+    return agent | {f"workload/{name}": path.read_bytes() for name, path in _code()}
 
 
 def _code() -> Iterator[tuple[str, Path]]:

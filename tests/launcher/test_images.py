@@ -244,6 +244,7 @@ def test_the_dockerfile_copies_the_agents_files_and_no_other_of_the_launcher() -
         for source in sources:
             assert f"{target}{Path(source).name}" == f"/opt/rooflaunch/{source}", "where it is imported from"
     assert copied == set(images.AGENT_FILES)
+    assert {"!docker", "!workload", "!launcher"} <= set((ROOT / ".dockerignore").read_text().splitlines())
 
 
 def test_another_backend_changes_no_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,6 @@
 import base64
 import json
 import re
-import shutil
 import subprocess
 import sys
 import threading
@@ -31,7 +30,6 @@ from workload.contract.bundle import Status
 from workload.contract.errors import BundleError, ExitCode, ToolError
 from workload.storage.store import Patience, StoredObject
 
-ROOT = Path(__file__).parents[3]
 NAME = "rooflaunch-t4-20261121-100000-0000aa"
 IMAGE = "us-central1-docker.pkg.dev/p/rooflaunch/trainer@sha256:" + "ab" * 32
 ZONE = "us-central1-a"
@@ -604,10 +602,9 @@ print(*sorted(sys.modules))
 
 @pytest.mark.world
 def test_the_files_in_the_image_are_all_that_a_vm_needs(tmp_path: Path) -> None:
-    for name in images.AGENT_FILES:
+    for name, content in images.agent_code().items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, tmp_path / name)
-    shutil.copytree(ROOT / "workload", tmp_path / "workload", ignore=shutil.ignore_patterns("__pycache__"))
+        (tmp_path / name).write_bytes(content)
     done = subprocess.run(
         [sys.executable, "-c", LISTED],
         cwd=tmp_path,
