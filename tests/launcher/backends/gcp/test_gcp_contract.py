@@ -1,0 +1,200 @@
+"""Compute Engine's machines hold to the contract of every backend, which fails on backends that are broken."""
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from launcher.backends.door import Condition, Leftover, Listing, Machine, Machines, Removed, Submitted, Tell
+from launcher.backends.gcp import compute as border
+from launcher.backends.gcp import provision as provisioning
+from launcher.backends.gcp.machines import ComputeMachines
+from launcher.backends.gcp.plan import Options, Plan, make_plan
+from launcher.backends.gcp.refusals import ENDPOINT_VARIABLE
+from tests.launcher.backends import contract
+from tests.launcher.backends.contract import CHECKS, Check, Place, name_of
+from tests.launcher.backends.gcp.canned_cloud import IMAGE, SETTINGS
+from tests.launcher.backends.gcp.fake_compute import FakeCompute
+from workload.contract.spec import resolve
+
+pytestmark = pytest.mark.world
+
+ROOT = Path(__file__).parents[4]
+ZONES = ("us-central1-a", "us-central1-b")
+# Of nobody's launch: a name or a label is not ours.
+STRANGER = "database"
+
+
+class Clock:
+    """Time passes while somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.s = 1_800_000_000.0
+
+    def now(self) -> float:
+        return self.s
+
+    def sleep(self, seconds: float) -> None:
+        self.s += seconds
+
+
+def plan_of(token: str) -> Plan:
+    return make_plan(
+        resolve({}, {}, None),
+        Options(gpu="t4", zones=ZONES, fallback=False),
+        SETTINGS,
+        image=IMAGE,
+        now=datetime(2027, 1, 15, 8, tzinfo=UTC),
+        token=token,
+    )
+
+
+def submit_and_stay(token: str) -> None:
+    """What a launcher does that is killed."""
+    ComputeMachines(border.connect(SETTINGS.project), sleep=lambda _: None).submit(plan_of(token), contract.silent)
+    print("submitted", flush=True)
+    sys.stdin.read()
+
+
+class ComputePlace(Place):
+    """A fake Compute Engine, asked by the real client."""
+
+    made: type[ComputeMachines] = ComputeMachines
+
+    def __init__(self, fake: FakeCompute, clock: Clock) -> None:
+        self.fake, self.clock, self.tokens = fake, clock, iter(range(1000))
+
+    def machines(self) -> Machines:
+        compute = border.connect(SETTINGS.project, sleep=self.clock.sleep, monotonic=self.clock.now)
+        return self.made(compute, sleep=self.clock.sleep)
+
+    def plan(self) -> Plan:
+        return plan_of(f"{next(self.tokens):06x}")
+
+    def count(self) -> int:
+        return len(self.fake.instances)
+
+    def launcher(self, plan: contract.Plan) -> Sequence[str]:
+        module, token = "tests.launcher.backends.gcp.test_gcp_contract", plan.request.name[-6:]
+        return (sys.executable, "-c", f"from {module} import submit_and_stay; submit_and_stay('{token}')")
+
+    def print(self, machine: Machine, text: str) -> None:
+        self.fake.vm(machine.name).write_serial(text)
+
+    def lose(self, machine: Machine) -> None:
+        self.fake.kill(machine.name)
+
+    def preempt(self, machine: Machine) -> None:
+        self.fake.preempt(machine.name)
+
+    def fill(self) -> None:
+        for zone in ZONES:
+            self.fake.stockout(zone)
+
+    def refuse_ends(self) -> None:
+        self.fake.delete_fails(10**6)
+
+    def hide(self, machine: Machine) -> None:
+        self.fake.outage(machine.zone)
+
+    def pass_limit(self, machine: Machine) -> None:
+        vm = self.fake.vm(machine.name)
+        vm.created_s -= 2 * vm.limit_s
+        vm.deadline_s = vm.created_s + vm.limit_s
+
+    def add_stranger(self) -> str:
+        self.fake.add_vm(STRANGER, project=SETTINGS.project, labels={"rooflaunch": "launch"}, age_s=10**5)
+        return STRANGER
+
+
+@pytest.fixture
+def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[ComputePlace]:
+    clock = Clock()
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    with FakeCompute(clock=clock.now) as fake:
+        monkeypatch.setenv(ENDPOINT_VARIABLE, fake.url)
+        yield ComputePlace(fake, clock)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=name_of)
+def test_contract(check: Check, place: ComputePlace) -> None:
+    check(place)
+
+
+# Backends that are broken, each in one way.
+
+
+class SubmitsTwice(ComputeMachines):
+    """Does not look whether the job was submitted before, and begins in another zone each time."""
+
+    def submit(self, plan: Plan, tell: Tell) -> Submitted:
+        taken = {vm.zone for vm in self.compute.instances() if vm.name == plan.name}
+        free = tuple(zone for zone in plan.zones if zone not in taken)
+        elsewhere = replace(plan, zones=free, options=replace(plan.options, zones=free))
+        provisioned = provisioning.provision(
+            elsewhere, self.compute, now=self.now_s, sleep=lambda _: None, on_event=tell
+        )
+        return Submitted(machines=(provisioned.instance,), tried=provisioned.tried)
+
+
+class BelievesItsDeletions(ComputeMachines):
+    """Asks for the end once, and takes that for the end."""
+
+    def stop(self, machines: Sequence[Machine | Leftover]) -> Sequence[Removed]:
+        for machine in machines:
+            self._ask_end((machine.zone, machine.name))
+        return [Removed(kind="VM", name=machine.name, zone=machine.zone, gone=True) for machine in machines]
+
+
+class RemembersMachines(ComputeMachines):
+    """What ran once, it says, runs."""
+
+    def look(self, names: Mapping[str, Sequence[str]] | None = None) -> Listing[Machine]:
+        listing = super().look(names)
+        return replace(
+            listing, there=tuple(replace(vm, condition=Condition.RUNNING, preempted=False) for vm in listing)
+        )
+
+
+class CallsTheUnknownGone(ComputeMachines):
+    """Takes a list with a gap for the whole truth."""
+
+    def look(self, names: Mapping[str, Sequence[str]] | None = None) -> Listing[Machine]:
+        there = {vm.name: vm for vm in self.compute.instances()}
+        if names is None:
+            return Listing(there=tuple(there.values()))
+        gone = [Machine(name=name, zone="", condition=Condition.GONE) for name in names]
+        return Listing(there=tuple(there.get(vm.name, vm) for vm in gone))
+
+
+class EndsWhatIsOthers(ComputeMachines):
+    """Takes every VM for one of ours."""
+
+    def _ours(self) -> Listing[Machine]:
+        listing = self.compute.instances()
+        return Listing(there=tuple(listing), unreachable=listing.unreachable)
+
+
+@pytest.mark.parametrize(
+    ("broken", "check"),
+    [
+        (SubmitsTwice, contract.test_submitted_twice_it_is_there_once),
+        (SubmitsTwice, contract.test_what_a_killed_launcher_left_can_be_seen_and_ended),
+        (BelievesItsDeletions, contract.test_an_end_that_is_not_confirmed_is_none),
+        (BelievesItsDeletions, contract.test_in_an_outage_nothing_is_said_to_be_gone),
+        (RemembersMachines, contract.test_a_machine_that_was_lost_is_gone),
+        (RemembersMachines, contract.test_a_machine_that_was_taken_back_says_so),
+        (RemembersMachines, contract.test_what_was_stopped_is_gone_and_not_listed),
+        (CallsTheUnknownGone, contract.test_in_an_outage_nothing_is_said_to_be_gone),
+        (EndsWhatIsOthers, contract.test_machines_of_others_are_let_be),
+    ],
+)
+def test_the_contract_fails_on_a_broken_backend(
+    broken: type[ComputeMachines], check: Check, place: ComputePlace
+) -> None:
+    place.made = broken
+    with pytest.raises(AssertionError):
+        check(place)
