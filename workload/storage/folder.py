@@ -88,7 +88,7 @@ class Folder:
             listed = [_problem(link, "a symbolic link")] if link else list(self._walk(top, start))
             if not listed:
                 self._require_root()
-        yield from sorted(listed, key=lambda each: each.name.encode(errors="surrogateescape"))
+        yield from sorted(listed, key=lambda entry: entry.name.encode(errors="surrogateescape"))
 
     def folders(self, prefix: str) -> list[str]:
         """The folders that hold an object, below `prefix` and without it, in order."""

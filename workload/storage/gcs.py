@@ -9,7 +9,6 @@ import json
 import os
 import re
 import ssl
-import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -113,16 +112,10 @@ class Bucket:
 
         A server that has too much to do is there, and is asked again for longer than one that does not answer.
         """
-        again_until_s = time.monotonic() + self._patience.first_answer_s - 2 * self._patience.first_retry_s
-        while True:
-            try:
-                with self._translated():
-                    list(self._list(prefix, retry_s=self._patience.first_retry_s, max_results=1))
-            except UnreachableError as error:
-                if not _is_throttled(error) or time.monotonic() >= again_until_s:
-                    raise
-            else:
-                return
+        limit_s = self._patience.first_answer_s - 2 * self._patience.first_retry_s
+        while_throttled = _retry(limit_s).with_predicate(_is_throttled)
+        with self._translated():
+            while_throttled(lambda: list(self._list(prefix, retry_s=self._patience.first_retry_s, max_results=1)))()
 
     def objects(self, prefix: str) -> Iterator[StoredObject]:
         """Every object whose name starts with `prefix`, in the order of names."""
@@ -218,12 +211,12 @@ class Bucket:
     def access(self) -> Access:
         """How the bucket is set up; needs storage.buckets.get, which roles/storage.objectUser lacks."""
         with self._translated(WRITE):
-            found = self._client.get_bucket(
+            bucket = self._client.get_bucket(
                 self.name, timeout=self._timeout_s, retry=_retry(self._patience.first_retry_s)
             )
-            settings = found._properties.get("iamConfiguration", {})  # noqa: SLF001 - the client makes False of absent
+            settings = bucket._properties.get("iamConfiguration", {})  # noqa: SLF001 - the client makes False of absent
             return Access(
-                location=found.location or "",
+                location=bucket.location or "",
                 uniform=settings.get("uniformBucketLevelAccess", {}).get("enabled"),
                 public_access_prevention=settings.get("publicAccessPrevention"),
             )
@@ -440,7 +433,7 @@ def _unreachable(bucket: str, error: BaseException, patience: Patience) -> Unrea
             f"bucket '{bucket}' answers that it gets too many requests (429)",
             hint="wait a minute, then run again, with fewer at a time where there are several",
         )
-    if any(isinstance(each, ssl.SSLCertVerificationError | json.JSONDecodeError) for each in _causes(error)):
+    if any(isinstance(cause, ssl.SSLCertVerificationError | json.JSONDecodeError) for cause in _causes(error)):
         return _foreign()
     hint = (
         f"start that server, or unset {EMULATOR_VARIABLE}"
@@ -467,14 +460,14 @@ def _is_throttled(error: BaseException) -> bool:
     too_many = http.HTTPStatus.TOO_MANY_REQUESTS
     # Of an upload's steps the client keeps the answer alone.
     return any(
-        too_many in (getattr(each, "code", None), getattr(getattr(each, "response", None), "status_code", None))
-        for each in _causes(error)
+        too_many in (getattr(cause, "code", None), getattr(getattr(cause, "response", None), "status_code", None))
+        for cause in _causes(error)
     )
 
 
 def _is_page(error: BaseException) -> bool:
     """Whether a page of HTML came as a success; Google's own servers say so with 502 and the like."""
-    answers = [answer for each in _causes(error) if (answer := getattr(each, "response", None)) is not None]
+    answers = [answer for cause in _causes(error) if (answer := getattr(cause, "response", None)) is not None]
     return any(answer.ok and "html" in answer.headers.get("Content-Type", "") for answer in answers)
 
 
@@ -482,34 +475,34 @@ def _why(error: BaseException, patience: Patience) -> str:
     """The innermost reason that says something: what the system said, or how long there was no answer."""
     import requests  # noqa: PLC0415 - see the module
 
-    chain = list(_causes(error))
-    for each in reversed(chain):
-        if isinstance(each, OSError) and each.strerror:
-            return each.strerror
-    if any(isinstance(each, http.client.IncompleteRead) for each in chain):
+    causes = list(_causes(error))
+    for cause in reversed(causes):
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror
+    if any(isinstance(cause, http.client.IncompleteRead) for cause in causes):
         return "its answer broke off"
-    if any(isinstance(each, requests.ConnectTimeout) for each in chain):
+    if any(isinstance(cause, requests.ConnectTimeout) for cause in causes):
         return f"no connection within {patience.connect_s:g} s"
-    if any(isinstance(each, requests.Timeout) for each in chain):
+    if any(isinstance(cause, requests.Timeout) for cause in causes):
         return f"no answer within {patience.read_s:g} s"
     if type(error) is TimeoutError:
         return f"no answer within {patience.first_answer_s:g} s"
-    return _first_line(chain[-1])
+    return _first_line(causes[-1])
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
     """The error, and what led to it, as its libraries chain it: as cause, as context, as argument."""
     while error is not None:
         yield error
-        inside = (each for each in (getattr(error, "reason", None), *error.args) if isinstance(each, BaseException))
+        inside = (part for part in (getattr(error, "reason", None), *error.args) if isinstance(part, BaseException))
         error = error.__cause__ or next(inside, None) or error.__context__
 
 
 def _first_line(error: BaseException) -> str:
     text = (_answer(error) or str(getattr(error, "message", "") or error)).strip()
     # The client puts the whole request in front of what the server said.
-    said = re.sub(r"^[A-Z]+ https?://\S+: ", "", text)
-    return said.splitlines()[0][:300] if said else type(error).__name__
+    answer = re.sub(r"^[A-Z]+ https?://\S+: ", "", text)
+    return answer.splitlines()[0][:300] if answer else type(error).__name__
 
 
 def _answer(error: BaseException) -> str:

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from launcher.jobs import launches
+from launcher.jobs.records import LAUNCHES, request_object, result_object, status_object
 from tests import sshd
 from tests.workload.storage import gcs_server, places
 from tests.workload.storage.gcs_server import GcsServer
@@ -547,3 +549,58 @@ def test_one_run_alone(place: Place, store: Store, made: Path, tmp_path: Path) -
     source = parse_source(f"{place.address}/runs/{RUN}")
     report = fetch(open_store(source.address, probe=source.prefix), source, tmp_path / "results")
     assert [run.run_id for run in report.outcomes] == [RUN]
+
+
+@pytest.mark.parametrize("files", [1, 3])
+def test_a_fetch_that_is_killed_leaves_no_manifest_and_continues(
+    place: Place, store: Store, made: Path, tmp_path: Path, files: int
+) -> None:
+    upload(store, made)
+    code = (
+        "import pathlib, signal\n"
+        "from workload.storage.fetch import fetch\nfrom workload.storage.source import parse_source\n"
+        "source = parse_source(sys.argv[1])\n"
+        "store = open_store(source.address)\n"
+        "left = [int(sys.argv[3])]\n"
+        "bring = store.download\n"
+        "def killed(listed, sink, *, start=0):\n"
+        "    if not left[0]:\n"
+        "        sink.write(b'?'); os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    left[0] -= 1\n"
+        "    bring(listed, sink, start=start)\n"
+        "store.download = killed\n"
+        "fetch(store, source, pathlib.Path(sys.argv[2]), jobs=1)\n"
+    )
+    output = tmp_path / "results"
+    with child(place, code, place.address, str(output), str(files)) as process:
+        assert process.wait(60) == -signal.SIGKILL
+    with pytest.raises(BundleError):
+        bundle.read(output / RUN)
+    assert not (output / RUN / "MANIFEST.json").exists()
+    (outcome,) = fetch_all(place, output).outcomes
+    # The manifest again, and the rest; the file without content came at the first time.
+    assert (outcome.state, outcome.files) == (State.FETCHED, 5 - files)
+    assert content_of(output / RUN) == content_of(made)
+
+
+# What launches keep there
+
+
+def test_records_of_launches(store: Store) -> None:
+    """`launch status` reads the same records from any store."""
+    names = ["rooflaunch-20261121t142530z-aaaaaa", "rooflaunch-20261121t142531z-bbbbbb"]
+    for name in names:
+        assert store.write(request_object(name), b"{}", if_absent=True) is True
+        assert store.write(request_object(name), b"[]", if_absent=True) is False
+        for beat in (b"1", b"2"):
+            store.write(status_object(name), beat)
+    assert store.folders(LAUNCHES) == sorted(names)
+    assert launches.known_names(store) == sorted(names, reverse=True)
+    assert [listed.name for listed in store.objects(f"{LAUNCHES}{names[0]}/")] == [
+        request_object(names[0]),
+        status_object(names[0]),
+    ]
+    problems: list[str] = []
+    assert launches.read(store, status_object(names[1]), bytes.decode, problems) == "2"
+    assert launches.read(store, result_object(names[1]), bytes.decode, problems) is None
+    assert problems == []
