@@ -15,7 +15,6 @@ from analysis.configurations import CONFIGURATION, PLACE, SOFTWARE, Group, compl
 from analysis.loading import Results
 from analysis.problem import Problem
 from workload.contract.errors import BundleError
-from workload.contract.record import Record
 
 FILE = "torch/kernels.csv"
 KIND = "torch"
@@ -144,16 +143,23 @@ def _unreadable(line: int) -> BundleError:
     )
 
 
-def _steps(record: Record) -> float:
-    steps = record.profile.steps
-    if steps is None or steps < 1 or steps != int(steps):
+def _steps(record: Mapping[str, Any]) -> float:
+    profile = record.get("profile")
+    said = profile.get("steps") if isinstance(profile, Mapping) else None
+    if not isinstance(said, int) or isinstance(said, bool) or said < 1:
         raise ValueError("run.json does not say how many steps were profiled")
-    return steps
+    return said
 
 
-def _flop_by_kind(record: Record) -> dict[str, float]:
-    kinds = (record.complexity.flop_by_op if record.complexity else None) or {}
-    return {kind: float(flop) for kind, flop in kinds.items() if flop}
+def _flop_by_kind(record: Mapping[str, Any]) -> dict[str, float]:
+    complexity = record.get("complexity")
+    found = complexity.get("flop_by_op") if isinstance(complexity, Mapping) else None
+    kinds = found if isinstance(found, Mapping) else {}
+    return {
+        str(kind): float(value)
+        for kind, value in kinds.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+    }
 
 
 def _flop_by_operator(flop: Mapping[str, float], names: Sequence[str] | Mapping[str, float]) -> dict[str, float]:

@@ -20,9 +20,9 @@ import pandas as pd
 from analysis.breakdown import COLUMNS, breakdown, in_steps, l2_bytes_are, per_step
 from analysis.configurations import CONFIGURATION, DEVICE, PLACE, SOFTWARE, Group, completed, group
 from analysis.loading import Results
+from analysis.record import field_of
 from analysis.statistics import over_runs
 from workload.contract import peaks
-from workload.contract.environment_record import DeviceFacts
 from workload.contract.errors import BundleError
 from workload.contract.peaks import Gpu, Peak
 from workload.contract.text import percent, si
@@ -268,15 +268,18 @@ def _refuted(runs: pd.DataFrame) -> dict[float, float]:
 def _device(results: Results, keys: Mapping[str, Any], runs: pd.DataFrame) -> _Device:
     """From the first run's own record: two devices of one name in one place would be two places."""
     name = keys["device_name"]
-    device = DeviceFacts()
+    facts: Mapping[str, Any] = {}
     if name is not None and keys["device_type"] == "cuda":
         # The bundle may have moved since it was loaded: its device's name has to do then.
         with suppress(BundleError):
-            device = results.record(str(runs["run_id"].iloc[0])).environment.device
-    gpu = peaks.find_gpu(name, memory_bytes=device.memory_total_bytes)
-    clock, width = device.memory_clock_max_mhz, device.memory_bus_width_bits
+            device = field_of(results.record(str(runs["run_id"].iloc[0])), "environment.device")
+            facts = device if isinstance(device, Mapping) else {}
+    memory, clock, width = (
+        _number(facts.get(field)) for field in ("memory_total_bytes", "memory_clock_max_mhz", "memory_bus_width_bits")
+    )
+    gpu = peaks.find_gpu(name, memory_bytes=memory)
     warning = peaks.bandwidth_warning(gpu, memory_clock_mhz=clock, bus_width_bits=width) if gpu else None
-    return _Device(name=name, memory_bytes=device.memory_total_bytes, gpu=gpu, warning=warning)
+    return _Device(name=name, memory_bytes=memory, gpu=gpu, warning=warning)
 
 
 def _range_note(peak: Peak) -> str | None:
@@ -492,7 +495,8 @@ def _kernel_rows(results: Results, each: Group, launches: Mapping[Any, Any], key
 def _steps_said(results: Results, run_id: str) -> int | None:
     """How many steps a foreign profile holds, where the user said so when importing it."""
     with suppress(BundleError):
-        return int(results.record(run_id).profile.steps_profiled or 0) or None
+        said = field_of(results.record(run_id), "profile.steps_profiled")
+        return said if isinstance(said, int) and said > 0 else None
     return None
 
 

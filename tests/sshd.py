@@ -49,6 +49,24 @@ class Machine:
         """Install a program there."""
         _executable(self.bin / name, text)
 
+    def jobs(self) -> list[tuple[int, str]]:
+        """(pid, command) of every living process of a job here."""
+        listed = subprocess.run(
+            ["ps", "-A", "-ww", "-o", "pid=,stat=,args="], capture_output=True, text=True, check=True
+        )
+        rows = [line.split(None, 2) for line in listed.stdout.splitlines()]
+        alive = [(int(pid), words) for pid, state, words in rows if state[0] not in "ZX"]
+        return [(pid, words) for pid, words in alive if str(self.folder) in words]
+
+    def clean(self) -> None:
+        """End every job, and remove what it and a test left in the user's folder."""
+        for pid, words in self.jobs():
+            if f"{self.home}/.rooflaunch/jobs/" in words:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        for path in (*self.home.iterdir(), *self.bin.iterdir()):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
     def connections(self) -> list[int]:
         """The processes of sshd that serve somebody now."""
         listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout

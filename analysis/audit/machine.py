@@ -101,12 +101,13 @@ def held_back(case: Case) -> str | None:
 
 
 def debug_variables(case: Case) -> str | None:
-    software = case.record.environment.software
-    were_set = (software.variables if software else None) or {}
+    found = case.recorded("environment.software.variables")
+    if not isinstance(found, Mapping):
+        return None
     odd = [
-        f"{name}={were_set[name]}: {variable.effect}"
+        f"{name}={found[name]}: {variable.effect}"
         for name, variable in variables().items()
-        if name in were_set and were_set[name] not in variable.harmless
+        if name in found and str(found[name]) not in variable.harmless
     ]
     return "; ".join(odd) or None
 
@@ -116,13 +117,14 @@ def other_bandwidth(case: Case) -> str | None:
     gpu = peaks.find_gpu(case["device_name"])
     if gpu is None:
         return None
-    device = case.record.environment.device
-    if device.memory_clock_max_mhz is None or device.memory_bus_width_bits is None:
+    clock, width = (case.recorded(f"environment.device.{name}") for name in BANDWIDTH_FACTS)
+    known = [value for value in (clock, width) if isinstance(value, int | float) and not isinstance(value, bool)]
+    if len(known) < len(BANDWIDTH_FACTS):
         return None
-    return peaks.bandwidth_warning(
-        gpu, memory_clock_mhz=device.memory_clock_max_mhz, bus_width_bits=device.memory_bus_width_bits
-    )
+    return peaks.bandwidth_warning(gpu, memory_clock_mhz=float(clock), bus_width_bits=float(width))
 
+
+BANDWIDTH_FACTS = ("memory_clock_max_mhz", "memory_bus_width_bits")
 
 RULES = (
     Rule(

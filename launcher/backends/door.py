@@ -21,7 +21,7 @@ from workload.contract.errors import UsageError
 from workload.contract.spec import Resolved
 
 # A backend's name, as in `launch NAME` and in run.json -> its package.
-BACKENDS: Mapping[str, str] = {"gcp": "launcher.backends.gcp"}
+BACKENDS: Mapping[str, str] = {"gcp": "launcher.backends.gcp", "ssh": "launcher.backends.ssh"}
 
 T = TypeVar("T")
 # Takes a line for the user while something long goes on.

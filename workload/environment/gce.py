@@ -31,7 +31,7 @@ TEXT_KEYS = {
 }
 FLAG_KEYS = {
     "preempted": "instance/preempted",
-    "spot": "instance/scheduling/preemptible",
+    "preemptible": "instance/scheduling/preemptible",
     "automatic_restart": "instance/scheduling/automatic-restart",
 }
 TOPOLOGY_KEY = "instance/attributes/physical_host_topology"

@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import pandas as pd
 
@@ -115,10 +115,11 @@ def _storage(evidence: ReportEvidence, runs: pd.DataFrame) -> dict[str, str]:
     """What the data set lay on, from the first run of each environment."""
     found = {}
     for row in words.rows_of(runs.drop_duplicates("env")):
-        record = evidence.record(row["run_id"])
-        host = record.environment.host if record else None
-        if host and host.dataset_storage:
-            found[row["env"]] = _joined(*vars(host.dataset_storage).values())
+        facts = evidence.record(row["run_id"]).get("environment")
+        host = facts.get("host") if isinstance(facts, Mapping) else None
+        storage = host.get("dataset_storage") if isinstance(host, Mapping) else None
+        if isinstance(storage, Mapping):
+            found[row["env"]] = _joined(*storage.values())
         elif row["dataset"] == "synthetic":
             found[row["env"]] = "none: synthetic data"
     return found

@@ -1,0 +1,46 @@
+"""A machine that one can log in to, as a backend of `launch`."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+
+from launcher.backends.door import Job
+from launcher.backends.ssh import site
+from launcher.backends.ssh.machines import ROOT, SshMachines
+from launcher.backends.ssh.options import Options, Where
+from launcher.backends.ssh.plan import Plan, make_plan
+from launcher.backends.ssh.prepare import prepare
+from launcher.checks import Check
+from workload.storage.ssh import Connection, Login, SshFolder, parse_login
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ssh:
+    """The backend `ssh`; a test may connect otherwise."""
+
+    name: str = "ssh"
+    connect: Callable[[Login], Connection] = Connection
+
+    def settings(self, where: Where, options: Options | None = None, *, offline: bool = False) -> Login:
+        """Raises `UsageError` for what ssh could take for something else."""
+        del options, offline
+        return parse_login(where.host, where.port)
+
+    def plan(self, job: Job, options: Options, settings: Login, *, now: datetime, offline: bool = False) -> Plan:
+        del offline
+        return make_plan(job.resolved, options, settings, now=now, token=job.token)
+
+    def prepare(self, draft: Plan, machines: SshMachines) -> Plan:
+        return prepare(draft, machines)
+
+    def machines(self, settings: Login) -> SshMachines:
+        return SshMachines(self.connect(settings))
+
+    def store(self, settings: Login) -> SshFolder:
+        return SshFolder(self.connect(settings), ROOT)
+
+    def checks(self, where: Where) -> Iterator[Check]:
+        return site.checks(self.machines(self.settings(where)))
+
+
+backend = Ssh()

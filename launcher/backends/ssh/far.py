@@ -1,0 +1,349 @@
+"""What `launch ssh` asks of the other machine: sent there over the connection, and run by its python3.
+
+Python 3.8 or newer, standard library only. In the folder of ours there (`~/.rooflaunch`):
+
+    code/<hash>/       our code, once for each version of it
+    jobs/<name>/       one job: its request, what it began, its bundles until they are in the store
+    launches/, runs/   the store: records and bundles
+    busy-<host>        held by the job that runs on this host
+
+That a job runs is told by a lock that its keeper and its agent hold: the system releases it however they end.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any, BinaryIO
+
+TOOL_LIMIT_S = 30
+SOCKET = Path("/var/run/docker.sock")
+# Who only looks whether a lock is held, holds it for a moment itself.
+LOCK_TRIES, LOCK_AGAIN_S = 20, 0.05
+KEPT_WITHIN_S = 20.0
+# The keeper waits for the agent, which seals and stores what there is, and then ends it.
+STOPS_WITHIN_S, KILLED_WITHIN_S, LOOK_EVERY_S = 45.0, 10.0, 0.2
+MOST_OUTPUT_BYTES = 1 << 20
+PROBE = """
+import importlib.metadata, json, sys
+found = {"path": sys.executable, "version": list(sys.version_info[:3])}
+for name in ("torch", "torchvision", "numpy", "psutil"):
+    try:
+        found[name] = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        found[name] = ""
+print(json.dumps(found))
+"""
+GPU_FIELDS = "name,compute_cap,driver_version,memory.total"
+
+
+def main(question: dict[str, Any], payload: BinaryIO) -> tuple[dict[str, Any], Iterable[bytes]]:
+    """The answer to one question; each has the time by this machine's clock."""
+    root = Path(question["root"]).expanduser()
+    blocks: Iterable[bytes] = ()
+    do = question["do"]
+    if do == "facts":
+        answer = facts(root, question)
+    elif do == "code":
+        answer = put_code(root, question, payload)
+    elif do == "image":
+        answer = {"id": image(question["image"])}
+    elif do == "build":
+        answer = build(root, question)
+    elif do == "start":
+        answer = start(root, question)
+    elif do == "look":
+        answer = {"jobs": look(root, question["names"])}
+    elif do == "stop":
+        answer = {"stopped": {name: stop(root / "jobs" / name) for name in question["names"]}}
+    else:
+        answer, blocks = output(root, question)
+    return {"now_s": time.time(), **answer}, blocks
+
+
+# What is there.
+
+
+def facts(root: Path, question: dict[str, Any]) -> dict[str, Any]:
+    """Everything that decides whether and how a run can be had here."""
+    existing = next(folder for folder in (root, *root.parents) if folder.is_dir())
+    return {
+        "root": str(root),
+        "host": platform.node(),
+        "cpus": os.cpu_count(),
+        "user": f"{os.getuid()}:{os.getgid()}",
+        "free_bytes": shutil.disk_usage(existing).free,
+        "is_writable": os.access(existing, os.W_OK),
+        "gpus": gpus(),
+        "docker": docker(question["labels"]),
+        "site": site(question["python"]),
+        "has_code": (root / "code" / question["code"]).is_dir(),
+    }
+
+
+def tool(*words: str) -> str:
+    """What a program prints; empty where it is absent, fails or hangs."""
+    try:
+        done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=TOOL_LIMIT_S, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.decode(errors="replace").strip() if done.returncode == 0 else ""
+
+
+def gpus() -> list[list[str]]:
+    """Name, compute capability, driver and memory of each GPU that the driver shows."""
+    lines = tool("nvidia-smi", "--query-gpu=" + GPU_FIELDS, "--format=csv,noheader").splitlines()
+    return [[cell.strip() for cell in line.split(",")] for line in lines if line.count(",") == GPU_FIELDS.count(",")]
+
+
+def docker(labels: list[list[str]]) -> dict[str, Any]:
+    """The engine's version, and of each set of labels the newest image that has them; empty without an engine."""
+    version = tool("docker", "version", "--format", "{{.Server.Version}}")
+    if not version:
+        return {"version": "", "is_installed": shutil.which("docker") is not None, "images": []}
+    images = []
+    for wanted in labels:
+        filters = [word for label in wanted for word in ("--filter", "label=" + label)]
+        images.append((tool("docker", "images", "--quiet", "--no-trunc", *filters).splitlines() or [""])[0])
+    runtimes = tool("docker", "info", "--format", "{{json .Runtimes}}")
+    group = SOCKET.stat().st_gid if SOCKET.exists() else 0
+    has_gpus = "nvidia" in runtimes
+    return {"version": version, "is_installed": True, "images": images, "has_gpus": has_gpus, "group": group}
+
+
+def image(name: str) -> str:
+    """The id of an image, pulled if the engine lacks it; empty where it cannot be had."""
+    inspect = ("docker", "image", "inspect", "--format", "{{.Id}}", name)
+    known = tool(*inspect)
+    if known:
+        return known
+    subprocess.run(
+        ["docker", "pull", "--quiet", name], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=False
+    )
+    return tool(*inspect)
+
+
+def site(python: str) -> dict[str, Any]:
+    """What a Python here has of the trainer's packages; `error` where it is none."""
+    path = shutil.which(os.path.expanduser(python))  # noqa: PTH111 - a name or a path
+    if path is None:
+        return {"error": "there is no such program"}
+    try:
+        done = subprocess.run([path, "-c", PROBE], capture_output=True, timeout=TOOL_LIMIT_S, cwd="/", check=False)
+        return dict(json.loads(done.stdout))
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        return {"error": str(error)}
+
+
+# What is sent.
+
+
+def put_code(root: Path, question: dict[str, Any], payload: BinaryIO) -> dict[str, Any]:
+    """Unpack our code, whole or not at all; what another launch put there meanwhile is the same."""
+    folder = root / "code" / question["code"]
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.parent.mkdir(exist_ok=True)
+    if folder.is_dir():
+        return {}
+    content = payload.read(question["size"])
+    if len(content) != question["size"]:
+        raise OSError("the connection broke while our code came")
+    new = folder.with_name(f".{folder.name}-{os.getpid()}")
+    shutil.rmtree(new, ignore_errors=True)
+    with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+        for entry in archive:
+            path = new / entry.name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            source = archive.extractfile(entry)
+            path.write_bytes(source.read() if source else b"")
+    try:
+        new.rename(folder)
+    except OSError:
+        shutil.rmtree(new, ignore_errors=True)
+        if not folder.is_dir():
+            raise
+    return {}
+
+
+def build(root: Path, question: dict[str, Any]) -> dict[str, Any]:
+    """Build an image from the code that was sent; what the builder said last, where it failed."""
+    context = str(root / "code" / question["code"])
+    with (root / "build.log").open("wb") as log:
+        words = ["docker", "build", "--file", context + "/docker/Dockerfile", *question["words"], context]
+        done = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, check=False)
+    lines = (root / "build.log").read_text(errors="replace").splitlines()
+    return {"code": done.returncode, "last": lines[-15:], "log": str(root / "build.log")}
+
+
+# One job.
+
+
+def hold(path: Path) -> IO[str] | None:
+    """The file, locked; None where somebody else holds it."""
+    file = path.open("a+")
+    for _ in range(LOCK_TRIES):
+        with suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return file
+        time.sleep(LOCK_AGAIN_S)
+    file.close()
+    return None
+
+
+def is_held(path: Path) -> bool:
+    """Whether somebody holds that lock now."""
+    if not path.exists():
+        return False
+    with path.open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def start(root: Path, question: dict[str, Any]) -> dict[str, Any]:
+    """Have the job running; of one that was started before, how it is. `busy`: another runs on this machine."""
+    name = question["name"]
+    home = root / "jobs" / name
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    home.mkdir(parents=True, exist_ok=True)
+    lock = hold(home / "lock")
+    if lock is None or (home / "kept.json").exists():
+        return {"job": job_of(home)}
+    busy_path = root / ("busy-" + platform.node())
+    busy = hold(busy_path)
+    if busy is None:
+        return {"busy": busy_path.read_text()}
+    busy.truncate(0)
+    busy.write(name)
+    busy.flush()
+    (home / "request.json").write_text(question["request"])
+    (home / "keeper.py").write_text(question["keeper"])
+    held = [lock.fileno(), busy.fileno()]
+    asked = {name: question[name] for name in ("words", "environment", "container", "limit_s", "grace_s")}
+    (home / "job.json").write_text(json.dumps({**asked, "held": held}))
+    log = root / "launches" / name / "startup.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as printed:
+        subprocess.Popen(
+            [sys.executable, "-I", str(home / "keeper.py"), str(home)],
+            stdin=subprocess.DEVNULL,
+            stdout=printed,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            pass_fds=held,
+            cwd=str(home),
+        )
+    lock.close()
+    busy.close()
+    until_s = time.monotonic() + KEPT_WITHIN_S
+    while time.monotonic() < until_s and not (home / "kept.json").exists():
+        time.sleep(LOCK_AGAIN_S)
+    return {"job": job_of(home)}
+
+
+def job_of(home: Path) -> dict[str, Any]:
+    """How a job is; empty where none was started in that folder."""
+    try:
+        kept = json.loads((home / "kept.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(kept, dict):
+        return {}
+    return {**kept, "name": home.name, "is_running": is_held(home / "lock")}
+
+
+def look(root: Path, names: list[str] | None) -> list[dict[str, Any]]:
+    """These jobs as far as they were ever started; without names every one that runs."""
+    if names is None:
+        homes = sorted((root / "jobs").iterdir()) if (root / "jobs").is_dir() else []
+        return [job for job in map(job_of, homes) if job and job["is_running"]]
+    return [job for job in (job_of(root / "jobs" / name) for name in names) if job]
+
+
+def output(root: Path, question: dict[str, Any]) -> tuple[dict[str, Any], Iterable[bytes]]:
+    """What the job printed from `start` on."""
+    try:
+        with (root / "launches" / question["name"] / "startup.log").open("rb") as log:
+            log.seek(question["start"])
+            content = log.read(MOST_OUTPUT_BYTES)
+    except OSError:
+        content = b""
+    # The rest of a line comes with its end.
+    if len(content) < MOST_OUTPUT_BYTES and is_held(root / "jobs" / question["name"] / "lock"):
+        content = content[: content.rfind(b"\n") + 1]
+    return {"bytes": len(content)}, [content]
+
+
+# Its end.
+
+
+def stop(home: Path) -> str:
+    """End a job in order, then by force; why it is not confirmed, or empty."""
+    job = job_of(home)
+    if not job or not job["is_running"]:
+        return ""
+    if job["host"] != platform.node():
+        return f"it runs on {job['host']}, and this is {platform.node()}"
+    for number, within_s in ((signal.SIGTERM, STOPS_WITHIN_S), (signal.SIGKILL, KILLED_WITHIN_S)):
+        alone = number == signal.SIGTERM and is_alive(job["pid"])
+        for pid in [job["pid"]] if alone else members(job["pid"]):
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+        if number == signal.SIGKILL:
+            remove_containers(home, job["container"])
+        until_s = time.monotonic() + within_s
+        while time.monotonic() < until_s:
+            if not is_held(home / "lock") and not members(job["pid"]):
+                return ""
+            time.sleep(LOOK_EVERY_S)
+    return "it is still there"
+
+
+def remove_containers(home: Path, name: str) -> None:
+    """Of a job that runs in containers: the agent's and the trainer's."""
+    if name:
+        others = tool("docker", "ps", "-aq", "--filter", f"volume={home}/results").split()
+        tool("docker", "rm", "-f", name, *others)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether the keeper itself still leads its session."""
+    try:
+        return os.getsid(pid) == pid
+    except OSError:
+        return False
+
+
+def members(session: int) -> list[int]:
+    """The processes of a session, without those that have ended and were not waited for."""
+    if Path("/proc/self/stat").exists():
+        pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+    else:
+        pids = [int(line) for line in tool("ps", "-A", "-o", "pid=").split()]
+    return [pid for pid in pids if session_of(pid) == session]
+
+
+def session_of(pid: int) -> int:
+    """The session of a living process; 0 for one that is gone."""
+    try:
+        if os.path.exists("/proc/self/stat"):  # noqa: PTH110 - asked for every process
+            text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+            state, _, _, session = text[text.rindex(")") + 2 :].split()[:4]
+            return 0 if state in "ZX" else int(session)
+        return os.getsid(pid)
+    except (OSError, ValueError):
+        return 0

@@ -1,0 +1,145 @@
+"""Keeps one job of rooflaunch running on this machine and ends it at its time limit: `keeper.py JOB_FOLDER`.
+
+Copied into the job's folder and started there by far.py, in a session of its own. Python 3.8 or newer, standard library
+only. The agent does the work; one that breaks off is started once more, to save what there is. What is left of the job
+when this process ends is killed, whatever it was.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+CLEARED_WITHIN_S = 5.0
+ATTEMPTS = 2
+
+
+class Keeper:
+    """One job; `job` as far.py wrote it."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.job: dict[str, Any] = json.loads((home / "job.json").read_text())
+        self.end_s = time.monotonic() + self.job["limit_s"]
+        self.is_asked = False
+        # Signals arrive as bytes here, so that waiting costs nothing while a run is measured.
+        self.awake, wake = os.pipe()
+        os.set_blocking(wake, False)
+        signal.set_wakeup_fd(wake)
+        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self.on_signal)
+
+    def on_signal(self, number: int, _: object) -> None:
+        """Somebody wants an end, or a child has ended."""
+        self.is_asked = self.is_asked or number != signal.SIGCHLD
+
+    def run(self) -> None:
+        """From here to the end of everything that was started."""
+        now = datetime.now(timezone.utc)
+        kept: dict[str, Any] = {
+            "pid": os.getpid(),
+            "host": platform.node(),
+            "created_s": now.timestamp(),
+            "container": self.job["container"],
+        }
+        kept["deadline_s"] = now.timestamp() + self.job["limit_s"] + self.job["grace_s"]
+        new = self.home / "kept.json.new"
+        new.write_text(json.dumps(kept))
+        new.replace(self.home / "kept.json")
+        with (self.home / "phases").open("a") as phases:
+            phases.write(f"booted {now.isoformat(timespec='milliseconds').replace('+00:00', 'Z')}\n")
+        for _ in range(ATTEMPTS):
+            code = self.attempt()
+            self.clear()
+            if code == 0 or time.monotonic() >= self.end_s:
+                break
+            print(f"the agent ended with exit code {code}", flush=True)
+        self.tidy()
+
+    def attempt(self) -> int:
+        """Run the agent to its end, its limit, or until somebody asks for an end."""
+        # The agent holds the job's locks too: a job whose keeper was killed is not gone.
+        environment = {**os.environ, **self.job["environment"]}
+        paths = [paths["PYTHONPATH"] for paths in (self.job["environment"], os.environ) if paths.get("PYTHONPATH")]
+        environment["PYTHONPATH"] = os.pathsep.join(paths)
+        agent = subprocess.Popen(
+            self.job["words"],
+            stdin=subprocess.DEVNULL,
+            env=environment,
+            cwd=str(self.home),
+            pass_fds=self.job["held"],
+        )
+        kill_s = self.end_s + self.job["grace_s"]
+        is_told = False
+        while agent.poll() is None and time.monotonic() < kill_s:
+            if not is_told and (self.is_asked or time.monotonic() >= self.end_s):
+                is_told = True
+                kill_s = min(kill_s, time.monotonic() + self.job["grace_s"])
+                agent.terminate()
+            self.wait((kill_s if is_told else self.end_s) - time.monotonic())
+        if agent.poll() is None:
+            print("the agent does not end: killed", flush=True)
+            agent.kill()
+        code = agent.wait()
+        # Asked for an end, it has come to one; only what it left is saved by another start.
+        return 0 if self.is_asked and code >= 0 else code
+
+    def wait(self, most_s: float) -> None:
+        """Until a signal comes."""
+        if select.select([self.awake], [], [], max(0.0, most_s))[0]:
+            os.read(self.awake, 4096)
+
+    def clear(self) -> None:
+        """Kill whatever is left of the job: children of the agent, or its containers."""
+        if self.job["container"]:
+            listed = ["docker", "ps", "-aq", "--filter", f"volume={self.home}/results"]
+            ids = subprocess.run(listed, stdout=subprocess.PIPE, check=False).stdout.decode().split()
+            remove = ["docker", "rm", "-f", self.job["container"], *ids]
+            subprocess.run(remove, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+        until_s = time.monotonic() + CLEARED_WITHIN_S
+        number = signal.SIGTERM
+        while others := self.others():
+            for pid in others:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            time.sleep(0.2)
+            if time.monotonic() >= until_s:
+                if number == signal.SIGKILL:
+                    return
+                number, until_s = signal.SIGKILL, time.monotonic() + CLEARED_WITHIN_S
+
+    def tidy(self) -> None:
+        """Remove what the store has, and what was downloaded for this job alone."""
+        with suppress(OSError):
+            for run_id in (self.home / "uploaded").read_text().split():
+                shutil.rmtree(self.home / "results" / Path(run_id).name, ignore_errors=True)
+        shutil.rmtree(self.home / "data", ignore_errors=True)
+
+    def others(self) -> list[int]:
+        """The other living processes of our session; without /proc those that are our children are gone by now."""
+        pids = [int(path.name) for path in Path("/proc").glob("[0-9]*") if path.name.isdigit()]
+        return [pid for pid in pids if pid != os.getpid() and self.is_ours(pid)]
+
+    def is_ours(self, pid: int) -> bool:
+        """Whether a process lives and is of our session."""
+        try:
+            text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        except OSError:
+            return False
+        state, _, _, session = text[text.rindex(")") + 2 :].split()[:4]
+        return state not in "ZX" and int(session) == os.getpid()
+
+
+if __name__ == "__main__":
+    Keeper(Path(sys.argv[1])).run()

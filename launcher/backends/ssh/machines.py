@@ -1,0 +1,149 @@
+"""The jobs on one machine that one can log in to, as every backend shows its machines."""
+
+import io
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from launcher.backends.door import Condition, Leftover, Listing, Machine, Output, Removed, Submitted, Tell
+from launcher.backends.ssh.plan import Plan
+from launcher.jobs.records import NAME
+from workload.contract.errors import NoCapacityError, ToolError
+from workload.contract.text import printable
+from workload.storage.ssh import QUESTION_LIMIT_S, Connection, source_of
+
+ROOT = "~/.rooflaunch"
+PROGRAM = "launcher/backends/ssh/far.py"
+KEEPER = "launcher/backends/ssh/keeper.py"
+# far.py waits for a job's end itself: each of those that are stopped at once may need nearly a minute.
+STOP_LIMIT_S = 90.0
+# For an agent that does not end: it is asked at the limit, or when somebody stops the job, and killed so much later.
+GRACE_S = 30.0
+# The keeper ends a job at its deadline, some seconds late.
+LATE_S = 60.0
+
+
+class SshMachines:
+    """Jobs on one machine, one at a time; `calls` counts the questions."""
+
+    noun = "job"
+
+    def __init__(self, connection: Connection, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._connection, self._monotonic = connection, monotonic
+        self._program = source_of(PROGRAM)
+        self._calls: Counter[str] = Counter()
+        # What to add to our monotonic clock for the time by the machine's own.
+        self._offset_s: float | None = None
+
+    @property
+    def place(self) -> str:
+        return str(self._connection.login)
+
+    @property
+    def calls(self) -> Mapping[str, int]:
+        return {f"ssh.{name}": count for name, count in self._calls.items()}
+
+    def ask(
+        self, do: str, *, payload: bytes = b"", sink: Any = None, within_s: float = QUESTION_LIMIT_S, **question: Any
+    ) -> dict[str, Any]:
+        """What far.py answers; raises as `Connection.ask` does."""
+        self._calls[do] += 1
+        asked = {"do": do, "root": ROOT, **question}
+        answer = self._connection.ask(self._program, asked, payload=payload, sink=sink, limit_s=within_s)
+        self._offset_s = float(answer["now_s"]) - self._monotonic()
+        return answer
+
+    def now_s(self) -> float:
+        if self._offset_s is None:
+            self.ask("look", names=[])
+        assert self._offset_s is not None
+        return self._monotonic() + self._offset_s
+
+    def submit(self, plan: Plan, tell: Tell) -> Submitted:
+        """Start the job in a session of its own there. Another that runs on this machine would disturb both."""
+        assert plan.start is not None
+        tell(f"starting the job on {self.place}")
+        answer = self.ask(
+            "start",
+            name=plan.request.name,
+            request=plan.request.to_bytes().decode(),
+            keeper=source_of(KEEPER),
+            words=list(plan.start.words),
+            environment=dict(plan.start.environment),
+            container=plan.start.container,
+            limit_s=plan.request.limit_s,
+            grace_s=GRACE_S,
+        )
+        if "busy" in answer:
+            other = printable(answer["busy"]) or "another job of rooflaunch"
+            raise NoCapacityError(
+                f"{self.place} is busy with {other}: two runs at once would disturb each other's figures",
+                hint=f"launch logs {other} -f {plan.where}; or launch down {other} {plan.where}",
+            )
+        machine = self._machine(answer["job"])
+        if machine is None:
+            raise ToolError(
+                f"the job did not start on {self.place}", hint=f"launch logs {plan.request.name} {plan.where}"
+            )
+        return Submitted(machines=(machine,))
+
+    def look(self, names: Mapping[str, Sequence[str]] | None = None) -> Listing[Machine]:
+        wanted = None if names is None else [name for name in names if NAME.fullmatch(name)]
+        answer = self.ask("look", names=wanted)["jobs"]
+        jobs = [job for job in map(self._machine, answer) if job and NAME.fullmatch(job.name)]
+        known = {machine.name for machine in jobs}
+        host = self._connection.login.host
+        jobs += [Machine(name=name, zone=host, condition=Condition.GONE) for name in names or () if name not in known]
+        return Listing(there=tuple(jobs))
+
+    def stop(self, machines: Sequence[Machine | Leftover]) -> Sequence[Removed]:
+        """End these jobs, in order first and then by force; far.py looks itself whether any process is left."""
+        host = self._connection.login.host
+        names = [machine.name for machine in machines if NAME.fullmatch(machine.name)]
+        try:
+            answer = self.ask("stop", names=names, within_s=STOP_LIMIT_S * max(1, len(names)))["stopped"]
+        except ToolError:
+            return [Removed.unanswered(self.noun, machine.name, [host]) for machine in machines]
+        reasons = {machine.name: answer.get(machine.name, "no job has such a name") for machine in machines}
+        return [
+            Removed(kind=self.noun, name=name, zone=host, gone=not reason, reason=reason)
+            for name, reason in reasons.items()
+        ]
+
+    def output(self, machine: Machine, start: int) -> Output:
+        printed = io.BytesIO()
+        self.ask("output", sink=printed, name=machine.name, start=start)
+        content = printed.getvalue()
+        return Output(text=content.decode(errors="replace"), next_start=start + len(content))
+
+    def phases(self, machine: Machine) -> Mapping[str, str]:
+        """Its heartbeat comes within a second of its start."""
+        del machine
+        return {}
+
+    def leftovers(self) -> Listing[Leftover]:
+        """Jobs past their limit, whose keeper was killed."""
+        now_s = self.now_s()
+        left = [
+            Leftover(kind=self.noun, name=job.name, zone=job.zone, why="it is past its limit, and nothing ends it")
+            for job in self.look()
+            if job.deadline_s is not None and now_s > job.deadline_s + LATE_S
+        ]
+        return Listing(there=tuple(left))
+
+    def _machine(self, job: Mapping[str, Any]) -> Machine | None:
+        """None for a job that was never started."""
+        try:
+            name, created_s, deadline_s = str(job["name"]), float(job["created_s"]), float(job["deadline_s"])
+            is_running = bool(job["is_running"])
+        except (KeyError, TypeError, ValueError):  # its file there is damaged, or somebody else's
+            return None
+        return Machine(
+            name=name,
+            zone=self._connection.login.host,
+            condition=Condition.RUNNING if is_running else Condition.GONE,
+            status="running" if is_running else "ended",
+            created_s=created_s,
+            deadline_s=deadline_s,
+        )

@@ -1,0 +1,142 @@
+"""`launch ssh` before anything happens on the machine: what will run there, and how. Pure."""
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
+from typing import Any
+
+from launcher.backends.ssh.options import Options
+from launcher.jobs.records import Price, Request, region_of
+from workload.contract.errors import UsageError
+from workload.contract.spec import Device, Resolved, RunSpec
+from workload.contract.text import wrapped
+from workload.storage.ssh import Login
+
+# Characters of a host that a launch's name and place may have, and how many of them.
+NAMED, MOST_NAMED = re.compile(r"[^a-z0-9]+"), 24
+# In a dry run nobody is asked where the user's folder lies there.
+UNASKED_ROOT = "/~/.rooflaunch"
+TEXT_COLUMN = 11
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """What is started there: `words` in the job's folder, with these variables; `container`: the agent's, if any."""
+
+    words: tuple[str, ...]
+    environment: Mapping[str, str]
+    container: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Everything that a launch is about to do; `start` and `machine` once the machine was looked at."""
+
+    request: Request
+    login: Login
+    options: Options
+    start: Start | None = None
+    machine: str = ""
+    runtime: str = ""
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def attempts(self) -> int:
+        """Nobody takes the machine back."""
+        return 1
+
+    @property
+    def where(self) -> str:
+        """The options with which every command finds the machine."""
+        port = "" if self.login.port is None else f" --port {self.login.port}"
+        return f"--host {self.login}{port}"
+
+    @property
+    def spec(self) -> RunSpec:
+        """The run as it will be done."""
+        return RunSpec(**self.request.spec)
+
+    def renamed(self, request: Request) -> "Plan":
+        """The same as a job of its own."""
+        return replace(self, request=request)
+
+    def text(self, width: int | None = None) -> str:
+        """The plan as lines."""
+        spec, request = self.spec, self.request
+        device = "the best device found" if spec.device is Device.AUTO else spec.device
+        batch = "the device's default batch" if spec.batch_size is None else f"batch {spec.batch_size}"
+        times = "one run" if spec.repeats == 1 else f"{spec.repeats} runs, a process each"
+        price = f"{self.options.usd_per_h:g} USD per hour, as you said" if self.options.usd_per_h else "none is counted"
+        rows = [
+            ("plan", f"{spec.model}, {batch}, {spec.precision}, on {device}; {times}"),
+            ("set by", ", ".join(f"{name}: {source}" for name, source in request.spec_origin.items())),
+            ("job", request.name),
+            ("machine", f"{self.login}" + (f": {self.machine}" if self.machine else ", which nobody has asked yet")),
+            ("runtime", self.runtime or f"{self.options.runtime}, decided there"),
+            ("limit", f"{request.limit_s} s, kept there whatever becomes of this command"),
+            ("cost", price),
+            *(("note", note) for note in self.notes),
+        ]
+        return "\n".join(wrapped(text, width, indent=TEXT_COLUMN, first=name) for name, text in rows if text)
+
+    def sent_text(self) -> str:
+        """What is started there."""
+        return "decided once the machine was looked at" if self.start is None else shlex.join(self.start.words)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for `--dry-run --format json`."""
+        return {
+            "host": str(self.login),
+            "port": self.login.port,
+            "machine": self.machine,
+            "runtime": self.runtime,
+            "request": asdict(self.request),
+            "start": None if self.start is None else asdict(self.start),
+            "notes": list(self.notes),
+        }
+
+
+def make_plan(resolved: Resolved, options: Options, login: Login, *, now: datetime, token: str) -> Plan:
+    """The draft: what the machine has is not known yet. Raises `UsageError` for options that exclude each other."""
+    _check(options)
+    label = NAMED.sub("-", login.host.lower())[:MOST_NAMED].strip("-") or "host"
+    request = Request(
+        name=f"rooflaunch-{label}-{now:%Y%m%d-%H%M%S}-{token}",
+        backend="ssh",
+        launched_at=now.isoformat(timespec="milliseconds"),
+        store=UNASKED_ROOT,
+        place=f"ssh-{label}",
+        runtime="process",
+        limit_s=options.max_run_time_s,
+        spec=resolved.spec.to_json(),
+        spec_origin=dict(resolved.origin),
+        prices=_prices(options.usd_per_h, login.host, now),
+        options={"host": login.host},
+    )
+    return Plan(request=request, login=login, options=options)
+
+
+def _check(options: Options) -> None:
+    if options.python and (options.runtime == "docker" or options.image):
+        raise UsageError(
+            f"--python is for a process, and a container was asked for; got --python {options.python}",
+            hint="--runtime process, or leave --python out",
+        )
+    if options.image and options.runtime == "process":
+        raise UsageError(f"--image is for a container; got --runtime process with {options.image}", hint="leave it out")
+    if options.image and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:@/+-]{0,511}", options.image):
+        raise UsageError(f"'{options.image}' is no image's name", hint="--image HOST/NAME@sha256:…")
+    if options.python is not None and (not options.python or re.search(r"[\x00-\x1f]|^-", options.python)):
+        raise UsageError(f"'{options.python}' is no path of a program", hint="--python /opt/conda/bin/python")
+    if options.usd_per_h is not None and not 0 <= options.usd_per_h <= 1e6:  # noqa: PLR2004 - nobody pays that
+        raise UsageError(f"--usd-per-h must be a price in USD; got {options.usd_per_h}", hint="--usd-per-h 0.80")
+
+
+def _prices(usd_per_h: float | None, host: str, now: datetime) -> dict[str, dict[str, Any]]:
+    """One's own price, by the words with which launcher and machine look it up."""
+    if usd_per_h is None:
+        return {}
+    price = asdict(Price(usd_per_h=usd_per_h, source="--usd-per-h", read=f"{now:%Y-%m-%d}"))
+    return {region_of(host): price, "": price}

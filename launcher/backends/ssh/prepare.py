@@ -1,0 +1,135 @@
+"""Before a job starts on a machine: look at it, choose a runtime, and have our code or an image there."""
+
+import hashlib
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from launcher import images
+from launcher.backends.ssh import site as sites
+from launcher.backends.ssh.machines import SshMachines
+from launcher.backends.ssh.options import Options
+from launcher.backends.ssh.plan import Plan, Start
+from launcher.backends.ssh.site import Site
+from launcher.build import NEEDED_BYTES as BUILD_BYTES
+from launcher.kinds import Runtime
+from launcher.machine.runtime import CPU_FLAVOUR, NO_COMPILER, NO_MPS
+from workload.contract.errors import ToolError, UsageError
+from workload.contract.spec import Device, RunSpec
+from workload.storage.ssh import TRANSFER_LIMIT_S
+
+BUILD_LIMIT_S = 3600.0
+SOCKET = "/var/run/docker.sock"
+# The machine's own root, in the agent's container.
+HOST = "/host"
+
+
+def prepare(draft: Plan, machines: SshMachines) -> Plan:
+    """The plan as it will be done. Raises `ToolError` where the machine cannot do it."""
+    spec, options = draft.spec, draft.options
+    code = images.make_recipe(images.require_flavour(CPU_FLAVOUR)).context()
+    code_name = hashlib.sha256(code).hexdigest()[:16]
+    site = sites.look_at(machines, python=options.python or sites.USUAL_PYTHON, code=code_name)
+    _require_possible(machines.place, site, spec)
+    with_gpu = bool(site.gpus) and spec.device in (Device.CUDA, Device.AUTO)
+    runtime, why = _runtime(machines.place, options, spec, site, with_gpu=with_gpu)
+    if not site.has_code:
+        machines.ask("code", payload=code, within_s=TRANSFER_LIMIT_S, code=code_name, size=len(code))
+    name, image = draft.request.name, ""
+    if runtime is Runtime.PROCESS:
+        start = _process(site, code_name, name)
+    else:
+        image = _image(machines, options, site, code_name, flavour=site.flavour if with_gpu else CPU_FLAVOUR)
+        start = _container(site, image, name)
+    launched = datetime.fromtimestamp(machines.now_s(), UTC)
+    request = replace(
+        draft.request,
+        launched_at=launched.isoformat(timespec="milliseconds"),
+        store=site.root,
+        runtime=runtime.value,
+        image=image,
+    )
+    return replace(draft, request=request, start=start, machine=str(site), runtime=f"{runtime}: {why}")
+
+
+def _require_possible(place: str, site: Site, spec: RunSpec) -> None:
+    if not site.is_writable:
+        raise ToolError(f"we may not write to {site.root} on {place}", hint="ask its owner for a folder")
+    if site.free_bytes < sites.NEEDED_BYTES:
+        free = f"{site.free_bytes / 1e6:.0f} MB are free in {site.root} on {place}"
+        raise ToolError(f"{free}; a run needs {sites.NEEDED_BYTES / 1e6:.0f} MB", hint="free some space there")
+    if spec.device is Device.CUDA and not site.gpus:
+        raise ToolError(f"nvidia-smi shows no GPU on {place}", hint="--cpu, or another machine")
+
+
+def _runtime(place: str, options: Options, spec: RunSpec, site: Site, *, with_gpu: bool) -> tuple[Runtime, str]:
+    """What was asked for, else what is there already, else what can be made there; and why."""
+    no_process = site.why_no_process()
+    no_container = NO_MPS if spec.device is Device.MPS else NO_COMPILER if spec.compile else ""
+    if no_container and (options.image or options.runtime is Runtime.DOCKER):
+        raise UsageError(f"{no_container}; a container was asked for", hint="--runtime process")
+    no_container = no_container or site.why_no_container(with_gpu=with_gpu)
+    is_built = bool(site.images.get(site.flavour if with_gpu else CPU_FLAVOUR))
+    match options.runtime:
+        case Runtime.PROCESS:
+            if no_process:
+                raise ToolError(f"no process can run on {place}: {no_process}", hint=sites.PYTHON_CURE)
+            return Runtime.PROCESS, f"asked for; {site.python_shown}"
+        case Runtime.AUTO if not options.image and not no_process and (no_container or options.python or not is_built):
+            return Runtime.PROCESS, site.python_shown
+        case _ if no_container:
+            hint = sites.PYTHON_CURE if options.runtime is Runtime.AUTO else "launch doctor ssh; or --runtime process"
+            also = f", and {no_process}" if options.runtime is Runtime.AUTO and no_process else ""
+            raise ToolError(f"no container can run on {place}: {no_container}{also}", hint=hint)
+        case _:
+            image = options.image or ("the image for this code" if is_built else "an image that is built there now")
+            return Runtime.DOCKER, f"Docker {site.docker['version']} with {image}"
+
+
+def _process(site: Site, code_name: str, name: str) -> Start:
+    """The agent by the machine's own Python, from the code that was sent."""
+    home, commit = f"{site.root}/jobs/{name}", images.current_commit()
+    environment = {"PYTHONPATH": f"{site.root}/code/{code_name}", "PYTHONDONTWRITEBYTECODE": "1"}
+    return Start(
+        words=(str(site.python["path"]), "-u", "-m", "launcher.agent", home),
+        environment=environment | ({"ROOFLAUNCH_COMMIT": commit} if commit else {}),
+    )
+
+
+def _container(site: Site, image: str, name: str) -> Start:
+    """The agent in a container of the image, as on a rented machine: it starts the trainer's beside it."""
+    home = f"{site.root}/jobs/{name}"
+    words = ["docker", "run", "--rm", "--name", name, "--user", site.user]
+    words += ["--volume", f"{SOCKET}:{SOCKET}", "--group-add", str(site.docker["group"])]
+    words += ["--volume", f"/:{HOST}:ro", "--volume", f"{site.root}:{site.root}", "--network", "host"]
+    words += ["--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"]  # noqa: S108 - in the container
+    words += ["--stop-timeout", "25", "--entrypoint", "python", image, "-m", "launcher.agent", home, HOST]
+    return Start(words=tuple(words), environment={}, container=name)
+
+
+def _image(machines: SshMachines, options: Options, site: Site, code_name: str, *, flavour: str) -> str:
+    """The id of the image that was named, of the one for this code, or of one that is built there now."""
+    if options.image:
+        answer = machines.ask("image", image=options.image, within_s=BUILD_LIMIT_S)
+        if not answer["id"]:
+            raise ToolError(
+                f"{machines.place} neither has the image '{options.image}' nor can pull it",
+                hint="leave --image out: the image for this code is built there",
+            )
+        return str(answer["id"])
+    if built := site.images.get(flavour):
+        return built
+    if site.free_bytes < BUILD_BYTES:
+        free = f"{site.free_bytes / 1e9:.1f} GB are free on {machines.place}"
+        raise ToolError(f"{free}; a build needs {BUILD_BYTES // 10**9} GB", hint="docker system prune there")
+    recipe = images.make_recipe(images.require_flavour(flavour), commit=images.current_commit())
+    arguments = recipe.build_args(version=images.version())
+    words = ["--tag", recipe.tag, "--label", f"{images.INPUTS_LABEL}={recipe.inputs}"]
+    words += [word for name, value in arguments.items() for word in ("--build-arg", f"{name}={value}")]
+    answer = machines.ask("build", code=code_name, words=words, within_s=BUILD_LIMIT_S)
+    if answer["code"]:
+        last = next((line.strip() for line in reversed(answer["last"]) if line.strip()), "it says nothing")
+        raise ToolError(
+            f"the image cannot be built on {machines.place}: {last}",
+            hint=f"the whole log lies there: {answer['log']}; or --runtime process --python PATH",
+        )
+    return str(machines.ask("image", image=recipe.tag)["id"])

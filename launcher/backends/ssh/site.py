@@ -1,0 +1,148 @@
+"""What the machine at the other end has, as far.py tells it: for the choice of a runtime, and for `launch doctor`."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from launcher import images
+from launcher.backends.ssh.machines import SshMachines
+from launcher.build import NEEDED_BYTES as BUILD_BYTES
+from launcher.checks import Check, Part
+from launcher.machine.runtime import CPU_FLAVOUR
+from workload.contract.errors import ToolError
+from workload.contract.text import counted
+
+# What our code is written for.
+LEAST_PYTHON = (3, 11)
+PACKAGES = ("torch", "torchvision", "numpy", "psutil")
+USUAL_PYTHON = "python3"
+# Our code has 2 MB and a bundle with a profile 100 MB, which lies there twice until the job has ended.
+NEEDED_BYTES = 10**9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """The machine; `python`: a Python of its own and which packages that has; `images`: ids by flavour."""
+
+    host: str
+    root: str
+    is_writable: bool
+    has_code: bool
+    free_bytes: int
+    cpus: int
+    user: str
+    gpus: tuple[tuple[str, ...], ...]
+    docker: Mapping[str, Any]
+    images: Mapping[str, str]
+    python: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        gpus = ", ".join(gpu[0] for gpu in self.gpus) or "no NVIDIA GPU"
+        return f"{self.host}, {counted(self.cpus, 'CPU')}, {gpus}, {self.free_bytes / 1e9:.0f} GB free"
+
+    @property
+    def flavour(self) -> str:
+        """Of the image that has code for its first GPU; empty where no image has."""
+        if not self.gpus:
+            return CPU_FLAVOUR
+        major, _, minor = self.gpus[0][1].partition(".")
+        flavour = images.flavour_for((int(major), int(minor))) if (major + minor).isdigit() else None
+        return flavour.name if flavour else ""
+
+    @property
+    def python_shown(self) -> str:
+        """`/usr/bin/python3 3.11.2 with torch 2.5.1`."""
+        version = ".".join(map(str, self.python.get("version", ())))
+        return f"{self.python.get('path', '')} {version} with torch {self.python.get('torch') or 'missing'}"
+
+    def why_no_process(self) -> str:
+        """Why its Python cannot run the trainer; empty if it can."""
+        if error := self.python.get("error"):
+            return f"its Python cannot be used: {error}"
+        if tuple(self.python["version"][:2]) < LEAST_PYTHON:
+            return f"{self.python_shown}: Python {'.'.join(map(str, LEAST_PYTHON))} or newer is needed"
+        missing = [name for name in PACKAGES if not self.python.get(name)]
+        return f"{self.python['path']} lacks {', '.join(missing)}" if missing else ""
+
+    def why_no_container(self, *, with_gpu: bool) -> str:
+        """Why its Docker engine cannot run the trainer; empty if it can."""
+        if not self.docker["version"]:
+            return "its Docker engine does not answer us" if self.docker["is_installed"] else "it has no Docker"
+        if with_gpu and not self.docker["has_gpus"]:
+            return "its Docker engine cannot give containers the GPU"
+        return "" if self.flavour else f"no image has code for its {self.gpus[0][0]}"
+
+
+PYTHON_CURE = "--python PATH of one that has them, or there: pip install torch torchvision numpy psutil"
+
+
+@cache
+def inputs_by_flavour() -> Mapping[str, str]:
+    """What an image for this code has as its label."""
+    return {name: images.make_recipe(flavour).inputs for name, flavour in images.load_flavours().items()}
+
+
+def look_at(machines: SshMachines, *, python: str = USUAL_PYTHON, code: str = "none") -> Site:
+    """Ask the machine for everything at once; `code` names the version of ours that it may have already."""
+    inputs = inputs_by_flavour()
+    labels = [[f"{images.FLAVOUR_LABEL}={name}", f"{images.INPUTS_LABEL}={text}"] for name, text in inputs.items()]
+    answer = machines.ask("facts", python=python, code=code, labels=labels)
+    return Site(
+        host=str(answer["host"]),
+        root=str(answer["root"]),
+        is_writable=bool(answer["is_writable"]),
+        has_code=bool(answer["has_code"]),
+        free_bytes=int(answer["free_bytes"]),
+        cpus=int(answer["cpus"] or 0),
+        user=str(answer["user"]),
+        gpus=tuple(tuple(map(str, gpu)) for gpu in answer["gpus"]),
+        docker=answer["docker"],
+        images=dict(zip(inputs, answer["docker"]["images"], strict=False)),
+        python=answer["site"],
+    )
+
+
+def checks(machines: SshMachines) -> Iterator[Check]:
+    """For `launch doctor ssh`."""
+    part = Part("ssh")
+    try:
+        site = look_at(machines)
+    except ToolError as error:
+        yield part.problem("connection", str(error), error.hint)
+        return
+    yield part.ok("connection", f"{machines.place} answers: {site}")
+    if not site.is_writable:
+        yield part.problem("disk", f"{site.root} may not be written to", "ask its owner for a folder")
+    elif site.free_bytes < NEEDED_BYTES:
+        yield part.problem("disk", f"{site.free_bytes / 1e6:.0f} MB free in {site.root}", "free a GB there")
+    else:
+        yield part.ok(
+            "disk", f"{site.free_bytes / 1e9:.0f} GB free in {site.root}; a build needs {BUILD_BYTES // 10**9}"
+        )
+    for name, capability, driver, memory in site.gpus:
+        yield part.ok("GPU", f"{name}, compute capability {capability}, driver {driver}, {memory}")
+    if not site.gpus:
+        yield part.note("GPU", "nvidia-smi shows none: runs take the CPU")
+    no_process, no_container = site.why_no_process(), site.why_no_container(with_gpu=bool(site.gpus))
+    # Either of the two will do.
+    bad = part.problem if no_process and no_container else part.note
+    yield bad("process", no_process, PYTHON_CURE) if no_process else part.ok("process", site.python_shown)
+    if no_container:
+        yield bad("container", no_container, "install Docker there, or --runtime process")
+    else:
+        built = (
+            "holds the image for this code" if site.images.get(site.flavour) else "builds the image at the first run"
+        )
+        yield part.ok("container", f"Docker {site.docker['version']} {built}")
+    yield from _jobs(machines, part)
+
+
+def _jobs(machines: SshMachines, part: Part) -> Iterator[Check]:
+    running = [job.name for job in machines.look()]
+    if running:
+        yield part.note(
+            "jobs", f"runs now: {', '.join(running)}", "a job waits for nobody: launch again once it has ended"
+        )
+    else:
+        yield part.ok("jobs", "none runs")

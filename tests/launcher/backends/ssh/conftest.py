@@ -1,0 +1,63 @@
+"""A machine to log in to: a real sshd on loopback, with a folder of its own for each test."""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+
+from launcher.backends.door import Job
+from launcher.backends.ssh.backend import backend
+from launcher.backends.ssh.machines import SshMachines
+from launcher.backends.ssh.options import Options, Where
+from launcher.backends.ssh.plan import Plan, Start
+from tests import sshd
+from workload.contract.spec import Device, resolve
+
+TINY = {
+    "device": Device.CPU,
+    "model": "squeezenet1_1",
+    "batch_size": 1,
+    "iterations": 2,
+    "warmup": 1,
+    "image_size": 64,
+    "ceilings": False,
+}
+
+
+@pytest.fixture(scope="session")
+def _machine() -> Iterator[sshd.Machine]:
+    with sshd.running() as machine:
+        yield machine
+
+
+@pytest.fixture
+def machine(_machine: sshd.Machine, monkeypatch: pytest.MonkeyPatch) -> Iterator[sshd.Machine]:
+    """Without a trace of the test before, and with none afterwards."""
+    sshd.meet(_machine, monkeypatch)
+    _machine.clean()
+    yield _machine
+    _machine.clean()
+
+
+@pytest.fixture
+def where(machine: sshd.Machine) -> Where:
+    return Where(host=machine.host, port=machine.port)
+
+
+@pytest.fixture
+def machines(where: Where) -> SshMachines:
+    return backend.machines(backend.settings(where))
+
+
+def plan_of(where: Where, *, token: str = "abcdef", limit_s: int = 300, **given: object) -> Plan:
+    """A draft for a tiny run by this process's Python."""
+    options = Options(python=sys.executable, max_run_time_s=limit_s)
+    job = Job(resolved=resolve({**TINY, **given}, {}, None), token=token)
+    return backend.plan(job, options, backend.settings(where), now=datetime.now(UTC))
+
+
+def doing(plan: Plan, code: str) -> Plan:
+    """The plan with a few lines of Python in place of the agent."""
+    return replace(plan, start=Start(words=(sys.executable, "-u", "-c", code), environment={}))

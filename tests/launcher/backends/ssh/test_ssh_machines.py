@@ -1,0 +1,299 @@
+"""Jobs on a machine behind a real sshd: started once, looked at, stopped for sure, whatever is killed meanwhile."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launcher.backends.door import Condition, Machine
+from launcher.backends.ssh import machines as machines_module
+from launcher.backends.ssh.backend import backend
+from launcher.backends.ssh.machines import SshMachines
+from launcher.backends.ssh.options import Where
+from launcher.backends.ssh.plan import Plan
+from tests import sshd
+from tests.launcher.backends.ssh.conftest import doing, plan_of
+from workload.contract.errors import ExitCode, NoCapacityError
+from workload.storage.ssh import LostError
+
+pytestmark = pytest.mark.world
+
+SLEEP = "import time; print('here', flush=True); time.sleep(600)"
+STUBBORN = "import signal, time; signal.signal(15, signal.SIG_IGN); print('here', flush=True); time.sleep(600)"
+# A child in a process group of its own, which ignores SIGTERM.
+WITH_CHILD = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {STUBBORN!r}]); time.sleep(600)"
+
+
+@pytest.fixture(autouse=True)
+def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machines_module, "GRACE_S", 1.0)
+
+
+def until(holds: Callable[[], object], what: str, *, within_s: float = 30) -> None:
+    end_s = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < end_s, what
+        time.sleep(0.05)
+
+
+def silent(_: str) -> None:
+    pass
+
+
+def submitted(machines: SshMachines, plan: Plan) -> Machine:
+    [machine] = machines.submit(plan, silent).machines
+    return machine
+
+
+def condition(machines: SshMachines, name: str) -> Condition:
+    [machine] = machines.look({name: ()})
+    return machine.condition
+
+
+def printed(machines: SshMachines, job: Machine) -> str:
+    return machines.output(job, 0).text
+
+
+# Starting
+
+
+def test_submitting_twice_starts_once(machine: sshd.Machine, machines: SshMachines, where: Where) -> None:
+    plan = doing(plan_of(where), SLEEP)
+    first = submitted(machines, plan)
+    assert (first.name, first.zone, first.condition) == (plan.request.name, "127.0.0.1", Condition.RUNNING)
+    assert submitted(machines, plan) == first
+    assert submitted(backend.machines(backend.settings(where)), plan) == first, "another launcher"
+    assert len([words for _, words in machine.jobs() if "keeper.py" in words]) == 1
+    assert [job.name for job in machines.look()] == [first.name]
+
+
+def test_one_at_a_time(machines: SshMachines, where: Where) -> None:
+    first = submitted(machines, doing(plan_of(where), SLEEP))
+    second = doing(plan_of(where, token="bbbbbb"), SLEEP)
+    with pytest.raises(NoCapacityError) as refused:
+        machines.submit(second, silent)
+    host = f"--host {where.host} --port {where.port}"
+    busy = f"{where.host} is busy with {first.name}: two runs at once would disturb each other's figures"
+    assert str(refused.value) == busy
+    assert refused.value.hint == f"launch logs {first.name} -f {host}; or launch down {first.name} {host}"
+    assert refused.value.exit_code == ExitCode.NO_CAPACITY
+    assert condition(machines, second.request.name) is Condition.GONE
+    machines.stop([first])
+    assert submitted(machines, second).condition is Condition.RUNNING, "what was refused can be had later"
+
+
+def test_of_two_launchers_at_once_one_wins(machine: sshd.Machine, where: Where) -> None:
+    outcomes: list[str] = []
+
+    def launch(token: str) -> None:
+        try:
+            submitted(backend.machines(backend.settings(where)), doing(plan_of(where, token=token), SLEEP))
+        except NoCapacityError as error:
+            outcomes.append(str(error))
+        else:
+            outcomes.append("started")
+
+    launchers = [threading.Thread(target=launch, args=(f"{number:06x}",)) for number in range(4)]
+    for launcher in launchers:
+        launcher.start()
+    for launcher in launchers:
+        launcher.join()
+    assert outcomes.count("started") == 1
+    assert len([text for text in outcomes if " is busy with rooflaunch-127-0-0-1-" in text]) == 3
+    assert len([words for _, words in machine.jobs() if "keeper.py" in words]) == 1
+
+
+def test_a_start_whose_answer_is_lost(machine: sshd.Machine, machines: SshMachines, where: Where) -> None:
+    """The connection breaks when the job runs, and before the launcher hears of it."""
+    machines.now_s()
+    machines._program += (
+        "\n_main = main\ndef main(question, payload):\n    answer = _main(question, payload)\n"
+        "    if question['do'] == 'start' and not question['again']:\n        os._exit(255)\n    return answer\n"
+    )
+    job = submitted(machines, doing(plan_of(where), SLEEP))
+    assert job.condition is Condition.RUNNING
+    assert len([words for _, words in machine.jobs() if "keeper.py" in words]) == 1
+
+
+def test_a_start_that_breaks_before_the_job_runs(machine: sshd.Machine, machines: SshMachines, where: Where) -> None:
+    machines.now_s()
+    machines._program += (
+        "\n_main = main\ndef main(question, payload):\n    if question['do'] == 'start' and not question['again']:\n"
+        "        subprocess.Popen = lambda *words, **options: os._exit(255)\n    return _main(question, payload)\n"
+    )
+    assert submitted(machines, doing(plan_of(where), SLEEP)).condition is Condition.RUNNING
+    assert len([words for _, words in machine.jobs() if "keeper.py" in words]) == 1
+
+
+def test_a_job_outlives_every_connection(machine: sshd.Machine, machines: SshMachines, where: Where) -> None:
+    job = submitted(machines, doing(plan_of(where), SLEEP))
+    machine.cut_off()
+    assert condition(machines, job.name) is Condition.RUNNING
+    assert condition(backend.machines(backend.settings(where)), job.name) is Condition.RUNNING
+
+
+# Looking
+
+
+def test_what_a_job_printed(machines: SshMachines, where: Where) -> None:
+    code = "import sys, time\nprint('ü 1')\nsys.stdout.write('half'); sys.stdout.flush(); input()"
+    code = code.replace("input()", "time.sleep(2); print(' and half'); time.sleep(600)")
+    job = submitted(machines, doing(plan_of(where), code))
+    until(lambda: printed(machines, job), "it prints")
+    first = machines.output(job, 0)
+    assert first.text == "ü 1\n", "half a line waits for its end"
+    until(lambda: machines.output(job, first.next_start).text, "the rest comes")
+    second = machines.output(job, first.next_start)
+    assert second.text == "half and half\n"
+    assert machines.output(job, second.next_start).text == ""
+    assert machines.output(Machine(name="rooflaunch-none-1", zone="", condition=Condition.GONE), 0).text == ""
+
+
+def test_jobs_that_never_were_are_gone(machines: SshMachines) -> None:
+    assert machines.look().there == ()
+    [job] = machines.look({"rooflaunch-box-20260101-000000-abcdef": ()})
+    assert job.condition is Condition.GONE
+
+
+@pytest.mark.parametrize("name", ["../../etc", "rooflaunch-x/../y", "-rf", "", "a b", "rooflaunch-\n"])
+def test_hostile_names(machine: sshd.Machine, machines: SshMachines, name: str) -> None:
+    [seen] = machines.look({name: ()})
+    assert seen.condition is Condition.GONE
+    [removed] = machines.stop([seen])
+    assert (removed.gone, removed.reason) == (False, "no job has such a name")
+    assert not (machine.home / ".rooflaunch").exists()
+
+
+def test_damaged_records_are_no_jobs(machine: sshd.Machine, machines: SshMachines, where: Where) -> None:
+    job = submitted(machines, doing(plan_of(where), SLEEP))
+    jobs = machine.home / ".rooflaunch/jobs"
+    for number, text in enumerate(["", "[]", "{}", '{"pid": "x", "created_s": []}', "null"]):
+        folder = jobs / f"rooflaunch-bad-{number}"
+        folder.mkdir()
+        (folder / "kept.json").write_text(text)
+        (folder / "lock").touch()
+    (jobs / "rooflaunch-file-1").write_text("no folder")
+    assert [seen.name for seen in machines.look()] == [job.name]
+    [seen] = machines.look({"rooflaunch-bad-3": ()})
+    assert seen.condition is Condition.GONE
+
+
+def test_the_machines_clock_decides(machine: sshd.Machine, machines: SshMachines, where: Where) -> None:
+    """It is a day ahead of ours."""
+    ahead = "import time; real = time.time; time.time = lambda: real() + 86400"
+    machine.program("python3", f'#!/bin/bash\nexec /usr/bin/env python3.11 -I -c "{ahead}; $3"\n')
+    assert machines.now_s() == pytest.approx(time.time() + 86400, abs=60)
+    job = submitted(machines, doing(plan_of(where), SLEEP))
+    assert job.condition is Condition.RUNNING
+
+
+# Ending
+
+
+def test_stopped_and_confirmed(machine: sshd.Machine, machines: SshMachines, where: Where) -> None:
+    job = submitted(machines, doing(plan_of(where), WITH_CHILD))
+    until(lambda: "here" in printed(machines, job), "the child runs")
+    [removed] = machines.stop([job])
+    assert (removed.kind, removed.name, removed.zone, removed.gone) == ("job", job.name, "127.0.0.1", True)
+    assert [words for _, words in machine.jobs() if "time.sleep" in words or "keeper" in words] == []
+    assert condition(machines, job.name) is Condition.GONE
+    [again] = machines.stop([job])
+    assert again.gone
+    assert machines.look().there == ()
+
+
+@pytest.mark.parametrize("victim", ["keeper", "agent", "both"])
+def test_whatever_is_killed_the_truth_is_told(
+    machine: sshd.Machine, machines: SshMachines, where: Where, victim: str
+) -> None:
+    """A job is gone when nothing of it runs; an agent that was killed is started once more, to save what there is."""
+    job = submitted(machines, doing(plan_of(where), SLEEP))
+    until(lambda: "here" in printed(machines, job), "it runs")
+    [keeper] = [pid for pid, words in machine.jobs() if "keeper.py" in words]
+    agents = [pid for pid in _session(keeper) if pid != keeper]
+    for pid in {"keeper": [keeper], "agent": agents, "both": [keeper, *agents]}[victim]:
+        os.kill(pid, signal.SIGKILL)
+    if victim == "both":
+        until(lambda: condition(machines, job.name) is Condition.GONE, "nothing runs any more")
+        return
+    if victim == "agent":
+        until(lambda: printed(machines, job).count("here") == 2, "started once more")
+        assert "the agent ended with exit code -9" in printed(machines, job)
+    assert condition(machines, job.name) is Condition.RUNNING
+    [removed] = machines.stop([job])
+    assert removed.gone
+    assert _session(keeper) == []
+
+
+def _session(leader: int) -> list[int]:
+    members = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            state, _, _, session = (path / "stat").read_text().rpartition(")")[2].split()[:4]
+        except OSError:
+            continue
+        if int(session) == leader and state not in "ZX":
+            members.append(int(path.name))
+    return members
+
+
+def test_an_agent_that_breaks_off_twice(machines: SshMachines, where: Where) -> None:
+    job = submitted(machines, doing(plan_of(where), "print('here'); raise SystemExit(4)"))
+    until(lambda: condition(machines, job.name) is Condition.GONE, "it ends")
+    ended = "here\nthe agent ended with exit code 4\n"
+    assert printed(machines, job) == 2 * ended
+
+
+@pytest.mark.parametrize("code", [SLEEP, STUBBORN, WITH_CHILD])
+def test_nothing_outlives_its_limit(machine: sshd.Machine, machines: SshMachines, where: Where, code: str) -> None:
+    job = submitted(machines, doing(plan_of(where, limit_s=30), code.replace("time.sleep(600)", "time.sleep(601)")))
+    assert job.deadline_s == pytest.approx((job.created_s or 0) + 31)
+    machines.stop([job])
+    short = plan_of(where, limit_s=30, token="cccccc")
+    short = doing(short.renamed(_with_limit(short, 1)), code)
+    job = submitted(machines, short)
+    until(lambda: condition(machines, job.name) is Condition.GONE, "the keeper ends it")
+    assert [words for _, words in machine.jobs() if "time.sleep" in words] == []
+
+
+def _with_limit(plan: Plan, limit_s: int) -> object:
+    from dataclasses import replace
+
+    return replace(plan.request, limit_s=limit_s)
+
+
+def test_past_its_limit_without_a_keeper(machine: sshd.Machine, machines: SshMachines, where: Where) -> None:
+    job = submitted(machines, doing(plan_of(where), SLEEP))
+    assert machines.leftovers().there == ()
+    kept = machine.home / ".rooflaunch/jobs" / job.name / "kept.json"
+    kept.write_text(kept.read_text().replace('"deadline_s": ', '"deadline_s": 1e9, "was": '))
+    [left] = machines.leftovers()
+    assert (left.kind, left.name, left.why) == ("job", job.name, "it is past its limit, and nothing ends it")
+    [removed] = machines.stop([left])
+    assert removed.gone
+
+
+@pytest.mark.usefixtures("machine")
+def test_a_machine_that_is_away() -> None:
+    machines = backend.machines(backend.settings(Where(host="127.0.0.1", port=1)))
+    job = Machine(name="rooflaunch-box-20260101-000000-abcdef", zone="127.0.0.1", condition=Condition.RUNNING)
+    with pytest.raises(LostError):
+        machines.look()
+    [removed] = machines.stop([job])
+    assert (removed.gone, removed.unknown, removed.reason) == (False, True, "the zone does not answer")
+
+
+def test_a_job_of_another_host_of_a_shared_folder(machine: sshd.Machine, machines: SshMachines, where: Where) -> None:
+    """Home folders of a lab are often shared between its machines."""
+    job = submitted(machines, doing(plan_of(where), SLEEP))
+    kept = machine.home / ".rooflaunch/jobs" / job.name / "kept.json"
+    text = kept.read_text()
+    kept.write_text(text.replace('"host": "', '"host": "other-'))
+    [removed] = machines.stop([job])
+    assert not removed.gone
+    assert removed.reason.startswith("it runs on other-")
+    kept.write_text(text)
