@@ -159,7 +159,9 @@ def test_one_command_from_the_image_to_the_bundles_at_home(laptop: Laptop, image
         assert where["container"]["registry_digest"].startswith("sha256:")
         assert (record["cost"]["usd_per_h"], record["cost"]["price_date"]) == (0.54, "2026-07")
         assert record["spec_origin"]["iterations"] == "option"
-        assert record["cost"]["usd"] == pytest.approx(0.54 * record["cost"]["billed_s"] / 3600, abs=1e-6)
+        usd_per_h = sum(record["cost"][name] for name in ("usd_per_h", "disk_usd_per_h", "address_usd_per_h"))
+        assert usd_per_h > record["cost"]["usd_per_h"]
+        assert record["cost"]["usd"] == pytest.approx(usd_per_h * record["cost"]["billed_s"] / 3600, abs=1e-6)
         cloud = where["cloud"]
         assert (cloud["zone"], cloud["machine_type"]) == ("us-central1-a", "n1-standard-4")
         assert (cloud["spot"], cloud["preempted"]) == (False, False)
