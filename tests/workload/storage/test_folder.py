@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -341,6 +342,41 @@ def test_a_full_disk(root: Path, tmp_path: Path) -> None:
         f"hint: free some space there (df -h {root}; quota -s), then run again\n"
     )
     assert names_in(root) == []
+
+
+@pytest.mark.world
+def test_a_folder_that_may_only_be_read() -> None:
+    """Also where the tests run as root, whom no permission stops: the child is somebody else."""
+    code = (
+        "import os, pathlib, sys\nfrom workload.storage.folder import Folder\n"
+        "store = Folder(pathlib.Path(sys.argv[1]))\n"
+        "store.read('nothing')\n"
+        "if os.getuid() == 0: os.setuid(65534)\n"
+        "print(store.read('a/x'), [listed.name for listed in store.objects('')])\n"
+        "for name in ('a/y', 'b/y'):\n"
+        "    try:\n        store.write(name, b'1', if_absent=True)\n"
+        "    except Exception as error:\n        print(error.report())\n"
+    )
+    with tempfile.TemporaryDirectory() as top:
+        root = Path(top) / "store"
+        (root / "a").mkdir(parents=True)
+        (root / "a/x").write_bytes(b"1")
+        for path, mode in ((Path(top), 0o755), (root / "a", 0o555), (root, 0o555)):
+            path.chmod(mode)
+        try:
+            done = subprocess.run(
+                [sys.executable, "-c", code, str(root)], cwd=ROOT, capture_output=True, text=True, check=True
+            )
+        finally:
+            root.chmod(0o755)
+            (root / "a").chmod(0o755)
+        hint = f"hint: ask its owner for the right to write there: ls -ld {root}\n"
+        assert done.stdout == (
+            "b'1' ['a/x']\n"
+            f"error: Permission denied while writing '{root}/a/y'\n{hint}"
+            f"error: Permission denied while writing '{root}/b/y'\n{hint}"
+        )
+        assert names_in(root) == ["a/x"]
 
 
 def test_a_file_that_changed_after_it_was_sealed(store: Folder, root: Path, tmp_path: Path) -> None:
