@@ -1,32 +1,28 @@
 import errno
 import io
 import json
-import os
 import ssl
 import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path, PureWindowsPath
+from pathlib import Path
 from typing import Any
 
 import pytest
 import requests
 from google.api_core import exceptions as api
 from google.auth import exceptions as auth
-from hypothesis import given
-from hypothesis import strategies as st
 
 from analysis.commands import fetch as command
 from tests.workload.storage.fake_gcs import NAME, FakeStorage
 from workload.contract import bundle
 from workload.contract.errors import BundleError, ExitCode, InterruptedRunError, NothingToDoError, ToolError, UsageError
-from workload.storage import fetch, inventory
+from workload.storage import fetch
 from workload.storage import gcs as bucket
 from workload.storage.fetch import Outcome, Report, State
 from workload.storage.inventory import Refused
-from workload.storage.names import why_unsafe
-from workload.storage.source import Source, parse_source
-from workload.storage.store import Patience, StoredObject, UnreachableError
+from workload.storage.source import parse_source
+from workload.storage.store import Patience, UnreachableError
 
 RUN = "20261121T142530Z-local-cpu-resnet18-b16-fp32-0000aa"
 OTHER_RUN = "20261121T142530Z-local-cpu-resnet18-b16-fp32-0000bb"
@@ -74,221 +70,6 @@ def only(report: Report) -> Outcome:
 
 def names_in(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-
-
-# Where runs lie
-
-
-@pytest.mark.parametrize(
-    ("text", "folder", "run_id"),
-    [
-        ("gs://abc", "runs/", None),
-        ("gs://abc/", "runs/", None),
-        ("gs://abc/runs", "runs/", None),
-        ("gs://abc/a/b", "a/b/runs/", None),
-        ("gs://abc/a/b/", "a/b/runs/", None),
-        ("gs://abc/a/runs/", "a/runs/", None),
-        (f"gs://abc/runs/{RUN}", "runs/", RUN),
-        (f"gs://abc/a/runs/{RUN}/", "a/runs/", RUN),
-    ],
-)
-def test_sources(text: str, folder: str, run_id: str | None) -> None:
-    source = parse_source(text)
-    assert source == Source(address="gs://abc", folder=folder, run_id=run_id)
-    assert str(source) == f"gs://abc/{folder}" + (f"{run_id}/" if run_id else "")
-
-
-@pytest.mark.parametrize(
-    ("text", "address", "run_id", "search"),
-    [
-        ("ssh://box/~/.rooflaunch", "ssh://box/~/.rooflaunch", None, "ssh box find ~/.rooflaunch -name MANIFEST.json"),
-        (
-            f"ssh://me@box:2222/srv/x/runs/{RUN}/",
-            "ssh://me@box:2222/srv/x",
-            RUN,
-            "ssh -p 2222 me@box find /srv/x -name MANIFEST.json",
-        ),
-        ("ssh://box/a/runs", "ssh://box/a", None, "ssh box find /a -name MANIFEST.json"),
-    ],
-)
-def test_sources_on_another_machine(text: str, address: str, run_id: str | None, search: str) -> None:
-    source = parse_source(text)
-    assert source == Source(address=address, folder="runs/", run_id=run_id)
-    assert source.search() == search
-
-
-@pytest.mark.parametrize("text", ["gs:/abc", "gs://", "gs://A_B/x", "gs://ab", "gs://-ab"])
-def test_a_source_is_a_bucket(text: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        parse_source(text)
-    assert caught.value.report() == (
-        f"error: a bucket is written gs://BUCKET/PREFIX; got '{text}'\n"
-        "hint: analyze fetch gs://BUCKET/PREFIX -o results"
-    )
-
-
-@pytest.mark.parametrize("text", ["", "s3://abc/x", "http://abc/x", "GS://abc", "az:/x"])
-def test_a_source_is_a_bucket_or_a_folder(text: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        parse_source(text)
-    assert caught.value.report() == (
-        "error: a place for bundles is written gs://BUCKET/PREFIX, ssh://USER@HOST/FOLDER, FOLDER or file:///FOLDER; "
-        f"got '{text}'\n"
-        "hint: analyze fetch gs://BUCKET/PREFIX -o results"
-    )
-
-
-@pytest.mark.parametrize("text", ["file://host/x", "file:/x", "file://"])
-def test_a_file_address_names_no_host(text: str) -> None:
-    with pytest.raises(UsageError, match=f"^a folder is written file:///FOLDER, or FOLDER; got '{text}'$"):
-        parse_source(text)
-
-
-@pytest.mark.parametrize(
-    ("words", "address", "folder", "run_id"),
-    [
-        ("store", "store", "runs/", None),
-        ("store/", "store", "runs/", None),
-        ("store/runs", "store", "runs/", None),
-        (f"store/runs/{RUN}", "store", "runs/", RUN),
-        ("results", "results", "", None),
-        (f"results/{RUN}/", "results", "", RUN),
-        ("absent", "absent", "", None),
-        (f"absent/runs/{RUN}", "absent", "runs/", RUN),
-        ("file://{here}/sto%72e", "{here}/store", "runs/", None),
-        (".", ".", "", None),
-        ("results/..", "{here}", "", None),
-    ],
-)
-def test_sources_in_folders(
-    words: str, address: str, folder: str, run_id: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for path in (f"store/runs/{RUN}", f"results/{RUN}"):
-        (tmp_path / path).mkdir(parents=True)
-        (tmp_path / path / "run.json").touch()
-    monkeypatch.chdir(tmp_path)
-    source = parse_source(words.format(here=tmp_path))
-    expected = address.replace(".", str(tmp_path)) if address == "." else address.format(here=tmp_path)
-    assert source == Source(address=expected, folder=folder, run_id=run_id)
-    assert str(source) == f"{expected}/{folder}" + (f"{run_id}/" if run_id else "")
-
-
-def test_a_run_named_in_the_source_cannot_leave_either() -> None:
-    with pytest.raises(UsageError, match=r"^'\.\.' is no run: leaves its folder$"):
-        parse_source("gs://abc/runs/..")
-
-
-# Names
-
-
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("run.json", ""),
-        ("ncu/kernels.csv", ""),
-        (".hidden", ""),
-        ("a..b/c...d", ""),
-        ("ab:c", ""),
-        ("a:b", "a drive letter"),
-        ("ncu/C:evil", "a drive letter"),
-        ("messungen/größe.csv", ""),
-        ("x" * 255, ""),
-        ("x" * 256, "a part of more than 255 bytes"),
-        ("ü" * 128, "a part of more than 255 bytes"),
-        ("/etc/passwd", "an absolute path"),
-        ("../evil", "leaves its folder"),
-        ("a/../../evil", "leaves its folder"),
-        ("..", "leaves its folder"),
-        ("a\\..\\evil", "a backslash"),
-        ("C:/evil", "a drive letter"),
-        ("c:evil", "a drive letter"),
-        ("-rf", "a part that begins with a dash"),
-        ("ncu/-rf", "a part that begins with a dash"),
-        ("a-b/c-", ""),
-        ("a//b", "an empty part"),
-        ("a/", "an empty part"),
-        ("", "an empty part"),
-        ("nul\0x", "a control character"),
-        ("line\nfeed", "a control character"),
-        ("\x1b[31mred", "a control character"),
-        ("\x9b31mred", "a control character"),
-        ("a/./b", "a part that ends in a dot or a space"),
-        ("run.json.", "a part that ends in a dot or a space"),
-        ("folder /run.json", "a part that ends in a dot or a space"),
-        ("\ud800", "no valid Unicode"),
-    ],
-)
-def test_unsafe_names(name: str, reason: str) -> None:
-    assert why_unsafe(name) == reason
-
-
-@given(st.text(st.sampled_from("ab./\\:C \0\n~é\ud800")) | st.text())
-def test_a_safe_name_stays_below_its_folder_everywhere(name: str) -> None:
-    if why_unsafe(name):
-        return
-    posix, windows = Path("/base") / name, PureWindowsPath("D:\\base") / name
-    assert os.path.normpath(posix) == str(posix)
-    assert posix.is_relative_to("/base")
-    assert posix != Path("/base")
-    assert windows.is_relative_to("D:\\base")
-    assert ".." not in windows.parts
-
-
-def listed(*names: str, size: int = 1) -> list[StoredObject]:
-    return [StoredObject(name=name, bytes=size, crc32c="", version="1") for name in names]
-
-
-def test_taking_stock() -> None:
-    stock = inventory.take_stock(
-        listed(
-            "p/runs/b/run.json",
-            "p/runs/a/MANIFEST.json",
-            "p/runs/a/ncu/kernels.csv",
-            "p/runs/README.md",  # lies beside the runs: not ours to judge
-            "p/runs/../evil",
-            "p/runs//evil",
-            "p/runs/a/../b/run.json",
-        ),
-        "p/runs/",
-    )
-    assert [(run.run_id, sorted(run.objects)) for run in stock.runs] == [
-        ("a", ["MANIFEST.json", "ncu/kernels.csv"]),
-        ("b", ["run.json"]),
-    ]
-    assert [run.manifest is None for run in stock.runs] == [False, True]
-    assert stock.refused == (
-        Refused(name="p/runs/../evil", reason="leaves its folder"),
-        Refused(name="p/runs//evil", reason="an absolute path"),
-        Refused(name="p/runs/a/../b/run.json", reason="leaves its folder"),
-    )
-
-
-def test_what_shows_a_folder_in_consoles_is_no_object() -> None:
-    shown = listed("runs/", "runs/a/", "runs/a/ncu/", size=0)
-    assert inventory.take_stock(shown, "runs/") == inventory.Inventory(runs=(), refused=())
-    stock = inventory.take_stock(listed("runs/a/ncu/", size=3), "runs/")
-    assert stock.refused == (Refused(name="runs/a/ncu/", reason="an empty part"),)
-
-
-@pytest.mark.parametrize(
-    ("names", "refused"),
-    [
-        (["ncu", "ncu/kernels.csv"], {"ncu": "a folder of other objects has this name"}),
-        (["ncu/a", "ncu/a/b/c"], {"ncu/a": "a folder of other objects has this name"}),
-        (["NCU", "ncu/a"], {"NCU": "a folder of other objects has this name"}),
-        (["Log.txt", "log.txt"], {"log.txt": "differs from 'Log.txt' only in case"}),
-        (["ncu/a", "ncu/b", "ncua"], {}),
-        (["manifest.json"], {"manifest.json": "a name that the fetch itself uses"}),
-        (["MANIFEST.json.tmp"], {"MANIFEST.json.tmp": "a name that the fetch itself uses"}),
-        (["MANIFEST.json/x"], {"MANIFEST.json/x": "a name that the fetch itself uses"}),
-        ([".fetch/x"], {".fetch/x": "a name that the fetch itself uses"}),
-        (["ncu/MANIFEST.json", "MANIFEST.json"], {}),
-    ],
-)
-def test_names_that_cannot_lie_together(names: list[str], refused: dict[str, str]) -> None:
-    stock = inventory.take_stock(listed("runs/a/run.json", *(f"runs/a/{name}" for name in names)), "runs/")
-    assert {each.name.removeprefix("runs/a/"): each.reason for each in stock.refused} == refused
-    assert set(stock.runs[0].objects) == {"run.json", *names} - refused.keys()
 
 
 # Fetching
@@ -527,23 +308,6 @@ def test_a_manifest_of_anything_else(storage: FakeStorage, make: Make, output: P
     storage.put_folder(make())
     storage.put(f"runs/{RUN}/MANIFEST.json", content)
     assert only(fetch_all(storage, output)).reason == f"damaged in the bucket: MANIFEST.json {why}"
-
-
-VALUES = st.none() | st.booleans() | st.integers() | st.text() | st.lists(st.text(), max_size=2)
-ROWS = st.fixed_dictionaries(
-    {"name": VALUES | st.just("run.json"), "bytes": VALUES, "sha256": VALUES | st.text(), "crc32c": VALUES | st.text()}
-)
-
-
-@given(
-    st.binary() | st.lists(ROWS | VALUES).map(lambda rows: json.dumps({"schema_version": 1, "files": rows}).encode())
-)
-def test_any_manifest_is_read_or_refused(content: bytes) -> None:
-    run = inventory.RemoteRun(run_id="a", objects={"run.json": listed("runs/a/run.json")[0]})
-    try:
-        assert {each.name for each in inventory.wanted_files(run, content)} == {"run.json"}
-    except BundleError as error:
-        assert str(error).startswith("damaged in the bucket: ")  # noqa: PT017 - both ends are right
 
 
 def test_a_run_whose_record_nobody_can_read_is_refused(storage: FakeStorage, make: Make, output: Path) -> None:
