@@ -39,7 +39,9 @@ def l2_bytes_are(kernels: pd.DataFrame) -> str | None:
     """Which traffic the L2 bytes are, by the compute capability of the launches; None where neither is known."""
     if kernels["l2_bytes"].isna().all() or "compute_capability" not in kernels:
         return None
-    labels = {vocabulary.l2_bytes_are(str(each)) for each in kernels["compute_capability"].dropna().unique()}
+    labels = {
+        vocabulary.l2_bytes_are(str(capability)) for capability in kernels["compute_capability"].dropna().unique()
+    }
     return "; ".join(sorted(labels)) or None
 
 
@@ -53,10 +55,10 @@ def in_steps(kernels: pd.DataFrame) -> tuple[pd.DataFrame, int | None]:
     steps = [vocabulary.step_of(str(mark).partition("/")[0]) for mark in texts.cat.categories]
     numbers = np.array([-1 if step is None else step[0] for step in steps] + [-1], dtype=np.int64)
     step_of_launch = numbers[texts.cat.codes]
-    found = step_of_launch >= 0
-    if not found.any():
+    in_a_step = step_of_launch >= 0
+    if not in_a_step.any():
         return kernels, None
-    return kernels[found], len(np.unique(step_of_launch[found]))
+    return kernels[in_a_step], len(np.unique(step_of_launch[in_a_step]))
 
 
 def breakdown(kernels: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
@@ -78,7 +80,7 @@ def breakdown(kernels: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     sums = added[[*_SUMS, *_WEIGHTED]].astype(float)
     sums = sums.where(known[list(sums.columns)].eq(launches, axis=0))
     total_s = float(table["duration_s"].sum()) if table["duration_s"].notna().all() else np.nan
-    found = pd.DataFrame(
+    rows = pd.DataFrame(
         {"launches": launches}
         | {name: sums[name] for name in _SUMS}
         | {
@@ -91,7 +93,7 @@ def breakdown(kernels: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
         }
         | {name: _by(sums[name], sums["duration_s"]) for name in _WEIGHTED}
     )
-    ordered = found.sort_values("duration_s", ascending=False, kind="stable").reset_index(drop=not keys)
+    ordered = rows.sort_values("duration_s", ascending=False, kind="stable").reset_index(drop=not keys)
     return ordered[[*keys, *COLUMNS]]
 
 

@@ -125,8 +125,8 @@ def cases(results: Results) -> list[Case]:
 def rows(table: pd.DataFrame) -> list[dict[str, Any]]:
     """Each row by column, None for what is absent."""
     plain = table.astype(object)
-    found = plain.where(plain.notna(), None).to_dict("records")
-    return [{str(name): value for name, value in row.items()} for row in found]
+    records = plain.where(plain.notna(), None).to_dict("records")
+    return [{str(name): value for name, value in row.items()} for row in records]
 
 
 class _Table:

@@ -148,17 +148,17 @@ def causes(results: Results) -> pd.DataFrame:
     lines = [
         {
             "run_id": case.run_id,
-            "cause": found.cause,
-            "share_explained": found.share,
-            "share_low": found.low,
-            "share_high": found.high,
-            "share_of": str(found.share_of),
-            "is_fault": found.is_fault,
-            "evidence": found.evidence,
-            "cure": found.cure,
+            "cause": cause.cause,
+            "share_explained": cause.share,
+            "share_low": cause.low,
+            "share_high": cause.high,
+            "share_of": str(cause.share_of),
+            "is_fault": cause.is_fault,
+            "evidence": cause.evidence,
+            "cure": cause.cure,
         }
         for case in every
-        for found in [*of_run(case), *_spill(spilled.get(case.run_id))]
+        for cause in [*of_run(case), *_spill(spilled.get(case.run_id))]
     ]
     return pd.DataFrame(lines, columns=list(COLUMNS))
 
@@ -202,14 +202,14 @@ def _followed(case: Case, covariate: Covariate) -> Iterator[Cause]:
     if at.size < LEAST_SAMPLES:
         return
     level = 1 - FALSE_CAUSES / len(COVARIATES)
-    found = share_explained(case.step_s, _at_steps(case, at, values), level=level)
-    if found.value is None or found.interval is None or found.value < LEAST_SHARE or found.interval.low == 0:
+    share = share_explained(case.step_s, _at_steps(case, at, values), level=level)
+    if share.value is None or share.interval is None or share.value < LEAST_SHARE or share.interval.low == 0:
         return
     yield Cause(
         cause=covariate.cause,
-        share=found.value,
-        low=found.interval.low,
-        high=found.interval.high,
+        share=share.value,
+        low=share.interval.low,
+        high=share.interval.high,
         share_of=ShareOf.VARIATION,
         evidence=f"{values.min():.4g} to {values.max():.4g} {covariate.unit} in {at.size} samples",
         cure=covariate.cure,
@@ -387,7 +387,7 @@ def spills(every: Sequence[Case]) -> dict[str, Spill]:
     for case in every:
         if case["images_per_s"] and case["status"] == Status.COMPLETED:
             series.setdefault(tuple(case[fact] for fact in facts), []).append(case)
-    return {run_id: found for same in series.values() for run_id, found in _spills_in(same)}
+    return {run_id: spill for same in series.values() for run_id, spill in _spills_in(same)}
 
 
 def _spills_in(same: Sequence[Case]) -> Iterator[tuple[str, Spill]]:
@@ -413,15 +413,15 @@ def _batch_size(case: Case) -> int:
     return int(case["batch_size"])
 
 
-def _spill(found: Spill | None) -> Iterator[Cause]:
-    if found:
+def _spill(spill: Spill | None) -> Iterator[Cause]:
+    if spill:
         yield Cause(
             cause="memory spill",
-            share=1 - found.ratio,
+            share=1 - spill.ratio,
             share_of=ShareOf.STEP_TIME,
             evidence=(
-                f"{plain(found.images_per_s, 4)} images/s at batch size {found.batch_size}, "
-                f"{plain(found.smaller_images_per_s, 4)} at {found.smaller_batch_size}"
+                f"{plain(spill.images_per_s, 4)} images/s at batch size {spill.batch_size}, "
+                f"{plain(spill.smaller_images_per_s, 4)} at {spill.smaller_batch_size}"
             ),
-            cure=f"--batch-size {found.smaller_batch_size}; --grad-accumulation for the same step",
+            cure=f"--batch-size {spill.smaller_batch_size}; --grad-accumulation for the same step",
         )

@@ -88,28 +88,28 @@ def _compared(pair: Pair) -> Comparison:
     return compare_runs(right, left)
 
 
-def _line(pair: Pair, by: str, found: Comparison, *, p_holm: float | None, level: float) -> dict[str, Any]:
+def _line(pair: Pair, by: str, comparison: Comparison, *, p_holm: float | None, level: float) -> dict[str, Any]:
     """`level`: the one that Holm's correction left for this pair. Interval, p-values and verdict agree at it."""
-    interval = found.difference.interval(level) if found.difference else None
-    seen = found.difference.detectable(1 - level).difference if found.difference else None
+    interval = comparison.difference.interval(level) if comparison.difference else None
+    seen = comparison.difference.detectable(1 - level).difference if comparison.difference else None
     runs = [case for side in (pair.left, pair.right) for case in side.runs]
     facts = {name: _shared(runs, name) for name in ("model", "batch_size", "precision", *DETAIL_NAMES)}
     return facts | {
         "by": by,
         "left": _name(by, pair.left),
         "right": _name(by, pair.right),
-        "runs_left": found.runs_other,
-        "runs_right": found.runs_baseline,
-        "ratio": found.ratio,
+        "runs_left": comparison.runs_other,
+        "runs_right": comparison.runs_baseline,
+        "ratio": comparison.ratio,
         "ratio_low": interval.low if interval else None,
         "ratio_high": interval.high if interval else None,
         "level": level if interval else None,
-        "p": found.p_value,
+        "p": comparison.p_value,
         "p_holm": p_holm,
         "test": str(interval.method) if interval else None,
-        "effect": found.hedges_g,
+        "effect": comparison.hedges_g,
         "smallest_detectable_ratio": None if seen is None else float(np.exp(seen)),
-        "verdict": verdict(found, right=_name(by, pair.right), left=_name(by, pair.left), level=level, seen=seen),
+        "verdict": verdict(comparison, right=_name(by, pair.right), left=_name(by, pair.left), level=level, seen=seen),
         "note": "; ".join([*_where(pair, by), *pair.pool, *_also_different(pair, by)]) or None,
     }
 
@@ -120,26 +120,28 @@ def _shared(runs: Sequence[Case], fact: str) -> Any:
     return first if all(case[fact] == first for case in runs) else None
 
 
-def verdict(found: Comparison, *, left: str, right: str, level: float, seen: float | None) -> str:
+def verdict(comparison: Comparison, *, left: str, right: str, level: float, seen: float | None) -> str:
     """A sentence: which is faster by how much, or that no difference was found and which one would have been.
 
     A difference is one whose interval at `level` leaves out 1; `level` is above 95 % where many pairs are compared.
     `seen`: the smallest detectable difference of logarithms at that level.
     """
-    if found.ratio is None:
+    if comparison.ratio is None:
         return "no figures"
-    faster, slower, ratio = (right, left, found.ratio) if found.ratio >= 1 else (left, right, 1 / found.ratio)
+    faster, slower, ratio = (
+        (right, left, comparison.ratio) if comparison.ratio >= 1 else (left, right, 1 / comparison.ratio)
+    )
     times = f"{faster} is {plain(ratio, 3)} x as fast as {slower}"
-    if min(found.runs_baseline, found.runs_other) < LEAST_FOR_SPREAD:
+    if min(comparison.runs_baseline, comparison.runs_other) < LEAST_FOR_SPREAD:
         return f"one run: no interval; {times} in these runs"
-    if found.difference is None or found.interval is None:
-        return f"{times} in these runs; no interval: {found.reasons[0]}"
-    corrected = found.difference.interval(level)
+    if comparison.difference is None or comparison.interval is None:
+        return f"{times} in these runs; no interval: {comparison.reasons[0]}"
+    corrected = comparison.difference.interval(level)
     if not corrected.holds(1.0):
-        return f"{times} ({_percent(level)}: {_ends(corrected, found.ratio)})"
+        return f"{times} ({_percent(level)}: {_ends(corrected, comparison.ratio)})"
     limit = "" if seen is None else f": {_factor(float(np.exp(seen)))} or more would have been seen"
-    if not found.interval.holds(1.0):
-        alone = f"alone, {times} ({_percent(LEVEL)}: {_ends(found.interval, found.ratio)})"
+    if not comparison.interval.holds(1.0):
+        alone = f"alone, {times} ({_percent(LEVEL)}: {_ends(comparison.interval, comparison.ratio)})"
         return f"no certain difference among all that were compared{limit}; {alone}"
     return f"no difference found{limit}"
 

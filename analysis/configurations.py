@@ -203,13 +203,13 @@ def _apart(keys: Sequence[tuple[Any, ...]], columns: Sequence[str]) -> dict[tupl
     named = [columns.index(name) for name in NAMED]
     for key in keys:
         by_name[tuple(key[index] for index in named)].append(key)
-    found = {}
+    words_of = {}
     for same_name in by_name.values():
         varying = [index for index in range(len(columns)) if len({key[index] for key in same_name}) > 1]
         for key in same_name:
             facts = dict(zip(columns, key, strict=True))
-            found[key] = pool_words(facts, [columns[index] for index in varying])
-    return found
+            words_of[key] = pool_words(facts, [columns[index] for index in varying])
+    return words_of
 
 
 def _quoted(value: Any) -> str:

@@ -68,7 +68,7 @@ def costs(results: Results) -> pd.DataFrame:
     counts as exact. `usd_per_epoch` is one pass over ImageNet's 1,281,167 training images. `cheapest` marks the lowest
     price per image of each model, image size and data set. `price` is `run` or the list and its date.
     """
-    rows = [row for each in group(measured(results.runs)) for row in _rows(each)]
+    rows = [row for pool in group(measured(results.runs)) for row in _rows(pool)]
     best: dict[tuple[Any, ...], float] = defaultdict(lambda: float("inf"))
     for row in rows:
         if row["usd_per_million_images"] is not None:
@@ -94,17 +94,17 @@ def list_price(
     return None
 
 
-def _rows(each: Group) -> Iterator[dict[str, Any]]:
+def _rows(pool: Group) -> Iterator[dict[str, Any]]:
     """On-demand and spot runs apart: they are as fast, and cost differently."""
-    spots = [value if isinstance(value, bool) else None for value in each.runs["spot"].astype(object)]
+    spots = [value if isinstance(value, bool) else None for value in pool.runs["spot"].astype(object)]
     for spot in dict.fromkeys(spots):
-        runs = each.runs[[value is spot for value in spots]]
-        yield _row(replace(each, runs=runs), spot)
+        runs = pool.runs[[value is spot for value in spots]]
+        yield _row(replace(pool, runs=runs), spot)
 
 
-def _row(each: Group, spot: bool | None) -> dict[str, Any]:
-    rate = each.rate
-    price, remark = _price(each, spot)
+def _row(pool: Group, spot: bool | None) -> dict[str, Any]:
+    rate = pool.rate
+    price, remark = _price(pool, spot)
     usd = low = high = epoch = None
     if price and rate.value:
         usd = usd_per_images(usd_per_h=price.usd_per_h, images_per_s=rate.value, images=MILLION)
@@ -115,7 +115,7 @@ def _row(each: Group, spot: bool | None) -> dict[str, Any]:
                 usd_per_images(usd_per_h=price.usd_per_h, images_per_s=end, images=MILLION)
                 for end in (rate.interval.low, rate.interval.high)
             )
-    return {name: each[name] for name in NAMED} | {
+    return {name: pool[name] for name in NAMED} | {
         "spot": spot,
         "runs": rate.n,
         "images_per_s": rate.value,
@@ -125,27 +125,27 @@ def _row(each: Group, spot: bool | None) -> dict[str, Any]:
         "usd_per_million_images_low": low,
         "usd_per_million_images_high": high,
         "usd_per_epoch": epoch,
-        "note": "; ".join(filter(None, [remark, *each.apart])) or None,
+        "note": "; ".join(filter(None, [remark, *pool.apart])) or None,
     }
 
 
-def _price(each: Group, spot: bool | None) -> tuple[HourlyPrice | None, str | None]:
+def _price(pool: Group, spot: bool | None) -> tuple[HourlyPrice | None, str | None]:
     """The price of a group of runs, and what to say about it."""
-    recorded = each.known("usd_per_h")
+    recorded = pool.known("usd_per_h")
     if recorded:
         spread = max(recorded) - min(recorded)
         remark = (
             f"prices from {min(recorded):g} to {max(recorded):g} USD/h: their median" if spread > SAME_PRICE else None
         )
         return HourlyPrice(usd_per_h=median(recorded), source="run"), remark
-    regions = set(each.texts("region"))
-    found = list_price(
-        machine_type=each["machine_type"],
-        device_name=each["device_name"],
+    regions = set(pool.texts("region"))
+    listed = list_price(
+        machine_type=pool["machine_type"],
+        device_name=pool["device_name"],
         region=regions.pop() if len(regions) == 1 else None,
         spot=spot,
     )
-    return found, None if found else "no price: none in the run, none listed for its machine and region"
+    return listed, None if listed else "no price: none in the run, none listed for its machine and region"
 
 
 def _task(row: Mapping[str, Any]) -> tuple[Any, ...]:

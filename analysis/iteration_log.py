@@ -149,11 +149,11 @@ def _rows(text: str, file: str) -> tuple[list[str], list[tuple[int, list[str]]],
 def _columns(header: Sequence[str]) -> dict[str, tuple[Meaning, int]]:
     """Field -> what its column means and where it is; of several columns the first in the table."""
     where = {name.strip().lower(): index for index, name in reversed(list(enumerate(header)))}
-    found: dict[str, tuple[Meaning, int]] = {}
+    column_of: dict[str, tuple[Meaning, int]] = {}
     for name, meaning in meanings().items():
         if name in where:
-            found.setdefault(meaning.field, (meaning, where[name]))
-    return found
+            column_of.setdefault(meaning.field, (meaning, where[name]))
+    return column_of
 
 
 def _value(file: str, line: int, meaning: Meaning, cell: str) -> float | None:

@@ -134,9 +134,9 @@ def load_folders(folders: Sequence[Path], *, verify: bool = False) -> Results:
     """See `analysis.load`."""
     if not folders:
         raise UsageError("no results folder was named", hint='analysis.load("results")')
-    found = [look(_require_folder(folder), verify=verify) for folder in folders]
-    table, repeated = _without_repeats(pa.concat_tables([rows for rows, _ in found]))
-    problems = [*(problem for _, more in found for problem in more), *repeated]
+    looked_at = [look(_require_folder(folder), verify=verify) for folder in folders]
+    table, repeated = _without_repeats(pa.concat_tables([rows for rows, _ in looked_at]))
+    problems = [*(problem for _, more in looked_at for problem in more), *repeated]
     if not table.num_rows:
         raise _nothing(folders, problems)
     problems += [

@@ -127,7 +127,7 @@ def pair_up(results: Results, by: str | None = None, *, allow_mixed: Collection[
 
 def _by_what_differs(compared: Sequence[Case], allow_mixed: frozenset[str]) -> Pairing:
     differing = [fact for fact in DEFAULT_ORDER if len({case[fact] for case in compared}) > 1]
-    pairings = [each for fact in differing if (each := _paired(compared, fact, allow_mixed)).pairs]
+    pairings = [pairing for fact in differing if (pairing := _paired(compared, fact, allow_mixed)).pairs]
     if not pairings:
         where = f"they differ in {_listed(differing)}" if differing else "they agree in everything"
         what = f"{len(compared)} measured run{'' if len(compared) == 1 else 's'}"
@@ -137,7 +137,7 @@ def _by_what_differs(compared: Sequence[Case], allow_mixed: frozenset[str]) -> P
             hint="name folders with other runs too: analyze compare RESULTS MORE_RESULTS",
         )
     first, *others = pairings
-    also = tuple(each.by for each in others)
+    also = tuple(pairing.by for pairing in others)
     return Pairing(
         by=first.by, pairs=first.pairs, mixed=first.mixed, alone=first.alone, unpaired=first.unpaired, also=also
     )
@@ -180,11 +180,11 @@ def _paired(compared: Sequence[Case], by: str, allow_mixed: frozenset[str]) -> P
         varying = [
             fact for fact in told_apart if any(len({case[fact] for case in side}) > 1 for side in sides.values())
         ]
-        found = list(_pairs_of(sides, told_apart, varying, dict(zip(held, values, strict=True))))
-        together = {case.run_id for pair in found for side in (pair.left, pair.right) for case in side.runs}
+        like_pairs = list(_pairs_of(sides, told_apart, varying, dict(zip(held, values, strict=True))))
+        together = {case.run_id for pair in like_pairs for side in (pair.left, pair.right) for case in side.runs}
         alone += [case.run_id for runs in sides.values() for case in runs if case.run_id not in together]
         mixed |= set(varying)
-        pairs += found
+        pairs += like_pairs
     return Pairing(
         by=by,
         pairs=pairs,
@@ -226,10 +226,10 @@ def _pairs_of(
 
 
 def _pools(runs: Sequence[Case], facts: Sequence[str]) -> list[list[Case]]:
-    found: dict[tuple[Any, ...], list[Case]] = defaultdict(list)
+    pools: dict[tuple[Any, ...], list[Case]] = defaultdict(list)
     for case in runs:
-        found[tuple(case[fact] for fact in facts)].append(case)
-    return list(found.values())
+        pools[tuple(case[fact] for fact in facts)].append(case)
+    return list(pools.values())
 
 
 def _order(value: Any) -> tuple[bool, float, str]:

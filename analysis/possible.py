@@ -46,8 +46,8 @@ class Rows:
     @cached_property
     def phase(self) -> npt.NDArray[np.intp]:
         """Place in `PHASES`; -1 for any other word and for none."""
-        found = pc.index_in(self.table["phase"], value_set=pa.array(PHASES)).fill_null(-1)
-        return np.asarray(found.to_numpy(), dtype=np.intp)
+        places = pc.index_in(self.table["phase"], value_set=pa.array(PHASES)).fill_null(-1)
+        return np.asarray(places.to_numpy(), dtype=np.intp)
 
     @cached_property
     def follows(self) -> Mask:
@@ -138,7 +138,7 @@ def refusals(lists: pa.ListArray, *, imported: Sequence[bool], measured_s: Seque
         table=pa.Table.from_struct_array(lists.flatten()), run=run, imported=np.asarray(imported, dtype=bool)[run]
     )
     starts = np.append(0, np.cumsum(lengths))
-    said: list[str | None] = [None] * len(lengths)
+    refusal_of: list[str | None] = [None] * len(lengths)
     with np.errstate(invalid="ignore"):
         for rule in RULES:
             hits = np.flatnonzero(rule.breaks(rows))
@@ -146,16 +146,16 @@ def refusals(lists: pa.ListArray, *, imported: Sequence[bool], measured_s: Seque
             for row in hits[firsts]:
                 number = int(row - starts[run[row]]) + 1
                 cell = rows.table[rule.shown][int(row)].as_py()
-                said[run[row]] = (
-                    said[run[row]] or f"steps.csv row {number}: {rule.shown} {rule.rule}; got {_cell(cell)}"
+                refusal_of[run[row]] = (
+                    refusal_of[run[row]] or f"steps.csv row {number}: {rule.shown} {rule.rule}; got {_cell(cell)}"
                 )
     waits = np.bincount(run, weights=np.nan_to_num(rows.numbers["data_s"]) * (rows.phase == 1), minlength=len(lengths))
     for number, (wait_s, wall_s) in enumerate(zip(waits, measured_s, strict=True)):
         if wall_s is not None and wait_s > ROOM * wall_s + ROUNDING_S:
-            said[number] = said[number] or (
+            refusal_of[number] = refusal_of[number] or (
                 f"steps.csv: waits for data add up to {wait_s:.4g} s; they must fit into the {wall_s:.4g} s measured"
             )
-    return said
+    return refusal_of
 
 
 def _cell(value: float | str | None) -> str:

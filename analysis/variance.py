@@ -163,29 +163,29 @@ def between(results: Results) -> pd.DataFrame:
     """
     by_id = {case.run_id: case for case in cases(results)}
     groups = group(measured(results.runs))
-    lines = [_between(each, [by_id[run_id] for run_id in each.runs["run_id"]]) for each in groups]
+    lines = [_between(pool, [by_id[run_id] for run_id in pool.runs["run_id"]]) for pool in groups]
     return pd.DataFrame(lines, columns=[column.name for column in BETWEEN_COLUMNS])
 
 
-def _between(found: Group, runs: list[Case]) -> dict[str, Any]:
+def _between(pool: Group, runs: list[Case]) -> dict[str, Any]:
     split = variance_split([case.step_s for case in runs])
     return {
-        **found.facts,
+        **pool.facts,
         "runs": len(runs),
-        **found.rate.columns("images_per_s"),
-        "interval": found.rate.interval_words,
+        **pool.rate.columns("images_per_s"),
+        "interval": pool.rate.interval_words,
         **split.between.columns("cov_between"),
         "cov_within": split.within.value,
         **split.icc.columns("icc"),
         "effective_steps": split.effective,
-        "note": "; ".join(dict.fromkeys(text for text in _notes(found, split.reason, split.between) if text)) or None,
+        "note": "; ".join(dict.fromkeys(text for text in _notes(pool, split.reason, split.between) if text)) or None,
     }
 
 
-def _notes(found: Group, reason: str | None, estimate: Estimate) -> tuple[str | None, ...]:
+def _notes(pool: Group, reason: str | None, estimate: Estimate) -> tuple[str | None, ...]:
     # Of one run, the interval's own words say it.
-    alone = len(found.runs) == 1
-    return (None if alone else reason, None if alone else estimate.reason, *found.apart)
+    alone = len(pool.runs) == 1
+    return (None if alone else reason, None if alone else estimate.reason, *pool.apart)
 
 
 TABLES: Mapping[str, VarianceTable] = {

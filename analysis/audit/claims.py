@@ -62,8 +62,8 @@ class Claim:
     @property
     def model_flop_per_image(self) -> float | None:
         """Of training; None for an unknown model, or at another size than 224 x 224."""
-        found = model_flop().get(self.model)
-        return found["train_flop_per_image"] if found and self.image_size in {None, TABLE_IMAGE_SIZE} else None
+        known = model_flop().get(self.model)
+        return known["train_flop_per_image"] if known and self.image_size in {None, TABLE_IMAGE_SIZE} else None
 
     @property
     def peak(self) -> Peak | None:
@@ -78,8 +78,8 @@ TABLE_IMAGE_SIZE = 224.0
 @functools.cache
 def model_flop() -> Mapping[str, Mapping[str, float]]:
     """model_flop.toml by model."""
-    found: Mapping[str, Mapping[str, float]] = tomllib.loads(_TABLE.read_text(encoding="utf-8"))
-    return found
+    flop_of: Mapping[str, Mapping[str, float]] = tomllib.loads(_TABLE.read_text(encoding="utf-8"))
+    return flop_of
 
 
 def read(path: Path) -> list[Claim]:
@@ -118,14 +118,14 @@ def _claim(path: Path, line: int, row: Mapping[str | None, str | None]) -> Claim
 
 def _number(path: Path, line: int, name: str, value: str) -> float:
     try:
-        found = float(value)
+        number = float(value)
     except ValueError:
-        found = math.nan
-    if not math.isfinite(found) or found <= 0:
+        number = math.nan
+    if not math.isfinite(number) or number <= 0:
         raise UsageError(
             f"'{path}' line {line}: {name} must be a positive number; got '{value[:80]}'", hint="correct the cell"
         )
-    return found
+    return number
 
 
 # --- rules
@@ -145,7 +145,7 @@ class ClaimRule:
 
 def audit_claims(claims: Iterable[Claim]) -> list[Finding]:
     """Everything that breaks a rule, errors first."""
-    found = [
+    findings = [
         Finding(
             rule=rule.name,
             severity=rule.severity,
@@ -159,7 +159,7 @@ def audit_claims(claims: Iterable[Claim]) -> list[Finding]:
         for claim in claims
         if (figure := rule.check(claim)) is not None
     ]
-    return by_severity(found)
+    return by_severity(findings)
 
 
 def mac_as_flop(claim: Claim) -> str | None:
@@ -202,7 +202,7 @@ def above_peak(claim: Claim) -> str | None:
     peak = claim.peak
     if peak is None:
         return None
-    said = [
+    excesses = [
         f"{percent(rate / limit, decimals=1)} of {si(limit, unit)}"
         for rate, limit, unit in (
             (claim.flop_per_s, peak.flop_per_s, "FLOP/s"),
@@ -210,7 +210,7 @@ def above_peak(claim: Claim) -> str | None:
         )
         if rate and rate > OVER_PEAK * limit
     ]
-    return ", ".join(said) or None
+    return ", ".join(excesses) or None
 
 
 def _counted_over_model(claim: Claim) -> float | None:

@@ -46,8 +46,8 @@ def mac_as_flop(case: Case) -> str | None:
 
 
 def above_roof(case: Case) -> str | None:
-    said = [f"{percent(ratio, decimals=1)} of {roof}" for roof, ratio, limit in _fractions(case) if ratio > limit]
-    return ", ".join(said) or None
+    excesses = [f"{percent(ratio, decimals=1)} of {roof}" for roof, ratio, limit in _fractions(case) if ratio > limit]
+    return ", ".join(excesses) or None
 
 
 def _fractions(case: Case) -> Iterator[tuple[str, float, float]]:
@@ -117,9 +117,9 @@ def odd_utilisation(case: Case) -> str | None:
 def fp32_is_tf32(evidence: AuditEvidence) -> Iterator[Hit]:
     for case in evidence.cases:
         if case["precision"] == Precision.FP32:
-            said = [*_tensor_work(case, evidence.kernels.get(case.run_id)), *_above_fp32(case)]
-            if said:
-                yield Hit(subject=(case.run_id,), figure="; ".join(said))
+            signs = [*_tensor_work(case, evidence.kernels.get(case.run_id)), *_above_fp32(case)]
+            if signs:
+                yield Hit(subject=(case.run_id,), figure="; ".join(signs))
 
 
 def _tensor_work(case: Case, kernels: pd.DataFrame | None) -> Iterator[str]:
@@ -162,10 +162,10 @@ def counted_against_model(case: Case) -> str | None:
 def unverified(case: Case) -> str | None:
     if case["calibration_verified"] is not False:
         return None
-    found = case.recorded("profile.checks.calibration")
+    calibrations = case.recorded("profile.checks.calibration")
     off = [
         f"{kind} {_ratio(one)}"
-        for kind, one in (found.items() if isinstance(found, Mapping) else ())
+        for kind, one in (calibrations.items() if isinstance(calibrations, Mapping) else ())
         if isinstance(one, Mapping) and not one.get("verified")
     ]
     counted = ", ".join(off) or "not within the limits"

@@ -59,12 +59,12 @@ NEEDED_FACTS = {
 def gpus_named(text: str) -> set[str]:
     """Short names of the GPUs in a text: `tesla v100-sxm2` names `v100`; a laptop's is another than a desktop's."""
     laptop = " laptop" if LAPTOP.search(text) else ""
-    found = set()
+    gpus = set()
     for match in GPU.finditer(text.replace("_", " ")):
         family, number, suffix, other = match.groups()
         geforce = f"{family}{number}{(suffix or '').strip('-_ ')}{laptop}"
-        found.add((other or geforce).lower())
-    return found
+        gpus.add((other or geforce).lower())
+    return gpus
 
 
 def capability_of(gpu: str) -> str | None:
@@ -76,8 +76,8 @@ def capability_of(gpu: str) -> str | None:
 
 def labels_disagree(case: Case) -> str | None:
     """The figures in which a run's labels contradict what the device or the run says of itself."""
-    said = [*_device_labels(case), *_configuration_labels(case)]
-    return "; ".join(dict.fromkeys(said)) or None
+    disagreements = [*_device_labels(case), *_configuration_labels(case)]
+    return "; ".join(dict.fromkeys(disagreements)) or None
 
 
 def _device_labels(case: Case) -> Iterator[str]:
@@ -141,7 +141,7 @@ def _list(devices: dict[str, list[str]]) -> str:
 def unknown_facts(case: Case) -> str | None:
     if not case["imported"]:
         return None
-    absent = [said for fact, said in NEEDED_FACTS.items() if case[fact] is None]
+    absent = [fact_name for fact, fact_name in NEEDED_FACTS.items() if case[fact] is None]
     return f"the file does not say: {', '.join(absent)}" if absent else None
 
 

@@ -36,7 +36,7 @@ def _text(findings: Sequence[Finding], *, looked_at: str, width: int | None) -> 
     for finding in findings:
         by_rule.setdefault((finding.severity, finding.rule), []).append(finding)
     counts = Counter(finding.severity for finding in findings)
-    total = ", ".join(counted(counts[each], each) for each in Severity if counts[each])
+    total = ", ".join(counted(counts[severity], severity) for severity in Severity if counts[severity])
     return "\n\n".join([*(_rule(same, width) for same in by_rule.values()), wrapped(f"{total}: {looked_at}", width)])
 
 

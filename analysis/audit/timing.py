@@ -44,12 +44,12 @@ def unsynchronised(case: Case) -> str | None:
     timer, stamps = timer[known], stamps[known]
     if timer.size < LEAST_STEPS:
         return None
-    found = period_scan(timer)
-    if found.found and found.period is not None and found.phase is not None:
-        odd = np.arange(timer.size) % found.period == found.phase
+    period = period_scan(timer)
+    if period.found and period.period is not None and period.phase is not None:
+        odd = np.arange(timer.size) % period.period == period.phase
         if _denied(odd, timer, stamps):
-            first = int(case.measured("step")[known][found.phase])
-            return _denial(f"every {found.period}th step from {first} on", odd, timer, stamps)
+            first = int(case.measured("step")[known][period.phase])
+            return _denial(f"every {period.period}th step from {first} on", odd, timer, stamps)
     odd = timer < SHORT * np.median(timer)
     if odd.sum() >= max(LEAST_ODD_STEPS, LEAST_ODD_SHARE * timer.size) and _denied(odd, timer, stamps):
         return _denial(f"{odd.sum()} of {timer.size} steps", odd, timer, stamps)
@@ -65,8 +65,8 @@ def _denied(odd: Mask, timer: Floats, stamps: Floats) -> bool:
 
 
 def _denial(which: str, odd: Mask, timer: Floats, stamps: Floats) -> str:
-    read, said = _ratio(odd, timer), _ratio(odd, stamps)
-    return f"{which}: the timer reads {percent(read)} of the other steps, the time stamps {percent(said)}"
+    read, stamped = _ratio(odd, timer), _ratio(odd, stamps)
+    return f"{which}: the timer reads {percent(read)} of the other steps, the time stamps {percent(stamped)}"
 
 
 def mean_of_rates(case: Case) -> str | None:

@@ -22,10 +22,10 @@ def specification(figure: Figure) -> dict[str, Any]:
     """The chart as Vega-Lite, without a title or a theme."""
     # As in `registry.figures`.
     with alt.utils.schemapi.debug_mode(False):
-        found: dict[str, Any] = figure.chart.to_dict(validate=False)
-    found.pop("config", None)
+        specification_json: dict[str, Any] = figure.chart.to_dict(validate=False)
+    specification_json.pop("config", None)
     # How wide an entry of a legend is, for whoever decides how many stand side by side.
-    return {**found, "usermeta": {"legendCharacters": legend_characters(found)}}
+    return {**specification_json, "usermeta": {"legendCharacters": legend_characters(specification_json)}}
 
 
 def legend_characters(specification: Any) -> int:

@@ -31,7 +31,7 @@ def file_stem(name: str) -> str:
 
 def distinct(names: Iterable[str]) -> dict[str, str]:
     """By name, a file stem of its own: the second of two that come out the same gets a number."""
-    found: dict[str, str] = {}
+    stem_of: dict[str, str] = {}
     taken: set[str] = set()
     for name in dict.fromkeys(names):
         stem, number = file_stem(name), 1
@@ -39,8 +39,8 @@ def distinct(names: Iterable[str]) -> dict[str, str]:
         while (candidate := stem if number == 1 else f"{stem}-{number}").lower() in taken:
             number += 1
         taken.add(candidate.lower())
-        found[name] = candidate
-    return found
+        stem_of[name] = candidate
+    return stem_of
 
 
 def environments(facts: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -58,35 +58,35 @@ def known_values(
 ) -> Mapping[Any, dict[str, set[Any]]]:
     """By value of `first`, what is known of each column of `more`: not knowing is no difference."""
     held: dict[Any, dict[str, set[Any]]] = defaultdict(lambda: defaultdict(set))
-    for each in facts:
+    for run in facts:
         for column in more:
-            if each[column] is not None:
-                held[each[first]][column].add(each[column])
+            if run[column] is not None:
+                held[run[first]][column].add(run[column])
     return held
 
 
 def _named(facts: Sequence[Mapping[str, Any]], first: str, more: Sequence[str], forms: Mapping[str, str]) -> list[str]:
     held = known_values(facts, first, more)
-    short = unlike(each[first] if each[first] is not None else f"unknown {first}" for each in facts)
+    short = unlike(run[first] if run[first] is not None else f"unknown {first}" for run in facts)
     names = []
-    for each in facts:
-        varying = [column for column in more if len(held[each[first]][column]) > 1]
-        parts = [_part(forms.get(column, "{}"), each[column], column) for column in varying]
-        name = short[each[first] if each[first] is not None else f"unknown {first}"]
+    for run in facts:
+        varying = [column for column in more if len(held[run[first]][column]) > 1]
+        parts = [_part(forms.get(column, "{}"), run[column], column) for column in varying]
+        name = short[run[first] if run[first] is not None else f"unknown {first}"]
         names.append(f"{name} ({', '.join(parts)})" if parts else name)
     return names
 
 
 def unlike(names: Iterable[Any]) -> dict[Any, str]:
     """By name, how it is shown: the second of two long ones that would read the same gets a number."""
-    found: dict[Any, str] = {}
+    label_of: dict[Any, str] = {}
     for name in dict.fromkeys(names):
         text, number = shown(name), 1
-        taken = set(found.values())
+        taken = set(label_of.values())
         while (candidate := text if number == 1 else f"{text} [{number}]") in taken:
             number += 1
-        found[name] = candidate
-    return found
+        label_of[name] = candidate
+    return label_of
 
 
 def _part(form: str, value: Any, column: str) -> str:

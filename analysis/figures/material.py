@@ -100,7 +100,7 @@ def make(
     """From results and the functions that make the other tables of them."""
     every = named(results.runs)
     groups = group(measured(every))
-    lines = [_line(each) for each in groups]
+    lines = [_line(pool) for pool in groups]
     table = _plausible(pd.DataFrame(lines, columns=list(MEASURED_COLUMNS)))
     table["series"] = _series(groups, lines)
     table = table.sort_values(["env", "task", "variant", "series", "batch_size"], kind="stable").reset_index(drop=True)
@@ -138,8 +138,8 @@ def _split(
         if len(part):
             held = every.iloc[rows]
             known = dict(zip(_tuples(held, keys), _tuples(held, names), strict=True))
-            found = pd.DataFrame([known[key] for key in _tuples(part, keys)], columns=list(names), index=part.index)
-            parts.append(pd.concat([part, found], axis=1))
+            looked_up = pd.DataFrame([known[key] for key in _tuples(part, keys)], columns=list(names), index=part.index)
+            parts.append(pd.concat([part, looked_up], axis=1))
     return _plausible(pd.concat(parts, ignore_index=True)) if parts else pd.DataFrame()
 
 
@@ -178,26 +178,26 @@ def _variants(facts: Sequence[Mapping[str, Any]]) -> list[str]:
     return [
         ", ".join(
             [
-                labels.shown(each["precision"] or "unknown precision"),
-                *(labels.shown(shown(name, each[name])) for name in columns if len(held[each["model"]][name]) > 1),
+                labels.shown(run["precision"] or "unknown precision"),
+                *(labels.shown(shown(name, run[name])) for name in columns if len(held[run["model"]][name]) > 1),
             ]
         )
-        for each in facts
+        for run in facts
     ]
 
 
-def _line(each: Group) -> dict[str, Any]:
-    flops = over_runs(_ratio(each.runs["train_flop_per_step"], each.runs["step_median_s"]))
-    first = each.runs.iloc[0]
+def _line(pool: Group) -> dict[str, Any]:
+    flops = over_runs(_ratio(pool.runs["train_flop_per_step"], pool.runs["step_median_s"]))
+    first = pool.runs.iloc[0]
     return {
         **{name: first[name] for name in ("env", "task", "variant", "place", "device_name", "device_type")},
-        **{name: each[name] for name in ("model", "batch_size", "precision")},
-        **each.figures(),
+        **{name: pool[name] for name in ("model", "batch_size", "precision")},
+        **pool.figures(),
         "flop_per_s": flops.value,
-        **{name: each.median(name) for name in MEDIANS},
+        **{name: pool.median(name) for name in MEDIANS},
         # Of a run that has a bound, where one has.
-        "bound_why": next(iter(each.runs.sort_values("bound", na_position="last")["bound_why"].dropna()), None),
-        "run_ids": list(each.runs["run_id"]),
+        "bound_why": next(iter(pool.runs.sort_values("bound", na_position="last")["bound_why"].dropna()), None),
+        "run_ids": list(pool.runs["run_id"]),
     }
 
 
@@ -210,14 +210,14 @@ def _series(groups: Sequence[Group], lines: Sequence[Mapping[str, Any]]) -> list
     names = [(line["env"], line["task"], line["variant"], line["batch_size"]) for line in lines]
     number = Counter(names)
     return [
-        " · ".join([line["task"], line["variant"], *(_software(each) if number[name] > 1 else ())])
-        for each, line, name in zip(groups, lines, names, strict=True)
+        " · ".join([line["task"], line["variant"], *(_software(pool) if number[name] > 1 else ())])
+        for pool, line, name in zip(groups, lines, names, strict=True)
     ]
 
 
-def _software(each: Group) -> list[str]:
-    words = {shown(name, each[name]) for name in SOFTWARE}
-    return [labels.shown(text) for text in each.apart if text in words]
+def _software(pool: Group) -> list[str]:
+    words = {shown(name, pool[name]) for name in SOFTWARE}
+    return [labels.shown(text) for text in pool.apart if text in words]
 
 
 def _failed(every: pd.DataFrame) -> pd.DataFrame:
@@ -225,9 +225,9 @@ def _failed(every: pd.DataFrame) -> pd.DataFrame:
     keys = ["env", "task", "variant", "model", "batch_size", "precision"]
     broken = every[~every["status"].isin([Status.COMPLETED, Status.RUNNING])]
     done = set(completed(every)[keys].itertuples(index=False, name=None))
-    found: dict[tuple[Any, ...], Counter[str]] = defaultdict(Counter)
+    endings: dict[tuple[Any, ...], Counter[str]] = defaultdict(Counter)
     for row in broken[[*keys, "status"]].itertuples(index=False, name=None):
         if row[:-1] not in done:
-            found[row[:-1]][row[-1]] += 1
-    rows = [(*key, " and ".join(status.replace("_", " ") for status in counts)) for key, counts in found.items()]
+            endings[row[:-1]][row[-1]] += 1
+    rows = [(*key, " and ".join(status.replace("_", " ") for status in counts)) for key, counts in endings.items()]
     return pd.DataFrame(rows, columns=[*keys, "ending"])

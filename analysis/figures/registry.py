@@ -35,14 +35,14 @@ def figures(material: Material) -> list[Drawn]:
 
 def _throughput_env(material: Material) -> Iterator[Drawn]:
     stems = labels.distinct(material.environments)
-    found = 0
+    drawn = 0
     for env in material.environments:
         table = _of(material.measured, env)
         table = table[table["images_per_s"].notna()]
         if table.empty:
             continue
-        found += 1
-        if found > MOST_OF_A_KIND:
+        drawn += 1
+        if drawn > MOST_OF_A_KIND:
             yield _too_many("throughput_env-<ENV>", len(material.environments))
             return
         failed = _of(material.failed, env)
@@ -54,7 +54,7 @@ def _throughput_env(material: Material) -> Iterator[Drawn]:
             text=_rate_text(table),
             chart=throughput.against_batch(material, table, failed),
         )
-    if not found:
+    if not drawn:
         yield Missing(name="throughput_env-<ENV>", reason=NO_RATE)
 
 
@@ -86,27 +86,27 @@ def fixed_configuration(material: Material) -> pd.DataFrame | None:
     """Runs of the configuration with two runs or more in the most environments, then with the most runs."""
     runs = material.runs[material.runs["images_per_s"].notna()]
     best: tuple[tuple[int, int], pd.DataFrame] | None = None
-    for _, found in runs.groupby(["task", "batch_size", "variant"], sort=True):
+    for _, repeats in runs.groupby(["task", "batch_size", "variant"], sort=True):
         # Lines of one configuration and environment that must not be pooled: the one with the most runs.
-        lines = found.groupby(["env", "line"]).size().reset_index(name="runs")
+        lines = repeats.groupby(["env", "line"]).size().reset_index(name="runs")
         lines = lines.sort_values("runs", ascending=False, kind="stable").drop_duplicates("env")
         lines = lines[lines["runs"] > 1]
         rank = (len(lines), int(lines["runs"].sum()))
         if len(lines) and (best is None or rank > best[0]):
-            best = rank, found[found["line"].isin(lines["line"])]
+            best = rank, repeats[repeats["line"].isin(lines["line"])]
     return best[1] if best else None
 
 
 def _roofline_env(material: Material) -> Iterator[Drawn]:
     stems = labels.distinct(material.environments)
     points = drawable(material.points)
-    found = 0
+    drawn = 0
     for env in material.environments:
         table = _of(points, env)
         if table.empty:
             continue
-        found += 1
-        if found > MOST_OF_A_KIND:
+        drawn += 1
+        if drawn > MOST_OF_A_KIND:
             yield _too_many("roofline_<ENV>", len(material.environments))
             return
         roofs = usable_roofs(_of(material.roofs, env), table)
@@ -118,7 +118,7 @@ def _roofline_env(material: Material) -> Iterator[Drawn]:
             text=_points_text(table),
             chart=rooflines.steps(material, table, roofs),
         )
-    if not found:
+    if not drawn:
         yield Missing(name="roofline_<ENV>", reason=_why_no_points(material))
 
 
@@ -267,16 +267,16 @@ def _kernel_rooflines(material: Material) -> Iterator[Drawn]:
     if points.empty:
         yield Missing(name=name, reason=NO_KERNELS)
         return
-    held = [(str(task), str(env), found) for (task, env), found in points.groupby(["task", "env"], sort=False)]
+    held = [(str(task), str(env), rows) for (task, env), rows in points.groupby(["task", "env"], sort=False)]
     environments = Counter(task for task, _, _ in held)
     names = [f"{task} {env}" if environments[task] > 1 else task for task, env, _ in held]
     stems = labels.distinct(names)
-    for (_, env, found), each in list(zip(held, names, strict=True))[:MOST_OF_A_KIND]:
-        table = _one_configuration(found)
+    for (_, env, rows), shown_name in list(zip(held, names, strict=True))[:MOST_OF_A_KIND]:
+        table = _one_configuration(rows)
         first = table.iloc[0]
         roofs = usable_roofs(_of(material.roofs, env), table)
         yield Figure(
-            name=f"kernel_roofline_{stems[each]}",
+            name=f"kernel_roofline_{stems[shown_name]}",
             title=f"Kernel families: {first['task']}, batch {_batch(first)}, {first['variant']}, {env}",
             caption="Each point is a kernel family, its area the share of the profiled time; with L2 or L1 bytes "
             f"counted, a shape per level of memory. Rates are of the profiled kernels, not of whole steps.{_l2(first)}",
@@ -383,10 +383,10 @@ def usable_roofs(roofs: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
 def _one_roof_each(roofs: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
     """Per environment the measured roof, else the peak, of the precision that most of its points have."""
     rows = []
-    for env, found in roofs.groupby("env", sort=False):
+    for env, roofs_of_env in roofs.groupby("env", sort=False):
         precisions = points.loc[points["env"] == env, "precision"].value_counts()
         rank = {name: place for place, name in enumerate(precisions.index)}
-        kept = found[found["precision"].isin(list(rank))]
+        kept = roofs_of_env[roofs_of_env["precision"].isin(list(rank))]
         if len(kept):
             order = [(str(row["kind"]) != "measured", rank[row["precision"]]) for row in kept.to_dict("records")]
             rows.append(kept.iloc[[min(range(len(kept)), key=order.__getitem__)]])
@@ -396,8 +396,8 @@ def _one_roof_each(roofs: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
 def _one_configuration(points: pd.DataFrame) -> pd.DataFrame:
     """Of several profiled configurations the one with the largest batch."""
     largest = points["batch_size"].max()
-    found = points[points["batch_size"] == largest] if pd.notna(largest) else points
-    same: pd.DataFrame = found[found["variant"] == found["variant"].iloc[0]].drop_duplicates("family")
+    of_largest = points[points["batch_size"] == largest] if pd.notna(largest) else points
+    same: pd.DataFrame = of_largest[of_largest["variant"] == of_largest["variant"].iloc[0]].drop_duplicates("family")
     return same
 
 
@@ -466,19 +466,23 @@ def _batch(row: Any) -> str:
 def _roofline_caption(points: pd.DataFrame, roofs: pd.DataFrame) -> str:
     held = set(roofs["kind"]) if len(roofs) else set()
     drawn = {"measured": "solid roofs were measured", "peak": "dashed ones are the vendor's peaks"}
-    said = "; ".join(text for kind, text in drawn.items() if kind in held)
-    roof_text = f" {said[0].upper()}{said[1:]}." if said else " No ceiling was measured and no peak is known: no roof."
+    meanings = "; ".join(text for kind, text in drawn.items() if kind in held)
+    roof_text = (
+        f" {meanings[0].upper()}{meanings[1:]}."
+        if meanings
+        else " No ceiling was measured and no peak is known: no roof."
+    )
     bars = f" {_intervals(points, 'flop_per_s')}" if style.has_bars(points, "flop_per_s") else ""
     return _source_caption(points) + roof_text + bars
 
 
 def _source_caption(points: pd.DataFrame) -> str:
-    said = {
+    meanings = {
         "counters": "Filled points: FLOP and DRAM bytes from the GPU's counters.",
         "modelled": "Hollow points: FLOP by formula, bytes modelled, the dashed line from every operation going to "
         "memory (low intensity) to each tensor moved once (high).",
     }
-    return " ".join(text for source, text in said.items() if source in set(points["source"]))
+    return " ".join(text for source, text in meanings.items() if source in set(points["source"]))
 
 
 def _points_text(points: pd.DataFrame) -> str:

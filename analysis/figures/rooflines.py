@@ -97,8 +97,13 @@ def frame_of(points: pd.DataFrame, roofs: pd.DataFrame, *, height: int = style.H
 
 
 def _known(table: pd.DataFrame, *columns: str) -> list[float]:
-    found = [table[name] for name in columns if name in table]
-    return [float(value) for column in found for value in pd.to_numeric(column, errors="coerce").dropna() if value > 0]
+    columns_known = [table[name] for name in columns if name in table]
+    return [
+        float(value)
+        for column in columns_known
+        for value in pd.to_numeric(column, errors="coerce").dropna()
+        if value > 0
+    ]
 
 
 def steps(material: Material, points: pd.DataFrame, roofs: pd.DataFrame) -> Drawing:

@@ -106,9 +106,9 @@ def variance_rows(runs: pd.DataFrame) -> pd.DataFrame:
     `slow` and `fast`: the throughput of a step that only 5 % are slower or faster than, by the same median.
     """
     parts = []
-    for _, found in runs.groupby("env", sort=False):
-        median = found["images_per_s"].median()
-        ordered = found.sort_values("images_per_s")
+    for _, repeats in runs.groupby("env", sort=False):
+        median = repeats["images_per_s"].median()
+        ordered = repeats.sort_values("images_per_s")
         if len(ordered) > MOST_RUNS:
             kept = [round(place * (len(ordered) - 1) / (MOST_RUNS - 1)) for place in range(MOST_RUNS)]
             ordered = ordered.iloc[kept]

@@ -232,7 +232,7 @@ def rows_height(tasks: int, in_each: int, *, row: int = ROW_HEIGHT) -> int:
 
 def batch_axis(batches: Iterable[float], field: str = "batch_size") -> alt.X:
     """Batch sizes on a scale of powers of two, a tick at each that was run; the values are in column `field`."""
-    values = sorted({float(each) for each in batches})
+    values = sorted({float(batch) for batch in batches})
     scale = alt.Scale(type="log", base=2, domain=[values[0] / 1.2, values[-1] * 1.2], nice=False)
     axis = alt.Axis(values=values, format="d", labelOverlap="greedy", grid=False)
     return alt.X(f"{field}:Q", scale=scale, axis=axis, title="Batch size [images per forward pass]")
@@ -395,15 +395,15 @@ def text_on(base: alt.Chart, **options: Any) -> list[alt.Chart]:
 
 def tooltips(frame: pd.DataFrame, titles: Mapping[str, str]) -> list[alt.Tooltip]:
     """Of the columns that hold anything: title, and numbers with four digits, or with their unit (`UNITS`)."""
-    found = []
+    shown_fields = []
     for column, title in titles.items():
         if column not in frame or frame[column].notna().sum() == 0:
             continue
         numeric = pd.api.types.is_numeric_dtype(frame[column]) and not pd.api.types.is_bool_dtype(frame[column])
         if column in UNITS or column in SECONDS:
-            found.append(alt.Tooltip(f"{column}{TEXT}:N", title=title))
+            shown_fields.append(alt.Tooltip(f"{column}{TEXT}:N", title=title))
         elif numeric:
-            found.append(alt.Tooltip(f"{column}:Q", title=title, format=".4~g"))
+            shown_fields.append(alt.Tooltip(f"{column}:Q", title=title, format=".4~g"))
         else:
-            found.append(alt.Tooltip(f"{column}:N", title=title))
-    return found
+            shown_fields.append(alt.Tooltip(f"{column}:N", title=title))
+    return shown_fields

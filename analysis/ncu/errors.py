@@ -150,8 +150,8 @@ def explain(path: Path, head: bytes, text: str) -> NcuFileError:
             return NcuFileError(path, Failure.NOT_TEXT, reason, hint=hint)
     for known in _KNOWN:
         if match := re.search(known.pattern, text):
-            said = [shortened(group or "") for group in match.groups()]
-            return NcuFileError(path, known.failure, known.reason.format(*said), hint=known.hint)
+            groups = [shortened(group or "") for group in match.groups()]
+            return NcuFileError(path, known.failure, known.reason.format(*groups), hint=known.hint)
     if b"\x00" in head:
         return NcuFileError(path, Failure.NOT_TEXT, "it is not text", hint=EXPORT)
     first = next(filter(None, map(str.strip, text.splitlines())), "")

@@ -76,13 +76,13 @@ def _duration(values: Values) -> Floats | None:
 
 
 def _by_type(values: Values, duration_s: Floats | None) -> dict[str, Floats]:
-    found = {}
+    flop_of = {}
     for kind in TYPES:
         if counts := _operations(values, kind, ""):
-            found[kind] = _weighted(counts)
+            flop_of[kind] = _weighted(counts)
         elif (rates := _operations(values, kind, "_rate")) and "clock" in values and duration_s is not None:
-            found[kind] = _weighted(rates) * values["clock"] * duration_s
-    return found
+            flop_of[kind] = _weighted(rates) * values["clock"] * duration_s
+    return flop_of
 
 
 def _operations(values: Values, kind: str, suffix: str) -> list[tuple[Floats, int]]:
@@ -92,9 +92,9 @@ def _operations(values: Values, kind: str, suffix: str) -> list[tuple[Floats, in
 
 
 def _weighted(operations: Iterable[tuple[Floats, int]]) -> Floats:
-    found = _total([values if flop == 1 else values * flop for values, flop in operations])
-    assert found is not None
-    return found
+    total = _total([values if flop == 1 else values * flop for values, flop in operations])
+    assert total is not None
+    return total
 
 
 def _is_partly_counted(values: Values, kind: str) -> bool:
@@ -155,11 +155,11 @@ def _first(*arrays: Floats | None) -> Floats | None:
 
 
 def _remarks(values: Values, by_type: Mapping[str, Floats], dram: Floats | None) -> tuple[str, ...]:
-    found = []
+    remarks = []
     if "duration" not in values and {"cycles", "clock"} <= set(values):
-        found.append(TIME_FROM_CYCLES)
+        remarks.append(TIME_FROM_CYCLES)
     if any(not _operations(values, kind, "") for kind in by_type):
-        found.append(FLOP_FROM_RATES)
+        remarks.append(FLOP_FROM_RATES)
     if dram is not None and "dram" not in values and not {"dram_read", "dram_write"} <= set(values):
-        found.append(BYTES_FROM_RATES)
-    return tuple(found)
+        remarks.append(BYTES_FROM_RATES)
+    return tuple(remarks)

@@ -90,8 +90,8 @@ def _of_wide(section: NcuTable, form: NumberFormat) -> Launches:
     values: dict[str, Floats] = {}
     warnings = list(section.plan.warnings)
     for reading in section.plan.readings:
-        found, foreign = _numbers(section.columns.column(reading.metric), form)
-        values[reading.role.name] = _scaled(found, reading.factor)
+        measured, foreign = _numbers(section.columns.column(reading.metric), form)
+        values[reading.role.name] = _scaled(measured, reading.factor)
         warnings += _foreign(reading.metric, foreign)
     return Launches(
         identity=_identity(section.columns),
@@ -139,11 +139,11 @@ def _of_long(section: NcuTable, form: NumberFormat) -> Launches:
     )
     values, warnings = {}, _foreign("a metric", foreign)
     for role in known:
-        found = rows.of(role, len(first))
-        if found is None:
+        by_launch = rows.of(role, len(first))
+        if by_launch is None:
             warnings += rows.unknown_units(role)
         else:
-            values[role.name] = found
+            values[role.name] = by_launch
     return Launches(
         identity=_identity(columns.take(pa.array(first))),
         by_role=values,
@@ -173,10 +173,10 @@ class _Rows:
             scaled = self.value[rows] * factors[self.unit[rows]]
             is_known = ~np.isnan(scaled)
             if is_known.any():
-                found = np.full(launches, np.nan)
+                by_launch = np.full(launches, np.nan)
                 # In reverse: a details page repeats some metrics, the first one counts.
-                found[self.launch[rows][is_known][::-1]] = scaled[is_known][::-1]
-                return found
+                by_launch[self.launch[rows][is_known][::-1]] = scaled[is_known][::-1]
+                return by_launch
         return None
 
     def unknown_units(self, role: MetricRole) -> list[str]:
@@ -191,10 +191,10 @@ class _Rows:
         """How the units of each metric are spelled."""
         width = len(self.unit_names)
         number = np.bincount(self.metric * width + self.unit, minlength=width * len(self.metric_names))
-        found: dict[str, list[str]] = defaultdict(list)
+        units_of: dict[str, list[str]] = defaultdict(list)
         for pair in np.flatnonzero(number).tolist():
-            found[self.metric_names[pair // width]].append(self.unit_names[pair % width])
-        return {metric: tuple(units) for metric, units in found.items()}
+            units_of[self.metric_names[pair // width]].append(self.unit_names[pair % width])
+        return {metric: tuple(units) for metric, units in units_of.items()}
 
 
 def _nan_if_none(value: float | None) -> float:

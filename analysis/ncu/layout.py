@@ -96,9 +96,9 @@ def _reading(role: MetricRole, unit_of: Mapping[str, str]) -> Reading | None:
     """The first metric whose unit fits the role; without units only what needs none."""
     for metric in role.metrics:
         unit = unit_of.get(metric, "")
-        found = factor(role.kind, unit)
-        if found is not None:
-            return Reading(role=role, metric=metric, unit=unit, factor=found)
+        base_units = factor(role.kind, unit)
+        if base_units is not None:
+            return Reading(role=role, metric=metric, unit=unit, factor=base_units)
     return None
 
 
@@ -109,5 +109,5 @@ def _unknown(role: MetricRole, unit_of: Mapping[str, str]) -> str:
 
 def unknown_unit(metric: str, unit: str, role: MetricRole) -> str:
     """The warning that a metric is left out, because nobody knows what its numbers are."""
-    said = f"its unit '{unit}' is no known unit of" if unit else "the file gives no unit of"
-    return f"{metric} is unavailable: {said} {role.kind.replace('_', ' ')}"
+    problem = f"its unit '{unit}' is no known unit of" if unit else "the file gives no unit of"
+    return f"{metric} is unavailable: {problem} {role.kind.replace('_', ' ')}"

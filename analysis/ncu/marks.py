@@ -20,7 +20,7 @@ def _names(cell: str) -> list[str]:
     """`1  "<default domain>:step 0 forward:none:none:none:none:none:none" ` holds one range."""
     number = _NUMBER.match(cell)
     quoted = _QUOTED.findall(cell) or [cell[number.end() :] if number else cell]
-    return [name for each in quoted if (name := _name(each))]
+    return [name for described in quoted if (name := _name(described))]
 
 
 def _name(described: str) -> str:

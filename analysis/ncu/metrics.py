@@ -39,9 +39,9 @@ def known(names: Iterable[str]) -> tuple[MetricRole, ...]:
     """The roles that metrics of these names can play; tensor operations are a role each."""
     present = frozenset(names)
     table = [
-        MetricRole(name=role.name, kind=role.kind, metrics=found)
+        MetricRole(name=role.name, kind=role.kind, metrics=present_metrics)
         for role in roles()
-        if (found := tuple(name for name in role.metrics if name in present))
+        if (present_metrics := tuple(name for name in role.metrics if name in present))
     ]
     return (
         *table,

@@ -76,29 +76,31 @@ def decide(columns: Sequence[tuple[Text, bool]]) -> NumberFormat:
     Both ends of the file decide, if they can, else all of it. Raises `MixedNumbersError`.
     """
     ends = [(part, is_whole) for column, is_whole in columns for part in (column[:_END_ROWS], column[-_END_ROWS:])]
-    found = _evidence(ends)
-    if not found.is_sure:
-        found = _evidence(columns)
-    if found.english is not None and found.european is not None:
-        raise MixedNumbersError(found.english, found.european)
-    if found.european is not None or (found.english is None and found.whole_dots and not found.whole_commas):
+    evidence = _evidence(ends)
+    if not evidence.is_sure:
+        evidence = _evidence(columns)
+    if evidence.english is not None and evidence.european is not None:
+        raise MixedNumbersError(evidence.english, evidence.european)
+    if evidence.european is not None or (
+        evidence.english is None and evidence.whole_dots and not evidence.whole_commas
+    ):
         return NumberFormat.EUROPEAN
-    return NumberFormat.ENGLISH if found.commas or found.english is not None else NumberFormat.PLAIN
+    return NumberFormat.ENGLISH if evidence.commas or evidence.english is not None else NumberFormat.PLAIN
 
 
 def _evidence(columns: Iterable[tuple[Text, bool]]) -> _Evidence:
-    found = _Evidence()
+    evidence = _Evidence()
     for column, is_whole in columns:
         commas = _has(column, ",")
         if commas or _has(column, "."):
-            found |= _Evidence(
+            evidence |= _Evidence(
                 english=_first(column, _SURE.format(",", r"\.")),
                 european=_first(column, _SURE.format(r"\.", ",")),
                 commas=commas,
                 whole_dots=is_whole and _first(column, r"\.\d\d\d$") is not None,
                 whole_commas=is_whole and _first(column, r",\d\d\d$") is not None,
             )
-    return found
+    return evidence
 
 
 def convert(column: Text, form: NumberFormat) -> tuple[Floats, str | None]:
@@ -145,5 +147,5 @@ def _has(column: Text, mark: str) -> bool:
 
 def _first(column: Text, pattern: str) -> str | None:
     position = pc.index(pc.match_substring_regex(column, pattern), value=True).as_py()
-    found: str | None = None if position < 0 else column[position].as_py()
-    return found
+    cell: str | None = None if position < 0 else column[position].as_py()
+    return cell

@@ -90,7 +90,7 @@ def find(source: NcuSource) -> Preamble:
         start = 0
         for line in byte_lines(file):
             start += len(line)
-            if found := _header_in(line):
+            if header_cells := _header_in(line):
                 break
             if line.startswith(b"==") and len(messages) < _MESSAGES_LIMIT:
                 messages |= dict.fromkeys(messages_in(line.decode(errors="replace")))
@@ -99,7 +99,7 @@ def find(source: NcuSource) -> Preamble:
             text = "\n".join([head.decode(errors="replace"), *messages])
             raise errors.explain(source.path, head, text)
         stop, is_cut = _complete(file, start)
-    header, delimiter = found
+    header, delimiter = header_cells
     return Preamble(
         header=header,
         delimiter=delimiter,

@@ -70,23 +70,23 @@ def read(path: Path) -> NcuFile:
     """
     path = Path(path)
     content = _of_report(path) if path.suffix == report.SUFFIX else _of_csv(path)
-    tables = [_kernels(each) for each in content.tables]
-    kernels = _joined([each for each, _ in tables])
+    tables = [_kernels(table) for table in content.tables]
+    kernels = _joined([table for table, _ in tables])
     kernels.insert(0, "launch", np.arange(len(kernels)))
     first = content.tables[0]
-    said = [*content.warnings, *(warning for each in content.tables for warning in each.warnings)]
-    remarks = [remark for _, found in tables for remark in found]
+    warnings = [*content.warnings, *(warning for table in content.tables for warning in table.warnings)]
+    remarks = [remark for _, more in tables for remark in more]
     return NcuFile(
         path=path,
         layout=content.layout,
         kernels=kernels,
         totals=_totals(content.tables),
-        metrics=frozenset().union(*(each.metrics for each in content.tables)),
-        units=_merged([each.units for each in content.tables]),
+        metrics=frozenset().union(*(table.metrics for table in content.tables)),
+        units=_merged([table.units for table in content.tables]),
         number_format=content.number_format,
         attributes=first.attributes,
         ncu_version=content.version,
-        warnings=tuple(dict.fromkeys([*said, *remarks]))[:_WARNINGS_LIMIT],
+        warnings=tuple(dict.fromkeys([*warnings, *remarks]))[:_WARNINGS_LIMIT],
         is_partial=content.is_partial,
     )
 
@@ -95,10 +95,10 @@ def read(path: Path) -> NcuFile:
 
 
 def _of_report(path: Path) -> _Launches:
-    found = report.read(path)
+    actions = report.read(path)
     return _Launches(
         layout=Layout.REPORT,
-        tables=[found],
+        tables=[actions],
         number_format=NumberFormat.PLAIN,
         version=None,
         warnings=(),
@@ -108,39 +108,39 @@ def _of_report(path: Path) -> _Launches:
 
 def _of_csv(path: Path) -> _Launches:
     source = preamble.source_of(path)
-    found = preamble.find(source)
-    sections = table.sections(source, found)
+    start = preamble.find(source)
+    sections = table.sections(source, start)
     if any(launches.is_misread(section) for section in sections):
-        sections = table.sections(source, found, as_text=True)
+        sections = table.sections(source, start, as_text=True)
     sections = [section for section in sections if len(section.columns)]
     if not sections:
         reason = "there is a header, but no launch below it"
         raise NcuFileError(path, Failure.NO_LAUNCHES, reason, hint="profile again; --launch-count 0 profiles all")
     try:
-        form = numbers.decide([column for each in sections for column in launches.number_columns(each)])
+        form = numbers.decide([column for part in sections for column in launches.number_columns(part)])
     except MixedNumbersError as error:
         raise NcuFileError(path, Failure.MIXED_NUMBERS, str(error), hint="export again with LC_ALL=C") from error
-    said, is_broken = _around(found, sections)
+    warnings, is_broken = _around(start, sections)
     return _Launches(
         layout=sections[0].plan.layout,
         tables=[launches.of(section, form) for section in sections],
         number_format=form,
-        version=found.version,
-        warnings=tuple(said),
-        is_partial=is_broken or any(line.startswith(ERROR) for line in said),
+        version=start.version,
+        warnings=tuple(warnings),
+        is_partial=is_broken or any(line.startswith(ERROR) for line in warnings),
     )
 
 
-def _around(found: Preamble, sections: Sequence[NcuTable]) -> tuple[list[str], bool]:
+def _around(start: Preamble, sections: Sequence[NcuTable]) -> tuple[list[str], bool]:
     """What ncu said before and between rows, and whether rows are broken."""
-    said = list(found.messages)
-    broken = int(found.is_cut)
+    messages = list(start.messages)
+    broken = int(start.is_cut)
     for line in (line for section in sections for line in section.rejected):
-        said += preamble.messages_in(line)
+        messages += preamble.messages_in(line)
         broken += _is_row(line)
     if broken:
-        said.append(f"{broken} broken row{'s' if broken > 1 else ''} left out: the file is cut off or damaged")
-    return said, broken > 0
+        messages.append(f"{broken} broken row{'s' if broken > 1 else ''} left out: the file is cut off or damaged")
+    return messages, broken > 0
 
 
 def _is_row(line: str) -> bool:
@@ -193,8 +193,8 @@ def _joined(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
 
 def _families(names: pd.Categorical) -> pd.Categorical:
     every = [str(family) for family in Family]
-    found = [families.family(str(name)) for name in names.categories] + [Family.OTHER]
-    codes = np.array([every.index(family) for family in found])
+    family_of = [families.family(str(name)) for name in names.categories] + [Family.OTHER]
+    codes = np.array([every.index(family) for family in family_of])
     return pd.Categorical.from_codes(codes[names.codes], categories=pd.Index(every, dtype=object))
 
 
@@ -209,5 +209,8 @@ def _sum(values: Floats | None) -> float:
 
 
 def _merged(units: Sequence[Mapping[str, tuple[str, ...]]]) -> dict[str, tuple[str, ...]]:
-    names = dict.fromkeys(metric for each in units for metric in each)
-    return {name: tuple(dict.fromkeys(unit for each in units for unit in each.get(name, ()))) for name in names}
+    names = dict.fromkeys(metric for units_of_metric in units for metric in units_of_metric)
+    return {
+        name: tuple(dict.fromkeys(unit for units_of_metric in units for unit in units_of_metric.get(name, ())))
+        for name in names
+    }

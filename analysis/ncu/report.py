@@ -43,11 +43,11 @@ def read(path: Path) -> Launches:
     values: dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]] = {}
     units: dict[str, dict[str, None]] = defaultdict(dict)
     for role in metrics.known(names):
-        found = [_value(action, role) for action in actions]
-        if any(found):
-            values[role.name] = np.array([np.nan if each is None else each.base_units for each in found])
-        for each in filter(None, found):
-            units[each.metric][each.unit] = None
+        values_of_role = [_value(action, role) for action in actions]
+        if any(values_of_role):
+            values[role.name] = np.array([np.nan if value is None else value.base_units for value in values_of_role])
+        for value in filter(None, values_of_role):
+            units[value.metric][value.unit] = None
     return Launches(
         identity={name: pd.Categorical([text(action) for action in actions]) for name, text in _IDENTITY.items()},
         by_role=values,
@@ -90,11 +90,11 @@ def _load(path: Path) -> Any:
 
 
 def _actions(context: Any, path: Path) -> list[Action]:
-    found = [action for profiled_range in context for action in profiled_range]
+    actions = [action for profiled_range in context for action in profiled_range]
     # Of a report that is cut off it makes one without a name.
-    if not any(action.name() for action in found):
+    if not any(action.name() for action in actions):
         raise _damaged(path, "it holds no kernel")
-    return found
+    return actions
 
 
 def _damaged(path: Path, reason: str) -> NcuFileError:
@@ -122,8 +122,8 @@ def _text(action: Action, name: str) -> str | None:
 
 def _dimensions(pattern: str) -> Callable[[Action], str | None]:
     def text(action: Action) -> str | None:
-        found = [_text(action, pattern.format(axis)) for axis in _AXES]
-        return None if None in found else f"({', '.join(filter(None, found))})"
+        sizes = [_text(action, pattern.format(axis)) for axis in _AXES]
+        return None if None in sizes else f"({', '.join(filter(None, sizes))})"
 
     return text
 
@@ -135,7 +135,7 @@ def _capability(action: Action) -> str | None:
 
 def _range(action: Action) -> str | None:
     state = action.nvtx_state()
-    domains = [] if state is None else [state.domain_by_id(each) for each in state.domains()]
+    domains = [] if state is None else [state.domain_by_id(number) for number in state.domains()]
     started = [name for domain in domains for name in domain.start_end_ranges()]
     pushed = [name for domain in domains for name in domain.push_pop_ranges()]
     return "/".join([*started, *pushed]) or None

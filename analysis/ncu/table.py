@@ -47,19 +47,19 @@ class NcuTable:
         return all(pa.types.is_floating(self.columns.schema.field(name).type) for name in self.plan.numbers)
 
 
-def sections(source: NcuSource, found: Preamble, *, as_text: bool = False) -> list[NcuTable]:
+def sections(source: NcuSource, head: Preamble, *, as_text: bool = False) -> list[NcuTable]:
     """Every table of the file: the one, or those of several runs that were written one after the other.
 
     `as_text` leaves numbers as they are written. Raises `NcuFileError`.
     """
-    units, start = _units(source, found)
-    plan = layout.plan(found.header, units)
-    texts = (True,) if as_text or not _has_plain_numbers(source, found, plan, start) else (False, True)
-    for each in texts:
-        section = _regular(source, found, plan, start, as_text=each)
+    units, start = _units(source, head)
+    plan = layout.plan(head.header, units)
+    texts = (True,) if as_text or not _has_plain_numbers(source, head, plan, start) else (False, True)
+    for as_written in texts:
+        section = _regular(source, head, plan, start, as_text=as_written)
         if section is not None:
             return [section]
-    return list(_irregular(source, found))
+    return list(_irregular(source, head))
 
 
 # --- regular tables
@@ -84,22 +84,22 @@ class _Range(io.RawIOBase):
     def read(self, size: int = -1) -> bytes:
         while True:
             # What is held back of a character has up to three bytes, which come on top.
-            found = self._file.read(min(self._left, max(size - 3, 1)) if size >= 0 else self._left)
-            self._left -= len(found)
-            if found.isascii() and not self._decoder.getstate()[0]:
-                return found
-            valid = self._decoder.decode(found, final=not found).encode(errors="replace")
-            if valid or not found:
+            chunk = self._file.read(min(self._left, max(size - 3, 1)) if size >= 0 else self._left)
+            self._left -= len(chunk)
+            if chunk.isascii() and not self._decoder.getstate()[0]:
+                return chunk
+            valid = self._decoder.decode(chunk, final=not chunk).encode(errors="replace")
+            if valid or not chunk:
                 return valid
 
 
-def _regular(source: NcuSource, found: Preamble, plan: ReadingPlan, start: int, *, as_text: bool) -> NcuTable | None:
+def _regular(source: NcuSource, head: Preamble, plan: ReadingPlan, start: int, *, as_text: bool) -> NcuTable | None:
     """With a cell in every column of every row; None where the table is not like that."""
     rejected: list[str] = []
 
     def reject(row: pyarrow.csv.InvalidRow) -> str:
         rejected.append(row.text[:_KEPT_CHARACTERS])
-        return "skip" if _is_no_row(row, plan, found.delimiter) and len(rejected) < _REJECTED_LIMIT else "error"
+        return "skip" if _is_no_row(row, plan, head.delimiter) and len(rejected) < _REJECTED_LIMIT else "error"
 
     names = [str(position) for position in range(len(plan.header))]
     types = {ID: pa.int64()} | dict.fromkeys(plan.texts, _TEXT)
@@ -108,9 +108,9 @@ def _regular(source: NcuSource, found: Preamble, plan: ReadingPlan, start: int, 
     try:
         with source.open() as file:
             columns = pyarrow.csv.read_csv(
-                pa.PythonFile(_Range(file, start, found.stop), mode="r"),
+                pa.PythonFile(_Range(file, start, head.stop), mode="r"),
                 pyarrow.csv.ReadOptions(column_names=names),
-                pyarrow.csv.ParseOptions(delimiter=found.delimiter, invalid_row_handler=reject),
+                pyarrow.csv.ParseOptions(delimiter=head.delimiter, invalid_row_handler=reject),
                 pyarrow.csv.ConvertOptions(
                     include_columns=list(positions.values()),
                     column_types={positions[name]: kind for name, kind in types.items()},
@@ -124,7 +124,7 @@ def _regular(source: NcuSource, found: Preamble, plan: ReadingPlan, start: int, 
         plan=plan,
         columns=_with_id(columns.rename_columns(list(types))),
         rejected=tuple(rejected),
-        attributes=_attributes(plan, _first_row(source, found, start)),
+        attributes=_attributes(plan, _first_row(source, head, start)),
     )
 
 
@@ -144,11 +144,11 @@ def _with_id(columns: pa.Table) -> pa.Table:
     return columns.filter(launches.is_valid()) if launches.null_count else columns
 
 
-def _first_row(source: NcuSource, found: Preamble, start: int) -> list[str]:
+def _first_row(source: NcuSource, head: Preamble, start: int) -> list[str]:
     with source.open() as file:
         file.seek(start)
-        rows = (preamble.cells(line.decode(errors="replace"), found.delimiter) for line in preamble.byte_lines(file))
-        return next((row for row in rows if len(row) == len(found.header)), [])
+        rows = (preamble.cells(line.decode(errors="replace"), head.delimiter) for line in preamble.byte_lines(file))
+        return next((row for row in rows if len(row) == len(head.header)), [])
 
 
 def _attributes(plan: ReadingPlan, row: Sequence[str]) -> dict[str, str]:
@@ -156,20 +156,20 @@ def _attributes(plan: ReadingPlan, row: Sequence[str]) -> dict[str, str]:
     return {name: value for name, value in pairs if name.startswith(layout.ATTRIBUTE) and value not in numbers.ABSENT}
 
 
-def _units(source: NcuSource, found: Preamble) -> tuple[list[str] | None, int]:
+def _units(source: NcuSource, head: Preamble) -> tuple[list[str] | None, int]:
     """The second row of a wide table, where it holds units, and where the rows of launches start."""
-    start = found.start
-    if layout.layout_of(found.header) is Layout.WIDE:
+    start = head.start
+    if layout.layout_of(head.header) is Layout.WIDE:
         with source.open() as file:
             file.seek(start)
             for line in preamble.byte_lines(file):
                 start += len(line)
-                row = preamble.cells(line.decode(errors="replace"), found.delimiter)
-                if units := _units_in(row, found.header):
+                row = preamble.cells(line.decode(errors="replace"), head.delimiter)
+                if units := _units_in(row, head.header):
                     return units, start
                 if any(row):
                     break
-    return None, found.start
+    return None, head.start
 
 
 def _units_in(row: Sequence[str], header: Sequence[str]) -> list[str] | None:
@@ -177,13 +177,13 @@ def _units_in(row: Sequence[str], header: Sequence[str]) -> list[str] | None:
     return [cell.strip() for cell in row] if is_units else None
 
 
-def _has_plain_numbers(source: NcuSource, found: Preamble, plan: ReadingPlan, start: int) -> bool:
+def _has_plain_numbers(source: NcuSource, head: Preamble, plan: ReadingPlan, start: int) -> bool:
     """Whether the first rows have numbers as a programming language writes them, or none."""
     positions = [plan.position(name) for name in plan.numbers]
     with source.open() as file:
         file.seek(start)
         for line in itertools.islice(preamble.byte_lines(file), _SAMPLED_LINES):
-            row = preamble.cells(line.decode(errors="replace"), found.delimiter)
+            row = preamble.cells(line.decode(errors="replace"), head.delimiter)
             if any(not _is_plain(row[position]) for position in positions if position < len(row)):
                 return False
     return True
@@ -257,11 +257,11 @@ def _is_id(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= _ID_DIGITS
 
 
-def _irregular(source: NcuSource, found: Preamble) -> Iterator[NcuTable]:
+def _irregular(source: NcuSource, head: Preamble) -> Iterator[NcuTable]:
     """Row by row: rows of several lengths, lines of the program between them, further headers."""
-    header: tuple[str, ...] = found.header
+    header: tuple[str, ...] = head.header
     collector: _Collector | None = None
-    rows = csv.reader(preamble.text_lines(source, found), delimiter=found.delimiter)
+    rows = csv.reader(preamble.text_lines(source, head), delimiter=head.delimiter)
     with _large_cells():
         try:
             for row in rows:

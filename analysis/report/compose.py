@@ -49,10 +49,10 @@ def compose(evidence: ReportEvidence) -> Report:
     days = _days(runs["started_at"].dropna())
     sections = [build(evidence) for build in SECTIONS]
     placed = {figure.name for section in sections for figure in figures_of(section)}
-    rest = [each for each in evidence.drawn if isinstance(each, Figure) and each.name not in placed]
+    rest = [drawn for drawn in evidence.drawn if isinstance(drawn, Figure) and drawn.name not in placed]
     if rest:
         # A figure that no section asks for by name is shown all the same.
-        sections.append(Section(name="more", title="More figures", blocks=[Picture(figure=each) for each in rest]))
+        sections.append(Section(name="more", title="More figures", blocks=[Picture(figure=drawn) for drawn in rest]))
     return Report(
         title="Training throughput, and what limits it",
         facts=[*facts, *([days] if days else [])],

@@ -76,14 +76,14 @@ class ReportEvidence:
     def figures(self, *names: str) -> list[Figure]:
         """Those that are called one of `names`, or begin with one that ends in `_` or `-`."""
         return [
-            each
-            for each in self.drawn
-            if isinstance(each, Figure) and any(_is_named(each.name, name) for name in names)
+            drawn
+            for drawn in self.drawn
+            if isinstance(drawn, Figure) and any(_is_named(drawn.name, name) for name in names)
         ]
 
     @property
     def missing(self) -> list[Missing]:
-        return [each for each in self.drawn if isinstance(each, Missing)]
+        return [drawn for drawn in self.drawn if isinstance(drawn, Missing)]
 
     def record(self, run_id: str) -> Mapping[str, Any]:
         """run.json; empty where the bundle has gone since it was loaded."""
@@ -99,7 +99,7 @@ def _is_named(name: str, wanted: str) -> bool:
 def gather(results: Results, *, on_stage: Callable[[str], None] = lambda _: None) -> ReportEvidence:
     """The tables that figures need, and the figures; the rest when a section asks for it."""
     on_stage("tables")
-    found = material.make(
+    tables = material.make(
         results,
         points=roofline.points,
         roofs=roofline.roofs,
@@ -107,4 +107,4 @@ def gather(results: Results, *, on_stage: Callable[[str], None] = lambda _: None
         costs=costs.costs,
     )
     on_stage("figures")
-    return ReportEvidence(results=results, material=found, drawn=registry.figures(found))
+    return ReportEvidence(results=results, material=tables, drawn=registry.figures(tables))

@@ -28,8 +28,8 @@ def escape(text: str) -> str:
     return LEADING.sub(_leading, SPECIAL.sub(_inline, line))
 
 
-def _inline(found: re.Match[str]) -> str:
-    character = found[0]
+def _inline(match: re.Match[str]) -> str:
+    character = match[0]
     if character in ENTITIES:
         return ENTITIES[character]
     # GFM makes links of bare addresses; a backslash before the punctuation ends that.
@@ -41,8 +41,8 @@ def _inline(found: re.Match[str]) -> str:
 ENTITIES = {"<": "&lt;", ">": "&gt;", "&": "&amp;"}
 
 
-def _leading(found: re.Match[str]) -> str:
-    mark = found[1]
+def _leading(match: re.Match[str]) -> str:
+    mark = match[1]
     return f"{mark[:-1]}\\{mark[-1]}" if mark[0].isdigit() else f"\\{mark}"
 
 

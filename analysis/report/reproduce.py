@@ -58,25 +58,25 @@ def _import(imported: Mapping[str, Any]) -> str:
     """`analyze import FILE` with the options that it was given then."""
     given = imported.get("given")
     known = {field.name for field in fields(Given)}
-    said = given.items() if isinstance(given, Mapping) else ()
+    options = given.items() if isinstance(given, Mapping) else ()
     options_given = [
         word
-        for name, value in said
+        for name, value in options
         if name in known and isinstance(value, str | int)
         for word in (f"--{name.replace('_', '-')}", printable(str(value)))
     ]
     return shlex.join(["analyze", "import", printable(str(imported.get("file") or "FILE")), *options_given])
 
 
-def _spec(found: Any) -> RunSpec | None:
+def _spec(recorded: Any) -> RunSpec | None:
     """Each value checked as if it had been typed; None where one is not what a run can have."""
-    if not isinstance(found, Mapping):
+    if not isinstance(recorded, Mapping):
         return None
     known = {option.name: option for option in options()}
     names = {item.name for item in fields(RunSpec)}
     try:
         values = {
-            name: known[name].parse(value) for name, value in found.items() if name in names and value is not None
+            name: known[name].parse(value) for name, value in recorded.items() if name in names and value is not None
         }
         # Each repeat is a run of its own.
         return RunSpec(**{**values, "repeats": 1})
@@ -118,9 +118,9 @@ def _part(environment: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return part if isinstance(part, Mapping) else {}
 
 
-def _without_device(found: Sequence[str]) -> list[str]:
+def _without_device(arguments_given: Sequence[str]) -> list[str]:
     """The launcher has a switch per device in place of `--device NAME`."""
-    words_left = list(found)
+    words_left = list(arguments_given)
     if "--device" in words_left:
         place = words_left.index("--device")
         del words_left[place : place + 2]

@@ -41,7 +41,7 @@ def si(value: Any, unit: str, digits: int = 3) -> str:
     if not is_known(value):
         return ABSENT
     size = abs(float(value))
-    factor, prefix = next(((each, prefix) for each, prefix in PREFIXES if size >= each), (1.0, ""))
+    factor, prefix = next(((power, prefix) for power, prefix in PREFIXES if size >= power), (1.0, ""))
     return f"{number(float(value) / factor, digits)} {prefix}{unit}"
 
 
@@ -50,7 +50,7 @@ def seconds(value: Any) -> str:
     if not is_known(value):
         return ABSENT
     size = abs(float(value))
-    factor, prefix = next(((each, prefix) for each, prefix in SMALL_PREFIXES if size >= each), SMALL_PREFIXES[-1])
+    factor, prefix = next(((power, prefix) for power, prefix in SMALL_PREFIXES if size >= power), SMALL_PREFIXES[-1])
     return f"{number(float(value) / factor, 3)} {prefix}s"
 
 

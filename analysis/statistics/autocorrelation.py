@@ -56,11 +56,11 @@ def effective_n(values: npt.ArrayLike, *, robust: bool = True) -> EffectiveN:
 
     Geyer, Practical Markov chain Monte Carlo, Statistical Science 7 (1992), section 3.3. `robust`: as in `correlogram`.
     """
-    found = correlogram(values, robust=robust)
-    if found.reason:
-        return EffectiveN(n=found.n, effective=None, reason=found.reason)
-    tau = integrated_time(found.values)
-    return EffectiveN(n=found.n, effective=found.n / tau, tau=tau, lag1=found.at(1))
+    correlations = correlogram(values, robust=robust)
+    if correlations.reason:
+        return EffectiveN(n=correlations.n, effective=None, reason=correlations.reason)
+    tau = integrated_time(correlations.values)
+    return EffectiveN(n=correlations.n, effective=correlations.n / tau, tau=tau, lag1=correlations.at(1))
 
 
 def integrated_time(correlations: Floats) -> float:

@@ -82,15 +82,15 @@ def _describe(series: Floats, *, period: int, phase: int, looked_at: int) -> Per
     consistency, p_value = max(above, 1 - above), min(1.0, float(chance) * looked_at)
     others = float(np.median(series[~odd]))
     ratio = float(np.median(series[odd])) / others if others > 0 else None
-    found = p_value < MOST_CHANCE and consistency >= LEAST_CONSISTENCY
+    is_period = p_value < MOST_CHANCE and consistency >= LEAST_CONSISTENCY
     every = f"every {period}th step from step {phase} on"
     if ratio is None:
-        reason = f"{every} differs" if found else "no period found"
+        reason = f"{every} differs" if is_period else "no period found"
     else:
-        reason = f"{every} takes {ratio:.2f} x the time of the others" if found else "no period found"
+        reason = f"{every} takes {ratio:.2f} x the time of the others" if is_period else "no period found"
     return Period(
         n=series.size,
-        found=found,
+        found=is_period,
         period=period,
         phase=phase,
         members=members,

@@ -53,11 +53,11 @@ def section(evidence: ReportEvidence) -> Section:
     """The first thing that a reader sees: what is wrong with it, what it says, and the roofline it stands under."""
     rows = ranking(evidence)
     blocks: list[Block] = [*_errors(evidence), Bullets(sentences=list(sentences(rows, evidence)))]
-    blocks += [Picture(figure=each) for each in headline(evidence)]
+    blocks += [Picture(figure=figure) for figure in headline(evidence)]
     if rows:
         blocks.append(_table(rows))
         blocks += _cheapest(evidence)
-    blocks += [Picture(figure=each) for each in evidence.figures("throughput_comparison", "cost")]
+    blocks += [Picture(figure=figure) for figure in evidence.figures("throughput_comparison", "cost")]
     blocks.append(Paragraph(text=_trust(evidence)))
     return Section(name="answer", title="The answer", blocks=blocks)
 
@@ -108,13 +108,13 @@ def ranking(evidence: ReportEvidence) -> list[dict[str, Any]]:
 
 def _ahead(evidence: ReportEvidence, first: Mapping[str, Any], second: Mapping[str, Any], pairs: int) -> dict[str, Any]:
     level = 1 - (1 - LEVEL) / pairs
-    found = statistics.compare(*(rates(evidence, row["run_ids"]) for row in (second, first)), level=level)
-    interval = found.interval
+    comparison = statistics.compare(*(rates(evidence, row["run_ids"]) for row in (second, first)), level=level)
+    interval = comparison.interval
     return {
-        "ratio": found.ratio,
+        "ratio": comparison.ratio,
         "ratio_low": interval.low if interval else None,
         "ratio_high": interval.high if interval else None,
-        "ratio_reason": None if interval else next(iter(found.reasons), "no interval"),
+        "ratio_reason": None if interval else next(iter(comparison.reasons), "no interval"),
     }
 
 
@@ -223,12 +223,17 @@ def _trust(evidence: ReportEvidence) -> str:
     counts = Counter(finding.severity for finding in evidence.findings)
     runs = evidence.results.runs
     lines = evidence.material.measured["runs"]
-    found = ", ".join(words.counted(counts[each], str(each)) for each in Severity if counts[each]) or "nothing"
+    counted_findings = (
+        ", ".join(words.counted(counts[severity], str(severity)) for severity in Severity if counts[severity])
+        or "nothing"
+    )
     if lines.empty:
-        return f"It rests on {words.counted(len(runs), 'run')}, none with timed steps. The audit found {found}."
+        return (
+            f"It rests on {words.counted(len(runs), 'run')}, none with timed steps. The audit found {counted_findings}."
+        )
     single = int((lines == 1).sum())
     alone = f"; {single} of them with one run and so without an interval" if single else ""
     return (
         f"It rests on {words.counted(len(evidence.material.runs), 'measured run')} of {len(runs)} in "
-        f"{words.counted(len(lines), 'configuration')}{alone}. The audit found {found}."
+        f"{words.counted(len(lines), 'configuration')}{alone}. The audit found {counted_findings}."
     )

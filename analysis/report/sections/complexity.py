@@ -96,10 +96,12 @@ def _by_operation(evidence: ReportEvidence, rows: list[dict[str, Any]]) -> list[
     shares: list[tuple[str, Mapping[str, float]]] = []
     for row in rows:
         complexity = evidence.record(row["run_id"]).get("complexity")
-        found = complexity.get("flop_by_op") if isinstance(complexity, Mapping) else None
-        if isinstance(found, Mapping):
+        counted_flop = complexity.get("flop_by_op") if isinstance(complexity, Mapping) else None
+        if isinstance(counted_flop, Mapping):
             flop = {
-                str(kind): float(value) for kind, value in found.items() if isinstance(value, int | float) and value > 0
+                str(kind): float(value)
+                for kind, value in counted_flop.items()
+                if isinstance(value, int | float) and value > 0
             }
             shares.append((row["task"], flop))
     kinds = sorted({kind for _, flop in shares for kind in flop})

@@ -79,13 +79,13 @@ def hardware_sentences(evidence: ReportEvidence) -> Iterator[str]:
     if costs.empty or costs["env"].nunique() < LEAST_TO_COMPARE:
         yield from _without_prices(evidence)
         return
-    said = False
+    any_price_differs = False
     for task in evidence.material.tasks:
         rows = words.rows_of(costs[costs["task"] == task].sort_values("usd_per_h"))
         if len(rows) >= LEAST_TO_COMPARE and 0 < rows[0]["usd_per_h"] < rows[-1]["usd_per_h"]:
-            said = True
+            any_price_differs = True
             yield _dearest(evidence, task, rows)
-    if not said:
+    if not any_price_differs:
         yield "No model ran on two environments of different price."
 
 
@@ -94,13 +94,13 @@ def _dearest(evidence: ReportEvidence, task: str, rows: Sequence[Mapping[str, An
     price = dear["usd_per_h"] / cheap["usd_per_h"]
     where = f"{task}: {dear['env']} costs {words.figure(price)} x as much per hour as {cheap['env']}"
     lines = [_line(evidence, row) for row in (cheap, dear)]
-    found = statistics.compare(*(rates(evidence, line["run_ids"]) if line else [] for line in lines))
-    if found.ratio is None or found.interval is None:
-        reason = next(iter(found.reasons), "no throughput")
+    speedup = statistics.compare(*(rates(evidence, line["run_ids"]) if line else [] for line in lines))
+    if speedup.ratio is None or speedup.interval is None:
+        reason = next(iter(speedup.reasons), "no throughput")
         return f"{where}; how much faster it is cannot be said ({reason})."
-    ends = words.between(found.interval.low, found.interval.high)
-    speed = f"at each one's cheapest configuration {words.figure(found.ratio)} x the images/s (95 % interval {ends})"
-    money = [price / end for end in (found.interval.high, found.interval.low)]
+    ends = words.between(speedup.interval.low, speedup.interval.high)
+    speed = f"at each one's cheapest configuration {words.figure(speedup.ratio)} x the images/s (95 % interval {ends})"
+    money = [price / end for end in (speedup.interval.high, speedup.interval.low)]
     if money[1] < 1:
         verdict = f"per million images it is cheaper: {words.between(*money)} x the cost. Expensive hardware wins twice"
     elif money[0] > 1:
@@ -173,8 +173,8 @@ def _bounds(evidence: ReportEvidence, task: str, rows: Sequence[Mapping[str, Any
         here = [row for row in rows if row["env"] == env]
         if here:
             counts = Counter(str(row["bound"]) for row in here)
-            said = ", ".join(f"{bound} in {number} of {len(here)}" for bound, number in counts.most_common())
-            parts.append(f"{env} {said}{_ridges(evidence, env, here)}")
+            shares = ", ".join(f"{bound} in {number} of {len(here)}" for bound, number in counts.most_common())
+            parts.append(f"{env} {shares}{_ridges(evidence, env, here)}")
     limited = sum(1 for row in rows if row["bound"] == Bound.MEMORY)
     known = [row for row in rows if words.is_known(row["intensity_low"]) and words.is_known(row["intensity_high"])]
     lows, highs = ([row[f"intensity_{end}"] for row in known] for end in ("low", "high"))
@@ -215,7 +215,7 @@ class Pays(StrEnum):
 def batch_sentences(evidence: ReportEvidence) -> tuple[list[str], Table | None]:
     """From which batch size on a larger one gains less than `WORTHWHILE`, per series; and the table behind it."""
     rows: list[Mapping[str, Any]] = []
-    found: dict[Pays, list[str]] = {each: [] for each in Pays}
+    by_answer: dict[Pays, list[str]] = {pays: [] for pays in Pays}
     for env, series, steps in _gains(evidence):
         rows += [
             step
@@ -228,14 +228,16 @@ def batch_sentences(evidence: ReportEvidence) -> tuple[list[str], Table | None]:
             for step in steps
         ]
         answer, sentence = _where_it_stops(steps)
-        found[answer].append(f"{series} on {env}: {sentence}.")
+        by_answer[answer].append(f"{series} on {env}: {sentence}.")
     full = _out_of_memory(evidence)
     if not rows:
         return [*full, "No model ran with two batch sizes in one environment: this cannot be answered."], None
-    total = sum(map(len, found.values()))
-    counts = ", ".join(f"in {len(said)} {each}" for each, said in found.items() if said)
+    total = sum(map(len, by_answer.values()))
+    counts = ", ".join(
+        f"in {len(series_sentences)} {pays}" for pays, series_sentences in by_answer.items() if series_sentences
+    )
     first = f"Of {total} series of batch sizes {counts} (limit: {words.change(WORTHWHILE)} per step)."
-    sentences = _first([sentence for said in found.values() for sentence in said])
+    sentences = _first([sentence for series_sentences in by_answer.values() for sentence in series_sentences])
     return [first, *sentences, *_first(full)], words.table("Gain by each larger batch", GAINS, rows)
 
 
@@ -251,14 +253,14 @@ def _gains(evidence: ReportEvidence) -> Iterator[tuple[str, str, list[dict[str, 
 
 
 def _gain(evidence: ReportEvidence, left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, Any]:
-    found = statistics.compare(*(rates(evidence, row["run_ids"]) for row in (left, right)))
+    comparison = statistics.compare(*(rates(evidence, row["run_ids"]) for row in (left, right)))
     return {
         "left": left["batch_size"],
         "right": right["batch_size"],
-        "ratio": found.ratio,
-        "low": found.interval.low if found.interval else None,
-        "high": found.interval.high if found.interval else None,
-        "reason": None if found.interval else next(iter(found.reasons), "no interval"),
+        "ratio": comparison.ratio,
+        "low": comparison.interval.low if comparison.interval else None,
+        "high": comparison.interval.high if comparison.interval else None,
+        "reason": None if comparison.interval else next(iter(comparison.reasons), "no interval"),
     }
 
 
@@ -288,10 +290,12 @@ def _ends(step: Mapping[str, Any]) -> str:
 
 def _out_of_memory(evidence: ReportEvidence) -> list[str]:
     failed = evidence.material.failed
-    found = failed[failed["ending"].str.contains("out of memory")] if len(failed) else failed
+    too_large = failed[failed["ending"].str.contains("out of memory")] if len(failed) else failed
     return [
         f"{task}, {variant} on {env}: batch {words.listed(sorted(set(table['batch_size'])))} does not fit into memory."
-        for (env, task, variant), table in (found.groupby(["env", "task", "variant"], sort=False) if len(found) else ())
+        for (env, task, variant), table in (
+            too_large.groupby(["env", "task", "variant"], sort=False) if len(too_large) else ()
+        )
     ]
 
 
@@ -300,11 +304,11 @@ def _out_of_memory(evidence: ReportEvidence) -> list[str]:
 
 def precision_sentences(evidence: ReportEvidence) -> Iterator[str]:
     """What `analysis.compare` says by precision: those that are certain, and how many are not."""
-    found = evidence.by_precision
-    if found.reason is not None:
-        yield f"This cannot be answered: {found.reason}."
+    compared = evidence.by_precision
+    if compared.reason is not None:
+        yield f"This cannot be answered: {compared.reason}."
         return
-    yield from _verdicts(words.rows_of(found.table))
+    yield from _verdicts(words.rows_of(compared.table))
 
 
 def _verdicts(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -327,20 +331,20 @@ def _verdicts(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 def zone_sentences(evidence: ReportEvidence) -> Iterator[str]:
     """How far runs lie apart in each environment, and one device in different zones or under different hypervisors."""
     yield from _spread(evidence)
-    said = False
+    any_device = False
     runs = evidence.material.runs
     for fact in ("zone", "hypervisor", "backend", "runtime"):
         for device, table in runs.groupby("device_name", sort=False):
             known = table[table[fact].notna()]
             if known[fact].nunique() < LEAST_TO_COMPARE:
                 continue
-            said = True
-            found = evidence.compared(fact, evidence.results.runs.loc[known.index])
-            if found.reason is not None:
-                yield f"{device} by {fact}: no comparison: {found.reason}."
+            any_device = True
+            compared = evidence.compared(fact, evidence.results.runs.loc[known.index])
+            if compared.reason is not None:
+                yield f"{device} by {fact}: no comparison: {compared.reason}."
             else:
-                yield from (f"{device} by {fact}: {sentence}" for sentence in _verdicts(words.rows_of(found.table)))
-    if not said:
+                yield from (f"{device} by {fact}: {sentence}" for sentence in _verdicts(words.rows_of(compared.table)))
+    if not any_device:
         yield (
             "No device ran in two zones, under two hypervisors or on two backends: what placement changes cannot be "
             "answered from these runs."

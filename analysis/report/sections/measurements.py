@@ -47,7 +47,7 @@ def section(evidence: ReportEvidence) -> Section:
     return Section(
         name="measurements",
         title="Measurements",
-        blocks=[Picture(figure=each) for each in figures] or [Paragraph(text=registry.NO_RATE.capitalize() + ".")],
+        blocks=[Picture(figure=figure) for figure in figures] or [Paragraph(text=registry.NO_RATE.capitalize() + ".")],
         parts=[
             *([Section(name="summary", title="Every configuration", blocks=[_summary(evidence)])] if timed else []),
             Section(
@@ -82,20 +82,21 @@ def _summary(evidence: ReportEvidence) -> Block:
 
 def _points(evidence: ReportEvidence) -> dict[tuple[Any, ...], dict[str, Any]]:
     """By line, the point of the better source: counters before the model."""
-    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    point_of: dict[tuple[Any, ...], dict[str, Any]] = {}
     for point in words.rows_of(evidence.material.points):
         key = (point["env"], point["task"], point["variant"], point["batch_size"])
-        if point["source"] == "counters" or key not in found:
-            found[key] = point
-    return found
+        if point["source"] == "counters" or key not in point_of:
+            point_of[key] = point
+    return point_of
 
 
-def compared(found: Compared, what: str) -> list[Block]:
+def compared(comparison: Compared, what: str) -> list[Block]:
     """The table of `analysis.compare`, or why there is none."""
-    if found.reason is not None:
-        return [Paragraph(text=f"No comparison between {what}: {found.reason}.")]
+    if comparison.reason is not None:
+        return [Paragraph(text=f"No comparison between {what}: {comparison.reason}.")]
     rows = [
-        row | {"interval": words.between(row["ratio_low"], row["ratio_high"])} for row in words.rows_of(found.table)
+        row | {"interval": words.between(row["ratio_low"], row["ratio_high"])}
+        for row in words.rows_of(comparison.table)
     ]
     more = f"; the first {MOST_PAIRS}, analyze compare prints all" if len(rows) > MOST_PAIRS else ""
     caption = f"Ratio of images/s; intervals and p-values corrected for all {len(rows)} comparisons (Holm){more}"

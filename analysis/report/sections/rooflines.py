@@ -71,11 +71,11 @@ OF_KERNELS = "Kernels by torch.profiler, per step: their time on the GPU"
 def section(evidence: ReportEvidence) -> Section:
     """Roofs, steps, shifts, kernels, operators."""
     blocks: list[Block] = [_roofs(evidence)]
-    blocks += [Picture(figure=each) for each in others(evidence, "roofline_")]
+    blocks += [Picture(figure=figure) for figure in others(evidence, "roofline_")]
     parts = [Section(name="intensity", title="Intensity, batch and precision", blocks=_intensity(evidence))]
     kernels = others(evidence, "kernel_roofline_", "kernel_breakdown")
     if len(evidence.material.kernel_points):
-        shown: list[Block] = [*(Picture(figure=each) for each in kernels), _families(evidence)]
+        shown: list[Block] = [*(Picture(figure=figure) for figure in kernels), _families(evidence)]
         parts.append(Section(name="kernels", title="Kernels", blocks=shown))
     if tables := _operators(evidence):
         parts.append(Section(name="operators", title="Operators", blocks=tables))
@@ -97,7 +97,7 @@ def _roofs(evidence: ReportEvidence) -> Block:
 
 
 def _intensity(evidence: ReportEvidence) -> list[Block]:
-    blocks: list[Block] = [Picture(figure=each) for each in evidence.figures("ai_vs_batch_")]
+    blocks: list[Block] = [Picture(figure=figure) for figure in evidence.figures("ai_vs_batch_")]
     shifts = evidence.shifts
     if shifts.empty:
         return blocks or [Paragraph(text="No model ran with two batch sizes or two precisions in one environment.")]

@@ -36,7 +36,7 @@ CAUSES = (
 
 def section(evidence: ReportEvidence) -> Section:
     """The figure of the fixed configuration, the table between runs, and the causes found."""
-    blocks: list[Block] = [Picture(figure=each) for each in evidence.figures("variance_fixed_config")]
+    blocks: list[Block] = [Picture(figure=figure) for figure in evidence.figures("variance_fixed_config")]
     if evidence.between.empty:
         blocks.append(Paragraph(text="No run timed its steps: nothing is said about how they vary."))
     else:
@@ -57,15 +57,15 @@ def _between(evidence: ReportEvidence) -> Block:
 def _causes(evidence: ReportEvidence) -> list[Block]:
     """One line per cause and environment: how many runs, and the strongest case."""
     env_of = dict(zip(evidence.material.runs["run_id"], evidence.material.runs["env"], strict=True))
-    found: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
+    by_cause: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
     for row in words.rows_of(evidence.causes):
-        found[env_of.get(row["run_id"], words.ABSENT), row["cause"]].append(row)
+        by_cause[env_of.get(row["run_id"], words.ABSENT), row["cause"]].append(row)
     no_telemetry = evidence.results.telemetry.empty
-    if not found:
+    if not by_cause:
         looked = "No cause of variation was found in the telemetry."
         return [Paragraph(text="No run has telemetry to look for causes in." if no_telemetry else looked)]
     strongest = []
-    for (env, _), rows in found.items():
+    for (env, _), rows in by_cause.items():
         worst = max(rows, key=lambda row: row["share_explained"] if words.is_known(row["share_explained"]) else -1.0)
         strongest.append({**worst, "env": env, "runs": len(rows), "interval": _interval(worst, "share")})
     return [words.table("Causes found, and how much they explain", CAUSES, strongest)]
