@@ -1,6 +1,7 @@
 """One run with its facts and its series, cut to what was measured. Pure, but for what is read when it is asked for."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,11 +12,12 @@ import numpy.typing as npt
 import pandas as pd
 
 from analysis.loading import Results
-from analysis.record import field_of, read_document
 from analysis.statistics import SteadyState, steady_state
 from analysis.statistics.samples import Floats, Mask
+from workload.contract import bundle
 from workload.contract.bundle import STEP_COLUMNS, TELEMETRY_COLUMNS
 from workload.contract.errors import BundleError
+from workload.contract.record import Record, Spec, Status
 from workload.contract.spec import Device
 
 MEASURED = "measured"
@@ -93,18 +95,13 @@ class Case:
         return at[inside], values[inside]
 
     @cached_property
-    def record(self) -> Mapping[str, Any]:
-        """The whole run.json; empty where the bundle has gone since it was loaded."""
-        if not self.facts["path"]:
-            return {}
-        try:
-            return read_document(Path(self.facts["path"]))
-        except BundleError:
-            return {}
-
-    def recorded(self, where: str) -> Any:
-        """A field of run.json by its dotted path; None where it is absent."""
-        return field_of(self.record, where)
+    def record(self) -> Record:
+        """Run.json; with what every run has alone where the bundle has gone since it was loaded."""
+        with suppress(BundleError):
+            if self.facts["path"]:
+                return bundle.read_record(Path(self.facts["path"]))
+        spec = Spec(model=self.facts["model"], batch_size=self.facts["batch_size"])
+        return Record(run_id=self.run_id, status=Status(self.facts["status"]), spec=spec)
 
 
 def cases(results: Results) -> list[Case]:

@@ -327,8 +327,8 @@ def competed(case: Case) -> float | None:
     used, threads, waits = case["cpus_used"], case["threads"], case["data_wait_fraction"] or 0.0
     if not case.on_cpu or used is None or not threads or waits > MOST_WAITS:
         return None
-    waited = case.recorded("timing.cpus_waited")
-    if isinstance(waited, int | float) and waited < LEAST_WAITED_SHARE * (used + waited):
+    waited = case.record.timing.cpus_waited
+    if waited is not None and waited < LEAST_WAITED_SHARE * (used + waited):
         return None
     share = float(used / (threads * (1 - waits)))
     return None if share >= COMPETED_SHARE else 1 - share
@@ -352,8 +352,8 @@ def cgroup_throttled(case: Case) -> float | None:
 
 def _retries(case: Case) -> Iterator[Cause]:
     """The caching allocator gave its cache back and asked again: memory was full, and each time the GPU waited."""
-    retries = case.recorded("memory.allocator_retries") if case["device_type"] == Device.CUDA else None
-    if isinstance(retries, int) and retries > 0:
+    memory = case.record.memory if case["device_type"] == Device.CUDA else None
+    if memory and (retries := memory.allocator_retries):
         yield Cause(
             cause="allocator retries",
             share=None,

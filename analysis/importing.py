@@ -9,19 +9,22 @@ import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from analysis import iteration_log
 from analysis.iteration_log import Log
 from analysis.record import row_of
 from workload.contract import bundle
 from workload.contract.bundle import Status
+from workload.contract.environment_record import DeviceFacts, Environment
 from workload.contract.errors import BundleError, NothingToDoError, UsageError
-from workload.contract.spec import Device, Precision, Profile, RunSpec
+from workload.contract.profile_record import NcuTool, ProfileResult
+from workload.contract.record import GivenByUser, Imported, ImportedColumn, Record, Spec, StepSeconds, Timing, to_json
+from workload.contract.spec import Device, Precision, Profile
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -86,17 +89,16 @@ class _File:
     content: bytes
     sha256: str
 
-    def to_json(self, kind: str, given: Given) -> dict[str, Any]:
+    def described(self, kind: str, given: Given) -> Imported:
         """The start of run.json's `imported`."""
-        said = {name: value for name, value in asdict(given).items() if value is not None}
-        return {
-            "file": self.path.name,
-            "bytes": len(self.content),
-            "sha256": self.sha256,
-            "kind": kind,
-            "given": said,
-            "imported_at": datetime.now(UTC).isoformat(),
-        }
+        return Imported(
+            file=self.path.name,
+            bytes=len(self.content),
+            sha256=self.sha256,
+            kind=kind,
+            given=GivenByUser(**asdict(given)),
+            imported_at=datetime.now(UTC).isoformat(),
+        )
 
 
 def import_file(path: Path, given: Given, *, output: Path) -> Path:
@@ -157,33 +159,35 @@ def _import_log(file: _File, given: Given, output: Path) -> Path:
     began_s = _first(log.series.get("timestamp", ()))
     started_at = None if began_s is None else datetime.fromtimestamp(began_s, UTC)
     timing, notes = _timing(rows, facts.batch_size)
-    about = file.to_json("iterations", given) | {
-        "columns": {field: asdict(meaning) for field, meaning in log.columns.items()},
-        "ignored": list(log.ignored),
-        "labels": dict(log.labels),
-        "rows": log.rows,
-        "rows_cut": log.cut,
-        "claimed_images_per_s": _mean(log.series.get("images_per_s", ())),
-    }
+    imported = replace(
+        file.described("iterations", given),
+        columns={field: ImportedColumn(**asdict(meaning)) for field, meaning in log.columns.items()},
+        ignored=log.ignored,
+        labels=log.labels,
+        rows=log.rows,
+        rows_cut=log.cut,
+        claimed_images_per_s=_mean(log.series.get("images_per_s", ())),
+    )
     if log.cut:
         notes.append("the file breaks off in its last row, which is left out")
     measured = max(0, log.rows - 1)
-    record = _record(facts, given, about, started_at=started_at, measured=measured) | {
-        "notes": [*_told(facts, log), *notes]
-    }
-    record["timing"] |= timing
+    record = replace(
+        _record(facts, given, imported, started_at=started_at, measured=measured),
+        notes=[*_contradictions(facts, log), *notes],
+        timing=replace(timing, started_at=_iso(started_at)),
+    )
     steps_csv = _steps_csv(rows)
     _require_possible(file.path, record, steps_csv)
     return _seal(output, record, {LOG_COPY: file.content, bundle.STEPS: steps_csv})
 
 
-def _require_possible(path: Path, record: Mapping[str, Any], steps_csv: bytes) -> None:
+def _require_possible(path: Path, record: Record, steps_csv: bytes) -> None:
     """`UsageError` for a log of which no run could be read back."""
     from analysis.possible import refusals  # noqa: PLC0415 - pyarrow, once the file was understood
     from analysis.series import LAYOUTS, parse  # noqa: PLC0415
 
     try:
-        measured_s = row_of(record).cells["measured_s"]
+        measured_s = row_of(to_json(record)).cells["measured_s"]
         reason = refusals(parse(LAYOUTS["steps"], [steps_csv]).lists, imported=[True], measured_s=[measured_s])[0]
     except BundleError as error:
         reason = str(error)
@@ -248,7 +252,7 @@ def _precision(label: str, who: str) -> str:
     return label.lower()
 
 
-def _told(facts: _Facts, log: Log) -> list[str]:
+def _contradictions(facts: _Facts, log: Log) -> list[str]:
     """Where the user contradicts the file."""
     return [
         f"the file says {field.replace('_', ' ')} '{log.labels[field]}', the import was told '{known}'"
@@ -329,23 +333,21 @@ def _cell(value: float | str | None) -> str:
     return f"{value:.12g}" if isinstance(value, float) else str(value)
 
 
-def _timing(rows: Sequence[_Step], batch_size: int) -> tuple[dict[str, Any], list[str]]:
+def _timing(rows: Sequence[_Step], batch_size: int) -> tuple[Timing, list[str]]:
     """Of the rows after the first: from its time stamp on, the wall clock is known."""
     measured = rows[1:]
     steps = [row.step_s for row in measured if row.step_s is not None]
     wall_s, note = _wall_s(rows)
     images = batch_size * len(measured)
-    timing = {
-        "measured_s": wall_s,
-        "images": images,
-        "images_per_s": images / wall_s if wall_s and images else None,
-        "step_s": bundle.describe_seconds(steps) if steps else None,
-    }
     data = [row.data_s for row in measured if row.data_s is not None]
-    if wall_s and len(steps) == len(measured):
-        timing["explained_fraction"] = (sum(steps) + sum(data)) / wall_s
-    if wall_s and data and len(data) == len(measured):
-        timing["data_wait_fraction"] = sum(data) / wall_s
+    timing = Timing(
+        measured_s=wall_s,
+        images=images,
+        images_per_s=images / wall_s if wall_s and images else None,
+        step_s=StepSeconds.of(steps) if steps else None,
+        explained_fraction=(sum(steps) + sum(data)) / wall_s if wall_s and len(steps) == len(measured) else None,
+        data_wait_fraction=sum(data) / wall_s if wall_s and data and len(data) == len(measured) else None,
+    )
     return timing, [note] if note else []
 
 
@@ -393,11 +395,14 @@ def _import_profile(file: _File, given: Given, output: Path) -> Path:
     if device_name and given.gpu and device_name.lower() != given.gpu.lower():
         notes.append(f"the profile says device '{device_name}', the import was told '{given.gpu}'")
     copy = REPORT_COPY if file.path.suffix == REPORT_SUFFIX else KERNELS_COPY
-    record = _record(facts, given, file.to_json(Profile.NCU, given), started_at=None, measured=None) | {
-        "profile": _profile(found, given.profile_steps) | {"files": [copy]},
-        "notes": notes,
-    }
-    record["environment"]["device"]["compute_capability"] = _one(found.kernels["compute_capability"])
+    record = _record(facts, given, file.described(Profile.NCU, given), started_at=None, measured=None)
+    device = replace(record.environment.device, compute_capability=_one(found.kernels["compute_capability"]))
+    record = replace(
+        record,
+        environment=replace(record.environment, device=device),
+        profile=replace(_profile(found, given.profile_steps), files=[copy]),
+        notes=notes,
+    )
     return _seal(output, record, {copy: file.content})
 
 
@@ -407,24 +412,24 @@ def _one(values: "pd.Series[str]") -> str | None:
     return str(known[0]) if len(known) == 1 else None
 
 
-def _profile(found: "NcuFile", steps: int | None) -> dict[str, Any]:
+def _profile(found: "NcuFile", steps: int | None) -> ProfileResult:
     """Run.json's `profile`; figures per step only where the user says how many steps the profile holds."""
     kernels = found.kernels
-    return {
-        "status": "partial" if found.is_partial else "completed",
-        "reason": "; ".join(found.warnings) or None if found.is_partial else None,
-        "kind": Profile.NCU,
-        "ncu": {"version": found.ncu_version},
-        "kernels_profiled": len(kernels),
-        "steps_profiled": steps,
-        "kernel_time_s_per_step": _per_step(kernels["duration_s"], steps),
-        "flop_per_step": _per_step(kernels["flop"], steps),
-        "tensor_flop_per_step": _per_step(kernels["flop_tensor"], steps),
-        "flop_is_lower_bound": bool(kernels["flop_is_lower_bound"].any()),
-        "dram_bytes_per_step": _per_step(kernels["dram_bytes"], steps),
-        "l2_bytes_per_step": _per_step(kernels["l2_bytes"], steps),
-        "l1_bytes_per_step": _per_step(kernels["l1_bytes"], steps),
-    }
+    return ProfileResult(
+        status="partial" if found.is_partial else "completed",
+        reason="; ".join(found.warnings) or None if found.is_partial else None,
+        kind=Profile.NCU,
+        ncu=NcuTool(version=found.ncu_version),
+        kernels_profiled=len(kernels),
+        steps_profiled=steps,
+        kernel_time_s_per_step=_per_step(kernels["duration_s"], steps),
+        flop_per_step=_per_step(kernels["flop"], steps),
+        tensor_flop_per_step=_per_step(kernels["flop_tensor"], steps),
+        flop_is_lower_bound=bool(kernels["flop_is_lower_bound"].any()),
+        dram_bytes_per_step=_per_step(kernels["dram_bytes"], steps),
+        l2_bytes_per_step=_per_step(kernels["l2_bytes"], steps),
+        l1_bytes_per_step=_per_step(kernels["l1_bytes"], steps),
+    )
 
 
 def _per_step(values: "pd.Series[float]", steps: int | None) -> float | None:
@@ -439,57 +444,38 @@ def _per_step(values: "pd.Series[float]", steps: int | None) -> float | None:
 
 
 def _record(
-    facts: _Facts, given: Given, about: Mapping[str, Any], *, started_at: datetime | None, measured: int | None
-) -> dict[str, Any]:
+    facts: _Facts, given: Given, imported: Imported, *, started_at: datetime | None, measured: int | None
+) -> Record:
     """Run.json without figures; the run's own start where it is known."""
-    known = {
-        "model": facts.model,
-        "device": facts.device_type,
-        "batch_size": facts.batch_size,
-        "precision": facts.precision,
-        "iterations": measured,
-    }
-    origin = {
-        name: "option" if getattr(given, name, None) is not None else "file"
-        for name, value in known.items()
-        if value is not None
-    }
+    spec = Spec(
+        model=facts.model,
+        device=facts.device_type,
+        batch_size=facts.batch_size,
+        precision=facts.precision,
+        iterations=measured,
+    )
+    known = [name for name, value in vars(spec).items() if value is not None]
     place = facts.place or facts.device_name or "imported"
-    return {
-        "run_id": bundle.make_run_id(
+    return Record(
+        run_id=bundle.make_run_id(
             now=started_at or datetime.now(UTC),
             place=f"imported-{place}"[:60],
             model=_slug(facts.model),
             batch_size=facts.batch_size,
             precision=facts.precision or "unknown",
         ),
-        "status": Status.COMPLETED,
-        "error": None,
-        "imported": dict(about),
-        "repeat": None,
-        "spec": {field.name: known.get(field.name) for field in fields(RunSpec)},
-        "spec_origin": origin,
-        "environment": {
-            "place": place,
-            "backend": None,
-            "runtime": None,
-            "host": None,
-            "device": {"type": facts.device_type, "name": facts.device_name},
-            "software": None,
-            "cloud": None,
-            "container": None,
-            "slurm": None,
-        },
-        "timing": {"started_at": started_at.isoformat() if started_at else None},
-        "complexity": None,
-        "ceilings": None,
-        "bound": None,
-        "memory": None,
-        "usage": None,
-        "profile": {"status": "not requested"},
-        "cost": None,
-        "notes": [],
-    }
+        status=Status.COMPLETED,
+        imported=imported,
+        spec=spec,
+        spec_origin={name: "option" if getattr(given, name, None) is not None else "file" for name in known},
+        environment=Environment(place=place, device=DeviceFacts(type=facts.device_type, name=facts.device_name)),
+        timing=Timing(started_at=_iso(started_at)),
+        profile=ProfileResult(status="not requested"),
+    )
+
+
+def _iso(moment: datetime | None) -> str | None:
+    return moment.isoformat() if moment else None
 
 
 def _slug(name: str) -> str:
@@ -497,8 +483,8 @@ def _slug(name: str) -> str:
     return re.sub(r"[^a-zA-Z0-9_.]+", "-", name).strip("-.")[:60] or "unnamed"
 
 
-def _seal(output: Path, record: Mapping[str, Any], contents: Mapping[str, bytes]) -> Path:
-    folder = bundle.create(output, record["run_id"])
+def _seal(output: Path, record: Record, contents: Mapping[str, bytes]) -> Path:
+    folder = bundle.create(output, record.run_id)
     with bundle.guarded_writes(folder):
         for name, content in contents.items():
             path = folder / name

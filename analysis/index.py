@@ -20,14 +20,16 @@ import pyarrow.parquet as pq
 
 from analysis.possible import refusals
 from analysis.problem import Problem
-from analysis.record import CEILING_COLUMNS, RANGES, RUN_COLUMNS, Kind, Row, clean, row_of
+from analysis.record import CEILING_COLUMNS, RUN_COLUMNS, Row, row_of
 from analysis.series import LAYOUTS, Series, SeriesFile, parse
 from workload.contract import bundle
 from workload.contract.errors import BundleError
+from workload.contract.fields import RANGES, Kind
+from workload.contract.tidy import clean
 
 FOLDER, FILE = ".analysis", "bundles.parquet"
 # A change in what a row holds, or in how it is read, makes older indexes worthless: count up.
-VERSION = b"5"
+VERSION = b"6"
 VERSION_KEY = b"rooflaunch.index"
 # The files that a row is made from.
 SOURCES = (bundle.MANIFEST, bundle.RECORD, bundle.STEPS, bundle.TELEMETRY)
@@ -46,7 +48,7 @@ ARROW_TYPES = {
     Kind.TIME: pa.timestamp("us", "UTC"),
     Kind.TEXTS: pa.list_(pa.string()),
 }
-RUN_SCHEMA = pa.schema([(name, ARROW_TYPES[kind]) for name, (kind, _) in RUN_COLUMNS.items()])
+RUN_SCHEMA = pa.schema([(name, ARROW_TYPES[kind]) for name, kind in RUN_COLUMNS.items()])
 CEILING_STRUCT = pa.struct([(name, ARROW_TYPES[kind]) for name, kind in CEILING_COLUMNS.items()])
 SCHEMA = pa.schema(
     [
@@ -246,7 +248,7 @@ def _refused(rows: Sequence[Row], steps: Series) -> list[str | None]:
 def _read_one(folder: str) -> tuple[Row, dict[str, bytes | None]]:
     found = bundle.read(Path(folder))
     listed = {file.name for file in found.files}
-    row = row_of(found.record)
+    row = row_of(found.document)
     unlisted = [
         f"{name} is not in {bundle.MANIFEST}: it was not verified and is not read"
         for name in (bundle.STEPS, bundle.TELEMETRY, *KERNEL_FILES)

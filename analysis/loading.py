@@ -14,8 +14,9 @@ import pyarrow.compute as pc
 from analysis.configurations import CONFIGURATION
 from analysis.index import CEILINGS, FINGERPRINT, REMARKS, RUN_SCHEMA, look
 from analysis.problem import Problem
-from analysis.record import read_document
+from workload.contract import bundle
 from workload.contract.errors import NothingToDoError, RooflaunchError, UsageError
+from workload.contract.record import Record
 from workload.contract.text import counted
 
 
@@ -101,12 +102,12 @@ class Results:
             for run_id, folder, name in zip(listed["run_id"], listed["path"], listed["kernels_file"], strict=True)
         }
 
-    def record(self, run_id: str) -> Mapping[str, Any]:
-        """The whole run.json of a run; `UsageError` for an unknown one, `BundleError` where it has gone since."""
+    def record(self, run_id: str) -> Record:
+        """Run.json of a run; `UsageError` for an unknown one, `BundleError` where it has gone since."""
         paths = self.runs.loc[self.runs["run_id"] == run_id, "path"]
         if paths.empty:
             raise UsageError(f"no run is called '{run_id}'", hint="results.runs.run_id has their names")
-        return read_document(Path(paths.iloc[0]))
+        return bundle.read_record(Path(paths.iloc[0]))
 
     @cached_property
     def _kernels(self) -> tuple[pd.DataFrame, tuple[Problem, ...]]:

@@ -15,6 +15,7 @@ from analysis.configurations import CONFIGURATION, PLACE, SOFTWARE, Group, compl
 from analysis.loading import Results
 from analysis.problem import Problem
 from workload.contract.errors import BundleError
+from workload.contract.record import Record
 
 FILE = "torch/kernels.csv"
 KIND = "torch"
@@ -61,9 +62,9 @@ def operators(results: Results) -> tuple[pd.DataFrame, list[Problem]]:
     problems: list[Problem] = []
     rows: list[dict[str, Any]] = []
     profiled = set(results.runs.loc[results.runs["profile_kind"] == KIND, "run_id"])
-    for pool in group(completed(results.runs)):
-        if not profiled.isdisjoint(pool.runs["run_id"]):
-            rows += _rows(results, pool, profiled, problems)
+    for each in group(completed(results.runs)):
+        if not profiled.isdisjoint(each.runs["run_id"]):
+            rows += _rows(results, each, profiled, problems)
     return pd.DataFrame(rows, columns=list(COLUMNS)), problems
 
 
@@ -76,11 +77,11 @@ def longest(table: pd.DataFrame, top: int) -> pd.DataFrame:
     return table.loc[sorted([*parts.index, *table.index[whole]])]
 
 
-def _rows(results: Results, pool: Group, profiled: set[str], problems: list[Problem]) -> list[dict[str, Any]]:
+def _rows(results: Results, each: Group, profiled: set[str], problems: list[Problem]) -> list[dict[str, Any]]:
     calls: dict[str, float] = {}
     self_s: dict[str, float] = {}
     profiles, steps, flop = 0, 0.0, dict[str, float]()
-    for run_id, folder in zip(pool.runs["run_id"], pool.runs["path"], strict=True):
+    for run_id, folder in zip(each.runs["run_id"], each.runs["path"], strict=True):
         if run_id not in profiled or not (path := Path(folder) / FILE).is_file():
             continue
         try:
@@ -98,8 +99,8 @@ def _rows(results: Results, pool: Group, profiled: set[str], problems: list[Prob
     if not profiles or not steps:
         return []
     total_s = sum(self_s.values())
-    facts = {name: pool[name] for name in COLUMNS if name in pool.facts}
-    facts |= {"profiles": profiles, "steps": steps, "note": "; ".join(pool.apart) or None}
+    facts = {name: each[name] for name in COLUMNS if name in each.facts}
+    facts |= {"profiles": profiles, "steps": steps, "note": "; ".join(each.apart) or None}
     counted = _flop_by_operator(flop, calls)
     rows = [
         facts | _row(name, calls[name] / steps, self_s[name] / steps, self_s[name] / (total_s or math.nan), counted)
@@ -143,23 +144,16 @@ def _unreadable(line: int) -> BundleError:
     )
 
 
-def _steps(record: Mapping[str, Any]) -> float:
-    profile = record.get("profile")
-    steps = profile.get("steps") if isinstance(profile, Mapping) else None
-    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
+def _steps(record: Record) -> float:
+    steps = record.profile.steps
+    if steps is None or steps < 1 or steps != int(steps):
         raise ValueError("run.json does not say how many steps were profiled")
     return steps
 
 
-def _flop_by_kind(record: Mapping[str, Any]) -> dict[str, float]:
-    complexity = record.get("complexity")
-    counted = complexity.get("flop_by_op") if isinstance(complexity, Mapping) else None
-    kinds = counted if isinstance(counted, Mapping) else {}
-    return {
-        str(kind): float(value)
-        for kind, value in kinds.items()
-        if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
-    }
+def _flop_by_kind(record: Record) -> dict[str, float]:
+    kinds = (record.complexity.flop_by_op if record.complexity else None) or {}
+    return {kind: float(flop) for kind, flop in kinds.items() if flop}
 
 
 def _flop_by_operator(flop: Mapping[str, float], names: Sequence[str] | Mapping[str, float]) -> dict[str, float]:

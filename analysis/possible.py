@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analysis.record import LONGEST_S, SHORTEST_S
+from workload.contract.fields import LONGEST_S, SHORTEST_S
 
 PHASES = ("warmup", "measured")
 SECONDS = ("ended_at_s", "step_s", "data_s", "forward_s", "backward_s", "optimizer_s")

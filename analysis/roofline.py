@@ -20,9 +20,9 @@ import pandas as pd
 from analysis.breakdown import COLUMNS, breakdown, in_steps, l2_bytes_are, per_step
 from analysis.configurations import CONFIGURATION, DEVICE, PLACE, SOFTWARE, Group, completed, group
 from analysis.loading import Results
-from analysis.record import field_of
 from analysis.statistics import over_runs
 from workload.contract import peaks
+from workload.contract.environment_record import DeviceFacts
 from workload.contract.errors import BundleError
 from workload.contract.peaks import Gpu, Peak
 from workload.contract.text import percent, si
@@ -197,8 +197,8 @@ def roofs(results: Results) -> pd.DataFrame:
 
 
 def _by_place(runs: pd.DataFrame) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]:
-    for values, rows in runs.groupby(list(DEVICE), dropna=False, sort=False):
-        yield {name: _none_if_absent(value) for name, value in zip(DEVICE, values, strict=True)}, rows
+    for values, found in runs.groupby(list(DEVICE), dropna=False, sort=False):
+        yield {name: _none_if_absent(value) for name, value in zip(DEVICE, values, strict=True)}, found
 
 
 def _roofs(results: Results, keys: Mapping[str, Any], runs: pd.DataFrame) -> Iterator[dict[str, Any]]:
@@ -208,15 +208,15 @@ def _roofs(results: Results, keys: Mapping[str, Any], runs: pd.DataFrame) -> Ite
     rates = ceilings[ceilings["quantity"] == "flop_per_s"]
     copies = ceilings.loc[(ceilings["quantity"] == "bytes_per_s") & (ceilings["name"] == "copy"), "roof_per_s"]
     where = {name: keys[name] for name in ("place", "device_name", "threads")}
-    for precision, measured in rates.groupby("name", sort=False, observed=True):
+    for precision, found in rates.groupby("name", sort=False, observed=True):
         yield where | {
             "precision": precision,
             "kind": str(RoofKind.MEASURED),
-            "flop_per_s": float(measured["roof_per_s"].median()),
+            "flop_per_s": float(found["roof_per_s"].median()),
             "bytes_per_s": float(copies.median()) if len(copies) else None,
-            "measurements": len(measured),
-            "source": "one measurement" if len(measured) == 1 else f"median of {len(measured)} measurements",
-            "note": _burst_note(measured["burst_per_s"]),
+            "measurements": len(found),
+            "source": "one measurement" if len(found) == 1 else f"median of {len(found)} measurements",
+            "note": _burst_note(found["burst_per_s"]),
         }
     device = _device(results, keys, runs)
     for precision in dict.fromkeys([*rates["name"], *runs["precision"].dropna()]):
@@ -268,18 +268,15 @@ def _refuted(runs: pd.DataFrame) -> dict[float, float]:
 def _device(results: Results, keys: Mapping[str, Any], runs: pd.DataFrame) -> _Device:
     """From the first run's own record: two devices of one name in one place would be two places."""
     name = keys["device_name"]
-    facts: Mapping[str, Any] = {}
+    device = DeviceFacts()
     if name is not None and keys["device_type"] == "cuda":
         # The bundle may have moved since it was loaded: its device's name has to do then.
         with suppress(BundleError):
-            device = field_of(results.record(str(runs["run_id"].iloc[0])), "environment.device")
-            facts = device if isinstance(device, Mapping) else {}
-    memory, clock, width = (
-        _number(facts.get(field)) for field in ("memory_total_bytes", "memory_clock_max_mhz", "memory_bus_width_bits")
-    )
-    gpu = peaks.find_gpu(name, memory_bytes=memory)
+            device = results.record(str(runs["run_id"].iloc[0])).environment.device
+    gpu = peaks.find_gpu(name, memory_bytes=device.memory_total_bytes)
+    clock, width = device.memory_clock_max_mhz, device.memory_bus_width_bits
     warning = peaks.bandwidth_warning(gpu, memory_clock_mhz=clock, bus_width_bits=width) if gpu else None
-    return _Device(name=name, memory_bytes=memory, gpu=gpu, warning=warning)
+    return _Device(name=name, memory_bytes=device.memory_total_bytes, gpu=gpu, warning=warning)
 
 
 def _range_note(peak: Peak) -> str | None:
@@ -301,19 +298,19 @@ def points(results: Results) -> pd.DataFrame:
     `roof_flop_per_s` is of: the measured one, or the vendor's where none was measured. `fraction_of_peak` is of the
     vendor's FLOP/s.
     """
-    return frame([{**pool.facts, **row} for pool, row in _points(results)], (*POINT_COLUMNS, *UNNAMED))
+    return frame([{**each.facts, **row} for each, row in _points(results)], (*POINT_COLUMNS, *UNNAMED))
 
 
 def _points(results: Results) -> Iterator[tuple[Group, dict[str, Any]]]:
     devices: dict[tuple[Any, ...], _Device] = {}
     refuted = _refuted(results.runs)
-    for pool in group(completed(results.runs)):
-        place = tuple(pool[name] for name in DEVICE)
+    for each in group(completed(results.runs)):
+        place = tuple(each[name] for name in DEVICE)
         if place not in devices:
-            devices[place] = _device(results, pool.facts, pool.runs)
+            devices[place] = _device(results, each.facts, each.runs)
         for source in WorkSource:
-            if _has(pool, source):
-                yield pool, _point(pool, source, devices[place], refuted)
+            if _has(each, source):
+                yield each, _point(each, source, devices[place], refuted)
 
 
 # Columns of `runs` by source: FLOP, the fewest and the most bytes of a step.
@@ -323,43 +320,43 @@ WORK = {
 }
 
 
-def _has(pool: Group, source: WorkSource) -> bool:
-    return any(pool.known(column) for column in WORK[source])
+def _has(each: Group, source: WorkSource) -> bool:
+    return any(each.known(column) for column in WORK[source])
 
 
-def work_of(pool: Group, source: WorkSource) -> Work:
+def work_of(each: Group, source: WorkSource) -> Work:
     """FLOP and bytes of a step: medians over the runs that have them."""
-    flop, low, high = (pool.median(column) for column in WORK[source])
+    flop, low, high = (each.median(column) for column in WORK[source])
     return Work(flop=flop, bytes_low=low, bytes_high=high)
 
 
-def roof_of(pool: Group, peak: Peak | None, refuted: Collection[float] = ()) -> Roof | None:
+def roof_of(each: Group, peak: Peak | None, refuted: Collection[float] = ()) -> Roof | None:
     """The measured roof of a group, or the vendor's where FLOP/s or bytes/s were not measured, or were `refuted`."""
-    flop_per_s = _median([value for value in pool.known("ceiling_flop_per_s") if value not in refuted])
-    bytes_per_s = pool.median("ceiling_bytes_per_s")
+    flop_per_s = _median([value for value in each.known("ceiling_flop_per_s") if value not in refuted])
+    bytes_per_s = each.median("ceiling_bytes_per_s")
     if flop_per_s and bytes_per_s:
         return Roof(kind=RoofKind.MEASURED, flop_per_s=flop_per_s, bytes_per_s=bytes_per_s)
     return Roof(kind=RoofKind.PEAK, flop_per_s=peak.flop_per_s, bytes_per_s=peak.bytes_per_s) if peak else None
 
 
-def _point(pool: Group, source: WorkSource, device: _Device, refuted: Mapping[float, float]) -> dict[str, Any]:
-    peak = device.peak(pool["precision"])
-    work, roof = work_of(pool, source), roof_of(pool, peak, refuted)
-    steps = [step_s for step_s in pool.known("step_median_s") if step_s > 0]
+def _point(each: Group, source: WorkSource, device: _Device, refuted: Mapping[float, float]) -> dict[str, Any]:
+    peak = device.peak(each["precision"])
+    work, roof = work_of(each, source), roof_of(each, peak, refuted)
+    steps = [step_s for step_s in each.known("step_median_s") if step_s > 0]
     step_s = _median(steps)
     estimate = over_runs([] if work.flop is None else [work.flop / each_s for each_s in steps])
     # Of the median time, as in run.json: not the median of rates, which differs from it for an even number of runs.
     rate = work.flop / step_s if work.flop is not None and step_s else None
     placed = intensity(work.flop, work.moved(step_s, roof))
-    waits = pool.median("data_wait_fraction")
+    waits = each.median("data_wait_fraction")
     limit = roof.at(placed) if roof and placed is not None else None
     bound = classify(work, step_s=step_s, roof=roof, data_wait_fraction=waits) if roof and step_s else None
     if source is WorkSource.MODELLED and roof and roof.kind is RoofKind.MEASURED and rate:
         # Of two figures that contradict each other nobody knows which is wrong.
         bound = bound if bound is Bound.INPUT or rate <= ABOVE_CEILING * roof.flop_per_s else None
-    if is_busy(pool.texts("bound"), len(steps)):
+    if is_busy(each.texts("bound"), len(steps)):
         bound = Bound.BUSY
-    row = {name: pool[name] for name in NAMED} | {
+    row = {name: each[name] for name in NAMED} | {
         "source": str(source),
         "runs": len(steps),
         "intensity_flop_per_byte": placed,
@@ -374,18 +371,18 @@ def _point(pool: Group, source: WorkSource, device: _Device, refuted: Mapping[fl
         "fraction_of_roof": rate / limit if rate is not None and limit else None,
         "fraction_of_peak": rate / peak.flop_per_s if rate is not None and peak else None,
         "flop_per_step": work.flop,
-        "counted_over_model": _ratio(pool, source),
-        "flop_is_lower_bound": source is WorkSource.COUNTERS and _any(pool, "flop_is_lower_bound"),
+        "counted_over_model": _ratio(each, source),
+        "flop_is_lower_bound": source is WorkSource.COUNTERS and _any(each, "flop_is_lower_bound"),
     }
     unused = [
-        f"{percent(refuted[value])} of the measured roof was reached: it is none" for value in _used(pool, refuted)
+        f"{percent(refuted[value])} of the measured roof was reached: it is none" for value in _used(each, refuted)
     ]
-    notes = [*_notes(pool, source, row), *unused, *_roof_notes(row, roof, peak, was_measured=bool(unused)), *pool.apart]
+    notes = [*_notes(each, source, row), *unused, *_roof_notes(row, roof, peak, was_measured=bool(unused)), *each.apart]
     return row | {"note": _joined(notes)}
 
 
-def _used(pool: Group, refuted: Collection[float]) -> list[float]:
-    return [value for value in dict.fromkeys(pool.known("ceiling_flop_per_s")) if value in refuted]
+def _used(each: Group, refuted: Collection[float]) -> list[float]:
+    return [value for value in dict.fromkeys(each.known("ceiling_flop_per_s")) if value in refuted]
 
 
 def is_busy(bounds: Sequence[str], runs: int) -> bool:
@@ -393,13 +390,13 @@ def is_busy(bounds: Sequence[str], runs: int) -> bool:
     return 2 * sum(bound == Bound.BUSY for bound in bounds) >= max(runs, 1)
 
 
-def _ratio(pool: Group, source: WorkSource) -> float | None:
+def _ratio(each: Group, source: WorkSource) -> float | None:
     if source is not WorkSource.COUNTERS:
         return None
-    return counted_over_model(work_of(pool, source).flop, work_of(pool, WorkSource.MODELLED).flop)
+    return counted_over_model(work_of(each, source).flop, work_of(each, WorkSource.MODELLED).flop)
 
 
-def _notes(pool: Group, source: WorkSource, row: Mapping[str, Any]) -> Iterator[str | None]:
+def _notes(each: Group, source: WorkSource, row: Mapping[str, Any]) -> Iterator[str | None]:
     """What to know about FLOP, bytes and time."""
     if not row["runs"]:
         yield "no time without a profiler: no rate"
@@ -410,23 +407,23 @@ def _notes(pool: Group, source: WorkSource, row: Mapping[str, Any]) -> Iterator[
                 yield "FLOP not counted"
             if row["flop_is_lower_bound"]:
                 yield "FLOP are a lower bound: tensor operations that nothing counts"
-            elif any(value is False for value in pool.runs["calibration_verified"].astype(object)):
+            elif any(value is False for value in each.runs["calibration_verified"].astype(object)):
                 yield "FLOP unverified: the calibration's product was counted wrong"
             yield model_warning(row["counted_over_model"])
-            if any(value is False for value in pool.runs["backward_kernels"].astype(object)):
+            if any(value is False for value in each.runs["backward_kernels"].astype(object)):
                 yield "no backward kernels in the profile"
         case WorkSource.MODELLED:
             low, high = row["intensity_low"], row["intensity_high"]
             if row["bound"] == Bound.MEMORY and None not in (low, high) and high > low:
                 yield "bytes modelled: compute, if caches help more than the upper estimate says"
-            yield _other_verdicts(pool, row["bound"])
+            yield _other_verdicts(each, row["bound"])
 
 
-def _other_verdicts(pool: Group, bound: str | None) -> str | None:
+def _other_verdicts(each: Group, bound: str | None) -> str | None:
     """Where runs of a group say something else than their medians."""
-    verdicts = pool.texts("bound")
-    others = [text for text in verdicts if bound is not None and text != bound]
-    return f"{len(others)} of {len(verdicts)} runs say {others[0]}" if others else None
+    said = each.texts("bound")
+    others = [text for text in said if bound is not None and text != bound]
+    return f"{len(others)} of {len(said)} runs say {others[0]}" if others else None
 
 
 # What can be wrong where a point lies above a roof.
@@ -469,34 +466,33 @@ def kernel_points(results: Results, *, keys: Sequence[str] = ("family",)) -> pd.
     is the profiler's, so `flop_per_s` compares kernels; it is not the rate of the step.
     """
     launches = results.kernels.groupby("run_id", sort=False).indices
-    profiled = [pool for pool in group(completed(results.runs)) if not launches.keys().isdisjoint(pool.runs["run_id"])]
-    tables = [_kernel_rows(results, pool, launches, keys) for pool in profiled]
+    profiled = [each for each in group(completed(results.runs)) if not launches.keys().isdisjoint(each.runs["run_id"])]
+    tables = [_kernel_rows(results, each, launches, keys) for each in profiled]
     columns = [*NAMED, "profiles", "steps", *keys, *COLUMNS, "l2_bytes_are", "note", *UNNAMED]
     return pd.concat(tables, ignore_index=True)[columns] if tables else pd.DataFrame(columns=columns)
 
 
-def _kernel_rows(results: Results, pool: Group, launches: Mapping[Any, Any], keys: Sequence[str]) -> pd.DataFrame:
+def _kernel_rows(results: Results, each: Group, launches: Mapping[Any, Any], keys: Sequence[str]) -> pd.DataFrame:
     """`launches`: by run, the positions of its rows in `results.kernels`."""
     parts, steps = [], list[int | None]()
-    for run_id in pool.runs["run_id"]:
+    for run_id in each.runs["run_id"]:
         if run_id in launches:
-            in_a_step, number = in_steps(results.kernels.iloc[launches[run_id]])
-            parts.append(in_a_step)
+            found, number = in_steps(results.kernels.iloc[launches[run_id]])
+            parts.append(found)
             steps.append(number or _steps_said(results, run_id))
     known = [number for number in steps if number]
     number = sum(known) if len(known) == len(steps) else None
     launched = pd.concat(parts)
     rows = per_step(breakdown(launched, keys), number)
     label = l2_bytes_are(launched)
-    facts = {**pool.facts, "profiles": len(parts), "steps": number, "l2_bytes_are": label}
-    return rows.assign(**facts, note=_joined([*pool.apart, label and f"L2 bytes are {label}"]))
+    facts = {**each.facts, "profiles": len(parts), "steps": number, "l2_bytes_are": label}
+    return rows.assign(**facts, note=_joined([*each.apart, label and f"L2 bytes are {label}"]))
 
 
 def _steps_said(results: Results, run_id: str) -> int | None:
     """How many steps a foreign profile holds, where the user said so when importing it."""
     with suppress(BundleError):
-        steps = field_of(results.record(run_id), "profile.steps_profiled")
-        return steps if isinstance(steps, int) and steps > 0 else None
+        return int(results.record(run_id).profile.steps_profiled or 0) or None
     return None
 
 
@@ -509,7 +505,7 @@ def shifts(results: Results) -> pd.DataFrame:
     `changed` is `batch_size` or `precision`, from `left` to `right` at the value `at` of the other one; ratios are
     right by left.
     """
-    rows = [{**pool.facts, **row} for pool, row in _points(results)]
+    rows = [{**each.facts, **row} for each, row in _points(results)]
     pairs = [pair for changed in ("batch_size", "precision") for pair in _pairs(rows, changed)]
     return frame(pairs, SHIFT_COLUMNS)
 
@@ -574,8 +570,8 @@ def _median(values: Sequence[float]) -> float | None:
     return median(values) if values else None
 
 
-def _any(pool: Group, flag: str) -> bool:
-    return any(value is True for value in pool.runs[flag].astype(object))
+def _any(each: Group, flag: str) -> bool:
+    return any(value is True for value in each.runs[flag].astype(object))
 
 
 def _number(value: Any) -> float | None:

@@ -31,10 +31,11 @@ import pandas as pd
 import analysis
 from analysis.importing import Given, import_file
 from analysis.loading import Results
-from analysis.record import RANGES, RUN_COLUMNS
+from analysis.record import RUN_COLUMNS
 from benchmarks.synthetic_bundles import make
 from workload.contract import bundle
 from workload.contract.errors import RooflaunchError
+from workload.contract.fields import RANGES
 
 REAL = Path(__file__).parents[1] / "tests" / "analysis" / "bundles"
 LOG = "model,batch_size,iter_idx,iter_time_ms,data_time_ms,timestamp,loss\n" + "".join(
@@ -316,7 +317,7 @@ def loaded(case: Case) -> Results | None:
 
 
 def check_numbers(runs: pd.DataFrame) -> None:
-    for name, (kind, _) in RUN_COLUMNS.items():
+    for name, kind in RUN_COLUMNS.items():
         if kind in RANGES:
             low, high, _ = RANGES[kind]
             known = runs[name].dropna()

@@ -84,7 +84,7 @@ def await_end(process: "subprocess.Popen[str]", folder: Path) -> Ended:
     statuses, unsealed = [], []
     for path in sorted((folder / "out").glob("2*")):
         try:
-            statuses.append(str(bundle.read(path).record["status"]))
+            statuses.append(str(bundle.read(path).record.status))
         except BundleError:
             unsealed.append(path)
     # A shell says 130 of a process that SIGINT ended.

@@ -135,7 +135,7 @@ def make(output: Path, number: int) -> Path:
     (folder / bundle.STEPS).write_text(synthetic.steps_csv(step_s, batch, draw))
     (folder / bundle.TELEMETRY).write_text(synthetic.telemetry_csv(20, draw))
     (folder / bundle.LOG).write_text("measured   100/100 steps\n")
-    bundle.write_record(folder, record)
+    bundle.write_document(folder, record)
     bundle.seal(folder)
     return folder
 

@@ -8,6 +8,8 @@ from statistics import median
 from typing import Any
 
 from workload.contract import bundle
+from workload.contract.fields import encode
+from workload.contract.record import StepSeconds
 
 WARMUP, MEASURED = 10, 100
 # Of each step, written with seven decimals as the trainer does.
@@ -32,7 +34,7 @@ def make(output: Path, number: int = 0, **changes: Any) -> Path:
     (folder / bundle.STEPS).write_text(steps_csv(step_s, record["spec"]["batch_size"], draw))
     (folder / bundle.TELEMETRY).write_text(telemetry_csv(20, draw))
     (folder / bundle.LOG).write_text("measuring this machine's ceiling\nmeasured   100/100 steps\n" * 10)
-    bundle.write_record(folder, record)
+    bundle.write_document(folder, record)
     bundle.seal(folder)
     return folder
 
@@ -68,7 +70,7 @@ def make_record(number: int, step_s: list[float]) -> dict[str, Any]:
             "cpus_used": 1.02,
             "images": batch_size * len(step_s),
             "images_per_s": batch_size * len(step_s) / wall_s,
-            "step_s": dict(bundle.describe_seconds(step_s)),
+            "step_s": encode(StepSeconds.of(step_s)),
             "data_wait_fraction": DATA_S * len(step_s) / wall_s,
             "explained_fraction": spent_s / wall_s,
             "setup_s": 6.5,
@@ -173,7 +175,7 @@ def environment() -> dict[str, Any]:
             "zone": "us-central1-a",
             "machine_type": "n1-standard-4",
             "cpu_platform": "Intel Skylake",
-            "preemptible": True,
+            "spot": True,
             "physical_host": "/a/b/c",
         },
         "container": {"runtime": "docker", "image_digest": "sha256:" + "0" * 64},

@@ -2,35 +2,44 @@
 
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import median
-from typing import Any
+from typing import TypeVar
 
 from workload.contract.bundle import Bundle, Status
 from workload.contract.invocation import as_typed
+from workload.contract.profile_record import LongestKernel, ProfileResult
+from workload.contract.record import Record, StepSeconds, Verdict
 from workload.contract.text import between, counted, percent, plain, seconds, si, unbroken, wrapped
-from workload.contract.verdict import roof_per_s
+from workload.contract.verdict import flop_per_s, share_of_ceiling
 
 INDENT = 2
 TEXT_COLUMN = 16
 KERNEL_WIDTH = 60
 # Where a bound's name alone would be a riddle.
 BOUNDS = {None: "unknown", "busy": "the machine was busy"}
-NO_BOUND = {"bound": None, "why": "no ceilings were measured (--no-ceilings)"}
+NO_BOUND = Verdict(why="no ceilings were measured (--no-ceilings)")
 
-Record = Mapping[str, Any]
+T = TypeVar("T")
 
 
 def render(bundles: Sequence[Bundle], *, width: int | None = None) -> str:
     """One summary of the repeats of one configuration, wrapped to `width`; runs that broke off are named below it."""
-    completed = [run for run in bundles if run.record["status"] == Status.COMPLETED]
+    completed = [run for run in bundles if _has_figures(run.record)]
     rows = list(_measured_rows([run.record for run in completed])) if completed else []
-    rows += [(_status_label(run), run.record["error"] or "") for run in bundles if run not in completed]
+    rows += [(_status_label(run), run.record.error or "") for run in bundles if run not in completed]
     rows += [("bundle" if index == 0 else "", unbroken(str(run.path))) for index, run in enumerate(bundles)]
     lines = [wrapped(as_typed(text), width, indent=TEXT_COLUMN, first=_label(name)) for name, text in rows]
     if completed:
         lines.append(wrapped(unbroken(as_typed(_next(completed))), width, indent=TEXT_COLUMN, first=_label("next")))
     return "\n".join([wrapped(_headline(bundles[0].record), width), "", *lines])
+
+
+def _has_figures(record: Record) -> bool:
+    """Every completed run of ours has them all."""
+    timing = record.timing
+    figures = (timing.images_per_s, timing.data_wait_fraction, flop_per_s(record))
+    return record.status is Status.COMPLETED and None not in figures
 
 
 def _label(name: str) -> str:
@@ -39,34 +48,36 @@ def _label(name: str) -> str:
 
 
 def _headline(record: Record) -> str:
-    spec, where = record["spec"], record["environment"]
-    device = where["device"].get("name") or spec["device"]
-    threads = where["device"].get("threads")
-    on = f"{spec['device']}: {device}" + (f", threads: {threads}" if threads else "")
-    return f"{spec['model']}, batch {spec['batch_size']}, {spec['precision']}, on {on}"
+    spec, device = record.spec, record.environment.device
+    on = f"{spec.device}: {device.name or spec.device}" + (f", threads: {device.threads}" if device.threads else "")
+    return f"{spec.model}, batch {spec.batch_size}, {spec.precision}, on {on}"
 
 
 def _status_label(run: Bundle) -> str:
-    return str(run.record["status"]).replace("_", " ")
+    return run.record.status.replace("_", " ")
 
 
 def _measured_rows(records: Sequence[Record]) -> Iterator[tuple[str, str]]:
     yield "images/s", _throughput(records)
-    yield "step time", _step_time(records)
-    if theoretical_s := [known for record in records if (known := record["complexity"]["theoretical_step_s"])]:
+    yield "step time", _step_time(_known(record.timing.step_s for record in records))
+    complexities = _known(record.complexity for record in records)
+    if theoretical_s := _known(complexity.theoretical_step_s for complexity in complexities):
         said = _range(theoretical_s, seconds)
         yield "in theory", f"{said}  (the step's FLOP at the measured ceiling, nothing else)"
     yield "FLOP/s", _flop_rate(records)
-    for index, line in enumerate(_limits([record["bound"] or NO_BOUND for record in records])):
+    for index, line in enumerate(_limits([record.bound or NO_BOUND for record in records])):
         yield "limited by" if index == 0 else "", line
-    yield (
-        "data waits",
-        f"{_range([record['timing']['data_wait_fraction'] for record in records], percent)} of the wall time",
-    )
-    for line in _profile(records[0]["profile"]):
+    waits = _known(record.timing.data_wait_fraction for record in records)
+    yield "data waits", f"{_range(waits, percent)} of the wall time"
+    for line in _profile(records[0].profile):
         yield "profile", line
-    for note, runs in Counter(note for record in records for note in dict.fromkeys(record["notes"])).items():
+    for note, runs in Counter(note for record in records for note in dict.fromkeys(record.notes or ())).items():
         yield "note", note if runs == len(records) else f"{note}  (in {runs} of {len(records)} runs)"
+
+
+def _known(values: Iterable[T | None]) -> list[T]:
+    """Those that are there: all of them in a run of ours that was completed."""
+    return [value for value in values if value is not None]
 
 
 def _range(values: Sequence[float], show: Callable[[float], str]) -> str:
@@ -80,7 +91,7 @@ def _over_runs(values: Sequence[float], show: Callable[[float], str]) -> str:
 
 
 def _throughput(records: Sequence[Record]) -> str:
-    rates = [record["timing"]["images_per_s"] for record in records]
+    rates = _known(record.timing.images_per_s for record in records)
     if len(rates) == 1:
         return f"{_rate(rates[0])}  (one run: no interval)"
     return f"{_rate(median(rates))}  ({_over_runs(rates, _rate)})"
@@ -90,66 +101,59 @@ def _rate(value: float) -> str:
     return plain(value, 4)
 
 
-def _step_time(records: Sequence[Record]) -> str:
-    steps = [record["timing"]["step_s"] for record in records]
+def _step_time(steps: Sequence[StepSeconds]) -> str:
+    medians, numbers = _known(step_s.median for step_s in steps), [int(step_s.n or 0) for step_s in steps]
     if len(steps) > 1:
-        medians, numbers = [step_s["median"] for step_s in steps], [step_s["n"] for step_s in steps]
-        each = counted(numbers[0], "step") if len(set(numbers)) == 1 else f"{min(numbers)} to {max(numbers)} steps"
-        return f"{seconds(median(medians))}  ({_over_runs(medians, seconds)}; {each} each)"
-    step_s = steps[0]
-    if step_s["n"] == 1:
-        return f"{seconds(step_s['median'])}  (of one step)"
-    within = (
-        "" if step_s["p5"] is None else f"; 5 % to 95 % of steps: {seconds(step_s['p5'])} to {seconds(step_s['p95'])}"
-    )
-    return f"{seconds(step_s['median'])}  (median of {counted(step_s['n'], 'step')}{within})"
+        in_each = counted(numbers[0], "step") if len(set(numbers)) == 1 else f"{min(numbers)} to {max(numbers)} steps"
+        return f"{seconds(median(medians))}  ({_over_runs(medians, seconds)}; {in_each} each)"
+    if numbers[0] == 1:
+        return f"{seconds(medians[0])}  (of one step)"
+    low, high = steps[0].p5, steps[0].p95
+    within = "" if low is None or high is None else f"; 5 % to 95 % of steps: {seconds(low)} to {seconds(high)}"
+    return f"{seconds(medians[0])}  (median of {counted(numbers[0], 'step')}{within})"
 
 
 def _flop_rate(records: Sequence[Record]) -> str:
     """Of the median step: unlike images/s it leaves out waits for data."""
-    rates = [_flop_per_s(record) for record in records]
+    rates = _known(flop_per_s(record) for record in records)
     parts = [_over_runs(rates, _flop)] if len(rates) > 1 else []
-    precision = records[0]["spec"]["precision"]
-    ceilings = [(record["ceilings"] or {"flop_per_s": {}})["flop_per_s"].get(precision) for record in records]
-    shares = [rate / roof_per_s(ceiling) for rate, ceiling in zip(rates, ceilings, strict=True) if ceiling]
+    precision = records[0].spec.precision
+    shares = _known(share_of_ceiling(record) for record in records)
     if shares:
-        roofs = _range([roof_per_s(ceiling) for ceiling in ceilings if ceiling], _flop)
-        if bursts := [ceiling["burst"] for ceiling in ceilings if ceiling and ceiling.get("burst")]:
+        ceilings = _known(record.ceilings.compute(precision) if record.ceilings else None for record in records)
+        roofs = _range(_known(ceiling.roof_per_s for ceiling in ceilings), _flop)
+        if bursts := _known(ceiling.burst for ceiling in ceilings):
             roofs += f" sustained, {_range(bursts, _flop)} in a burst"
         known = "" if len(shares) == len(rates) else f", known in {len(shares)} of {len(rates)} runs"
         parts.append(f"{_range(shares, percent)} of the measured {precision} ceiling, {roofs}{known}")
-    parts.append(f"{si(records[0]['complexity']['train_flop_per_image'], 'FLOP')} per image")
+    if records[0].complexity:
+        parts.append(f"{si(records[0].complexity.train_flop_per_image or 0.0, 'FLOP')} per image")
     return f"{_flop(median(rates))} while stepping  ({'; '.join(parts)})"
-
-
-def _flop_per_s(record: Record) -> float:
-    return float(record["complexity"]["train_flop_per_step"] / record["timing"]["step_s"]["median"])
 
 
 def _flop(value: float) -> str:
     return si(value, "FLOP/s")
 
 
-def _limits(bounds: Sequence[Record]) -> list[str]:
+def _limits(bounds: Sequence[Verdict]) -> list[str]:
     """The verdict that all runs share, or that it differs, with the first reason for each."""
-    counts = Counter(bound["bound"] for bound in bounds)
-    first = {bound["bound"]: bound["why"] for bound in reversed(bounds)}
+    counts = Counter(verdict.bound for verdict in bounds)
+    first = {verdict.bound: verdict.why for verdict in reversed(bounds)}
     if len(bounds) == 1:
         return [f"{_bound(name)}: {why}" for name, why in first.items()]
     if len(counts) > 1:
         said = ", ".join(f"{_bound(name)} in {runs}" for name, runs in counts.most_common())
         return [f"differs between runs: {said}", *(f"{_bound(name)}, in one: {first[name]}" for name in counts)]
-    name = bounds[0]["bound"]
-    if len({bound["why"] for bound in bounds}) == 1:
+    name = bounds[0].bound
+    if len({verdict.why for verdict in bounds}) == 1:
         return [f"{_bound(name)} in all {len(bounds)} runs: {first[name]}"]
-    if any(bound.get("compute_fraction") is None for bound in bounds):
+    compute = _known(verdict.compute_fraction for verdict in bounds)
+    lows = _known(verdict.memory_fraction_low for verdict in bounds)
+    highs = _known(verdict.memory_fraction_high for verdict in bounds)
+    if not len(compute) == len(lows) == len(highs) == len(bounds):
         return [f"{_bound(name)} in all {len(bounds)} runs; in the first: {first[name]}"]
-    compute = [bound["compute_fraction"] for bound in bounds]
-    low = min(bound["memory_fraction_low"] for bound in bounds)
-    high = max(bound["memory_fraction_high"] for bound in bounds)
-    roofs = (
-        f"{_range(compute, percent)} of the measured compute ceiling, {between(low, high)} of the bandwidth (modelled)"
-    )
+    bandwidth = between(min(lows), max(highs))
+    roofs = f"{_range(compute, percent)} of the measured compute ceiling, {bandwidth} of the bandwidth (modelled)"
     return [f"{_bound(name)} in all {len(bounds)} runs: {roofs}"]
 
 
@@ -163,29 +167,29 @@ def _next(completed: Sequence[Bundle]) -> str:
     return f"analyze report {shlex.quote(str(completed[0].path.parent))}"
 
 
-def _profile(profile: Mapping[str, Any]) -> list[str]:
+def _profile(profile: ProfileResult) -> list[str]:
     """The profile of a series is that of its first run."""
-    kind, status = profile.get("kind"), profile["status"]
-    if kind is None:
+    if profile.kind is None:
         return []
-    lines = [] if status == "completed" else [f"{kind}: {status}: {profile['reason']}"]
-    if profile.get("flop_per_step") is not None:
-        lines.append(_counted(profile))
-    if profile.get("top"):
-        number = f"{profile['calls_per_step']:.0f} {profile['rows']} a step"
-        lines.append(f"torch: {number}; longest: {_longest(profile['top'][0])}")
+    lines = [] if profile.status == "completed" else [f"{profile.kind}: {profile.status}: {profile.reason}"]
+    if profile.flop_per_step is not None:
+        lines.append(_counted(profile, profile.flop_per_step))
+    if profile.top:
+        number = f"{profile.calls_per_step:.0f} {profile.rows} a step"
+        lines.append(f"torch: {number}; longest: {_longest(profile.top[0])}")
     return lines
 
 
-def _counted(profile: Mapping[str, Any]) -> str:
-    flop = si(profile["flop_per_step"], "FLOP")
-    bound = "at least " if profile["flop_is_lower_bound"] else ""
-    verified = "" if profile["checks"]["flop_verified"] else " (unverified: the calibration is off)"
-    moved, intensity = profile["dram_bytes_per_step"], profile["intensity_flop_per_byte"]
+def _counted(profile: ProfileResult, flop_per_step: float) -> str:
+    bound = "at least " if profile.flop_is_lower_bound else ""
+    verified = "" if profile.checks and profile.checks.flop_verified else " (unverified: the calibration is off)"
+    moved, intensity = profile.dram_bytes_per_step, profile.intensity_flop_per_byte
     bytes_moved = "" if moved is None else f", {si(moved, 'B')} of DRAM traffic with cold caches"
     per_byte = "" if intensity is None else f", {intensity:.3g} FLOP/byte"
-    return f"ncu: {bound}{flop} a step{verified}{bytes_moved}{per_byte}; {profile['kernels_per_step']:.0f} kernels"
+    flop = si(flop_per_step, "FLOP")
+    return f"ncu: {bound}{flop} a step{verified}{bytes_moved}{per_byte}; {profile.kernels_per_step:.0f} kernels"
 
 
-def _longest(top: Mapping[str, Any]) -> str:
-    return str(top["name"])[:KERNEL_WIDTH] + ("" if top["share"] is None else f", {percent(top['share'])} of the time")
+def _longest(kernel: LongestKernel) -> str:
+    share = "" if kernel.share is None else f", {percent(kernel.share)} of the time"
+    return f"{kernel.name or ''}"[:KERNEL_WIDTH] + share

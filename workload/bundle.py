@@ -34,11 +34,10 @@ def main(folders: Sequence[str]) -> int:
     for folder in folders:
         try:
             found = read(Path(folder))
+            print(f"{found.record.run_id}: {found.record.status}, {len(found.files)} files verified")
         except RooflaunchError as error:
             print(error.report(), file=sys.stderr)
             code = ExitCode.BAD_BUNDLE
-        else:
-            print(f"{found.record['run_id']}: {found.record['status']}, {len(found.files)} files verified")
     return code
 
 

@@ -357,7 +357,7 @@ def _profile_first(folder: str) -> int:
 
 def _profile(parsed: argparse.Namespace, _: Timeline) -> int:
     from workload.profile import session  # noqa: PLC0415 - `--help` needs none of it
-    from workload.profile.status import is_collected, was_interrupted  # noqa: PLC0415
+    from workload.profile.status import was_interrupted  # noqa: PLC0415
 
     given = {
         option.name: option.parse(getattr(parsed, option.name))
@@ -368,7 +368,7 @@ def _profile(parsed: argparse.Namespace, _: Timeline) -> int:
     for folder in parsed.bundles:
         check()
         collected = session.profile(folder, session.Request(**given))
-        if is_collected(collected):
+        if collected.is_collected:
             print(folder, flush=True)
         else:
             code = ExitCode.TOOL

@@ -1,12 +1,12 @@
 """Choosing a device and setting it up so that a precision means what its name says."""
 
 import os
-from typing import Any
 
 import torch
 
 from workload import cuda, instructions
 from workload.contract.errors import UsageError
+from workload.contract.record import Memory
 from workload.contract.spec import Device, Precision, RunSpec
 from workload.environment import cgroup
 from workload.environment.machine import Machine
@@ -108,22 +108,22 @@ def reset_peak_memory(device: Device) -> None:
         torch.cuda.reset_peak_memory_stats()
 
 
-def memory(device: Device) -> dict[str, Any]:
+def memory(device: Device) -> Memory:
     """Peak device memory and allocator trouble; empty on a CPU, whose peak is in `usage`."""
     match device:
         case Device.CUDA:
             stats = torch.cuda.memory_stats()
-            return {
-                "peak_allocated_bytes": torch.cuda.max_memory_allocated(),
-                "peak_reserved_bytes": torch.cuda.max_memory_reserved(),
-                "total_bytes": torch.cuda.get_device_properties().total_memory,
-                "allocator_retries": stats.get("num_alloc_retries"),
-                "allocator_out_of_memory": stats.get("num_ooms"),
-            }
+            return Memory(
+                peak_allocated_bytes=torch.cuda.max_memory_allocated(),
+                peak_reserved_bytes=torch.cuda.max_memory_reserved(),
+                total_bytes=torch.cuda.get_device_properties().total_memory,
+                allocator_retries=stats.get("num_alloc_retries"),
+                allocator_out_of_memory=stats.get("num_ooms"),
+            )
         case Device.MPS:
-            return {"driver_allocated_bytes": torch.mps.driver_allocated_memory()}
+            return Memory(driver_allocated_bytes=torch.mps.driver_allocated_memory())
         case _:
-            return {}
+            return Memory()
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -1,26 +1,26 @@
 """From recorded steps to the `timing` of run.json."""
 
-from typing import Any
+from dataclasses import replace
 
-from workload.contract.bundle import describe_seconds
+from workload.contract.record import StepSeconds, Timing
 from workload.cpu_time import CpuShare
 from workload.recorder import PhaseTotals
 
 
-def summarize(measured: PhaseTotals, *, wall_s: float, cpus: CpuShare) -> dict[str, Any]:
-    """Throughput and step times of the measured region: `wall_s` seconds of the host's clock, CPUs got and waited for.
+def summarize(before: Timing, measured: PhaseTotals, *, wall_s: float, cpus: CpuShare) -> Timing:
+    """`before`, with the figures of the measured region: `wall_s` seconds of the host's clock, CPUs got and waited for.
 
     `images_per_s` is images over wall time, never a mean of rates. `explained_fraction` is the share of the wall
     time that steps and data waits add up to. Without a single step the figures are None.
     """
-    known = {"measured_s": wall_s, "cpus_used": cpus.got, "cpus_waited": cpus.waited}
+    known = replace(before, measured_s=wall_s, cpus_used=cpus.got, cpus_waited=cpus.waited, images=measured.images)
     if not measured.step_s:
-        return known | {"images": 0, "images_per_s": None, "step_s": None}
+        return known
     step_sum_s, data_sum_s = sum(measured.step_s), sum(measured.data_s)
-    return known | {
-        "images": measured.images,
-        "images_per_s": measured.images / wall_s,
-        "step_s": describe_seconds(measured.step_s),
-        "data_wait_fraction": data_sum_s / wall_s,
-        "explained_fraction": (step_sum_s + data_sum_s) / wall_s,
-    }
+    return replace(
+        known,
+        images_per_s=measured.images / wall_s,
+        step_s=StepSeconds.of(measured.step_s),
+        data_wait_fraction=data_sum_s / wall_s,
+        explained_fraction=(step_sum_s + data_sum_s) / wall_s,
+    )

@@ -7,7 +7,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from itertools import repeat
 from pathlib import Path
@@ -21,8 +21,20 @@ from workload.clock import Clock, clock_for
 from workload.contract import bundle, verdict
 from workload.contract.broken import status_of
 from workload.contract.bundle import Status
+from workload.contract.environment_record import Environment
 from workload.contract.errors import OutOfDeviceMemoryError, RooflaunchError, RunFailedError
+from workload.contract.fields import from_facts
 from workload.contract.interrupt import asked, check, undisturbed
+from workload.contract.record import (
+    CeilingsRecord,
+    ComplexityRecord,
+    Memory,
+    Record,
+    Repeat,
+    SkippedSteps,
+    Spec,
+    Timing,
+)
 from workload.contract.spec import Context, Device, Precision, Resolved, RunSpec, options
 from workload.contract.text import counted, percent, seconds, si
 from workload.cpu_time import CpuMeter
@@ -100,34 +112,49 @@ def prepare(resolved: Resolved, context: Context) -> Job:
     )
 
 
-def execute(job: Job, folder: Path, timeline: Timeline) -> dict[str, Any]:
+@dataclass(kw_only=True)
+class Draft:
+    """The record of a run under way, replaced whenever more is known."""
+
+    record: Record
+
+    def set(self, **sections: Any) -> None:
+        """Replace sections of the record."""
+        self.record = replace(self.record, **sections)
+
+    def set_timing(self, **figures: Any) -> None:
+        """Replace figures of its timing."""
+        self.set(timing=replace(self.record.timing, **figures))
+
+
+def execute(job: Job, folder: Path, timeline: Timeline) -> Record:
     """Run the job and leave a sealed bundle in `folder`, also when it breaks off; returns run.json.
 
     Raises what broke it off once the bundle is sealed. A full disk leaves the bundle incomplete and raises `OSError`.
     """
-    record = _first_record(job, folder.name, timeline)
-    bundle.write_record(folder, record)
+    draft = Draft(record=_first_record(job, folder.name, timeline))
+    bundle.write_record(folder, draft.record)
     broken: Exception | None = None
     try:
-        _measure(job, folder, record, timeline)
-        record["status"] = Status.COMPLETED
+        _measure(job, folder, draft, timeline)
+        draft.set(status=Status.COMPLETED)
     except Exception as error:
         if isinstance(error, OSError) and bundle.is_write_failure(error):
             raise
         # Every other way to break off is recorded, and raised again below.
         broken = asked() or explain(error, job.spec)
-        record["status"], record["error"] = status_of(broken), str(broken) or type(broken).__name__
+        draft.set(status=status_of(broken), error=str(broken) or type(broken).__name__)
         LOGGER.debug("%s", "".join(traceback.format_exception(error)))
     with undisturbed():
-        _close_record(job, record, timeline)
-        bundle.write_record(folder, record)
+        _close_record(job, draft, timeline)
+        bundle.write_record(folder, draft.record)
         bundle.seal(folder)
     if broken:
         raise broken
-    return record
+    return draft.record
 
 
-def _first_record(job: Job, run_id: str, timeline: Timeline) -> dict[str, Any]:
+def _first_record(job: Job, run_id: str, timeline: Timeline) -> Record:
     facts = collect(device=job.spec.device, dataset_path=job.source.path, outside=job.context.outside)
     where = {
         "place": job.place,
@@ -135,45 +162,41 @@ def _first_record(job: Job, run_id: str, timeline: Timeline) -> dict[str, Any]:
         "runtime": job.context.runtime,
         "runtime_reason": job.context.runtime_reason,
     }
-    return {
-        "run_id": run_id,
-        "status": Status.RUNNING,
-        "error": None,
-        "repeat": {"index": job.context.repeat, "of": job.context.repeats},
-        "spec": job.spec.to_json(),
-        "spec_origin": job.origin,
-        "environment": where | facts,
-        "timing": {"started_at": timeline.started_at.isoformat()},
-        "complexity": asdict(job.complexity) | {"theoretical_step_s": None},
-        "ceilings": None,
-        "bound": None,
-        "memory": {},
-        "usage": None,
-        "profile": before_the_pass(job.spec.profile, repeat=job.context.repeat, repeats=job.context.repeats),
-        "cost": None,
-        "notes": job.notes,
-    }
+    return Record(
+        run_id=run_id,
+        status=Status.RUNNING,
+        repeat=Repeat(index=job.context.repeat, of=job.context.repeats),
+        spec=Spec.of(job.spec),
+        spec_origin=job.origin,
+        environment=from_facts(Environment, where | facts),
+        timing=Timing(started_at=timeline.started_at.isoformat()),
+        complexity=ComplexityRecord(**asdict(job.complexity)),
+        memory=Memory(),
+        profile=before_the_pass(job.spec.profile, repeat=job.context.repeat, repeats=job.context.repeats),
+        notes=job.notes,
+    )
 
 
-def _measure(job: Job, folder: Path, record: dict[str, Any], timeline: Timeline) -> None:
+def _measure(job: Job, folder: Path, draft: Draft, timeline: Timeline) -> None:
     path = folder / bundle.TELEMETRY
     with Telemetry(path, device=job.spec.device, origin_s=timeline.started_s) as telemetry:
         if job.spec.ceilings:
             timeline.enter("ceilings")
-            record["ceilings"] = _measure_ceilings(job.spec, folder.parent, fresh=job.spec.fresh_ceilings)
+            draft.set(ceilings=_measure_ceilings(job.spec, folder.parent, fresh=job.spec.fresh_ceilings))
         check()
         timeline.enter("setup")
         device.reset_peak_memory(job.spec.device)
-        _train(job, TrainingStep(job.model, job.spec), folder, record, timeline)
-        if (verdict.share_of_ceiling(record) or 0.0) > verdict.ABOVE_CEILING:
+        _train(job, TrainingStep(job.model, job.spec), folder, draft, timeline)
+        share = verdict.share_of_ceiling(draft.record)
+        if share is not None and share > verdict.ABOVE_CEILING:
             timeline.enter("ceilings_again")
-            _measure_ceilings_again(job, folder, record)
+            _measure_ceilings_again(job, folder, draft, share)
         timeline.enter("finish")
     if telemetry.error:
         raise telemetry.error
 
 
-def _measure_ceilings(spec: RunSpec, output: Path, *, fresh: bool) -> dict[str, Any]:
+def _measure_ceilings(spec: RunSpec, output: Path, *, fresh: bool) -> CeilingsRecord:
     measured, age_s = ceiling_cache.cached_or_measure(
         output,
         device=spec.device,
@@ -184,24 +207,24 @@ def _measure_ceilings(spec: RunSpec, output: Path, *, fresh: bool) -> dict[str, 
     )
     if age_s:
         LOGGER.info("this machine's ceilings of %s ago are used again (not with --fresh-ceilings)", seconds(age_s, 2))
-    return measured.to_json() | {"age_s": age_s}
+    return from_facts(CeilingsRecord, measured.to_json() | {"age_s": age_s})
 
 
-def _measure_ceilings_again(job: Job, folder: Path, record: dict[str, Any]) -> None:
-    """After a run that was faster than its ceiling, which so is none; the next runs use the new ones."""
+def _measure_ceilings_again(job: Job, folder: Path, draft: Draft, share: float) -> None:
+    """After a run that reached more than its ceiling, which so is none; the next runs use the new ones."""
     spec = job.spec
-    was = verdict.roof_per_s(record["ceilings"]["flop_per_s"][spec.precision])
-    above = f"the run reached {percent(verdict.share_of_ceiling(record) or 0.0)} of the {spec.precision} ceiling"
+    was = verdict.compute_roof_per_s(draft.record) or 0.0
+    above = f"the run reached {percent(share)} of the {spec.precision} ceiling"
     LOGGER.info("%s: this machine's ceilings are measured again", above)
     # Of the run alone: what the probes allocate is none of its memory.
-    record["memory"] = device.memory(spec.device)
+    draft.set(memory=device.memory(spec.device))
     if spec.device is Device.CUDA:
         torch.cuda.empty_cache()
-    record["ceilings"] = _measure_ceilings(spec, folder.parent, fresh=True)
+    draft.set(ceilings=_measure_ceilings(spec, folder.parent, fresh=True))
     job.notes.append(f"{above} measured before it, {si(was, 'FLOP/s')}: the ceilings were measured again after it")
 
 
-def _train(job: Job, step: TrainingStep, folder: Path, record: dict[str, Any], timeline: Timeline) -> None:
+def _train(job: Job, step: TrainingStep, folder: Path, draft: Draft, timeline: Timeline) -> None:
     spec, clock = job.spec, clock_for(job.spec.device)
     assert spec.warmup is not None
     assert spec.iterations is not None
@@ -211,14 +234,17 @@ def _train(job: Job, step: TrainingStep, folder: Path, record: dict[str, Any], t
         for phase, count, least_s in phases:
             skipped_before = step.skipped
             try:
-                with _region(phase, count, recorder, clock, spec, record, timeline) as progress:
+                with _region(phase, count, recorder, clock, spec, draft, timeline) as progress:
                     for _ in at_least(count, least_s, progress):
                         check()
                         recorder.begin(phase, spec.images_per_step)
                         recorder.end(step(batches, recorder.mark))
             finally:
                 if spec.precision is Precision.AMP:
-                    record["timing"].setdefault("skipped_steps", {})[phase] = step.skipped - skipped_before
+                    counted_before = draft.record.timing.skipped_steps or SkippedSteps()
+                    draft.set_timing(
+                        skipped_steps=replace(counted_before, **{phase.value: step.skipped - skipped_before})
+                    )
 
 
 def at_least(
@@ -245,7 +271,7 @@ def _region(
     recorder: Recorder,
     clock: Clock,
     spec: RunSpec,
-    record: dict[str, Any],
+    draft: Draft,
     timeline: Timeline,
 ) -> Iterator[Progress]:
     """The steps of one phase: the device is synchronised at both ends, and what was measured is kept."""
@@ -267,48 +293,42 @@ def _region(
             recorder.drain()
             progress.finish(len(totals.step_s))
             if phase is Phase.MEASURED:
-                record["timing"] |= timing.summarize(totals, wall_s=wall_s, cpus=cpus)
+                draft.set(timing=timing.summarize(draft.record.timing, totals, wall_s=wall_s, cpus=cpus))
 
 
-def _close_record(job: Job, record: dict[str, Any], timeline: Timeline) -> None:
+def _close_record(job: Job, draft: Draft, timeline: Timeline) -> None:
     began_s = timeline.began_s
     setup_end_s = began_s.get(Phase.WARMUP, timeline.elapsed_s())
     ceilings_s = began_s.get("setup", setup_end_s) - began_s["ceilings"] if "ceilings" in began_s else 0.0
-    record["timing"] |= {
-        "setup_s": setup_end_s - ceilings_s,
-        "phases": {**began_s, "end": timeline.elapsed_s()},
-    }
+    draft.set_timing(setup_s=setup_end_s - ceilings_s, phases={**began_s, "end": timeline.elapsed_s()})
     with suppress(RuntimeError):
-        record["memory"] = record["memory"] or device.memory(job.spec.device)
-    used = usage.measure(timeline.started_s, timeline.started_s + timeline.elapsed_s())
-    record["usage"] = asdict(used) if used else None
-    rate = record["ceilings"] and record["ceilings"]["flop_per_s"].get(job.spec.precision)
-    if rate:
-        record["complexity"]["theoretical_step_s"] = job.complexity.train_flop_per_step / verdict.roof_per_s(rate)
-    judged = verdict.from_record(record)
-    record["bound"] = judged.to_json() if judged else None
-    record["notes"] = [*job.notes, *_skipped(record), *_idle_cpus(record)]
+        if draft.record.memory == Memory():
+            draft.set(memory=device.memory(job.spec.device))
+    draft.set(usage=usage.measure(timeline.started_s, timeline.started_s + timeline.elapsed_s()))
+    if (roof := verdict.compute_roof_per_s(draft.record)) and draft.record.complexity:
+        theoretical_s = job.complexity.train_flop_per_step / roof
+        draft.set(complexity=replace(draft.record.complexity, theoretical_step_s=theoretical_s))
+    draft.set(bound=verdict.from_record(draft.record))
+    draft.set(notes=[*job.notes, *_skipped(draft.record), *_idle_cpus(draft.record)])
 
 
-def _skipped(record: dict[str, Any]) -> list[str]:
+def _skipped(run: Record) -> list[str]:
     """A note on measured steps that are not whole."""
-    timing = record["timing"]
-    skipped = timing.get("skipped_steps", {}).get(Phase.MEASURED)
-    if not skipped or not timing.get("step_s"):
+    skipped, step_s = run.timing.skipped_steps, run.timing.step_s
+    if not skipped or not skipped.measured or not step_s:
         return []
-    of = f"AMP skipped {skipped} of {counted(timing['step_s']['n'], 'measured step')}"
+    of = f"AMP skipped {skipped.measured} of {counted(int(step_s.n or 0), 'measured step')}"
     note = f"{of}: a gradient overflowed in fp16, and the optimizer was left out"
     LOGGER.warning("note       %s", note)
     return [note]
 
 
-def _idle_cpus(record: dict[str, Any]) -> list[str]:
+def _idle_cpus(run: Record) -> list[str]:
     """A note where a CPU run kept few of its threads busy and the verdict does not say why."""
-    if not verdict.lacks_cpus(record) or verdict.competition(record):
+    if not verdict.lacks_cpus(run) or verdict.competition(run):
         return []
-    timing, threads = record["timing"], record["environment"]["device"]["threads"]
-    used = f"the run got {timing['cpus_used']:.1f} of {threads} CPUs"
-    if timing["cpus_waited"] is None:
+    used = f"the run got {run.timing.cpus_used:.1f} of {run.environment.device.threads} CPUs"
+    if run.timing.cpus_waited is None:
         load = f"; load average {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
         return [f"{used}: other work competed, or one thread did most{load}"]
     return [f"{used} and did not wait for more: one thread did most of the work"]

@@ -1,34 +1,14 @@
 """What `/usr/bin/time -v` says of this process and its reaped children."""
 
 import sys
-from dataclasses import dataclass
+
+from workload.contract.record import Usage
 
 if sys.platform != "win32":
     import resource
 
 # getrusage(2) counts the peak in KiB; macOS, by its own manual page, in bytes.
 RSS_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024
-
-
-@dataclass(frozen=True, kw_only=True)
-class Usage:
-    """Sums over the process and its children, but `max_rss_bytes` of the largest one; Linux never counts `swaps`.
-
-    `cpu_percent` is of one CPU: 250 is two and a half busy. `fs_inputs`, `fs_outputs` count 512-byte blocks.
-    """
-
-    user_s: float
-    system_s: float
-    elapsed_s: float
-    cpu_percent: float | None
-    max_rss_bytes: int
-    major_faults: int
-    minor_faults: int
-    voluntary_context_switches: int
-    involuntary_context_switches: int
-    fs_inputs: int
-    fs_outputs: int
-    swaps: int
 
 
 def measure(start_s: float, now_s: float) -> Usage | None:

@@ -1,7 +1,6 @@
 """Rules on FLOP, bytes and roofs: what is counted, and what it is divided by."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import pandas as pd
 
@@ -10,6 +9,7 @@ from analysis.audit.finding import Hit, Rule, Severity, each_case
 from analysis.cases import Case, rows
 from analysis.ncu.families import is_backward
 from workload.contract import peaks
+from workload.contract.profile_record import Calibration
 from workload.contract.spec import Precision
 from workload.contract.text import percent, si
 from workload.contract.verdict import ABOVE_CEILING
@@ -46,8 +46,8 @@ def mac_as_flop(case: Case) -> str | None:
 
 
 def above_roof(case: Case) -> str | None:
-    excesses = [f"{percent(ratio, decimals=1)} of {roof}" for roof, ratio, limit in _fractions(case) if ratio > limit]
-    return ", ".join(excesses) or None
+    said = [f"{percent(ratio, decimals=1)} of {roof}" for roof, ratio, limit in _fractions(case) if ratio > limit]
+    return ", ".join(said) or None
 
 
 def _fractions(case: Case) -> Iterator[tuple[str, float, float]]:
@@ -117,9 +117,9 @@ def odd_utilisation(case: Case) -> str | None:
 def fp32_is_tf32(evidence: AuditEvidence) -> Iterator[Hit]:
     for case in evidence.cases:
         if case["precision"] == Precision.FP32:
-            signs = [*_tensor_work(case, evidence.kernels.get(case.run_id)), *_above_fp32(case)]
-            if signs:
-                yield Hit(subject=(case.run_id,), figure="; ".join(signs))
+            said = [*_tensor_work(case, evidence.kernels.get(case.run_id)), *_above_fp32(case)]
+            if said:
+                yield Hit(subject=(case.run_id,), figure="; ".join(said))
 
 
 def _tensor_work(case: Case, kernels: pd.DataFrame | None) -> Iterator[str]:
@@ -138,7 +138,7 @@ def _above_fp32(case: Case) -> Iterator[str]:
 
 def tensor_flop_missing(case: Case) -> str | None:
     if case["flop_is_lower_bound"]:
-        reason = case.recorded("profile.lower_bound_reason") or "kernels use tensor cores whose FLOP were not counted"
+        reason = case.record.profile.lower_bound_reason or "kernels use tensor cores whose FLOP were not counted"
         return f"counted FLOP are a lower bound: {reason}"
     if case["precision"] in {None, Precision.FP32} or not case["counted_flop_per_step"]:
         return None
@@ -153,8 +153,9 @@ def counted_against_model(case: Case) -> str | None:
     counted, model = case["counted_flop_per_step"], case["train_flop_per_step"]
     if not counted or not model or MODEL_RATIO_FROM <= counted / model <= MODEL_RATIO_TO:
         return None
-    cause = case.recorded("profile.checks.model_flop.likely_cause")
-    because = f"; likely {cause}" if isinstance(cause, str) else ""
+    checks = case.record.profile.checks
+    cause = checks.model_flop.likely_cause if checks and checks.model_flop else None
+    because = f"; likely {cause}" if cause else ""
     figures = f"{si(counted, 'FLOP', 4)} per step counted, {si(model, 'FLOP', 4)} by the model"
     return f"{figures}: {counted / model:.2f} x{because}"
 
@@ -162,19 +163,15 @@ def counted_against_model(case: Case) -> str | None:
 def unverified(case: Case) -> str | None:
     if case["calibration_verified"] is not False:
         return None
-    calibrations = case.recorded("profile.checks.calibration")
-    off = [
-        f"{kind} {_ratio(one)}"
-        for kind, one in (calibrations.items() if isinstance(calibrations, Mapping) else ())
-        if isinstance(one, Mapping) and not one.get("verified")
-    ]
+    checks = case.record.profile.checks
+    calibrations = (checks.calibration if checks else None) or {}
+    off = [f"{kind} {_ratio(calibration)}" for kind, calibration in calibrations.items() if not calibration.verified]
     counted = ", ".join(off) or "not within the limits"
     return f"counters against products of known size: {counted}"
 
 
-def _ratio(calibration: Mapping[str, Any]) -> str:
-    ratio = calibration.get("ratio")
-    return f"{ratio:.2f} x" if isinstance(ratio, int | float) else "not counted"
+def _ratio(calibration: Calibration) -> str:
+    return "not counted" if calibration.ratio is None else f"{calibration.ratio:.2f} x"
 
 
 def no_backward(evidence: AuditEvidence) -> Iterator[Hit]:

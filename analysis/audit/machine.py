@@ -69,14 +69,14 @@ def power_capped(case: Case) -> str | None:
 
 
 def spilling(evidence: AuditEvidence) -> Iterator[Hit]:
-    for run_id, spill in spills(evidence.cases).items():
+    for run_id, found in spills(evidence.cases).items():
         yield Hit(
             subject=(run_id,),
             figure=(
-                f"{plain(spill.images_per_s, 4)} images/s at batch size {spill.batch_size}, "
-                f"{plain(spill.smaller_images_per_s, 4)} at {spill.smaller_batch_size}: {spill.ratio:.2f} x"
+                f"{plain(found.images_per_s, 4)} images/s at batch size {found.batch_size}, "
+                f"{plain(found.smaller_images_per_s, 4)} at {found.smaller_batch_size}: {found.ratio:.2f} x"
             ),
-            cure=f"--batch-size {spill.smaller_batch_size}; --grad-accumulation for the same step",
+            cure=f"--batch-size {found.smaller_batch_size}; --grad-accumulation for the same step",
         )
 
 
@@ -96,18 +96,17 @@ def competing(case: Case) -> str | None:
 def held_back(case: Case) -> str | None:
     """By a CPU quota or by the hypervisor."""
     parts = {"a CPU quota": cgroup_throttled(case), "other virtual machines (steal)": steal(case)}
-    losses = [f"{percent(share, decimals=1)} of the CPU time went to {what}" for what, share in parts.items() if share]
-    return ", ".join(losses) or None
+    said = [f"{percent(share, decimals=1)} of the CPU time went to {what}" for what, share in parts.items() if share]
+    return ", ".join(said) or None
 
 
 def debug_variables(case: Case) -> str | None:
-    recorded = case.recorded("environment.software.variables")
-    if not isinstance(recorded, Mapping):
-        return None
+    software = case.record.environment.software
+    were_set = (software.variables if software else None) or {}
     odd = [
-        f"{name}={recorded[name]}: {variable.effect}"
+        f"{name}={were_set[name]}: {variable.effect}"
         for name, variable in variables().items()
-        if name in recorded and str(recorded[name]) not in variable.harmless
+        if name in were_set and were_set[name] not in variable.harmless
     ]
     return "; ".join(odd) or None
 
@@ -117,14 +116,13 @@ def other_bandwidth(case: Case) -> str | None:
     gpu = peaks.find_gpu(case["device_name"])
     if gpu is None:
         return None
-    clock, width = (case.recorded(f"environment.device.{name}") for name in BANDWIDTH_FACTS)
-    known = [value for value in (clock, width) if isinstance(value, int | float) and not isinstance(value, bool)]
-    if len(known) < len(BANDWIDTH_FACTS):
+    device = case.record.environment.device
+    if device.memory_clock_max_mhz is None or device.memory_bus_width_bits is None:
         return None
-    return peaks.bandwidth_warning(gpu, memory_clock_mhz=float(clock), bus_width_bits=float(width))
+    return peaks.bandwidth_warning(
+        gpu, memory_clock_mhz=device.memory_clock_max_mhz, bus_width_bits=device.memory_bus_width_bits
+    )
 
-
-BANDWIDTH_FACTS = ("memory_clock_max_mhz", "memory_bus_width_bits")
 
 RULES = (
     Rule(

@@ -92,14 +92,16 @@ def _device_labels(case: Case) -> Iterator[str]:
 
 
 def _labels(case: Case) -> Iterator[tuple[str, str]]:
+    imported = case.record.imported
+    given, labels = (imported.given, imported.labels) if imported else (None, None)
     for what, text in (
         ("the file", case["imported_file"]),
         ("the place", case["place"]),
-        ("--gpu", case.recorded("imported.given.gpu")),
-        ("the file's label", case.recorded("imported.labels.device_name")),
+        ("--gpu", given and given.gpu),
+        ("the file's label", labels and labels.get("device_name")),
         ("the device", case["device_name"]),
     ):
-        if isinstance(text, str):
+        if text:
             yield what, text
 
 
@@ -151,20 +153,21 @@ def dirty_commit(case: Case) -> str | None:
 
 def old_price(case: Case) -> str | None:
     """A price that was not of the time of the run, or of no time at all: its own, or else that of prices.toml."""
-    usd_per_h, read = case["usd_per_h"], case.recorded("cost.price_date")
+    cost = case.record.cost
+    usd_per_h, read = case["usd_per_h"], cost.price_date if cost else None
     if not usd_per_h:
         facts = {name: case[name] for name in ("machine_type", "device_name", "region", "spot")}
         listed = costs.list_price(**facts)
         if listed is None:
             return None
         usd_per_h, read = listed.usd_per_h, listed.source.removeprefix("list of ")
-    read, began = _day(read), case["started_at"]
+    day, began = _day(read), case["started_at"]
     price = f"{usd_per_h:g} USD/h"
-    if read is None:
+    if day is None:
         return f"{price} without the date of the price"
-    if began is None or (days := (began.date() - read).days) <= PRICE_DAYS:
+    if began is None or (days := (began.date() - day).days) <= PRICE_DAYS:
         return None
-    return f"{price} as of {read}, {days} days before the run"
+    return f"{price} as of {day}, {days} days before the run"
 
 
 def _day(text: Any) -> date | None:

@@ -8,7 +8,7 @@ import numpy as np
 from analysis.audit.finding import Rule, Severity, each_case
 from analysis.cases import Case
 from analysis.statistics.samples import Floats
-from workload.contract.bundle import describe_seconds
+from workload.contract.record import StepSeconds
 from workload.contract.text import percent, seconds
 
 # steps.csv has seven decimals, logs twelve digits: a sum of four such figures is off by 2e-7 s at most.
@@ -48,7 +48,7 @@ def _of_a_share(case: Case) -> float:
 def _described(name: str) -> Callable[[Case], float | None]:
     def again(case: Case) -> float | None:
         seconds = _known(case.step_s)
-        return describe_seconds(seconds.tolist())[name] if seconds.size else None
+        return getattr(StepSeconds.of(seconds.tolist()), name) if seconds.size else None
 
     return again
 

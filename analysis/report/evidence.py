@@ -1,10 +1,9 @@
 """What a report rests on: every table of the analysis, made once. What cannot be made says why."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import pandas as pd
 
@@ -16,9 +15,9 @@ from analysis.figures.material import Material
 from analysis.loading import Results
 from analysis.problem import Problem
 from workload.contract.errors import RooflaunchError
+from workload.contract.record import Record
 
 # run.json is read again for what the tables do not hold: once per configuration.
-NOTHING: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,11 +84,11 @@ class ReportEvidence:
     def missing(self) -> list[Missing]:
         return [drawn for drawn in self.drawn if isinstance(drawn, Missing)]
 
-    def record(self, run_id: str) -> Mapping[str, Any]:
-        """run.json; empty where the bundle has gone since it was loaded."""
+    def record(self, run_id: str) -> Record | None:
+        """run.json; None where the bundle has gone since it was loaded."""
         with suppress(RooflaunchError):
             return self.results.record(run_id)
-        return NOTHING
+        return None
 
 
 def _is_named(name: str, wanted: str) -> bool:

@@ -28,7 +28,7 @@ from launcher.machine.containers import DRIVER_PARAMETERS, Limits
 from launcher.machine.runtime import choose
 from launcher.machine.watcher import Trainer, Watcher
 from workload.contract.errors import ExitCode, InterruptedRunError, RooflaunchError, RunFailedError
-from workload.contract.spec import Profile, Resolved, options, resolve
+from workload.contract.spec import Profile, Resolved, RunSpec
 from workload.environment.machine import Machine
 from workload.environment.outside import outside_facts
 from workload.storage.store import Store
@@ -136,9 +136,7 @@ class Agent:
         self.bill.charge(folder, self.now())
 
     def _plan(self) -> local.Plan:
-        known = {option.name for option in options()}
-        given = {name: value for name, value in self.request.spec.items() if name in known and value is not None}
-        spec = resolve(given, {}, None).spec
+        spec = RunSpec.from_json(self.request.spec).checked()
         if spec.download:  # the user's own folder is none of this machine's
             spec = replace(spec, data_dir=str(self.home.data))
         return local.make_plan(

@@ -3,10 +3,10 @@
 import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from launcher.agent.home import iso
 from launcher.jobs.records import Price
+from workload.contract.record import Cost
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,20 +41,20 @@ class Bill:
         return price.usd(now_s - self.began_s) if price and now_s >= self.began_s else None
 
 
-def cost(share: Share, price: Price | None, *, spot: bool) -> dict[str, Any]:
+def cost(share: Share, price: Price | None) -> Cost:
     """`cost` of run.json: the machine's time that a run took; `usd` is None where the price is unknown.
 
     `billed_s` is less than the time between its ends where another repeat was closed meanwhile.
     """
-    return {
-        "usd_per_h": price.usd_per_h if price else None,
-        "disk_usd_per_h": price.disk_usd_per_h if price else None,
-        "address_usd_per_h": price.address_usd_per_h if price else None,
-        "price_date": price.read if price else None,
-        "price_source": price.source if price else None,
-        "spot": spot,
-        "billed_from": iso(share.from_s),
-        "billed_to": iso(share.to_s),
-        "billed_s": round(share.seconds, 3),
-        "usd": price.usd(max(0.0, share.seconds)) if price else None,
-    }
+    billed_s = max(0.0, share.seconds)
+    return Cost(
+        usd_per_h=price.usd_per_h if price else None,
+        disk_usd_per_h=price.disk_usd_per_h if price else None,
+        address_usd_per_h=price.address_usd_per_h if price else None,
+        price_date=price.read if price else None,
+        price_source=price.source if price else None,
+        billed_from=iso(share.from_s),
+        billed_to=iso(share.to_s),
+        billed_s=round(billed_s, 3),
+        usd=price.usd(billed_s) if price else None,
+    )

@@ -2,10 +2,10 @@
 
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from launcher.agent.bill import Bill, cost
 from launcher.agent.home import Home
@@ -13,12 +13,10 @@ from launcher.agent.stop import Stop, Why
 from launcher.jobs.records import Request
 from workload.contract import bundle
 from workload.contract.bundle import Status
+from workload.contract.environment_record import CloudFacts
 from workload.contract.errors import BundleError, RooflaunchError
 from workload.storage.store import Store
 from workload.storage.upload import upload
-
-# The part of `environment.cloud` that is written when a bundle is closed here.
-WRITTEN_AT_CLOSE = "phases"
 
 
 class Delivery:
@@ -36,7 +34,7 @@ class Delivery:
         now: Callable[[], float],
     ) -> None:
         self.folders: list[Path] = []
-        self._request, self._price = request, request.price(zone)
+        self._price = request.price(zone)
         self._home, self._store, self._bill, self._stop, self._now = home, store, bill, stop, now
         self._sending = threading.Lock()
 
@@ -75,17 +73,13 @@ class Delivery:
         share = self._bill.charge(folder, self._now())
         with suppress(BundleError):  # without a record there is nothing to close, which reading says
             bundle.close_broken(folder, Status.FAILED, error or "the trainer was killed")
-        record = dict(bundle.read(folder).record)
-        environment = record["environment"]
-        cloud = dict(environment.get("cloud") or {})
-        if WRITTEN_AT_CLOSE in cloud:
+        run = bundle.read(folder).record
+        cloud = run.environment.cloud or CloudFacts()
+        if cloud.phases is not None:  # written here alone: the bundle is closed
             return
-        record |= self._status(record, error) | {"cost": cost(share, self._price, spot=self._request.spot)}
-        cloud |= {WRITTEN_AT_CLOSE: self._home.phases(), "preempted": self._stop.why is Why.PREEMPTED}
-        bundle.reseal(folder, {**record, "environment": {**environment, "cloud": cloud}})
-
-    def _status(self, record: Mapping[str, Any], error: str) -> dict[str, Any]:
+        cloud = replace(cloud, phases=self._home.phases(), preempted=self._stop.why is Why.PREEMPTED)
+        run = replace(run, environment=replace(run.environment, cloud=cloud), cost=cost(share, self._price))
         by_us = {Why.PREEMPTED: Status.PREEMPTED, Why.TIMED_OUT: Status.TIMED_OUT}
-        if self._stop.why not in by_us or record["status"] not in (Status.INTERRUPTED, Status.FAILED):
-            return {}
-        return {"status": by_us[self._stop.why], "error": error or record["error"]}
+        if self._stop.why in by_us and run.status in (Status.INTERRUPTED, Status.FAILED):
+            run = replace(run, status=by_us[self._stop.why], error=error or run.error)
+        bundle.reseal(folder, run)

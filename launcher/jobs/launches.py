@@ -31,7 +31,7 @@ from launcher.jobs.records import (
     utc,
 )
 from launcher.jobs.session import Session
-from workload.contract import bundle
+from workload.contract import bundle, record
 from workload.contract.errors import BundleError, ExitCode, NothingToDoError, UsageError
 from workload.contract.text import printable
 from workload.storage.store import Store, UnreachableError
@@ -394,10 +394,11 @@ def _owner_of_run(run_id: str, names: Sequence[str], store: Store) -> str | None
 def _machine_of(run_id: str, store: Store) -> str:
     """The machine's name in the record of a run; empty where it names none."""
     try:
-        record = json.loads(store.read(f"{RUNS}{run_id}/{bundle.RECORD}") or b"{}")
-        return str(record["environment"]["cloud"]["instance_name"])
-    except (BundleError, ValueError, LookupError, TypeError, RecursionError):
+        document = json.loads(store.read(f"{RUNS}{run_id}/{bundle.RECORD}") or b"{}")
+        cloud = record.read(document).record.environment.cloud
+    except (BundleError, ValueError, AttributeError, RecursionError):
         return ""
+    return (cloud and cloud.instance_name) or ""
 
 
 def _stamp(name: str) -> str:

@@ -32,6 +32,7 @@ from workload.contract.errors import (
     ToolError,
     UsageError,
 )
+from workload.contract.record import to_json
 from workload.storage import fetch
 from workload.storage.names import why_unsafe
 from workload.storage.source import Source
@@ -104,7 +105,7 @@ class LaunchOutcome:
             "calls": dict(self.calls),
             "attempts": self.attempts,
             "detached": self.detached,
-            "runs": [{"path": str(run.path), **run.record} for run in self.bundles],
+            "runs": [{"path": str(run.path), **to_json(run.record)} for run in self.bundles],
         }
 
 

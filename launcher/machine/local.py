@@ -20,6 +20,7 @@ from workload.contract import broken, bundle
 from workload.contract.bundle import Bundle
 from workload.contract.errors import BundleError, ExitCode, RooflaunchError, ToolError, UsageError
 from workload.contract.interrupt import Follower, run_child
+from workload.contract.record import to_json
 from workload.contract.spec import Context, Device, Profile, Resolved, RunSpec, arguments
 from workload.contract.text import printable
 
@@ -82,7 +83,7 @@ class Outcome:
 
     def to_json(self) -> dict[str, Any]:
         """The run.json of every bundle, with its folder as `path`."""
-        runs = [{"path": str(sealed.path), **sealed.record} for sealed in self.bundles]
+        runs = [{"path": str(sealed.path), **to_json(sealed.record)} for sealed in self.bundles]
         return {"exit_code": self.exit_code, "runs": runs}
 
 

@@ -9,9 +9,10 @@ import numpy as np
 import pandas as pd
 
 from analysis.loading import Results
-from analysis.record import CEILING_COLUMNS, RANGES, RUN_COLUMNS
+from analysis.record import CEILING_COLUMNS, RUN_COLUMNS
 from workload.contract import bundle
 from workload.contract.bundle import STEP_COLUMNS, TELEMETRY_COLUMNS
+from workload.contract.fields import RANGES
 
 # A clean run of ours; a test says what is different.
 CLEAN: Mapping[str, Any] = {
@@ -83,8 +84,7 @@ def results(*runs: Mapping[str, Any], folder: Path | None = None) -> Results:
 def _facts(given: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
     facts = {name: given.get(name) for name in RUN_COLUMNS}
     facts = {
-        name: np.nan if facts[name] is None and kind in RANGES else facts[name]
-        for name, (kind, _) in RUN_COLUMNS.items()
+        name: np.nan if facts[name] is None and kind in RANGES else facts[name] for name, kind in RUN_COLUMNS.items()
     }
     facts["notes"] = given.get("notes", [])
     facts["steps"] = float(len(given["steps"])) or np.nan
@@ -92,7 +92,9 @@ def _facts(given: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
         assert folder is not None
         facts["path"] = str(folder / given["run_id"])
         (folder / given["run_id"]).mkdir()
-        bundle.write_record(folder / given["run_id"], given["record"])
+        spec = {"model": given["model"], "batch_size": given["batch_size"]}
+        every_run_has = {"run_id": given["run_id"], "status": given["status"], "spec": spec}
+        bundle.write_document(folder / given["run_id"], every_run_has | given["record"])
     return facts
 
 

@@ -50,7 +50,7 @@ def test_unlike_runs_are_not_pooled(tmp_path: Path, field: str, value: Any, firs
 
 @pytest.mark.parametrize(
     "field",
-    ["spec__seed", "spec__iterations", "environment__host__hostname", "environment__cloud__preemptible"],
+    ["spec__seed", "spec__iterations", "environment__host__hostname", "environment__cloud__spot"],
 )
 def test_repeats_are_pooled(tmp_path: Path, field: str) -> None:
     make(tmp_path, 1)

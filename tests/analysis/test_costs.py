@@ -36,7 +36,7 @@ def test_recorded_price(tmp_path: Path) -> None:
 
 
 def test_list_price_where_the_run_has_none(tmp_path: Path) -> None:
-    rows = table(tmp_path, SLOW, {**SLOW, "environment__cloud__preemptible": False}).to_dict("records")
+    rows = table(tmp_path, SLOW, {**SLOW, "environment__cloud__spot": False}).to_dict("records")
     # n1-standard-4 with a T4 in us-central1: 0.255 as spot, 0.540 on demand.
     assert [(row["spot"], row["usd_per_h"], row["price"]) for row in rows] == [
         (True, 0.255, "list of 2026-07"),
@@ -52,7 +52,7 @@ def test_list_price_where_the_run_has_none(tmp_path: Path) -> None:
         ("environment__cloud__machine_type", "n1-standard-16"),
         ("environment__cloud__zone", "europe-west4-a"),
         ("environment__device__name", "NVIDIA L4"),
-        ("environment__cloud__preemptible", None),
+        ("environment__cloud__spot", None),
         ("environment__cloud", None),
     ],
 )
@@ -86,7 +86,7 @@ def test_cheapest_of_each_task(tmp_path: Path) -> None:
         tmp_path,
         {**SLOW, **price},
         {**FAST, **price, "spec__batch_size": 64},
-        {**FAST, "environment__cloud__preemptible": False, "spec__batch_size": 128},
+        {**FAST, "environment__cloud__spot": False, "spec__batch_size": 128},
         # Smaller images are another task.
         {**SLOW, **price, "spec__image_size": 32},
         {**SLOW, "environment__cloud": None, "spec__model": "vgg16"},

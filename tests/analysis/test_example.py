@@ -27,7 +27,7 @@ def folders() -> list[Path]:
 def test_the_bundles_are_whole_and_small() -> None:
     assert len(folders()) >= 12
     for folder in folders():
-        assert bundle.read(folder).record["status"] == "completed"
+        assert bundle.read(folder).document["status"] == "completed"
     assert sum(path.stat().st_size for path in BUNDLES.rglob("*")) < MOST_BYTES
 
 
@@ -35,7 +35,7 @@ def test_the_bundles_name_no_machine_or_person() -> None:
     for path in BUNDLES.rglob("*"):
         if path.is_file():
             assert not PRIVATE.search(path.read_bytes()), path
-    assert {bundle.read(folder).record["environment"]["host"]["hostname"] for folder in folders()} == {"example"}
+    assert {bundle.read(folder).document["environment"]["host"]["hostname"] for folder in folders()} == {"example"}
 
 
 @pytest.mark.parametrize("name", ["roofline.svg", "roofline-dark.svg"])
@@ -43,7 +43,7 @@ def test_the_picture_is_a_roofline_of_these_bundles(name: str) -> None:
     text = (Path(__file__).parents[2] / "docs" / "images" / name).read_text()
     assert len(text) < MOST_PICTURE_BYTES
     assert "Roofline: local-cpu, Intel(R) Xeon(R) Processor" in text
-    records = [bundle.read(folder).record for folder in folders()]
+    records = [bundle.read(folder).document for folder in folders()]
     for precision in ("fp32", "bf16"):
         rates = {
             si(record["ceilings"]["flop_per_s"][precision]["median"], "FLOP/s")

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from analysis.possible import refusals
-from analysis.record import RANGES, RUN_COLUMNS, row_of
+from analysis.record import RUN_COLUMNS, row_of
 from analysis.series import LAYOUTS, parse
 from benchmarks import fuzz
 from workload.contract import bundle
 from workload.contract.errors import BundleError
+from workload.contract.fields import RANGES
 
 SEED = 2026
 
@@ -44,7 +45,7 @@ def bundles_of_the_project() -> list[Path]:
 
 @pytest.mark.parametrize("folder", bundles_of_the_project(), ids=["first", "second"])
 def test_real_bundles_are_whole_and_say_nothing_of_a_machine(folder: Path) -> None:
-    assert bundle.read(folder).record["status"] == "completed"
+    assert bundle.read(folder).document["status"] == "completed"
     text = "".join(path.read_text() for path in folder.iterdir())
     assert not any(word in text for word in ("/home/", "/root", "/work", "/tmp"))
 
@@ -67,7 +68,7 @@ def test_any_run_json_is_a_row_within_its_ranges_or_refused() -> None:
             refused += 1
             continue
         remarks += bool(row.remarks)
-        for name, (kind, _) in RUN_COLUMNS.items():
+        for name, kind in RUN_COLUMNS.items():
             value: Any = row.cells[name]
             if kind in RANGES and value and name != "images_per_s":
                 low, high, _ = RANGES[kind]

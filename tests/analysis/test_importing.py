@@ -47,7 +47,7 @@ def written(tmp_path: Path, text: str | bytes, name: str = "log.csv") -> Path:
 def imported(tmp_path: Path, text: str | bytes, name: str = "log.csv", **options: Any) -> dict[str, Any]:
     """Run.json of the imported file."""
     folder = import_file(written(tmp_path, text, name), Given(**options), output=tmp_path / "results")
-    return dict(bundle.read(folder).record)
+    return dict(bundle.read(folder).document)
 
 
 def refusal(tmp_path: Path, text: str | bytes, name: str = "log.csv", **options: Any) -> str:
@@ -99,7 +99,7 @@ def test_nothing_is_invented(tmp_path: Path, results: Path) -> None:
     known = {"model": "resnet50", "batch_size": 64, "device": "cuda", "iterations": 10}
     assert {name: value for name, value in record["spec"].items() if value is not None} == known
     assert record["spec_origin"] == dict.fromkeys(known, "file")
-    assert record["environment"]["device"] == {"type": "cuda", "name": None}
+    assert record["environment"]["device"] == {"type": "cuda"}
     assert record["environment"]["place"] == "envA"
     assert {name for name, value in record["environment"].items() if value is not None} == {"place", "device"}
     absent = ("error", "repeat", "complexity", "ceilings", "bound", "memory", "usage", "cost")
@@ -289,13 +289,13 @@ def test_profile_becomes_a_bundle_with_kernels(tmp_path: Path, results: Path) ->
     assert "-imported-tesla-t4-resnet50-b64-fp32-" in record["run_id"]
     assert (results / record["run_id"] / "ncu" / "kernels.csv").read_text() == NCU
     assert record["environment"]["device"] == {"type": "cuda", "name": "Tesla T4", "compute_capability": "7.5"}
-    assert record["timing"] == {"started_at": None}
+    assert set(record["timing"].values()) == {None}
     profile = record["profile"]
     assert (profile["status"], profile["kernels_profiled"], profile["steps_profiled"]) == ("completed", 2, 2)
     # 100 + 10 + 2 x 1000 and 50, over two steps.
     assert profile["flop_per_step"] == (2110 + 50) / 2
     assert profile["dram_bytes_per_step"] == 5120 / 2
-    assert profile["l2_bytes_per_step"] is None
+    assert profile.get("l2_bytes_per_step") is None
     assert profile["kernel_time_s_per_step"] == pytest.approx(1.5e-6)
     loaded = analysis.load(results)
     assert loaded.problems == ()
@@ -306,9 +306,9 @@ def test_profile_becomes_a_bundle_with_kernels(tmp_path: Path, results: Path) ->
 
 def test_without_the_number_of_steps_there_is_no_figure_per_step(tmp_path: Path) -> None:
     profile = imported(tmp_path, NCU, model="resnet50", batch_size=64)["profile"]
-    assert profile["steps_profiled"] is None
-    assert profile["flop_per_step"] is None
-    assert profile["dram_bytes_per_step"] is None
+    assert profile.get("steps_profiled") is None
+    assert profile.get("flop_per_step") is None
+    assert profile.get("dram_bytes_per_step") is None
 
 
 def test_device_attribute_beats_the_label(tmp_path: Path) -> None:
@@ -377,7 +377,7 @@ def test_public_profiles(results: Path, name: str, device: str, flop: float | No
     folder = import_file(SHARED / "ncu" / f"{name}.csv", options, output=results)
     record = json.loads((folder / "run.json").read_text())
     assert record["environment"]["device"]["name"] == device
-    assert record["profile"]["flop_per_step"] == flop
+    assert record["profile"].get("flop_per_step") == flop
     assert record["profile"]["dram_bytes_per_step"] == pytest.approx(dram_bytes, rel=1e-12)
 
 
@@ -391,7 +391,7 @@ def bundle_or_refusal(tmp_path: Path, content: bytes) -> None:
     path = written(tmp_path, content)
     with suppress(UsageError, NothingToDoError):
         folder = import_file(path, Given(model="m", batch_size=4), output=tmp_path / "results")
-        assert bundle.read(folder).record["imported"]["file"] == "log.csv"
+        assert bundle.read(folder).document["imported"]["file"] == "log.csv"
 
 
 @SLOW

@@ -66,7 +66,8 @@ def test_added_changed_and_removed_bundles_are_noticed(results: Path, reads: lis
     added = make(results, 7)
     changed, removed, kept = (results / name for name in names(results)[:3])
     record = json.loads((changed / "run.json").read_text())
-    bundle.reseal(changed, {**record, "spec": {**record["spec"], "model": "vgg16"}})
+    bundle.write_document(changed, {**record, "spec": {**record["spec"], "model": "vgg16"}})
+    bundle.seal(changed)
     shutil.rmtree(removed)
     table = look(results)[0]
     assert sorted(reads) == sorted([added.name, changed.name])
@@ -198,8 +199,9 @@ def test_problems_have_a_path_and_a_reason(results: Path) -> None:
     (damaged / "telemetry.csv").unlink()
     for name in ("MANIFEST.json", "run.json"):
         path = newer / name
-        path.write_text(path.read_text().replace('"schema_version": 1', '"schema_version": 2'))
-    bundle.reseal(foreign, {"schema": "ours"})
+        path.write_text(path.read_text().replace('"schema_version": 2', '"schema_version": 3'))
+    bundle.write_document(foreign, {"schema": "ours"})
+    bundle.seal(foreign)
     (results / "plots" / "more").mkdir(parents=True)
     (results / "plots" / "a.png").write_text("")
     (results / "plots" / "more" / "b.png").write_text("")
@@ -214,7 +216,7 @@ def test_problems_have_a_path_and_a_reason(results: Path) -> None:
             "incomplete: no MANIFEST.json, the run did not end by itself; its steps so far are in steps.csv"
         ),
         damaged.name: "damaged: telemetry.csv is missing",
-        newer.name: "has bundle schema 2; this version reads up to schema 1",
+        newer.name: "has bundle schema 3; this version reads up to schema 2",
         foreign.name: "run.json has no usable run_id",
         "plots": "no rooflaunch bundle: neither MANIFEST.json nor run.json",
     }

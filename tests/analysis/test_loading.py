@@ -1,4 +1,3 @@
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -119,7 +118,8 @@ def test_what_is_no_folder_is_a_usage_error(tmp_path: Path) -> None:
 def test_record_is_the_whole_run_json(tmp_path: Path) -> None:
     folder = make(tmp_path, 1)
     results = analysis.load(tmp_path)
-    assert results.record(folder.name) == json.loads((folder / "run.json").read_text())
+    assert results.record(folder.name) == bundle.read(folder).record
+    assert results.record(folder.name).environment.device.driver_version == "580.95.05"
     with pytest.raises(UsageError, match="no run is called 'x'"):
         results.record("x")
 

@@ -22,7 +22,7 @@ def bare(folder: Path, status: str = "failed") -> None:
     record = {name: make_record(1, [0.1, 0.1])[name] for name in ("run_id", "spec")} | {"status": status}
     path = folder / record["run_id"]
     path.mkdir(parents=True)
-    bundle.write_record(path, record | {"environment": {"place": "here"}})
+    bundle.write_document(path, record | {"environment": {"place": "here"}})
     bundle.seal(path)
 
 

@@ -58,8 +58,8 @@ def analyze(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 @pytest.mark.parametrize("name", [path.name for path in sorted(OLD.iterdir()) if path.name != UNSEALED])
 def test_every_sealed_bundle_is_whole(name: str) -> None:
     read = bundle.read(OLD / name)
-    assert read.record["run_id"] == name
-    assert Status(read.record["status"]) is not Status.RUNNING
+    assert read.document["run_id"] == name
+    assert Status(read.document["status"]) is not Status.RUNNING
 
 
 @pytest.mark.parametrize("command", [path.stem for path in sorted(EXPECTED.iterdir())])

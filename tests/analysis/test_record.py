@@ -2,16 +2,16 @@ import copy
 import json
 import math
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.record import RUN_COLUMNS, Kind, read_document, row_of
+from analysis.record import RUN_COLUMNS, row_of
 from benchmarks.synthetic_bundles import change, make_record
 from workload.contract.errors import BundleError
+from workload.contract.fields import RANGES, Kind
 
 STEP_S = [0.1, 0.11, 0.09, 0.1, 0.12]
 
@@ -165,16 +165,11 @@ def nested(depth: int) -> Any:
         (math.nan, "a finite number of at most 1e+30"),
     ],
 )
-def test_what_nobody_can_work_with_is_left_out_wherever_it_stands(value: Any, rule: str | None, tmp_path: Path) -> None:
+def test_what_nobody_can_work_with_is_left_out_wherever_it_stands(value: Any, rule: str | None) -> None:
     made = record(unheard_of=value)
-    (tmp_path / "run.json").write_text(json.dumps(made))
     place = f"unheard_of{'.0' * 25}…" if isinstance(value, list) else "unheard_of"
 
     assert row_of(made).remarks == ([f"run.json: {place} is not {rule}; left out"] if rule else [])
-    kept = read_document(tmp_path)["unheard_of"]
-    assert kept == (
-        value if rule is None else json.loads("[" * 29 + "null" + "]" * 29) if isinstance(value, list) else None
-    )
 
 
 @pytest.mark.parametrize(
@@ -187,7 +182,7 @@ def test_what_nobody_can_work_with_is_left_out_wherever_it_stands(value: Any, ru
         ("bound__compute_fraction", 1e5, "compute_fraction", "bound.compute_fraction is not a share from 0 to 10000"),
         ("environment__place", 3, "place", "environment.place is not text"),
         ("environment__device", "T4", "device_name", "environment.device is not an object"),
-        ("environment__cloud__preemptible", "yes", "spot", "environment.cloud.preemptible is not true or false"),
+        ("environment__cloud__spot", "yes", "spot", "environment.cloud.spot is not true or false"),
         (
             "timing__started_at",
             "2026-11-01T00:00:00",
@@ -288,10 +283,10 @@ def test_any_content_is_a_row_or_refused(changes: list[tuple[tuple[str, ...], An
         cells = row_of(made).cells
     except BundleError:
         return
-    for name, (kind, _) in RUN_COLUMNS.items():
+    for name, kind in RUN_COLUMNS.items():
         value = cells[name]
         match kind:
-            case Kind.NUMBER | Kind.SECONDS | Kind.SHARE:
+            case kind if kind in RANGES:
                 assert value is None or math.isfinite(value)
             case Kind.TEXT:
                 assert value is None or value.encode("utf-8") is not None

@@ -20,6 +20,8 @@ from analysis.roofline import Roof, RoofKind, Work, WorkSource
 from benchmarks.synthetic_bundles import change, make, make_record
 from tests.analysis.ncu_files import DRAM, FADD, FFMA, FMUL, STARTED, TIME, wide
 from workload.contract import bundle, verdict
+from workload.contract import record as contract
+from workload.contract.fields import encode
 from workload.contract.verdict import Bound
 
 L1, L2, TENSOR = "l1tex__t_bytes.sum", "lts__t_bytes.sum", "sm__inst_executed_pipe_tensor.sum"
@@ -116,18 +118,19 @@ def test_points_agree_with_the_recorded_bound(
     record = make_record(0, [step_s] * 5)
     record["timing"]["data_wait_fraction"] = waits
     record["complexity"]["bytes_per_step_lower"], record["complexity"]["bytes_per_step_upper"] = bytes_
-    said = verdict.from_record(record)
+    read = contract.read(record).record
+    said = verdict.from_record(read)
     assert said is not None
     changes = {
         "timing": record["timing"],
         "complexity": record["complexity"],
-        "bound": said.to_json(),
+        "bound": encode(said),
     }
     row = only(points(tmp_path, changes))
     assert row["bound"] == said.bound
     assert "runs say" not in (row["note"] or "")
     # Above the measured ceiling there is no bound, and the fraction stays.
-    compute, high = verdict.share_of_ceiling(record), min(said.memory_fraction_high or 0, 1.0)
+    compute, high = verdict.share_of_ceiling(read), min(said.memory_fraction_high or 0, 1.0)
     fractions = [compute, said.memory_fraction_low, high]
     assert row["fraction_of_roof"] == pytest.approx(max(each for each in fractions if each is not None))
 

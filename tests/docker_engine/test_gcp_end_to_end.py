@@ -151,7 +151,7 @@ def test_one_command_from_the_image_to_the_bundles_at_home(laptop: Laptop, image
     assert told["usd"] >= sum(run["cost"]["usd"] for run in told["runs"]) - 0.001
     folders = [laptop.folder / run["path"] for run in told["runs"]]
     for folder in folders:
-        record = bundle.read(folder).record
+        record = bundle.read(folder).document
         where = record["environment"]
         assert record["status"] == "completed"
         assert (where["backend"], where["place"]) == ("gcp", "gcp-t4-us-central1-a")
@@ -166,7 +166,7 @@ def test_one_command_from_the_image_to_the_bundles_at_home(laptop: Laptop, image
         assert (cloud["zone"], cloud["machine_type"]) == ("us-central1-a", "n1-standard-4")
         assert (cloud["spot"], cloud["preempted"]) == (False, False)
         assert where["host"]["hostname"] == Path("/proc/sys/kernel/hostname").read_text().strip()
-    assert bundle.read(folders[0]).record["profile"]["status"] == "completed"
+    assert bundle.read(folders[0]).document["profile"]["status"] == "completed"
     assert TOKEN not in done.stderr + done.stdout
     stored = laptop.bucket_contents()
     assert {f"launches/{told['name']}/{name}" for name in ("request.json", "status.json", "result.json")} <= set(stored)
@@ -215,7 +215,7 @@ def test_a_machine_whose_date_is_off_launches_as_any_other(off_s: int, laptop: L
     told = json.loads(done.stdout)
     [run] = told["runs"]
     found = bundle.read(laptop.folder / run["path"])
-    assert (found.record["status"], len(found.steps())) == ("completed", 4)
+    assert (found.document["status"], len(found.steps())) == ("completed", 4)
     times = [datetime.fromisoformat(at).timestamp() for at in told["phases"].values()]
     assert began_s - 2 <= min(times) <= max(times) <= time.time() + 1
     assert not laptop.compute.instances
@@ -242,7 +242,7 @@ def test_a_vm_that_its_host_stopped_saves_its_steps_and_measures_nothing_again(l
     assert laptop.compute.instances == []
     [folder] = (laptop.folder / "home").iterdir()
     found = bundle.read(folder)
-    assert found.record["status"] in ("failed", "interrupted")
+    assert found.document["status"] in ("failed", "interrupted")
     assert sum(row["phase"] == "measured" for row in found.steps()) > 3
     assert vm.serial()[0].count("rooflaunch: phase run_started") == 1
     assert "the run had begun when the VM was stopped: saving what it left" in vm.serial()[0]

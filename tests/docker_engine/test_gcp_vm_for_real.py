@@ -127,8 +127,8 @@ def test_a_preempted_vm_brings_its_steps_out(cloud: Cloud) -> None:
     assert (result.exit_code, result.preempted) == (ExitCode.RUN_FAILED, True)
     assert result.error == f"the spot VM was taken away (preempted) in {vm.zone}"
     [found] = cloud.bundles(result)
-    assert (found.record["status"], found.record["error"]) == ("preempted", result.error)
-    assert found.record["environment"]["cloud"]["preempted"] is True
+    assert (found.document["status"], found.document["error"]) == ("preempted", result.error)
+    assert found.document["environment"]["cloud"]["preempted"] is True
     assert len(found.steps()) > 3
 
 
@@ -142,5 +142,5 @@ def test_an_agent_that_is_killed_is_started_again_and_saves_the_steps(cloud: Clo
     [found] = cloud.bundles(result)
     # The trainer has noticed that its agent is gone, and has sealed its bundle by itself.
     gone = "interrupted: the process that started this run is gone"
-    assert (found.record["status"], found.record["error"]) == ("interrupted", gone)
+    assert (found.document["status"], found.document["error"]) == ("interrupted", gone)
     assert len(found.steps()) > 3

@@ -75,9 +75,9 @@ def test_standalone(image: dict[str, Any], tmp_path: Path, hardening: list[str])
     assert done.stdout.startswith("/out/")
     [folder] = [path for path in tmp_path.iterdir() if path.is_dir()]
     found = bundle.read(folder)
-    assert found.record["status"] == "completed"
-    assert found.record["environment"]["container"]["runtime"] == "docker"
-    assert found.record["environment"]["software"]["commit"] == image["commit"]
+    assert found.document["status"] == "completed"
+    assert found.document["environment"]["container"]["runtime"] == "docker"
+    assert found.document["environment"]["software"]["commit"] == image["commit"]
     assert {path.stat().st_uid for path in (folder, *folder.iterdir())} == {CALLER}
 
 

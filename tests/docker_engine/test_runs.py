@@ -27,9 +27,9 @@ def test_a_run_from_plan_to_table(launch: Launch, image: dict[str, Any], images:
     assert [run["repeat"] for run in runs] == [{"index": 1, "of": 2}, {"index": 2, "of": 2}]
     for run in runs:
         found = bundle.read(tmp_path / run["path"])
-        where = found.record["environment"]
+        where = found.document["environment"]
         assert run["path"].startswith("my results/")
-        assert found.record["spec"]["dataset"] == str(images), "the folder keeps its name"
+        assert found.document["spec"]["dataset"] == str(images), "the folder keeps its name"
         assert where["runtime"] == "docker"
         assert "the image for this code, flavour cpu" in where["runtime_reason"]
         assert where["container"]["image_digest"] == image["image_id"]
@@ -51,7 +51,7 @@ def test_the_profile_is_a_second_container(launch: Launch, tmp_path: Path) -> No
     assert "SYS_ADMIN" not in first + second, "a trace needs no privilege"
     [folder] = (path for path in (tmp_path / "out").iterdir() if path.is_dir())
     found = bundle.read(folder)
-    assert found.record["profile"]["status"] == "completed"
+    assert found.document["profile"]["status"] == "completed"
     assert {"torch/kernels.csv", "torch/trace.json.gz"} <= {file.name for file in found.files}
     assert "profile       torch: " in done.stdout
 
@@ -81,7 +81,7 @@ def test_out_of_memory_is_a_result(launch: Launch, tmp_path: Path) -> None:
         "hint: a smaller --batch-size, fewer --workers, or more --memory\n"
     )
     [folder] = (path for path in (tmp_path / "out").iterdir() if path.is_dir())
-    assert bundle.read(folder).record["status"] == "out_of_memory"
+    assert bundle.read(folder).document["status"] == "out_of_memory"
 
 
 def running(tmp_path: Path) -> tuple["subprocess.Popen[str]", str, Path]:
@@ -112,7 +112,7 @@ def test_a_killed_container_keeps_its_steps(tmp_path: Path) -> None:
     assert process.returncode == ExitCode.RUN_FAILED
     assert "error: the container was killed (SIGKILL)" in stderr
     found = bundle.read(folder)
-    assert (found.record["status"], found.record["error"]) == ("failed", "the container was killed (SIGKILL)")
+    assert (found.document["status"], found.document["error"]) == ("failed", "the container was killed (SIGKILL)")
     assert len(found.steps()) > 3
 
 
@@ -121,7 +121,7 @@ def test_a_signal_stops_the_container_in_order(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
     assert process.returncode == ExitCode.INTERRUPTED
-    assert bundle.read(folder).record["status"] == "interrupted"
+    assert bundle.read(folder).document["status"] == "interrupted"
     assert docker("inspect", container).returncode != 0, "it is removed"
 
 
@@ -138,5 +138,5 @@ def test_a_launcher_that_is_killed_leaves_a_whole_bundle_and_nothing_that_runs(t
     docker("rm", container)
     found = bundle.read(folder)
     gone = "interrupted: the process that started this run is gone"
-    assert (found.record["status"], found.record["error"]) == ("interrupted", gone)
+    assert (found.document["status"], found.document["error"]) == ("interrupted", gone)
     assert len(found.steps()) > 3

@@ -80,7 +80,7 @@ def test_the_trainer_ends_in_order_when_launch_is_killed(tmp_path: Path) -> None
     deadline_s = time.monotonic() + 60
     while time.monotonic() < deadline_s and not (folder / bundle.MANIFEST).exists():
         time.sleep(0.05)
-    record = bundle.read(folder).record
+    record = bundle.read(folder).document
     assert (record["status"], record["error"]) == (
         "interrupted",
         "interrupted: the process that started this run is gone",

@@ -47,7 +47,7 @@ BROKEN: dict[str, Any] = {"kind": "ncu", "status": "unavailable", "reason": "no 
 
 def bundle(**changes: Any) -> Bundle:
     record = copy.deepcopy(RECORD) | changes
-    return Bundle(path=Path("results") / record["run_id"], record=record, files=())
+    return Bundle(path=Path("results") / record["run_id"], document=record, files=())
 
 
 CEILING = "the measured fp32 ceiling, 400 GFLOP/s"
@@ -91,7 +91,7 @@ def repeated(*figures: tuple[float, float], **changes: Sequence[Any]) -> list[Bu
 
 def test_repeats_that_added_steps_have_numbers_of_their_own() -> None:
     runs = repeated((20.0, 0.8), (20.0, 0.8))
-    runs[1].record["timing"]["step_s"]["n"] = 25
+    runs[1].document["timing"]["step_s"]["n"] = 25
     assert "step time     800 ms  (median of 2 runs, 800 ms; 20 to 25 steps each)" in render(runs)
 
 
@@ -164,7 +164,7 @@ def test_a_ceiling_that_some_runs_lack() -> None:
 
 
 def test_the_next_command_is_quoted_and_as_it_can_be_typed(monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = [Bundle(path=Path("my runs") / name, record=RECORD, files=()) for name in "ab"]
+    runs = [Bundle(path=Path("my runs") / name, document=RECORD, files=()) for name in "ab"]
     assert render(runs).endswith("  next          analyze report 'my runs'")
     assert "my runs/a\n" in render(runs, width=17)
     monkeypatch.setattr("launcher.table.as_typed", lambda text: f".venv/bin/{text}")

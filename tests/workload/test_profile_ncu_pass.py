@@ -5,6 +5,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import pytest
 from workload import cli
 from workload.contract import bundle
 from workload.contract.errors import ExitCode
+from workload.contract.profile_record import ProfileResult
+from workload.contract.record import ComplexityRecord, StepSeconds, Timing
 from workload.contract.spec import Device, Precision, Profile, RunSpec
 from workload.profile import command, ncu_pass, preflight, session, supervise
 from workload.profile.command import Estimate
@@ -189,7 +192,7 @@ def make_bundle(folder: Path, spec: RunSpec, *, status: str = "completed") -> Pa
         "complexity": {"train_flop_per_step": 3000},
         "profile": {"status": "not profiled", "reason": "the profile pass has not run yet"},
     }
-    bundle.write_record(folder, record)
+    bundle.write_document(folder, record)
     (folder / "steps.csv").write_text("step\n0\n")
     (folder / "log.txt").write_text("before\n")
     bundle.seal(folder)
@@ -201,9 +204,9 @@ def profile(folder: Path, **request: Any) -> dict[str, Any]:
     session.profile(folder, Request(**request))
     found = bundle.read(folder)
     assert (folder / "steps.csv").read_text() == "step\n0\n"
-    assert found.record["timing"] == {"step_s": {"median": 0.01}}
+    assert found.record.timing == Timing(step_s=StepSeconds(median=0.01))
     assert not (folder / session.WORK).exists()
-    recorded: dict[str, Any] = found.record["profile"]
+    recorded: dict[str, Any] = found.document["profile"]
     listed = {file.name for file in found.files}
     assert set(recorded.get("files", [])) <= listed
     return recorded
@@ -234,13 +237,13 @@ def test_one_that_amp_always_skips_is_partial(run_folder: Path, monkeypatch: pyt
 
 def test_completed_profile(fake_ncu: Path, run_folder: Path) -> None:
     found = profile(run_folder)
-    assert (found["status"], found["reason"], found["hint"]) == ("completed", None, None)
+    assert (found["status"], found.get("reason"), found.get("hint")) == ("completed", None, None)
     assert found["flop_per_step"] == FLOP_PER_STEP
     assert found["kernels_per_step"] == 4
     assert found["dram_bytes_per_step"] == 1000
     assert found["intensity_flop_per_byte"] == pytest.approx(3.1)
     assert found["kernel_time_s_per_step"] == pytest.approx(7e-6)
-    assert found["l1_bytes_per_step"] is None
+    assert found.get("l1_bytes_per_step") is None
     assert found["missing"] == ["l1tex__t_bytes.sum"], "this ncu does not know it"
     assert found["checks"] == {
         "calibration": {"fp32": {"known_flop": 2000, "counted_flop": 2000, "ratio": 1.0, "verified": True}},
@@ -335,7 +338,7 @@ def test_what_can_go_wrong_is_said_and_recorded(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert f"error: profile {status}: {reason}" in captured.err
-    recorded = bundle.read(run_folder).record["profile"]
+    recorded = bundle.read(run_folder).document["profile"]
     assert recorded["status"] == status
     assert recorded["kind"] == "ncu"
     assert recorded["reason"].startswith(reason)
@@ -397,7 +400,7 @@ def test_ctrl_c_keeps_the_steps_that_were_done(run_folder: Path, monkeypatch: py
     monkeypatch.setattr(ncu_pass._Watch, "on_line", watch)
     threading.Thread(target=lambda: (seen.wait(30), os.kill(os.getpid(), signal.SIGINT)), daemon=True).start()
     assert cli.main(["profile", str(run_folder), "--profile-throughput"]) == ExitCode.INTERRUPTED
-    found = bundle.read(run_folder).record["profile"]
+    found = bundle.read(run_folder).document["profile"]
     assert (found["status"], found["reason"]) == ("interrupted", "interrupted after 7 kernels")
     assert found["flop_per_step"] == FLOP_PER_STEP
     assert "throughput" not in found, "nothing more is started"
@@ -438,7 +441,7 @@ def test_what_cannot_be_asked_for(
     assert lines[0].startswith("error: ")
     assert message in lines[0]
     assert hint in lines[1]
-    assert bundle.read(run_folder).record["profile"] == before
+    assert bundle.read(run_folder).document["profile"] == before
 
 
 def test_only_completed_bundles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -454,23 +457,23 @@ def test_bundle_is_whole_during_the_pass(run_folder: Path, monkeypatch: pytest.M
     """Whoever kills the orchestrator meanwhile loses the profile and nothing else."""
     seen: list[bundle.Bundle] = []
 
-    def look(*_: object) -> dict[str, Any]:
+    def look(*_: object) -> ProfileResult:
         (run_folder / session.WORK / "ncu" / "half.csv").write_text("x")
         seen.append(bundle.read(run_folder))
-        return {"status": "failed"}
+        return ProfileResult(status="failed")
 
     monkeypatch.setattr(ncu_pass, "profile", look)
     (run_folder / session.WORK).mkdir()
     (run_folder / session.WORK / "left by a killed one").touch()
     session.profile(run_folder, Request())
-    assert seen[0].record["profile"]["status"] == "not profiled"
+    assert seen[0].document["profile"]["status"] == "not profiled"
     assert "ncu/half.csv" in {file.name for file in bundle.read(run_folder).files}
     assert not (run_folder / session.WORK).exists()
 
 
 def test_low_counts_name_the_likely_cause(tmp_path: Path) -> None:
     folder = make_bundle(tmp_path / "amp", RunSpec(precision=Precision.AMP, profile=Profile.NCU))
-    record = {**bundle.read(folder).record, "complexity": {"train_flop_per_step": 10_000}}
+    record = replace(bundle.read(folder).record, complexity=ComplexityRecord(train_flop_per_step=10_000))
     bundle.reseal(folder, record)
     found = profile(folder)
     assert found["checks"]["model_flop"]["flagged"]

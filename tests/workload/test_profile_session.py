@@ -38,7 +38,7 @@ def finish(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
 
 
 def record_of(folder: Path) -> dict[str, Any]:
-    return dict(bundle.read(folder).record)
+    return dict(bundle.read(folder).document)
 
 
 def test_train_with_repeats_and_a_trace(tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 import pytest
 
 from workload.contract.errors import ExitCode
+from workload.contract.fields import from_facts
+from workload.contract.profile_record import ProfileResult
 from workload.contract.spec import Profile
-from workload.profile.status import ProfileStatus, before_the_pass, is_collected, unavailable, was_interrupted
+from workload.profile.status import ProfileStatus, before_the_pass, unavailable, was_interrupted
 
 
 @pytest.mark.parametrize(
@@ -25,13 +27,13 @@ from workload.profile.status import ProfileStatus, before_the_pass, is_collected
     ],
 )
 def test_before_the_pass(profile: Profile, repeat: int, repeats: int, expected: dict[str, str]) -> None:
-    assert before_the_pass(profile, repeat=repeat, repeats=repeats) == expected
+    assert before_the_pass(profile, repeat=repeat, repeats=repeats) == ProfileResult(**expected)
 
 
 def test_error_is_two_lines_and_a_record() -> None:
     error = unavailable("no ncu", hint="install it")
     assert error.report() == "error: profile unavailable: no ncu\nhint: install it"
-    assert error.to_json() == {"status": "unavailable", "reason": "no ncu", "hint": "install it"}
+    assert error.recorded() == ProfileResult(status="unavailable", reason="no ncu", hint="install it")
     assert error.exit_code is ExitCode.TOOL
 
 
@@ -50,5 +52,6 @@ def test_error_is_two_lines_and_a_record() -> None:
     ],
 )
 def test_what_a_record_says(profile: dict[str, object], collected: bool, interrupted: bool) -> None:
-    assert is_collected(profile) is collected
-    assert was_interrupted(profile) is interrupted
+    recorded = from_facts(ProfileResult, profile)
+    assert recorded.is_collected is collected
+    assert was_interrupted(recorded) is interrupted

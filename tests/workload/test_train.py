@@ -21,7 +21,9 @@ import torch
 
 from workload import ceiling_rates, cli, models, train
 from workload.contract import bundle
+from workload.contract.environment_record import DeviceFacts, Environment
 from workload.contract.errors import ExitCode
+from workload.contract.record import Record, Spec, Status, Timing
 from workload.contract.spec import Device, RunSpec
 
 pytestmark = pytest.mark.world
@@ -43,7 +45,7 @@ def run(*words: str, ceilings: bool = False) -> tuple[int, Path]:
 
 
 def record_of(folder: Path) -> dict[str, Any]:
-    return dict(bundle.read(folder).record)
+    return dict(bundle.read(folder).document)
 
 
 def test_completed_run_holds_together(capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,7 +55,7 @@ def test_completed_run_holds_together(capsys: pytest.CaptureFixture[str]) -> Non
     assert captured.out == f"{folder}\n", "stdout is the bundle's folder and nothing else"
     found = bundle.read(folder)
     assert {"run.json", "steps.csv", "telemetry.csv", "log.txt"} == {file.name for file in found.files}
-    record, steps = found.record, found.steps()
+    record, steps = found.document, found.steps()
     assert (record["status"], record["error"]) == ("completed", None)
     assert record["run_id"] == folder.name
     assert [row["phase"] for row in steps] == ["warmup"] + ["measured"] * 12
@@ -149,7 +151,7 @@ def test_steps_that_amp_skipped_are_recorded_and_said(
 
 def test_without_amp_nothing_is_said_of_skipped_steps() -> None:
     _, folder = run("--iterations", "1")
-    assert "skipped_steps" not in record_of(folder)["timing"]
+    assert record_of(folder)["timing"]["skipped_steps"] is None
 
 
 def test_random_labels_are_learned() -> None:
@@ -213,11 +215,13 @@ def test_fp32_is_fp32() -> None:
 def test_a_run_that_kept_few_threads_busy_says_why(
     device: str, used: float | None, waited: float | None, note: str | None
 ) -> None:
-    record = {
-        "spec": {"device": device},
-        "environment": {"device": {"threads": 2}},
-        "timing": {"cpus_used": used, "cpus_waited": waited},
-    }
+    record = Record(
+        run_id="run-1",
+        status=Status.COMPLETED,
+        spec=Spec(model="resnet18", batch_size=4, device=device),
+        environment=Environment(device=DeviceFacts(threads=2)),
+        timing=Timing(cpus_used=used, cpus_waited=waited),
+    )
     notes = train._idle_cpus(record)
     assert [text.partition("; load average")[0] for text in notes] == ([note] if note else [])
 

@@ -7,11 +7,13 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from workload.contract import bundle
 from workload.contract.bundle import Status
+from workload.contract.environment_record import Environment
 from workload.contract.errors import BundleError, ExitCode, InterruptedRunError, OutOfDeviceMemoryError, RunFailedError
+from workload.contract.fields import from_facts
+from workload.contract.record import Memory, Record, Repeat, Spec, Timing
 from workload.contract.spec import Context, Device, RunSpec
 from workload.environment.machine import Machine
 from workload.environment.outside import outside_facts
@@ -54,7 +56,7 @@ def status_of(error: Exception) -> Status:
 
 def _is_completed(folder: Path) -> bool:
     with suppress(BundleError):
-        return bool(bundle.read(folder).record["status"] == Status.COMPLETED)
+        return bundle.read(folder).record.status is Status.COMPLETED
     return False
 
 
@@ -97,7 +99,7 @@ def _filled(spec: RunSpec) -> RunSpec:
     return spec.filled(device, cpus=1)
 
 
-def _record(run_id: str, spec: RunSpec, context: Context) -> dict[str, Any]:
+def _record(run_id: str, spec: RunSpec, context: Context) -> Record:
     """What `workload.train` writes first, as far as it can be known from outside."""
     # A launcher that starts containers has looked already.
     seen: dict[str, dict[str, object]] = {} if "host" in context.outside else outside_facts()
@@ -108,25 +110,19 @@ def _record(run_id: str, spec: RunSpec, context: Context) -> dict[str, Any]:
         "runtime": context.runtime,
         "runtime_reason": context.runtime_reason,
     }
-    absent: dict[str, Any] = {"host": {}, "device": {"type": spec.device.value, "name": None}, "software": {}}
-    return {
-        "run_id": run_id,
-        "status": Status.RUNNING,
-        "error": None,
-        "repeat": {"index": context.repeat, "of": context.repeats},
-        "spec": spec.to_json(),
-        "spec_origin": dict(context.spec_origin),
-        "environment": {**where, **absent, "cloud": None, "container": None, "slurm": None, **sections},
-        "timing": {"started_at": datetime.now(UTC).isoformat()},
-        "complexity": None,
-        "ceilings": None,
-        "bound": None,
-        "memory": {},
-        "usage": None,
-        "profile": before_the_pass(spec.profile, repeat=context.repeat, repeats=context.repeats),
-        "cost": None,
-        "notes": [NOTE],
-    }
+    facts = {"host": {}, "device": {"type": spec.device.value}, "software": {}, **where, **sections}
+    return Record(
+        run_id=run_id,
+        status=Status.RUNNING,
+        repeat=Repeat(index=context.repeat, of=context.repeats),
+        spec=Spec.of(spec),
+        spec_origin=context.spec_origin,
+        environment=from_facts(Environment, facts),
+        timing=Timing(started_at=datetime.now(UTC).isoformat()),
+        memory=Memory(),
+        profile=before_the_pass(spec.profile, repeat=context.repeat, repeats=context.repeats),
+        notes=[NOTE],
+    )
 
 
 def _write_header(path: Path, columns: Sequence[str]) -> None:

@@ -2,6 +2,8 @@
 
 Schema history
 1  run.json, steps.csv, telemetry.csv, log.txt, ncu/, MANIFEST.json (2026-11)
+2  run.json: `job` and `run_key`, null so far; whether a VM is spot stands in `environment.cloud.spot` alone, no longer
+   also in `environment.cloud.preemptible` and `cost.spot` (2026-11)
 
 A bundle is complete when MANIFEST.json is there and every file in it matches: it is written last, atomically.
 `python -m workload.bundle DIR...` verifies bundles.
@@ -14,19 +16,21 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from enum import StrEnum
+from functools import cached_property
 from pathlib import Path, PurePosixPath
-from statistics import fmean, median, quantiles, stdev
 from typing import Any
 
+from workload.contract import record
 from workload.contract.checksum import crc32c, crc32c_text
 from workload.contract.errors import BundleError, RunFailedError, UsageError
+from workload.contract.record import SCHEMA_VERSION, Record, Status
 
-SCHEMA_VERSION = 1
+# The home of `Status` was here; most of its readers look for it beside the bundle.
+__all__ = ["SCHEMA_VERSION", "Status"]
 MANIFEST = "MANIFEST.json"
 RECORD = "run.json"
 STEPS = "steps.csv"
@@ -64,18 +68,6 @@ TELEMETRY_COLUMNS = (
 )
 
 
-class Status(StrEnum):
-    """How a run ended; `running` is seen only in a bundle without a manifest."""
-
-    RUNNING = "running"
-    COMPLETED = "completed"
-    FAILED = "failed"
-    OUT_OF_MEMORY = "out_of_memory"
-    INTERRUPTED = "interrupted"
-    PREEMPTED = "preempted"
-    TIMED_OUT = "timed_out"
-
-
 @dataclass(frozen=True, kw_only=True)
 class File:
     """One row of the manifest. `crc32c` is base64 of the big-endian checksum, as Cloud Storage reports it."""
@@ -88,11 +80,16 @@ class File:
 
 @dataclass(frozen=True, kw_only=True)
 class Bundle:
-    """A complete bundle: its folder, the content of run.json, and the manifest."""
+    """A complete bundle: its folder, the content of run.json as it was written, and the manifest."""
 
     path: Path
-    record: Mapping[str, Any]
+    document: Mapping[str, Any]
     files: tuple[File, ...]
+
+    @cached_property
+    def record(self) -> Record:
+        """Run.json; `BundleError` where it is none of a run."""
+        return _record_of(self.path, self.document)
 
     def steps(self) -> list[dict[str, str]]:
         """The rows of steps.csv as text, warm-up first."""
@@ -124,9 +121,14 @@ def make_output(folder: Path, *, shown: Path | None = None, exist_ok: bool = Tru
         ) from error
 
 
-def write_record(folder: Path, record: Mapping[str, Any]) -> None:
+def write_record(folder: Path, run: Record) -> None:
     """Write run.json atomically."""
-    _write_json(folder / RECORD, {"schema_version": SCHEMA_VERSION, **record})
+    write_document(folder, record.to_json(run))
+
+
+def write_document(folder: Path, document: Mapping[str, Any]) -> None:
+    """Write the content of a run.json, which a test may have changed, atomically."""
+    _write_json(folder / RECORD, {"schema_version": SCHEMA_VERSION, **document})
 
 
 def seal(folder: Path) -> None:
@@ -141,10 +143,10 @@ def seal(folder: Path) -> None:
     _write_json(folder / MANIFEST, manifest)
 
 
-def reseal(folder: Path, record: Mapping[str, Any]) -> None:
+def reseal(folder: Path, run: Record) -> None:
     """Replace run.json of a complete bundle and seal what the folder holds now; killed meanwhile it is incomplete."""
     (folder / MANIFEST).unlink(missing_ok=True)
-    write_record(folder, record)
+    write_record(folder, run)
     seal(folder)
 
 
@@ -155,29 +157,12 @@ def close_broken(folder: Path, status: Status, error: str) -> None:
     """
     if (folder / MANIFEST).is_file():
         return
-    record = _read_json(folder / RECORD, missing=_why_no_manifest(folder))
-    _require_known_schema(folder, record)
+    run = read_record(folder, missing=_why_no_manifest(folder))
     for unfinished in folder.glob("*.tmp"):
         if unfinished.is_file():
             unfinished.unlink()
-    write_record(folder, {**record, "status": status, "error": error})
+    write_record(folder, replace(run, status=status, error=error))
     seal(folder)
-
-
-def describe_seconds(seconds: Sequence[float]) -> Mapping[str, float | int | None]:
-    """`step_s` of run.json: with the sample standard deviation; None where there are too few for a figure."""
-    several = len(seconds) > 1
-    twentieths = quantiles(seconds, n=20, method="inclusive") if several else None
-    return {
-        "n": len(seconds),
-        "median": median(seconds),
-        "mean": fmean(seconds),
-        "stdev": stdev(seconds) if several else None,
-        "min": min(seconds),
-        "max": max(seconds),
-        "p5": twentieths[0] if twentieths else None,
-        "p95": twentieths[-1] if twentieths else None,
-    }
 
 
 def is_write_failure(error: OSError) -> bool:
@@ -211,14 +196,28 @@ def read(folder: Path) -> Bundle:
         _verify(folder, row)
     if RECORD not in {row.name for row in files}:
         raise _damaged(folder, f"{MANIFEST} lists no {RECORD}")
-    record = read_record(folder)
-    _require_known_schema(folder, record)
-    return Bundle(path=folder, record=record, files=files)
+    return Bundle(path=folder, document=_read_document(folder), files=files)
 
 
-def read_record(folder: Path) -> dict[str, Any]:
-    """Run.json of a bundle that was verified before; `BundleError` where it cannot be read."""
-    return _read_json(folder / RECORD, missing="no run.json")
+def read_record(folder: Path, *, missing: str = "no run.json") -> Record:
+    """Run.json of a bundle that was verified before, or is open; `BundleError` where it cannot be read.
+
+    `missing` is what a folder without one is.
+    """
+    return _record_of(folder, _read_document(folder, missing=missing))
+
+
+def _record_of(folder: Path, document: Mapping[str, Any]) -> Record:
+    try:
+        return record.read(document).record
+    except BundleError as error:
+        raise BundleError(f"'{folder}' cannot be used: {error}", hint=error.hint) from error
+
+
+def _read_document(folder: Path, *, missing: str = "no run.json") -> dict[str, Any]:
+    document = _read_json(folder / RECORD, missing=missing)
+    _require_known_schema(folder, document)
+    return document
 
 
 def read_steps(folder: Path) -> list[dict[str, str]]:

@@ -3,10 +3,10 @@
 Segments come in quadruples, ABBA or BAAB, each one's order drawn by lot (`order`). A quadruple gives one difference of
 logarithms, free of every steady drift. Where both variants are the same program, the lot alone decides the sign of each
 difference, whatever the machine does: slow waves, throttling and heavy tails change how large differences are, and no
-sign. So evidence is counted as a bet on signs that nobody can win in the long run: for a shift `theta` and bets
-`stake`, the product over quadruples of exp(stake x (difference - theta)) / cosh(stake x (difference - theta)) is a
-martingale where differences are symmetric about theta, and exceeds 100 at any time in at most 1 of 100 duels (Ville
-1939). One may look after every quadruple.
+sign. So evidence is counted as a bet on signs that nobody can win in the long run: for a shift and a stake, the product
+over quadruples of exp(bet) / cosh(bet), with bet = stake x (difference - shift), is a martingale where differences are
+symmetric about the shift, and exceeds 100 at any time in at most 1 of 100 duels (Ville 1939). One may look after every
+quadruple. Any odd function of the difference may be bet: here it is held within limits, as Huber's.
 
 de la Pena, A general class of exponential inequalities for martingales and ratios, Annals of Probability 27 (1999), for
 symmetric variables; Howard, Ramdas, McAuliffe & Sekhon, Time-uniform, nonparametric, nonasymptotic confidence
@@ -35,12 +35,14 @@ CALLED_FROM = 0.25
 # Stakes, in the inverse of the spread between two segments of one variant; each has an equal part of the capital. They
 # are best for differences of a fifth of that spread to twice of it.
 STAKES = (0.25, 0.5, 1.0, 2.0)
+# Larger differences count as this many spreads: a neighbour that came or went within a quadruple decides nothing.
+LARGEST = 1.5
 # The spread of a quadruple's difference is that of one segment; two segments differ by 0.95 of it in the median.
 MEDIAN_TO_SPREAD = 1 / 0.9539
 # Segments that differ by less than a clock tells: stakes stay finite.
 LEAST_SPREAD = 1e-4
-# Without this many quadruples no difference, however clear, reaches the limit: capital less than doubles with each.
-LEAST_QUADRUPLES = 7
+# With fewer quadruples no difference, however clear, reaches the limit: capital less than doubles with each.
+LEAST_QUADRUPLES = 8
 LOG_2 = log(2.0)
 # Fewer differences tell no spread, and so not how many are needed.
 LEAST_FOR_SPREAD = 3
@@ -206,7 +208,7 @@ class _Evidence:
         """Win or lose by one more quadruple."""
         size = self._sign * (quadruple.difference - self._shift) / quadruple.spread
         for number, stake in enumerate(STAKES):
-            bet = stake * size
+            bet = stake * max(-LARGEST, min(size, LARGEST))
             # The logarithm of exp(bet) / cosh(bet), without overflow.
             self._logs[number] += bet - abs(bet) - log1p(exp(-2 * abs(bet))) + LOG_2
 

@@ -201,6 +201,17 @@ class RunSpec:
         """Plain values by field name."""
         return asdict(self)
 
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "RunSpec":
+        """The inverse of `to_json`, each value checked as if it had been typed; `UsageError` names one that is wrong.
+
+        None and names that are no options are left out: an option that is newer than `values` has its default.
+        """
+        known = {option.name: option for option in options()}
+        return cls(
+            **{name: known[name].parse(value) for name, value in values.items() if name in known and value is not None}
+        )
+
 
 T = TypeVar("T")
 

@@ -4,11 +4,9 @@ The bytes are modelled, so the memory side is an interval: from every tensor mov
 and writing memory. Counters (`--profile ncu`) replace the model where there are any.
 """
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any
 
+from workload.contract.record import Record, Verdict
 from workload.contract.text import between, percent
 
 # Above this share of the wall time, the input pipeline and not the step decides the throughput.
@@ -33,25 +31,6 @@ class Bound(StrEnum):
     INPUT = "input"
     # Other work had the CPUs: the figures say nothing about this machine or this model.
     BUSY = "busy"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """The bound, the fractions of the measured ceilings reached (1 = at the roof), and a sentence.
-
-    Without a bound the sentence says why it is not known.
-    """
-
-    bound: Bound | None
-    why: str
-    flop_per_s: float | None = None
-    compute_fraction: float | None = None
-    memory_fraction_low: float | None = None
-    memory_fraction_high: float | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values by field name."""
-        return asdict(self)
 
 
 def judge(
@@ -107,90 +86,85 @@ def _explain(bound: Bound, *, data_wait_fraction: float, compute: float, low: fl
             return roofs
 
 
-def competition(record: Mapping[str, Any]) -> str | None:
+def competition(run: Record) -> str | None:
     """What a CPU run got of the CPUs that it has threads for, where other work had the rest; otherwise None."""
-    timing = record["timing"]
-    used, waited = timing.get("cpus_used"), timing.get("cpus_waited")
-    if not lacks_cpus(record) or waited is None:
+    used, waited = run.timing.cpus_used, run.timing.cpus_waited
+    if not lacks_cpus(run) or used is None or waited is None:
         return None
     share = waited / (used + waited)
     if share < LEAST_WAITED_SHARE:
         return None
-    threads = record["environment"]["device"]["threads"]
+    threads = run.environment.device.threads
     return f"the run got {used:.1f} of {threads} CPUs and waited for one {percent(share)} of its time"
 
 
-def lacks_cpus(record: Mapping[str, Any]) -> bool:
+def lacks_cpus(run: Record) -> bool:
     """Whether a CPU run kept few of its threads busy, for whatever reason."""
-    used = record["timing"].get("cpus_used")
-    if record["spec"].get("device") != "cpu" or used is None:
-        return False
-    threads = record["environment"]["device"].get("threads")
-    return bool(threads) and used < COMPETED_SHARE * threads
+    used, threads = run.timing.cpus_used, run.environment.device.threads
+    return run.spec.device == "cpu" and used is not None and bool(threads) and used < COMPETED_SHARE * (threads or 0)
 
 
-def share_of_ceiling(record: Mapping[str, Any]) -> float | None:
+def flop_per_s(run: Record) -> float | None:
+    """The FLOP of a step by its median time; unlike images/s it leaves out waits for data."""
+    flop = run.complexity.train_flop_per_step if run.complexity else None
+    median_s = run.timing.step_s.median if run.timing.step_s else None
+    return None if flop is None or median_s is None else flop / median_s
+
+
+def share_of_ceiling(run: Record) -> float | None:
     """The FLOP/s of the median step by the ceiling that was measured for its precision; None where one is unknown."""
-    step_s, ceilings = record["timing"].get("step_s"), record["ceilings"]
-    rate = ceilings and ceilings["flop_per_s"].get(record["spec"]["precision"])
-    if not (step_s and rate):
+    reached, roof = flop_per_s(run), compute_roof_per_s(run)
+    return None if reached is None or roof is None else reached / roof
+
+
+def compute_roof_per_s(run: Record) -> float | None:
+    """The measured ceiling of the run's precision."""
+    rate = run.ceilings.compute(run.spec.precision) if run.ceilings else None
+    return rate.roof_per_s if rate else None
+
+
+def from_record(run: Record) -> Verdict | None:
+    """The verdict on a run; None without steps."""
+    if run.timing.step_s is None:
         return None
-    return float(record["complexity"]["train_flop_per_step"] / step_s["median"] / roof_per_s(rate))
-
-
-def roof_per_s(rate: Mapping[str, Any]) -> float:
-    """FLOP or bytes per second to hold a run against, from a rate of run.json.
-
-    The sustained one where a device slowed down under load, else the median; older bundles have the median alone.
-    """
-    return float(rate.get("sustained") or rate["median"])
-
-
-def from_record(record: Mapping[str, Any]) -> Verdict | None:
-    """The verdict on a run.json; None without steps."""
-    timing = record["timing"]
-    if not timing.get("step_s"):
-        return None
-    if taken := competition(record):
+    if taken := competition(run):
         return Verdict(bound=Bound.BUSY, why=taken)
-    why_not = _unknown(record)
-    if why_not is None:
-        return _judged(record)
-    if timing["data_wait_fraction"] > INPUT_BOUND_FRACTION:
+    verdict = _judged(run)
+    waits = run.timing.data_wait_fraction
+    if isinstance(verdict, str) and waits is not None and waits > INPUT_BOUND_FRACTION:
         # This can be said without ceilings.
-        return Verdict(bound=Bound.INPUT, why=_waits(timing["data_wait_fraction"]))
-    return Verdict(bound=None, why=why_not)
+        return Verdict(bound=Bound.INPUT, why=_waits(waits))
+    return Verdict(bound=None, why=verdict) if isinstance(verdict, str) else verdict
 
 
-def _unknown(record: Mapping[str, Any]) -> str | None:
-    """Why compute cannot be told from memory."""
-    ceilings, precision = record["ceilings"], record["spec"]["precision"]
+def _judged(run: Record) -> Verdict | str:
+    """The verdict, or why compute cannot be told from memory."""
+    ceilings, precision, complexity = run.ceilings, run.spec.precision, run.complexity
     if ceilings is None:
         return "no ceilings were measured (--no-ceilings)"
-    unavailable = ceilings.get("unavailable", {})
-    for quantity, name, what in (
-        ("flop_per_s", precision, f"{precision} ceiling"),
-        ("bytes_per_s", "copy", "bandwidth"),
+    compute, copy = ceilings.compute(precision), ceilings.copy()
+    unavailable = ceilings.unavailable or {}
+    for rate, name, what in (
+        (compute, precision or "", f"{precision} ceiling"),
+        (copy, "copy", "bandwidth"),
     ):
-        if not ceilings[quantity].get(name):
-            return f"the {what} was not measured: {unavailable.get(name, 'nobody knows why')}"
-    share = share_of_ceiling(record)
+        if rate is None:
+            return f"the {what} was not measured: {unavailable.get(name) or 'nobody knows why'}"
+    share = share_of_ceiling(run)
     if share is not None and share > ABOVE_CEILING:
         return (
             f"the run reached {percent(share)} of the measured {precision} ceiling, which cannot be:"
             " the ceiling is too low, or the kernels execute fewer FLOP than the model has (Winograd)"
         )
-    return None
-
-
-def _judged(record: Mapping[str, Any]) -> Verdict:
-    timing, complexity, ceilings = record["timing"], record["complexity"], record["ceilings"]
-    return judge(
-        step_s=timing["step_s"]["median"],
-        data_wait_fraction=timing["data_wait_fraction"],
-        flop_per_step=complexity["train_flop_per_step"],
-        bytes_low=complexity["bytes_per_step_lower"],
-        bytes_high=complexity["bytes_per_step_upper"],
-        ceiling_flop_per_s=roof_per_s(ceilings["flop_per_s"][record["spec"]["precision"]]),
-        ceiling_bytes_per_s=roof_per_s(ceilings["bytes_per_s"]["copy"]),
-    )
+    figures = {
+        "step_s": run.timing.step_s.median if run.timing.step_s else None,
+        "data_wait_fraction": run.timing.data_wait_fraction,
+        "flop_per_step": complexity.train_flop_per_step if complexity else None,
+        "bytes_low": complexity.bytes_per_step_lower if complexity else None,
+        "bytes_high": complexity.bytes_per_step_upper if complexity else None,
+        "ceiling_flop_per_s": compute.roof_per_s if compute else None,
+        "ceiling_bytes_per_s": copy.roof_per_s if copy else None,
+    }
+    if absent := [name for name, value in figures.items() if value is None]:
+        return f"run.json lacks {', '.join(absent)}"
+    return judge(**{name: value for name, value in figures.items() if value is not None})

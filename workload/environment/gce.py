@@ -31,7 +31,7 @@ TEXT_KEYS = {
 }
 FLAG_KEYS = {
     "preempted": "instance/preempted",
-    "preemptible": "instance/scheduling/preemptible",
+    "spot": "instance/scheduling/preemptible",
     "automatic_restart": "instance/scheduling/automatic-restart",
 }
 TOPOLOGY_KEY = "instance/attributes/physical_host_topology"

@@ -13,6 +13,9 @@ from typing import Any
 
 from workload.contract import vocabulary
 from workload.contract.errors import InterruptedRunError, RooflaunchError
+from workload.contract.fields import encode, from_facts
+from workload.contract.profile_record import ProfileResult
+from workload.contract.record import Record
 from workload.contract.spec import Profile, RunSpec
 from workload.environment.machine import Machine
 from workload.profile import command, diagnosis, kernels, metrics, preflight, summary, supervise, tool
@@ -106,7 +109,7 @@ class _Run:
     warmup_steps: int = WARMUP_STEPS
 
 
-def profile(spec: RunSpec, record: Mapping[str, Any], folder: Path, machine: Machine | None = None) -> dict[str, Any]:
+def profile(spec: RunSpec, record: Record, folder: Path, machine: Machine | None = None) -> ProfileResult:
     """Run.json's `profile` of the bundle with this `record`; files go to `folder`, which exists.
 
     Raises `ProfileError` where nothing could be collected. Call it within `interrupt.stoppable`.
@@ -120,13 +123,13 @@ def profile(spec: RunSpec, record: Mapping[str, Any], folder: Path, machine: Mac
 class NcuPass:
     """One bundle's pass; the first run counts FLOP and bytes per kernel, the others are optional."""
 
-    def __init__(self, spec: RunSpec, record: Mapping[str, Any], folder: Path, facts: preflight.Facts) -> None:
+    def __init__(self, spec: RunSpec, record: Record, folder: Path, facts: preflight.Facts) -> None:
         self._spec = spec
         self._record = record
         self._folder = folder
         self._facts = facts
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> ProfileResult:
         """Everything, in order."""
         counted = self._count()
         self._require_same_gpu(counted)
@@ -139,7 +142,7 @@ class NcuPass:
         found = self._describe(counted, fitting, plan, done)
         if not (done.end.interrupted or done.end.timed_out):
             found |= self._extras(counted, fitting)
-        return found | {"files": self._files()}
+        return from_facts(ProfileResult, found | {"files": self._files()})
 
     # --- counting
 
@@ -148,8 +151,8 @@ class NcuPass:
         LOGGER.info("profile    counting the kernels of a step")
         report = self._folder / "count.json"
         words = command.profiled_process(self._spec, Mode.COUNT, report, os.getpid())
-        median = (self._record.get("timing") or {}).get("step_s") or {}
-        limit_s = command.trace_limit_s(median.get("median") or 1.0, WARMUP_STEPS)
+        step_s = self._record.timing.step_s
+        limit_s = command.trace_limit_s((step_s.median if step_s else None) or 1.0, WARMUP_STEPS)
         end = self._start(words, limit_s=limit_s, under_ncu=False)
         found = _answer(report)
         if found is None:
@@ -163,7 +166,7 @@ class NcuPass:
         return broken_off or own or ProfileError(ProfileStatus.FAILED, reason, hint=LOOK)
 
     def _require_same_gpu(self, counted: _Counted) -> None:
-        timed = ((self._record.get("environment") or {}).get("device") or {}).get("name")
+        timed = self._record.environment.device.name
         if timed and timed != counted.device:
             raise unavailable(
                 f"the run was on {timed}, this is {counted.device}: a profile belongs to its GPU",
@@ -353,10 +356,9 @@ class NcuPass:
     def _figures(self, counted: _Counted, complete: summary.Labelled) -> dict[str, Any]:
         figures = summary.per_step(complete)
         backward = summary.backward(complete)
-        complexity = self._record.get("complexity") or {}
-        model = summary.model_flop(
-            figures, complexity.get("train_flop_per_step"), has_backward=bool(backward["present"])
-        )
+        complexity = self._record.complexity
+        model_flop = complexity.train_flop_per_step if complexity else None
+        model = summary.model_flop(figures, model_flop, has_backward=bool(backward["present"]))
         calibration = summary.calibrations(complete, counted.calibration_flop)
         return figures | {
             "checks": {
@@ -444,7 +446,7 @@ def _attempt(name: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     except (RooflaunchError, OSError, subprocess.SubprocessError) as error:
         failed = ProfileError(ProfileStatus.FAILED, str(error), hint=LOOK)
     LOGGER.warning("note       %s: %s: %s", name, failed.status, failed)
-    return failed.to_json()
+    return encode(failed.recorded())
 
 
 class _Watch:

@@ -5,20 +5,22 @@ Until then the bundle stays as it is: whoever kills the pass loses the profile a
 
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, assert_never
+from typing import assert_never
 
 from workload import log
 from workload.contract import bundle
 from workload.contract.bundle import Bundle, Status
 from workload.contract.errors import InterruptedRunError, RooflaunchError, UsageError
 from workload.contract.interrupt import stoppable, undisturbed
-from workload.contract.spec import Profile, RunSpec, options, resolve
+from workload.contract.profile_record import ProfileResult
+from workload.contract.record import Record
+from workload.contract.spec import Profile, RunSpec
 from workload.profile import ncu_pass, torch_pass
-from workload.profile.status import ProfileError, ProfileStatus, is_collected
+from workload.profile.status import ProfileError, ProfileStatus
 
 WORK = "profile.tmp"
 FOLDERS = {Profile.NCU: ncu_pass.FOLDER, Profile.TORCH: torch_pass.FOLDER}
@@ -34,7 +36,7 @@ class Request:
     profile_throughput: bool | None = None
 
 
-def profile(folder: Path, request: Request) -> dict[str, Any]:
+def profile(folder: Path, request: Request) -> ProfileResult:
     """Profile the configuration of a bundle and seal the result into it; returns run.json's `profile`.
 
     A pass that collects nothing is recorded, unless the bundle holds an earlier profile, which then stays. Raises
@@ -53,8 +55,8 @@ def profile(folder: Path, request: Request) -> dict[str, Any]:
 
 def wanted_spec(found: Bundle, request: Request) -> RunSpec:
     """The bundle's spec with the request's profile. Raises `UsageError` where that makes no sense."""
-    status = found.record.get("status")
-    if status != Status.COMPLETED:
+    status = found.record.status
+    if status is not Status.COMPLETED:
         raise UsageError(
             f"'{found.path}' cannot be profiled: the run is '{status}', not completed",
             hint="profile a completed run, or run again with --profile",
@@ -63,26 +65,19 @@ def wanted_spec(found: Bundle, request: Request) -> RunSpec:
     # The extras of an earlier request by ncu mean nothing to torch.
     if request.profile is Profile.TORCH:
         given = {"profile_step_bytes": False, "profile_throughput": False} | given
-    spec = replace(_recorded_spec(found), **given).checked()
+    # As recorded, filled; options that are newer than the bundle have their defaults.
+    spec = replace(found.record.spec.run_spec(), **given).checked()
     if spec.profile is Profile.NONE:
         raise UsageError(f"'{found.path}' asks for no profile of its own", hint="--profile ncu, or --profile torch")
     _refuse_replacing(found, spec.profile)
     return spec
 
 
-def _recorded_spec(found: Bundle) -> RunSpec:
-    """As recorded, filled; options that are newer than the bundle have their defaults."""
-    recorded = found.record.get("spec") or {}
-    known = {option.name for option in options()}
-    values = {name: value for name, value in recorded.items() if name in known and value is not None}
-    return resolve(values, {}, None).spec
-
-
 def _refuse_replacing(found: Bundle, wanted: Profile) -> None:
-    held = found.record.get("profile") or {}
-    if is_collected(held) and held.get("kind") != wanted:
+    held = found.record.profile
+    if held.is_collected and held.kind != wanted:
         raise UsageError(
-            f"'{found.path}' already holds a profile by {held.get('kind')}; run.json has room for one",
+            f"'{found.path}' already holds a profile by {held.kind}; run.json has room for one",
             hint=f"a run of its own: python -m workload train … --profile {wanted}",
         )
 
@@ -98,7 +93,7 @@ def _work_folder(folder: Path) -> Iterator[Path]:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _collect(spec: RunSpec, found: Bundle, work: Path) -> dict[str, Any]:
+def _collect(spec: RunSpec, found: Bundle, work: Path) -> ProfileResult:
     """Run.json's `profile`, whatever happens but a bug."""
     try:
         with stoppable():
@@ -111,10 +106,10 @@ def _collect(spec: RunSpec, found: Bundle, work: Path) -> dict[str, Any]:
         hint = error.hint if isinstance(error, RooflaunchError) else "log.txt in the bundle"
         failed = ProfileError(ProfileStatus.FAILED, str(error), hint=hint)
     log.LOGGER.error("%s", failed.report())
-    return failed.to_json() | {"kind": spec.profile}
+    return failed.recorded(spec.profile)
 
 
-def _run(spec: RunSpec, record: Mapping[str, Any], work: Path) -> dict[str, Any]:
+def _run(spec: RunSpec, record: Record, work: Path) -> ProfileResult:
     folder = work / FOLDERS[spec.profile]
     folder.mkdir()
     match spec.profile:
@@ -128,20 +123,20 @@ def _run(spec: RunSpec, record: Mapping[str, Any], work: Path) -> dict[str, Any]
             assert_never(spec.profile)
 
 
-def _replaces(found: Bundle, collected: Mapping[str, Any]) -> bool:
+def _replaces(found: Bundle, collected: ProfileResult) -> bool:
     """Whether the bundle is to hold this: an earlier profile is worth more than the record of a failure."""
-    if is_collected(collected) or not is_collected(found.record.get("profile") or {}):
+    if collected.is_collected or not found.record.profile.is_collected:
         return True
     log.LOGGER.info("note       the profile that the bundle held stays")
     return False
 
 
-def _close(found: Bundle, collected: dict[str, Any] | None, kind: Profile, work: Path) -> None:
+def _close(found: Bundle, collected: ProfileResult | None, kind: Profile, work: Path) -> None:
     """Put log, files and record into the bundle and seal it; None: the bundle keeps the profile that it has."""
     record = found.record
     if collected is not None:
         _move(work / FOLDERS[kind], found.path / FOLDERS[kind])
-        record = {**record, "profile": collected}
+        record = replace(record, profile=collected)
     with (found.path / bundle.LOG).open("ab") as kept:
         kept.write((work / bundle.LOG).read_bytes())
     shutil.rmtree(work)

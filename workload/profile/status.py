@@ -1,10 +1,9 @@
 """How a profile pass ended, as run.json's `profile` says it."""
 
-from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any
 
 from workload.contract.errors import ExitCode, RooflaunchError
+from workload.contract.profile_record import ProfileResult
 from workload.contract.spec import Profile
 
 
@@ -34,9 +33,9 @@ class ProfileError(RooflaunchError):
         """What stands after `error:`."""
         return f"profile {self.status}: {self}"
 
-    def to_json(self) -> dict[str, Any]:
-        """The start of run.json's `profile`."""
-        return {"status": self.status, "reason": str(self), "hint": self.hint}
+    def recorded(self, kind: Profile | None = None) -> ProfileResult:
+        """Run.json's `profile` where this is all that came of the pass."""
+        return ProfileResult(status=self.status, reason=str(self), hint=self.hint, kind=kind)
 
 
 def unavailable(reason: str, *, hint: str) -> ProfileError:
@@ -44,20 +43,15 @@ def unavailable(reason: str, *, hint: str) -> ProfileError:
     return ProfileError(ProfileStatus.UNAVAILABLE, reason, hint=hint)
 
 
-def before_the_pass(profile: Profile, *, repeat: int, repeats: int) -> dict[str, Any]:
+def before_the_pass(profile: Profile, *, repeat: int, repeats: int) -> ProfileResult:
     """What the timing run itself writes of its profile."""
     if profile is Profile.NONE:
-        return {"status": ProfileStatus.NOT_REQUESTED}
+        return ProfileResult(status=ProfileStatus.NOT_REQUESTED)
     reason = "the profile pass has not run yet" if repeat == 1 else f"repeat 1 of {repeats} holds the profile"
-    return {"status": ProfileStatus.NOT_PROFILED, "kind": profile, "reason": reason}
+    return ProfileResult(status=ProfileStatus.NOT_PROFILED, kind=profile, reason=reason)
 
 
-def is_collected(profile: Mapping[str, Any]) -> bool:
-    """Whether run.json's `profile` has something to show: kernels or a trace, if only of a part."""
-    return bool(profile.get("files"))
-
-
-def was_interrupted(profile: Mapping[str, Any]) -> bool:
+def was_interrupted(profile: ProfileResult) -> bool:
     """Whether the user ended the pass, or one of its further runs."""
-    parts = (profile, profile.get("step_bytes") or {}, profile.get("throughput") or {})
-    return any(part.get("status") == ProfileStatus.INTERRUPTED for part in parts)
+    parts = (profile, profile.step_bytes, profile.throughput)
+    return any(part is not None and part.status == ProfileStatus.INTERRUPTED for part in parts)

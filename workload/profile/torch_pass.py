@@ -3,10 +3,12 @@
 import json
 import logging
 import os
-from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+from workload.contract.fields import from_facts
+from workload.contract.profile_record import ProfileResult
+from workload.contract.record import Record
 from workload.contract.spec import Profile, RunSpec
 from workload.profile import command, diagnosis, supervise
 from workload.profile.command import Mode
@@ -19,7 +21,7 @@ LOOK = f"{FOLDER}/{LOG} in the bundle has what it printed"
 LOGGER = logging.getLogger("workload")
 
 
-def profile(spec: RunSpec, record: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def profile(spec: RunSpec, record: Record, folder: Path) -> ProfileResult:
     """Run.json's `profile` of the bundle with this `record`; files go to `folder`, which exists.
 
     Raises `ProfileError` where nothing could be collected. Call it within `interrupt.stoppable`.
@@ -34,23 +36,21 @@ def profile(spec: RunSpec, record: Mapping[str, Any], folder: Path) -> dict[str,
     end = supervise.run(words, log=folder / LOG, limit_s=limit_s)
     if not report.is_file():
         raise _why_nothing(end, limit_s)
-    found: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
+    traced = from_facts(ProfileResult, json.loads(report.read_text(encoding="utf-8")))
     report.unlink()
-    return {
-        "status": ProfileStatus.COMPLETED,
-        "reason": None,
-        "hint": None,
-        "kind": Profile.TORCH,
-        **found,
-        "device": found["device"] or ((record.get("environment") or {}).get("device") or {}).get("name"),
-        "elapsed_s": end.elapsed_s,
-        "files": sorted(f"{FOLDER}/{path.name}" for path in folder.iterdir()),
-    }
+    return replace(
+        traced,
+        status=ProfileStatus.COMPLETED,
+        kind=Profile.TORCH,
+        device=traced.device or record.environment.device.name,
+        elapsed_s=end.elapsed_s,
+        files=sorted(f"{FOLDER}/{path.name}" for path in folder.iterdir()),
+    )
 
 
-def _limit_s(spec: RunSpec, record: Mapping[str, Any]) -> float:
-    step_s = ((record.get("timing") or {}).get("step_s") or {}).get("median") or 1.0
-    return command.trace_limit_s(step_s, (spec.warmup or 0) + spec.profile_steps + 1)
+def _limit_s(spec: RunSpec, record: Record) -> float:
+    step_s = record.timing.step_s.median if record.timing.step_s else None
+    return command.trace_limit_s(step_s or 1.0, (spec.warmup or 0) + spec.profile_steps + 1)
 
 
 def _why_nothing(end: supervise.End, limit_s: float) -> ProfileError:

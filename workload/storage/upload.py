@@ -42,7 +42,7 @@ def upload(store: Store, folder: Path, *, on_file: OnFile | None = None) -> Uplo
     stored: list[bundle.File] = []
     # The small ones first: of an upload that is cut off, the record and the steps are there.
     for file in (*sorted(complete.files, key=lambda file: (file.bytes, file.name)), manifest):
-        labels = labels_of(complete.record) if file is manifest else {}
+        labels = labels_of(complete.document) if file is manifest else {}
         if _send(store, folder, prefix, file, there, labels):
             stored.append(file)
             if on_file:

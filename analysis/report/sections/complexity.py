@@ -95,15 +95,10 @@ def _number(table: pd.DataFrame, row: Any, column: str) -> float | None:
 def _by_operation(evidence: ReportEvidence, rows: list[dict[str, Any]]) -> list[Block]:
     shares: list[tuple[str, Mapping[str, float]]] = []
     for row in rows:
-        complexity = evidence.record(row["run_id"]).get("complexity")
-        counted_flop = complexity.get("flop_by_op") if isinstance(complexity, Mapping) else None
-        if isinstance(counted_flop, Mapping):
-            flop = {
-                str(kind): float(value)
-                for kind, value in counted_flop.items()
-                if isinstance(value, int | float) and value > 0
-            }
-            shares.append((row["task"], flop))
+        record = evidence.record(row["run_id"])
+        by_op = record.complexity.flop_by_op if record and record.complexity else None
+        if by_op is not None:
+            shares.append((row["task"], {kind: float(flop) for kind, flop in by_op.items() if flop}))
     kinds = sorted({kind for _, flop in shares for kind in flop})
     if not kinds:
         return []

@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
@@ -113,16 +113,15 @@ def _joined(*values: object) -> str:
 
 def _storage(evidence: ReportEvidence, runs: pd.DataFrame) -> dict[str, str]:
     """What the data set lay on, from the first run of each environment."""
-    storage_of = {}
+    found = {}
     for row in words.rows_of(runs.drop_duplicates("env")):
-        facts = evidence.record(row["run_id"]).get("environment")
-        host = facts.get("host") if isinstance(facts, Mapping) else None
-        storage = host.get("dataset_storage") if isinstance(host, Mapping) else None
-        if isinstance(storage, Mapping):
-            storage_of[row["env"]] = _joined(*storage.values())
+        record = evidence.record(row["run_id"])
+        host = record.environment.host if record else None
+        if host and host.dataset_storage:
+            found[row["env"]] = _joined(*vars(host.dataset_storage).values())
         elif row["dataset"] == "synthetic":
-            storage_of[row["env"]] = "none: synthetic data"
-    return storage_of
+            found[row["env"]] = "none: synthetic data"
+    return found
 
 
 def audit(evidence: ReportEvidence) -> Section:
@@ -144,7 +143,7 @@ def _rule(same: Sequence[Finding]) -> Section:
         name=f"audit-{file_stem(first.rule)}",
         title=f"{first.severity}: {first.rule} ({len(same)})",
         blocks=[
-            Bullets(sentences=[*(f"{one.figure} ({_subject(one)})" for one in same[:MOST_FIGURES]), *more]),
+            Bullets(sentences=[*(f"{each.figure} ({_subject(each)})" for each in same[:MOST_FIGURES]), *more]),
             Paragraph(text=f"Expected: {first.threshold}. Why: {first.why}. Cure: {'; '.join(cures)}."),
         ],
     )
@@ -160,7 +159,7 @@ def limits(evidence: ReportEvidence) -> Section:
     blocks: list[Block] = [Bullets(sentences=LIMITS)]
     if evidence.missing:
         blocks.append(Paragraph(text="Figures left out:"))
-        blocks.append(Bullets(sentences=[f"{figure.name}: {figure.reason}" for figure in evidence.missing]))
+        blocks.append(Bullets(sentences=[f"{each.name}: {each.reason}" for each in evidence.missing]))
     problems = [*evidence.results.problems, *evidence.results.kernel_problems, *evidence.operators[1]]
     if problems:
         blocks.append(Paragraph(text=f"Not in the tables ({len(problems)}):"))
@@ -192,7 +191,7 @@ def _runs(notes: Sequence[str]) -> str:
 
 def reproduce(evidence: ReportEvidence) -> Section:
     """The command line of every configuration, from the spec in the bundle."""
-    lines = commands(evidence)
+    found = commands(evidence)
     intro = (
         "The command of each configuration, from the spec in its bundle; only what differs from the defaults is named. "
         "Repeats of one configuration have one line."
@@ -200,5 +199,5 @@ def reproduce(evidence: ReportEvidence) -> Section:
     return Section(
         name="reproduce",
         title="Reproduce",
-        blocks=[Paragraph(text=intro), Commands(lines=lines, folded=len(lines) > MOST_LINES)],
+        blocks=[Paragraph(text=intro), Commands(lines=found, folded=len(found) > MOST_LINES)],
     )

@@ -27,7 +27,9 @@ from launcher.machine import engine as docker_engine
 from tests.launcher.backends.gcp.fake_vm import make_request
 from workload.contract import bundle
 from workload.contract.bundle import Status
+from workload.contract.environment_record import CloudFacts, Environment
 from workload.contract.errors import BundleError, ExitCode, ToolError
+from workload.contract.record import Record, Spec
 from workload.storage.store import Patience, StoredObject
 
 NAME = "rooflaunch-t4-20261121-100000-0000aa"
@@ -157,7 +159,8 @@ class Machine:
 
         def begin() -> None:
             bundle.create(folder.parent, name)
-            record = {"run_id": name, "status": Status.RUNNING, "error": None, "environment": {"cloud": {"zone": ZONE}}}
+            spec, environment = Spec(model="resnet18", batch_size=4), Environment(cloud=CloudFacts(zone=ZONE))
+            record = Record(run_id=name, status=Status.RUNNING, spec=spec, environment=environment)
             bundle.write_record(folder, record)
             (folder / bundle.STEPS).write_text("step,loss\n0,6.9\n")
 
@@ -165,7 +168,8 @@ class Machine:
             self.now_s += 100
             if sealed:
                 record = json.loads((folder / bundle.RECORD).read_text())
-                bundle.reseal(folder, {**record, "status": status})
+                bundle.write_document(folder, {**record, "status": status})
+                bundle.seal(folder)
 
         return [begin, (f"{folder}\n".encode(), b"warmup     1/3 steps\n"), end]
 
@@ -247,7 +251,6 @@ def test_a_run_from_request_to_result(machine: Machine, capsys: pytest.CaptureFi
         "address_usd_per_h": 0.01,
         "price_date": "2026-11-20",
         "price_source": "a test",
-        "spot": True,
         "billed_from": "2026-11-21T09:59:40.000Z",
         "billed_to": "2026-11-21T10:02:40.000Z",
         "billed_s": 180.0,
@@ -302,7 +305,8 @@ def test_the_profiled_repeat_is_sent_with_its_profile(
         folder = machine.home / "results/run-1"
         (folder / "ncu").mkdir()
         (folder / "ncu/kernels.csv").write_text("ID\n")
-        bundle.reseal(folder, json.loads((folder / bundle.RECORD).read_text()))
+        bundle.write_document(folder, json.loads((folder / bundle.RECORD).read_text()))
+        bundle.seal(folder)
 
     machine.trains(*machine.run_of("run-1"), *machine.run_of("run-2"), lambda: machine.trains(profile))
     result = machine.work()

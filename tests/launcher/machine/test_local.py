@@ -21,6 +21,7 @@ from launcher.machine.runtime import Choice
 from workload.contract import bundle
 from workload.contract.bundle import Status
 from workload.contract.errors import ExitCode, OutOfDeviceMemoryError, RunFailedError, ToolError, UsageError
+from workload.contract.record import Record, Spec, to_json
 from workload.contract.spec import resolve
 
 PROCESS = Choice(runtime=Runtime.PROCESS, why="asked for")
@@ -232,7 +233,7 @@ def test_two_repeats_for_real(
     assert printed["exit_code"] == 0
     assert len(printed["runs"]) == 2
     for found in printed["runs"]:
-        assert bundle.read(Path(found["path"])).record["status"] == "completed"
+        assert bundle.read(Path(found["path"])).document["status"] == "completed"
         assert found["spec_origin"]["repeats"] == "option"
 
 
@@ -255,7 +256,8 @@ def open_bundle(tmp_path: Path) -> Path:
 
 def make_open_bundle(output: Path) -> Path:
     folder = bundle.create(output, "run-1")
-    bundle.write_record(folder, {"run_id": "run-1", "status": Status.RUNNING, "error": None})
+    spec = Spec(model="resnet18", batch_size=4)
+    bundle.write_record(folder, Record(run_id="run-1", status=Status.RUNNING, spec=spec))
     (folder / bundle.STEPS).write_text("step,loss\n0,6.9\n1,6.")
     return folder
 
@@ -269,8 +271,12 @@ def test_killed_trainer_leaves_a_bundle_that_says_so(open_bundle: Path) -> None:
     assert str(outcome.error).startswith("the trainer was killed by SIGKILL")
     assert outcome.error.hint == "out of memory? `dmesg` tells; try a smaller --batch-size"
     (found,) = outcome.bundles
-    assert (found.path, found.record["status"], found.record["error"]) == (open_bundle, "failed", str(outcome.error))
-    assert outcome.to_json() == {"exit_code": 6, "runs": [{"path": str(open_bundle), **found.record}]}
+    assert (found.path, found.document["status"], found.document["error"]) == (
+        open_bundle,
+        "failed",
+        str(outcome.error),
+    )
+    assert outcome.to_json() == {"exit_code": 6, "runs": [{"path": str(open_bundle), **to_json(found.record)}]}
 
 
 @pytest.mark.world
@@ -292,9 +298,9 @@ def test_trainer_that_ended_before_its_first_bundle_leaves_one(
     plan = make_plan({"device": "cpu"}, output=tmp_path)
     outcome = local.run(replace(plan, command=(sys.executable, "-c", f"import os; {script}")))
     (found,) = outcome.bundles
-    assert (outcome.exit_code, found.record["status"], found.record["error"]) == (code, status, error)
-    assert (found.record["spec"]["model"], found.record["spec"]["batch_size"]) == ("resnet18", 16)
-    assert found.record["environment"]["host"]["kernel"]
+    assert (outcome.exit_code, found.document["status"], found.document["error"]) == (code, status, error)
+    assert (found.document["spec"]["model"], found.document["spec"]["batch_size"]) == ("resnet18", 16)
+    assert found.document["environment"]["host"]["kernel"]
     assert found.steps() == []
 
 
@@ -410,11 +416,11 @@ def test_container_that_was_killed_while_it_imported_torch_leaves_a_bundle(
     outcome = local.run(make_plan({"device": "cpu"}, choice, limits=limits, outside={"host": {"kernel": "6.1"}}))
     (found,) = outcome.bundles
     assert (outcome.exit_code, found.path.parent.absolute()) == (ExitCode.OUT_OF_MEMORY, caller / "out")
-    assert (found.record["status"], found.record["error"]) == (
+    assert (found.document["status"], found.document["error"]) == (
         "out_of_memory",
         "the run was killed at the container's limit of 300m of memory",
     )
-    assert found.record["environment"]["container"]["image"] == "rooflaunch:cpu"
+    assert found.document["environment"]["container"]["image"] == "rooflaunch:cpu"
 
 
 def test_interrupted_container_leaves_no_bundle_of_a_run_that_had_not_begun(
@@ -435,7 +441,7 @@ def test_container_that_was_killed_for_its_memory(docker: FakeDocker, choice: Ch
     outcome = local.run(make_plan({}, choice, limits=Limits(memory_bytes=2**29)))
     assert (outcome.exit_code, type(outcome.error)) == (ExitCode.OUT_OF_MEMORY, OutOfDeviceMemoryError)
     (found,) = outcome.bundles
-    assert (found.record["status"], len(found.steps())) == ("out_of_memory", 1)
+    assert (found.document["status"], len(found.steps())) == ("out_of_memory", 1)
 
 
 @pytest.mark.parametrize(

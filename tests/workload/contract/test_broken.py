@@ -6,6 +6,7 @@ import pytest
 from workload.contract import broken, bundle
 from workload.contract.bundle import Status
 from workload.contract.errors import InterruptedRunError, OutOfDeviceMemoryError, RunFailedError
+from workload.contract.record import Record, Repeat, Spec
 from workload.contract.spec import Context, Device, RunSpec
 
 KILLED = RunFailedError("the trainer was killed by SIGSEGV", hint="")
@@ -21,14 +22,14 @@ def settle(
     """Status, error and number of each bundle."""
     spec = RunSpec(device=Device.CPU, repeats=repeats)
     settled = broken.settle(code, error, folders, output=output, spec=spec, context=Context(outside=OUTSIDE))
-    records = [bundle.read(folder).record for folder in settled]
+    records = [bundle.read(folder).document for folder in settled]
     return [(record["status"], record["error"], record["repeat"]["index"]) for record in records]
 
 
 def left(output: Path, name: str, status: Status, *, sealed: bool) -> Path:
     folder = bundle.create(output, name)
-    record = {"run_id": name, "status": status, "error": None, "repeat": {"index": 1, "of": 1}}
-    bundle.write_record(folder, record)
+    spec = Spec(model="resnet18", batch_size=4)
+    bundle.write_record(folder, Record(run_id=name, status=status, repeat=Repeat(index=1, of=1), spec=spec))
     (folder / bundle.STEPS).write_text("step,loss\n0,6.9\n1,6.")
     if sealed:
         bundle.seal(folder)
@@ -83,11 +84,12 @@ def test_what_is_known_from_outside_is_recorded(tmp_path: Path) -> None:
     context = Context(place="here", runtime="docker", outside=OUTSIDE, spec_origin={"model": "option"})
     folder = broken.leave(tmp_path, ON_CPU, context, Status.OUT_OF_MEMORY, "no memory")
     found = bundle.read(folder)
-    where = found.record["environment"]
-    assert "-here-resnet18-b16-fp32-" in found.record["run_id"]
+    where = found.document["environment"]
+    assert "-here-resnet18-b16-fp32-" in found.document["run_id"]
     assert (where["place"], where["runtime"]) == ("here", "docker")
-    assert {name: where[name] for name in OUTSIDE} == OUTSIDE
-    assert (where["device"], found.record["spec_origin"]) == ({"type": "cpu", "name": None}, {"model": "option"})
-    assert found.record["notes"] == [broken.NOTE]
+    said = {name: {fact: where[name].get(fact) for fact in facts} for name, facts in OUTSIDE.items()}
+    assert said == OUTSIDE
+    assert (where["device"], found.document["spec_origin"]) == ({"type": "cpu"}, {"model": "option"})
+    assert found.document["notes"] == [broken.NOTE]
     assert {file.name for file in found.files} == {"run.json", "steps.csv", "telemetry.csv", "log.txt"}
     assert json.loads((folder / "run.json").read_text())["timing"]["started_at"]

@@ -3,6 +3,7 @@ import json
 import os
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -13,6 +14,10 @@ from hypothesis import strategies as st
 from workload.bundle import main as verify
 from workload.contract import bundle
 from workload.contract.errors import BundleError, ExitCode, RunFailedError, UsageError
+from workload.contract.profile_record import ProfileResult
+from workload.contract.record import Record, Spec, Status, Timing
+
+RUN = Record(run_id="run-1", status=Status.COMPLETED, spec=Spec(model="resnet18", batch_size=4))
 
 
 @pytest.fixture
@@ -21,7 +26,7 @@ def sealed(tmp_path: Path) -> Path:
     (folder / "steps.csv").write_text("step,loss\n0,6.9\n1,6.8\n")
     (folder / "ncu").mkdir()
     (folder / "ncu" / "command.txt").write_text("ncu\n")
-    bundle.write_record(folder, {"run_id": "run-1", "status": bundle.Status.COMPLETED})
+    bundle.write_record(folder, RUN)
     bundle.seal(folder)
     return folder
 
@@ -38,7 +43,7 @@ def test_run_id_is_safe_and_unique() -> None:
 
 def test_sealed_bundle_reads_back(sealed: Path) -> None:
     found = bundle.read(sealed)
-    assert found.record == {"schema_version": 1, "run_id": "run-1", "status": "completed"}
+    assert (found.document["schema_version"], found.record) == (2, RUN)
     assert [file.name for file in found.files] == ["ncu/command.txt", "run.json", "steps.csv"]
     assert found.steps() == [{"step": "0", "loss": "6.9"}, {"step": "1", "loss": "6.8"}]
 
@@ -92,7 +97,7 @@ def test_manifest_cannot_name_files_outside(sealed: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("version", "message"),
     [
-        (2, "has bundle schema 2; this version reads up to schema 1"),
+        (3, "has bundle schema 3; this version reads up to schema 2"),
         (0, "is no rooflaunch bundle: schema_version is 0"),
         ("1", "is no rooflaunch bundle: schema_version is '1'"),
         (True, "is no rooflaunch bundle: schema_version is True"),
@@ -144,28 +149,22 @@ def test_output_may_be_there_a_bundle_may_not(tmp_path: Path) -> None:
 def killed(sealed: Path) -> Path:
     """What a run leaves that `kill -9` ended in its second step."""
     (sealed / "MANIFEST.json").unlink()
-    bundle.write_record(sealed, {"run_id": "run-1", "status": bundle.Status.RUNNING, "error": None, "notes": ["a"]})
+    bundle.write_record(sealed, replace(RUN, status=Status.RUNNING, notes=("a",)))
     (sealed / "steps.csv").write_text("step,loss\n0,6.9\n1,6.")
     return sealed
 
 
 def test_bundle_of_a_killed_run_is_closed_with_its_steps(killed: Path) -> None:
-    bundle.close_broken(killed, bundle.Status.OUT_OF_MEMORY, "killed at 512m")
+    bundle.close_broken(killed, Status.OUT_OF_MEMORY, "killed at 512m")
     found = bundle.read(killed)
-    assert found.record == {
-        "schema_version": 1,
-        "run_id": "run-1",
-        "status": "out_of_memory",
-        "error": "killed at 512m",
-        "notes": ["a"],
-    }
+    assert found.record == replace(RUN, status=Status.OUT_OF_MEMORY, error="killed at 512m", notes=("a",))
     assert found.steps() == [{"step": "0", "loss": "6.9"}]
     assert [file.name for file in found.files] == ["ncu/command.txt", "run.json", "steps.csv"]
 
 
 def test_complete_bundle_is_not_closed_again(sealed: Path) -> None:
     before = {path: path.read_bytes() for path in sealed.iterdir() if path.is_file()}
-    bundle.close_broken(sealed, bundle.Status.FAILED, "too late")
+    bundle.close_broken(sealed, Status.FAILED, "too late")
     assert {path: path.read_bytes() for path in sealed.iterdir() if path.is_file()} == before
 
 
@@ -174,28 +173,29 @@ def test_complete_bundle_is_not_closed_again(sealed: Path) -> None:
     [
         (None, "is no rooflaunch bundle: neither MANIFEST.json nor run.json"),
         ("{", "is damaged: run.json is not readable JSON"),
-        ('{"schema_version": 2}', "has bundle schema 2; this version reads up to schema 1"),
+        ('{"schema_version": 3}', "has bundle schema 3; this version reads up to schema 2"),
+        ('{"schema_version": 2, "run_id": "run-1"}', "cannot be used: run.json has no usable status"),
     ],
 )
 def test_what_is_no_bundle_yet_is_not_closed(record: str | None, message: str, tmp_path: Path) -> None:
     if record is not None:
         (tmp_path / "run.json").write_text(record)
     with pytest.raises(BundleError, match=re.escape(f"'{tmp_path}' {message}")):
-        bundle.close_broken(tmp_path, bundle.Status.FAILED, "killed")
+        bundle.close_broken(tmp_path, Status.FAILED, "killed")
     assert not (tmp_path / "MANIFEST.json").exists()
 
 
 def test_reseal_takes_in_what_has_come_since(sealed: Path) -> None:
     (sealed / "ncu" / "kernels.csv").write_text("ID\n")
-    bundle.reseal(sealed, {**bundle.read(sealed).record, "profile": {"status": "completed"}})
+    bundle.reseal(sealed, replace(bundle.read(sealed).record, profile=ProfileResult(status="completed")))
     found = bundle.read(sealed)
-    assert found.record["profile"] == {"status": "completed"}
+    assert found.document["profile"] == {"status": "completed"}
     assert [file.name for file in found.files] == ["ncu/command.txt", "ncu/kernels.csv", "run.json", "steps.csv"]
 
 
 def test_reseal_that_breaks_off_leaves_an_incomplete_bundle(sealed: Path) -> None:
     with pytest.raises(ValueError, match="Out of range float values"):
-        bundle.reseal(sealed, {"run_id": "run-1", "profile": float("nan")})
+        bundle.reseal(sealed, replace(RUN, timing=Timing(measured_s=float("nan"))))
     with pytest.raises(BundleError, match=r"incomplete: no MANIFEST\.json"):
         bundle.read(sealed)
 
@@ -211,7 +211,7 @@ def test_full_disk_says_that_the_bundle_is_incomplete(tmp_path: Path) -> None:
 def test_record_is_replaced_whole_or_not_at_all(sealed: Path) -> None:
     before = (sealed / "run.json").read_text()
     with pytest.raises(ValueError, match="Out of range float values"):
-        bundle.write_record(sealed, {"images_per_s": float("nan")})
+        bundle.write_document(sealed, {"images_per_s": float("nan")})
     assert (sealed / "run.json").read_text() == before
     assert not list(sealed.glob("*.tmp"))
 

@@ -87,7 +87,9 @@ def test_ctrl_c_is_one_word(capsys: pytest.CaptureFixture[str]) -> None:
 def test_every_door_says_that_its_result_is_lost(words: list[str], tmp_path: Path) -> None:
     from workload.contract import bundle
 
-    bundle.write_record(tmp_path, {"run_id": "run-1", "status": "completed"})
+    bundle.write_document(
+        tmp_path, {"run_id": "run-1", "status": "completed", "spec": {"model": "resnet18", "batch_size": 4}}
+    )
     bundle.seal(tmp_path)
     command = [sys.executable, "-m", *(str(tmp_path) if word == "BUNDLE" else word for word in words)]
     with Path("/dev/full").open("w") as full:

@@ -7,7 +7,7 @@ from itertools import islice
 
 import pytest
 
-from workload.contract.duel import PATTERNS, Segment, State, Verdict, judge, order
+from workload.contract.duel import LEAST_QUADRUPLES, PATTERNS, Segment, State, Verdict, judge, order
 
 # The log of a segment's seconds that the machine adds, by position.
 Machine = Callable[[random.Random], Callable[[int], float]]
@@ -24,6 +24,18 @@ def segments(
 
 def quiet(rng: random.Random) -> Callable[[int], float]:
     return lambda _: rng.gauss(0, 0.01)
+
+
+def interrupted(rng: random.Random) -> Callable[[int], float]:
+    """A neighbour comes and goes, for a quarter of the time: with it all takes 15 % longer."""
+    is_there = False
+
+    def level(_: int) -> float:
+        nonlocal is_there
+        is_there ^= rng.random() < (0.2 if is_there else 0.07)
+        return rng.gauss(0, 0.005) + 0.15 * is_there
+
+    return level
 
 
 def noisy(rng: random.Random) -> Callable[[int], float]:
@@ -55,7 +67,9 @@ def throttled(rng: random.Random) -> Callable[[int], float]:
     return lambda position: rng.gauss(0, 0.01) + 0.4 * (position % 4 in (1, 2))
 
 
-MACHINES: dict[str, Machine] = {machine.__name__: machine for machine in (quiet, drifting, heavy, wandering, throttled)}
+MACHINES: dict[str, Machine] = {
+    machine.__name__: machine for machine in (quiet, drifting, interrupted, heavy, wandering, throttled)
+}
 
 
 def verdicts(machine: Machine, *, effect: float, duels: int, quadruples: int = 60) -> list[Verdict | None]:
@@ -71,17 +85,17 @@ def verdicts(machine: Machine, *, effect: float, duels: int, quadruples: int = 6
 @pytest.mark.parametrize("name", MACHINES)
 def test_a_program_against_itself_is_not_called_slower_or_faster(name: str) -> None:
     """Also where the machine is in step with the pattern: the lot decides which variant it hits."""
-    reached = verdicts(MACHINES[name], effect=0.0, duels=150)
+    reached = verdicts(MACHINES[name], effect=0.0, duels=100, quadruples=40)
 
     wrong = sum(verdict in (Verdict.SLOWER, Verdict.FASTER) for verdict in reached)
-    # 2 % of 150 are 3, and 3 standard errors above that 8: of a machine that the pattern hits as badly as can be.
-    assert wrong <= (8 if name == "throttled" else 1)
-    if name in ("quiet", "drifting"):
-        assert reached.count(Verdict.SAME) >= 148
+    # 2 % of 100, and 3 standard errors above that: of a machine that the pattern hits as badly as can be.
+    assert wrong <= (6 if name == "throttled" else 1)
+    if name in ("quiet", "drifting", "interrupted"):
+        assert reached.count(Verdict.SAME) >= 93
 
 
 @pytest.mark.parametrize("effect", [0.03, -0.03])
-@pytest.mark.parametrize("name", ["quiet", "drifting", "heavy", "wandering"])
+@pytest.mark.parametrize("name", ["quiet", "drifting", "interrupted", "heavy", "wandering"])
 def test_three_percent_are_seen(name: str, effect: float) -> None:
     reached = verdicts(MACHINES[name], effect=effect, duels=60)
 
@@ -104,11 +118,11 @@ def test_looking_after_every_quadruple_changes_nothing() -> None:
 
 def test_the_interval_covers_the_truth_at_every_look() -> None:
     lost = 0
-    for seed in range(80):
+    for seed in range(50):
         machine = segments(wandering(random.Random(seed)), effect=0.01, quadruples=30, seed=seed)
         states = [judge(machine[: 4 * count], margin=0.0005) for count in range(5, 31, 5)]
         lost += any(state.low is not None and not state.low <= math.exp(0.01) <= (state.high or 0) for state in states)
-    assert lost <= 5
+    assert lost <= 4
 
 
 def constant(pattern: str, a: float, b: float, *, first: int = 0) -> list[Segment]:
@@ -118,9 +132,9 @@ def constant(pattern: str, a: float, b: float, *, first: int = 0) -> list[Segmen
     ]
 
 
-def test_seven_quadruples_are_the_fewest() -> None:
-    """The capital of the largest stake less than doubles with each, and 100 are needed."""
-    states = [judge(constant("ABBA" * count, 0.010, 0.011)) for count in (6, 7)]
+def test_eight_quadruples_are_the_fewest() -> None:
+    """Capital less than doubles with each, and 100 are needed."""
+    states = [judge(constant("ABBA" * count, 0.010, 0.011)) for count in (LEAST_QUADRUPLES - 1, LEAST_QUADRUPLES)]
 
     assert [state.verdict for state in states] == [None, Verdict.SLOWER]
     assert states[1].ratio == pytest.approx(1.1)
@@ -141,19 +155,19 @@ def test_a_linear_drift_leaves_no_difference() -> None:
         pytest.param(
             segments(quiet(random.Random(1))),
             None,
-            "B takes the same time as A within 2 % (98 %: -1.9 % to +1.6 %), after 8 quadruples",
+            "B takes the same time as A within 2 % (98 %: -1.4 % to +1.2 %), after 9 quadruples",
             id="same",
         ),
         pytest.param(
             segments(quiet(random.Random(1)), effect=0.03),
             None,
-            "B takes 2.7 % longer than A (98 %: +1.0 % to +4.7 %), after 8 quadruples",
+            "B takes 2.7 % longer than A (98 %: +0.9 % to +4.9 %), after 8 quadruples",
             id="slower",
         ),
         pytest.param(
             segments(quiet(random.Random(1)), effect=-0.1),
             None,
-            "B takes 9.8 % less time than A (98 %: -14 % to -5.6 %), after 7 quadruples",
+            "B takes 9.8 % less time than A (98 %: -11 % to -7.9 %), after 8 quadruples",
             id="faster",
         ),
         pytest.param(

@@ -4,7 +4,10 @@ from typing import Any
 
 import pytest
 
-from workload.contract.verdict import Bound, competition, from_record, judge, lacks_cpus, roof_per_s, share_of_ceiling
+from workload.contract import record as contract
+from workload.contract import verdict
+from workload.contract.record import MeasuredRate, Record, Verdict
+from workload.contract.verdict import Bound, judge
 
 
 @pytest.mark.parametrize(
@@ -33,17 +36,27 @@ def test_bound(step_s: float, data_wait: float, flop: float, low: float, high: f
         ceiling_flop_per_s=100,
         ceiling_bytes_per_s=10,
     )
-    assert found.bound is bound
+    assert found.bound == bound
     assert found.compute_fraction == pytest.approx(flop / 100 / step_s)
     assert found.memory_fraction_low == pytest.approx(low / 10 / step_s)
 
 
 RECORD: dict[str, Any] = {
-    "spec": {"precision": "fp32"},
+    "run_id": "run-1",
+    "status": "completed",
+    "spec": {"model": "resnet18", "batch_size": 4, "precision": "fp32"},
     "timing": {"step_s": {"median": 2.0}, "data_wait_fraction": 0.0},
     "complexity": {"train_flop_per_step": 100, "bytes_per_step_lower": 1, "bytes_per_step_upper": 2},
     "ceilings": {"flop_per_s": {"fp32": {"median": 100.0}}, "bytes_per_s": {"copy": {"median": 10.0}}},
 }
+
+
+def read(document: dict[str, Any]) -> Record:
+    return contract.read(document).record
+
+
+def from_record(document: dict[str, Any]) -> Verdict | None:
+    return verdict.from_record(read(document))
 
 
 def test_verdict_of_a_record() -> None:
@@ -61,9 +74,8 @@ def test_the_roof_is_what_the_device_sustains() -> None:
     }
     record = RECORD | {"ceilings": slowed}
     assert from_record(record) == from_record(RECORD)
-    assert share_of_ceiling(record) == 0.5
-    even = {"median": 150.0, "burst": None, "sustained": None}
-    assert roof_per_s(even) == 150.0
+    assert verdict.share_of_ceiling(read(record)) == 0.5
+    assert MeasuredRate(median=150.0).roof_per_s == 150.0
 
 
 def changed(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
@@ -111,7 +123,7 @@ def test_a_verdict_without_its_figures_is_unknown_and_says_why(lack: Any, why: s
 def test_five_per_cent_above_a_ceiling_are_noise(ceiling: float, bound: Bound | None) -> None:
     found = from_record(changed(lambda r: r["ceilings"]["flop_per_s"]["fp32"].update(median=ceiling)))
     assert found is not None
-    assert found.bound is bound
+    assert found.bound == bound
 
 
 def test_waiting_for_data_needs_no_ceilings() -> None:
@@ -150,7 +162,7 @@ def on_cpus(used: float | None, waited: float | None, device: str = "cpu") -> di
 def test_a_starved_run_says_that_the_machine_was_busy(record: dict[str, Any], bound: Bound) -> None:
     found = from_record(record)
     assert found is not None
-    assert found.bound is bound
+    assert found.bound == bound
 
 
 def test_busy_comes_before_every_other_verdict() -> None:
@@ -164,4 +176,10 @@ def test_busy_comes_before_every_other_verdict() -> None:
 def test_a_record_without_waits_is_read_as_before() -> None:
     record = on_cpus(0.8, None)
     del record["timing"]["cpus_waited"]
-    assert (lacks_cpus(record), competition(record)) == (True, None)
+    assert (verdict.lacks_cpus(read(record)), verdict.competition(read(record))) == (True, None)
+
+
+def test_a_record_without_the_work_of_a_step_says_what_it_lacks() -> None:
+    found = from_record(changed(lambda r: r["complexity"].update(bytes_per_step_lower=None, bytes_per_step_upper="x")))
+    assert found is not None
+    assert (found.bound, found.why) == (None, "run.json lacks bytes_low, bytes_high")

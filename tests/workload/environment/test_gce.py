@@ -43,7 +43,7 @@ FACTS = {
     "on_host_maintenance": "TERMINATE",
     "physical_host": "/block/subblock/host",
     "preempted": False,
-    "preemptible": True,
+    "spot": True,
     "automatic_restart": False,
     "physical_host_topology": {"block": "b", "host": "h"},
 }

@@ -79,7 +79,7 @@ def make(tmp_path: Path) -> Make:
     def make_bundle(name: str) -> Path:
         token = f"{next(numbers):06x}"
         folder = bundle.create(tmp_path / "made", f"{abs(hash((str(tmp_path), name))):x}-{token}")
-        bundle.write_record(folder, {"run_id": folder.name, "status": "completed", "name": name})
+        bundle.write_document(folder, {"run_id": folder.name, "status": "completed", "name": name})
         (folder / "steps.csv").write_text("step,phase\n" + "0,measured\n" * 20)
         (folder / "log.txt").write_bytes(log)
         bundle.seal(folder)

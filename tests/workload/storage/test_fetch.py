@@ -38,7 +38,7 @@ def make(tmp_path: Path) -> Make:
     def make_bundle(run_id: str = RUN, *, steps: bytes = STEPS) -> Path:
         folder = tmp_path / "made" / run_id
         folder.mkdir(parents=True)
-        bundle.write_record(folder, {"run_id": run_id, "status": "completed"})
+        bundle.write_document(folder, {"run_id": run_id, "status": "completed"})
         (folder / "steps.csv").write_bytes(steps)
         (folder / "ncu").mkdir()
         (folder / "ncu" / "kernels.csv").write_bytes(b"ID,Kernel Name\n")
@@ -82,7 +82,7 @@ def test_round_trip(storage: FakeStorage, make: Make, output: Path) -> None:
     report = fetch_all(storage, output)
     assert only(report) == Outcome(run_id=RUN, state=State.FETCHED, files=4, bytes=total)
     assert names_in(output / RUN) == FILES
-    assert bundle.read(output / RUN).record["status"] == "completed"
+    assert bundle.read(output / RUN).document["status"] == "completed"
     assert (output / RUN / "steps.csv").read_bytes() == STEPS
     assert storage.asked_for() == FILES
 
@@ -121,15 +121,16 @@ def test_a_damaged_bundle_is_repaired(
 def test_a_complete_bundle_that_differs_is_kept(storage: FakeStorage, make: Make, output: Path) -> None:
     storage.put_folder(make())
     fetch_all(storage, output)
-    bundle.reseal(output / RUN, {"run_id": RUN, "status": "completed", "profile": "made here"})
+    bundle.write_document(output / RUN, {"run_id": RUN, "status": "completed", "profile": "made here"})
+    bundle.seal(output / RUN)
     outcome = only(fetch_all(storage, output))
     assert (outcome.state, outcome.reason) == (
         State.REFUSED,
         f"'{output / RUN}' is complete and another bundle: --replace overwrites it",
     )
-    assert "profile" in bundle.read(output / RUN).record
+    assert "profile" in bundle.read(output / RUN).document
     assert only(fetch_all(storage, output, replace=True)).state is State.FETCHED
-    assert "profile" not in bundle.read(output / RUN).record
+    assert "profile" not in bundle.read(output / RUN).document
 
 
 def test_an_incomplete_run_comes_only_when_asked_for(storage: FakeStorage, make: Make, output: Path) -> None:
@@ -265,7 +266,7 @@ def add_file(name: Any, **other: Any) -> Callable[[dict[str, Any]], object]:
         ),
         (
             lambda document: document.update(schema_version=99),
-            "MANIFEST.json has bundle schema 99; this version reads up to schema 1",
+            "MANIFEST.json has bundle schema 99; this version reads up to schema 2",
         ),
         (lambda document: document.clear(), "damaged in the bucket: MANIFEST.json has no schema_version"),
         (

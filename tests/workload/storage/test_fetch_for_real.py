@@ -73,7 +73,7 @@ def make(tmp_path: Path) -> Make:
     def make_bundle(index: int = 0, *, size: int = 20) -> Path:
         run_id = f"20261121T142530Z-local-cpu-resnet18-b16-fp32-{index:06x}"
         folder = bundle.create(tmp_path / "made", run_id)
-        bundle.write_record(folder, {"run_id": run_id, "status": "completed", "index": index})
+        bundle.write_document(folder, {"run_id": run_id, "status": "completed", "index": index})
         (folder / "steps.csv").write_text("step,phase\n" + f"{index},measured\n" * 100)
         (folder / "telemetry.csv").write_text("t_s\n")
         (folder / "log.txt").write_bytes(os.urandom(size))

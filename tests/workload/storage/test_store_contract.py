@@ -100,7 +100,7 @@ def made(tmp_path: Path) -> Path:
 
 def make_bundle(parent: Path, run_id: str = RUN, *, status: str = "completed") -> Path:
     folder = bundle.create(parent, run_id)
-    bundle.write_record(folder, {"run_id": run_id, "status": status})
+    bundle.write_document(folder, {"run_id": run_id, "status": status})
     (folder / "steps.csv").write_text("step,phase\n" + "0,measured\n" * 100)
     (folder / "empty.txt").touch()
     (folder / "ncu").mkdir()
@@ -345,7 +345,8 @@ def test_an_upload_that_is_killed_leaves_no_manifest_and_continues(
 
 def test_a_complete_run_of_the_same_name_stays(store: Store, made: Path) -> None:
     upload(store, made)
-    bundle.reseal(made, {"run_id": RUN, "status": "preempted"})
+    bundle.write_document(made, {"run_id": RUN, "status": "preempted"})
+    bundle.seal(made)
     with pytest.raises(BundleError, match=rf"^another complete run is in (bucket|folder) '.*' as 'runs/{RUN}/MANIFEST"):
         upload(store, made)
     assert json.loads(store.read(f"runs/{RUN}/run.json") or b"")["status"] == "completed"
@@ -388,7 +389,8 @@ def test_how_runs_ended_is_seen_in_a_list(place: Place, store: Store, tmp_path: 
 
 
 def test_a_key_is_a_label_too(store: Store, made: Path) -> None:
-    bundle.reseal(made, {"run_id": RUN, "status": "completed", "run_key": "abc"})
+    bundle.write_document(made, {"run_id": RUN, "status": "completed", "run_key": "abc"})
+    bundle.seal(made)
     upload(store, made)
     assert list(sealed_runs(store)) == [SealedRun(run_id=RUN, status="completed", run_key="abc")]
 
@@ -423,7 +425,8 @@ def test_what_is_uploaded_is_fetched_once(place: Place, store: Store, made: Path
     assert content_of(tmp_path / "results" / RUN) == content_of(made)
     report = fetch_all(place, tmp_path / "results")
     assert [(run.state, run.files) for run in report.outcomes] == [(State.SKIPPED, 0)]
-    bundle.reseal(tmp_path / "results" / RUN, {"run_id": RUN, "status": "completed", "made": "here"})
+    bundle.write_document(tmp_path / "results" / RUN, {"run_id": RUN, "status": "completed", "made": "here"})
+    bundle.seal(tmp_path / "results" / RUN)
     report = fetch_all(place, tmp_path / "results")
     assert [run.reason for run in report.outcomes] == [
         f"'{tmp_path / 'results' / RUN}' is complete and another bundle: --replace overwrites it"

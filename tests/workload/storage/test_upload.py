@@ -59,7 +59,7 @@ def opened(gcs: StrictGcs, _connected: tuple[StrictGcs, Bucket]) -> Bucket:
 def made(tmp_path: Path) -> Path:
     """A complete bundle."""
     folder = bundle.create(tmp_path, RUN)
-    bundle.write_record(folder, {"run_id": RUN, "status": "completed"})
+    bundle.write_document(folder, {"run_id": RUN, "status": "completed"})
     (folder / "steps.csv").write_text("step,phase\n" + "0,measured\n" * 100)
     (folder / "log.txt").write_bytes(b"\r\nline\r\n" * 20)
     (folder / "ncu").mkdir()
@@ -125,7 +125,8 @@ def test_cut_off_anywhere_it_is_incomplete_and_continues(
 def test_an_incomplete_run_of_the_same_name_gives_way(gcs: StrictGcs, opened: Bucket, made: Path) -> None:
     upload.upload(opened, made)
     del gcs.objects[f"runs/{RUN}/MANIFEST.json"]
-    bundle.reseal(made, {"run_id": RUN, "status": "preempted"})
+    bundle.write_document(made, {"run_id": RUN, "status": "preempted"})
+    bundle.seal(made)
     assert upload.upload(opened, made).files == 2, "the record and the manifest"
     assert held(gcs) == content_of(made)
 
@@ -133,7 +134,8 @@ def test_an_incomplete_run_of_the_same_name_gives_way(gcs: StrictGcs, opened: Bu
 def test_a_complete_run_of_the_same_name_stays(gcs: StrictGcs, opened: Bucket, made: Path) -> None:
     upload.upload(opened, made)
     before = content_of(made)
-    bundle.reseal(made, {"run_id": RUN, "status": "preempted"})
+    bundle.write_document(made, {"run_id": RUN, "status": "preempted"})
+    bundle.seal(made)
     with pytest.raises(BundleError) as caught:
         upload.upload(opened, made)
     assert caught.value.report() == (

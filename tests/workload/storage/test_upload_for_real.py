@@ -68,7 +68,7 @@ def make(tmp_path: Path, request: pytest.FixtureRequest) -> Make:
 
     def make_bundle(index: int = 0, *, size: int = 20) -> Path:
         folder = bundle.create(tmp_path / "made", f"{re.sub(r'[^a-z0-9]+', '-', request.node.name)}-{index:06x}")
-        bundle.write_record(folder, {"run_id": folder.name, "status": "completed", "index": index})
+        bundle.write_document(folder, {"run_id": folder.name, "status": "completed", "index": index})
         (folder / "steps.csv").write_text("step,phase\n" + f"{index},measured\n" * 100)
         (folder / "log.txt").write_bytes(os.urandom(size))
         (folder / "empty.txt").touch()

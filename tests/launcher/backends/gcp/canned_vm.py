@@ -237,7 +237,7 @@ class _Guest:
         if self._fault is not Fault.NO_RUNS:
             folder = bundle.create(self._canned.home, run_id)
             error = None if status is Status.COMPLETED else str(status)
-            bundle.write_record(folder, {**RECORD, "run_id": run_id, "status": status, "error": error})
+            bundle.write_document(folder, {**RECORD, "run_id": run_id, "status": status, "error": error})
             (folder / bundle.STEPS).write_text(",".join(bundle.STEP_COLUMNS) + "\n")
             bundle.seal(folder)
             self._server.put_folder(folder, "")

@@ -313,7 +313,7 @@ def test_one_command_ends_with_the_bundle_and_the_table(
         assert launch(world_of(cloud), *GCP, "-o", "home") == 0
         said = capsys.readouterr()
         (folder,) = (tmp_path / "home").iterdir()
-        assert bundle.read(folder).record["status"] == "completed"
+        assert bundle.read(folder).document["status"] == "completed"
         assert said.out.splitlines()[0] == "resnet18, batch 32, fp32, on cuda: Tesla T4"
         table = dict(re.findall(r"^  (VM|cost|bundle|images/s) +(.*)$", said.out, re.MULTILINE))
         assert table["images/s"] == "250  (one run: no interval)"

@@ -190,5 +190,5 @@ def test_the_trainers_facts_come_from_the_same_server(metadata: FakeMetadata, vm
     machine = Machine(environ={"GCE_METADATA_HOST": metadata.host}, tool=lambda *_: None)
     facts = gce_facts(machine)
     assert facts is not None
-    assert (facts["zone"], facts["machine_type"], facts["preemptible"]) == ("us-central1-a", "n1-standard-1", True)
+    assert (facts["zone"], facts["machine_type"], facts["spot"]) == ("us-central1-a", "n1-standard-1", True)
     assert (facts["physical_host"], facts["preempted"]) == (None, False)

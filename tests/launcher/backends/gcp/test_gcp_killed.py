@@ -74,7 +74,7 @@ def bring_home(cloud: Cloud, name: str, folder: Path) -> None:
     (run_id,) = cloud.result(name).runs
     report = fetch.fetch(cloud.bucket, fetch.parse_source(f"gs://{BUCKET}/runs/{run_id}"), folder / "home")
     assert report.error is None
-    assert bundle.read(folder / "home" / run_id).record["status"] == "completed"
+    assert bundle.read(folder / "home" / run_id).document["status"] == "completed"
 
 
 def test_before_there_is_a_vm(clouds: Clouds, tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_a_launch_ends_well_and_is_dated_by_the_cloud(off_s: int, clouds: Clouds
         assert max(times) - min(times) < 100
         assert not re.search(r"\+\d+ (h|min)", done.stderr), "no phase comes minutes after the start"
         (folder,) = (tmp_path / "home").iterdir()
-        assert bundle.read(folder).record["status"] == "completed"
+        assert bundle.read(folder).document["status"] == "completed"
         assert cloud.fake.instances == []
 
 

@@ -38,9 +38,9 @@ def test_a_launch_brings_its_bundles_home_and_leaves_no_vm(clouds: Clouds) -> No
         plan = cloud.plan(given={"repeats": "2"})
         outcome = cloud.run(plan)
         assert (outcome.exit_code, outcome.error, outcome.zone, outcome.tried) == (0, None, ZONE, ())
-        assert [found.record["status"] for found in outcome.bundles] == ["completed", "completed"]
+        assert [found.document["status"] for found in outcome.bundles] == ["completed", "completed"]
         for found in outcome.bundles:
-            assert bundle.read(cloud.output / found.record["run_id"]).files == found.files
+            assert bundle.read(cloud.output / found.document["run_id"]).files == found.files
         assert cloud.fake.instances == []
         assert cloud.fake.disks == []
         # From the insert to when it was seen to be gone, by the cloud's clock.
@@ -87,7 +87,7 @@ def test_a_zone_without_the_machine_is_told_and_another_taken(clouds: Clouds) ->
         assert [(each.zone, each.code) for each in outcome.tried] == [
             (ZONE, "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS")
         ]
-        assert outcome.bundles[0].record["run_id"].split("-gcp-")[1].startswith("t4-us-central1-f-")
+        assert outcome.bundles[0].document["run_id"].split("-gcp-")[1].startswith("t4-us-central1-f-")
 
 
 def test_no_capacity_is_told_in_the_bucket_too(clouds: Clouds) -> None:
@@ -111,7 +111,7 @@ def test_a_failed_run_is_brought_home_with_its_error(clouds: Clouds) -> None:
         assert outcome.exit_code == ExitCode.RUN_FAILED
         assert isinstance(outcome.error, RunFailedError)
         assert outcome.error.report() == f"error: '{plan.name}': the loss is nan\nhint: a lower learning rate"
-        assert [found.record["status"] for found in outcome.bundles] == ["failed"]
+        assert [found.document["status"] for found in outcome.bundles] == ["failed"]
         assert cloud.fake.instances == []
 
 
@@ -161,7 +161,7 @@ def test_a_vm_that_its_host_stopped_saves_what_it_has_at_its_second_start(clouds
         plan = cloud.plan()
         outcome = cloud.run(plan)
         assert str(outcome.error) == f"'{plan.name}': the machine broke off the run and started again"
-        assert [found.record["status"] for found in outcome.bundles] == ["failed"]
+        assert [found.document["status"] for found in outcome.bundles] == ["failed"]
         assert f"'{plan.name}' is TERMINATED: the cloud starts it again, to save what there is" in cloud.told(
             EventKind.NOTE
         )
@@ -204,7 +204,7 @@ def test_a_preempted_launch_is_told_and_its_bundle_kept(clouds: Clouds, salvages
         assert outcome.exit_code == ExitCode.RUN_FAILED
         assert outcome.error is not None
         assert ("preempted" in str(outcome.error)) or ("taken back" in str(outcome.error))
-        assert [found.record["status"] for found in outcome.bundles] == (["preempted"] if salvages else [])
+        assert [found.document["status"] for found in outcome.bundles] == (["preempted"] if salvages else [])
         assert cloud.result(plan.name).preempted
         assert cloud.state(plan.name).state is LaunchState.PREEMPTED
         assert cloud.fake.instances == []
@@ -219,7 +219,7 @@ def test_a_preempted_launch_runs_again_under_a_new_name(clouds: Clouds) -> None:
         outcome = cloud.run(plan)
         thread.join()
         assert (outcome.exit_code, outcome.error, outcome.attempts) == (0, None, 2)
-        assert [found.record["status"] for found in outcome.bundles] == ["preempted", "completed"]
+        assert [found.document["status"] for found in outcome.bundles] == ["preempted", "completed"]
         assert outcome.name != plan.name
         names = [Request.from_bytes(vm.metadata["rooflaunch-request"].encode()).name for vm in cloud.fake.all_vms]
         assert names == [plan.name, outcome.name]

@@ -1,0 +1,220 @@
+"""Do the intervals of blocks cover what they say, with stopping too, and what do blocks find? Simulated data.
+
+    python benchmarks/blocks.py                                        about 10 minutes on one core
+    python benchmarks/blocks.py --scale 0.1 --parts until --results build/blocks.jsonl      small, and resumable
+
+Wanted: 95 % intervals cover 93-97 %. A figure is exp(host + run); the host is the same for all runs of a block.
+"""
+
+import argparse
+from collections.abc import Callable, Iterator
+from math import exp, log, sqrt
+from pathlib import Path
+
+import numpy as np
+
+from analysis.statistics import PlacedRun, compare, compare_within_blocks, machine_split
+from analysis.statistics.samples import Floats, Interval
+from benchmarks.resumable import Figures, Results
+from workload.contract.until import decide, looks, student
+
+RUN = 0.005
+HOSTS = (0.0, 0.01, 0.05)
+BLOCKS = (2, 3, 4, 5, 7, 10)
+RATIO = 1.03
+# How runs differ where they do not as a normal sample: skewed as what disturbs them, or with heavy tails.
+SHAPES: dict[str, Callable[[np.random.Generator, tuple[int, ...]], Floats]] = {
+    "normal": lambda rng, size: rng.normal(size=size),
+    "skewed": lambda rng, size: rng.exponential(size=size) - 1,
+    "heavy": lambda rng, size: rng.standard_t(3, size=size) / np.sqrt(3),
+}
+# Spread of figures over the wanted half-width, and the most blocks: what is still not narrow then counts as it is.
+SPREADS = (0.2, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0)
+WANTED = 0.01
+MOST = 200
+
+
+def tally(hits: list[bool]) -> list[int]:
+    """Hits, and of how many."""
+    return [sum(hits), len(hits)]
+
+
+def share(hits_of: list[int]) -> str:
+    """With its binomial standard error, marked where it is outside of 93-97 % by more than two of them."""
+    hits, of = hits_of
+    covered = hits / of
+    error = sqrt(max(covered * (1 - covered), 1e-4) / of)
+    mark = "" if 0.93 - 2 * error <= covered <= 0.97 + 2 * error else " OUTSIDE"
+    return f"{covered:6.1%} +- {error:4.1%}{mark}"
+
+
+def holds(interval: Interval | None, truth: float) -> list[bool]:
+    return [] if interval is None else [bool(interval.holds(truth))]
+
+
+def differences(results: Results, scale: float) -> Iterator[str]:
+    yield "difference of two configurations: paired within blocks; narrower = unpaired width / paired width"
+    for shape, count, host in ((shape, count, host) for shape in SHAPES for count in BLOCKS for host in HOSTS):
+
+        def measure(rng: np.random.Generator, shape: str = shape, count: int = count, host: float = host) -> Figures:
+            paired, unpaired, narrower = list[bool](), list[bool](), list[float]()
+            for _ in range(int(4000 * scale)):
+                hosts = host * rng.normal(size=count)
+                first, second = np.exp(hosts + RUN * SHAPES[shape](rng, (2, count)))
+                blocks = [dict(enumerate(figures)) for figures in (first, RATIO * second)]
+                found = compare_within_blocks(blocks[0], blocks[1])
+                paired += holds(found.interval, RATIO)
+                unpaired += holds(compare(list(first), list(RATIO * second)).interval, RATIO)
+                if found.within_blocks and found.within_blocks.narrower:
+                    narrower.append(found.within_blocks.narrower)
+            return {"paired": tally(paired), "unpaired": tally(unpaired), "narrower": float(np.median(narrower))}
+
+        figures = results.once(f"difference/{shape}/{count}/{host}/{scale}", measure)
+        yield (
+            f"{shape:<7} {count:3} blocks, hosts {host:4.0%}: paired {share(figures['paired'])}   "
+            f"unpaired {share(figures['unpaired'])}   narrower {figures['narrower']:.2f} x"
+        )
+
+
+def missing(results: Results, scale: float) -> Iterator[str]:
+    yield "the same, where each run is missing with 20 %"
+    for count in (3, 5, 10):
+
+        def measure(rng: np.random.Generator, count: int = count) -> Figures:
+            paired, without = list[bool](), 0
+            for _ in range(int(4000 * scale)):
+                first, second = np.exp(0.05 * rng.normal(size=count) + RUN * rng.normal(size=(2, count)))
+                kept = [
+                    {block: figures[block] for block in range(count) if rng.random() > 0.2}
+                    for figures in (first, second)
+                ]
+                interval = compare_within_blocks(kept[0], kept[1]).interval
+                paired += holds(interval, 1.0)
+                without += interval is None
+            return {"paired": tally(paired), "without": without / int(4000 * scale)}
+
+        figures = results.once(f"missing/{count}/{scale}", measure)
+        yield f"{count:3} blocks: paired {share(figures['paired'])}   no interval {figures['without']:.0%}"
+
+
+def machines(results: Results, scale: float) -> Iterator[str]:
+    yield "standard deviations between runs, hosts and zones; 4 configurations, 10 % of the runs missing"
+    for zones, count, host, zone in (
+        (1, 2, 0.05, 0.0), (1, 3, 0.0, 0.0), (1, 3, 0.05, 0.0), (1, 5, 0.01, 0.0), (1, 10, 0.01, 0.0),
+        (3, 3, 0.02, 0.02), (4, 2, 0.01, 0.05), (5, 3, 0.0, 0.02), (3, 3, 0.02, 0.0),
+    ):  # fmt: skip
+
+        def measure(
+            rng: np.random.Generator, zones: int = zones, count: int = count, host: float = host, zone: float = zone
+        ) -> Figures:
+            held: dict[str, list[bool]] = {"runs": [], "hosts": [], "zones": []}
+            for _ in range(int(1000 * scale)):
+                runs = [
+                    PlacedRun(
+                        figure=exp(of_zone + of_host + RUN * rng.normal()),
+                        configuration=name,
+                        host=name_of_host,
+                        zone=name_of_zone,
+                    )
+                    for name_of_zone, of_zone in enumerate(zone * rng.normal(size=zones))
+                    for name_of_host, of_host in enumerate(host * rng.normal(size=count))
+                    for name in range(4)
+                    if rng.random() > 0.1
+                ]
+                split = machine_split(runs)
+                held["runs"] += holds(split.between_runs.interval, RUN)
+                held["hosts"] += holds(split.between_hosts.interval, host)
+                held["zones"] += holds(split.between_zones.interval, zone)
+            return {name: tally(hits) for name, hits in held.items() if hits}
+
+        held = results.once(f"machines/{zones}/{count}/{host}/{zone}/{scale}", measure)
+        columns = "   ".join(f"{name} {share(hits)}" for name, hits in held.items())
+        yield f"{zones} x {count} hosts, hosts {host:4.0%}, zones {zone:4.0%}: {columns}"
+
+
+def until(results: Results, scale: float) -> Iterator[str]:
+    yield f"stopped when the interval is within {WANTED:.0%}; naive: looked at after every block from the second on"
+    for shape, spread in ((shape, spread) for shape in SHAPES for spread in SPREADS):
+
+        def measure(rng: np.random.Generator, shape: str = shape, spread: float = spread) -> Figures:
+            held: dict[str, list[bool]] = {"until": [], "naive t": [], "naive normal": []}
+            blocks = []
+            for _ in range(int(2000 * scale)):
+                logs = WANTED * spread * SHAPES[shape](rng, (MOST,))
+                taken, interval = stopped(logs)
+                blocks.append(taken)
+                held["until"].append(interval[0] <= 0 <= interval[1])
+                for name, is_t in (("naive t", True), ("naive normal", False)):
+                    low, high = peeked(logs, is_t=is_t)
+                    held[name].append(low <= 0 <= high)
+            return {**{name: tally(hits) for name, hits in held.items()}, "blocks": float(np.median(blocks))}
+
+        figures = results.once(f"until/{shape}/{spread}/{scale}", measure)
+        columns = "   ".join(f"{name} {share(figures[name])}" for name in ("until", "naive t", "naive normal"))
+        yield f"{shape:<7} spread {spread:3.1f} x wanted: {columns}   blocks {figures['blocks']:.0f}"
+
+
+def stopped(logs: Floats) -> tuple[int, tuple[float, float]]:
+    figures = np.exp(logs).tolist()
+    for blocks in looks():
+        decision = decide({"a": figures[:blocks]}, target=WANTED, most=MOST)
+        if decision.is_done:
+            break
+    stand = decision.precisions["a"]
+    assert stand.low is not None
+    assert stand.high is not None
+    return decision.blocks, (log(stand.low), log(stand.high))
+
+
+def peeked(logs: Floats, *, is_t: bool) -> tuple[float, float]:
+    counts = np.arange(2, logs.size + 1)
+    means = np.cumsum(logs)[1:] / counts
+    variances = np.maximum(np.cumsum(logs**2)[1:] - counts * means**2, 0.0) / (counts - 1)
+    factors = np.array([student(0.05, int(count) - 1) for count in counts]) if is_t else 1.96
+    reach = factors * np.sqrt(variances / counts)
+    narrow = np.expm1(reach) <= WANTED
+    stop = int(np.argmax(narrow)) if narrow.any() else counts.size - 1
+    return float(means[stop] - reach[stop]), float(means[stop] + reach[stop])
+
+
+def power(results: Results, scale: float) -> Iterator[str]:
+    yield f"differences that are found (p < 0.05); runs vary by {RUN:.1%}, hosts by 5 %; in brackets: unpaired"
+    yield "blocks   " + "".join(f"{difference:>14.1%}" for difference in (0.0, 0.005, 0.01, 0.02, 0.05))
+    for count in BLOCKS:
+        cells = []
+        for difference in (0.0, 0.005, 0.01, 0.02, 0.05):
+
+            def measure(rng: np.random.Generator, count: int = count, difference: float = difference) -> Figures:
+                seen, unpaired = 0, 0
+                for _ in range(int(2000 * scale)):
+                    hosts = 0.05 * rng.normal(size=count)
+                    first, second = np.exp(hosts + RUN * rng.normal(size=(2, count)))
+                    second *= 1 + difference
+                    found = compare_within_blocks(dict(enumerate(first)), dict(enumerate(second)))
+                    seen += (found.p_value or 1.0) < 0.05
+                    unpaired += (compare(list(first), list(second)).p_value or 1.0) < 0.05
+                return {"seen": seen / int(2000 * scale), "unpaired": unpaired / int(2000 * scale)}
+
+            figures = results.once(f"power/{count}/{difference}/{scale}", measure)
+            cells.append(f"{figures['seen']:7.0%} ({figures['unpaired']:3.0%})")
+        yield f"{count:6}   " + "".join(f"{cell:>14}" for cell in cells)
+
+
+PARTS = {part.__name__: part for part in (differences, missing, machines, until, power)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--results", type=Path, help="file of parts that are done")
+    options = parser.parse_args()
+    results = Results(options.results)
+    for name in options.parts:
+        for line in PARTS[name](results, options.scale):
+            print(line, flush=True)
+        print()
+
+
+if __name__ == "__main__":
+    main()

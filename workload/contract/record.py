@@ -1,0 +1,468 @@
+"""run.json as typed values: one definition, one reader, one writer. Standard library only.
+
+Each field is declared once, with its unit in its name; its type and range, and the column that it is in the analysis,
+stand in its declaration (`workload.contract.fields`). docs/run.schema.json is generated from it. None is a fact that
+nobody knows. Of the same schema unknown keys are kept out; older schemas are upgraded on reading.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
+from statistics import fmean, median, quantiles, stdev
+from typing import Annotated, Any, ClassVar
+
+from workload.contract.environment_record import Environment
+from workload.contract.errors import BundleError
+from workload.contract.fields import (
+    WANTED,
+    Anything,
+    Findings,
+    Flag,
+    Kind,
+    MeasuredNumber,
+    MeasuredSeconds,
+    MeasuredShare,
+    Number,
+    Rate,
+    Share,
+    Text,
+    Texts,
+    Time,
+    column,
+    decode,
+    encode,
+    leaves,
+    schema,
+)
+from workload.contract.profile_record import ProfileResult
+from workload.contract.spec import RunSpec
+from workload.contract.tidy import Tidy
+
+# The history stands at the top of workload/contract/bundle.py.
+SCHEMA_VERSION = 2
+RUN_AGAIN = "copy the bundle again from where it was made, or run again"
+
+
+class Status(StrEnum):
+    """How a run ended; `running` is seen only in a bundle without a manifest."""
+
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    OUT_OF_MEMORY = "out_of_memory"
+    INTERRUPTED = "interrupted"
+    PREEMPTED = "preempted"
+    TIMED_OUT = "timed_out"
+
+
+# --- what was asked for
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repeat:
+    """Which of a series of runs this one is; the first is 1."""
+
+    index: Number = column("repeat")
+    of: Number = column("repeats")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """The fields of `RunSpec`, filled; of an imported run only what its file or the user said."""
+
+    model: Annotated[str, Kind.TEXT] = field(metadata={"column": ""})
+    device: Text = None
+    batch_size: Annotated[int, Kind.COUNT] = field(metadata={"column": ""})
+    precision: Text = column()
+    dataset: Text = column()
+    data_dir: Text = None
+    download: Flag = None
+    subset: Number = None
+    image_size: Number = column()
+    warmup: Number = None
+    iterations: Number = column()
+    min_seconds: Number = None
+    repeats: Number = None
+    profile: Text = None
+    profile_steps: Number = None
+    profile_step_bytes: Flag = None
+    profile_throughput: Flag = None
+    channels_last: Flag = column()
+    compile: Flag = column()
+    deterministic: Flag = column()
+    no_augment: Flag = None
+    grad_accumulation: Number = column()
+    workers: Number = column()
+    optimizer: Text = column()
+    seed: Number = column()
+    ceilings: Flag = None
+    fresh_ceilings: Flag = None
+
+    @classmethod
+    def of(cls, spec: RunSpec) -> "Spec":
+        """That of a filled spec."""
+        return cls(**asdict(spec))
+
+    def run_spec(self) -> RunSpec:
+        """The inverse: options that are newer than the record have their defaults. `UsageError` for a bad value."""
+        return RunSpec.from_json(encode(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobPlace:
+    """The job that the run was part of, its task, its block of the matrix and its place in it."""
+
+    name: Text = None
+    task: Number = None
+    block: Number = None
+    position: Number = None
+
+
+# --- what was measured
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSeconds:
+    """Of the measured steps, waits for data left out; the sample standard deviation."""
+
+    n: MeasuredNumber = column("steps")
+    median: MeasuredSeconds = column("step_median_s")
+    mean: MeasuredSeconds = column("step_mean_s")
+    stdev: MeasuredNumber = column("step_stdev_s")
+    min: MeasuredSeconds = column("step_min_s")
+    max: MeasuredSeconds = column("step_max_s")
+    p5: MeasuredSeconds = column("step_p5_s")
+    p95: MeasuredSeconds = column("step_p95_s")
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> "StepSeconds":
+        """Of at least one step; None where there are too few for a figure."""
+        several = len(seconds) > 1
+        twentieths = quantiles(seconds, n=20, method="inclusive") if several else None
+        return cls(
+            n=len(seconds),
+            median=median(seconds),
+            mean=fmean(seconds),
+            stdev=stdev(seconds) if several else None,
+            min=min(seconds),
+            max=max(seconds),
+            p5=twentieths[0] if twentieths else None,
+            p95=twentieths[-1] if twentieths else None,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SkippedSteps:
+    """Steps whose gradient overflowed in fp16, so that AMP left the optimizer out."""
+
+    SPARSE: ClassVar[bool] = True
+    warmup: MeasuredNumber = None
+    measured: MeasuredNumber = column("skipped_steps")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """The measured region: it begins with its first step and ends with its last complete one.
+
+    `images_per_s` is images over wall time. `explained_fraction`: what steps and waits for data are of the wall time.
+    `phases`: when each began, in seconds since the process started.
+    """
+
+    started_at: Time = column()
+    measured_s: MeasuredSeconds = column()
+    cpus_used: MeasuredNumber = column()
+    cpus_waited: MeasuredNumber = None
+    images: MeasuredNumber = column()
+    images_per_s: MeasuredNumber = column("stated_images_per_s")
+    step_s: StepSeconds | None = None
+    data_wait_fraction: MeasuredShare = column()
+    explained_fraction: MeasuredShare = column()
+    skipped_steps: SkippedSteps | None = None
+    setup_s: MeasuredNumber = column()
+    phases: Mapping[str, Number] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComplexityRecord:
+    """The work of a step: FLOP by formula (1 fused multiply-add is 2 FLOP), bytes as a modelled interval.
+
+    `theoretical_step_s`: the step's FLOP at the measured ceiling, and nothing else.
+    """
+
+    parameters: Number = column()
+    forward_mac_per_image: Number = column()
+    forward_flop_per_image: Number = column()
+    train_flop_per_step: Number = column()
+    train_flop_per_image: Number = column()
+    flop_by_op: Mapping[str, Number] | None = None
+    bytes_per_step_lower: Number = column("bytes_lower_per_step")
+    bytes_per_step_upper: Number = column("bytes_upper_per_step")
+    fvcore_mac_per_image: Number = None
+    uncounted: Texts = None
+    method: Text = None
+    theoretical_step_s: Number = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredRate:
+    """FLOP or bytes per second over `samples` samples; see `workload.ceiling_rates.Rate`."""
+
+    median: Rate = None
+    best: Rate = None
+    min: Rate = None
+    p5: Rate = None
+    p95: Rate = None
+    samples: Rate = None
+    size: Number = None
+    load_s: Number = None
+    first_third: Number = None
+    last_third: Number = None
+    burst: Rate = None
+    sustained: Rate = None
+    conditions: Anything = None
+    conditions_at_start: Anything = None
+    conditions_at_end: Anything = None
+    cpus: Number = None
+    cpus_wanted: Number = None
+
+    @property
+    def roof_per_s(self) -> float | None:
+        """What to hold a run against: the sustained rate where a device slowed down under load, else the median."""
+        return self.median if self.sustained is None else self.sustained
+
+
+@dataclass(frozen=True, kw_only=True)
+class CeilingsRecord:
+    """What the machine reached, FLOP by precision and bytes by kind of copy; why a rate is missing."""
+
+    flop_per_s: Mapping[str, MeasuredRate] | None = None
+    bytes_per_s: Mapping[str, MeasuredRate] | None = None
+    unavailable: Mapping[str, Text] | None = None
+    method: Text = None
+    measured_at: Time = None
+    elapsed_s: Number = None
+    device: Text = None
+    machine_id: Text = None
+    software: Text = None
+    threads: Number = None
+    age_s: Number = None
+
+    def compute(self, precision: str | None) -> MeasuredRate | None:
+        """The FLOP rate of a precision."""
+        return (self.flop_per_s or {}).get(precision or "")
+
+    def copy(self) -> MeasuredRate | None:
+        """The rate of a copy, by which bandwidth is judged."""
+        return (self.bytes_per_s or {}).get("copy")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What limits the run, the shares of the measured ceilings that it reached (1: at the roof), and a sentence.
+
+    `bound` is one of `workload.contract.verdict.Bound`; without one the sentence says why it is not known.
+    """
+
+    bound: Text = column()
+    why: Text = column("bound_why")
+    flop_per_s: Number = None
+    compute_fraction: Share = column()
+    memory_fraction_low: Share = column()
+    memory_fraction_high: Share = column()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Of the device: the most that torch had, and its allocator's trouble. A CPU's is in `usage`."""
+
+    SPARSE: ClassVar[bool] = True
+    peak_allocated_bytes: Number = None
+    peak_reserved_bytes: Number = None
+    total_bytes: Number = None
+    allocator_retries: Number = None
+    allocator_out_of_memory: Number = None
+    driver_allocated_bytes: Number = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """What `/usr/bin/time -v` says of the process and its reaped children.
+
+    Sums over all of them, but `max_rss_bytes` of the largest one; Linux never counts `swaps`. `cpu_percent` is of one
+    CPU: 250 is two and a half busy. `fs_inputs`, `fs_outputs` count 512-byte blocks.
+    """
+
+    user_s: Number = None
+    system_s: Number = None
+    elapsed_s: Number = None
+    cpu_percent: Number = None
+    max_rss_bytes: Number = None
+    major_faults: Number = None
+    minor_faults: Number = None
+    voluntary_context_switches: Number = None
+    involuntary_context_switches: Number = None
+    fs_inputs: Number = None
+    fs_outputs: Number = None
+    swaps: Number = None
+
+
+# --- what it cost, and where an imported run comes from
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """The rented machine's time that this run took; `usd` is None where the price is unknown."""
+
+    usd_per_h: Number = column()
+    disk_usd_per_h: Number = None
+    address_usd_per_h: Number = None
+    price_date: Text = None
+    price_source: Text = None
+    billed_from: Time = None
+    billed_to: Time = None
+    billed_s: Number = None
+    usd: Number = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportedColumn:
+    """Which column of a log became a field of ours, by which factor."""
+
+    name: Text = None
+    field: Text = None
+    factor: Number = None
+    includes_data: Flag = None
+    source: Text = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenByUser:
+    """What the user said of an imported run."""
+
+    SPARSE: ClassVar[bool] = True
+    model: Text = None
+    batch_size: Number = None
+    precision: Text = None
+    gpu: Text = None
+    profile_steps: Number = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Imported:
+    """The file that somebody else's measurement came from, and how it was read."""
+
+    SPARSE: ClassVar[bool] = True
+    file: Text = column("imported_file")
+    bytes: Number = None
+    sha256: Text = column("imported_sha256")
+    kind: Text = None
+    given: GivenByUser | None = None
+    imported_at: Time = None
+    columns: Mapping[str, ImportedColumn] | None = None
+    ignored: Texts = None
+    labels: Mapping[str, Text] | None = None
+    rows: Number = None
+    rows_cut: Number = None
+    claimed_images_per_s: Number = column()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One run. `repeat`, `job`, `run_key`, `imported` and `cost` are None where they do not apply."""
+
+    run_id: Annotated[str, Kind.TEXT] = field(metadata={"column": ""})
+    status: Annotated[Status, Kind.TEXT] = field(metadata={"column": ""})
+    error: Text = column()
+    imported: Imported | None = None
+    job: JobPlace | None = None
+    run_key: Text = None
+    repeat: Repeat | None = None
+    spec: Spec
+    spec_origin: Mapping[str, Text] | None = None
+    environment: Environment = field(default_factory=Environment)
+    timing: Timing = field(default_factory=Timing)
+    complexity: ComplexityRecord | None = None
+    ceilings: CeilingsRecord | None = None
+    bound: Verdict | None = None
+    memory: Memory | None = None
+    usage: Usage | None = None
+    profile: ProfileResult = field(default_factory=ProfileResult)
+    cost: Cost | None = None
+    notes: Texts = column(default=())
+
+
+FIELDS = tuple(leaves(Record))
+COLUMNS = tuple(leaf for leaf in FIELDS if leaf.column)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """A record, and what run.json says in a way that cannot be read."""
+
+    record: Record
+    remarks: Sequence[str]
+
+
+def read(document: Mapping[str, Any]) -> Reading:
+    """The record in the content of a run.json of this schema or an older one.
+
+    What has the wrong type or cannot be is left out, with a remark that names the field and its rule. `BundleError`
+    without the facts that every run has, and where the timing cannot be, because every figure is then in doubt.
+    Nothing behind this border has to defend itself.
+    """
+    tidy = Tidy()
+    findings = Findings(remarks=tidy.remarks)
+    record = decode(Record, tidy.document(upgraded(document)), "", findings)
+    for name in findings.missing:
+        raise _unusable(f"run.json has no usable {name}")
+    if record.status not in set(Status):
+        raise _unusable(f"run.json has the unknown status '{record.status}'")
+    findings.impossible += [
+        f"run.json: {leaf.where} must be {WANTED[leaf.kind]}"
+        for leaf in FIELDS
+        if leaf.measured and leaf.where in tidy.places
+    ]
+    if findings.impossible:
+        raise BundleError("; ".join(findings.impossible), hint=RUN_AGAIN)
+    known = replace(record, status=Status(record.status))
+    return Reading(record=known, remarks=list(dict.fromkeys(findings.remarks)))
+
+
+def to_json(record: Record) -> dict[str, Any]:
+    """The content of run.json."""
+    return {"schema_version": SCHEMA_VERSION, **encode(record)}
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of run.json, as docs/run.schema.json has it."""
+    described = schema(Record)
+    version = {"const": SCHEMA_VERSION}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"run.json of a rooflaunch bundle, schema {SCHEMA_VERSION}",
+        **described,
+        "properties": {"schema_version": version, **described["properties"]},
+        "required": ["schema_version", *described["required"]],
+    }
+
+
+def upgraded(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`document` in the words of the present schema; the file stays as it is."""
+    version = document.get("schema_version", SCHEMA_VERSION)
+    return _from_schema_1(document) if version == 1 else document
+
+
+def _from_schema_1(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Spot stood in three places: as the machine said it (`preemptible`), as it was asked for, and beside the price."""
+    environment = document.get("environment")
+    cloud = environment.get("cloud") if isinstance(environment, dict) else None
+    if not (isinstance(environment, dict) and isinstance(cloud, dict)):
+        return document
+    others = {name: value for name, value in cloud.items() if name != "preemptible"}
+    spot = cloud.get("preemptible")
+    cloud = others if spot is None else {**others, "spot": spot}
+    return {**document, "environment": {**environment, "cloud": cloud}}
+
+
+def _unusable(why: str) -> BundleError:
+    return BundleError(why, hint="it is no run of rooflaunch; move the folder away")
