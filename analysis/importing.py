@@ -13,10 +13,15 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from analysis import iteration_log
-from analysis.iteration_log import Log
+from analysis.foreign import tables
+from analysis.foreign.looks_like import READABLE, looks_like
+from analysis.foreign.ncu_text import is_ncu_text
+from analysis.foreign.nsys import is_gpu_trace
+from analysis.foreign.text import BINARY, GZIP, decode
+from analysis.iteration_log import Log, Whole
 from analysis.record import row_of
 from workload.contract import bundle
 from workload.contract.bundle import Status
@@ -101,8 +106,8 @@ class _File:
         )
 
 
-def import_file(path: Path, given: Given, *, output: Path) -> Path:
-    """Make a bundle of one file; returns its folder.
+def import_file(path: Path, given: Given, *, output: Path) -> list[Path]:
+    """Make a bundle of each run in a file; returns their folders. Either all are made or none.
 
     Raises `UsageError` for a file that cannot be understood or lacks what is required, `NothingToDoError` for one that
     `output` holds already.
@@ -110,7 +115,7 @@ def import_file(path: Path, given: Given, *, output: Path) -> Path:
     file = _read(path)
     _refuse_again(file, output)
     if _is_ncu(file):
-        return _import_profile(file, given.checked(), output)
+        return [_import_profile(file, given.checked(), output)]
     return _import_log(file, given.checked(), output)
 
 
@@ -142,23 +147,40 @@ def _imported(output: Path) -> dict[str, str]:
 
 
 def _is_ncu(file: _File) -> bool:
-    start = file.content[:LOOKED_AT_BYTES]
     if file.path.suffix == REPORT_SUFFIX:
         return True
-    first_line = start.split(b"\n", 1)[0].decode("utf-8-sig", "replace")
-    return not iteration_log.is_log(iteration_log.split_line(first_line)) and bool(NCU_MARKS.search(start))
+    head = file.content if file.content.startswith(GZIP) else file.content[:LOOKED_AT_BYTES]
+    start = decode(head).content[:LOOKED_AT_BYTES]
+    text = start.decode(errors="replace")
+    begins_as_log = tables.find_header(text.split("\n", 1)[0], iteration_log.is_log) is not None
+    return not begins_as_log and bool(NCU_MARKS.search(start) or is_ncu_text(text) or is_gpu_trace(text))
 
 
 # --- per-iteration logs
 
 
-def _import_log(file: _File, given: Given, output: Path) -> Path:
-    log = iteration_log.parse(_text(file), file=str(file.path))
+def _import_log(file: _File, given: Given, output: Path) -> list[Path]:
+    decoded = decode(file.content)
+    if decoded.encoding == BINARY:
+        what, hint = looks_like(decoded.content, "", file.path.suffix) or ("a binary file", "import text")
+        raise UsageError(f"'{file.path}' looks like {what}; {READABLE}", hint=hint)
+    logs = iteration_log.read(decoded.text, file=str(file.path), batch_size=given.batch_size)
+    # Of several runs in one file, an option that holds for all cannot be what the file says of each.
+    labels = {"model": "model", "batch_size": "batch_size", "precision": "precision", "device_name": "gpu"}
+    differing: dict[str, Any] = {
+        option: None for label, option in labels.items() if len({log.labels.get(label) for log in logs}) > 1
+    }
+    bundles = [_bundle_of_log(file, log, replace(given, **differing), decoded.remarks) for log in logs]
+    return [_seal(output, record, contents) for record, contents in bundles]
+
+
+def _bundle_of_log(file: _File, log: Log, given: Given, remarks: Sequence[str]) -> tuple[Record, dict[str, bytes]]:
+    """Run.json and the files of one run of a log."""
     facts = _facts_of_log(file.path, log, given)
-    rows = _steps(file.path, log, facts.batch_size)
-    began_s = _first(log.series.get("timestamp", ()))
-    started_at = None if began_s is None else datetime.fromtimestamp(began_s, UTC)
-    timing, notes = _timing(rows, facts.batch_size)
+    rows = [] if log.whole else _steps(file.path, log, facts.batch_size)
+    began_s = log.whole.started_at_s if log.whole else _first(log.series.get("timestamp", ()))
+    started_at = None if began_s is None or not log.has_zone else datetime.fromtimestamp(began_s, UTC)
+    timing, notes = _of_whole(log.whole, facts.batch_size) if log.whole else _timing(rows, log)
     imported = replace(
         file.described("iterations", given),
         columns={field: ImportedColumn(**asdict(meaning)) for field, meaning in log.columns.items()},
@@ -166,19 +188,21 @@ def _import_log(file: _File, given: Given, output: Path) -> Path:
         labels=log.labels,
         rows=log.rows,
         rows_cut=log.cut,
-        claimed_images_per_s=_mean(log.series.get("images_per_s", ())),
+        claimed_images_per_s=log.whole.images_per_s if log.whole else _mean(log.series.get("images_per_s", ())),
     )
     if log.cut:
         notes.append("the file breaks off in its last row, which is left out")
-    measured = max(0, log.rows - 1)
+    measured = None if log.whole else max(0, log.rows - 1)
     record = replace(
         _record(facts, given, imported, started_at=started_at, measured=measured),
-        notes=[*_contradictions(facts, log), *notes],
+        notes=[*_contradictions(facts, log), *remarks, *log.remarks, *notes],
         timing=replace(timing, started_at=_iso(started_at)),
     )
+    if log.whole:
+        return record, {LOG_COPY: file.content}
     steps_csv = _steps_csv(rows)
     _require_possible(file.path, record, steps_csv)
-    return _seal(output, record, {LOG_COPY: file.content, bundle.STEPS: steps_csv})
+    return record, {LOG_COPY: file.content, bundle.STEPS: steps_csv}
 
 
 def _require_possible(path: Path, record: Record, steps_csv: bytes) -> None:
@@ -197,15 +221,6 @@ def _require_possible(path: Path, record: Record, steps_csv: bytes) -> None:
         )
 
 
-def _text(file: _File) -> str:
-    try:
-        return file.content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UsageError(
-            f"'{file.path}' is no UTF-8 text: byte {error.start}", hint="save it as UTF-8, or import another file"
-        ) from error
-
-
 def _facts_of_log(path: Path, log: Log, given: Given) -> _Facts:
     labels = log.labels
     label = None if given.batch_size else labels.get("batch_size")
@@ -214,6 +229,9 @@ def _facts_of_log(path: Path, log: Log, given: Given) -> _Facts:
     if len(model) > MAX_NAME:
         raise UsageError(f"'{path}': the model's name has {len(model)} characters", hint="--model NAME")
     precision = given.precision or labels.get("precision")
+    if log.whole and precision and precision.lower() not in set(Precision):
+        # No option can correct one row of a table.
+        precision = None
     device_type = (labels.get("device_type") or "").partition(":")[0].lower()
     return _Facts(
         model=model,
@@ -253,7 +271,15 @@ def _precision(label: str, who: str) -> str:
 
 
 def _contradictions(facts: _Facts, log: Log) -> list[str]:
-    """Where the user contradicts the file."""
+    """Where the user contradicts the file, or the file has a word that names no precision."""
+    word = log.labels.get("precision")
+    if word and facts.precision is None:
+        known = ", ".join(Precision)
+        return [f"the file's precision '{word[:80]}' is none of {known}: it is left out", *_overruled(facts, log)]
+    return _overruled(facts, log)
+
+
+def _overruled(facts: _Facts, log: Log) -> list[str]:
     return [
         f"the file says {field.replace('_', ' ')} '{log.labels[field]}', the import was told '{known}'"
         for field, known in asdict(facts).items()
@@ -296,7 +322,7 @@ def _steps(path: Path, log: Log, batch_size: int) -> list[_Step]:
         else:
             step_s = log.series["step_s"][number]
             if step_s is not None and data_s is not None and timer.includes_data:
-                step_s = _without_wait(path, number, step_s, data_s)
+                step_s = _without_wait(path, log.lines[number], step_s, data_s)
         rows.append(
             _Step(
                 step=number,
@@ -304,17 +330,17 @@ def _steps(path: Path, log: Log, batch_size: int) -> list[_Step]:
                 ended_at_s=None if stamp_s is None or began_s is None else stamp_s - began_s,
                 step_s=step_s,
                 data_s=data_s,
-                images=batch_size,
+                images=batch_size * log.iterations[number],
                 loss=losses[number],
             )
         )
     return rows
 
 
-def _without_wait(path: Path, number: int, iteration_s: float, data_s: float) -> float:
+def _without_wait(path: Path, line: int, iteration_s: float, data_s: float) -> float:
     if data_s >= iteration_s:
         raise UsageError(
-            f"'{path}' line {number + 2}: the wait for data is as long as the iteration that holds it;"
+            f"'{path}' line {line}: the wait for data is as long as the iteration that holds it;"
             f" got {data_s:g} s of {iteration_s:g} s",
             hint="correct the file, or leave the column of data waits out",
         )
@@ -333,20 +359,36 @@ def _cell(value: float | str | None) -> str:
     return f"{value:.12g}" if isinstance(value, float) else str(value)
 
 
-def _timing(rows: Sequence[_Step], batch_size: int) -> tuple[Timing, list[str]]:
+def _of_whole(whole: Whole, batch_size: int) -> tuple[Timing, list[str]]:
+    """Of a run without steps. A rate alone becomes the wall time of one step: only their quotient means anything."""
+    rate = whole.images_per_s or (batch_size / whole.step_s if whole.step_s else None)
+    images, wall_s = whole.images, whole.wall_s
+    if not (images and wall_s):
+        images, wall_s = (batch_size, batch_size / rate) if rate else (None, None)
+    if not (images and wall_s):
+        return Timing(), ["the file gives neither times nor rates of this run"]
+    return Timing(measured_s=wall_s, images=images, images_per_s=images / wall_s), []
+
+
+def _timing(rows: Sequence[_Step], log: Log) -> tuple[Timing, list[str]]:
     """Of the rows after the first: from its time stamp on, the wall clock is known."""
     measured = rows[1:]
     steps = [row.step_s for row in measured if row.step_s is not None]
-    wall_s, note = _wall_s(rows)
-    images = batch_size * len(measured)
+    wall_s, note = (log.wall_s, None) if log.wall_s else _wall_s(rows)
+    images = sum(row.images for row in measured)
+    is_every_step = all(count == 1 for count in log.iterations[1:])
     data = [row.data_s for row in measured if row.data_s is not None]
     timing = Timing(
         measured_s=wall_s,
         images=images,
         images_per_s=images / wall_s if wall_s and images else None,
         step_s=StepSeconds.of(steps) if steps else None,
-        explained_fraction=(sum(steps) + sum(data)) / wall_s if wall_s and len(steps) == len(measured) else None,
-        data_wait_fraction=sum(data) / wall_s if wall_s and data and len(data) == len(measured) else None,
+        explained_fraction=(sum(steps) + sum(data)) / wall_s
+        if wall_s and is_every_step and len(steps) == len(measured)
+        else None,
+        data_wait_fraction=sum(data) / wall_s
+        if wall_s and data and is_every_step and len(data) == len(measured)
+        else None,
     )
     return timing, [note] if note else []
 

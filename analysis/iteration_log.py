@@ -1,21 +1,28 @@
-"""Per-iteration logs of other programs: CSV with a header, a row per iteration. Standard library only.
+"""Logs of other programs in our units: a value per row and field. Standard library only.
 
-Which column means what, and in which unit, is in import_columns.toml.
+Which column means what, and in which unit, is in import_columns.toml; where the rows come from, in `analysis.foreign`.
+A row is an iteration, a printed one of several iterations, or a whole run: the step column, the time stamps and the
+labels decide, and where they contradict each other the file is refused.
 """
 
-import csv
-import io
+import itertools
 import math
 import re
+import statistics
 import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from analysis.foreign import tables, training_logs
+from analysis.foreign.looks_like import READABLE, looks_like
+from analysis.foreign.tables import PANDAS_INDEX, Table
+from analysis.foreign.training_logs import WholeRun
 from workload.contract.errors import UsageError
+from workload.contract.text import plain
 
 TABLE = Path(__file__).with_name("import_columns.toml")
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,4})?", re.ASCII)
@@ -30,6 +37,14 @@ UNIX_S, UNIX_MS = (1e9, 1e10), (1e12, 1e13)
 # Seconds, images per second or losses beyond this, or below its inverse, are no measurement.
 LIMIT = 1e12
 SHOWN = 12
+# Runs with fewer rows each, and no step column: the rows are runs. A log of so few iterations would say nothing.
+FEW_ROWS = 5
+# Time stamps so many times as far apart as an iteration takes are no time stamps of iterations: a timer that does not
+# wait for its GPU reads a tenth at worst, a loader that starves it waits some ten times as long as the step takes.
+RUNS_APART = 50.0
+# Iterations that take more than twice the time that passed did not happen one after the other.
+DOES_NOT_FIT = 0.5
+ALIKE = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,19 +59,55 @@ class Meaning:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Whole:
+    """What a file says of a run of which it has no steps; `started_at_s` is Unix time."""
+
+    images_per_s: float | None
+    step_s: float | None = None
+    images: float | None = None
+    wall_s: float | None = None
+    started_at_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Log:
-    """A log in our units: a value per row and field, None where the cell is empty; `labels` are the file's own words.
+    """One run in our units: a value per row and field, None where the cell is empty; `labels` are the file's own words.
 
     `columns`: field -> the column that it came from. `ignored`: the names of the others. `cut`: rows left out because
-    the file breaks off in them.
+    the file breaks off in them. `lines`: where the rows stand in the file. `iterations`: how many each row stands for,
+    from the row before on. `wall_s`: of the rows after the first, where the file tells it otherwise than by stamps.
+    `has_zone`: whether the time stamps are moments; without a zone only their differences are known. `whole`: in place
+    of rows. `remarks`: what was left out or had to be decided, a sentence each.
     """
 
+    kind: str
     series: Mapping[str, Sequence[float | None]]
     labels: Mapping[str, str]
     columns: Mapping[str, Meaning]
     ignored: Sequence[str]
     rows: int
     cut: int
+    lines: Sequence[int] = ()
+    iterations: Sequence[int] = ()
+    wall_s: float | None = None
+    has_zone: bool = True
+    whole: Whole | None = None
+    remarks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Columns:
+    """A table's columns that mean something, and how its cells are read."""
+
+    file: str
+    table: Table
+    by_field: Mapping[str, tuple[Meaning, int]]
+    plain: Callable[[str], str] = field(default=str.strip)
+
+    def label(self, name: str, row: Sequence[str]) -> str:
+        """The row's own word for a fact, empty where it has none."""
+        text = row[self.by_field[name][1]].strip() if name in self.by_field else ""
+        return "" if text.lower() in ABSENT else text
 
 
 @cache
@@ -77,91 +128,285 @@ def meanings() -> Mapping[str, Meaning]:
 
 def is_log(header: Sequence[str]) -> bool:
     """Whether a table with these columns times its rows."""
-    return any(meaning.field in TIMERS for meaning, _ in _columns(header).values())
+    return any(meaning.field in TIMERS for meaning, _ in _known_columns(header).values())
 
 
-def split_line(text: str) -> list[str]:
-    """The cells of the first line of a CSV; empty where it is none."""
-    try:
-        return next(csv.reader(io.StringIO(text, newline="")), [])
-    except csv.Error:
-        return []
+def read(text: str, *, file: str, batch_size: int | None = None) -> Sequence[Log]:
+    """The runs of a log; `batch_size` where somebody says it, because rates are times only together with it.
 
-
-def parse(text: str, *, file: str) -> Log:
-    """Read a log; `UsageError` names the row and the column of what cannot be read. `file` is for messages."""
-    header, rows, cut = _rows(text, file)
-    columns = _columns(header)
-    if not any(field in columns for field in TIMERS):
-        known = ", ".join(name for name, meaning in meanings().items() if meaning.field in TIMERS)
-        raise UsageError(
-            f"'{file}' has no column that is known to hold a step time; it has {_shown(header)}",
-            hint=f"rename the column to one of {known}; the unit must be known",
-        )
-    if not rows:
+    Raises `UsageError`, which names the row and the column of what cannot be read; `file` is for messages.
+    """
+    known = training_logs.read(text)
+    if isinstance(known, WholeRun):
+        return [_of_whole_run(known)]
+    if known is None:
+        _refuse_other_files(text, file)
+    table = known or tables.read(text, file=file, is_header=is_log)
+    by_field = _known_columns(table.header)
+    if not any(name in by_field for name in TIMERS):
+        raise _no_timer(table, file)
+    if not table.rows:
         raise UsageError(f"'{file}' has a header and no rows", hint="import the log of a run that got to a first step")
-    series = {
-        field: [_value(file, line, meaning, row[index]) for line, row in rows]
-        for field, (meaning, index) in columns.items()
-        if field in SERIES
-    }
-    labels = {
-        field: label
-        for field, (meaning, index) in columns.items()
-        if field in LABELS and (label := _label(file, meaning.name, {row[index].strip() for _, row in rows}))
-    }
-    used = {index for _, index in columns.values()}
-    return Log(
-        series=series,
-        labels=labels,
-        columns={field: meaning for field, (meaning, _) in columns.items()},
-        ignored=[name for index, name in enumerate(header) if index not in used],
-        rows=len(rows),
-        cut=cut,
+    by_field = _with_batch_counter(table, by_field)
+    columns = _Columns(file=file, table=table, by_field=by_field)
+    if table.kind == "csv":
+        numeric = [index for name, (_, index) in by_field.items() if name in SERIES]
+        cells = (row[index] for _, row in table.rows for index in numeric)
+        columns = replace(columns, plain=tables.plain_numbers(cells, file=file))
+    groups = _groups(columns)
+    if _are_runs(columns, groups):
+        return [_of_row(columns, line, row) for line, row in table.rows]
+    logs = [_of_rows(columns, rows, keep_means=len(groups) == 1) for rows in groups]
+    judged = [_judged(log, file, batch_size) for log in logs]
+    if any(log is None for log in judged):
+        return [_of_row(columns, line, row) for line, row in table.rows]
+    return [log for log in judged if log is not None]
+
+
+def _refuse_other_files(text: str, file: str) -> None:
+    """`UsageError` for a text without a table that could be a log, naming what it looks like."""
+    if not text.strip():
+        raise UsageError(f"'{file}' is empty", hint="look whether the program could write its log")
+    if tables.find_header(text, is_log) is not None:
+        return
+    if seen := looks_like(b"", text):
+        raise UsageError(f"'{file}' looks like {seen[0]}; {READABLE}", hint=seen[1])
+    first_line = text.lstrip().split("\n", 1)[0]
+    if not any(mark in first_line for mark in tables.DELIMITERS):
+        raise UsageError(
+            f"'{file}' is no log that is known: it begins '{first_line[:80].strip()}'; {READABLE}",
+            hint="import a table with a row per iteration, and a column such as iter_time_ms",
+        )
+
+
+def _no_timer(table: Table, file: str) -> UsageError:
+    known = ", ".join(name for name, meaning in meanings().items() if meaning.field in TIMERS)
+    return UsageError(
+        f"'{file}' has no column that is known to hold a step time; it has {_shown(table.header)}",
+        hint=f"rename the column to one of {known}; the unit must be known",
     )
 
 
-def _rows(text: str, file: str) -> tuple[list[str], list[tuple[int, list[str]]], int]:
-    """Header, rows with their line numbers, and how many rows the end of the file cuts off: at most one."""
-    if "\0" in text:
-        raise UsageError(f"'{file}' is no text: it holds a zero byte", hint="import a CSV file")
-    reader = csv.reader(io.StringIO(text, newline=""))
-    try:
-        header = [name.strip() for name in next(reader, [])]
-        rows = [(reader.line_num, row) for row in reader if row]
-    except csv.Error as error:
-        raise UsageError(
-            f"'{file}' is no CSV: line {reader.line_num}: {error}", hint="import a file with a row per iteration"
-        ) from error
-    last = len(rows) - 1
-    cut = bool(rows) and len(rows[last][1]) < len(header) and not text.endswith("\n")
-    if cut:
-        rows.pop()
-    for line, row in rows:
-        if len(row) != len(header):
-            raise UsageError(
-                f"'{file}' line {line} has {len(row)} cells under {len(header)} columns",
-                hint="import a file with a row per iteration",
-            )
-    return header, rows, int(cut)
-
-
-def _columns(header: Sequence[str]) -> dict[str, tuple[Meaning, int]]:
+def _known_columns(header: Sequence[str]) -> dict[str, tuple[Meaning, int]]:
     """Field -> what its column means and where it is; of several columns the first in the table."""
     where = {name.strip().lower(): index for index, name in reversed(list(enumerate(header)))}
-    column_of: dict[str, tuple[Meaning, int]] = {}
+    columns: dict[str, tuple[Meaning, int]] = {}
     for name, meaning in meanings().items():
         if name in where:
-            column_of.setdefault(meaning.field, (meaning, where[name]))
-    return column_of
+            columns.setdefault(meaning.field, (meaning, where[name]))
+    return columns
 
 
-def _value(file: str, line: int, meaning: Meaning, cell: str) -> float | None:
-    text = cell.strip()
+def _with_batch_counter(table: Table, by_field: dict[str, tuple[Meaning, int]]) -> dict[str, tuple[Meaning, int]]:
+    """A column `batch` that counts 0, 1, 2 or 1, 2, 3 numbers the iterations; other values are batch sizes."""
+    meaning, index = by_field.get("batch_size", (None, 0))
+    if meaning is None or meaning.name != "batch":
+        return by_field
+    values = [row[index].strip() for _, row in table.rows]
+    counts = values in ([str(number + first) for number in range(len(values))] for first in (0, 1))
+    if not counts or len(values) == 1:
+        return by_field
+    rest = {name: column for name, column in by_field.items() if name != "batch_size"}
+    return rest if "step" in rest else rest | {"step": (replace(meaning, field="step"), index)}
+
+
+# --- which rows are one run
+
+
+def _groups(columns: _Columns) -> list[list[tuple[int, Sequence[str]]]]:
+    """The rows of each run of the file, by their labels, in the order in which the runs begin."""
+    names = [name for name in (*LABELS, "run") if name in columns.by_field]
+    groups: dict[tuple[str, ...], list[tuple[int, Sequence[str]]]] = {}
+    for line, row in columns.table.rows:
+        groups.setdefault(tuple(columns.label(name, row) for name in names), []).append((line, row))
+    # Empty label cells belong to the run that the other rows name.
+    named = [key for key in groups if all(key)]
+    if len(named) == 1 and all(
+        all(mine in {"", its} for mine, its in zip(key, named[0], strict=True)) for key in groups
+    ):
+        return [list(columns.table.rows)]
+    return list(groups.values())
+
+
+def _are_runs(columns: _Columns, groups: Sequence[Sequence[Any]]) -> bool:
+    """Whether each row is a run of its own: many labels, few rows for each, and nothing that numbers the rows."""
+    return len(groups) > 1 and "step" not in columns.by_field and len(columns.table.rows) < FEW_ROWS * len(groups)
+
+
+def _of_row(columns: _Columns, line: int, row: Sequence[str]) -> Log:
+    """A run of which the table has one row."""
+    values = {
+        name: _value(columns, line, meaning, row[index])
+        for name, (meaning, index) in columns.by_field.items()
+        if name in SERIES and name != "timestamp"
+    }
+    stamp_s, has_zone = None, True
+    if "timestamp" in columns.by_field:
+        meaning, index = columns.by_field["timestamp"]
+        stamp_s, has_zone = _timestamp(columns.file, line, meaning, row[index])
+    whole = Whole(
+        images_per_s=values.get("images_per_s"),
+        step_s=values.get("step_s"),
+        started_at_s=stamp_s if has_zone else None,
+    )
+    remark = "a table with a row per run: nothing in it checks its figures"
+    return replace(_empty_log(columns), whole=whole, labels=_labels(columns, [(line, row)]), remarks=(remark,))
+
+
+def _of_whole_run(run: WholeRun) -> Log:
+    whole = Whole(images_per_s=run.images_per_s, images=run.images, wall_s=run.wall_s)
+    return Log(
+        kind=run.kind, series={}, labels=run.labels, columns={}, ignored=(), rows=0, cut=0, whole=whole,
+        remarks=run.remarks,
+    )  # fmt: skip
+
+
+def _empty_log(columns: _Columns) -> Log:
+    used = {index for _, index in columns.by_field.values()}
+    return Log(
+        kind=columns.table.kind,
+        series={},
+        labels={},
+        columns={name: meaning for name, (meaning, _) in columns.by_field.items()},
+        ignored=[
+            name
+            for index, name in enumerate(columns.table.header)
+            if index not in used and name.lower() not in PANDAS_INDEX
+        ],
+        rows=0,
+        cut=columns.table.cut,
+    )
+
+
+def _of_rows(columns: _Columns, rows: Sequence[tuple[int, Sequence[str]]], *, keep_means: bool) -> Log:
+    """A run of which the table has a row per iteration, or per printed one."""
+    table = columns.table
+    series: dict[str, Sequence[float | None]] = {
+        name: [_value(columns, line, meaning, row[index]) for line, row in rows]
+        for name, (meaning, index) in columns.by_field.items()
+        if name in SERIES and name != "timestamp"
+    }
+    has_zone = True
+    if "timestamp" in columns.by_field:
+        meaning, index = columns.by_field["timestamp"]
+        stamps = [_timestamp(columns.file, line, meaning, row[index]) for line, row in rows]
+        zones = {zoned for stamp_s, zoned in stamps if stamp_s is not None}
+        if len(zones) > 1:
+            raise UsageError(
+                f"'{columns.file}': some time stamps say their time zone and others do not", hint="correct the file"
+            )
+        has_zone = zones != {False}
+        series["timestamp"] = [stamp_s for stamp_s, _ in stamps]
+    iterations, remarks = _iterations(series.get("step"), len(rows))
+    if keep_means and table.iterations is not None:
+        iterations = list(table.iterations)
+    stride = statistics.mode(iterations[1:]) if len(iterations) > 1 else 1
+    if stride > 1:
+        remarks.append(f"a row every {stride} iterations: the others are in the wall time, not among the steps")
+    if not has_zone:
+        remarks.append("time stamps without a zone: durations are known, when the run was is not")
+    return replace(
+        _empty_log(columns),
+        series=series,
+        labels=dict(table.labels) | _labels(columns, rows),
+        rows=len(rows),
+        lines=[line for line, _ in rows],
+        iterations=iterations,
+        wall_s=table.wall_s if keep_means else None,
+        has_zone=has_zone,
+        remarks=(*table.remarks, *remarks),
+    )
+
+
+def _labels(columns: _Columns, rows: Iterable[tuple[int, Sequence[str]]]) -> dict[str, str]:
+    every = list(rows)
+    words = {name: [columns.label(name, row) for _, row in every] for name in LABELS if name in columns.by_field}
+    return {name: next(filter(None, cells)) for name, cells in words.items() if any(cells)}
+
+
+def _iterations(steps: Sequence[float | None] | None, rows: int) -> tuple[list[int], list[str]]:
+    """How many iterations passed since the row before; where the step column starts again, as many as elsewhere."""
+    if steps is None or None in steps or len(set(steps)) == 1:
+        return [1] * rows, []
+    numbers = [step for step in steps if step is not None]
+    if any(number != math.floor(number) for number in numbers):
+        return [1] * rows, ["the step column holds no whole numbers, and is not read"]
+    advances = [int(after - before) for before, after in itertools.pairwise(numbers)]
+    usual = statistics.mode([advance for advance in advances if advance > 0] or [1])
+    return [1, *(advance if advance > 0 else usual for advance in advances)], []
+
+
+# --- what contradicts itself
+
+
+def _judged(log: Log, file: str, batch_size: int | None) -> Log | None:
+    """The log; None where its rows can only be runs. `UsageError` where step column, times and stamps do not agree."""
+    iteration_s = _iteration_s(log, batch_size)
+    stamps = log.series.get("timestamp", ())
+    apart = [
+        (after - before) / count
+        for before, after, count in zip(stamps, stamps[1:], log.iterations[1:], strict=False)
+        if before is not None and after is not None and after > before
+    ]
+    if iteration_s is None or not apart:
+        return log
+    interval_s = statistics.median(apart)
+    stride = statistics.mode(log.iterations[1:])
+    if stride > 1 and interval_s < DOES_NOT_FIT * iteration_s:
+        raise UsageError(
+            f"'{file}' contradicts itself: its column {log.columns['step'].name} advances by {stride} a row, and"
+            f" {stride} iterations of {iteration_s:.3g} s do not fit into the {interval_s * stride:.3g} s between its"
+            " time stamps",
+            hint=_reading_that_fits(log, batch_size, stride),
+        )
+    if interval_s < RUNS_APART * iteration_s:
+        return log
+    if "step" not in log.columns:
+        return None
+    step = log.columns["step"].name
+    raise UsageError(
+        f"'{file}' contradicts itself: its time stamps are {plain(interval_s / iteration_s, 3)} times as far apart as"
+        f" an iteration of {iteration_s:.3g} s takes, and its column {step} says that none lies between",
+        hint=f"a row per run fits: rename the column {step} to run",
+    )
+
+
+def _iteration_s(log: Log, batch_size: int | None) -> float | None:
+    """The median time of an iteration, by the timer or else by the rate."""
+    times = [value for value in log.series.get("step_s", ()) if value is not None]
+    if times:
+        return statistics.median(times)
+    from_rates = _from_rates(log, batch_size)
+    return statistics.median(from_rates) if from_rates else None
+
+
+def _from_rates(log: Log, batch_size: int | None) -> list[float]:
+    label = log.labels.get("batch_size", "")
+    images = batch_size or (int(label) if label.isascii() and label.isdigit() and len(label) < SHOWN else 0)
+    return [images / rate for rate in log.series.get("images_per_s", ()) if rate and images]
+
+
+def _reading_that_fits(log: Log, batch_size: int | None, stride: int) -> str:
+    step, rates = log.columns["step"].name, _from_rates(log, batch_size)
+    whole_interval = (
+        f"its times are those of {stride} iterations together: divide them by {stride}, or name them after what they"
+        " are"
+    )
+    alone = f"a row per iteration fits: leave the column {step} out"
+    if not rates or "step_s" not in log.columns:
+        return f"{alone}; or {whole_interval}"
+    times = [value for value in log.series["step_s"] if value is not None]
+    is_whole = abs(statistics.median(times) / (stride * statistics.median(rates)) - 1) < ALIKE
+    return f"by its rates, {whole_interval}" if is_whole else alone
+
+
+# --- cells
+
+
+def _value(columns: _Columns, line: int, meaning: Meaning, cell: str) -> float | None:
+    text, file = columns.plain(cell), columns.file
     if text.lower() in ABSENT:
         return None
-    if meaning.field == "timestamp":
-        return _timestamp(file, line, meaning, text)
     value = float(text) * meaning.factor if NUMBER.fullmatch(text) else math.nan
     if math.isnan(value):
         raise _refuse(file, line, meaning, text, "is no number")
@@ -174,41 +419,34 @@ def _value(file: str, line: int, meaning: Meaning, cell: str) -> float | None:
     return value
 
 
-def _timestamp(file: str, line: int, meaning: Meaning, text: str) -> float:
-    """Unix time in seconds."""
-    if NUMBER.fullmatch(text):
-        value = float(text)
+def _timestamp(file: str, line: int, meaning: Meaning, cell: str) -> tuple[float | None, bool]:
+    """Unix time in seconds, and whether the cell says its zone: without one, the time is taken for UTC."""
+    text = cell.strip()
+    if text.lower() in ABSENT:
+        return None, True
+    if NUMBER.fullmatch(text.replace(",", ".")):
+        value = float(text.replace(",", "."))
         if UNIX_S[0] <= value < UNIX_S[1]:
-            return value
+            return value, True
         if UNIX_MS[0] <= value < UNIX_MS[1]:
-            return value / 1e3
+            return value / 1e3, True
         raise _refuse(file, line, meaning, text, "is no Unix time in seconds or milliseconds")
     try:
-        parsed = datetime.fromisoformat(text)
+        # `logging` writes a comma before its milliseconds, people slashes between year, month and day.
+        parsed = datetime.fromisoformat(re.sub(r"^(\d{4})/(\d\d)/(\d\d)", r"\1-\2-\3", text).replace(",", "."))
     except ValueError as error:
         raise _refuse(file, line, meaning, text, "is neither Unix time nor ISO 8601") from error
-    if parsed.tzinfo is None:
-        raise _refuse(file, line, meaning, text, "does not say its time zone")
-    value = parsed.timestamp()
+    has_zone = parsed.tzinfo is not None
+    value = (parsed if has_zone else parsed.replace(tzinfo=UTC)).timestamp()
     if not UNIX_S[0] <= value < UNIX_S[1]:
         raise _refuse(file, line, meaning, text, "is no time of a computer's")
-    return value
+    return value, has_zone
 
 
 def _refuse(file: str, line: int, meaning: Meaning, text: str, why: str) -> UsageError:
     return UsageError(
         f"'{file}' line {line}: {meaning.name} {why}; got '{text[:80]}'", hint="correct the file, or leave the row out"
     )
-
-
-def _label(file: str, name: str, values: set[str]) -> str | None:
-    known = sorted(value for value in values if value.lower() not in ABSENT)
-    if len(known) > 1:
-        raise UsageError(
-            f"'{file}' holds several runs: {name} is {_shown(known)}",
-            hint="split it into a file per run, and import those",
-        )
-    return known[0] if known else None
 
 
 def _shown(words: Sequence[str]) -> str:

@@ -104,6 +104,9 @@ FIGURES = (
 
 def other_figures(case: Case) -> str | None:
     """The figures of run.json that its own steps do not give; one that is absent claims nothing."""
+    if case["imported"] and not case.steps["step"].size:
+        # A row of somebody's table of runs: there is nothing to compare with.
+        return None
     return "; ".join(_differing(case)) or None
 
 

@@ -1,24 +1,31 @@
 """`analyze import`."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from workload.contract.errors import ExitCode, NothingToDoError
-from workload.contract.text import printable
+from workload.contract.errors import ExitCode, NothingToDoError, RooflaunchError
+from workload.contract.text import counted, printable
+
+if TYPE_CHECKING:
+    from analysis.importing import Given
 
 EXAMPLES = """\b
 Examples:
   analyze import iterations.csv --gpu "Tesla T4"
+  analyze import train.log --model resnet50 --batch-size 256
   analyze import ncu.csv --model resnet50 --batch-size 64 --precision fp32 --profile-steps 4
 """
 
 
 def import_files(
     *,
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="per-iteration logs or ncu output, as CSV")],
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="logs of training runs, output of ncu or nsys")
+    ],
     model: Annotated[
         str | None, typer.Option(metavar="M", help="the model, where the file does not say", show_default=False)
     ] = None,
@@ -36,22 +43,53 @@ def import_files(
     ] = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="folder for the bundles")] = Path("results"),
 ) -> int:
-    """Make bundles of other people's logs and profiles; prints the folder of each."""
-    from analysis.importing import Given, import_file
+    """Make bundles of other people's logs and profiles; prints the folder of each, and what was left out of it."""
+    from analysis.importing import Given
 
     given = Given(model=model, batch_size=batch_size, precision=precision, gpu=gpu, profile_steps=profile_steps)
-    made, known = 0, list[NothingToDoError]()
+    refused, present = list[tuple[Path, RooflaunchError]](), list[NothingToDoError]()
     for file in files:
         try:
-            folder = import_file(file, given, output=output)
+            _import(file, given, output)
         except NothingToDoError as error:
-            known.append(error)
-        else:
-            made += 1
-            print(printable(str(folder)), flush=True)
+            present.append(error)
+        except RooflaunchError as error:
+            if len(files) == 1:
+                raise
+            refused.append((file, error))
+            print(error.report(), file=sys.stderr, flush=True)
     # Files that are there already are named, and an error only if all are.
-    if not made:
-        raise known[0]
-    for present in known:
-        print(f"note       {printable(str(present))}", file=sys.stderr)
+    if len(present) == len(files):
+        raise present[0]
+    for known in present:
+        print(f"note       {printable(str(known))}", file=sys.stderr)
+    if refused:
+        names = ", ".join(printable(str(file)) for file, _ in refused)
+        print(f"left out   {len(refused)} of {counted(len(files), 'file')}: {names}", file=sys.stderr)
+        return refused[0][1].exit_code
     return ExitCode.DONE
+
+
+def _import(file: Path, given: "Given", output: Path) -> None:
+    """Import one file, and print its bundles and what they say of it."""
+    from analysis.importing import import_file
+
+    folders = import_file(file, given, output=output)
+    for folder in folders:
+        print(printable(str(folder)), flush=True)
+    for note in _notes(folders):
+        print(f"note       {printable(str(file))}: {printable(note)}", file=sys.stderr, flush=True)
+
+
+def _notes(folders: Sequence[Path]) -> list[str]:
+    """What the bundles of one file say of what was left out or decided, a sentence each."""
+    from workload.contract import bundle
+
+    notes: dict[str, int] = {}
+    for folder in folders:
+        record = bundle.read_record(folder)
+        ignored = record["imported"].get("ignored")
+        columns = [f"columns that are not read: {', '.join(ignored)}"] if ignored else []
+        for note in [*record["notes"], *columns]:
+            notes[note] = notes.get(note, 0) + 1
+    return [note if len(folders) == 1 else f"{note} ({counted(count, 'run')})" for note, count in notes.items()]

@@ -46,7 +46,7 @@ def written(tmp_path: Path, text: str | bytes, name: str = "log.csv") -> Path:
 
 def imported(tmp_path: Path, text: str | bytes, name: str = "log.csv", **options: Any) -> dict[str, Any]:
     """Run.json of the imported file."""
-    folder = import_file(written(tmp_path, text, name), Given(**options), output=tmp_path / "results")
+    (folder,) = import_file(written(tmp_path, text, name), Given(**options), output=tmp_path / "results")
     return dict(bundle.read(folder).document)
 
 
@@ -183,7 +183,10 @@ def test_what_the_user_says_beats_the_file_and_is_noted(tmp_path: Path) -> None:
         (
             b"iter_time_ms\n\xff\n",
             {},
-            "error: 'log.csv' is no UTF-8 text: byte 13\nhint: save it as UTF-8, or import another file",
+            (
+                "error: 'log.csv' line 2: iter_time_ms is no number; got 'ÿ'\n"
+                "hint: correct the file, or leave the row out"
+            ),
         ),
         (LOG, {"model": " "}, "error: --model must be a name; got ' '\nhint: --model NAME"),
         (LOG, {"batch_size": 0}, "error: --batch-size must be a positive integer; got '0'\nhint: --batch-size 4"),
@@ -374,7 +377,7 @@ def test_public_logs(
 )
 def test_public_profiles(results: Path, name: str, device: str, flop: float | None, dram_bytes: float) -> None:
     options = Given(model="m", batch_size=1, gpu="NVIDIA L4", profile_steps=1)
-    folder = import_file(SHARED / "ncu" / f"{name}.csv", options, output=results)
+    (folder,) = import_file(SHARED / "ncu" / f"{name}.csv", options, output=results)
     record = json.loads((folder / "run.json").read_text())
     assert record["environment"]["device"]["name"] == device
     assert record["profile"].get("flop_per_step") == flop

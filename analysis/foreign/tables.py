@@ -1,0 +1,117 @@
+"""A table of text cells, whatever separates them and whichever decimal mark its numbers have. Standard library only."""
+
+import csv
+import io
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from workload.contract.errors import UsageError
+
+DELIMITERS = (",", ";", "\t", "|")
+# More lines of a program's output before its table are a log with a table in it.
+MOST_LINES_BEFORE = 200
+# What pandas calls the column of its row numbers: nothing, in a file that it wrote.
+PANDAS_INDEX = frozenset({"", "unnamed: 0"})
+_COMMA_NUMBER = re.compile(r"[+-]?\d+,\d+(?:[eE][+-]?\d+)?", re.ASCII)
+_THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?", re.ASCII)
+_DOT_NUMBER = re.compile(r"[+-]?\d*\.\d+(?:[eE][+-]?\d+)?", re.ASCII)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Cells under a header, each row with its line in the file.
+
+    `cut`: rows left out because the file breaks off in them. `wall_s`, `iterations`: where the log's own running means
+    tell how long the rows after the first took together, and how many iterations each row stands for.
+    """
+
+    kind: str
+    header: Sequence[str]
+    rows: Sequence[tuple[int, Sequence[str]]]
+    cut: int = 0
+    iterations: Sequence[int] | None = None
+    wall_s: float | None = None
+    labels: dict[str, str] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
+
+
+def split_line(text: str, delimiter: str = ",") -> list[str]:
+    """The cells of one line; none where it cannot be split."""
+    try:
+        return next(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter), [])
+    except csv.Error:
+        return []
+
+
+def find_header(text: str, is_header: Callable[[Sequence[str]], bool]) -> tuple[int, str] | None:
+    """The first line that `is_header` accepts, counted from 0, and what separates its cells."""
+    for number, line in enumerate(io.StringIO(text, newline=None)):
+        if number > MOST_LINES_BEFORE:
+            return None
+        for delimiter in DELIMITERS:
+            if is_header([cell.strip() for cell in split_line(line.strip("\r\n"), delimiter)]):
+                return number, delimiter
+    return None
+
+
+def read(text: str, *, file: str, is_header: Callable[[Sequence[str]], bool]) -> Table:
+    """The table of a CSV file; without a line that `is_header` accepts, the first line is its header.
+
+    Raises `UsageError` naming the line that does not fit.
+    """
+    if "\0" in text:
+        raise UsageError(f"'{file}' is no text: it holds a zero byte", hint="import a CSV file")
+    before, delimiter = find_header(text, is_header) or (0, ",")
+    lines = io.StringIO(text, newline="")
+    for _ in range(before):
+        lines.readline()
+    reader = csv.reader(lines, delimiter=delimiter)
+    try:
+        header = [name.strip() for name in next(reader, [])]
+        rows = [(reader.line_num + before, row) for row in reader if any(cell.strip() for cell in row) or len(row) > 1]
+    except csv.Error as error:
+        raise UsageError(
+            f"'{file}' is no CSV: line {reader.line_num + before}: {error}",
+            hint="import a file with a row per iteration",
+        ) from error
+    cut = bool(rows) and len(rows[-1][1]) < len(header) and not text.endswith("\n")
+    if cut:
+        rows.pop()
+    for line, row in rows:
+        if len(row) != len(header):
+            raise UsageError(
+                f"'{file}' line {line} has {len(row)} cells under {len(header)} columns",
+                hint="import a file with a row per iteration",
+            )
+    remarks = [f"{before} lines before the table were left out"] if before > 1 else []
+    remarks += ["the line before the table was left out"] if before == 1 else []
+    return Table(kind="csv", header=header, rows=rows, cut=int(cut), remarks=tuple(remarks))
+
+
+def plain_numbers(cells: Iterable[str], *, file: str) -> Callable[[str], str]:
+    """How to write the numbers of a file with a dot and without thousands marks, decided by all of its `cells`.
+
+    Raises `UsageError` where the comma can be either mark.
+    """
+    with_comma = {cell.strip() for cell in cells if "," in cell}
+    if not with_comma:
+        return str.strip
+    numbers = sorted(cell for cell in with_comma if _COMMA_NUMBER.fullmatch(cell) or _THOUSANDS.fullmatch(cell))
+    decimal = [cell for cell in numbers if not _THOUSANDS.fullmatch(cell)]
+    grouped = [cell for cell in numbers if not _COMMA_NUMBER.fullmatch(cell)]
+    if decimal and grouped:
+        raise UsageError(
+            f"'{file}': the comma is a decimal mark in '{decimal[0]}' and separates thousands in '{grouped[0]}'",
+            hint="write all numbers in one way",
+        )
+    if decimal:
+        return lambda cell: cell.strip().replace(",", ".") if _COMMA_NUMBER.fullmatch(cell.strip()) else cell.strip()
+    if grouped:
+        return lambda cell: cell.strip().replace(",", "") if _THOUSANDS.fullmatch(cell.strip()) else cell.strip()
+    if numbers:
+        raise UsageError(
+            f"'{file}': the comma in '{numbers[0]}' may be a decimal mark or separate thousands",
+            hint="write numbers with a dot, as 1234.5",
+        )
+    return str.strip

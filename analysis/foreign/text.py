@@ -1,0 +1,94 @@
+"""The text of a file: unpacked where it is gzip, in UTF-8 whatever it was written in. Standard library only."""
+
+import codecs
+import zlib
+from dataclasses import dataclass
+
+# In place of an encoding: what holds zero bytes is no text.
+BINARY = "binary"
+GZIP = b"\x1f\x8b"
+# Where a UTF-16 text without a byte order mark shows itself: every second byte of its ASCII is 0.
+LOOKED_AT_BYTES = 4096
+UTF16_ZEROS = 0.3
+# Logs and profiles of 2 GB exist; a small file that unpacks to more was made to fill a memory.
+MOST_BYTES = 4 << 30
+_GZIP_WINDOW = 16 + zlib.MAX_WBITS
+_BYTE_ORDER_MARKS = {
+    codecs.BOM_UTF8: "utf-8-sig",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+# What Windows wrote before UTF-8: it has a character for nearly every byte, so it comes last.
+_LAST_RESORT = "cp1252"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoded:
+    """The content as UTF-8 without a byte order mark; `remarks` say what could not be taken over unchanged."""
+
+    content: bytes
+    encoding: str
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The content as text."""
+        return self.content.decode("utf-8", "replace")
+
+
+def needs_decoding(head: bytes) -> bool:
+    """Whether a file that starts like this is anything but plain UTF-8 text without a byte order mark."""
+    return head.startswith((GZIP, *_BYTE_ORDER_MARKS)) or _utf16(head) is not None
+
+
+def decode(content: bytes) -> Decoded:
+    """`content` unpacked and as UTF-8; never fails, because what is no text is recognised by who reads it."""
+    remarks: list[str] = []
+    if content.startswith(GZIP):
+        content, remark = _unpacked(content)
+        remarks += [remark] if remark else []
+    encoding = next((name for mark, name in _BYTE_ORDER_MARKS.items() if content.startswith(mark)), None)
+    encoding = encoding or _utf16(content[:LOOKED_AT_BYTES]) or "utf-8"
+    if encoding == "utf-8":
+        if b"\0" in content[:LOOKED_AT_BYTES]:
+            return Decoded(content=content, encoding=BINARY, remarks=tuple(remarks))
+        try:
+            content.decode("utf-8")
+        except UnicodeDecodeError as error:
+            text = content.decode(_LAST_RESORT, "replace")
+            remarks.append(f"byte {error.start} is no UTF-8: the file was read as Windows-1252")
+            return Decoded(content=text.encode(), encoding=_LAST_RESORT, remarks=tuple(remarks))
+        return Decoded(content=content, encoding=encoding, remarks=tuple(remarks))
+    text = content.decode(encoding, "replace")
+    if "\N{REPLACEMENT CHARACTER}" in text:
+        remarks.append(f"some characters are no {encoding.upper()} and were replaced")
+    return Decoded(content=text.encode(errors="replace"), encoding=encoding, remarks=tuple(remarks))
+
+
+def _utf16(head: bytes) -> str | None:
+    """UTF-16 without its mark, by the zeros between its ASCII characters."""
+    if not head[1:]:
+        return None
+    even, odd = head[::2].count(0) / len(head[::2]), head[1::2].count(0) / len(head[1::2])
+    if odd > UTF16_ZEROS and even == 0:
+        return "utf-16-le"
+    return "utf-16-be" if even > UTF16_ZEROS and odd == 0 else None
+
+
+def _unpacked(content: bytes) -> tuple[bytes, str | None]:
+    """All members of a gzip file one after the other, and a remark where it breaks off."""
+    parts: list[bytes] = []
+    left, total = content, 0
+    while left.startswith(GZIP):
+        member = zlib.decompressobj(wbits=_GZIP_WINDOW)
+        try:
+            parts.append(member.decompress(left, MOST_BYTES - total))
+        except zlib.error as error:
+            return b"".join(parts), f"the gzip file is damaged ({error}): what comes before the damage was read"
+        total += len(parts[-1])
+        if total >= MOST_BYTES:
+            return b"".join(parts), f"the gzip file unpacks to more than {MOST_BYTES >> 30} GiB: the rest was left out"
+        if not member.eof:
+            return b"".join(parts), "the gzip file breaks off: what is there was read"
+        left = member.unused_data
+    return b"".join(parts), None
