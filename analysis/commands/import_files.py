@@ -88,8 +88,8 @@ def _notes(folders: Sequence[Path]) -> list[str]:
     notes: dict[str, int] = {}
     for folder in folders:
         record = bundle.read_record(folder)
-        ignored = record["imported"].get("ignored")
+        ignored = record.imported.ignored if record.imported else None
         columns = [f"columns that are not read: {', '.join(ignored)}"] if ignored else []
-        for note in [*record["notes"], *columns]:
+        for note in [*(record.notes or ()), *columns]:
             notes[note] = notes.get(note, 0) + 1
     return [note if len(folders) == 1 else f"{note} ({counted(count, 'run')})" for note, count in notes.items()]

@@ -393,8 +393,8 @@ SLOW = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], dea
 def bundle_or_refusal(tmp_path: Path, content: bytes) -> None:
     path = written(tmp_path, content)
     with suppress(UsageError, NothingToDoError):
-        folder = import_file(path, Given(model="m", batch_size=4), output=tmp_path / "results")
-        assert bundle.read(folder).document["imported"]["file"] == "log.csv"
+        for folder in import_file(path, Given(model="m", batch_size=4), output=tmp_path / "results"):
+            assert bundle.read(folder).document["imported"]["file"] == "log.csv"
 
 
 @SLOW

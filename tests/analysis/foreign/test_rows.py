@@ -34,7 +34,9 @@ def refusal(text: str, batch_size: int | None = None) -> str:
 def imported(tmp_path: Path, text: str | bytes, **options: Any) -> list[dict[str, Any]]:
     path = tmp_path / "log.csv"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return [dict(bundle.read(folder).record) for folder in import_file(path, Given(**options), output=tmp_path / "out")]
+    return [
+        dict(bundle.read(folder).document) for folder in import_file(path, Given(**options), output=tmp_path / "out")
+    ]
 
 
 def only(text: str) -> Log:
