@@ -33,8 +33,8 @@ SOCKET = Path("/var/run/docker.sock")
 # Who only looks whether a lock is held, holds it for a moment itself.
 LOCK_TRIES, LOCK_AGAIN_S = 20, 0.05
 KEPT_WITHIN_S = 20.0
-# The keeper waits for the agent, which seals and stores what there is, and then ends it.
-STOPS_WITHIN_S, KILLED_WITHIN_S, LOOK_EVERY_S = 45.0, 10.0, 0.2
+# The keeper gives the agent its time to seal and store what there is, and then clears up, in so many seconds more.
+CLEARED_WITHIN_S, KILLED_WITHIN_S, LOOK_EVERY_S = 12.0, 5.0, 0.2
 MOST_OUTPUT_BYTES = 1 << 20
 PROBE = """
 import importlib.metadata, json, sys
@@ -67,7 +67,7 @@ def main(question: dict[str, Any], payload: BinaryIO) -> tuple[dict[str, Any], I
     elif do == "look":
         answer = {"jobs": look(root, question["names"])}
     elif do == "stop":
-        answer = {"stopped": {name: stop(root / "jobs" / name) for name in question["names"]}}
+        answer = {"stopped": {name: stop(root / "jobs" / name, question["grace_s"]) for name in question["names"]}}
     else:
         answer, blocks = output(root, question)
     return {"now_s": time.time(), **answer}, blocks
@@ -275,15 +275,13 @@ def look(root: Path, names: list[str] | None) -> list[dict[str, Any]]:
 
 
 def output(root: Path, question: dict[str, Any]) -> tuple[dict[str, Any], Iterable[bytes]]:
-    """What the job printed from `start` on."""
-    try:
+    """What a job that runs printed from `start` on, in whole lines; of one that has ended the store has it all."""
+    content = b""
+    if is_held(root / "jobs" / question["name"] / "lock"):
         with (root / "launches" / question["name"] / "startup.log").open("rb") as log:
             log.seek(question["start"])
             content = log.read(MOST_OUTPUT_BYTES)
-    except OSError:
-        content = b""
-    # The rest of a line comes with its end.
-    if len(content) < MOST_OUTPUT_BYTES and is_held(root / "jobs" / question["name"] / "lock"):
+    if len(content) < MOST_OUTPUT_BYTES:
         content = content[: content.rfind(b"\n") + 1]
     return {"bytes": len(content)}, [content]
 
@@ -291,15 +289,16 @@ def output(root: Path, question: dict[str, Any]) -> tuple[dict[str, Any], Iterab
 # Its end.
 
 
-def stop(home: Path) -> str:
+def stop(home: Path, grace_s: float) -> str:
     """End a job in order, then by force; why it is not confirmed, or empty."""
     job = job_of(home)
     if not job or not job["is_running"]:
         return ""
     if job["host"] != platform.node():
         return f"it runs on {job['host']}, and this is {platform.node()}"
-    for number, within_s in ((signal.SIGTERM, STOPS_WITHIN_S), (signal.SIGKILL, KILLED_WITHIN_S)):
-        alone = number == signal.SIGTERM and is_alive(job["pid"])
+    for number, within_s in ((signal.SIGTERM, grace_s + CLEARED_WITHIN_S), (signal.SIGKILL, KILLED_WITHIN_S)):
+        # In order by the keeper, where it lives.
+        alone = number == signal.SIGTERM and session_of(job["pid"]) == job["pid"]
         for pid in [job["pid"]] if alone else members(job["pid"]):
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
@@ -318,14 +317,6 @@ def remove_containers(home: Path, name: str) -> None:
     if name:
         others = tool("docker", "ps", "-aq", "--filter", f"volume={home}/results").split()
         tool("docker", "rm", "-f", name, *others)
-
-
-def is_alive(pid: int) -> bool:
-    """Whether the keeper itself still leads its session."""
-    try:
-        return os.getsid(pid) == pid
-    except OSError:
-        return False
 
 
 def members(session: int) -> list[int]:

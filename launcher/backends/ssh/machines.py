@@ -11,7 +11,7 @@ from launcher.backends.ssh.plan import Plan
 from launcher.jobs.records import NAME
 from workload.contract.errors import NoCapacityError, ToolError
 from workload.contract.text import printable
-from workload.storage.ssh import QUESTION_LIMIT_S, Connection, source_of
+from workload.storage.ssh import QUESTION_LIMIT_S, Connection, LostError, source_of
 
 ROOT = "~/.rooflaunch"
 PROGRAM = "launcher/backends/ssh/far.py"
@@ -90,10 +90,13 @@ class SshMachines:
 
     def look(self, names: Mapping[str, Sequence[str]] | None = None) -> Listing[Machine]:
         wanted = None if names is None else [name for name in names if NAME.fullmatch(name)]
-        answer = self.ask("look", names=wanted)["jobs"]
+        host = self._connection.login.host
+        try:
+            answer = self.ask("look", names=wanted)["jobs"]
+        except LostError:
+            return Listing(unreachable=(host,))
         jobs = [job for job in map(self._machine, answer) if job and NAME.fullmatch(job.name)]
         known = {machine.name for machine in jobs}
-        host = self._connection.login.host
         jobs += [Machine(name=name, zone=host, condition=Condition.GONE) for name in names or () if name not in known]
         return Listing(there=tuple(jobs))
 
@@ -102,7 +105,8 @@ class SshMachines:
         host = self._connection.login.host
         names = [machine.name for machine in machines if NAME.fullmatch(machine.name)]
         try:
-            answer = self.ask("stop", names=names, within_s=STOP_LIMIT_S * max(1, len(names)))["stopped"]
+            within_s = STOP_LIMIT_S * max(1, len(names))
+            answer = self.ask("stop", names=names, grace_s=GRACE_S, within_s=within_s)["stopped"]
         except ToolError:
             return [Removed.unanswered(self.noun, machine.name, [host]) for machine in machines]
         reasons = {machine.name: answer.get(machine.name, "no job has such a name") for machine in machines}

@@ -24,7 +24,12 @@ HOSTILE = ("", "-rf", "../../etc", "a b", "$(reboot)", "\x1b[2J", "x" * 300, "ü
 
 
 class Place:
-    """One place, empty at first. What cannot happen there stays as it is here, and its checks are left out."""
+    """One place, empty at first. What cannot happen there stays as it is here, and its checks are left out.
+
+    `is_for_one`: it has one machine at a time.
+    """
+
+    is_for_one = False
 
     def machines(self) -> Machines:
         """A connection of its own, as another launcher has one."""
@@ -89,6 +94,15 @@ def submit(place: Place, plan: Plan | None = None) -> Machine:
     return submitted.machines[0]
 
 
+def beside(place: Place) -> list[Machine]:
+    """One machine more, where the place can have several at once."""
+    return [] if place.is_for_one else [submit(place)]
+
+
+def names(machines: Sequence[Machine]) -> set[str]:
+    return {machine.name for machine in machines}
+
+
 def condition(machines: Machines, machine: Machine) -> Condition | None:
     """None where nothing is known of it."""
     listing = machines.look({machine.name: (machine.zone,)})
@@ -120,6 +134,8 @@ def test_submitted_twice_it_is_there_once(place: Place) -> None:
 
 
 def test_two_launchers_at_once_have_two_machines(place: Place) -> None:
+    if place.is_for_one:
+        _cannot()
     plans, had = [place.plan(), place.plan()], list[Machine]()
     threads = [threading.Thread(target=lambda plan=plan: had.append(submit(place, plan))) for plan in plans]
     for thread in threads:
@@ -131,26 +147,26 @@ def test_two_launchers_at_once_have_two_machines(place: Place) -> None:
 
 
 def test_what_was_stopped_is_gone_and_not_listed(place: Place) -> None:
-    machine, other = submit(place), submit(place)
+    machine, others = submit(place), beside(place)
     machines = place.machines()
     [removed] = machines.stop([machine])
     assert (removed.name, removed.gone, removed.reason) == (machine.name, True, "")
     assert condition(machines, machine) is Condition.GONE
-    assert listed(machines) == {other.name}
-    assert place.count() == 1
-    together = machines.look({machine.name: (), other.name: ()})
+    assert listed(machines) == names(others)
+    assert place.count() == len(others)
+    together = machines.look({one.name: () for one in (machine, *others)})
     assert {seen.name: seen.condition for seen in together} == {
         machine.name: Condition.GONE,
-        other.name: Condition.RUNNING,
+        **{other.name: Condition.RUNNING for other in others},
     }
     assert machines.output(machine, 0).text == ""
 
 
 def test_stopped_twice_it_is_gone_as_before(place: Place) -> None:
-    machine, other = submit(place), submit(place)
+    machine, others = submit(place), beside(place)
     assert [removed.gone for removed in place.machines().stop([machine])] == [True]
-    both = place.machines().stop([other, machine])
-    assert [(removed.name, removed.gone) for removed in both] == [(other.name, True), (machine.name, True)]
+    again = place.machines().stop([*others, machine])
+    assert [(removed.name, removed.gone) for removed in again] == [(one.name, True) for one in (*others, machine)]
     assert place.machines().stop([]) == []
     assert place.count() == 0
 
@@ -224,7 +240,7 @@ def test_interrupted_it_leaves_no_machine(place: Place) -> None:
 
 
 def test_past_its_limit_it_is_left_over(place: Place) -> None:
-    machine, old = submit(place), submit(place)
+    old, others = submit(place), beside(place)
     machines = place.machines()
     assert list(machines.leftovers()) == []
     place.pass_limit(old)
@@ -232,7 +248,7 @@ def test_past_its_limit_it_is_left_over(place: Place) -> None:
     assert [(item.kind, item.name) for item in left] == [(machines.noun, old.name)]
     assert all(item.why for item in left)
     assert [removed.gone for removed in machines.stop(left)] == [True]
-    assert listed(machines) == {machine.name}
+    assert listed(machines) == names(others)
     assert list(machines.leftovers()) == []
 
 

@@ -58,6 +58,10 @@ def printed(machines: SshMachines, job: Machine) -> str:
     return machines.output(job, 0).text
 
 
+def log_of(machine: sshd.Machine, job: Machine) -> str:
+    return (machine.home / ".rooflaunch/launches" / job.name / "startup.log").read_text()
+
+
 # Starting
 
 
@@ -241,11 +245,11 @@ def _session(leader: int) -> list[int]:
     return members
 
 
-def test_an_agent_that_breaks_off_twice(machines: SshMachines, where: Where) -> None:
+def test_an_agent_that_breaks_off_twice(machine: sshd.Machine, machines: SshMachines, where: Where) -> None:
     job = submitted(machines, doing(plan_of(where), "print('here'); raise SystemExit(4)"))
     until(lambda: condition(machines, job.name) is Condition.GONE, "it ends")
     ended = "here\nthe agent ended with exit code 4\n"
-    assert printed(machines, job) == 2 * ended
+    assert log_of(machine, job) == 2 * ended
 
 
 @pytest.mark.parametrize("code", [SLEEP, STUBBORN, WITH_CHILD])
@@ -281,8 +285,10 @@ def test_past_its_limit_without_a_keeper(machine: sshd.Machine, machines: SshMac
 def test_a_machine_that_is_away() -> None:
     machines = backend.machines(backend.settings(Where(host="127.0.0.1", port=1)))
     job = Machine(name="rooflaunch-box-20260101-000000-abcdef", zone="127.0.0.1", condition=Condition.RUNNING)
+    listing = machines.look()
+    assert (listing.there, listing.unreachable, listing.lacks("127.0.0.1")) == ((), ("127.0.0.1",), True)
     with pytest.raises(LostError):
-        machines.look()
+        machines.leftovers()
     [removed] = machines.stop([job])
     assert (removed.gone, removed.unknown, removed.reason) == (False, True, "the zone does not answer")
 
