@@ -8,7 +8,7 @@ import numpy as np
 from analysis.audit.finding import Rule, Severity, each_case
 from analysis.cases import Case
 from analysis.statistics.samples import Floats
-from workload.contract.record import StepSeconds
+from workload.contract.record import PLACES, StepSeconds
 from workload.contract.text import percent, seconds
 
 # steps.csv has seven decimals, logs twelve digits: a sum of four such figures is off by 2e-7 s at most.
@@ -27,10 +27,14 @@ class RecordedFigure:
     """One figure of run.json: the column of `runs` that holds it, and how steps.csv gives it."""
 
     column: str
-    field: str
     again: Callable[[Case], float | None]
     # The most by which rounding in steps.csv moves it.
     rounding: Callable[[Case], float]
+
+    @property
+    def field(self) -> str:
+        """Where run.json has it."""
+        return PLACES[self.column]
 
 
 def _nothing(_: Case) -> float:
@@ -73,29 +77,24 @@ def _rate(case: Case) -> float | None:
 
 
 FIGURES = (
-    RecordedFigure(column="images", field="timing.images", again=_images, rounding=_nothing),
-    RecordedFigure(column="stated_images_per_s", field="timing.images_per_s", again=_rate, rounding=_nothing),
+    RecordedFigure(column="images", again=_images, rounding=_nothing),
+    RecordedFigure(column="stated_images_per_s", again=_rate, rounding=_nothing),
     RecordedFigure(
         column="steps",
-        field="timing.step_s.n",
         again=lambda case: float(_known(case.step_s).size),
         rounding=_nothing,
     ),
     *(
-        RecordedFigure(
-            column=f"step_{name}_s", field=f"timing.step_s.{name}", again=_described(name), rounding=_of_a_time
-        )
+        RecordedFigure(column=f"step_{name}_s", again=_described(name), rounding=_of_a_time)
         for name in ("median", "mean", "stdev", "min", "max", "p5", "p95")
     ),
     RecordedFigure(
         column="data_wait_fraction",
-        field="timing.data_wait_fraction",
         again=_of_the_wall(lambda case: case.measured("data_s")),
         rounding=_of_a_share,
     ),
     RecordedFigure(
         column="explained_fraction",
-        field="timing.explained_fraction",
         again=_of_the_wall(lambda case: case.iteration_s),
         rounding=_of_a_share,
     ),

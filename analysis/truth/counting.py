@@ -177,7 +177,7 @@ def no_lower_bound(run: Mapping[str, Any]) -> Observation:
     """Whether hidden matrix products are suspected."""
     profile = profile_of(run)
     return Observation(
-        found=profile["lower_bound_reason"] or "no lower bound", holds=not profile["flop_is_lower_bound"]
+        found=profile.get("lower_bound_reason") or "no lower bound", holds=not profile.get("flop_is_lower_bound")
     )
 
 

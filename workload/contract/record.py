@@ -393,6 +393,8 @@ class Record:
 
 FIELDS = tuple(leaves(Record))
 COLUMNS = tuple(leaf for leaf in FIELDS if leaf.column)
+# Where run.json has what a column holds, as messages name it.
+PLACES = {str(leaf.column): leaf.where for leaf in COLUMNS}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -441,7 +443,7 @@ def json_schema() -> dict[str, Any]:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"run.json of a rooflaunch bundle, schema {SCHEMA_VERSION}",
         **described,
-        "properties": {"schema_version": version, **described["properties"]},
+        "properties": {"schema_version": version, **described["properties"], "status": {"enum": list(Status)}},
         "required": ["schema_version", *described["required"]],
     }
 

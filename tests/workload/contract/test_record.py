@@ -1,0 +1,213 @@
+"""run.json's definition against the bundles of every door, its JSON Schema, and everybody who might go around it."""
+
+import ast
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from analysis.importing import Given, import_file
+from benchmarks.synthetic_bundles import make, make_record
+from workload.contract import broken, bundle, record
+from workload.contract.environment_record import Environment
+from workload.contract.errors import BundleError, UsageError
+from workload.contract.fields import encode, unknown
+from workload.contract.record import Record, Spec, Status
+from workload.contract.spec import Context, Device, RunSpec
+from workload.environment.machine import Machine
+
+ROOT = Path(__file__).parents[3]
+OLD = sorted((ROOT / "tests/bundles/schema1").glob("*/run.json")) + sorted(
+    (ROOT / "analysis/example").glob("*/run.json")
+)
+SCHEMA = json.loads((ROOT / "docs/run.schema.json").read_text())
+NAMES = [path.parent.name for path in OLD]
+
+
+def leaves(value: Any, where: str = "") -> dict[str, Any]:
+    """Every value that is there, by its dotted path."""
+    if not isinstance(value, dict):
+        return {} if value in (None, []) else {where: value}
+    return {path: leaf for name, inner in value.items() for path, leaf in leaves(inner, f"{where}.{name}").items()}
+
+
+def valid(document: Any) -> None:
+    jsonschema.Draft202012Validator(SCHEMA).validate(document)
+
+
+# --- what is defined
+
+
+def test_the_schema_in_docs_is_that_of_the_definition() -> None:
+    assert record.json_schema() == SCHEMA, "python docs/run_schema.py"
+
+
+@pytest.mark.parametrize("path", OLD, ids=NAMES)
+def test_a_bundle_of_every_door_keeps_every_value(path: Path) -> None:
+    """Local, container, imported, cloud end to end, killed: nothing is lost on the way through the definition."""
+    document = json.loads(path.read_text())
+    reading = record.read(document)
+    assert reading.remarks == []
+    written = record.to_json(reading.record)
+    valid(written)
+    before, after = leaves(dict(record.upgraded(document))), leaves(written)
+    moved = {".schema_version", ".cost.spot"}
+    assert {name: value for name, value in before.items() if name not in moved} == {
+        name: value for name, value in after.items() if name != ".schema_version"
+    }
+    assert record.read(written).record == reading.record
+
+
+@pytest.mark.world
+def test_bundles_of_today_are_valid(tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    log.write_text("iteration,step_time_ms,loss\n0,120,6.9\n1,100,6.8\n2,101,6.7\n")
+    folders = [
+        make(tmp_path, 1),
+        import_file(log, Given(model="resnet18", batch_size=4), output=tmp_path / "imported"),
+        broken.leave(tmp_path, RunSpec(device=Device.CPU), Context(), Status.FAILED, "killed"),
+    ]
+    for folder in folders:
+        document = bundle.read(folder).document
+        assert document["schema_version"] == record.SCHEMA_VERSION
+        valid(document)
+        assert list(unknown(Record, {name: part for name, part in document.items() if name != "schema_version"})) == []
+
+
+def test_the_schema_refuses_what_the_reader_leaves_out() -> None:
+    document = record.to_json(record.read(make_record(0, [0.1] * 5)).record)
+    valid(document)
+    for change in ({"status": "fine"}, {"spec": {"model": "m"}}, {"timing": {"measured_s": 0}}, {"error": 3}):
+        with pytest.raises(jsonschema.ValidationError):
+            valid({**document, **change})
+
+
+@pytest.mark.world
+def test_what_the_trainer_collects_has_a_field() -> None:
+    """A fact without a field would be lost without a word."""
+    from workload.environment import collect
+
+    facts = collect.collect(device="cpu", dataset_path=ROOT, machine=Machine())
+    assert list(unknown(Environment, facts)) == []
+
+
+def test_the_spec_of_a_record_is_every_option_and_gives_it_back() -> None:
+    assert [field.name for field in dataclasses.fields(Spec)] == [field.name for field in dataclasses.fields(RunSpec)]
+    spec = RunSpec(model="vgg11", grad_accumulation=2, min_seconds=0.5).filled(Device.CPU, cpus=2)
+    assert Spec.of(spec).run_spec() == spec
+    assert RunSpec.from_json(spec.to_json()) == spec
+    assert RunSpec.from_json({"model": "vgg11", "an option of a later version": 1, "subset": None}).model == "vgg11"
+    with pytest.raises(UsageError, match="batch size must be a positive integer; got '0'"):
+        RunSpec.from_json({"batch_size": 0})
+
+
+# --- reading older and other documents
+
+
+def test_spot_stands_once() -> None:
+    old = make_record(0, [0.1] * 5) | {"schema_version": 1}
+    old["environment"]["cloud"] = {"zone": "z", "preemptible": True, "spot": False}
+    old["cost"] = {"usd": 1.0, "spot": False}
+    reading = record.read(old)
+    assert reading.record.environment.cloud is not None
+    assert reading.record.environment.cloud.spot is True, "as the analysis has always read it"
+    written = record.to_json(reading.record)
+    assert (written["environment"]["cloud"], written["cost"]["usd"]) == ({"zone": "z", "spot": True}, 1.0)
+    assert "spot" not in written["cost"]
+    assert old["environment"]["cloud"]["preemptible"] is True, "what was read stays as it was"
+
+
+@pytest.mark.parametrize("environment", [None, [], {"cloud": None}, {"cloud": "gce"}, {"cloud": {}}])
+def test_an_old_record_without_a_cloud_is_read(environment: Any) -> None:
+    old = make_record(0, [0.1] * 5) | {"schema_version": 1, "environment": environment}
+    cloud = record.read(old).record.environment.cloud
+    assert cloud is None or cloud.spot is None
+
+
+def test_keys_of_a_later_version_are_kept_out() -> None:
+    known = record.read(make_record(0, [0.1] * 5))
+    more = make_record(0, [0.1] * 5)
+    more["moon"] = {"phase": "full"}
+    more["timing"]["phase_of_the_moon"] = "full"
+    more["ceilings"]["flop_per_s"]["fp32"]["moon"] = 1
+    reading = record.read(more)
+    assert (reading.record, reading.remarks) == (known.record, [])
+
+
+def test_a_broken_part_takes_no_other_with_it() -> None:
+    odd = make_record(0, [0.1] * 5)
+    odd["environment"]["host"]["caches"] = [{"level": 3}, 7, {"level": "three"}]
+    odd["complexity"]["flop_by_op"] = {"convolution": 5, "matmul": "many"}
+    odd["profile"] = {"status": "completed", "top": {}, "checks": {"backward": {"present": True}}}
+    reading = record.read(odd)
+    assert reading.record.environment.host is not None
+    assert [cache.level for cache in reading.record.environment.host.caches or ()] == [3, None]
+    assert reading.record.complexity is not None
+    assert reading.record.complexity.flop_by_op == {"convolution": 5, "matmul": None}
+    assert reading.record.profile.checks is not None
+    assert [remark.removeprefix("run.json: ") for remark in reading.remarks] == [
+        "environment.host.caches.1 is not an object; left out",
+        "environment.host.caches.2.level is not a number from 0 to 1e+30; left out",
+        "complexity.flop_by_op.matmul is not a number from 0 to 1e+30; left out",
+        "profile.top is not a list; left out",
+    ]
+
+
+def test_a_record_that_is_none_names_its_folder(tmp_path: Path) -> None:
+    bundle.write_document(tmp_path, {"run_id": "a"})
+    bundle.seal(tmp_path)
+    with pytest.raises(BundleError) as caught:
+        _ = bundle.read(tmp_path).record
+    assert str(caught.value) == f"'{tmp_path}' cannot be used: run.json has no usable status"
+
+
+def test_numbers_keep_their_digits() -> None:
+    document = record.to_json(record.read(make_record(3, [0.1] * 5)).record)
+    assert document["environment"]["software"]["cudnn"] == 92600
+    assert isinstance(document["complexity"]["parameters"], int)
+    assert encode(record.read(document).record) == {
+        name: value for name, value in document.items() if name != "schema_version"
+    }
+
+
+# --- nobody goes around it
+
+SECTIONS = {"environment", "timing", "complexity", "ceilings", "spec_origin", "usage", "cost", "run_key"}
+# What reads or writes other documents that have a key of such a name.
+OTHER_DOCUMENTS = {
+    "workload/ceiling_cache.py": "a file of its own",
+    "workload/contract/record.py": "the reader itself: what a document of schema 1 had",
+    "workload/train.py": "when each phase of the timeline began",
+    "analysis/truth/running.py": "the evidence of a GPU, which quotes run.json",
+}
+PATH = tuple(f"{section}." for section in SECTIONS | {"spec", "bound", "imported"})
+
+
+def bare_keys(path: Path) -> list[str]:
+    """`x["timing"]`, `x.get("timing")` and "timing.step_s.median", each with its line."""
+    named: list[tuple[int, str]] = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+            named += [(node.lineno, str(node.slice.value))] if node.slice.value in SECTIONS else []
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get":
+            words = [word.value for word in node.args[:1] if isinstance(word, ast.Constant)]
+            named += [(node.lineno, str(word)) for word in words if word in SECTIONS]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            is_path = node.value.startswith(PATH) and node.value.replace(".", "").replace("_", "").isalpha()
+            named += [(node.lineno, node.value)] if is_path else []
+    return [f"{path.relative_to(ROOT)}:{line} {name}" for line, name in named]
+
+
+def test_run_json_is_read_and_written_through_the_record_alone() -> None:
+    modules = [path for package in ("launcher", "workload", "analysis") for path in (ROOT / package).rglob("*.py")]
+    around = [
+        found
+        for path in modules
+        if path.relative_to(ROOT).as_posix() not in OTHER_DOCUMENTS
+        for found in bare_keys(path)
+    ]
+    assert around == []
+    assert all(bare_keys(ROOT / name) for name in OTHER_DOCUMENTS), "an exception that is none any more"
