@@ -41,11 +41,12 @@ class Part(StrEnum):
 
 @dataclass(kw_only=True)
 class PhaseTotals:
-    """The measured columns of one phase: seconds per step."""
+    """The measured columns of one phase, seconds per step; when its last step ended, in seconds since the run began."""
 
     step_s: "array[float]" = field(default_factory=lambda: array("d"))
     data_s: "array[float]" = field(default_factory=lambda: array("d"))
     images: int = 0
+    ended_at_s: float = 0.0
 
 
 @dataclass(kw_only=True)
@@ -201,3 +202,4 @@ class Recorder:
         totals.step_s.append(step_s)
         totals.data_s.append(data_s)
         totals.images += step.images
+        totals.ended_at_s = ended_at_s

@@ -274,15 +274,20 @@ def _region(
     draft: Draft,
     timeline: Timeline,
 ) -> Iterator[Progress]:
-    """The steps of one phase: the device is synchronised at both ends, and what was measured is kept."""
+    """The steps of one phase: the device is synchronised at both ends, and what was measured is kept.
+
+    The measured region of a run that breaks off ends with its last complete step.
+    """
     totals = recorder.totals[phase]
     progress = Progress(phase, count, images_per_step=spec.images_per_step)
     recorder.on_flush = lambda: progress.update(len(totals.step_s))
     clock.synchronize()
     meter = CpuMeter()
     timeline.enter(phase)
+    came_to_its_end = False
     try:
         yield progress
+        came_to_its_end = True
     finally:
         # A device that has failed can be neither waited for nor read; the rows so far are in the file.
         with suppress(RuntimeError):
@@ -291,6 +296,9 @@ def _region(
             cpus = meter.share()
             recorder.on_flush = lambda: None
             recorder.drain()
+            if not came_to_its_end and totals.step_s:
+                # The step that was broken off has no row and no images: its time is none of the measured either.
+                wall_s = totals.ended_at_s - timeline.began_s[phase]
             progress.finish(len(totals.step_s))
             if phase is Phase.MEASURED:
                 draft.set(timing=timing.summarize(draft.record.timing, totals, wall_s=wall_s, cpus=cpus))

@@ -375,6 +375,27 @@ def test_step_that_fails_keeps_what_was_measured(
     assert "Traceback" in (folder / "log.txt").read_text()
 
 
+def test_the_time_of_a_step_that_was_broken_off_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its images are not either: together they would say less images/s than there were."""
+    plain, taken, unfinished_s = models.loss, counter(), 3.0
+
+    def loss(*given: torch.Tensor) -> torch.Tensor:
+        if next(taken) == 4:
+            time.sleep(unfinished_s)
+            raise RuntimeError("broken off")
+        return plain(*given)
+
+    monkeypatch.setattr(models, "loss", loss)
+    code, folder = run("--iterations", "9")
+    assert code == ExitCode.RUN_FAILED
+    timing, steps = bundle.read(folder).record.timing, bundle.read(folder).steps()
+    measured = [row for row in steps if row["phase"] == "measured"]
+    ended_s, began_s = float(measured[-1]["ended_at_s"]), (timing.phases or {})["measured"] or 0.0
+    assert timing.images == 2 * len(measured) > 0
+    assert timing.measured_s == pytest.approx(ended_s - began_s, abs=1e-6)
+    assert timing.images_per_s == pytest.approx(timing.images / (ended_s - began_s))
+
+
 @pytest.fixture
 def any_algorithm() -> Iterator[None]:
     yield

@@ -69,7 +69,7 @@ class Tower:
         return Result.from_bytes((self.store / records.result_object(NAME)).read_bytes())
 
     def record(self, run_id: str) -> dict[str, Any]:
-        return dict(bundle.read(self.store / "runs" / run_id).record)
+        return dict(bundle.read(self.store / "runs" / run_id).document)
 
     def log(self) -> str:
         return (self.home / "log").read_text()

@@ -386,7 +386,9 @@ MANY = [*NAMES, *(f"rooflaunch-t4-2026{day:04}-000000-000000" for day in range(1
     ids=["names its VM", "names none", "names another", "no record"],
 )
 def test_a_run_is_found_by_its_record_or_among_the_launches_before_it(record: object, requests: int) -> None:
-    run = {f"runs/{RUN_ID}/run.json": json.dumps(record).encode()}
+    facts = {"run_id": RUN_ID, "status": "completed", "spec": {"model": "resnet18", "batch_size": 32}}
+    document = facts | record if isinstance(record, dict) else record
+    run = {f"runs/{RUN_ID}/run.json": json.dumps(document).encode()}
     objects = Objects({result_object(NAMES[1]): result().to_bytes(), **run})
     assert find(RUN_ID, MANY, as_store(objects)) == NAMES[1]
     assert objects.asked <= requests
