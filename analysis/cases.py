@@ -52,6 +52,18 @@ class Case:
     def on_cpu(self) -> bool:
         return bool(self.facts["device_type"] == Device.CPU)
 
+    @property
+    def host(self) -> str | None:
+        """The machine that it ran on: the physical one where the cloud tells it."""
+        name = self.facts["physical_host"] or self.facts["hostname"]
+        return None if name is None else str(name)
+
+    @property
+    def block(self) -> tuple[str, float, str] | None:
+        """The block of its job, on one host: what a second machine finished of it is another block."""
+        job, block, host = self.facts["job_name"], self.facts["block"], self.host
+        return None if job is None or block is None or host is None else (str(job), float(block), host)
+
     def measured(self, column: str) -> Floats:
         """A column of the measured steps."""
         return self.steps[column][self.is_measured]

@@ -1,9 +1,11 @@
 """Places, devices, precisions or versions against each other: how much faster, how sure, and what would be seen. Pure.
 
-The figure of a run is its images over its wall time; the variation of its steps is put around it.
+The figure of a run is its images over its wall time; the variation of its steps is put around it. Runs of both sides
+that share two blocks or more are compared within their blocks, whatever interval that gives; others as two samples.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,12 +15,12 @@ from analysis.cases import Case
 from analysis.configurations import DATA_DETAILS, SOFTWARE, label, needs_no_digest, shown
 from analysis.loading import Results
 from analysis.pairing import MACHINE, Pair, Pairing, Side, pair_up, value_text
-from analysis.statistics import Comparison, Interval, holm, holm_levels
+from analysis.statistics import Comparison, Interval, compare_within_blocks, holm, holm_levels, shared_blocks
 from analysis.statistics import compare as compare_runs
 from analysis.statistics.power import ALPHA
 from analysis.statistics.samples import LEAST_FOR_SPREAD, LEVEL
 from workload.contract.tables import Column, Role, number
-from workload.contract.text import plain
+from workload.contract.text import counted, plain
 
 # Told where they differ besides what is compared: they may be the cause as well.
 TOLD = (*SOFTWARE, "cudnn")
@@ -39,6 +41,8 @@ COLUMNS = (
     Column(name="p", heading="p", digits=2),
     Column(name="p_holm", heading="p (Holm)", digits=2),
     Column(name="test", heading="test", optional=True, role=Role.NOTE),
+    Column(name="blocks", heading="blocks", optional=True),
+    Column(name="narrower_than_unpaired", heading="narrower than unpaired", digits=2, optional=True),
     Column(name="effect", heading="effect", digits=3),
     Column(name="smallest_detectable_ratio", heading="would be seen from"),
     Column(name="verdict", heading="verdict", role=Role.SENTENCE),
@@ -66,7 +70,8 @@ def of_pairs(pairing: Pairing) -> pd.DataFrame:
 
     `effect` is Hedges' g of the logarithms of run figures, positive where the right is faster. `p_holm` is corrected
     for all rows, and so are the interval, which holds at `level` and leaves out 1 if and only if p_holm < 0.05, and
-    `smallest_detectable_ratio`, which 4 of 5 such comparisons would find.
+    `smallest_detectable_ratio`, which 4 of 5 such comparisons would find. `blocks`: those that runs were paired within;
+    `narrower_than_unpaired`: the width that the 95 % interval would have without the pairing over the one that it has.
     """
     by, pairs = pairing.by, pairing.pairs
     comparisons = [_compared(pair) for pair in pairs]
@@ -84,8 +89,24 @@ def of_pairs(pairing: Pairing) -> pd.DataFrame:
 
 def _compared(pair: Pair) -> Comparison:
     """By seconds per image, the right as the baseline: so the ratio is that of images/s, right over left."""
-    left, right = ([1 / float(case["images_per_s"]) for case in side.runs] for side in (pair.left, pair.right))
+    sides = (pair.left, pair.right)
+    left_blocks, right_blocks = (_by_block(side) for side in sides)
+    if len(shared_blocks(right_blocks, left_blocks)) >= LEAST_FOR_SPREAD:
+        return compare_within_blocks(right_blocks, left_blocks)
+    left, right = ([_seconds_per_image(case) for case in side.runs] for side in sides)
     return compare_runs(right, left)
+
+
+def _seconds_per_image(case: Case) -> float:
+    return 1 / float(case["images_per_s"])
+
+
+def _by_block(side: Side) -> dict[Hashable, list[float]]:
+    """Runs without a block are blocks of their own, which the other side does not share."""
+    blocks: dict[Hashable, list[float]] = defaultdict(list)
+    for case in side.runs:
+        blocks[case.block or case.run_id].append(_seconds_per_image(case))
+    return blocks
 
 
 def _line(pair: Pair, by: str, comparison: Comparison, *, p_holm: float | None, level: float) -> dict[str, Any]:
@@ -107,10 +128,13 @@ def _line(pair: Pair, by: str, comparison: Comparison, *, p_holm: float | None, 
         "p": comparison.p_value,
         "p_holm": p_holm,
         "test": str(interval.method) if interval else None,
+        "blocks": comparison.within_blocks.blocks if comparison.within_blocks else None,
+        "narrower_than_unpaired": comparison.within_blocks.narrower if comparison.within_blocks else None,
         "effect": comparison.hedges_g,
         "smallest_detectable_ratio": None if seen is None else float(np.exp(seen)),
         "verdict": verdict(comparison, right=_name(by, pair.right), left=_name(by, pair.left), level=level, seen=seen),
-        "note": "; ".join([*_where(pair, by), *pair.pool, *_also_different(pair, by)]) or None,
+        "note": "; ".join([*_where(pair, by), *pair.pool, *_blocks_words(pair, comparison), *_also_different(pair, by)])
+        or None,
     }
 
 
@@ -176,6 +200,24 @@ def _where(pair: Pair, by: str) -> Iterator[str]:
     """The place that both sides share."""
     if by not in MACHINE and pair.shared.get("place"):
         yield f"on {pair.shared['place']}"
+
+
+def _blocks_words(pair: Pair, comparison: Comparison) -> Iterator[str]:
+    """Whether runs were paired within blocks, and what that brought; nothing where no side has a block."""
+    pairing = comparison.within_blocks
+    if pairing is None:
+        if all(any(case.block for case in side.runs) for side in (pair.left, pair.right)):
+            yield "fewer than 2 blocks have both sides: not paired"
+        return
+    if pairing.narrower is None:
+        effect = ""
+    elif pairing.narrower >= 1:
+        effect = f": the interval is {plain(pairing.narrower, 2)} x narrower than unpaired"
+    else:
+        effect = f": the interval is {plain(1 / pairing.narrower, 2)} x wider than unpaired"
+    yield f"paired within {counted(pairing.blocks, 'block')}{effect}"
+    if pairing.left_out:
+        yield f"{counted(pairing.left_out, 'run')} without a partner in the same block left out"
 
 
 def _also_different(pair: Pair, by: str) -> Iterator[str]:

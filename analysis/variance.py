@@ -11,6 +11,8 @@ from analysis.cases import Case, cases
 from analysis.causes import causes
 from analysis.configurations import DATA_DETAILS, DETAILS, NAMED, Group, group, label, measured
 from analysis.loading import Results
+from analysis.machines import COLUMNS as MACHINE_COLUMNS
+from analysis.machines import machines
 from analysis.statistics import (
     Drift,
     drift,
@@ -197,6 +199,12 @@ TABLES: Mapping[str, VarianceTable] = {
     ),
     "within": VarianceTable(
         make=within, columns=WITHIN_COLUMNS, heading="within runs", nothing="no run with measured steps"
+    ),
+    "machines": VarianceTable(
+        make=machines,
+        columns=MACHINE_COLUMNS,
+        heading="between runs on a host, hosts and zones, by place",
+        nothing="no place with two runs on known hosts",
     ),
     "causes": VarianceTable(
         make=causes, columns=CAUSE_COLUMNS, heading="causes", nothing="no cause found in steps and telemetry"

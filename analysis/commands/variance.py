@@ -29,6 +29,7 @@ class VariancePart(StrEnum):
 
     BETWEEN = "between"
     WITHIN = "within"
+    MACHINES = "machines"
     CAUSES = "causes"
 
 
@@ -48,7 +49,7 @@ def variance(
     loaded = load(results, verify=verify)
     parts = [part] if part else [VariancePart.BETWEEN] if output_format is Format.CSV else list(VariancePart)
     frames = {name: table(loaded, name) for name in parts}
-    of_steps = [frame for name, frame in frames.items() if name is not VariancePart.CAUSES]
+    of_steps = [frames[name] for name in parts if name in (VariancePart.BETWEEN, VariancePart.WITHIN)]
     first = TABLES[parts[0]]
     if within(loaded).empty or (of_steps and all(frame.empty for frame in of_steps)):
         raise NothingToDoError(

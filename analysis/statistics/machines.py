@@ -22,7 +22,7 @@ class PlacedRun:
     """A run's positive figure and where it was measured; None for what nobody knows.
 
     `noise`: variance that the steps within the run give the logarithm of its figure, from `noise_degrees` of freedom.
-    `position`: the place of the run in its block, from 0.
+    `position`: the place of the run in its block; the smallest of all is the first.
     """
 
     figure: float
@@ -211,6 +211,7 @@ def position_effect(runs: Sequence[PlacedRun], *, level: float = LEVEL) -> Posit
     if not n:
         return _no_position_effect("no run has its place in a block", n=0)
     positions = np.array([run.position for run in known], dtype=np.float64)
+    positions -= positions.min()
     fixed = _basis(
         np.hstack([_indicators([run.configuration for run in known]), _indicators([run.block for run in known])])
     )

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from by_hand import noisy, results, run
-from scipy.stats import gmean
+from scipy.stats import gmean, ttest_rel
 
 from analysis.compare import COLUMNS, compare
 from analysis.configurations import NotPoolableError
@@ -14,6 +14,7 @@ from analysis.pairing import pair_up
 from analysis.statistics import compare as compare_runs
 from analysis.statistics import holm
 from workload.contract.errors import ExitCode, NothingToDoError, UsageError
+from workload.contract.text import plain
 
 
 def side(name: str, rates: tuple[float, ...], **facts: Any) -> list[dict[str, Any]]:
@@ -158,6 +159,77 @@ def test_the_figure_of_a_run_is_images_over_wall_time() -> None:
     (row,) = rows(*honest, *wrong)
 
     assert row["ratio"] == pytest.approx(1.0, abs=0.001)
+
+
+# --- within blocks
+
+
+def in_blocks(
+    name: str, rates: tuple[float, ...], hosts: tuple[float, ...] = (1.0, 1.2, 0.9), **facts: Any
+) -> list[dict[str, Any]]:
+    """A run per block, on a host of its own that is faster or slower as a whole."""
+    return [
+        run(
+            f"{name}{number}",
+            steps=noisy(seed=number, step_s=32 / (rate * host)),
+            images_per_s=rate * host,
+            job_name="sweep",
+            block=float(number),
+            position=0.0,
+            hostname=f"vm-{number}",
+            **facts,
+        )
+        for number, (rate, host) in enumerate(zip(rates, hosts, strict=False))
+    ]
+
+
+def test_runs_of_one_block_are_compared_with_each_other() -> None:
+    """Hosts differ by 30 %, configurations by 3 %: unpaired, nothing is certain."""
+    fp32, amp = (100.0, 100.2, 99.9), (103.0, 103.0, 103.1)
+
+    (row,) = rows(*in_blocks("l", fp32), *in_blocks("r", amp, precision="amp"), by="precision")
+
+    expected = ttest_rel(np.log(amp), np.log(fp32))
+    assert row["ratio"] == pytest.approx(gmean(fp32) / gmean(amp))
+    assert row["p"] == pytest.approx(expected.pvalue)
+    ends = expected.confidence_interval(0.95)
+    assert (row["ratio_low"], row["ratio_high"]) == pytest.approx((np.exp(-ends.high), np.exp(-ends.low)))
+    assert (row["blocks"], row["test"]) == (3, "Student t over blocks, runs paired within them")
+    assert row["narrower_than_unpaired"] > 50
+    assert row["note"] == (
+        f"on local-cuda; paired within 3 blocks: the interval is {plain(row['narrower_than_unpaired'], 2)} x narrower "
+        "than unpaired"
+    )
+    assert row["verdict"] == "amp is 1.03 x as fast as fp32 (95 %: 1.02 to 1.04)"
+
+
+def test_a_run_without_a_partner_in_its_block_is_left_out_and_said() -> None:
+    (row,) = rows(
+        *in_blocks("l", (100.0, 100.2, 99.9)),
+        *in_blocks("r", (103.0, 103.1), precision="amp"),
+        run("x"),
+        by="precision",
+    )
+
+    assert (row["runs_left"], row["runs_right"], row["blocks"]) == (2, 2, 2)
+    assert row["note"].endswith("; 2 runs without a partner in the same block left out")
+
+
+def test_blocks_that_one_side_alone_has_pair_nothing() -> None:
+    (row,) = rows(*in_blocks("l", LEFT), *side("r", RIGHT, precision="amp"), by="precision")
+
+    assert pd.isna(row["blocks"])
+    assert row["test"] == "Welch t over runs, variances partly shared"
+    assert row["note"] == "on local-cuda"
+
+
+def test_a_block_that_a_second_machine_finished_is_two() -> None:
+    right = [one | {"hostname": f"other-{one['hostname']}"} for one in in_blocks("r", RIGHT, precision="amp")]
+
+    (row,) = rows(*in_blocks("l", LEFT), *right, by="precision")
+
+    assert row["test"] == "Welch t over runs, variances partly shared"
+    assert row["note"] == "on local-cuda; fewer than 2 blocks have both sides: not paired"
 
 
 # --- what is compared with what

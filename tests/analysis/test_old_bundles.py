@@ -68,6 +68,9 @@ def test_a_command_says_of_old_bundles_what_it_said(command: str, analyze: Analy
     assert code == 0
     expected = json.loads((EXPECTED / f"{command}.json").read_text())
     said = json.loads(out)
+    if isinstance(expected, dict):
+        # Tables that are newer than these bundles may stand beside those that were there.
+        said = {name: said[name] for name in expected}
     assert len(said) == len(expected)
     for wanted, got in zip(expected, said, strict=True):
         assert says(wanted, got), (wanted, got)

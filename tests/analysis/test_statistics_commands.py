@@ -49,12 +49,17 @@ def two_places(**facts: Any) -> Results:
 # --- variance
 
 
-def test_variance_prints_all_three_tables(analyze: Any) -> None:
+def test_variance_prints_all_tables(analyze: Any) -> None:
     code, out, _ = analyze("variance", "results", on=two_places(data_wait_fraction=0.3))
 
     assert code == ExitCode.DONE
     titles = [part.splitlines()[0] for part in out.split("\n\n")]
-    assert titles == ["between runs, by configuration and place", "within runs", "causes"]
+    assert titles == [
+        "between runs, by configuration and place",
+        "within runs",
+        "between runs on a host, hosts and zones, by place",
+        "causes",
+    ]
     assert max(map(len, out.splitlines())) <= 100
 
 

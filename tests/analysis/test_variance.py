@@ -8,6 +8,7 @@ import pytest
 from by_hand import noisy, results, run
 
 from analysis.audit import audit
+from analysis.machines import machines
 from analysis.variance import BETWEEN_COLUMNS, WITHIN_COLUMNS, between, within
 
 
@@ -154,3 +155,73 @@ def test_nothing_measured_gives_an_empty_table(table: Any) -> None:
 
     assert found.empty
     assert list(found.columns) == [column.name for column in columns]
+
+
+# --- machines
+
+
+def matrix(*, hosts: int, zones: tuple[str | None, ...] = (None,), shuffled: bool = True) -> list[dict[str, Any]]:
+    """3 configurations in a block on each host; hosts vary by 5 %, runs by 0.5 %."""
+    rng = np.random.default_rng(5)
+    made = []
+    for block in range(hosts):
+        host = np.exp(0.05 * rng.normal())
+        order = rng.permutation(3) if shuffled else range(3)
+        for position, model in enumerate(order):
+            rate = 100.0 * (1 + model) * host * np.exp(0.005 * rng.normal())
+            made.append(
+                run(
+                    f"b{block}m{model}",
+                    model=f"resnet{model}",
+                    steps=noisy(seed=3 * block + int(model), step_s=32 / rate),
+                    images_per_s=rate,
+                    job_name="sweep",
+                    block=float(block),
+                    position=float(position + 1),
+                    hostname=f"vm-{block}",
+                    zone=zones[block % len(zones)],
+                )
+            )
+    return made
+
+
+def test_a_matrix_splits_runs_from_hosts() -> None:
+    (row,) = machines(results(*matrix(hosts=6))).to_dict("records")
+
+    assert (row["runs"], row["hosts"], row["configurations"]) == (18, 6, 3)
+    assert row["cov_runs_low"] < 0.005 < row["cov_runs_high"]
+    assert row["cov_hosts_low"] < 0.05 < row["cov_hosts_high"]
+    assert row["first_ratio_low"] < 1 < row["first_ratio_high"]
+    assert 0.01 < row["p_order"] < 1
+    assert (row["device_name"], row["model"]) == ("NVIDIA L4", None)
+    assert row["note"] is None
+
+
+def test_zones_are_split_where_they_are_known() -> None:
+    (row,) = machines(results(*matrix(hosts=8, zones=("us-central1-a", "us-east1-b")))).to_dict("records")
+
+    assert (row["hosts"], row["zones"]) == (8, 2)
+    assert row["cov_zones_high"] > row["cov_zones_low"] >= 0
+
+
+@pytest.mark.parametrize(
+    ("runs", "note"),
+    [
+        pytest.param(
+            [run("a", hostname="laptop"), run("b", hostname="laptop")], "between hosts: unknown: 1 host", id="one host"
+        ),
+        pytest.param(
+            matrix(hosts=4, shuffled=False),
+            "order: places in the block cannot be told from configurations: the order is the same in all blocks",
+            id="one order",
+        ),
+    ],
+)
+def test_what_the_machines_do_not_say(runs: list[dict[str, Any]], note: str) -> None:
+    (row,) = machines(results(*runs)).to_dict("records")
+
+    assert note in row["note"]
+
+
+def test_one_run_and_runs_on_unknown_hosts_have_no_row() -> None:
+    assert machines(results(run(hostname="laptop"), run("b"), run("c"))).empty

@@ -112,10 +112,10 @@ class Spec:
 class JobPlace:
     """The job that the run was part of, its task, its block of the matrix and its place in it."""
 
-    name: Text = None
+    name: Text = column("job_name")
     task: Number = None
-    block: Number = None
-    position: Number = None
+    block: Number = column()
+    position: Number = column()
 
 
 # --- what was measured
