@@ -7,20 +7,25 @@ import json
 import math
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from launcher import sizes
-from launcher.backends.gcp import app as gcp
-from launcher.kinds import Part, Runtime
+from launcher.backends import BACKENDS
+from launcher.jobs import app as jobs
+from launcher.kinds import HERE, Runtime
 from launcher.options import Format, FormatOption, run_options
 from workload.contract.errors import ExitCode, UsageError
 from workload.contract.invocation import as_typed
 from workload.contract.program import VersionOption, help_unless_called
 from workload.contract.spec import resolve
 from workload.contract.text import terminal_width
+
+if TYPE_CHECKING:
+    from launcher.checks import Check
 
 app = typer.Typer(
     name="launch",
@@ -121,7 +126,7 @@ def _limits(shm_size: str, memory: str | None, cpus: float | None) -> dict[str, 
     }
 
 
-gcp.register(app)
+jobs.register(app)
 
 
 @app.command("build", epilog=BUILD_EXAMPLES)
@@ -184,35 +189,56 @@ def build_image(
     return ExitCode.DONE
 
 
-@app.command("doctor", epilog=DOCTOR_EXAMPLES)
+def _known_parts(parts: list[str] | None) -> list[str] | None:
+    for part in parts or ():
+        if part not in (*HERE, *BACKENDS):
+            known = ", ".join(f"'{name}'" for name in (*HERE, *BACKENDS))
+            raise typer.BadParameter(f"'{part}' is not one of {known}.")
+    return parts
+
+
 def run_doctor(
     *,
     parts: Annotated[
-        list[Part] | None,
+        list[str] | None,
         typer.Argument(
-            metavar="[docker|gpu|gcp]...",
-            help="what to look at (all but gcp, which asks the cloud)",
+            metavar=f"[{'|'.join((*HERE, *BACKENDS))}]...",
+            help=f"what to look at ({' and '.join(HERE)}; the others ask elsewhere)",
+            callback=_known_parts,
+            autocompletion=lambda: [*HERE, *BACKENDS],
             show_default=False,
         ),
     ] = None,
-    project: gcp.ProjectOption = None,
-    bucket: gcp.BucketOption = None,
     output_format: FormatOption = Format.TABLE,
+    **where: Any,
 ) -> int:
     """Check what runs need here, and say what to do.
 
     With gcp it looks at what launches need in the cloud.
     """
     from launcher import doctor
-    from launcher.backends.gcp import doctor as gcp_doctor
+    from launcher.backends import door
 
-    chosen = parts or list(doctor.HERE)
-    if (project or bucket) and Part.GCP not in chosen:
-        raise UsageError("--project and --bucket are for launch doctor gcp", hint="launch doctor gcp --project PROJECT")
-    where = {"project": project, "bucket": bucket}
-    checks = doctor.examine(chosen, named=bool(parts), gcp=lambda: gcp_doctor.examine(where))
+    chosen = parts or HERE
+    place = jobs.place_of(where)
+    typed = [name for name, value in where.items() if value is not None]
+    if typed and place.backend not in chosen:
+        flags = jobs.flags_of(place.backend)
+        raise UsageError(
+            f"{' and '.join(flags)} are for launch doctor {place.backend}",
+            hint=f"launch doctor {place.backend} {flags[0]} {flags[0].removeprefix('--').upper()}",
+        )
+
+    def checks_of(name: str) -> "Iterable[Check]":
+        there = place if name == place.backend else jobs.place_in(name)
+        return door.backend(name).checks(there.where)
+
+    checks = doctor.examine(chosen, named=bool(parts), checks_of=checks_of)
     if output_format is Format.JSON:
         print(json.dumps([check.to_json() for check in checks], indent=1))
     else:
         print(as_typed(doctor.render(checks)))
     return doctor.exit_code(checks)
+
+
+app.command("doctor", epilog=DOCTOR_EXAMPLES)(jobs.with_where(run_doctor))

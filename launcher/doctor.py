@@ -25,9 +25,6 @@ UNLOCK = (
     "or --runtime docker, which asks for CAP_SYS_ADMIN in the profile pass alone"
 )
 
-
-# What is looked at unless parts are named: nothing that needs the network.
-HERE = (Part.DOCKER, Part.GPU)
 DOCKER, GPU = checks.Part(Part.DOCKER), checks.Part(Part.GPU)
 
 
@@ -62,13 +59,13 @@ def this_host() -> Host:
 
 
 def examine(
-    parts: Sequence[Part],
+    parts: Sequence[str],
     host: Host | None = None,
     *,
     named: bool = True,
-    gcp: Callable[[], Iterable[Check]] | None = None,
+    checks_of: Callable[[str], Iterable[Check]] = lambda _: (),
 ) -> list[Check]:
-    """Every check of these parts, in order; a check that cannot go on ends its part. `gcp`: those of the cloud.
+    """Every check of these parts, in order; a check that cannot go on ends its part. `checks_of`: a backend's.
 
     `named`: the user named the parts; else a machine without a GPU is nothing to repair.
     """
@@ -80,8 +77,8 @@ def examine(
                 checks += _docker_checks(host)
             case Part.GPU:
                 checks += _gpu_checks(host, needed=named)
-            case Part.GCP:
-                checks += (gcp or _gcp_checks)()
+            case backend:
+                checks += checks_of(backend)
     return checks
 
 
@@ -115,12 +112,6 @@ def find_ncu() -> str | None:
         return found
     usual = (path for pattern in NCU_FOLDERS for path in sorted(Path("/").glob(pattern[1:]), reverse=True))
     return next((str(path) for path in usual), None)
-
-
-def _gcp_checks() -> Iterable[Check]:
-    from launcher.backends.gcp import doctor  # noqa: PLC0415 - it imports us
-
-    return doctor.examine()
 
 
 def _docker_checks(host: Host) -> Iterator[Check]:

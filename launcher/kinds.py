@@ -12,8 +12,11 @@ class Runtime(StrEnum):
 
 
 class Part(StrEnum):
-    """What `launch doctor` can examine."""
+    """What `launch doctor` can examine on this machine, beside every backend."""
 
     DOCKER = "docker"
     GPU = "gpu"
-    GCP = "gcp"
+
+
+# What is looked at unless parts are named: nothing that needs the network.
+HERE = tuple(map(str, Part))

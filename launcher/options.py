@@ -1,13 +1,15 @@
-"""Options of several commands. RUN OPTIONS are one parameter per field of `RunSpec`, so that the two never differ."""
+"""Options of several commands. One parameter per field of `RunSpec`, or of a backend's dataclass: they never differ."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields
 from enum import StrEnum
 from functools import wraps
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 
+from launcher.choice import flag_of
 from workload.contract.errors import UsageError
 from workload.contract.spec import Device, Option, options
 
@@ -20,6 +22,8 @@ class Format(StrEnum):
     TABLE = "table"
     JSON = "json"
 
+
+T = TypeVar("T")
 
 FormatOption = Annotated[Format, typer.Option("--format", help="what stdout gets")]
 
@@ -70,3 +74,40 @@ def _parameter(option: Option) -> inspect.Parameter:
 
 def _keyword(name: str, annotation: Any, default: object = None) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def parameters_of(kind: type, *, required: bool = True) -> list[inspect.Parameter]:
+    """An option for each field of a dataclass whose fields are choices; none has to be given unless `required`."""
+    hints = get_type_hints(kind)
+    return [_choice_parameter(item, hints[item.name], required=required) for item in fields(kind)]
+
+
+def instance_of(kind: type[T], arguments: dict[str, Any]) -> T:
+    """The dataclass from the arguments of a command, of which its own are taken out."""
+    values = {item.name: arguments.pop(item.name) for item in fields(kind)}  # type: ignore[arg-type] # a dataclass
+    for item in fields(kind):  # type: ignore[arg-type]
+        if (parse := item.metadata["parse"]) is not None:
+            values[item.name] = parse(values[item.name])
+        elif isinstance(item.default, tuple):
+            values[item.name] = tuple(values[item.name] or ())
+    return kind(**values)
+
+
+def _choice_parameter(item: Any, hint: Any, *, required: bool) -> inspect.Parameter:
+    shown: Mapping[str, Any] = item.metadata["shown"]
+    flag = flag_of(item)
+    is_switch = hint is bool or bool in get_args(hint)
+    default = None if item.default is MISSING else item.default
+    if get_origin(hint) is tuple:
+        hint, default = list[str] | None, None
+    if item.metadata["parse"] is not None:
+        hint, default = str, item.metadata["typed_default"]
+    if item.default is MISSING and not required:
+        hint = hint | None
+    if is_switch and (default is not False):
+        flag = f"{flag}/--no-{flag[2:]}"
+    quiet = {"show_default": False} if default is None or default is False else {}
+    annotation = Annotated[hint, typer.Option(flag, help=item.metadata["help"], **{**quiet, **shown})]
+    if item.default is MISSING and required:
+        return inspect.Parameter(item.name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation)
+    return _keyword(item.name, annotation, default)

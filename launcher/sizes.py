@@ -1,4 +1,4 @@
-"""Sizes of memory as Docker's command line writes them."""
+"""Sizes of memory as Docker's command line writes them, and durations. Light: the command line shows the defaults."""
 
 import re
 
@@ -8,6 +8,13 @@ from workload.contract.errors import UsageError
 UNIT_BYTES = {"b": 1, "k": 2**10, "m": 2**20, "g": 2**30}
 # DataLoader workers hand over batches in /dev/shm; Docker's 64 MB are too few for one batch of 128 images.
 DEFAULT_SHM_BYTES = 2 * UNIT_BYTES["g"]
+# The longest time limit is that of Compute Engine; below the shortest nothing has begun:
+# https://cloud.google.com/compute/docs/instances/limit-vm-runtime
+MIN_LIMIT_S, MAX_LIMIT_S = 30, 120 * 24 * 3600
+# Days, hours, minutes, seconds.
+UNITS_S = (86400, 3600, 60, 1)
+# A user's text in a message is one line, not long.
+SHOWN_WIDTH = 80
 
 
 def parse_bytes(text: str, *, flag: str, example: str) -> int:
@@ -23,3 +30,27 @@ def text(size: int) -> str:
     """The size in its largest whole unit: `2g`, `512m`."""
     unit = next(unit for unit, factor in reversed(UNIT_BYTES.items()) if size % factor == 0)
     return f"{size // UNIT_BYTES[unit]}{unit}"
+
+
+def parse_duration_s(text: str, flag: str) -> int:
+    """`60m`, `1h30m` or `90s` in seconds; `UsageError` for anything else, and beyond what a cloud takes."""
+    parts = re.fullmatch(r"(?:([0-9]{1,4})d)?(?:([0-9]{1,5})h)?(?:([0-9]{1,6})m)?(?:([0-9]{1,8})s)?", text)
+    counts = parts.groups(default="0") if parts else ()
+    seconds = sum(int(count) * unit_s for count, unit_s in zip(counts, UNITS_S, strict=bool(parts)))
+    if not MIN_LIMIT_S <= seconds <= MAX_LIMIT_S:
+        raise UsageError(
+            f"{flag} must be a duration such as 60m or 1h30m, from 30 s to 120 d; got '{shown(text)}'",
+            hint=f"{flag} 60m",
+        )
+    return seconds
+
+
+def limit_s(text: str) -> int:
+    """What `--max-run-time` says."""
+    return parse_duration_s(text, "--max-run-time")
+
+
+def shown(value: str) -> str:
+    """A user's text as a message may quote it: one line, not long."""
+    line = value.encode("unicode_escape").decode()
+    return line if len(line) <= SHOWN_WIDTH else f"{line[: SHOWN_WIDTH - 3]}..."

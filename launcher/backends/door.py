@@ -3,8 +3,8 @@
 A backend turns a job into machines and tells what became of them. It owns no queue, no state and no results: what was
 asked for and what came of it lies in the job's store (launcher/jobs/records.py), and a launcher may end at any moment.
 
-A backend is a package, named in `BACKENDS`, with two modules: `options` declares the options of its command and nothing
-else, since the command line loads it for `--help`; `backend` has its `backend: Backend`, imported when it is used.
+A backend is a package, named in `launcher.backends.BACKENDS`, with two modules: `options` declares its command and
+nothing else, since the command line loads it for `--help`; `backend` has its `backend: Backend`, imported when used.
 `tests/launcher/backends/contract.py` says what every backend must hold to.
 """
 
@@ -15,13 +15,11 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Generic, Protocol, Self, TypeVar
 
+from launcher.backends import BACKENDS
 from launcher.checks import Check
 from launcher.jobs.records import Request
 from workload.contract.errors import UsageError
 from workload.contract.spec import Resolved
-
-# A backend's name, as in `launch NAME` and in run.json -> its package.
-BACKENDS: Mapping[str, str] = {"gcp": "launcher.backends.gcp", "ssh": "launcher.backends.ssh"}
 
 T = TypeVar("T")
 # Takes a line for the user while something long goes on.
@@ -239,8 +237,8 @@ class Machines(Protocol):
 class Backend(Protocol):
     """One kind of place.
 
-    The module `options` of its package has two dataclasses: `Options`, whose fields become the options of
-    `launch NAME`, and `Where`: which place, as every command asks for it.
+    The module `options` of its package has `COMMAND` and two dataclasses: `Options`, whose fields become the options of
+    `launch NAME`, and `Where`: which place, as every command asks for it (`launcher.choice.choice` declares a field).
     """
 
     @property

@@ -12,10 +12,11 @@ from fake_docker import FakeDocker
 
 from launcher import doctor, images
 from launcher.__main__ import main
+from launcher.backends import BACKENDS
 from launcher.checks import Check
 from launcher.checks import Health as State
 from launcher.doctor import Host
-from launcher.kinds import Part
+from launcher.kinds import HERE, Part
 from launcher.machine import containers, engine
 from workload.contract.errors import ExitCode, ToolError
 
@@ -315,14 +316,17 @@ def test_containers_that_were_left_behind(docker: FakeDocker, lay_out: LayOut) -
     assert row_of(doctor.examine([Part.DOCKER], lay_out()), "containers") == row
 
 
-def test_the_cloud_is_looked_at_when_named(lay_out: LayOut, monkeypatch: pytest.MonkeyPatch) -> None:
-    from launcher.backends.gcp import doctor as gcp
+def test_a_backend_is_looked_at_when_named(lay_out: LayOut) -> None:
+    cloud = Check(part="gcp", name="project", state=State.OK, found="given")
+    asked: list[str] = []
 
-    cloud = Check(part=Part.GCP, name="project", state=State.OK, found="given")
-    assert doctor.examine([Part.GCP], lay_out(), gcp=lambda: [cloud]) == [cloud]
-    monkeypatch.setattr(gcp, "examine", lambda: [cloud, cloud])
-    assert doctor.examine([Part.GCP], lay_out()) == [cloud, cloud]
-    assert set(doctor.HERE) == set(Part) - {Part.GCP}, "without a part named the network is not needed"
+    def checks_of(name: str) -> list[Check]:
+        asked.append(name)
+        return [cloud]
+
+    assert doctor.examine(["gcp"], lay_out(), checks_of=checks_of) == [cloud]
+    assert asked == ["gcp"]
+    assert not set(HERE) & set(BACKENDS), "without a part named the network is not needed"
 
 
 def no_engine() -> Any:

@@ -8,18 +8,19 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from launcher.backends.gcp import gpus
-from launcher.backends.gcp.gpus import Gpu, MachineType, shown
+from launcher.backends.gcp.gpus import Gpu, MachineType
 from launcher.backends.gcp.options import DEFAULT_DISK_GB, Options
 from launcher.backends.gcp.settings import Settings
 from launcher.backends.gcp.skus import PriceList
 from launcher.jobs.records import Price, region_of
 from launcher.machine.runtime import NO_COMPILER
+from launcher.sizes import MAX_LIMIT_S, MIN_LIMIT_S, shown
 from workload.contract import prices
 from workload.contract.errors import UsageError
 from workload.contract.spec import CIFAR10, IMAGENETTE, SYNTHETIC, Device, Precision, RunSpec
 
-# Compute Engine's own bounds of maxRunDuration; it may act 30 s late.
-MIN_LIMIT_S, MAX_LIMIT_S, LATE_S = 30, 120 * 24 * 3600, 30
+# Compute Engine may act so late on maxRunDuration.
+LATE_S = 30
 # A VM's cost runs from its insert to its deletion: an insert is given up after 180 s (provision.py), the limit counts
 # from its start, and after it a VM has up to 90 s to shut down: https://cloud.google.com/compute/docs/instances/stop-vm
 STARTING_S, STOPPING_S = 180, 90
@@ -28,22 +29,7 @@ AROUND_S = STARTING_S + LATE_S + STOPPING_S
 MIN_USEFUL_S = 600
 MIN_DISK_GB, MAX_DISK_GB = 50, 65536
 SECONDS_PER_H = 3600
-# Days, hours, minutes, seconds.
-UNITS_S = (86400, 3600, 60, 1)
 TF32_CAPABILITY = (8, 0)
-
-
-def parse_duration_s(text: str, flag: str) -> int:
-    """`60m`, `1h30m` or `90s` in seconds; `UsageError` for anything else, and beyond what the cloud takes."""
-    found = re.fullmatch(r"(?:([0-9]{1,4})d)?(?:([0-9]{1,5})h)?(?:([0-9]{1,6})m)?(?:([0-9]{1,8})s)?", text)
-    counts = found.groups(default="0") if found else ()
-    seconds = sum(int(count) * unit_s for count, unit_s in zip(counts, UNITS_S, strict=bool(found)))
-    if not MIN_LIMIT_S <= seconds <= MAX_LIMIT_S:
-        raise UsageError(
-            f"{flag} must be a duration such as 60m or 1h30m, from 30 s to 120 d; got '{shown(text)}'",
-            hint=f"{flag} 60m",
-        )
-    return seconds
 
 
 def _require(held: object, message: str, *, hint: str) -> None:

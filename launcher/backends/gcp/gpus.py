@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from launcher.jobs.records import Price, region_of
+from launcher.sizes import shown
 from workload.contract import prices
 from workload.contract.errors import ToolError, UsageError
 from workload.contract.prices import Listed
 
 TABLE = Path(__file__).with_name("gpus.toml")
-SHOWN_WIDTH = 80
 # A VM that is deleted within 7 days, on demand or spot, may take preemptible quota and needs none of it:
 # https://cloud.google.com/compute/docs/release-notes (2024-06-18), docs.cloud.google.com/compute/resource-usage
 PREEMPTIBLE_S = 7 * 86400
@@ -141,12 +141,6 @@ def compact(zones: Iterable[str]) -> str:
     for zone in zones:
         letters.setdefault(region_of(zone), []).append(zone.rpartition("-")[2])
     return " ".join(f"{region}-{','.join(found)}" for region, found in letters.items())
-
-
-def shown(value: str) -> str:
-    """A user's text as a message may quote it: one line, not long."""
-    line = value.encode("unicode_escape").decode()
-    return line if len(line) <= SHOWN_WIDTH else f"{line[: SHOWN_WIDTH - 3]}..."
 
 
 def parse(table: Mapping[str, Any], listed: Iterable[Listed]) -> dict[str, Gpu]:

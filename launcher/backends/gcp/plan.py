@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from launcher.backends.gcp import choices, gpus, plan_text, vm_images
-from launcher.backends.gcp.choices import AROUND_S, SECONDS_PER_H, parse_duration_s
-from launcher.backends.gcp.gpus import Driver, Gpu, MachineType, VmImage, shown
+from launcher.backends.gcp.choices import AROUND_S, SECONDS_PER_H
+from launcher.backends.gcp.gpus import Driver, Gpu, MachineType, VmImage
 from launcher.backends.gcp.options import Options
 from launcher.backends.gcp.plan_text import PROGRAMS
 from launcher.backends.gcp.resources import LIMIT_LABEL
@@ -19,10 +19,9 @@ from launcher.backends.gcp.skus import PriceList
 from launcher.jobs.records import Price, Request, region_of
 from launcher.kinds import Runtime
 from launcher.machine.runtime import CPU_FLAVOUR
+from launcher.sizes import shown
 from workload.contract.errors import ToolError, UsageError
 from workload.contract.spec import Device, Precision, Profile, Resolved, RunSpec
-
-__all__ = ["Options", "Plan", "make_plan", "parse_duration_s"]
 
 PROGRAM_FOLDER = Path(__file__).parent
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"

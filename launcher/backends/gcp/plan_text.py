@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from launcher.backends.gcp.choices import AROUND_S
-from launcher.backends.gcp.gpus import Driver, shown
+from launcher.backends.gcp.gpus import Driver
 from launcher.jobs.records import Price, region_of
+from launcher.sizes import shown
 from workload.contract.invocation import as_typed
 from workload.contract.spec import Profile
 from workload.contract.text import counted, wrapped

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from launcher.backends.gcp.gpus import shown
+from launcher.sizes import shown
 from workload.contract.errors import UsageError
 from workload.contract.spec import CONFIG_NAME, ENVIRONMENT_PREFIX, Origin
 

@@ -6,10 +6,11 @@ from dataclasses import replace
 from typing import Protocol
 
 from launcher.backends.gcp import gpus
-from launcher.backends.gcp.gpus import Driver, Gpu, VmImage, shown
+from launcher.backends.gcp.gpus import Driver, Gpu, VmImage
 from launcher.backends.gcp.options import Options
 from launcher.backends.gcp.refusals import DeniedError
 from launcher.backends.gcp.settings import PROJECT
+from launcher.sizes import shown
 from workload.contract.errors import ToolError, UsageError
 
 NAME = r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?"

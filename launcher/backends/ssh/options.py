@@ -1,26 +1,51 @@
-"""What `launch ssh` is asked for beside the run. Light: the command line shows the defaults."""
+"""The command `launch ssh`: what it is asked for beside the run. Light: `launch --help` loads it."""
 
 from dataclasses import dataclass
 
+from launcher.choice import Command, choice
 from launcher.kinds import Runtime
+from launcher.sizes import limit_s
 
 DEFAULT_LIMIT_S = 3600
+# \b keeps the lines as they are.
+EXAMPLES = """\b
+Examples:
+  launch ssh --host user@box --dry-run
+  launch ssh --host user@box --port 2222 --precision amp --repeats 3
+  launch ssh --host lab --runtime process --python /opt/conda/bin/python
+"""
+COMMAND = Command(
+    help="""Train on a machine that one can log in to, and bring the bundles home.
+
+    The run goes on when this command or the connection ends, until it is over or reaches its time limit.
+    """,
+    examples=EXAMPLES,
+    noun="job",
+    sent_to="the machine",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Where:
     """Which machine: `host` is `[USER@]HOST`, as ssh takes it, or an alias of ~/.ssh/config."""
 
-    host: str
-    port: int | None = None
+    host: str = choice("the machine, or an alias of ~/.ssh/config", metavar="USER@HOST")
+    port: int | None = choice("where its ssh listens (that of ~/.ssh/config)", default=None, metavar="N")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """`python` is the machine's own for `--runtime process`, `image` one that its Docker engine has or can pull."""
 
-    runtime: Runtime = Runtime.AUTO
-    python: str | None = None
-    image: str | None = None
-    max_run_time_s: int = DEFAULT_LIMIT_S
-    usd_per_h: float | None = None
+    runtime: Runtime = choice("auto: a container where one can run, else a process", default=Runtime.AUTO)
+    python: str | None = choice("the machine's Python with torch, for a process", default=None, metavar="PATH")
+    image: str | None = choice("run this image instead of the one for this code", default=None, metavar="REF")
+    max_run_time_s: int = choice(
+        "when the run is ended, as 60m or 1h30m",
+        default=DEFAULT_LIMIT_S,
+        flag="--max-run-time",
+        metavar="TIME",
+        parse=limit_s,
+        typed_default="60m",
+    )
+    usd_per_h: float | None = choice("what an hour of the machine costs", default=None, metavar="USD")

@@ -20,7 +20,7 @@ import pytest
 from launcher import build as building
 from launcher import images
 from launcher.__main__ import main
-from launcher.backends.gcp import app, backend, gpus, skus
+from launcher.backends.gcp import backend, gpus, options, skus
 from launcher.backends.gcp.backend import ComputeEngine
 from launcher.backends.gcp.catalog import Current
 from launcher.backends.gcp.compute import Compute
@@ -295,11 +295,11 @@ def test_every_help_has_examples(launch: Launch, capsys: pytest.CaptureFixture[s
 
 def test_zones_are_completed_for_the_gpu_that_is_typed() -> None:
     context: Any = SimpleNamespace(params={"gpu": "v100"})
-    assert app._zone_names(context)[0] == "asia-east1-c"
-    assert ZONE in app._zone_names(context)
+    assert options.zone_names(context)[0] == "asia-east1-c"
+    assert ZONE in options.zone_names(context)
     everywhere: Any = SimpleNamespace(params={})
-    assert len(app._zone_names(everywhere)) > len(app._zone_names(context))
-    assert app._gpu_names()[:3] == ["t4", "l4", "v100"]
+    assert len(options.zone_names(everywhere)) > len(options.zone_names(context))
+    assert options.gpu_names()[:3] == ["t4", "l4", "v100"]
 
 
 # Whole commands.

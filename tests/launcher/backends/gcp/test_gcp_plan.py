@@ -20,10 +20,11 @@ from hypothesis import strategies as st
 
 from launcher.backends.gcp import gpus, plan_text, skus
 from launcher.backends.gcp import plan as planning
-from launcher.backends.gcp.plan import Options, Plan, make_plan, parse_duration_s
+from launcher.backends.gcp.plan import Options, Plan, make_plan
 from launcher.backends.gcp.settings import Settings, resolve_settings
 from launcher.backends.gcp.skus import PriceList
 from launcher.jobs.records import NAME, Price, Request, region_of
+from launcher.sizes import parse_duration_s
 from tests.launcher.backends.gcp.price_list import SKUS
 from workload.contract import prices
 from workload.contract.errors import ExitCode, RooflaunchError, ToolError, UsageError

@@ -1,0 +1,276 @@
+"""`launch <backend>` of every backend, and `status`, `logs`, `down` and `reap`: their options. Light: for `--help`.
+
+What a command does is imported when it runs.
+"""
+
+import importlib
+import inspect
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from launcher.backends import BACKENDS
+from launcher.choice import Command, flag_of
+from launcher.options import (
+    Format,
+    FormatOption,
+    instance_of,
+    parameters_of,
+    run_options,
+)
+from workload.contract.errors import UsageError
+from workload.contract.spec import CONFIG_NAME
+
+if TYPE_CHECKING:
+    from launcher.jobs.commands import Place
+
+# Where a command looks unless something says otherwise.
+USUAL = "gcp"
+# \b keeps the lines as they are.
+STATUS_EXAMPLES = """\b
+Examples:
+  launch status
+  launch status 3fa9c1
+  launch status --all --format json
+"""
+LOGS_EXAMPLES = """\b
+Examples:
+  launch logs 3fa9c1
+  launch logs rooflaunch-t4-20261121-142530-3fa9c1 -f
+"""
+DOWN_EXAMPLES = """\b
+Examples:
+  launch down 3fa9c1
+  launch down --all
+  launch down --all --yes --format json
+"""
+REAP_EXAMPLES = """\b
+Examples:
+  launch reap --dry-run
+  launch reap
+"""
+RUN_HELP = "the launch's name, a start or end of it that no other has (its 6 last digits), or a run that it left"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    for name in BACKENDS:
+        module = _options_of(name)
+        _add_backend(app, name, module)
+        if hasattr(module, "register"):
+            module.register(app)
+    for name, command, examples in (
+        ("status", show_status, STATUS_EXAMPLES),
+        ("logs", show_logs, LOGS_EXAMPLES),
+        ("down", take_down, DOWN_EXAMPLES),
+        ("reap", reap, REAP_EXAMPLES),
+    ):
+        app.command(name, epilog=examples)(with_where(command))
+
+
+def _options_of(name: str) -> Any:
+    return importlib.import_module(f"{BACKENDS[name]}.options")
+
+
+def _add_backend(app: typer.Typer, name: str, module: Any) -> None:
+    declared: Command = module.COMMAND
+
+    def launch(
+        *,
+        given: dict[str, object],
+        detach: Annotated[
+            bool,
+            typer.Option(
+                "--detach", help=f"leave as soon as the {declared.noun} runs; it ends by itself", show_default=False
+            ),
+        ] = False,
+        output: Annotated[Path, typer.Option("-o", "--output", help="folder for the bundles")] = Path("results"),
+        dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan and stop", show_default=False)] = False,
+        request: Annotated[
+            bool,
+            typer.Option(
+                "--request", help=f"with --dry-run: also what {declared.sent_to} would be sent", show_default=False
+            ),
+        ] = False,
+        output_format: FormatOption = Format.TABLE,
+        **own: Any,
+    ) -> int:
+        from launcher.jobs import commands
+
+        options, where = instance_of(module.Options, own), instance_of(module.Where, own)
+        return commands.launch(
+            commands.Place(backend=name, where=where),
+            options,
+            given,
+            detach=detach,
+            output=output,
+            dry_run=dry_run,
+            request=request,
+            output_format=output_format,
+        )
+
+    launch.__doc__ = declared.help
+    declare(launch, [*parameters_of(module.Options), *parameters_of(module.Where)], before="detach")
+    app.command(name, epilog=declared.examples)(run_options(launch))
+
+
+def declare(command: Callable[..., int], options: list[inspect.Parameter], *, before: str) -> None:
+    """Give a command with `**` arguments these options by name, in front of one that it has."""
+    own = [
+        parameter
+        for parameter in inspect.signature(command).parameters.values()
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    ]
+    at = [parameter.name for parameter in own].index(before)
+    whole = [*own[:at], *options, *own[at:]]
+    command.__signature__ = inspect.Signature(whole)  # type: ignore[attr-defined] # how PEP 362 states a signature
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in whole}
+
+
+def with_where(command: Callable[..., int]) -> Callable[..., int]:
+    """Give a command the options that say which place is meant, of all backends; it gets them as `**where`."""
+    options: dict[str, inspect.Parameter] = {}
+    for name in BACKENDS:
+        for parameter in parameters_of(_options_of(name).Where, required=False):
+            options.setdefault(parameter.name, parameter)
+
+    @wraps(command)
+    def placed(**arguments: Any) -> int:
+        return command(**arguments)
+
+    declare(placed, list(options.values()), before="output_format")
+    return placed
+
+
+def place_of(where: Mapping[str, Any]) -> "Place":
+    """The place that the options mean: of the backend that has them; without any as rooflaunch.toml says.
+
+    Raises `UsageError` for options of two backends.
+    """
+    from launcher.jobs.commands import Place
+
+    typed = {name: value for name, value in where.items() if value is not None}
+    if not typed:
+        return _usual_place()
+    for name in BACKENDS:
+        kind = _options_of(name).Where
+        if set(typed) <= {item.name for item in fields(kind)}:
+            return Place(backend=name, where=_where(name, typed))
+    own = {name: [flag_of(item) for item in fields(_options_of(name).Where) if item.name in typed] for name in BACKENDS}
+    owners = ", ".join(f"{' and '.join(flags)} of {name}" for name, flags in own.items() if flags)
+    raise UsageError(f"a command looks at one place; got options of two: {owners}", hint="leave one of them out")
+
+
+def place_in(name: str) -> "Place":
+    """That place of a backend which is meant where nothing is typed."""
+    from launcher.jobs.commands import Place
+
+    return Place(backend=name, where=_where(name, {}))
+
+
+def flags_of(name: str) -> list[str]:
+    """The options that say which place of a backend is meant."""
+    return [flag_of(item) for item in fields(_options_of(name).Where)]
+
+
+def _usual_place() -> "Place":
+    """That of the first backend with a table in rooflaunch.toml, else of the usual one."""
+    tables = _configured()
+    return place_in(next((name for name in BACKENDS if isinstance(tables.get(name), dict)), USUAL))
+
+
+def _where(name: str, typed: Mapping[str, Any]) -> Any:
+    """The place of one backend, as far as it is typed; what it cannot do without may be in rooflaunch.toml."""
+    kind = _options_of(name).Where
+    needed = [item for item in fields(kind) if item.default is MISSING and item.name not in typed]
+    table = _configured().get(name, {}) if needed else {}
+    for item in needed:
+        if item.name not in table:
+            raise UsageError(
+                f"{flag_of(item)} is missing, which says where launches of {name} are",
+                hint=f"{flag_of(item)} {item.metadata['shown'].get('metavar', item.name.upper())}",
+            )
+    return kind(**{item.name: table[item.name] for item in needed}, **typed)
+
+
+def _configured() -> dict[str, Any]:
+    """The tables of rooflaunch.toml; whoever reads it for its values complains about one that cannot be read."""
+    try:
+        return tomllib.loads(Path(CONFIG_NAME).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+        return {}
+
+
+def show_status(
+    *,
+    name: Annotated[str | None, typer.Argument(metavar="RUN", help=RUN_HELP, show_default=False)] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="not only the newest and those with a VM", show_default=False)
+    ] = False,
+    output_format: FormatOption = Format.TABLE,
+    **where: Any,
+) -> int:
+    """Show what has become of launches.
+
+    It asks the bucket and the VMs, so it works on any machine and for launches whose command was ended.
+    """
+    from launcher.jobs import commands
+
+    return commands.show_status(place_of(where), name=name, every=every, output_format=output_format)
+
+
+def show_logs(
+    *,
+    name: Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP)],
+    follow: Annotated[
+        bool, typer.Option("-f", "--follow", help="go on until the VM is gone", show_default=False)
+    ] = False,
+    output_format: FormatOption = Format.TABLE,
+    **where: Any,
+) -> int:
+    """Show what a VM says.
+
+    That is its serial port while it is there, then the log that it left in the bucket.
+    """
+    from launcher.jobs import commands
+
+    return commands.show_logs(place_of(where), name=name, follow=follow, output_format=output_format)
+
+
+def take_down(
+    *,
+    names: Annotated[list[str] | None, typer.Argument(metavar="RUN", help=RUN_HELP, show_default=False)] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="the VMs of all launches in the project", show_default=False)
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="--all without a question", show_default=False)] = False,
+    output_format: FormatOption = Format.TABLE,
+    **where: Any,
+) -> int:
+    """Delete VMs now, and wait until they are gone.
+
+    What they have uploaded stays.
+    """
+    from launcher.jobs import commands
+
+    return commands.take_down(place_of(where), names=names or (), every=every, yes=yes, output_format=output_format)
+
+
+def reap(
+    *,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="show what would be deleted", show_default=False)] = False,
+    output_format: FormatOption = Format.TABLE,
+    **where: Any,
+) -> int:
+    """Delete VMs that are stopped for good or past their time limit, and disks past it.
+
+    The cloud deletes a VM at its limit, and never one that is stopped; this is for what is left.
+    """
+    from launcher.jobs import commands
+
+    return commands.reap(place_of(where), dry_run=dry_run, output_format=output_format)

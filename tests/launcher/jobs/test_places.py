@@ -1,0 +1,134 @@
+"""Which place a command looks at: by the options that are typed, by rooflaunch.toml, else Google Cloud."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from launcher import backends
+from launcher.backends.gcp.options import Where as Project
+from launcher.choice import Command, choice
+from launcher.jobs import app
+from launcher.jobs.commands import Place
+from workload.contract.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Box:
+    """A machine that one can log in to."""
+
+    host: str = choice("which machine", metavar="USER@HOST")
+    port: int | None = choice("where it listens", default=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """Shares an option with another backend."""
+
+    project: str | None = choice("which project", default=None)
+    queue: str | None = choice("which queue", default=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoxOptions:
+    """One option of each kind."""
+
+    cores: int = choice("how many", metavar="N", min=1)
+    tags: tuple[str, ...] = choice("words", default=(), flag="--tag")
+    fast: bool = choice("in a hurry", default=False)
+    seen: bool = choice("look", default=True)
+    limit_s: int = choice(
+        "how long", default=60, flag="--limit", parse=lambda text: int(text[:-1]), typed_default="60s"
+    )
+
+
+@pytest.fixture(autouse=True)
+def three_backends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = Command(help="Train on a box.", examples="Examples", noun="process", sent_to="the box")
+    for name, where in (("box", Box), ("queue", Cluster)):
+        module: Any = SimpleNamespace(Where=where, Options=BoxOptions, COMMAND=command)
+        monkeypatch.setitem(sys.modules, f"three.{name}.options", module)
+    named = {"gcp": backends.BACKENDS["gcp"], "box": "three.box", "queue": "three.queue"}
+    monkeypatch.setattr(app, "BACKENDS", named)
+
+
+@pytest.mark.parametrize(
+    ("typed", "config", "place"),
+    [
+        ({}, "", Place(backend="gcp", where=Project())),
+        ({"project": "p"}, "", Place(backend="gcp", where=Project(project="p"))),
+        ({"queue": "q"}, "", Place(backend="queue", where=Cluster(queue="q"))),
+        ({"project": "p", "queue": "q"}, "", Place(backend="queue", where=Cluster(project="p", queue="q"))),
+        ({"host": "h"}, "", Place(backend="box", where=Box(host="h"))),
+        ({"port": 7}, '[box]\nhost = "h"', Place(backend="box", where=Box(host="h", port=7))),
+        ({}, '[box]\nhost = "h"', Place(backend="box", where=Box(host="h"))),
+        ({}, '[gcp]\n[box]\nhost = "h"', Place(backend="gcp", where=Project())),
+        ({}, "nonsense", Place(backend="gcp", where=Project())),
+    ],
+    ids=["nothing", "gcp's", "another's", "shared", "required", "required in a table", "a table", "two tables", "none"],
+)
+def test_the_options_choose_the_place(typed: dict[str, Any], config: str, place: Place) -> None:
+    Path("rooflaunch.toml").write_text(config)
+    names = ("project", "bucket", "host", "port", "queue")
+    assert app.place_of({**dict.fromkeys(names), **typed}) == place
+
+
+@pytest.mark.parametrize(
+    ("typed", "report"),
+    [
+        (
+            {"bucket": "b", "host": "h"},
+            (
+                "error: a command looks at one place; got options of two: --bucket of gcp, --host of box\n"
+                "hint: leave one of them out"
+            ),
+        ),
+        (
+            {"port": 7},
+            "error: --host is missing, which says where launches of box are\nhint: --host USER@HOST",
+        ),
+    ],
+    ids=["two places", "no host"],
+)
+def test_options_that_mean_no_place(typed: dict[str, Any], report: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        app.place_of(typed)
+    assert raised.value.report() == report
+
+
+def run(*words: str, monkeypatch: pytest.MonkeyPatch) -> tuple[int, list[Any], str]:
+    asked: list[Any] = []
+
+    def launch(place: Place, options: Any, given: dict[str, object], **own: Any) -> int:
+        asked.append((place, options, given, own["detach"]))
+        return 0
+
+    monkeypatch.setattr("launcher.jobs.commands.launch", launch)
+    door = typer.Typer()
+    door.callback()(lambda: None)
+    app.register(door)
+    done = CliRunner().invoke(door, list(words))
+    return done.exit_code, asked, done.output
+
+
+def test_the_options_of_a_backend_are_the_fields_of_its_dataclass(monkeypatch: pytest.MonkeyPatch) -> None:
+    code, asked, _ = run("box", "--host", "h", "--cores", "2", "--batch-size", "4", monkeypatch=monkeypatch)
+    plain = BoxOptions(cores=2)
+    assert (code, asked) == (0, [(Place(backend="box", where=Box(host="h")), plain, {"batch_size": "4"}, False)])
+    words = ("--tag", "a", "--tag", "b", "--fast", "--no-seen", "--limit", "90s", "--detach", "--port", "22")
+    code, asked, _ = run("box", "--host", "h", "--cores", "2", *words, monkeypatch=monkeypatch)
+    changed = BoxOptions(cores=2, tags=("a", "b"), fast=True, seen=False, limit_s=90)
+    assert (code, asked) == (0, [(Place(backend="box", where=Box(host="h", port=22)), changed, {}, True)])
+
+
+@pytest.mark.parametrize("words", [("--host", "h"), ("--cores", "2"), ("--cores", "0", "--host", "h")])
+def test_an_option_that_is_missing_or_wrong_is_refused(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    code, asked, output = run("box", *words, monkeypatch=monkeypatch)
+    assert (code, asked) == (2, [])
+    assert "--cores" in output or "--host" in output
