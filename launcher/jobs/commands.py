@@ -2,13 +2,16 @@
 
 import json
 import os
+import re
 import secrets
+import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from datetime import UTC, datetime
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +73,37 @@ class Place:
     backend: str
     where: Any
 
+    @property
+    def words(self) -> str:
+        """The options without which no other command finds it; empty where none is needed."""
+        if all(item.default is not MISSING for item in fields(self.where)):
+            return ""
+        values = {item.name: getattr(self.where, item.name) for item in fields(self.where)}
+        typed = ((name, value) for name, value in values.items() if value is not None)
+        return " ".join(f"--{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in typed)
+
+    def named_in(self, text: str) -> str:
+        """`text` with each of our commands that asks a place as it finds this one."""
+        return ASKS_A_PLACE.sub(rf"\g<0> {self.words}", text) if self.words else text
+
+
+# Up to where the options can stand that say which place is meant.
+ASKS_A_PLACE = re.compile(r"\blaunch (?:status|logs|down|reap)\b(?: (?:rooflaunch-[a-z0-9-]+|RUN)| -f| --all)*+(?! --)")
+
+
+def _hints_name_the_place(command: Callable[..., int]) -> Callable[..., int]:
+    """Have the hint of an error find the place again of which the command was asked."""
+
+    @wraps(command)
+    def with_place(place: Place, *words: Any, **options: Any) -> int:
+        try:
+            return command(place, *words, **options)
+        except RooflaunchError as error:
+            error.hint = place.named_in(error.hint)
+            raise
+
+    return with_place
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Connected:
@@ -92,6 +126,7 @@ def _connect(place: Place) -> _Connected:
     return _Connected(backend=backend, settings=backend.settings(place.where), ports=ports)
 
 
+@_hints_name_the_place
 def launch(
     place: Place,
     options: Any,
@@ -132,7 +167,7 @@ def launch(
     except LeftRunningError as left:
         _ask_whether_to_keep(ports, left, sessions[0])
         raise
-    return _print_outcome(outcome, draft, output_format)
+    return _print_outcome(outcome, draft, place, sessions[0].machines, output_format)
 
 
 def _shown(plan: Plan, *, request: bool, output_format: Format) -> str:
@@ -180,31 +215,32 @@ def _ask_whether_to_keep(ports: Ports, left: LeftRunningError, session: Session)
     raise InterruptedRunError(f"interrupted; '{name}' is deleted", hint="launch again") from left
 
 
-def _print_outcome(outcome: LaunchOutcome, plan: Plan, output_format: Format) -> int:
+def _print_outcome(outcome: LaunchOutcome, plan: Plan, place: Place, machines: Machines, output_format: Format) -> int:
     if output_format is Format.JSON:
         print(json.dumps(outcome.to_json(), indent=1))
     elif outcome.detached:
         rows = [("launch", outcome.name), ("zone", outcome.zone)]
         rows += [("next", f"launch {verb}") for verb in (f"status {outcome.name}", f"logs {outcome.name} -f")]
-        print(as_typed("\n".join(f"{label:<8} {text}" for label, text in rows)))
+        print(as_typed(place.named_in("\n".join(f"{label:<8} {text}" for label, text in rows))))
     else:
         lines = [table.render(outcome.bundles, width=terminal_width(sys.stdout))] if outcome.bundles else []
-        print("\n".join([*lines, *(f"  {label:<13} {text}" for label, text in _closing(outcome, plan))]))
+        print("\n".join([*lines, *(f"  {label:<13} {text}" for label, text in _closing(outcome, plan, machines.noun))]))
     if outcome.error:
         raise outcome.error
     return outcome.exit_code
 
 
-def _closing(outcome: LaunchOutcome, plan: Plan) -> list[tuple[str, str]]:
+def _closing(outcome: LaunchOutcome, plan: Plan, noun: str) -> list[tuple[str, str]]:
     """What the launch took, below the table of what it measured."""
     price = plan.request.price(outcome.zone)
-    cost = "unknown: no price for this zone" if price is None else "unknown: nobody says when the VM began"
+    cost = "unknown: no price for this zone" if price is None else f"unknown: nobody says when the {noun} began"
     if price is not None and outcome.usd is not None:
         per_h = f"{price.whole_usd_per_h:.4g} USD per hour as of {price.read}"
         since = f"from {outcome.billed_from} to {outcome.billed_to}"
         cost = f"{outcome.usd:.3f} USD {since}, at {per_h}; without {price.uncounted}"
     machine = f"{plan.request.machine_type} in {outcome.zone}" if plan.request.machine_type else outcome.zone
-    rows = [("VM", machine), ("cost", cost)]
+    # Where no machine is rented, none has a price.
+    rows = [(noun, machine), *([("cost", cost)] if plan.request.prices or plan.request.machine_type else [])]
     if outcome.attempts > 1:
         rows.append(("attempts", f"{outcome.attempts}, the last one counted"))
     if outcome.tried:
@@ -212,13 +248,14 @@ def _closing(outcome: LaunchOutcome, plan: Plan) -> list[tuple[str, str]]:
     return rows
 
 
+@_hints_name_the_place
 def show_status(place: Place, *, name: str | None, every: bool, output_format: Format) -> int:
     """`launch status`."""
     session = _connect(place).session()
     if name is not None:
         launch = launches.one_launch(session, _find(session, name))
         now_s = session.now_s()
-        text = as_typed(launches.render_one(launch, session.store, now_s))
+        text = as_typed(place.named_in(launches.render_one(launch, session.store, now_s, noun=session.machines.noun)))
         _warn_of_stopped([launch], now_s)
         print(json.dumps(launch.to_json(), indent=1) if output_format is Format.JSON else text)
         return ExitCode.DONE
@@ -247,6 +284,7 @@ def _warn_of_stopped(shown: Sequence[Launch], now_s: float) -> None:
         print(f"{left}\nhint: {as_typed('launch reap')}", file=sys.stderr)
 
 
+@_hints_name_the_place
 def show_logs(place: Place, *, name: str, follow: bool, output_format: Format) -> int:
     """`launch logs`."""
     session = _connect(place).session()
@@ -259,6 +297,7 @@ def show_logs(place: Place, *, name: str, follow: bool, output_format: Format) -
     return ExitCode.DONE
 
 
+@_hints_name_the_place
 def take_down(place: Place, *, names: Sequence[str], every: bool, yes: bool, output_format: Format) -> int:
     """`launch down`."""
     if bool(names) == every:
@@ -339,6 +378,7 @@ def _confirm_all(ports: Ports, chosen: Sequence[Machine], machines: Machines) ->
         raise InterruptedRunError(f"cancelled; no {noun} was deleted", hint="launch down RUN, for one of them")
 
 
+@_hints_name_the_place
 def reap(place: Place, *, dry_run: bool, output_format: Format) -> int:
     """`launch reap`."""
     machines = _connect(place).machines()

@@ -440,21 +440,22 @@ def render(launches: Sequence[Launch], now_s: float) -> str:
 def _row(launch: Launch, now_s: float) -> tuple[str, ...]:
     seen, request = launch.seen, launch.seen.request
     age = "" if seen.launched_s is None else duration(now_s - seen.launched_s)
-    gpu = "?" if request is None else request.gpu + (" spot" if request.spot else "")
+    gpu = "?" if request is None else (request.gpu or "-") + (" spot" if request.spot else "")
     usd = "?" if launch.usd is None else f"{launch.usd:.3f}"
     return (seen.name, gpu, seen.zone or "-", launch.state, age, usd, str(len(seen.runs)), plain(launch.why)[:80])
 
 
-def render_one(launch: Launch, store: Store, now_s: float) -> str:
+def render_one(launch: Launch, store: Store, now_s: float, *, noun: str = "VM") -> str:
     """Everything about one launch, as lines, with what to type next."""
     seen, request = launch.seen, launch.seen.request
     lines = [("launch", seen.name), ("state", f"{launch.state}" + (f": {plain(launch.why)}" if launch.why else ""))]
-    if request is not None:
+    if request is not None and request.machine_type:
         kind = "spot" if request.spot else "on demand"
         lines.append(("machine", f"{request.machine_type}, {request.gpu} x {request.gpu_count}, {kind}"))
+    if request is not None:
         lines.append(("limit", f"{duration(request.limit_s)} after its start"))
     lines.append(("zone", seen.zone or "none known"))
-    lines.append(("VM", seen.machine.status if seen.machine else "none"))
+    lines.append((noun, seen.machine.status if seen.machine else "none"))
     lines.append(("cost", str(launch.cost or "unknown")))
     lines += [("phase", text) for text in phase_lines(seen.phases)]
     if seen.result is None and seen.heartbeat is not None:

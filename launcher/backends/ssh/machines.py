@@ -79,13 +79,11 @@ class SshMachines:
             other = printable(answer["busy"]) or "another job of rooflaunch"
             raise NoCapacityError(
                 f"{self.place} is busy with {other}: two runs at once would disturb each other's figures",
-                hint=f"launch logs {other} -f {plan.where}; or launch down {other} {plan.where}",
+                hint=f"launch logs {other} -f, or launch down {other}",
             )
         machine = self._machine(answer["job"])
         if machine is None:
-            raise ToolError(
-                f"the job did not start on {self.place}", hint=f"launch logs {plan.request.name} {plan.where}"
-            )
+            raise ToolError(f"the job did not start on {self.place}", hint=f"launch logs {plan.request.name}")
         return Submitted(machines=(machine,))
 
     def look(self, names: Mapping[str, Sequence[str]] | None = None) -> Listing[Machine]:

@@ -48,12 +48,6 @@ class Plan:
         return 1
 
     @property
-    def where(self) -> str:
-        """The options with which every command finds the machine."""
-        port = "" if self.login.port is None else f" --port {self.login.port}"
-        return f"--host {self.login}{port}"
-
-    @property
     def spec(self) -> RunSpec:
         """The run as it will be done."""
         return RunSpec(**self.request.spec)

@@ -80,10 +80,9 @@ def test_one_at_a_time(machines: SshMachines, where: Where) -> None:
     second = doing(plan_of(where, token="bbbbbb"), SLEEP)
     with pytest.raises(NoCapacityError) as refused:
         machines.submit(second, silent)
-    host = f"--host {where.host} --port {where.port}"
     busy = f"{where.host} is busy with {first.name}: two runs at once would disturb each other's figures"
     assert str(refused.value) == busy
-    assert refused.value.hint == f"launch logs {first.name} -f {host}; or launch down {first.name} {host}"
+    assert refused.value.hint == f"launch logs {first.name} -f, or launch down {first.name}"
     assert refused.value.exit_code == ExitCode.NO_CAPACITY
     assert condition(machines, second.request.name) is Condition.GONE
     machines.stop([first])
