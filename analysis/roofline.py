@@ -9,11 +9,11 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from itertools import pairwise
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pandas as pd
 
@@ -33,6 +33,10 @@ from workload.contract.vocabulary import MODEL_RATIO_FROM, MODEL_RATIO_TO
 ABOVE = 1 + 1e-9
 
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+
 class WorkSource(StrEnum):
     """Where FLOP and bytes of a step come from."""
 
@@ -47,63 +51,83 @@ class RoofKind(StrEnum):
     PEAK = "peak"
 
 
-ROOF_COLUMNS = (
-    "place",
-    "device_name",
-    "threads",
-    "precision",
-    "kind",
-    "flop_per_s",
-    "bytes_per_s",
-    "measurements",
-    "source",
-    "note",
-)
-POINT_COLUMNS = (
-    "place",
-    "device_name",
-    "model",
-    "batch_size",
-    "precision",
-    "image_size",
-    "source",
-    "runs",
-    "intensity_flop_per_byte",
-    "intensity_low",
-    "intensity_high",
-    "flop_per_s",
-    "flop_per_s_low",
-    "flop_per_s_high",
-    "interval",
-    "bound",
-    "roof",
-    "roof_flop_per_s",
-    "fraction_of_roof",
-    "fraction_of_peak",
-    "flop_per_step",
-    "counted_over_model",
-    "flop_is_lower_bound",
-    "note",
-)
 NAMED = ("place", "device_name", "model", "batch_size", "precision", "image_size")
 # The rest of what tells groups of runs apart: in data a column each.
 UNNAMED = tuple(name for name in (*CONFIGURATION, *PLACE, *SOFTWARE) if name not in NAMED)
-SHIFT_COLUMNS = (
-    "place",
-    "device_name",
-    "model",
-    "source",
-    "changed",
-    "left",
-    "right",
-    "at",
-    "intensity_left",
-    "intensity_right",
-    "intensity_ratio",
-    "flop_per_s_ratio",
-    "bound_left",
-    "bound_right",
-)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoofRow:
+    """A row of `roofs`."""
+
+    place: str | None
+    device_name: str | None
+    threads: float | None
+    precision: str
+    kind: str
+    flop_per_s: float
+    bytes_per_s: float | None
+    measurements: int | None = None
+    source: str
+    note: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PointRow:
+    """A row of `points`, without the facts in `UNNAMED`."""
+
+    place: str | None
+    device_name: str | None
+    model: str
+    batch_size: float | None
+    precision: str | None
+    image_size: float | None
+    source: str
+    runs: int
+    intensity_flop_per_byte: float | None
+    intensity_low: float | None
+    intensity_high: float | None
+    flop_per_s: float | None
+    flop_per_s_low: float | None
+    flop_per_s_high: float | None
+    interval: str | None
+    bound: str | None
+    roof: str | None
+    roof_flop_per_s: float | None
+    fraction_of_roof: float | None
+    fraction_of_peak: float | None
+    flop_per_step: float | None
+    counted_over_model: float | None
+    flop_is_lower_bound: bool
+    note: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShiftRow:
+    """A row of `shifts`."""
+
+    place: str | None
+    device_name: str | None
+    model: str
+    source: str
+    changed: str
+    left: str
+    right: str
+    at: str | None
+    intensity_left: float | None
+    intensity_right: float | None
+    intensity_ratio: float | None
+    flop_per_s_ratio: float | None
+    bound_left: str | None
+    bound_right: str | None
+
+
+def names_of(row: "type[DataclassInstance]") -> tuple[str, ...]:
+    """The columns of a table of such rows."""
+    return tuple(field.name for field in fields(row))
+
+
+POINT_COLUMNS = names_of(PointRow)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,44 +216,45 @@ def roofs(results: Results) -> pd.DataFrame:
     `flop_per_s` and `bytes_per_s`: medians over the `measurements`, copy for the bytes; runs that used the ceilings of
     an earlier one have not measured. Vendors' figures from peaks.toml: a device without a known peak has no such row.
     """
-    rows = [row for keys, runs in _by_place(completed(results.runs)) for row in _roofs(results, keys, runs)]
-    return frame(rows, ROOF_COLUMNS)
+    rows = list[RoofRow]()
+    for values, runs in completed(results.runs).groupby(list(DEVICE), dropna=False, sort=False):
+        known = zip(DEVICE, cast("tuple[Any, ...]", values), strict=True)
+        keys = {name: None if pd.isna(value) else value for name, value in known}
+        rows += _roofs(results, keys, runs)
+    return frame(list(map(vars, rows)), names_of(RoofRow))
 
 
-def _by_place(runs: pd.DataFrame) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]:
-    for values, found in runs.groupby(list(DEVICE), dropna=False, sort=False):
-        yield {name: _none_if_absent(value) for name, value in zip(DEVICE, values, strict=True)}, found
-
-
-def _roofs(results: Results, keys: Mapping[str, Any], runs: pd.DataFrame) -> Iterator[dict[str, Any]]:
+def _roofs(results: Results, keys: Mapping[str, Any], runs: pd.DataFrame) -> Iterator[RoofRow]:
     ceilings = results.ceilings[results.ceilings["run_id"].isin(runs["run_id"])]
     ceilings = ceilings.drop_duplicates(["quantity", "name", "roof_per_s", "measured_at"])
     ceilings = ceilings[~ceilings["roof_per_s"].isin(list(_refuted(results.runs)))]
     rates = ceilings[ceilings["quantity"] == "flop_per_s"]
     copies = ceilings.loc[(ceilings["quantity"] == "bytes_per_s") & (ceilings["name"] == "copy"), "roof_per_s"]
     where = {name: keys[name] for name in ("place", "device_name", "threads")}
-    for precision, found in rates.groupby("name", sort=False, observed=True):
-        yield where | {
-            "precision": precision,
-            "kind": str(RoofKind.MEASURED),
-            "flop_per_s": float(found["roof_per_s"].median()),
-            "bytes_per_s": float(copies.median()) if len(copies) else None,
-            "measurements": len(found),
-            "source": "one measurement" if len(found) == 1 else f"median of {len(found)} measurements",
-            "note": _burst_note(found["burst_per_s"]),
-        }
+    for precision, measured in rates.groupby("name", sort=False, observed=True):
+        yield RoofRow(
+            **where,
+            precision=str(precision),
+            kind=str(RoofKind.MEASURED),
+            flop_per_s=float(measured["roof_per_s"].median()),
+            bytes_per_s=float(copies.median()) if len(copies) else None,
+            measurements=len(measured),
+            source="one measurement" if len(measured) == 1 else f"median of {len(measured)} measurements",
+            note=_burst_note(measured["burst_per_s"]),
+        )
     device = _device(results, keys, runs)
     for precision in dict.fromkeys([*rates["name"], *runs["precision"].dropna()]):
         peak = device.peak(str(precision))
         if peak:
-            yield where | {
-                "precision": precision,
-                "kind": str(RoofKind.PEAK),
-                "flop_per_s": peak.flop_per_s,
-                "bytes_per_s": peak.bytes_per_s,
-                "source": peak.source,
-                "note": _joined([_range_note(peak), device.warning]),
-            }
+            yield RoofRow(
+                **where,
+                precision=str(precision),
+                kind=str(RoofKind.PEAK),
+                flop_per_s=peak.flop_per_s,
+                bytes_per_s=peak.bytes_per_s,
+                source=peak.source,
+                note=_joined([_range_note(peak), device.warning]),
+            )
 
 
 def _burst_note(bursts: pd.Series) -> str | None:
@@ -298,10 +323,10 @@ def points(results: Results) -> pd.DataFrame:
     `roof_flop_per_s` is of: the measured one, or the vendor's where none was measured. `fraction_of_peak` is of the
     vendor's FLOP/s.
     """
-    return frame([{**each.facts, **row} for each, row in _points(results)], (*POINT_COLUMNS, *UNNAMED))
+    return frame([{**pool.facts, **vars(row)} for pool, row in _points(results)], (*POINT_COLUMNS, *UNNAMED))
 
 
-def _points(results: Results) -> Iterator[tuple[Group, dict[str, Any]]]:
+def _points(results: Results) -> Iterator[tuple[Group, PointRow]]:
     devices: dict[tuple[Any, ...], _Device] = {}
     refuted = _refuted(results.runs)
     for each in group(completed(results.runs)):
@@ -309,8 +334,8 @@ def _points(results: Results) -> Iterator[tuple[Group, dict[str, Any]]]:
         if place not in devices:
             devices[place] = _device(results, each.facts, each.runs)
         for source in WorkSource:
-            if _has(each, source):
-                yield each, _point(each, source, devices[place], refuted)
+            if any(pool.known(column) for column in WORK[source]):
+                yield pool, _point(pool, source, devices[place], refuted)
 
 
 # Columns of `runs` by source: FLOP, the fewest and the most bytes of a step.
@@ -320,11 +345,7 @@ WORK = {
 }
 
 
-def _has(each: Group, source: WorkSource) -> bool:
-    return any(each.known(column) for column in WORK[source])
-
-
-def work_of(each: Group, source: WorkSource) -> Work:
+def work_of(pool: Group, source: WorkSource) -> Work:
     """FLOP and bytes of a step: medians over the runs that have them."""
     flop, low, high = (each.median(column) for column in WORK[source])
     return Work(flop=flop, bytes_low=low, bytes_high=high)
@@ -339,12 +360,12 @@ def roof_of(each: Group, peak: Peak | None, refuted: Collection[float] = ()) -> 
     return Roof(kind=RoofKind.PEAK, flop_per_s=peak.flop_per_s, bytes_per_s=peak.bytes_per_s) if peak else None
 
 
-def _point(each: Group, source: WorkSource, device: _Device, refuted: Mapping[float, float]) -> dict[str, Any]:
-    peak = device.peak(each["precision"])
-    work, roof = work_of(each, source), roof_of(each, peak, refuted)
-    steps = [step_s for step_s in each.known("step_median_s") if step_s > 0]
+def _point(pool: Group, source: WorkSource, device: _Device, refuted: Mapping[float, float]) -> PointRow:
+    peak = device.peak(pool["precision"])
+    work, roof = work_of(pool, source), roof_of(pool, peak, refuted)
+    steps = [step_s for step_s in pool.known("step_median_s") if step_s > 0]
     step_s = _median(steps)
-    estimate = over_runs([] if work.flop is None else [work.flop / each_s for each_s in steps])
+    estimate = over_runs([] if work.flop is None else [work.flop / taken_s for taken_s in steps])
     # Of the median time, as in run.json: not the median of rates, which differs from it for an even number of runs.
     rate = work.flop / step_s if work.flop is not None and step_s else None
     placed = intensity(work.flop, work.moved(step_s, roof))
@@ -356,33 +377,36 @@ def _point(each: Group, source: WorkSource, device: _Device, refuted: Mapping[fl
         bound = bound if bound is Bound.INPUT or rate <= ABOVE_CEILING * roof.flop_per_s else None
     if is_busy(each.texts("bound"), len(steps)):
         bound = Bound.BUSY
-    row = {name: each[name] for name in NAMED} | {
-        "source": str(source),
-        "runs": len(steps),
-        "intensity_flop_per_byte": placed,
-        "intensity_low": intensity(work.flop, work.bytes_high) if source is WorkSource.MODELLED else None,
-        "intensity_high": intensity(work.flop, work.bytes_low) if source is WorkSource.MODELLED else None,
-        **estimate.columns("flop_per_s"),
-        "flop_per_s": rate,
-        "interval": estimate.interval_words if steps else None,
-        "bound": str(bound or Bound.INPUT) if bound or is_input_bound(waits) else None,
-        "roof": str(roof.kind) if roof else None,
-        "roof_flop_per_s": limit,
-        "fraction_of_roof": rate / limit if rate is not None and limit else None,
-        "fraction_of_peak": rate / peak.flop_per_s if rate is not None and peak else None,
-        "flop_per_step": work.flop,
-        "counted_over_model": _ratio(each, source),
-        "flop_is_lower_bound": source is WorkSource.COUNTERS and _any(each, "flop_is_lower_bound"),
-    }
+    row = PointRow(
+        **{name: pool[name] for name in NAMED},
+        source=str(source),
+        runs=len(steps),
+        intensity_flop_per_byte=placed,
+        intensity_low=intensity(work.flop, work.bytes_high) if source is WorkSource.MODELLED else None,
+        intensity_high=intensity(work.flop, work.bytes_low) if source is WorkSource.MODELLED else None,
+        flop_per_s=rate,
+        flop_per_s_low=estimate.interval.low if estimate.interval else None,
+        flop_per_s_high=estimate.interval.high if estimate.interval else None,
+        interval=estimate.interval_words if steps else None,
+        bound=str(bound or Bound.INPUT) if bound or is_input_bound(waits) else None,
+        roof=str(roof.kind) if roof else None,
+        roof_flop_per_s=limit,
+        fraction_of_roof=rate / limit if rate is not None and limit else None,
+        fraction_of_peak=rate / peak.flop_per_s if rate is not None and peak else None,
+        flop_per_step=work.flop,
+        counted_over_model=counted_over_model(work.flop, pool.median("train_flop_per_step"))
+        if source is WorkSource.COUNTERS
+        else None,
+        flop_is_lower_bound=source is WorkSource.COUNTERS
+        and any(value is True for value in pool.runs["flop_is_lower_bound"].astype(object)),
+    )
     unused = [
-        f"{percent(refuted[value])} of the measured roof was reached: it is none" for value in _used(each, refuted)
+        f"{percent(refuted[value])} of the measured roof was reached: it is none"
+        for value in dict.fromkeys(pool.known("ceiling_flop_per_s"))
+        if value in refuted
     ]
-    notes = [*_notes(each, source, row), *unused, *_roof_notes(row, roof, peak, was_measured=bool(unused)), *each.apart]
-    return row | {"note": _joined(notes)}
-
-
-def _used(each: Group, refuted: Collection[float]) -> list[float]:
-    return [value for value in dict.fromkeys(each.known("ceiling_flop_per_s")) if value in refuted]
+    notes = [*_notes(pool, source, row), *unused, *_roof_notes(row, roof, peak, was_measured=bool(unused)), *pool.apart]
+    return replace(row, note=_joined(notes))
 
 
 def is_busy(bounds: Sequence[str], runs: int) -> bool:
@@ -390,33 +414,27 @@ def is_busy(bounds: Sequence[str], runs: int) -> bool:
     return 2 * sum(bound == Bound.BUSY for bound in bounds) >= max(runs, 1)
 
 
-def _ratio(each: Group, source: WorkSource) -> float | None:
-    if source is not WorkSource.COUNTERS:
-        return None
-    return counted_over_model(work_of(each, source).flop, work_of(each, WorkSource.MODELLED).flop)
-
-
-def _notes(each: Group, source: WorkSource, row: Mapping[str, Any]) -> Iterator[str | None]:
+def _notes(pool: Group, source: WorkSource, row: PointRow) -> Iterator[str | None]:
     """What to know about FLOP, bytes and time."""
-    if not row["runs"]:
+    if not row.runs:
         yield "no time without a profiler: no rate"
     match source:
         case WorkSource.COUNTERS:
             yield "bytes with a cold cache, per kernel"
-            if row["flop_per_step"] is None:
+            if row.flop_per_step is None:
                 yield "FLOP not counted"
-            if row["flop_is_lower_bound"]:
+            if row.flop_is_lower_bound:
                 yield "FLOP are a lower bound: tensor operations that nothing counts"
             elif any(value is False for value in each.runs["calibration_verified"].astype(object)):
                 yield "FLOP unverified: the calibration's product was counted wrong"
-            yield model_warning(row["counted_over_model"])
-            if any(value is False for value in each.runs["backward_kernels"].astype(object)):
+            yield model_warning(row.counted_over_model)
+            if any(value is False for value in pool.runs["backward_kernels"].astype(object)):
                 yield "no backward kernels in the profile"
         case WorkSource.MODELLED:
-            low, high = row["intensity_low"], row["intensity_high"]
-            if row["bound"] == Bound.MEMORY and None not in (low, high) and high > low:
+            low, high = row.intensity_low, row.intensity_high
+            if row.bound == Bound.MEMORY and low is not None and high is not None and high > low:
                 yield "bytes modelled: compute, if caches help more than the upper estimate says"
-            yield _other_verdicts(each, row["bound"])
+            yield _other_verdicts(pool, row.bound)
 
 
 def _other_verdicts(each: Group, bound: str | None) -> str | None:
@@ -435,10 +453,8 @@ _ABOVE_A_ROOF = {
 }
 
 
-def _roof_notes(
-    row: Mapping[str, Any], roof: Roof | None, peak: Peak | None, *, was_measured: bool
-) -> Iterator[str | None]:
-    if roof is None and row["precision"] is None:
+def _roof_notes(row: PointRow, roof: Roof | None, peak: Peak | None, *, was_measured: bool) -> Iterator[str | None]:
+    if roof is None and row.precision is None:
         yield "no roof: the precision is unknown"
     elif was_measured:
         yield "no roof: the device has no known peak" if roof is None else None
@@ -448,10 +464,10 @@ def _roof_notes(
         yield "the roof is the vendor's: no ceiling was measured"
     if peak and peak.flop_per_s_low is not None:
         yield f"peak {_range_note(peak)}"
-    fractions = {f"the {row['roof']} roof": row["fraction_of_roof"], "the vendor's peak": row["fraction_of_peak"]}
+    fractions = {f"the {row.roof} roof": row.fraction_of_roof, "the vendor's peak": row.fraction_of_peak}
     for what, fraction in fractions.items():
         if fraction is not None and fraction > ABOVE:
-            yield f"{percent(fraction, decimals=1)} of {what}: {_ABOVE_A_ROOF[WorkSource(row['source'])]}"
+            yield f"{percent(fraction, decimals=1)} of {what}: {_ABOVE_A_ROOF[WorkSource(row.source)]}"
 
 
 # --- kernels
@@ -505,16 +521,16 @@ def shifts(results: Results) -> pd.DataFrame:
     `changed` is `batch_size` or `precision`, from `left` to `right` at the value `at` of the other one; ratios are
     right by left.
     """
-    rows = [{**each.facts, **row} for each, row in _points(results)]
+    rows = [{**pool.facts, **vars(row)} for pool, row in _points(results)]
     pairs = [pair for changed in ("batch_size", "precision") for pair in _pairs(rows, changed)]
-    return frame(pairs, SHIFT_COLUMNS)
+    return frame(list(map(vars, pairs)), names_of(ShiftRow))
 
 
 # From the slow and exact to the fast.
 _PRECISIONS = ("fp32", "tf32", "bf16", "amp")
 
 
-def _pairs(rows: Sequence[Mapping[str, Any]], changed: str) -> Iterator[dict[str, Any]]:
+def _pairs(rows: Sequence[Mapping[str, Any]], changed: str) -> Iterator[ShiftRow]:
     other = "precision" if changed == "batch_size" else "batch_size"
     fixed = [name for name in (*CONFIGURATION, *PLACE, "driver_version", "torch", "source") if name != changed]
     series: dict[tuple[Any, ...], list[Mapping[str, Any]]] = defaultdict(list)
@@ -525,18 +541,19 @@ def _pairs(rows: Sequence[Mapping[str, Any]], changed: str) -> Iterator[dict[str
         line.sort(key=lambda row: _rank(row[changed]))
         for left, right in pairwise(line):
             if left[changed] != right[changed]:
-                yield {name: left[name] for name in ("place", "device_name", "model", "source")} | {
-                    "changed": changed,
-                    "left": str(left[changed]),
-                    "right": str(right[changed]),
-                    "at": str(left[other]) if left[other] is not None else None,
-                    "intensity_left": left["intensity_flop_per_byte"],
-                    "intensity_right": right["intensity_flop_per_byte"],
-                    "intensity_ratio": _quotient(right, left, "intensity_flop_per_byte"),
-                    "flop_per_s_ratio": _quotient(right, left, "flop_per_s"),
-                    "bound_left": left["bound"],
-                    "bound_right": right["bound"],
-                }
+                yield ShiftRow(
+                    **{name: left[name] for name in ("place", "device_name", "model", "source")},
+                    changed=changed,
+                    left=str(left[changed]),
+                    right=str(right[changed]),
+                    at=str(left[other]) if left[other] is not None else None,
+                    intensity_left=left["intensity_flop_per_byte"],
+                    intensity_right=right["intensity_flop_per_byte"],
+                    intensity_ratio=_quotient(right, left, "intensity_flop_per_byte"),
+                    flop_per_s_ratio=_quotient(right, left, "flop_per_s"),
+                    bound_left=left["bound"],
+                    bound_right=right["bound"],
+                )
 
 
 def _rank(value: Any) -> float:
@@ -570,17 +587,9 @@ def _median(values: Sequence[float]) -> float | None:
     return median(values) if values else None
 
 
-def _any(each: Group, flag: str) -> bool:
-    return any(value is True for value in each.runs[flag].astype(object))
-
-
 def _number(value: Any) -> float | None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if is_number and math.isfinite(value) else None
-
-
-def _none_if_absent(value: Any) -> Any:
-    return None if pd.isna(value) else value
 
 
 def _joined(parts: Iterable[str | None]) -> str | None:
