@@ -62,9 +62,9 @@ def operators(results: Results) -> tuple[pd.DataFrame, list[Problem]]:
     problems: list[Problem] = []
     rows: list[dict[str, Any]] = []
     profiled = set(results.runs.loc[results.runs["profile_kind"] == KIND, "run_id"])
-    for each in group(completed(results.runs)):
-        if not profiled.isdisjoint(each.runs["run_id"]):
-            rows += _rows(results, each, profiled, problems)
+    for pool in group(completed(results.runs)):
+        if not profiled.isdisjoint(pool.runs["run_id"]):
+            rows += _rows(results, pool, profiled, problems)
     return pd.DataFrame(rows, columns=list(COLUMNS)), problems
 
 
@@ -77,11 +77,11 @@ def longest(table: pd.DataFrame, top: int) -> pd.DataFrame:
     return table.loc[sorted([*parts.index, *table.index[whole]])]
 
 
-def _rows(results: Results, each: Group, profiled: set[str], problems: list[Problem]) -> list[dict[str, Any]]:
+def _rows(results: Results, pool: Group, profiled: set[str], problems: list[Problem]) -> list[dict[str, Any]]:
     calls: dict[str, float] = {}
     self_s: dict[str, float] = {}
     profiles, steps, flop = 0, 0.0, dict[str, float]()
-    for run_id, folder in zip(each.runs["run_id"], each.runs["path"], strict=True):
+    for run_id, folder in zip(pool.runs["run_id"], pool.runs["path"], strict=True):
         if run_id not in profiled or not (path := Path(folder) / FILE).is_file():
             continue
         try:
@@ -99,8 +99,8 @@ def _rows(results: Results, each: Group, profiled: set[str], problems: list[Prob
     if not profiles or not steps:
         return []
     total_s = sum(self_s.values())
-    facts = {name: each[name] for name in COLUMNS if name in each.facts}
-    facts |= {"profiles": profiles, "steps": steps, "note": "; ".join(each.apart) or None}
+    facts = {name: pool[name] for name in COLUMNS if name in pool.facts}
+    facts |= {"profiles": profiles, "steps": steps, "note": "; ".join(pool.apart) or None}
     counted = _flop_by_operator(flop, calls)
     rows = [
         facts | _row(name, calls[name] / steps, self_s[name] / steps, self_s[name] / (total_s or math.nan), counted)

@@ -329,10 +329,10 @@ def points(results: Results) -> pd.DataFrame:
 def _points(results: Results) -> Iterator[tuple[Group, PointRow]]:
     devices: dict[tuple[Any, ...], _Device] = {}
     refuted = _refuted(results.runs)
-    for each in group(completed(results.runs)):
-        place = tuple(each[name] for name in DEVICE)
+    for pool in group(completed(results.runs)):
+        place = tuple(pool[name] for name in DEVICE)
         if place not in devices:
-            devices[place] = _device(results, each.facts, each.runs)
+            devices[place] = _device(results, pool.facts, pool.runs)
         for source in WorkSource:
             if any(pool.known(column) for column in WORK[source]):
                 yield pool, _point(pool, source, devices[place], refuted)
@@ -347,14 +347,14 @@ WORK = {
 
 def work_of(pool: Group, source: WorkSource) -> Work:
     """FLOP and bytes of a step: medians over the runs that have them."""
-    flop, low, high = (each.median(column) for column in WORK[source])
+    flop, low, high = (pool.median(column) for column in WORK[source])
     return Work(flop=flop, bytes_low=low, bytes_high=high)
 
 
-def roof_of(each: Group, peak: Peak | None, refuted: Collection[float] = ()) -> Roof | None:
+def roof_of(pool: Group, peak: Peak | None, refuted: Collection[float] = ()) -> Roof | None:
     """The measured roof of a group, or the vendor's where FLOP/s or bytes/s were not measured, or were `refuted`."""
-    flop_per_s = _median([value for value in each.known("ceiling_flop_per_s") if value not in refuted])
-    bytes_per_s = each.median("ceiling_bytes_per_s")
+    flop_per_s = _median([value for value in pool.known("ceiling_flop_per_s") if value not in refuted])
+    bytes_per_s = pool.median("ceiling_bytes_per_s")
     if flop_per_s and bytes_per_s:
         return Roof(kind=RoofKind.MEASURED, flop_per_s=flop_per_s, bytes_per_s=bytes_per_s)
     return Roof(kind=RoofKind.PEAK, flop_per_s=peak.flop_per_s, bytes_per_s=peak.bytes_per_s) if peak else None
@@ -369,13 +369,13 @@ def _point(pool: Group, source: WorkSource, device: _Device, refuted: Mapping[fl
     # Of the median time, as in run.json: not the median of rates, which differs from it for an even number of runs.
     rate = work.flop / step_s if work.flop is not None and step_s else None
     placed = intensity(work.flop, work.moved(step_s, roof))
-    waits = each.median("data_wait_fraction")
+    waits = pool.median("data_wait_fraction")
     limit = roof.at(placed) if roof and placed is not None else None
     bound = classify(work, step_s=step_s, roof=roof, data_wait_fraction=waits) if roof and step_s else None
     if source is WorkSource.MODELLED and roof and roof.kind is RoofKind.MEASURED and rate:
         # Of two figures that contradict each other nobody knows which is wrong.
         bound = bound if bound is Bound.INPUT or rate <= ABOVE_CEILING * roof.flop_per_s else None
-    if is_busy(each.texts("bound"), len(steps)):
+    if is_busy(pool.texts("bound"), len(steps)):
         bound = Bound.BUSY
     row = PointRow(
         **{name: pool[name] for name in NAMED},
@@ -425,7 +425,7 @@ def _notes(pool: Group, source: WorkSource, row: PointRow) -> Iterator[str | Non
                 yield "FLOP not counted"
             if row.flop_is_lower_bound:
                 yield "FLOP are a lower bound: tensor operations that nothing counts"
-            elif any(value is False for value in each.runs["calibration_verified"].astype(object)):
+            elif any(value is False for value in pool.runs["calibration_verified"].astype(object)):
                 yield "FLOP unverified: the calibration's product was counted wrong"
             yield model_warning(row.counted_over_model)
             if any(value is False for value in pool.runs["backward_kernels"].astype(object)):
@@ -437,11 +437,11 @@ def _notes(pool: Group, source: WorkSource, row: PointRow) -> Iterator[str | Non
             yield _other_verdicts(pool, row.bound)
 
 
-def _other_verdicts(each: Group, bound: str | None) -> str | None:
+def _other_verdicts(pool: Group, bound: str | None) -> str | None:
     """Where runs of a group say something else than their medians."""
-    said = each.texts("bound")
-    others = [text for text in said if bound is not None and text != bound]
-    return f"{len(others)} of {len(said)} runs say {others[0]}" if others else None
+    verdicts = pool.texts("bound")
+    others = [text for text in verdicts if bound is not None and text != bound]
+    return f"{len(others)} of {len(verdicts)} runs say {others[0]}" if others else None
 
 
 # What can be wrong where a point lies above a roof.
@@ -482,27 +482,27 @@ def kernel_points(results: Results, *, keys: Sequence[str] = ("family",)) -> pd.
     is the profiler's, so `flop_per_s` compares kernels; it is not the rate of the step.
     """
     launches = results.kernels.groupby("run_id", sort=False).indices
-    profiled = [each for each in group(completed(results.runs)) if not launches.keys().isdisjoint(each.runs["run_id"])]
-    tables = [_kernel_rows(results, each, launches, keys) for each in profiled]
+    profiled = [pool for pool in group(completed(results.runs)) if not launches.keys().isdisjoint(pool.runs["run_id"])]
+    tables = [_kernel_rows(results, pool, launches, keys) for pool in profiled]
     columns = [*NAMED, "profiles", "steps", *keys, *COLUMNS, "l2_bytes_are", "note", *UNNAMED]
     return pd.concat(tables, ignore_index=True)[columns] if tables else pd.DataFrame(columns=columns)
 
 
-def _kernel_rows(results: Results, each: Group, launches: Mapping[Any, Any], keys: Sequence[str]) -> pd.DataFrame:
+def _kernel_rows(results: Results, pool: Group, launches: Mapping[Any, Any], keys: Sequence[str]) -> pd.DataFrame:
     """`launches`: by run, the positions of its rows in `results.kernels`."""
     parts, steps = [], list[int | None]()
-    for run_id in each.runs["run_id"]:
+    for run_id in pool.runs["run_id"]:
         if run_id in launches:
-            found, number = in_steps(results.kernels.iloc[launches[run_id]])
-            parts.append(found)
+            in_a_step, number = in_steps(results.kernels.iloc[launches[run_id]])
+            parts.append(in_a_step)
             steps.append(number or _steps_said(results, run_id))
     known = [number for number in steps if number]
     number = sum(known) if len(known) == len(steps) else None
     launched = pd.concat(parts)
     rows = per_step(breakdown(launched, keys), number)
     label = l2_bytes_are(launched)
-    facts = {**each.facts, "profiles": len(parts), "steps": number, "l2_bytes_are": label}
-    return rows.assign(**facts, note=_joined([*each.apart, label and f"L2 bytes are {label}"]))
+    facts = {**pool.facts, "profiles": len(parts), "steps": number, "l2_bytes_are": label}
+    return rows.assign(**facts, note=_joined([*pool.apart, label and f"L2 bytes are {label}"]))
 
 
 def _steps_said(results: Results, run_id: str) -> int | None:

@@ -46,8 +46,8 @@ def mac_as_flop(case: Case) -> str | None:
 
 
 def above_roof(case: Case) -> str | None:
-    said = [f"{percent(ratio, decimals=1)} of {roof}" for roof, ratio, limit in _fractions(case) if ratio > limit]
-    return ", ".join(said) or None
+    excesses = [f"{percent(ratio, decimals=1)} of {roof}" for roof, ratio, limit in _fractions(case) if ratio > limit]
+    return ", ".join(excesses) or None
 
 
 def _fractions(case: Case) -> Iterator[tuple[str, float, float]]:
@@ -117,9 +117,9 @@ def odd_utilisation(case: Case) -> str | None:
 def fp32_is_tf32(evidence: AuditEvidence) -> Iterator[Hit]:
     for case in evidence.cases:
         if case["precision"] == Precision.FP32:
-            said = [*_tensor_work(case, evidence.kernels.get(case.run_id)), *_above_fp32(case)]
-            if said:
-                yield Hit(subject=(case.run_id,), figure="; ".join(said))
+            signs = [*_tensor_work(case, evidence.kernels.get(case.run_id)), *_above_fp32(case)]
+            if signs:
+                yield Hit(subject=(case.run_id,), figure="; ".join(signs))
 
 
 def _tensor_work(case: Case, kernels: pd.DataFrame | None) -> Iterator[str]:

@@ -69,14 +69,14 @@ def power_capped(case: Case) -> str | None:
 
 
 def spilling(evidence: AuditEvidence) -> Iterator[Hit]:
-    for run_id, found in spills(evidence.cases).items():
+    for run_id, spill in spills(evidence.cases).items():
         yield Hit(
             subject=(run_id,),
             figure=(
-                f"{plain(found.images_per_s, 4)} images/s at batch size {found.batch_size}, "
-                f"{plain(found.smaller_images_per_s, 4)} at {found.smaller_batch_size}: {found.ratio:.2f} x"
+                f"{plain(spill.images_per_s, 4)} images/s at batch size {spill.batch_size}, "
+                f"{plain(spill.smaller_images_per_s, 4)} at {spill.smaller_batch_size}: {spill.ratio:.2f} x"
             ),
-            cure=f"--batch-size {found.smaller_batch_size}; --grad-accumulation for the same step",
+            cure=f"--batch-size {spill.smaller_batch_size}; --grad-accumulation for the same step",
         )
 
 
@@ -96,8 +96,8 @@ def competing(case: Case) -> str | None:
 def held_back(case: Case) -> str | None:
     """By a CPU quota or by the hypervisor."""
     parts = {"a CPU quota": cgroup_throttled(case), "other virtual machines (steal)": steal(case)}
-    said = [f"{percent(share, decimals=1)} of the CPU time went to {what}" for what, share in parts.items() if share]
-    return ", ".join(said) or None
+    losses = [f"{percent(share, decimals=1)} of the CPU time went to {what}" for what, share in parts.items() if share]
+    return ", ".join(losses) or None
 
 
 def debug_variables(case: Case) -> str | None:

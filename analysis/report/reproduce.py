@@ -92,9 +92,9 @@ def _machine(cloud: CloudFacts | None) -> list[str]:
     return [*known, "--spot"] if cloud.spot else known
 
 
-def _without_device(found: Sequence[str]) -> list[str]:
+def _without_device(arguments_given: Sequence[str]) -> list[str]:
     """The launcher has a switch per device in place of `--device NAME`."""
-    words_left = list(found)
+    words_left = list(arguments_given)
     if "--device" in words_left:
         place = words_left.index("--device")
         del words_left[place : place + 2]

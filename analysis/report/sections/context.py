@@ -113,15 +113,15 @@ def _joined(*values: object) -> str:
 
 def _storage(evidence: ReportEvidence, runs: pd.DataFrame) -> dict[str, str]:
     """What the data set lay on, from the first run of each environment."""
-    found = {}
+    storage_of = {}
     for row in words.rows_of(runs.drop_duplicates("env")):
         record = evidence.record(row["run_id"])
         host = record.environment.host if record else None
         if host and host.dataset_storage:
-            found[row["env"]] = _joined(*vars(host.dataset_storage).values())
+            storage_of[row["env"]] = _joined(*vars(host.dataset_storage).values())
         elif row["dataset"] == "synthetic":
-            found[row["env"]] = "none: synthetic data"
-    return found
+            storage_of[row["env"]] = "none: synthetic data"
+    return storage_of
 
 
 def audit(evidence: ReportEvidence) -> Section:
@@ -159,7 +159,7 @@ def limits(evidence: ReportEvidence) -> Section:
     blocks: list[Block] = [Bullets(sentences=LIMITS)]
     if evidence.missing:
         blocks.append(Paragraph(text="Figures left out:"))
-        blocks.append(Bullets(sentences=[f"{each.name}: {each.reason}" for each in evidence.missing]))
+        blocks.append(Bullets(sentences=[f"{figure.name}: {figure.reason}" for figure in evidence.missing]))
     problems = [*evidence.results.problems, *evidence.results.kernel_problems, *evidence.operators[1]]
     if problems:
         blocks.append(Paragraph(text=f"Not in the tables ({len(problems)}):"))
@@ -191,7 +191,7 @@ def _runs(notes: Sequence[str]) -> str:
 
 def reproduce(evidence: ReportEvidence) -> Section:
     """The command line of every configuration, from the spec in the bundle."""
-    found = commands(evidence)
+    lines = commands(evidence)
     intro = (
         "The command of each configuration, from the spec in its bundle; only what differs from the defaults is named. "
         "Repeats of one configuration have one line."
@@ -199,5 +199,5 @@ def reproduce(evidence: ReportEvidence) -> Section:
     return Section(
         name="reproduce",
         title="Reproduce",
-        blocks=[Paragraph(text=intro), Commands(lines=found, folded=len(found) > MOST_LINES)],
+        blocks=[Paragraph(text=intro), Commands(lines=lines, folded=len(lines) > MOST_LINES)],
     )
