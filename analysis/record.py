@@ -33,6 +33,9 @@ RUN_COLUMNS: Mapping[str, Kind] = {
     **DERIVED,
     "notes": Kind.TEXTS,
 }
+# The sections that hold columns, and each column with its section and its name there.
+CELLS = tuple((str(leaf.column), leaf.names[:-1], leaf.names[-1], leaf.kind) for leaf in contract.COLUMNS)
+SECTIONS = tuple(dict.fromkeys(names for _, names, _, _ in CELLS))
 # What every run of ours that came to its end has measured.
 EXPECTED = {"measured_s", "images", "step_median_s"}
 
@@ -67,7 +70,8 @@ def row_of(document: Mapping[str, Any]) -> Row:
     """The row of the content of one run.json; `BundleError` where `record.read` refuses it."""
     reading = contract.read(document)
     run, remarks = reading.record, list(reading.remarks)
-    cells = {str(leaf.column): _cell(run, leaf.names, leaf.kind) for leaf in contract.COLUMNS}
+    sections = {names: _section(run, names) for names in SECTIONS}
+    cells = {column: _cell(sections[names], name, kind) for column, names, name, kind in CELLS}
     cells |= {"path": None, "kernels_file": None, **_derived(run)}
     if run.status is Status.COMPLETED and run.imported is None:
         remarks += [
@@ -78,12 +82,15 @@ def row_of(document: Mapping[str, Any]) -> Row:
     return Row(cells=cells, ceilings=list(_ceilings(run)), remarks=remarks)
 
 
-def _cell(run: Record, names: Sequence[str], kind: Kind) -> Any:
-    value: Any = run
+def _section(run: Record, names: Sequence[str]) -> Any:
+    section: Any = run
     for name in names:
-        if value is None:
-            break
-        value = getattr(value, name)
+        section = None if section is None else getattr(section, name)
+    return section
+
+
+def _cell(section: Any, name: str, kind: Kind) -> Any:
+    value = None if section is None else getattr(section, name)
     if kind is Kind.TEXTS:
         return list(value or ())
     if value is None:

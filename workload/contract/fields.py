@@ -135,6 +135,8 @@ class _Field:
     measured: bool
     column: str | None
     default: Any
+    # Of a plain value: the value itself, or None where it is none of its kind.
+    convert: Callable[[Any], Any] | None
     decode: _Decode
 
 
@@ -143,13 +145,23 @@ def decode(section: type[Section], document: Mapping[str, Any], where: str, find
 
     A value of a required field that is missing is None all the same, and in `findings.missing`.
     """
-    values = {}
+    values: dict[str, Any] = {}
     for item in _fields(section):
-        value = document.get(item.name)
-        values[item.name] = item.default if value is None else item.decode(value, where, findings)
-        if item.required and values[item.name] is None:
-            values[item.name] = _absent(item, where, findings)
-    return section(**values)
+        name, convert = item.name, item.convert
+        value = document.get(name)
+        if value is None:
+            value = item.default
+        elif convert is None or convert(value) is None:
+            value = item.decode(value, where, findings)
+        else:
+            value = convert(value) if item.kind in LISTS else value
+        if value is None and item.required:
+            value = _absent(item, where, findings)
+        values[name] = value
+    # Not section(**values): a frozen class sets each field by a call, which takes as long as all the rest.
+    made = object.__new__(section)
+    vars(made).update(values)
+    return made
 
 
 def from_facts(section: type[Section], facts: Mapping[str, Any]) -> Section:
@@ -225,6 +237,8 @@ def start(text: str) -> str:
 # --- what a section's annotations say
 
 
+# Of these the record holds a tuple, JSON a list.
+LISTS = {Kind.TEXTS, Kind.NUMBERS}
 _FIELDS: dict[type, tuple[_Field, ...]] = {}
 
 
@@ -256,6 +270,7 @@ def _described(item: Any) -> _Field:
         required=not optional,
         measured=measured,
         column=item.metadata.get("column"),
+        convert=CONVERTERS[kind] if kind and not many else None,
         default=None if item.default is MISSING or not optional else item.default,
         decode=_decoder(item.name, kind, section, many, measured=measured),
     )
@@ -361,7 +376,9 @@ def _number_in(kind: Kind) -> Callable[[Any], float | None]:
     low, high, or_zero = RANGES[kind]
 
     def convert(value: Any) -> float | None:
-        if not isinstance(value, int | float) or isinstance(value, bool):
+        # By its very type first: asking for the class of 200 values takes a tenth of the time of reading a bundle.
+        is_number = type(value) is float or type(value) is int
+        if not (is_number or (isinstance(value, int | float) and not isinstance(value, bool))):
             return None
         return value if low <= value <= high or (or_zero and value == 0) else None
 
