@@ -67,7 +67,7 @@ def test_bundles_of_today_are_valid(tmp_path: Path) -> None:
     log.write_text("iteration,step_time_ms,loss\n0,120,6.9\n1,100,6.8\n2,101,6.7\n")
     folders = [
         make(tmp_path, 1),
-        import_file(log, Given(model="resnet18", batch_size=4), output=tmp_path / "imported"),
+        *import_file(log, Given(model="resnet18", batch_size=4), output=tmp_path / "imported"),
         broken.leave(tmp_path, RunSpec(device=Device.CPU), Context(), Status.FAILED, "killed"),
     ]
     for folder in folders:
@@ -179,6 +179,7 @@ SECTIONS = {"environment", "timing", "complexity", "ceilings", "spec_origin", "u
 # What reads or writes other documents that have a key of such a name.
 OTHER_DOCUMENTS = {
     "workload/ceiling_cache.py": "a file of its own",
+    "launcher/backends/ssh/keeper.py": "the variables of a process",
     "workload/contract/record.py": "the reader itself: what a document of schema 1 had",
     "workload/train.py": "when each phase of the timeline began",
     "analysis/truth/running.py": "the evidence of a GPU, which quotes run.json",
