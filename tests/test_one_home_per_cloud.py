@@ -1,0 +1,89 @@
+"""Nothing but a cloud's own backend and store names its packages, services and hosts; and no backend knows another."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher.backends import BACKENDS
+
+ROOT = Path(__file__).parents[1]
+HOMES = ("launcher/backends/gcp/", "workload/storage/gcs.py")
+PACKAGES = re.compile(r"google|google_crc32c")
+SERVICES = re.compile(
+    r"googleapis|google\.com|metadata\.google|\bgcloud\b|gs://|pkg\.dev|gcr\.io|gserviceaccount|Cloud Storage|"
+    r"COMPUTE_ENDPOINT|STORAGE_EMULATOR|GCE_METADATA"
+)
+# What else says a word of Google's, and why it may.
+EXCEPTIONS = {
+    "analysis/commands/fetch.py": "the addresses of stores, in its help",
+    "launcher/app.py": "an example of a registry, in the help of launch build",
+    "launcher/build.py": "an example of a registry, in a hint",
+    "launcher/jobs/records.py": "reads records of schema 1, which had a bucket in place of a store",
+    "workload/contract/checksum.py": "google-crc32c is a checksum's fast form, for every store",
+    "workload/contract/spec.py": "which ROOFLAUNCH_ variables are none of a run's settings",
+    "workload/environment/metadata.py": "facts about a host: who its metadata server is",
+    "workload/storage/source.py": "the addresses of stores",
+    "workload/storage/store.py": "the addresses of stores",
+}
+
+
+def sources() -> Iterator[tuple[str, ast.Module]]:
+    for package in ("launcher", "workload", "analysis"):
+        for path in (ROOT / package).rglob("*.py"):
+            yield path.relative_to(ROOT).as_posix(), ast.parse(path.read_text())
+
+
+def imported(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def docstrings(tree: ast.Module) -> set[int]:
+    """Which constants are prose for those who read the code: a docstring may say where a fact is from."""
+    owners = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    bodies = (node.body for node in ast.walk(tree) if isinstance(node, owners) and node.body)
+    return {id(body[0].value) for body in bodies if isinstance(body[0], ast.Expr)}
+
+
+def words_of_google(tree: ast.Module) -> Iterator[str]:
+    prose = docstrings(tree)
+    yield from (name for name in imported(tree) if PACKAGES.fullmatch(name.partition(".")[0]))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
+            yield from SERVICES.findall(node.value)
+
+
+def test_nothing_outside_its_backend_and_its_store_names_google() -> None:
+    naming = {
+        name: sorted(set(words))
+        for name, tree in sources()
+        if not name.startswith(HOMES) and (words := list(words_of_google(tree)))
+    }
+    assert {name: words for name, words in naming.items() if name not in EXCEPTIONS} == {}
+
+
+def test_every_exception_is_one() -> None:
+    known = {name for name, tree in sources() if list(words_of_google(tree))}
+    assert set(EXCEPTIONS) - known == set(), "no longer needed"
+
+
+@pytest.mark.parametrize("backend", BACKENDS.values(), ids=list(BACKENDS))
+def test_a_backend_is_known_by_name_alone(backend: str) -> None:
+    folder = backend.replace(".", "/") + "/"
+    importers = {
+        name
+        for name, tree in sources()
+        if not name.startswith(folder) and any(module.startswith(f"{backend}.") for module in imported(tree))
+    }
+    assert importers == set()
+
+
+def test_the_search_finds_what_it_looks_for() -> None:
+    tree = ast.parse('"""gs://"""\nimport google.auth\nx = "https://compute.googleapis.com"')
+    assert list(words_of_google(tree)) == ["google.auth", "googleapis"]
