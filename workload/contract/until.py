@@ -6,7 +6,9 @@ interval of each look leaves out 3 %: the error is spent look by look at a const
 Biometrika 70, 1983; Pocock, Biometrika 64, 1977; repeated intervals: Jennison & Turnbull, JRSS B 51, 1989). The level
 is chosen for stops by width, which of a normal sample say nothing about its mean (Anscombe, JRSS B 15, 1953; Starr,
 Annals of Mathematical Statistics 37, 1966): over all looks intervals cover 94.4 % to 97 %, whatever the spread is
-(benchmarks/blocks.py --parts until). Stopping because a difference shows needs another rule: `workload.contract.duel`.
+(benchmarks/blocks.py --parts until). Heavy tails change little; of figures as skewed as an exponential they cover 84 %
+to 93 %, where naive peeking covers 76 % to 92 %. Differences within blocks are hardly skewed, throughputs may be.
+Stopping because a difference shows needs another rule: `workload.contract.duel`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
