@@ -47,6 +47,7 @@ LOOKED_AT_BYTES = 1 << 20
 # Larger ones are a mistake: the biggest batches ever published have five digits.
 MAX_BATCH_SIZE = 10**7
 MAX_NAME = 200
+_BREAKS_OFF = "the file breaks off in its last row, which is left out"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,9 +190,9 @@ def _bundle_of_log(file: _File, log: Log, given: Given, remarks: Sequence[str]) 
         rows=log.rows,
         rows_cut=log.cut,
         claimed_images_per_s=log.whole.images_per_s if log.whole else _mean(log.series.get("images_per_s", ())),
+        losses=[*remarks, *[_BREAKS_OFF] * log.cut] or None,
     )
-    if log.cut:
-        notes.append("the file breaks off in its last row, which is left out")
+    notes += [_BREAKS_OFF] * log.cut
     measured = None if log.whole else max(0, log.rows - 1)
     record = replace(
         _record(facts, given, imported, started_at=started_at, measured=measured),
@@ -422,6 +423,12 @@ def _import_profile(file: _File, given: Given, output: Path) -> Path:
     from analysis import ncu  # noqa: PLC0415 - pandas, once the file was found to be there
 
     found = ncu.read(file.path)
+    if len(found.gpus) > 1:
+        launches = ", ".join(f"{gpu}: {number}" for gpu, number in found.gpus.items())
+        raise UsageError(
+            f"'{file.path}' holds the launches of {len(found.gpus)} GPUs, and a run is of one ({launches})",
+            hint="ncu --devices 0 profiles one; or keep the rows of one in its column Device",
+        )
     model, batch_size = _required(file.path, given.model, given.batch_size)
     device_name = found.attributes.get(DEVICE_NAME)
     facts = _Facts(
@@ -437,7 +444,8 @@ def _import_profile(file: _File, given: Given, output: Path) -> Path:
     if device_name and given.gpu and device_name.lower() != given.gpu.lower():
         notes.append(f"the profile says device '{device_name}', the import was told '{given.gpu}'")
     copy = REPORT_COPY if file.path.suffix == REPORT_SUFFIX else KERNELS_COPY
-    record = _record(facts, given, file.described(Profile.NCU, given), started_at=None, measured=None)
+    imported = replace(file.described(Profile.NCU, given), losses=list(found.losses) or None)
+    record = _record(facts, given, imported, started_at=None, measured=None)
     device = replace(record.environment.device, compute_capability=_one(found.kernels["compute_capability"]))
     record = replace(
         record,

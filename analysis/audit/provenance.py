@@ -147,6 +147,12 @@ def unknown_facts(case: Case) -> str | None:
     return f"the file does not say: {', '.join(absent)}" if absent else None
 
 
+def lost_at_import(case: Case) -> str | None:
+    """What the file that was imported lacks, holds twice, or says in a way that nobody understands."""
+    imported = case.record.imported if case["imported"] else None
+    return "; ".join(imported.losses) if imported and imported.losses else None
+
+
 def dirty_commit(case: Case) -> str | None:
     return f"commit {case['commit'][:12]} and changes on top of it" if case["commit"] and case["commit_dirty"] else None
 
@@ -199,6 +205,14 @@ RULES = (
         why="such a run can be looked at, but a difference to another one cannot be explained",
         cure="analyze import FILE --precision P --gpu G; or measure it: launch local",
         check=each_case(unknown_facts),
+    ),
+    Rule(
+        name="lost at import",
+        severity=Severity.WARNING,
+        threshold="a file of which every row counts once, with units that are known",
+        why="sums and rates are then those of a part of the run, or of more than it",
+        cure="export the file again, whole and once, and import that",
+        check=each_case(lost_at_import),
     ),
     Rule(
         name="uncommitted changes",

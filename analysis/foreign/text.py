@@ -10,6 +10,8 @@ GZIP = b"\x1f\x8b"
 # Where a UTF-16 text without a byte order mark shows itself: every second byte of its ASCII is 0.
 LOOKED_AT_BYTES = 4096
 UTF16_ZEROS = 0.3
+# Tab; below it are control characters that no text has.
+FIRST_OF_TEXT = 9
 # Logs and profiles of 2 GB exist; a small file that unpacks to more was made to fill a memory.
 MOST_BYTES = 4 << 30
 _GZIP_WINDOW = 16 + zlib.MAX_WBITS
@@ -67,12 +69,11 @@ def decode(content: bytes) -> Decoded:
 
 def _utf16(head: bytes) -> str | None:
     """UTF-16 without its mark, by the zeros between its ASCII characters."""
-    if not head[1:]:
-        return None
-    even, odd = head[::2].count(0) / len(head[::2]), head[1::2].count(0) / len(head[1::2])
-    if odd > UTF16_ZEROS and even == 0:
-        return "utf-16-le"
-    return "utf-16-be" if even > UTF16_ZEROS and odd == 0 else None
+    for name, characters, zeros in (("utf-16-le", head[::2], head[1::2]), ("utf-16-be", head[1::2], head[::2])):
+        is_mostly_ascii = zeros.count(0) > UTF16_ZEROS * max(len(zeros), 1)
+        if is_mostly_ascii and min(characters, default=0) >= FIRST_OF_TEXT:
+            return name
+    return None
 
 
 def _unpacked(content: bytes) -> tuple[bytes, str | None]:
@@ -84,7 +85,8 @@ def _unpacked(content: bytes) -> tuple[bytes, str | None]:
         try:
             parts.append(member.decompress(left, MOST_BYTES - total))
         except zlib.error as error:
-            return b"".join(parts), f"the gzip file is damaged ({error}): what comes before the damage was read"
+            before = ": what comes before the damage was read" if parts else ""
+            return b"".join(parts), f"the gzip file is damaged ({error}){before}"
         total += len(parts[-1])
         if total >= MOST_BYTES:
             return b"".join(parts), f"the gzip file unpacks to more than {MOST_BYTES >> 30} GiB: the rest was left out"

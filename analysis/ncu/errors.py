@@ -109,7 +109,7 @@ _KNOWN = (
         pattern=r"(?m)^(?:==\d+== (?:NVPROF|Profiling)|[^\r\n]*Total Time \(ns\),\"?Instances)",
         failure=Failure.OTHER_PROFILER,
         reason="it comes from another profiler (nvprof or nsys), which reads no such counters",
-        hint="profile with ncu",
+        hint="profile with ncu; of nsys: nsys stats --report cuda_gpu_trace --format csv FILE.nsys-rep > trace.csv",
     ),
     _Known(
         pattern=r"\A\s*version https://git-lfs",
@@ -131,10 +131,13 @@ _KNOWN = (
     ),
 )
 _BINARY = (
-    (b"\x1f\x8b", "it is compressed with gzip", "gunzip it first"),
     (b"PK\x03\x04", "it is a ZIP archive or a spreadsheet", "unpack it, or save it as CSV"),
     (b"\x28\xb5\x2f\xfd", "it is compressed with Zstandard", "zstd -d it first"),
-    (b"SQLite format 3", "it is a database of Nsight Systems", "profile with ncu"),
+    (
+        b"SQLite format 3",
+        "it is a database of Nsight Systems",
+        "nsys stats --report cuda_gpu_trace --format csv FILE > trace.csv",
+    ),
     (b"NVR\x00", "it is a report of Nsight Compute under another name", "let its name end in .ncu-rep"),
 )
 

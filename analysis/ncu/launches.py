@@ -27,8 +27,11 @@ class Launches:
     """The launches of one table. `identity` by column of ours; `by_role`: metrics in base units, NaN where absent.
 
     `units`: how the file spells the units of the metrics that were read. `attributes`: those of the first launch's GPU.
+    `ids`: ncu's number of each launch. `gpus`: on which GPU it ran, in the file's words.
     """
 
+    ids: npt.NDArray[np.int64]
+    gpus: pd.Categorical
     identity: Mapping[str, pd.Categorical]
     by_role: Mapping[str, Floats]
     metrics: frozenset[str]
@@ -94,6 +97,8 @@ def _of_wide(section: NcuTable, form: NumberFormat) -> Launches:
         values[reading.role.name] = _scaled(measured, reading.factor)
         warnings += _foreign(reading.metric, foreign)
     return Launches(
+        ids=section.columns.column(ID).to_numpy(),
+        gpus=_gpus(section.columns),
         identity=_identity(section.columns),
         by_role=values,
         metrics=frozenset(name for name in section.plan.header if not metrics.is_label(name)),
@@ -144,14 +149,31 @@ def _of_long(section: NcuTable, form: NumberFormat) -> Launches:
             warnings += rows.unknown_units(role)
         else:
             values[role.name] = by_launch
+    firsts = columns.take(pa.array(first))
+    warnings += _repeated_blocks(columns, len(first))
     return Launches(
-        identity=_identity(columns.take(pa.array(first))),
+        ids=firsts.column(ID).to_numpy(),
+        gpus=_gpus(firsts),
+        identity=_identity(firsts),
         by_role=values,
         metrics=frozenset(metric_names),
         units=rows.units(),
         attributes=_attributes(columns, launch == 0),
         warnings=tuple(warnings),
     )
+
+
+def _repeated_blocks(columns: pa.Table, launches: int) -> list[str]:
+    """Launches whose rows begin again further down: the same export twice in one file, or two profiles."""
+    ids = columns.column(ID).to_numpy()
+    changes = np.diff(ids, prepend=ids[0] - 1 if len(ids) else 0) != 0
+    if PROCESS in columns.column_names:
+        processes, _ = _coded(columns.column(PROCESS))
+        changes |= np.diff(processes, prepend=processes[:1]) != 0
+    again = int(changes.sum()) - launches
+    if again <= 0:
+        return []
+    return [f"{again} of the file's launches come again further down (same process and ID): each is counted once"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,6 +291,18 @@ def _identity(columns: pa.Table) -> dict[str, pd.Categorical]:
         "block": text(layout.BLOCK),
         "grid": text(layout.GRID),
     }
+
+
+def _gpus(columns: pa.Table) -> pd.Categorical:
+    """On which GPU each launch ran: its name or compute capability, and its number."""
+    present = frozenset(columns.column_names)
+    kind = _only(present, layout.DEVICE_NAME) or _only(present, layout.CAPABILITY)
+
+    def label(name: str | None, number: str | None) -> str | None:
+        known = name if kind == layout.DEVICE_NAME or not name else f"compute capability {name}"
+        return f"{known or 'GPU'} (device {number})" if number else known
+
+    return _combined(columns, [kind, _only(present, layout.DEVICE)], label)
 
 
 def _capability(major: str | None, minor: str | None) -> str | None:

@@ -1,6 +1,5 @@
 """Finding the table in what ncu printed: other lines before it, byte order marks, a file that breaks off."""
 
-import codecs
 import csv
 import io
 import re
@@ -9,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from analysis.foreign.text import LOOKED_AT_BYTES, decode, needs_decoding
 from analysis.ncu import errors
 from analysis.ncu.errors import Failure, NcuFileError
 
@@ -36,6 +36,7 @@ class NcuSource:
 
     path: Path
     content: bytes | None = None
+    remarks: tuple[str, ...] = ()
 
     def open(self) -> BinaryIO:
         """The bytes from the first one on. Raises `NcuFileError` where they cannot be had."""
@@ -65,19 +66,22 @@ class Preamble:
 
 
 def source_of(path: Path) -> NcuSource:
-    """The file at `path`. PowerShell redirects as UTF-16, which is recoded; what a pipe holds is kept."""
+    """The file at `path`; as UTF-8 in memory where it is packed or written otherwise. What a pipe holds is kept."""
     plain = NcuSource(path=path)
     with plain.open() as file:
         try:
             content = None if file.seekable() else file.read()
-            first = file.read(2) if content is None else content[:2]
-            if not first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            head = file.read(LOOKED_AT_BYTES) if content is None else content[:LOOKED_AT_BYTES]
+            if head.startswith(_BYTE_ORDER_MARK) or not needs_decoding(head):
                 return NcuSource(path=path, content=content)
-            whole = first + file.read() if content is None else content
+            whole = head + file.read() if content is None else content
         except OSError as error:
             reason = f"it cannot be read: {error.strerror or error}"
             raise NcuFileError(path, Failure.ABSENT, reason, hint="look at the path") from error
-    return NcuSource(path=path, content=whole.decode("utf-16", errors="replace").encode())
+    decoded = decode(whole)
+    if decoded.remarks and not decoded.content:
+        raise NcuFileError(path, Failure.DAMAGED, decoded.remarks[0], hint="copy it again from where it was made")
+    return NcuSource(path=path, content=decoded.content, remarks=decoded.remarks)
 
 
 def find(source: NcuSource) -> Preamble:
@@ -96,8 +100,8 @@ def find(source: NcuSource) -> Preamble:
                 messages |= dict.fromkeys(messages_in(line.decode(errors="replace")))
             version = version or _VERSION.search(line[:_BANNER_BYTES])
         else:
-            text = "\n".join([head.decode(errors="replace"), *messages])
-            raise errors.explain(source.path, head, text)
+            kept = "\n".join([head.decode(errors="replace"), *messages])
+            raise errors.explain(source.path, head, kept)
         stop, is_cut = _complete(file, start)
     header, delimiter = header_cells
     return Preamble(

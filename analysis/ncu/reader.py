@@ -1,27 +1,28 @@
 """A file of Nsight Compute, of any version and layout, as one row per kernel launch."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from analysis.ncu import families, flop, launches, metrics, numbers, preamble, report, table
+from analysis.foreign import ncu_text, nsys
+from analysis.ncu import damage, families, flop, launches, metrics, numbers, preamble, report, table
 from analysis.ncu.errors import Failure, NcuFileError
 from analysis.ncu.families import Family
 from analysis.ncu.launches import Launches
 from analysis.ncu.layout import Layout
 from analysis.ncu.numbers import Floats, MixedNumbersError, NumberFormat
-from analysis.ncu.preamble import ERROR, Preamble
+from analysis.ncu.preamble import ERROR, NcuSource, Preamble
 from analysis.ncu.table import NcuTable
-from analysis.ncu.units import Quantity
 from workload.contract.vocabulary import TENSOR_PIPE_IS_PRODUCTS, names_tensor_cores
 
 _WARNINGS_LIMIT = 100
 # In lines without quotes; "1, 2" may be anything.
 _FEW_CELLS = 3
-_ADDITIVE = {Quantity.TIME, Quantity.BYTES, Quantity.COUNT}
+_ONLY_TIMES = "a trace of Nsight Systems: times of kernels, no counters"
+_LEFT_OUT = "left out"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +35,8 @@ class NcuFile:
     `duration`) or name of a tensor metric; NaN where a launch has no value.
     `metrics`: the names of all metrics in the file. `units`: how it spells the units of those that were read.
     `attributes`: `device__attribute_*` of the first launch's GPU. `warnings`: ncu's own errors and warnings, and what
-    could not be read. `is_partial`: ncu reported an error, or rows are missing.
+    could not be read. `losses`: of these, what the file drops, doubles, lacks or pools. `gpus`: launches by GPU.
+    `is_partial`: ncu reported an error, or rows are missing.
     """
 
     path: Path
@@ -47,6 +49,8 @@ class NcuFile:
     attributes: Mapping[str, str]
     ncu_version: str | None
     warnings: tuple[str, ...]
+    losses: tuple[str, ...]
+    gpus: Mapping[str, int]
     is_partial: bool
 
 
@@ -59,6 +63,7 @@ class _Launches:
     number_format: NumberFormat
     version: str | None
     warnings: tuple[str, ...]
+    losses: tuple[str, ...] = ()
     is_partial: bool
 
 
@@ -70,24 +75,31 @@ def read(path: Path) -> NcuFile:
     """
     path = Path(path)
     content = _of_report(path) if path.suffix == report.SUFFIX else _of_csv(path)
-    tables = [_kernels(table) for table in content.tables]
+    whole = damage.mended(content.tables)
+    gpus = damage.gpus(whole.tables)
+    losses = [*content.losses, *whole.damage]
+    if len(gpus) > 1:
+        launches_on = ", ".join(f"{gpu}: {number}" for gpu, number in gpus.items())
+        losses.append(f"launches of {len(gpus)} GPUs are added up ({launches_on})")
+    losses += [warning for table in content.tables for warning in table.warnings]
+    tables = [_kernels(table) for table in whole.tables]
     kernels = _joined([table for table, _ in tables])
     kernels.insert(0, "launch", np.arange(len(kernels)))
-    first = content.tables[0]
-    warnings = [*content.warnings, *(warning for table in content.tables for warning in table.warnings)]
     remarks = [remark for _, more in tables for remark in more]
     return NcuFile(
         path=path,
         layout=content.layout,
         kernels=kernels,
-        totals=_totals(content.tables),
-        metrics=frozenset().union(*(table.metrics for table in content.tables)),
-        units=_merged([table.units for table in content.tables]),
+        totals=_totals(whole.tables),
+        metrics=frozenset().union(*(table.metrics for table in whole.tables)),
+        units=_merged([table.units for table in whole.tables]),
         number_format=content.number_format,
-        attributes=first.attributes,
+        attributes=whole.tables[0].attributes,
         ncu_version=content.version,
-        warnings=tuple(dict.fromkeys([*warnings, *remarks]))[:_WARNINGS_LIMIT],
-        is_partial=content.is_partial,
+        warnings=tuple(dict.fromkeys([*content.warnings, *losses, *remarks]))[:_WARNINGS_LIMIT],
+        losses=tuple(dict.fromkeys(losses))[:_WARNINGS_LIMIT],
+        gpus=gpus,
+        is_partial=content.is_partial or whole.is_incomplete,
     )
 
 
@@ -108,7 +120,13 @@ def _of_report(path: Path) -> _Launches:
 
 def _of_csv(path: Path) -> _Launches:
     source = preamble.source_of(path)
-    start = preamble.find(source)
+    try:
+        start = preamble.find(source)
+    except NcuFileError:
+        recoded = _as_table(source)
+        if recoded is None:
+            raise
+        source, start = recoded, preamble.find(recoded)
     sections = table.sections(source, start)
     if any(launches.is_misread(section) for section in sections):
         sections = table.sections(source, start, as_text=True)
@@ -126,9 +144,21 @@ def _of_csv(path: Path) -> _Launches:
         tables=[launches.of(section, form) for section in sections],
         number_format=form,
         version=start.version,
-        warnings=tuple(warnings),
+        warnings=(*source.remarks, *warnings),
+        losses=(*source.remarks, *(line for line in warnings if _LEFT_OUT in line)),
         is_partial=is_broken or any(line.startswith(ERROR) for line in warnings),
     )
+
+
+def _as_table(source: NcuSource) -> NcuSource | None:
+    """A profile that was written for people, or by Nsight Systems, as the CSV that ncu would have written."""
+    with source.open() as file:
+        text = file.read().decode(errors="replace")
+    if ncu_text.is_ncu_text(text):
+        return replace(source, content=ncu_text.as_csv(text).encode())
+    if nsys.is_gpu_trace(text):
+        return replace(source, content=nsys.as_csv(text).encode(), remarks=(*source.remarks, _ONLY_TIMES))
+    return None
 
 
 def _around(start: Preamble, sections: Sequence[NcuTable]) -> tuple[list[str], bool]:
@@ -139,7 +169,7 @@ def _around(start: Preamble, sections: Sequence[NcuTable]) -> tuple[list[str], b
         messages += preamble.messages_in(line)
         broken += _is_row(line)
     if broken:
-        messages.append(f"{broken} broken row{'s' if broken > 1 else ''} left out: the file is cut off or damaged")
+        messages.append(f"{broken} broken row{'s' if broken > 1 else ''} {_LEFT_OUT}: the file is cut off or damaged")
     return messages, broken > 0
 
 
@@ -199,7 +229,7 @@ def _families(names: pd.Categorical) -> pd.Categorical:
 
 
 def _totals(tables: Sequence[Launches]) -> dict[str, float]:
-    rates = {role.name for role in metrics.roles() if role.kind not in _ADDITIVE}
+    rates = {role.name for role in metrics.roles() if role.kind not in damage.ADDITIVE}
     roles = dict.fromkeys(role for table in tables for role in table.by_role if role not in rates)
     return {role: float(sum(_sum(table.by_role.get(role)) for table in tables)) for role in roles}
 

@@ -49,6 +49,8 @@ def read(path: Path) -> Launches:
         for value in filter(None, values_of_role):
             units[value.metric][value.unit] = None
     return Launches(
+        ids=np.arange(len(actions)),
+        gpus=pd.Categorical([_text(action, layout.DEVICE_NAME) for action in actions]),
         identity={name: pd.Categorical([text(action) for action in actions]) for name, text in _IDENTITY.items()},
         by_role=values,
         metrics=frozenset(names),

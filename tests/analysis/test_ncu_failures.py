@@ -1,4 +1,3 @@
-import gzip
 from pathlib import Path
 
 import pytest
@@ -103,13 +102,13 @@ SUMMARY = line(
             "==17== NVPROF is profiling process 17\n",
             Failure.OTHER_PROFILER,
             "it comes from another profiler (nvprof or nsys), which reads no such counters",
-            "profile with ncu",
+            "profile with ncu; of nsys: nsys stats --report cuda_gpu_trace --format csv FILE.nsys-rep > trace.csv",
         ),
         (
             "Time (%),Total Time (ns),Instances,Avg (ns),Name\n",
             Failure.OTHER_PROFILER,
             "it comes from another profiler (nvprof or nsys), which reads no such counters",
-            "profile with ncu",
+            "profile with ncu; of nsys: nsys stats --report cuda_gpu_trace --format csv FILE.nsys-rep > trace.csv",
         ),
         (
             "version https://git-lfs.github.com/spec/v1\noid sha256:0\n",
@@ -118,9 +117,19 @@ SUMMARY = line(
             "git lfs pull",
         ),
         ("\n<!DOCTYPE html>\n", Failure.NOT_THE_FILE, "it is a web page, not the file", "download the raw file"),
-        (gzip.compress(b"x", mtime=0), Failure.NOT_TEXT, "it is compressed with gzip", "gunzip it first"),
+        (
+            b"\x1f\x8b\x08 no gzip",
+            Failure.DAMAGED,
+            "the gzip file is damaged (Error -3 while decompressing data: unknown header flags set)",
+            "copy it again from where it was made",
+        ),
         (b"PK\x03\x04rest", Failure.NOT_TEXT, "it is a ZIP archive or a spreadsheet", "unpack it, or save it as CSV"),
-        (b"SQLite format 3\x00", Failure.NOT_TEXT, "it is a database of Nsight Systems", "profile with ncu"),
+        (
+            b"SQLite format 3\x00",
+            Failure.NOT_TEXT,
+            "it is a database of Nsight Systems",
+            "nsys stats --report cuda_gpu_trace --format csv FILE > trace.csv",
+        ),
         (
             b"NVR\x00\x02\x00",
             Failure.NOT_TEXT,

@@ -349,7 +349,10 @@ class GivenByUser:
 
 @dataclass(frozen=True, kw_only=True)
 class Imported:
-    """The file that somebody else's measurement came from, and how it was read."""
+    """The file that somebody else's measurement came from, and how it was read.
+
+    `losses`: what was dropped from it, is in it twice or not at all, or could not be understood, a sentence each.
+    """
 
     SPARSE: ClassVar[bool] = True
     file: Text = column("imported_file")
@@ -364,6 +367,7 @@ class Imported:
     rows: Number = None
     rows_cut: Number = None
     claimed_images_per_s: Number = column()
+    losses: Texts = None
 
 
 @dataclass(frozen=True, kw_only=True)
