@@ -6,6 +6,7 @@ from typing import Any
 from launcher.table import render
 from tests.docs import pages
 from workload.contract.bundle import Bundle
+from workload.contract.fields import encode
 from workload.contract.verdict import judge
 
 STEP_S, FLOP_PER_STEP, FLOP_PER_S, BYTES_PER_S = 0.7286, 1.705e11, 3.94e11, 2e10
@@ -27,15 +28,17 @@ RECORD: dict[str, Any] = {
         "theoretical_step_s": 0.4328,
     },
     "ceilings": {"flop_per_s": {"fp32": {"median": FLOP_PER_S}}},
-    "bound": judge(
-        step_s=STEP_S,
-        data_wait_fraction=0.0,
-        flop_per_step=FLOP_PER_STEP,
-        bytes_low=0.07 * BYTES_PER_S * STEP_S,
-        bytes_high=0.22 * BYTES_PER_S * STEP_S,
-        ceiling_flop_per_s=FLOP_PER_S,
-        ceiling_bytes_per_s=BYTES_PER_S,
-    ).to_json(),
+    "bound": encode(
+        judge(
+            step_s=STEP_S,
+            data_wait_fraction=0.0,
+            flop_per_step=FLOP_PER_STEP,
+            bytes_low=0.07 * BYTES_PER_S * STEP_S,
+            bytes_high=0.22 * BYTES_PER_S * STEP_S,
+            ceiling_flop_per_s=FLOP_PER_S,
+            ceiling_bytes_per_s=BYTES_PER_S,
+        )
+    ),
     "profile": {"status": "not requested"},
     "notes": [],
 }
@@ -43,5 +46,5 @@ RECORD: dict[str, Any] = {
 
 def test_the_table_of_the_first_run() -> None:
     [first] = [command for command in pages.commands("README.md") if command.text == "make run"]
-    bundle = Bundle(path=Path("results") / RECORD["run_id"], record=RECORD, files=())
+    bundle = Bundle(path=Path("results") / RECORD["run_id"], document=RECORD, files=())
     assert "\n".join(first.shown) == render([bundle])
