@@ -39,8 +39,8 @@ class SeenGpu:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Host:
-    """What is looked at; a test lays out a machine of its own. `tool` gives None for a program that is absent."""
+class DoctorPorts:
+    """What is reached out to; a test has a machine of its own. `tool` gives None for a program that is absent."""
 
     tool: Callable[[Sequence[str]], str | None]
     connect: Callable[[], Engine]
@@ -48,9 +48,9 @@ class Host:
     find_ncu: Callable[[], str | None]
 
 
-def this_host() -> Host:
+def real_ports() -> DoctorPorts:
     """The machine that we are on."""
-    return Host(
+    return DoctorPorts(
         tool=run_tool,
         connect=docker_engine.connect,
         counters_restricted=containers.counters_restricted,
@@ -60,7 +60,7 @@ def this_host() -> Host:
 
 def examine(
     parts: Sequence[str],
-    host: Host | None = None,
+    host: DoctorPorts | None = None,
     *,
     named: bool = True,
     checks_of: Callable[[str], Iterable[Check]] = lambda _: (),
@@ -69,7 +69,7 @@ def examine(
 
     `named`: the user named the parts; else a machine without a GPU is nothing to repair.
     """
-    host = host or this_host()
+    host = host or real_ports()
     checks: list[Check] = []
     for part in dict.fromkeys(parts):
         match part:
@@ -108,13 +108,13 @@ def run_tool(command: Sequence[str]) -> str | None:
 
 def find_ncu() -> str | None:
     """Nsight Compute's command line on this machine: from PATH, else the newest in its usual folders."""
-    if found := shutil.which("ncu"):
-        return found
+    if on_path := shutil.which("ncu"):
+        return on_path
     usual = (path for pattern in NCU_FOLDERS for path in sorted(Path("/").glob(pattern[1:]), reverse=True))
     return next((str(path) for path in usual), None)
 
 
-def _docker_checks(host: Host) -> Iterator[Check]:
+def _docker_checks(host: DoctorPorts) -> Iterator[Check]:
     try:
         engine = host.connect()
     except ToolError as error:
@@ -128,16 +128,16 @@ def _docker_checks(host: Host) -> Iterator[Check]:
 
 
 def _version_check(engine: Engine) -> Check:
-    found = tuple(int(number) for number in re.findall(r"\d+", engine.version)[:2])
+    version = tuple(int(number) for number in re.findall(r"\d+", engine.version)[:2])
     wanted = ".".join(f"{number:02}" for number in docker_engine.MIN_VERSION)
-    if found < docker_engine.MIN_VERSION:
+    if version < docker_engine.MIN_VERSION:
         return DOCKER.problem("engine", f"Docker {engine.version}; {wanted} is needed", "upgrade Docker")
     rootless = ", rootless" if engine.rootless else ""
     memory = f"{engine.memory_bytes / 1e9:.1f} GB of memory"
     return DOCKER.ok("engine", f"Docker {engine.version}{rootless}; {engine.cpus} CPUs, {memory}")
 
 
-def _gpu_runtime_check(engine: Engine, host: Host) -> Check:
+def _gpu_runtime_check(engine: Engine, host: DoctorPorts) -> Check:
     if engine.has_gpus:
         return DOCKER.ok("GPUs", "the engine can give containers NVIDIA GPUs")
     if _gpus(host):
@@ -149,10 +149,10 @@ def _space_check(engine: Engine) -> Check:
     free, needed = engine.free_bytes(), build.NEEDED_BYTES
     if free is None:
         return DOCKER.note("disk", f"{engine.root_folder} cannot be seen from here")
-    found = f"{free / 1e9:.1f} GB free in {engine.root_folder}"
+    space = f"{free / 1e9:.1f} GB free in {engine.root_folder}"
     if free < needed:
-        return DOCKER.problem("disk", f"{found}; a build needs {needed / 1e9:.0f} GB", "docker system prune")
-    return DOCKER.ok("disk", found)
+        return DOCKER.problem("disk", f"{space}; a build needs {needed / 1e9:.0f} GB", "docker system prune")
+    return DOCKER.ok("disk", space)
 
 
 def _image_checks(engine: Engine) -> Iterator[Check]:
@@ -163,11 +163,11 @@ def _image_checks(engine: Engine) -> Iterator[Check]:
         subject = f"image {name}"
         if current:
             base = current[0].labels.get(images.BASE_LABEL, images.UNPINNED)
-            told = "its base has no digest" if base == images.UNPINNED else f"base {base}"
-            yield DOCKER.ok(subject, f"{current[0].name}; {told}")
+            base_text = "its base has no digest" if base == images.UNPINNED else f"base {base}"
+            yield DOCKER.ok(subject, f"{current[0].name}; {base_text}")
         else:
-            found = "built from other code" if held else "not built"
-            yield DOCKER.note(subject, found, f"launch build --flavour {name}")
+            state = "built from other code" if held else "not built"
+            yield DOCKER.note(subject, state, f"launch build --flavour {name}")
         if not flavour.digest:
             yield DOCKER.note(
                 f"base of {name}", f"{flavour.base} has no digest", f"launch build --flavour {name} --pin"
@@ -182,7 +182,7 @@ def _leftover_check(engine: Engine) -> Check:
     return DOCKER.ok("containers", "none left over")
 
 
-def _gpu_checks(host: Host, *, needed: bool) -> Iterator[Check]:
+def _gpu_checks(host: DoctorPorts, *, needed: bool) -> Iterator[Check]:
     gpus = _gpus(host)
     if not gpus and not needed:
         yield GPU.note("driver", NO_GPU, "where there is none, runs take the CPU; else launch doctor gpu")
@@ -206,28 +206,28 @@ def _driver_check(gpu: SeenGpu, name: str) -> Check:
     if flavour is None:
         wanted = f"{gpu.name} has compute capability {_dotted(gpu.capability)}: no image flavour has code for it"
         return GPU.problem(name, wanted, "--runtime process with a torch build that knows the GPU")
-    found = f"{gpu.driver}; flavour {flavour.name} needs {flavour.driver}"
+    drivers = f"{gpu.driver}; flavour {flavour.name} needs {flavour.driver}"
     if flavour.driver and _numbers(gpu.driver) < _numbers(flavour.driver):
-        return GPU.problem(name, found, f"install driver {flavour.driver} or newer")
+        return GPU.problem(name, drivers, f"install driver {flavour.driver} or newer")
     if flavour.driver_below and _numbers(gpu.driver) >= _numbers(flavour.driver_below):
-        return GPU.problem(name, f"{found}, below {flavour.driver_below}", "install driver branch 580")
-    return GPU.ok(name, found)
+        return GPU.problem(name, f"{drivers}, below {flavour.driver_below}", "install driver branch 580")
+    return GPU.ok(name, drivers)
 
 
-def _counters_check(host: Host) -> Check:
+def _counters_check(host: DoctorPorts) -> Check:
     if host.counters_restricted():
         return GPU.note("counters", "for administrators only (RmProfilingAdminOnly: 1)", UNLOCK)
     return GPU.ok("counters", "open to every user")
 
 
-def _dcgm_check(host: Host) -> Check:
+def _dcgm_check(host: DoctorPorts) -> Check:
     if host.tool(("pgrep", "-x", "nv-hostengine")):
         cure = "only for --profile ncu: sudo systemctl stop nvidia-dcgm, or dcgmi profile --pause, while it runs"
         return GPU.note("DCGM", "nv-hostengine runs and may hold the counters", cure)
     return GPU.ok("DCGM", "does not run")
 
 
-def _ncu_check(host: Host) -> Check:
+def _ncu_check(host: DoctorPorts) -> Check:
     path = host.find_ncu()
     if path is None:
         cure = "install Nsight Compute, or --runtime docker: flavours cuda and volta hold it"
@@ -238,7 +238,7 @@ def _ncu_check(host: Host) -> Check:
     return GPU.ok("ncu", f"{version[1]} ({path})")
 
 
-def _gpus(host: Host) -> list[SeenGpu]:
+def _gpus(host: DoctorPorts) -> list[SeenGpu]:
     printed = host.tool(("nvidia-smi", f"--query-gpu={','.join(GPU_FIELDS)}", "--format=csv,noheader")) or ""
     rows = [[cell.strip() for cell in line.split(",")] for line in printed.splitlines()]
     return [_gpu(row) for row in rows if len(row) == len(GPU_FIELDS) and re.fullmatch(r"\d+\.\d+", row[1])]

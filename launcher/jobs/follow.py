@@ -155,17 +155,17 @@ class _Follower:
         """List the launch's few objects, and read those that are new: a heartbeat only when it has changed."""
         name = self._request.name
         self._calls["bucket.list"] += 1
-        found = {each.name: each.version for each in self._session.store.objects(f"{LAUNCHES}{name}/")}
-        if result_object(name) in found:
+        versions = {stored.name: stored.version for stored in self._session.store.objects(f"{LAUNCHES}{name}/")}
+        if result_object(name) in versions:
             self._calls["bucket.read"] += 1
             self._known.unreadable.clear()
             self._known.result = read(
                 self._session.store, result_object(name), Result.from_bytes, self._known.unreadable
             )
         # Beside a result that nobody can read, the heartbeat still says whether the VM lives.
-        if self._known.result is None and found.get(status_object(name), "") not in ("", self._known.status_version):
+        if self._known.result is None and versions.get(status_object(name), "") not in ("", self._known.status_version):
             self._calls["bucket.read"] += 1
-            self._known.status_version = found[status_object(name)]
+            self._known.status_version = versions[status_object(name)]
             self._heard(read(self._session.store, status_object(name), Heartbeat.from_bytes, []))
         if self._known.result is not None:
             self._tell_phases(self._known.result.phases)

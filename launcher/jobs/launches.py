@@ -365,12 +365,12 @@ def find(word: str, names: Sequence[str], store: Store | None) -> str:
     """
     if word in names:
         return word
-    found = [name for name in names if len(word) >= MIN_WORD and (name.startswith(word) or name.endswith(word))]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        some = ", ".join(found[:4]) + (", …" if len(found) > 4 else "")  # noqa: PLR2004 - a line of names
-        raise UsageError(f"'{word}' means {len(found)} launches: {some}", hint="give more of the name")
+    meant = [name for name in names if len(word) >= MIN_WORD and (name.startswith(word) or name.endswith(word))]
+    if len(meant) == 1:
+        return meant[0]
+    if meant:
+        some = ", ".join(meant[:4]) + (", …" if len(meant) > 4 else "")  # noqa: PLR2004 - a line of names
+        raise UsageError(f"'{word}' means {len(meant)} launches: {some}", hint="give more of the name")
     owner = _owner_of_run(word, names, store) if store is not None else None
     if owner is None:
         raise NothingToDoError(f"no launch and no run of one is named '{word[:200]}'", hint="launch status --all")
@@ -402,8 +402,8 @@ def _machine_of(run_id: str, store: Store) -> str:
 
 
 def _stamp(name: str) -> str:
-    found = STAMP.search(name)
-    return found[1] + found[2] if found else ""
+    stamp = STAMP.search(name)
+    return stamp[1] + stamp[2] if stamp else ""
 
 
 def _stamp_s(name: str) -> float | None:
@@ -430,7 +430,7 @@ COLUMNS = ("launch", "GPU", "zone", "state", "age", "USD", "runs", "")
 
 def render(launches: Sequence[Launch], now_s: float) -> str:
     """A line per launch."""
-    rows = [COLUMNS, *(_row(each, now_s) for each in launches)]
+    rows = [COLUMNS, *(_row(launch, now_s) for launch in launches)]
     widths = [max(len(row[index]) for row in rows) for index in range(len(COLUMNS))]
     return "\n".join(
         "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows

@@ -15,7 +15,7 @@ from launcher.__main__ import main
 from launcher.backends import BACKENDS
 from launcher.checks import Check
 from launcher.checks import Health as State
-from launcher.doctor import Host
+from launcher.doctor import DoctorPorts
 from launcher.kinds import HERE, Part
 from launcher.machine import containers, engine
 from workload.contract.errors import ExitCode, ToolError
@@ -29,7 +29,7 @@ UNLOCK = (
     "or --runtime docker, which asks for CAP_SYS_ADMIN in the profile pass alone"
 )
 
-LayOut = Callable[..., Host]
+LayOut = Callable[..., DoctorPorts]
 Row = tuple[str, str, str, str]
 
 
@@ -44,7 +44,7 @@ def lay_out(docker: FakeDocker) -> LayOut:
         ncu: str | None = "/opt/ncu",
         restricted: bool = False,
         **how: Any,
-    ) -> Host:
+    ) -> DoctorPorts:
         tools: Mapping[str, str | None] = {
             QUERY: smi,
             DCGM: dcgm,
@@ -53,7 +53,7 @@ def lay_out(docker: FakeDocker) -> LayOut:
             "/opt/gone --version": None,
         }
         info = {"gpus": True, "NCPU": 2, "MemTotal": 8_300_000_000, "DockerRootDir": "/var/lib/docker"}
-        return Host(
+        return DoctorPorts(
             tool=lambda command: tools[" ".join(command)],
             connect=lambda: docker.engine(**info | how),
             counters_restricted=lambda: restricted,
@@ -334,7 +334,7 @@ def no_engine() -> Any:
 
 
 def test_no_engine_ends_its_part(lay_out: LayOut) -> None:
-    host = Host(**{**vars(lay_out()), "connect": no_engine})
+    host = DoctorPorts(**{**vars(lay_out()), "connect": no_engine})
     checks = doctor.examine([Part.DOCKER, Part.GPU, Part.DOCKER], host)
     assert rows(checks)[0] == ("engine", "problem", "no Docker engine answers: permission denied", "log in again")
     assert [check.part for check in checks] == [Part.DOCKER, *[Part.GPU] * 5], "a part that is named twice is one"
@@ -370,10 +370,10 @@ def launch(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
 
 
 def test_command(lay_out: LayOut, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(doctor, "this_host", lay_out)
+    monkeypatch.setattr(doctor, "real_ports", lay_out)
     assert launch(monkeypatch, "gpu") == 0
     assert capsys.readouterr().out.startswith("ok       GPU 0     NVIDIA L4, compute capability 8.9, 23034 MiB\n")
-    monkeypatch.setattr(doctor, "this_host", lambda: lay_out(dcgm="812\n", ncu="/opt/old"))
+    monkeypatch.setattr(doctor, "real_ports", lambda: lay_out(dcgm="812\n", ncu="/opt/old"))
     assert launch(monkeypatch, "gpu", "--format", "json") == 4
     told = json.loads(capsys.readouterr().out)
     assert [check["state"] for check in told] == ["ok", "ok", "ok", "note", "problem"]
@@ -390,7 +390,7 @@ def test_command(lay_out: LayOut, monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 
 def test_this_machine_is_asked_for_real() -> None:
-    host = doctor.this_host()
+    host = doctor.real_ports()
     assert host.tool is doctor.run_tool
     assert host.connect is engine.connect
     assert host.counters_restricted is containers.counters_restricted

@@ -95,8 +95,8 @@ def _ask(project: str, now_s: float, connect: Callable[[str], Services]) -> Curr
     return Current(prices=_price_list(found, now_s))
 
 
-def _price_list(found: list[Sku], read_s: float) -> PriceList:
-    return PriceList(skus=tuple(found), read=f"{datetime.fromtimestamp(read_s, UTC):%Y-%m-%d}")
+def _price_list(listed: list[Sku], read_s: float) -> PriceList:
+    return PriceList(skus=tuple(listed), read=f"{datetime.fromtimestamp(read_s, UTC):%Y-%m-%d}")
 
 
 def _cache_file() -> Path:
@@ -104,9 +104,9 @@ def _cache_file() -> Path:
     return Path(folder) / "rooflaunch" / "gcp-prices.json"
 
 
-def _keep(found: list[Sku], now_s: float) -> None:
+def _keep(listed: list[Sku], now_s: float) -> None:
     """As a whole or not at all; a folder that cannot be written is no error."""
-    content = json.dumps({"schema": CACHE_SCHEMA, "read_s": now_s, "skus": [asdict(sku) for sku in found]})
+    content = json.dumps({"schema": CACHE_SCHEMA, "read_s": now_s, "skus": [asdict(sku) for sku in listed]})
     with suppress(OSError, RuntimeError):
         path = _cache_file()
         path.parent.mkdir(parents=True, exist_ok=True)

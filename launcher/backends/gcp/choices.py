@@ -37,8 +37,8 @@ def _require(held: object, message: str, *, hint: str) -> None:
         raise UsageError(message, hint=hint)
 
 
-def check(options: Options) -> None:
-    """The numbers, one by one; a user's text is checked where it is used."""
+def check_options(options: Options) -> None:
+    """Raise `UsageError` for a number out of its bounds; a user's text is checked where it is used."""
     for flag, usd in {"--max-cost": options.max_cost_usd, "--usd-per-h": options.usd_per_h}.items():
         _require(
             usd is None or (math.isfinite(usd) and usd > 0),
@@ -80,7 +80,7 @@ def choose_machine(gpu: Gpu, options: Options) -> tuple[MachineType, int]:
             hint=f"--gpu-count {machine.gpus[0]}, or another --machine-type",
         )
     if machine.spot_only and not options.spot:
-        whole = [each.name for each in gpu.machine_types.values() if not each.spot_only]
+        whole = [other.name for other in gpu.machine_types.values() if not other.spot_only]
         raise UsageError(
             f"{machine.name} is not sold on demand, only as spot, flex-start or by reservation",
             hint=" or ".join(["--spot", *(f"--machine-type {name}" for name in whole)]),
@@ -105,7 +105,7 @@ def _fitting_machine(gpu: Gpu, options: Options) -> MachineType:
         return default
     fitting = [machine for machine in gpu.machine_types.values() if count in machine.gpus]
     if not fitting:
-        counts = sorted({each for machine in gpu.machine_types.values() for each in machine.gpus})
+        counts = sorted({count_of_type for machine in gpu.machine_types.values() for count_of_type in machine.gpus})
         raise UsageError(
             f"a VM has {', '.join(map(str, counts))} GPUs of {gpu.title}; got --gpu-count {count}",
             hint=f"--gpu-count {counts[0]}",
@@ -140,7 +140,7 @@ def on_vm(spec: RunSpec, gpu: Gpu) -> tuple[RunSpec, list[str]]:
     return spec, notes
 
 
-def in_order(gpu: Gpu, options: Options, settings: Settings) -> tuple[str, ...]:
+def zone_order(gpu: Gpu, options: Options, settings: Settings) -> tuple[str, ...]:
     """The named zones, then those of their regions, those with a listed price, and the rest, as far as allowed."""
     reach = _reach(gpu, settings)
     for zone in options.zones:
@@ -165,8 +165,8 @@ def in_order(gpu: Gpu, options: Options, settings: Settings) -> tuple[str, ...]:
 
 def _reach(gpu: Gpu, settings: Settings) -> tuple[str, ...]:
     """The zones that the network allows: a subnetwork that is named with its region is in that region alone."""
-    found = re.search(r"regions/([^/]+)/", settings.subnetwork or "")
-    zones = tuple(zone for zone in gpu.zones if not found or region_of(zone) == found[1])
+    named_region = re.search(r"regions/([^/]+)/", settings.subnetwork or "")
+    zones = tuple(zone for zone in gpu.zones if not named_region or region_of(zone) == named_region[1])
     _require(
         zones,
         f"no {gpu.title} in the region of subnetwork '{settings.subnetwork}'; the zones with one: "
@@ -242,7 +242,7 @@ def with_price(zones: tuple[str, ...], known: Mapping[str, Price], options: Opti
     return tuple(zone for zone in zones if region_of(zone) in known)
 
 
-def limit_s(options: Options, known: Iterable[Price]) -> int:
+def time_limit_s(options: Options, known: Iterable[Price]) -> int:
     """The time limit, lowered to where all attempts in the dearest zone cost at most `--max-cost`.
 
     Each from its insert to the end of a deletion that is late, and with all that a price counts.

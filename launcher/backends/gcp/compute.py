@@ -121,13 +121,13 @@ class _Clients:
 class _Counters:
     """Counts in several places at once; threads share it."""
 
-    def __init__(self, each: list[Counter[str]], lock: "threading.Lock | None" = None) -> None:
-        self.each = each
+    def __init__(self, counters: list[Counter[str]], lock: "threading.Lock | None" = None) -> None:
+        self.counters = counters
         self.lock = lock or threading.Lock()
 
     def add(self, name: str) -> None:
         with self.lock:
-            for counter in self.each:
+            for counter in self.counters:
                 counter[name] += 1
 
 
@@ -156,7 +156,7 @@ class Compute:
         child = Compute(
             self.project, self._clients, sleep=self._sleep, monotonic=self._monotonic, patience=self._patience
         )
-        child._counters = _Counters([child.calls, *self._counters.each], self._counters.lock)
+        child._counters = _Counters([child.calls, *self._counters.counters], self._counters.lock)
         return child
 
     def now_s(self) -> float:
@@ -198,9 +198,9 @@ class Compute:
         end_s = self._monotonic() + limit_s
         while (left_s := end_s - self._monotonic()) > 0:
             asked_s = self._monotonic()
-            found = self._wait_once(request, min(left_s, WAIT_ANSWER_S))
-            if found is not None and found.status == compute_v1.Operation.Status.DONE:
-                return resources.faults(found)
+            answer = self._wait_once(request, min(left_s, WAIT_ANSWER_S))
+            if answer is not None and answer.status == compute_v1.Operation.Status.DONE:
+                return resources.faults(answer)
             # The server may answer early, and does so when it is busy.
             if self._monotonic() - asked_s < WAIT_PAUSE_S:
                 self._sleep(min(WAIT_PAUSE_S, max(end_s - self._monotonic(), 0.0)))
@@ -211,16 +211,16 @@ class Compute:
         from google.cloud import compute_v1  # noqa: PLC0415 - see the module
 
         request = compute_v1.GetInstanceRequest(project=self.project, zone=zone, instance=name)
-        found = self._ask("Instances", "get", request, missing=f"/instances/{name}'")
-        return None if found is None else resources.instance(found)
+        answer = self._ask("Instances", "get", request, missing=f"/instances/{name}'")
+        return None if answer is None else resources.instance(answer)
 
     def delete(self, zone: str, name: str) -> Operation | None:
         """Ask for the end of a VM; None: there is none of that name."""
         from google.cloud import compute_v1  # noqa: PLC0415 - see the module
 
         request = compute_v1.DeleteInstanceRequest(project=self.project, zone=zone, instance=name)
-        found = self._ask("Instances", "delete", request, missing=f"/instances/{name}'")
-        return None if found is None else resources.operation(found, zone)
+        answer = self._ask("Instances", "delete", request, missing=f"/instances/{name}'")
+        return None if answer is None else resources.operation(answer, zone)
 
     def instances(self) -> Listing[Instance]:
         """The VMs of every launch in the project, in all zones that answer."""
@@ -238,7 +238,8 @@ class Compute:
         )
         # The host in front of a target differs between answers: names are compared here.
         return any(
-            resources.last_part(each.target_link) == name for each in self._all("ZoneOperations", "list", request)
+            resources.last_part(operation.target_link) == name
+            for operation in self._all("ZoneOperations", "list", request)
         )
 
     def serial(self, zone: str, name: str, start: int) -> Output:
@@ -248,10 +249,10 @@ class Compute:
         request = compute_v1.GetSerialPortOutputInstanceRequest(
             project=self.project, zone=zone, instance=name, port=1, start=start
         )
-        found = self._ask("Instances", "get_serial_port_output", request, missing="", not_ready=True)
-        if found is None:
+        answer = self._ask("Instances", "get_serial_port_output", request, missing="", not_ready=True)
+        if answer is None:
             return Output(text="", next_start=start)
-        return Output(text=found.contents, next_start=int(found.next_))
+        return Output(text=answer.contents, next_start=int(answer.next_))
 
     def guest_attributes(self, zone: str, name: str) -> dict[str, str]:
         """What the VM published about itself in our namespace; {} if nothing yet, or gone."""
@@ -260,8 +261,8 @@ class Compute:
         request = compute_v1.GetGuestAttributesInstanceRequest(
             project=self.project, zone=zone, instance=name, query_path=f"{GUEST_NAMESPACE}/"
         )
-        found = self._ask("Instances", "get_guest_attributes", request, missing="", not_ready=True)
-        return {} if found is None else {each.key: each.value for each in found.query_value.items}
+        answer = self._ask("Instances", "get_guest_attributes", request, missing="", not_ready=True)
+        return {} if answer is None else {item.key: item.value for item in answer.query_value.items}
 
     # Disks.
 
@@ -277,8 +278,8 @@ class Compute:
         from google.cloud import compute_v1  # noqa: PLC0415 - see the module
 
         request = compute_v1.DeleteDiskRequest(project=self.project, zone=zone, disk=name)
-        found = self._ask("Disks", "delete", request, missing=f"/disks/{name}'")
-        return None if found is None else resources.operation(found, zone)
+        answer = self._ask("Disks", "delete", request, missing=f"/disks/{name}'")
+        return None if answer is None else resources.operation(answer, zone)
 
     # What a project has and may have.
 
@@ -295,20 +296,13 @@ class Compute:
 
         return resources.quotas(self._ask("Projects", "get", compute_v1.GetProjectRequest(project=self.project)))
 
-    def zone_names(self) -> list[str]:
-        """Every zone that the project may use."""
-        from google.cloud import compute_v1  # noqa: PLC0415 - see the module
-
-        request = compute_v1.ListZonesRequest(project=self.project)
-        return [str(each.name) for each in self._all("Zones", "list", request)]
-
     def get_image(self, project: str, family: str) -> str | None:
         """The newest image of a family, by name; None: no such family or project, or none left in it."""
         from google.cloud import compute_v1  # noqa: PLC0415 - see the module
 
         request = compute_v1.GetFromFamilyImageRequest(project=project, family=family)
-        found = self._ask("Images", "get_from_family", request, missing=f"projects/{project}")
-        return None if found is None else str(found.name)
+        image = self._ask("Images", "get_from_family", request, missing=f"projects/{project}")
+        return None if image is None else str(image.name)
 
     def machine_type(self, zone: str, name: str) -> bool:
         """Whether the zone has it at all."""
@@ -342,7 +336,7 @@ class Compute:
         try:
             for page in self._pages(kind, "aggregated_list", everywhere(**ours)):
                 silent |= dict.fromkeys(resources.gaps(page))
-                there += [make(found) for scope in page.items.values() for found in getattr(scope, kind.lower())]
+                there += [make(item) for scope in page.items.values() for item in getattr(scope, kind.lower())]
         except UnreachableError as error:
             # In an outage the whole list may fail for one zone of it; without a network nothing answers at all.
             if not isinstance(error.__cause__, api.GoogleAPICallError):
@@ -353,7 +347,7 @@ class Compute:
                 request = zonal(zone=zone, **ours)
                 pages = list(self._pages(kind, "list", request, retry_s=0.0))
                 if not any(page.warning.code in resources.GAPS for page in pages):
-                    there += [make(found) for page in pages for found in page.items]
+                    there += [make(item) for page in pages for item in page.items]
                     del silent[zone]
         return Listing(there=tuple(there), unreachable=tuple(silent))
 
@@ -445,10 +439,10 @@ def default_project() -> str | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            found = google.auth.default(scopes=SCOPES)[1]
+            project = google.auth.default(scopes=SCOPES)[1]
         except google.auth.exceptions.GoogleAuthError:
             return None
-    return str(found) if found else None
+    return str(project) if project else None
 
 
 def _require_package() -> None:

@@ -45,7 +45,7 @@ Resolved = tuple[Settings, Mapping[str, str]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cloud:
+class CloudPorts:
     """What is looked at; a test makes one of its own. `endpoint`: the variable that points elsewhere, if one does."""
 
     compute: Callable[[str], Compute]
@@ -70,12 +70,12 @@ def examine(given: Mapping[str, str | None] | None = None) -> Iterator[Check]:
     def resolve() -> Resolved:
         return resolve_settings(given or {}, os.environ, Path.cwd(), default_project=compute.default_project)
 
-    return checks(resolve, this_cloud())
+    return checks(resolve, real_ports())
 
 
-def this_cloud() -> Cloud:
+def real_ports() -> CloudPorts:
     """Google's, or what the endpoints of tests point to."""
-    return Cloud(
+    return CloudPorts(
         compute=compute.connect,
         bucket=lambda name: storage.connect(name, prefix=""),
         services=services.connect,
@@ -92,7 +92,7 @@ def current_tags() -> dict[str, str]:
     return {name: recipe.tag.partition(":")[2] for name, recipe in recipes.items()}
 
 
-def checks(resolve: Callable[[], Resolved], cloud: Cloud) -> Iterator[Check]:
+def checks(resolve: Callable[[], Resolved], cloud: CloudPorts) -> Iterator[Check]:
     """Every check, in order; without a project or credentials there is nothing to ask."""
     try:
         settings, origins = resolve()
@@ -126,7 +126,7 @@ def _project_check(engine: Compute, settings: Settings, origins: Mapping[str, st
     return GCP.ok("project", f"{settings.project} ({origins['project']}); Compute Engine answers")
 
 
-def _service_checks(asked: Services | None, settings: Settings, cloud: Cloud) -> Iterator[Check]:
+def _service_checks(asked: Services | None, settings: Settings, cloud: CloudPorts) -> Iterator[Check]:
     if asked is None:
         yield _unasked("APIs", cloud)
         return
@@ -144,7 +144,7 @@ def _service_checks(asked: Services | None, settings: Settings, cloud: Cloud) ->
             yield GCP.ok("APIs", f"enabled: {', '.join(name.partition('.')[0] for name in NEEDED_SERVICES)}")
 
 
-def _price_checks(settings: Settings, cloud: Cloud) -> Iterator[Check]:
+def _price_checks(settings: Settings, cloud: CloudPorts) -> Iterator[Check]:
     """Prices of a table do, so that nothing here is a problem."""
     if cloud.prices is None:
         return
@@ -203,22 +203,22 @@ def _region_quotas(
 
     with ThreadPoolExecutor(AT_A_TIME) as pool:
         answers = dict(zip(regions, pool.map(ask, regions), strict=True))
-    found = {region: each for region, each in answers.items() if not isinstance(each, RooflaunchError)}
-    return found, next((each for each in answers.values() if isinstance(each, RooflaunchError)), None)
+    quotas = {region: answer for region, answer in answers.items() if not isinstance(answer, RooflaunchError)}
+    return quotas, next((answer for answer in answers.values() if isinstance(answer, RooflaunchError)), None)
 
 
-def _gpu_quota_check(gpu: Gpu, found: Mapping[str, Mapping[str, Quota]], cure: str) -> Check:
+def _gpu_quota_check(gpu: Gpu, quotas: Mapping[str, Mapping[str, Quota]], cure: str) -> Check:
     """One row for both quotas of a GPU: a VM that lives for 7 days at most takes either, spot or not."""
     kinds = {"standard": gpu.quota, "preemptible": gpu.preemptible_quota}
-    left = {kind: _left(gpu, found, metric) for kind, metric in kinds.items()}
+    left = {kind: _left(gpu, quotas, metric) for kind, metric in kinds.items()}
     usable = any(count > 0 for by_region in left.values() for count in by_region.values())
-    name, told = f"quota {gpu.name}", "; ".join(f"{kind}: {_best(by_region)}" for kind, by_region in left.items())
-    return GCP.ok(name, f"GPUs left, {told}") if usable else GCP.note(name, f"GPUs left, {told}", cure)
+    name, summary = f"quota {gpu.name}", "; ".join(f"{kind}: {_best(by_region)}" for kind, by_region in left.items())
+    return GCP.ok(name, f"GPUs left, {summary}") if usable else GCP.note(name, f"GPUs left, {summary}", cure)
 
 
-def _left(gpu: Gpu, found: Mapping[str, Mapping[str, Quota]], metric: str) -> dict[str, float]:
+def _left(gpu: Gpu, quotas: Mapping[str, Mapping[str, Quota]], metric: str) -> dict[str, float]:
     """By region, of those that tell this quota."""
-    return {region: found[region][metric].left for region in gpu.regions if metric in found.get(region, {})}
+    return {region: quotas[region][metric].left for region in gpu.regions if metric in quotas.get(region, {})}
 
 
 def _best(left: Mapping[str, float]) -> str:
@@ -331,7 +331,7 @@ def _leftover_checks(engine: Compute) -> Iterator[Check]:
 # Bucket.
 
 
-def _bucket_checks(settings: Settings, cloud: Cloud) -> Iterator[Check]:
+def _bucket_checks(settings: Settings, cloud: CloudPorts) -> Iterator[Check]:
     try:
         bucket = cloud.bucket(settings.bucket)
     except UsageError as error:
@@ -364,28 +364,28 @@ def _writable_check(bucket: Bucket) -> Check:
 def _access_checks(bucket: Bucket) -> Iterator[Check]:
     name = "bucket set-up"
     try:
-        found = bucket.access()
+        access = bucket.access()
     except RooflaunchError as error:
         yield GCP.note(name, f"not seen: {error}", "ask its owner for roles/storage.legacyBucketReader")
         return
     update = f"gcloud storage buckets update gs://{bucket.name}"
-    if not found.uniform:
+    if not access.uniform:
         cure = f"{update} --uniform-bucket-level-access"
         yield GCP.problem(name, "no uniform access: each object can have readers of its own", cure)
-    elif found.public_access_prevention != "enforced":
+    elif access.public_access_prevention != "enforced":
         yield GCP.note(name, "uniform access; it could be made public", f"{update} --public-access-prevention")
     else:
-        yield GCP.ok(name, f"uniform access, never public, in {_where(found)}")
+        yield GCP.ok(name, f"uniform access, never public, in {_where(access)}")
 
 
-def _where(found: Access) -> str:
-    return found.location.lower() or "an unknown place"
+def _where(access: Access) -> str:
+    return access.location.lower() or "an unknown place"
 
 
 # Images.
 
 
-def _repository_checks(asked: Services | None, settings: Settings, cloud: Cloud) -> Iterator[Check]:
+def _repository_checks(asked: Services | None, settings: Settings, cloud: CloudPorts) -> Iterator[Check]:
     repository = parse_repository(settings.repository)
     if asked is None:
         yield _unasked("repository", cloud)
@@ -423,17 +423,17 @@ def _tag_check(asked: Services, repository: Repository, settings: Settings, flav
 
 def parse_repository(reference: str) -> Repository | None:
     """`us-central1-docker.pkg.dev/P/R/trainer`: its place in Artifact Registry; None: it is somewhere else."""
-    found = REPOSITORY.fullmatch(reference)
-    if not found:
+    parts = REPOSITORY.fullmatch(reference)
+    if not parts:
         return None
-    name = f"projects/{found['project']}/locations/{found['location']}/repositories/{found['name']}"
-    return Repository(name=name, package=found["package"])
+    name = f"projects/{parts['project']}/locations/{parts['location']}/repositories/{parts['name']}"
+    return Repository(name=name, package=parts["package"])
 
 
 # The service account.
 
 
-def _account_checks(asked: Services | None, settings: Settings, cloud: Cloud) -> Iterator[Check]:
+def _account_checks(asked: Services | None, settings: Settings, cloud: CloudPorts) -> Iterator[Check]:
     if asked is None:
         yield _unasked("service account", cloud)
         return
@@ -450,11 +450,11 @@ def _with_terraform(command: str) -> str:
 def _existence_checks(asked: Services, settings: Settings) -> Iterator[Check]:
     email, name = settings.service_account, "service account"
     try:
-        found = asked.service_account(email)
-        if found is None:
+        account = asked.service_account(email)
+        if account is None:
             create = f"gcloud iam service-accounts create {email.partition('@')[0]} --project {settings.project}"
             yield GCP.problem(name, f"{email} does not exist", _with_terraform(create))
-        elif found.disabled:
+        elif account.disabled:
             yield GCP.problem(name, f"{email} is disabled", f"gcloud iam service-accounts enable {email}")
         else:
             yield GCP.ok(name, email)
@@ -539,5 +539,5 @@ def _failed(name: str, error: RooflaunchError) -> Check:
     return GCP.problem(name, str(error), error.hint)
 
 
-def _unasked(name: str, cloud: Cloud) -> Check:
+def _unasked(name: str, cloud: CloudPorts) -> Check:
     return GCP.note(name, f"not looked at: {cloud.endpoint} is set")

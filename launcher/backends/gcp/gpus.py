@@ -140,7 +140,7 @@ def compact(zones: Iterable[str]) -> str:
     letters: dict[str, list[str]] = {}
     for zone in zones:
         letters.setdefault(region_of(zone), []).append(zone.rpartition("-")[2])
-    return " ".join(f"{region}-{','.join(found)}" for region, found in letters.items())
+    return " ".join(f"{region}-{','.join(zone_letters)}" for region, zone_letters in letters.items())
 
 
 def parse(table: Mapping[str, Any], listed: Iterable[Listed]) -> dict[str, Gpu]:

@@ -300,13 +300,13 @@ def make_plan(
     does not have, `ToolError` for a broken installation.
     """
     gpu = gpus.require(options.gpu)
-    choices.check(options)
+    choices.check_options(options)
     machine, count = choices.choose_machine(gpu, options)
     spec, changed = choices.on_vm(resolved.spec, gpu)
     with_driver = spec.device is not Device.CPU
     images = vm_images.candidates(gpu, options, with_driver=with_driver)
     driver = images[0].driver if with_driver else Driver.NONE
-    zones = choices.in_order(gpu, options, settings)
+    zones = choices.zone_order(gpu, options, settings)
     prices = choices.known_prices(gpu, machine, count, options, zones, now, today)
     if options.max_cost_usd is not None:
         zones = choices.with_price(zones, prices, options)
@@ -317,7 +317,7 @@ def make_plan(
         store=f"gs://{settings.bucket}",
         place=f"gcp-{gpu.name}",
         runtime=Runtime.DOCKER,
-        limit_s=choices.limit_s(options, prices.values()),
+        limit_s=choices.time_limit_s(options, prices.values()),
         spec=spec.to_json(),
         spec_origin={key: str(value) for key, value in resolved.origin.items() if key != "data_dir"},
         image=_checked_image(image),

@@ -117,7 +117,7 @@ def _cost(plan: "Plan") -> Iterator[tuple[str, str]]:
         yield "price", f"unknown in {region}; --usd-per-h takes yours"
     if price and unknown:
         yield "unknown", f"the price in {_few(unknown, 'regions')}"
-    usable, image, run = (minutes(each) for each in (plan.usable_s, plan.ready_s - plan.usable_s, plan.run_s))
+    usable, image, run = (minutes(seconds) for seconds in (plan.usable_s, plan.ready_s - plan.usable_s, plan.run_s))
     parts = f"{usable} to a usable VM as published, {image} for the image and {run} for the run assumed"
     yield "expected", f"{minutes(plan.expected_s)}, {dollars(plan.expected_usd(zone))}: {parts}"
     longest = f"{minutes(plan.limit_s)} and {minutes(AROUND_S)} to start and to stop"

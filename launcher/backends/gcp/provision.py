@@ -42,7 +42,7 @@ SETTLE_S = 9.0
 GLOBAL_QUOTA = "GPUS_ALL_REGIONS"
 RUNNING = "RUNNING"
 
-# Our own codes, beside those of facts/gce.md.
+# Our own codes, beside Compute Engine's.
 TOOK_TOO_LONG = "TOOK_TOO_LONG"
 PREEMPTED = "PREEMPTED"
 DELETED = "DELETED"
@@ -113,8 +113,8 @@ def remove(
     end_s = now() + limit_s
     gone_s: float | None = None
     while True:
-        found, gone = _end(compute, zone, name, end_s - now())
-        if found or not gone:
+        was_there, gone = _end(compute, zone, name, end_s - now())
+        if was_there or not gone:
             gone_s = None
         if gone:
             gone_s = now() if gone_s is None else gone_s
@@ -192,7 +192,7 @@ class _Provisioning:
     # The order of zones.
 
     def _next_zone(self) -> str | None:
-        """Named, then said to have it, then of a region that was tried, then the rest of the plan's."""
+        """Next zone: requested, suggested by the cloud, same region, the rest."""
         near = {region_of(zone) for zone in self._done}
 
         def rank(zone: str) -> tuple[int, int]:
@@ -234,13 +234,13 @@ class _Provisioning:
         return allowed
 
     def _fits(self, where: str, quotas: Mapping[str, Quota | None]) -> bool:
-        """Whether one of the quotas may have room for the VM; where none has, each is told with its figures."""
+        """Whether one of the quotas may have room for the VM; where none has, the user reads their figures."""
         wanted = self._plan.request.gpu_count
         known = {metric: quota for metric, quota in quotas.items() if quota is not None}
         if len(known) < len(quotas) or any(quota.left >= wanted for quota in known.values()):
             return True
-        told = "; ".join(f"{metric} is {quota.limit:g}, {quota.usage:g} in use" for metric, quota in known.items())
-        self._note(where, (OperationFault(code=QUOTA_EXCEEDED, message=f"{told}, {wanted} wanted"),), self._now())
+        figures = "; ".join(f"{metric} is {quota.limit:g}, {quota.usage:g} in use" for metric, quota in known.items())
+        self._note(where, (OperationFault(code=QUOTA_EXCEEDED, message=f"{figures}, {wanted} wanted"),), self._now())
         return False
 
     # One zone.
@@ -250,17 +250,17 @@ class _Provisioning:
         asked_s = self._now()
         self._on_event(f"{zone}: asking for {self._what()}")
         try:
-            found = self._insert(zone)
-            if isinstance(found, Instance):
+            result = self._insert(zone)
+            if isinstance(result, Instance):
                 self._on_event(f"{zone}: the VM runs")
-                return found
-            self._clear(zone, found)
+                return result
+            self._clear(zone, result)
         except BaseException:
             if self._may_live:
                 self._abandon(zone)
             raise
-        self._note(zone, found, asked_s)
-        self._learn(zone, found)
+        self._note(zone, result, asked_s)
+        self._learn(zone, result)
         return None
 
     def _insert(self, zone: str) -> Instance | tuple[OperationFault, ...]:
@@ -294,15 +294,15 @@ class _Provisioning:
             faults = self._compute.wait(operation, min(LOOK_EVERY_S, left_s))
             if faults is not None:
                 return faults
-            found = self._compute.get(operation.zone, self._name)
-            if found is not None and found.status == RUNNING:
+            vm = self._compute.get(operation.zone, self._name)
+            if vm is not None and vm.status == RUNNING:
                 return ()
         return None
 
     def _require_ours(self, zone: str, request_id: str) -> None:
         """A 409 after a repeated insert means that the first one went through."""
-        found = self._compute.get(zone, self._name)
-        if found is not None and found.request_id != request_id:
+        vm = self._compute.get(zone, self._name)
+        if vm is not None and vm.request_id != request_id:
             self._may_live = False
             raise StrangerError(
                 f"zone {zone} has another VM '{self._name}', which is not of this launch", hint="launch again"
@@ -311,13 +311,13 @@ class _Provisioning:
     def _await_running(self, zone: str, *, limit_s: float | None = None) -> Instance | tuple[OperationFault, ...]:
         """The VM once it runs, or why it will not."""
         end_s = self._now() + (self._patience_s() if limit_s is None else limit_s)
-        while (found := self._compute.get(zone, self._name)) is not None and found.status in STARTING:
+        while (vm := self._compute.get(zone, self._name)) is not None and vm.status in STARTING:
             if self._now() >= end_s:
-                return (OperationFault(code=TOOK_TOO_LONG, message=f"still {found.status}"),)
+                return (OperationFault(code=TOOK_TOO_LONG, message=f"still {vm.status}"),)
             self._sleep(PAUSE_S)
-        if found is not None and found.status == RUNNING:
-            return found
-        status = "gone" if found is None else found.status
+        if vm is not None and vm.status == RUNNING:
+            return vm
+        status = "gone" if vm is None else vm.status
         return (self._lost(zone, f"the VM is {status} right after its insert"),)
 
     def _lost(self, zone: str, message: str) -> OperationFault:
@@ -358,8 +358,10 @@ class _Provisioning:
         return f"VM '{self._name}' in {zone} is not confirmed to be gone (the cloud deletes it at its time limit)"
 
     def _learn(self, zone: str, faults: tuple[OperationFault, ...]) -> None:
-        """What the failure says about the zones to come; raises where it says that none will do."""
-        self._suggested += [each for fault in faults for each in fault.zones_available if each not in self._suggested]
+        """Take from a failure which zones are worth trying; raises where none is."""
+        self._suggested += [
+            zone_named for fault in faults for zone_named in fault.zones_available if zone_named not in self._suggested
+        ]
         match reach(faults):
             case Scope.ZONE:
                 return
@@ -368,18 +370,18 @@ class _Provisioning:
             case Scope.PROJECT:
                 raise self._no_capacity()
             case Scope.FATAL:
-                said = "; ".join(f"{fault.code}: {fault.message}" for fault in faults)
-                if refused := refused_for_good(said):
+                reasons = "; ".join(f"{fault.code}: {fault.message}" for fault in faults)
+                if refused := refused_for_good(reasons):
                     raise refused
-                raise ToolError(f"Compute Engine did not make the VM in {zone}: {said}", hint="launch doctor gcp")
+                raise ToolError(f"Compute Engine did not make the VM in {zone}: {reasons}", hint="launch doctor gcp")
 
     def _note(self, where: str, faults: tuple[OperationFault, ...], asked_s: float) -> None:
         fault = faults[0]
         took_s = self._now() - asked_s
         self._tried.append(Tried(zone=where, code=fault.code, message=fault.message, seconds=took_s))
-        self._on_event(f"{where}: {_told(fault.code, fault.message)}")
+        self._on_event(f"{where}: {_error_text(fault.code, fault.message)}")
 
-    # What is told.
+    # Messages.
 
     def _what(self) -> str:
         request = self._plan.request
@@ -387,7 +389,9 @@ class _Provisioning:
         return f"{request.machine_type} with {count}{self._plan.gpu.title}{' (spot)' if request.spot else ''}"
 
     def _no_capacity(self) -> NoCapacityError:
-        lines = [f"  {each.zone}: {_told(each.code, each.message)} ({each.seconds:.0f} s)" for each in self._tried]
+        lines = [
+            f"  {tried.zone}: {_error_text(tried.code, tried.message)} ({tried.seconds:.0f} s)" for tried in self._tried
+        ]
         left = [zone for zone in self._reach() if zone not in self._done and region_of(zone) not in self._blocked]
         if left and self._now() >= self._end_s:
             lines.append(f"  not tried, as {self._budget_s:g} s are over: {', '.join(left)}")
@@ -396,10 +400,10 @@ class _Provisioning:
 
     def _what_next(self) -> str:
         """Quotas are asked for, machines are waited for or looked for elsewhere."""
-        if all(each.code.startswith("QUOTA") for each in self._tried):
+        if all(tried.code.startswith("QUOTA") for tried in self._tried):
             page = f"https://console.cloud.google.com/iam-admin/quotas?project={self._plan.settings.project}"
             return f"ask for more at {page}; launch doctor gcp shows what each region has"
-        if all("/subnetworks/" in each.message for each in self._tried):
+        if all("/subnetworks/" in tried.message for tried in self._tried):
             name = self._plan.settings.subnetwork
             return f"no region has a subnetwork '{name}': --subnetwork of another, or its regions in infra/ (subnets)"
         other = "without --spot" if self._plan.request.spot else "with --spot"
@@ -408,7 +412,7 @@ class _Provisioning:
 
 
 def reach(faults: Iterable[OperationFault]) -> Scope:
-    """How far these errors reach, by facts/gce.md; a code that is not there reaches everywhere."""
+    """How far these errors reach, a code that is not known here reaches everywhere."""
     scopes = {_scope(fault) for fault in faults}
     return next(scope for scope in (Scope.FATAL, Scope.PROJECT, Scope.REGION, Scope.ZONE) if scope in scopes)
 
@@ -430,7 +434,7 @@ def _quota_scope(fault: OperationFault) -> Scope:
     return Scope.PROJECT if _EVERYWHERE.search(fault.message) else Scope.REGION
 
 
-def _told(code: str, message: str) -> str:
-    """A code that says it all, or what was said with one that does not."""
+def _error_text(code: str, message: str) -> str:
+    """Error code, with its message unless the code explains itself."""
     plain = code.startswith((STOCKOUT, NOT_IN_ZONE))
     return code if plain else f"{code}: {message}"

@@ -59,7 +59,7 @@ class RefusedError(ToolError):
     """The insert was refused for a reason that another zone, region or hour may not have."""
 
     def __init__(self, faults: tuple[OperationFault, ...], *, hint: str) -> None:
-        super().__init__("; ".join(f"{each.code}: {each.message}" for each in faults), hint=hint)
+        super().__init__("; ".join(f"{fault.code}: {fault.message}" for fault in faults), hint=hint)
         self.faults = faults
 
 
@@ -89,7 +89,7 @@ def translated(project: str, method: str) -> Iterator[None]:
 
 def _explained(error: Any, project: str, method: str) -> RooflaunchError:
     """What an answer of 400 or more means."""
-    code, said = int(error.code), said_by(error)
+    code, message = int(error.code), said_by(error)
     explained: RooflaunchError
     if method == "insert" and (refused := refused_for_good(_all_said_by(error))):
         explained = refused
@@ -101,32 +101,32 @@ def _explained(error: Any, project: str, method: str) -> RooflaunchError:
         explained = _forbidden(error, project)
     elif code == http.HTTPStatus.UNAUTHORIZED:
         explained = no_credentials(error)
-    elif code == http.HTTPStatus.NOT_FOUND and f"'projects/{project}'" in said:
+    elif code == http.HTTPStatus.NOT_FOUND and f"'projects/{project}'" in message:
         explained = UsageError(f"project '{project}' does not exist, or is not yours", hint="gcloud projects list")
     elif code == http.HTTPStatus.CONFLICT and method == "insert":
-        explained = AlreadyThereError(f"Compute Engine: {said}", hint="launch status")
+        explained = AlreadyThereError(f"Compute Engine: {message}", hint="launch status")
     else:
-        explained = ToolError(f"Compute Engine refused {method}: {said}", hint="launch doctor gcp")
+        explained = ToolError(f"Compute Engine refused {method}: {message}", hint="launch doctor gcp")
     return explained
 
 
-def refused_for_good(said: str) -> ToolError | None:
+def refused_for_good(message: str) -> ToolError | None:
     """What cures a refusal by a policy, or for want of a subnetwork, in every zone; None: it was refused for else."""
-    broken = list(dict.fromkeys(_CONSTRAINT.findall(said)))
+    broken = list(dict.fromkeys(_CONSTRAINT.findall(message)))
     if broken:
         cures = [_POLICY_CURES[name] for name in broken if name in _POLICY_CURES]
-        if SHIELDED_VM in broken and "non-Shielded image" in said:
+        if SHIELDED_VM in broken and "non-Shielded image" in message:
             cures[cures.index(_POLICY_CURES[SHIELDED_VM])] = (
                 "--vm-image of an image that can boot by UEFI, --secure-boot"
             )
         policies = "policies forbid" if len(broken) > 1 else "policy forbids"
         asked = "its administrator for an exception, or another --project"
         return PolicyError(
-            f"the organisation's {policies} this VM: {', '.join(broken)}: {said}", hint="; ".join(cures) or asked
+            f"the organisation's {policies} this VM: {', '.join(broken)}: {message}", hint="; ".join(cures) or asked
         )
-    if _CUSTOM_MODE_TEXT.search(said):
+    if _CUSTOM_MODE_TEXT.search(message):
         return ToolError(
-            f"the network is in custom mode, and no subnetwork is named: {said}",
+            f"the network is in custom mode, and no subnetwork is named: {message}",
             hint="--subnetwork NAME, one of that name in each region; or --network of another network; "
             "or create_network in infra/, which makes both",
         )
@@ -135,35 +135,35 @@ def refused_for_good(said: str) -> ToolError | None:
 
 def _all_said_by(error: Any) -> str:
     """Every message of an answer: one insert may break several policies."""
-    messages = [str(each.get("message", "")) for each in error.errors if isinstance(each, Mapping)]
+    messages = [str(error_item.get("message", "")) for error_item in error.errors if isinstance(error_item, Mapping)]
     return "; ".join(dict.fromkeys([said_by(error), *filter(None, messages)]))[:LONGEST_SAID]
 
 
 def _insert_fault(error: Any) -> OperationFault | None:
     """The fault, as an operation would report it, of an insert that another place or hour may not have."""
-    said, code = said_by(error), int(error.code)
+    message, code = said_by(error), int(error.code)
     if _is_stockout(error):
-        return OperationFault(code=STOCKOUT, message=said)
+        return OperationFault(code=STOCKOUT, message=message)
     if code in (TOO_MANY, UNAVAILABLE):
-        return OperationFault(code=f"HTTP_{code}", message=said)
+        return OperationFault(code=f"HTTP_{code}", message=message)
     if "quotaExceeded" in _reasons(error):
-        return OperationFault(code=QUOTA_EXCEEDED, message=said)
-    if code in (400, 404) and _NOT_IN_ZONE_TEXT.search(said):
-        return OperationFault(code=NOT_IN_ZONE, message=said)
-    if code in (400, 404) and "/subnetworks/" in said:
-        return OperationFault(code="RESOURCE_NOT_FOUND", message=said)
+        return OperationFault(code=QUOTA_EXCEEDED, message=message)
+    if code in (400, 404) and _NOT_IN_ZONE_TEXT.search(message):
+        return OperationFault(code=NOT_IN_ZONE, message=message)
+    if code in (400, 404) and "/subnetworks/" in message:
+        return OperationFault(code="RESOURCE_NOT_FOUND", message=message)
     return None
 
 
 def _forbidden(error: Any, project: str) -> DeniedError:
-    said = said_by(error)
+    message = said_by(error)
     if _reasons(error) & {"accessNotConfigured", "SERVICE_DISABLED"}:
         return DeniedError(
             f"the Compute Engine API is disabled in project '{project}'",
             hint=f"gcloud services enable compute.googleapis.com --project {project}",
         )
     return DeniedError(
-        f"no permission in project '{project}': {said}",
+        f"no permission in project '{project}': {message}",
         hint=f"ask its owner to add you to `launchers` in infra/, or change the account: {LOG_IN}",
     )
 
@@ -217,12 +217,12 @@ def _is_stockout(error: Any) -> bool:
 
 def _reasons(error: Any) -> set[str]:
     """Why, in the words of both formats that Google's services answer with."""
-    old = {str(each.get("reason", "")) for each in error.errors if isinstance(each, Mapping)}
+    old = {str(item.get("reason", "")) for item in error.errors if isinstance(item, Mapping)}
     return old | {str(error.reason or "")}
 
 
 def said_by(error: BaseException) -> str:
     """The first line of what the service said, without the request that the client puts in front."""
     text = str(getattr(error, "message", "") or error).strip()
-    said = re.sub(r"^[A-Z]+ https?://\S+: ", "", text)
-    return said.splitlines()[0][:500] if said else type(error).__name__
+    message = re.sub(r"^[A-Z]+ https?://\S+: ", "", text)
+    return message.splitlines()[0][:500] if message else type(error).__name__

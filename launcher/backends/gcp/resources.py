@@ -88,15 +88,15 @@ class Quota:
         return self.limit - self.usage
 
 
-def operation(found: Any, zone: str) -> Operation:
-    return Operation(name=str(found.name), zone=zone)
+def operation(answer: Any, zone: str) -> Operation:
+    return Operation(name=str(answer.name), zone=zone)
 
 
-def faults(found: Any) -> tuple[OperationFault, ...]:
-    told = tuple(_fault(each) for each in found.error.errors)
-    if told or not found.http_error_status_code:
-        return told
-    code, message = found.http_error_status_code, found.http_error_message
+def faults(answer: Any) -> tuple[OperationFault, ...]:
+    known = tuple(_fault(error) for error in answer.error.errors)
+    if known or not answer.http_error_status_code:
+        return known
+    code, message = answer.http_error_status_code, answer.http_error_message
     return (OperationFault(code=f"HTTP_{code}", message=str(message)),)
 
 
@@ -105,7 +105,7 @@ def _fault(error: Any) -> OperationFault:
     quota = None
     for detail in error.error_details:
         named = detail.error_info.metadatas.get("zonesAvailable", "")
-        zones += [each.strip() for each in named.split(",") if each.strip()]
+        zones += [zone.strip() for zone in named.split(",") if zone.strip()]
         if detail.quota_info.metric_name or detail.quota_info.limit_name:
             quota = _quota_fault(detail.quota_info)
     return OperationFault(code=str(error.code), message=str(error.message), zones_available=tuple(zones), quota=quota)
@@ -120,9 +120,9 @@ def _quota_fault(info: Any) -> QuotaFault:
     )
 
 
-def instance(found: Any) -> Instance:
-    status, restarts = str(found.status), bool(found.scheduling.automatic_restart)
-    deadline_s, stopped_s = _vm_deadline_s(found), epoch_s(found.last_stop_timestamp)
+def instance(answer: Any) -> Instance:
+    status, restarts = str(answer.status), bool(answer.scheduling.automatic_restart)
+    deadline_s, stopped_s = _vm_deadline_s(answer), epoch_s(answer.last_stop_timestamp)
     restarts_until_s = None if stopped_s is None else stopped_s + RESTART_S
     condition = Condition.RUNNING
     if status in STOPPED:
@@ -133,27 +133,27 @@ def instance(found: Any) -> Instance:
         # Started again, until its limit at the latest.
         condition, restarts_until_s = Condition.STOPPED, deadline_s
     return Instance(
-        name=str(found.name),
-        zone=last_part(found.zone),
+        name=str(answer.name),
+        zone=last_part(answer.zone),
         condition=condition,
         status=status,
-        created_s=epoch_s(found.creation_timestamp),
+        created_s=epoch_s(answer.creation_timestamp),
         deadline_s=deadline_s,
         restarts=restarts,
         restarts_until_s=restarts_until_s,
-        request_id=str(found.labels.get(REQUEST_LABEL, "")),
+        request_id=str(answer.labels.get(REQUEST_LABEL, "")),
     )
 
 
-def disk(found: Any) -> Disk:
+def disk(answer: Any) -> Disk:
     return Disk(
-        name=str(found.name),
-        zone=last_part(found.zone),
-        size_gb=int(found.size_gb),
-        created_at=str(found.creation_timestamp),
-        labels=MappingProxyType(dict(found.labels)),
-        deadline_s=_disk_deadline_s(found),
-        users=tuple(last_part(each) for each in found.users),
+        name=str(answer.name),
+        zone=last_part(answer.zone),
+        size_gb=int(answer.size_gb),
+        created_at=str(answer.creation_timestamp),
+        labels=MappingProxyType(dict(answer.labels)),
+        deadline_s=_disk_deadline_s(answer),
+        users=tuple(last_part(user) for user in answer.users),
     )
 
 
@@ -166,17 +166,17 @@ def gaps(page: Any) -> list[str]:
     return places
 
 
-def _vm_deadline_s(found: Any) -> float | None:
+def _vm_deadline_s(answer: Any) -> float | None:
     """As the cloud tells it; of a VM that does not run yet, or was stopped, its creation and its limit."""
-    told_s = epoch_s(found.resource_status.scheduling.termination_timestamp)
-    if told_s is not None:
-        return told_s
-    return _limit_after(found.creation_timestamp, int(found.scheduling.max_run_duration.seconds))
+    deadline_s = epoch_s(answer.resource_status.scheduling.termination_timestamp)
+    if deadline_s is not None:
+        return deadline_s
+    return _limit_after(answer.creation_timestamp, int(answer.scheduling.max_run_duration.seconds))
 
 
-def _disk_deadline_s(found: Any) -> float | None:
-    text = found.labels.get(LIMIT_LABEL, "")
-    return _limit_after(found.creation_timestamp, int(text) if text.isascii() and text.isdigit() else 0)
+def _disk_deadline_s(answer: Any) -> float | None:
+    text = answer.labels.get(LIMIT_LABEL, "")
+    return _limit_after(answer.creation_timestamp, int(text) if text.isascii() and text.isdigit() else 0)
 
 
 def _limit_after(created_at: str, limit_s: int) -> float | None:
@@ -184,8 +184,8 @@ def _limit_after(created_at: str, limit_s: int) -> float | None:
     return created_s + limit_s if created_s is not None and limit_s else None
 
 
-def quotas(found: Any) -> Mapping[str, Quota]:
-    return {str(each.metric): Quota(limit=float(each.limit), usage=float(each.usage)) for each in found.quotas}
+def quotas(answer: Any) -> Mapping[str, Quota]:
+    return {str(quota.metric): Quota(limit=float(quota.limit), usage=float(quota.usage)) for quota in answer.quotas}
 
 
 def last_part(url: str) -> str:

@@ -66,7 +66,9 @@ class Services:
     def enabled(self) -> frozenset[str]:
         """The services that are enabled, as `compute.googleapis.com`."""
         url = f"https://serviceusage.googleapis.com/v1/projects/{self.project}/services"
-        return frozenset(str(each["config"]["name"]) for each in self._pages(url, "services", filter="state:ENABLED"))
+        return frozenset(
+            str(service["config"]["name"]) for service in self._pages(url, "services", filter="state:ENABLED")
+        )
 
     def compute_skus(self, endpoint: str = BILLING) -> Iterator[Any]:
         """What Compute Engine charges for, as Cloud Billing lists it, page by page."""
@@ -81,19 +83,19 @@ class Services:
     def tag_digest(self, repository: str, package: str, tag: str) -> str | None:
         """The digest of the image with this tag; None: there is none."""
         path = f"{repository}/packages/{urllib.parse.quote(package, safe='')}/tags/{tag}"
-        found = self._ask("GET", f"https://artifactregistry.googleapis.com/v1/{path}")
-        return str(found["version"]).rpartition("/")[2] if found else None
+        answer = self._ask("GET", f"https://artifactregistry.googleapis.com/v1/{path}")
+        return str(answer["version"]).rpartition("/")[2] if answer else None
 
     def service_account(self, email: str) -> ServiceAccount | None:
         """The account of this address; None: there is none."""
-        found = self._ask("GET", f"https://iam.googleapis.com/v1/{_account(email)}")
-        return None if found is None else ServiceAccount(email=email, disabled=bool(found.get("disabled")))
+        answer = self._ask("GET", f"https://iam.googleapis.com/v1/{_account(email)}")
+        return None if answer is None else ServiceAccount(email=email, disabled=bool(answer.get("disabled")))
 
     def may_act_as(self, email: str) -> bool:
         """Whether we may start a VM that acts as this service account."""
         wanted = {"permissions": ["iam.serviceAccounts.actAs"]}
-        found = self._ask("POST", f"https://iam.googleapis.com/v1/{_account(email)}:testIamPermissions", wanted)
-        return bool(found and found.get("permissions"))
+        answer = self._ask("POST", f"https://iam.googleapis.com/v1/{_account(email)}:testIamPermissions", wanted)
+        return bool(answer and answer.get("permissions"))
 
     def roles_in_bucket(self, bucket: str, email: str) -> frozenset[str]:
         """The roles that are given to a service account by the bucket itself."""
@@ -121,21 +123,21 @@ class Services:
 
     def permissions(self, roles: Collection[str]) -> frozenset[str]:
         """What these roles allow together."""
-        return frozenset(each for role in roles for each in self._permissions_of(role))
+        return frozenset(permission for role in roles for permission in self._permissions_of(role))
 
     def _permissions_of(self, role: str) -> frozenset[str]:
         if role not in self._roles:
-            found = self._ask("GET", f"https://iam.googleapis.com/v1/{role}") or {}
-            self._roles[role] = frozenset(found.get("includedPermissions", ()))
+            answer = self._ask("GET", f"https://iam.googleapis.com/v1/{role}") or {}
+            self._roles[role] = frozenset(answer.get("includedPermissions", ()))
         return self._roles[role]
 
     def _pages(self, url: str, items: str, **query: str) -> Iterator[Mapping[str, Any]]:
         while True:
-            found = self._ask("GET", f"{url}?{urllib.parse.urlencode(query)}") or {}
-            yield from found.get(items, ())
-            if not found.get("nextPageToken"):
+            answer = self._ask("GET", f"{url}?{urllib.parse.urlencode(query)}") or {}
+            yield from answer.get(items, ())
+            if not answer.get("nextPageToken"):
                 return
-            query["pageToken"] = found["nextPageToken"]
+            query["pageToken"] = answer["nextPageToken"]
 
     def _ask(self, method: str, url: str, content: Any = None) -> Mapping[str, Any] | None:
         """The document; None: there is no such thing. Raises `ForbiddenError`, `DisabledError`, other `ToolError`s."""
@@ -197,25 +199,25 @@ def _roles_of(policy: Mapping[str, Any] | None, email: str) -> frozenset[str]:
     """Roles bound to the account itself; what it has as one of a group does not show here."""
     bindings: Sequence[Mapping[str, Any]] = (policy or {}).get("bindings", ())
     member = f"serviceAccount:{email}"
-    return frozenset(str(each["role"]) for each in bindings if member in each.get("members", ()))
+    return frozenset(str(binding["role"]) for binding in bindings if member in binding.get("members", ()))
 
 
 def _refused(response: Response, host: str, project: str) -> ToolError:
-    said, reasons = _said(response)
+    message, reasons = _message_of(response)
     if "SERVICE_DISABLED" in reasons:
         return DisabledError(
             f"{host} is not enabled in project '{project}'", hint=f"gcloud services enable {host} --project {project}"
         )
     if response.status_code == 403:  # noqa: PLR2004
         # With a user's own credentials some services want to know who is counted for the question.
-        if "quota project" in said:
+        if "quota project" in message:
             hint = f"gcloud auth application-default set-quota-project {project}"
         else:
             hint = f"ask the owner of project '{project}', or change the account: {LOG_IN}"
-        return ForbiddenError(f"{host}: {said}", hint=hint)
+        return ForbiddenError(f"{host}: {message}", hint=hint)
     if response.status_code == 401:  # noqa: PLR2004
-        return ToolError(f"no usable credentials for Google Cloud: {said}", hint=LOG_IN)
-    return ToolError(f"{host}: {said}", hint="run again; then report it")
+        return ToolError(f"no usable credentials for Google Cloud: {message}", hint=LOG_IN)
+    return ToolError(f"{host}: {message}", hint="run again; then report it")
 
 
 def _document(response: Response, host: str) -> Mapping[str, Any]:
@@ -227,7 +229,7 @@ def _document(response: Response, host: str) -> Mapping[str, Any]:
     return document
 
 
-def _said(response: Response) -> tuple[str, frozenset[str]]:
+def _message_of(response: Response) -> tuple[str, frozenset[str]]:
     """What the service said, and its reasons: https://google.aip.dev/193."""
     try:
         error = response.json()["error"]

@@ -87,9 +87,9 @@ def resolve_settings(
     values: dict[str, str] = {}
     origins: dict[str, str] = {}
     for name in NAMES:
-        found = _first(name, given, environment, table)
-        if found:
-            origins[name], values[name] = found
+        strongest = _first(name, given, environment, table)
+        if strongest:
+            origins[name], values[name] = strongest
     if "project" not in values:
         values["project"], origins["project"] = _default_project(default_project), CREDENTIALS
     for name, value in _defaults(values["project"]).items():
@@ -128,12 +128,12 @@ def _checked(name: str, value: object, *, where: str, hint: str) -> str:
 
 def _default_project(default_project: Callable[[], str | None]) -> str:
     hint = "--project PROJECT, or gcloud auth application-default login"
-    found = default_project()
-    if found == ANY_PROJECT:
-        return found
-    if not found:
+    project = default_project()
+    if project == ANY_PROJECT:
+        return project
+    if not project:
         raise UsageError("no project is set, and the credentials name none", hint=hint)
-    return _checked("project", found, where=f"{CREDENTIALS}: ", hint=hint)
+    return _checked("project", project, where=f"{CREDENTIALS}: ", hint=hint)
 
 
 def _defaults(project: str) -> dict[str, str]:

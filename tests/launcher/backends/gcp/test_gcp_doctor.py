@@ -10,14 +10,13 @@ from launcher.backends.door import Condition, Listing
 from launcher.backends.gcp import doctor, gpus
 from launcher.backends.gcp.catalog import Current
 from launcher.backends.gcp.compute import Compute
-from launcher.backends.gcp.doctor import Cloud, Repository
+from launcher.backends.gcp.doctor import CloudPorts, Repository
 from launcher.backends.gcp.resources import Disk, Instance, Quota
 from launcher.backends.gcp.services import Services
 from launcher.backends.gcp.settings import Settings
 from launcher.backends.gcp.skus import PriceList
 from launcher.checks import Check
 from launcher.checks import Health as State
-from launcher.kinds import Part
 from tests.launcher.backends.gcp.fake_compute import FakeCompute
 from tests.launcher.backends.gcp.fake_rest import (
     ACCOUNT,
@@ -131,7 +130,7 @@ class World:
     prices: Any = None
 
     def checks(self) -> list[Check]:
-        cloud = Cloud(
+        cloud = CloudPorts(
             compute=lambda project: _given(self.compute_error or self.compute) if project == PROJECT else None,  # type: ignore[arg-type,return-value]
             bucket=lambda name: _given(self.bucket) if name == BUCKET else None,
             services=lambda project: _given(self.services_error or Services(project, self.rest)),
@@ -194,7 +193,7 @@ def test_a_sound_project(world: World) -> None:
         ("its VM role", "ok", VM_ROLE, ""),
     ]
     assert world.amiss() == {}
-    assert {check.part for check in world.checks()} == {Part.GCP}
+    assert {check.part for check in world.checks()} == {"gcp"}
 
 
 @pytest.mark.parametrize(
@@ -816,7 +815,9 @@ def test_for_real(clouds: tuple[FakeCompute, StrictGcs]) -> None:
     compute.set_quota("us-central1", "NVIDIA_L4_GPUS", 5000)
     ours = {"rooflaunch": "launch"}
     compute.add_vm("rooflaunch-t4-20261121-142530-3fa9c1", project=PROJECT, labels=ours, age_s=7200)
-    found = {each.name: each for each in reversed(machine_doctor.examine([Part.GCP]))}
+    found = {
+        each.name: each for each in reversed(machine_doctor.examine(["gcp"], checks_of=lambda _: doctor.examine()))
+    }
     assert found["project"].found == "my-project (environment); Compute Engine answers"
     assert found["GPUS_ALL_REGIONS"].state is State.OK
     assert found["quota l4"].found.startswith("GPUs left, standard: us-central1 5000, ")

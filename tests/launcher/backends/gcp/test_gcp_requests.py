@@ -41,7 +41,6 @@ QUESTIONS: dict[str, Callable[[Compute], Any]] = {
     "disks": lambda compute: compute.disks(),
     "region_quotas": lambda compute: compute.region_quotas("us-central1"),
     "project_quotas": lambda compute: compute.project_quotas(),
-    "zone_names": lambda compute: compute.zone_names(),
     "get_image": lambda compute: compute.get_image("ubuntu-os-cloud", "ubuntu-2204-lts"),
     "machine_type": lambda compute: compute.machine_type(ZONE, "n1-standard-4"),
     "delete": lambda compute: compute.delete(ZONE, NAME),
