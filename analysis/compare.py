@@ -221,14 +221,11 @@ def _blocks_words(pair: Pair, comparison: Comparison) -> Iterator[str]:
 
 
 def _also_different(pair: Pair, by: str) -> Iterator[str]:
+    # A process against a container: that the runtime differs says it all.
+    one_has_no_image = any(all(needs_no_digest(case.facts) for case in side.runs) for side in (pair.left, pair.right))
     facts = [fact for fact in TOLD if fact != by]
     sides = [[{case[fact] for case in side.runs} for fact in facts] for side in (pair.left, pair.right)]
     for fact, left, right in zip(facts, *sides, strict=True):
-        if left != right and not (fact == "image_digest" and _one_has_no_image(pair)):
+        if left != right and not (fact == "image_digest" and one_has_no_image):
             words = [" and ".join(sorted(value_text(fact, value) for value in values)) for values in (left, right)]
             yield f"{label(fact)} differs too: {words[0]} against {words[1]}"
-
-
-def _one_has_no_image(pair: Pair) -> bool:
-    """A process against a container: that the runtime differs says it all."""
-    return any(all(needs_no_digest(case.facts) for case in side.runs) for side in (pair.left, pair.right))

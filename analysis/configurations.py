@@ -37,6 +37,15 @@ PLACE = (*DEVICE, "machine_type")
 SOFTWARE = ("driver_version", "torch", "runtime", "image_digest", "rooflaunch", "commit", "commit_dirty", "imported")
 # What names a line of a table; the rest is said in its note where lines of one name differ.
 NAMED = ("place", "device_name", "model", "batch_size", "precision")
+# What names the work of a step: larger images are more work.
+WORK_NAMED = (*NAMED, "image_size")
+NAMED_COLUMNS = (
+    Column(name="place", heading="place", role=Role.FACT),
+    Column(name="device_name", heading="device", role=Role.FACT),
+    Column(name="model", heading="model", role=Role.FACT),
+    Column(name="batch_size", heading="batch", role=Role.FACT),
+    Column(name="precision", heading="precision", role=Role.FACT),
+)
 
 LABELS = {
     "device_name": "device",

@@ -76,7 +76,14 @@ def costs(results: Results) -> pd.DataFrame:
     for row in rows:
         usd = row["usd_per_million_images"]
         row["cheapest"] = usd is not None and usd == best[_task(row)]
-    rows.sort(key=lambda row: (row["model"], _or_last(row["usd_per_million_images"]), -(row["images_per_s"] or 0)))
+    rows.sort(
+        key=lambda row: (
+            row["model"],
+            row["usd_per_million_images"] is None,
+            row["usd_per_million_images"] or 0.0,
+            -(row["images_per_s"] or 0),
+        )
+    )
     return frame(rows, COLUMNS)
 
 
@@ -150,7 +157,3 @@ def _price(pool: Group, spot: bool | None) -> tuple[HourlyPrice | None, str | No
 
 def _task(row: Mapping[str, Any]) -> tuple[Any, ...]:
     return row["model"], row["image_size"], row["dataset"]
-
-
-def _or_last(figure: float | None) -> float:
-    return float("inf") if figure is None else figure

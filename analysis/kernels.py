@@ -9,17 +9,17 @@ import pandas as pd
 import analysis
 from analysis import ncu
 from analysis.breakdown import ALL, COLUMNS, breakdown, in_steps, l2_bytes_are, per_step
-from analysis.configurations import CONFIGURATION, PLACE, SOFTWARE
+from analysis.configurations import CONFIGURATION, NAMED_COLUMNS, PLACE, SOFTWARE, WORK_NAMED
 from analysis.importing import DEVICE_NAME
 from analysis.ncu import NcuFile
 from analysis.operators import SHOWN, longest, operators
 from analysis.problem import Problem
-from analysis.roofline import NAMED, frame, kernel_points
+from analysis.roofline import frame, kernel_points
 from workload.contract.errors import NothingToDoError
 from workload.contract.tables import Column, Format, Role
 from workload.contract.tables import render as render_table
 
-FACTS = ("file", *NAMED, "profiles", "steps")
+FACTS = ("file", *WORK_NAMED, "profiles", "steps")
 TABLE = (
     Column(name="file", heading="file", optional=True, role=Role.FACT),
     Column(name="place", heading="place", optional=True, role=Role.FACT),
@@ -43,11 +43,7 @@ TABLE = (
     Column(name="remark", heading="note", optional=True, role=Role.NOTE),
 )
 OPERATORS = (
-    Column(name="place", heading="place", role=Role.FACT),
-    Column(name="device_name", heading="device", role=Role.FACT),
-    Column(name="model", heading="model", role=Role.FACT),
-    Column(name="batch_size", heading="batch", role=Role.FACT),
-    Column(name="precision", heading="precision", role=Role.FACT),
+    *NAMED_COLUMNS,
     Column(name="steps", heading="steps", role=Role.FACT),
     Column(name="name", heading="operator", role=Role.FACT),
     Column(name="launches", heading="calls"),
@@ -114,7 +110,7 @@ def _head(table: pd.DataFrame, top: int | None) -> pd.DataFrame:
     if top is None or table.empty:
         return table
     whole = table["family"] == ALL
-    names = [name for name in (*NAMED, "note") if name in table]
+    names = [name for name in (*WORK_NAMED, "note") if name in table]
     parts = table[~whole].groupby(names, dropna=False, sort=False).head(top) if names else table[~whole].head(top)
     return table.loc[sorted([*parts.index, *table.index[whole]])]
 
@@ -162,7 +158,7 @@ def _with_total(rows: pd.DataFrame, total: pd.DataFrame) -> pd.DataFrame:
 
 def _of_results(points: pd.DataFrame) -> list[pd.DataFrame]:
     """A table per group of runs, each with its total."""
-    names = [*NAMED, "profiles", "steps", "note"]
+    names = [*WORK_NAMED, "profiles", "steps", "note"]
     groups = points.groupby(names, dropna=False, sort=False)
     return [_remarked(_with_total(rows, _sum_of(rows, names)), None) for _, rows in groups]
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.configurations import CONFIGURATION, PLACE, SOFTWARE, Group, completed, group
+from analysis.breakdown import ALL
+from analysis.configurations import CONFIGURATION, PLACE, SOFTWARE, WORK_NAMED, Group, completed, group
 from analysis.loading import Results
 from analysis.problem import Problem
 from workload.contract.errors import BundleError
@@ -21,11 +22,8 @@ FILE = "torch/kernels.csv"
 KIND = "torch"
 # Those after them take less than the profiler's own disturbance; JSON and CSV have all.
 SHOWN = 15
-# How the whole profile is called in a table of its parts.
-ALL = "all"
-NAMED = ("place", "device_name", "model", "batch_size", "precision", "image_size")
 COLUMNS = (
-    *NAMED,
+    *WORK_NAMED,
     "profiles",
     "steps",
     "name",
@@ -35,7 +33,7 @@ COLUMNS = (
     "flop",
     "flop_per_s",
     "note",
-    *(fact for fact in (*CONFIGURATION, *PLACE, *SOFTWARE) if fact not in NAMED),
+    *(fact for fact in (*CONFIGURATION, *PLACE, *SOFTWARE) if fact not in WORK_NAMED),
 )
 # The operators that do the arithmetic of each kind of `complexity.flop_by_op`; `aten::conv2d` and the like only call
 # them. Names as in PyTorch's native_functions.yaml (2.9).
@@ -73,7 +71,7 @@ def longest(table: pd.DataFrame, top: int) -> pd.DataFrame:
     if table.empty:
         return table
     whole = table["name"] == ALL
-    parts = table[~whole].groupby([*NAMED, "note"], dropna=False, sort=False).head(top)
+    parts = table[~whole].groupby([*WORK_NAMED, "note"], dropna=False, sort=False).head(top)
     return table.loc[sorted([*parts.index, *table.index[whole]])]
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pandas as pd
 
 from analysis.breakdown import COLUMNS, breakdown, in_steps, l2_bytes_are, per_step
-from analysis.configurations import CONFIGURATION, DEVICE, PLACE, SOFTWARE, Group, completed, group
+from analysis.configurations import CONFIGURATION, DEVICE, PLACE, SOFTWARE, WORK_NAMED, Group, completed, group
 from analysis.loading import Results
 from analysis.statistics import over_runs
 from workload.contract import peaks
@@ -51,9 +51,8 @@ class RoofKind(StrEnum):
     PEAK = "peak"
 
 
-NAMED = ("place", "device_name", "model", "batch_size", "precision", "image_size")
 # The rest of what tells groups of runs apart: in data a column each.
-UNNAMED = tuple(name for name in (*CONFIGURATION, *PLACE, *SOFTWARE) if name not in NAMED)
+UNNAMED = tuple(name for name in (*CONFIGURATION, *PLACE, *SOFTWARE) if name not in WORK_NAMED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -378,7 +377,7 @@ def _point(pool: Group, source: WorkSource, device: _Device, refuted: Mapping[fl
     if is_busy(pool.texts("bound"), len(steps)):
         bound = Bound.BUSY
     row = PointRow(
-        **{name: pool[name] for name in NAMED},
+        **{name: pool[name] for name in WORK_NAMED},
         source=str(source),
         runs=len(steps),
         intensity_flop_per_byte=placed,
@@ -484,7 +483,7 @@ def kernel_points(results: Results, *, keys: Sequence[str] = ("family",)) -> pd.
     launches = results.kernels.groupby("run_id", sort=False).indices
     profiled = [pool for pool in group(completed(results.runs)) if not launches.keys().isdisjoint(pool.runs["run_id"])]
     tables = [_kernel_rows(results, pool, launches, keys) for pool in profiled]
-    columns = [*NAMED, "profiles", "steps", *keys, *COLUMNS, "l2_bytes_are", "note", *UNNAMED]
+    columns = [*WORK_NAMED, "profiles", "steps", *keys, *COLUMNS, "l2_bytes_are", "note", *UNNAMED]
     return pd.concat(tables, ignore_index=True)[columns] if tables else pd.DataFrame(columns=columns)
 
 
@@ -574,13 +573,11 @@ def frame(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> pd.DataF
     table = pd.DataFrame(list(rows), columns=list(columns))
     for name in columns:
         is_empty = table[name].isna().all()
-        if table[name].dtype == object and (is_empty or not table[name].dropna().map(_is_text_or_flag).any()):
+        if table[name].dtype == object and (
+            is_empty or not any(isinstance(value, str | bool) for value in table[name].dropna())
+        ):
             table[name] = pd.to_numeric(table[name])
     return table
-
-
-def _is_text_or_flag(value: Any) -> bool:
-    return isinstance(value, str | bool)
 
 
 def _median(values: Sequence[float]) -> float | None:

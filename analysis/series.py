@@ -107,7 +107,7 @@ def _parse_one(layout: SeriesFile, content: bytes | None) -> tuple[pa.Table, lis
         table = _read(layout, whole, on_ragged=ragged.append)
     except pa.ArrowException as error:
         return nothing, [f"{layout.file} cannot be read: {_first_line(error)}; left out"]
-    names = set(_header_names(whole))
+    names = set(whole.split(b"\n", 1)[0].decode("utf-8", "replace").strip().split(","))
     if table.num_rows and not set(layout.types) & names:
         return nothing, [f"{layout.file} has none of the columns {', '.join(layout.types)}; left out"]
     if layout.needs_every_column and (lacking := [name for name in layout.types if name not in names]):
@@ -116,10 +116,6 @@ def _parse_one(layout: SeriesFile, content: bytes | None) -> tuple[pa.Table, lis
         [f"{layout.file}: {counted(len(ragged), 'row')} with too many or too few cells; left out"] if ragged else []
     )
     return table, remarks
-
-
-def _header_names(whole: bytes) -> list[str]:
-    return whole.split(b"\n", 1)[0].decode("utf-8", "replace").strip().split(",")
 
 
 def _first_line(error: Exception) -> str:

@@ -6,16 +6,12 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.configurations import DETAILS, Group, completed, group
+from analysis.configurations import DETAILS, NAMED_COLUMNS, Group, completed, group
 from workload.contract.bundle import Status
 from workload.contract.tables import Column, Role
 
 COLUMNS = (
-    Column(name="place", heading="place", role=Role.FACT),
-    Column(name="device_name", heading="device", role=Role.FACT),
-    Column(name="model", heading="model", role=Role.FACT),
-    Column(name="batch_size", heading="batch", role=Role.FACT),
-    Column(name="precision", heading="precision", role=Role.FACT),
+    *NAMED_COLUMNS,
     Column(name="images_per_s", heading="images/s"),
     Column(name="images_per_s_low", heading="low"),
     Column(name="images_per_s_high", heading="high"),

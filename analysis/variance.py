@@ -9,7 +9,7 @@ import pandas as pd
 
 from analysis.cases import Case, cases
 from analysis.causes import causes
-from analysis.configurations import DATA_DETAILS, DETAILS, NAMED, Group, group, label, measured
+from analysis.configurations import DATA_DETAILS, DETAILS, NAMED, NAMED_COLUMNS, Group, group, label, measured
 from analysis.loading import Results
 from analysis.machines import COLUMNS as MACHINE_COLUMNS
 from analysis.machines import machines
@@ -49,11 +49,7 @@ WITHIN_COLUMNS = (
     *DETAILS,
 )
 BETWEEN_COLUMNS = (
-    Column(name="place", heading="place", role=Role.FACT),
-    Column(name="device_name", heading="device", role=Role.FACT),
-    Column(name="model", heading="model", role=Role.FACT),
-    Column(name="batch_size", heading="batch", role=Role.FACT),
-    Column(name="precision", heading="precision", role=Role.FACT),
+    *NAMED_COLUMNS,
     Column(name="images_per_s", heading="images/s"),
     Column(name="images_per_s_low", heading="low"),
     Column(name="images_per_s_high", heading="high"),

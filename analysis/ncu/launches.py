@@ -47,12 +47,8 @@ def is_misread(section: NcuTable) -> bool:
     """Whether numbers that were read as floats may be whole ones with a thousands mark: 117.344 instructions."""
     if not section.is_numeric:
         return False
-    return any(is_whole and bool(np.any(np.floor(values) < values)) for values, is_whole in _floats(section))
-
-
-def _floats(section: NcuTable) -> Iterable[tuple[Floats, bool]]:
-    for column, is_whole in _columns(section):
-        yield column.to_numpy(), is_whole
+    columns = ((column.to_numpy(), is_whole) for column, is_whole in _columns(section))
+    return any(is_whole and bool(np.any(np.floor(values) < values)) for values, is_whole in columns)
 
 
 def number_columns(section: NcuTable) -> list[tuple[numbers.Text, bool]]:
@@ -67,7 +63,8 @@ def _columns(section: NcuTable) -> Iterable[tuple[pa.ChunkedArray, bool]]:
         return
     values = section.columns.column(VALUE)
     names = section.columns.column(METRIC)
-    wanted = {metric for role in metrics.known(_present(names)) for metric in role.metrics}
+    present = [name for name in names.unique().to_pylist() if name is not None]
+    wanted = {metric for role in metrics.known(present) for metric in role.metrics}
     is_read = pc.is_in(names, value_set=pa.array(sorted(wanted), pa.string()))
     if UNIT in section.columns.column_names:
         is_whole = pc.is_in(section.columns.column(UNIT), value_set=pa.array(sorted(WHOLE_UNITS), pa.string()))
@@ -75,10 +72,6 @@ def _columns(section: NcuTable) -> Iterable[tuple[pa.ChunkedArray, bool]]:
         yield values.filter(pc.and_(is_read, pc.invert(is_whole))), False
     else:
         yield values.filter(is_read), False
-
-
-def _present(names: pa.ChunkedArray) -> list[str]:
-    return [name for name in names.unique().to_pylist() if name is not None]
 
 
 def of(section: NcuTable, form: NumberFormat) -> Launches:

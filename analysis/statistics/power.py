@@ -60,7 +60,9 @@ def smallest_detectable_shift(
     def missing(shift: float) -> float:
         return power_of(shift, degrees=degrees, alpha=alpha) - power
 
-    shift = float(brentq(missing, 0.0, _upper(degrees, alpha)))
+    # A shift that is found for certain: the normal limits of test and power, scaled by the heaviest tail.
+    certain = 10 + 10 * float(stdtrit(degrees, 1 - alpha / 2))
+    shift = float(brentq(missing, 0.0, certain))
     return Detectable(difference=shift * error, alpha=alpha, power=power)
 
 
@@ -88,8 +90,3 @@ def power_of(shift: float, *, degrees: float, alpha: float) -> float:
     above, below = 1 - float(nctdtr(degrees, shift, limit)), float(nctdtr(degrees, shift, -limit))
     # Far out in the wrong tail scipy may give NaN; the true value is 0 to 15 digits there.
     return above + (below if np.isfinite(below) else 0.0)
-
-
-def _upper(degrees: float, alpha: float) -> float:
-    """A shift that is found for certain: the normal limits of test and power, scaled by the heaviest tail."""
-    return 10 + 10 * float(stdtrit(degrees, 1 - alpha / 2))
