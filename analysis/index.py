@@ -7,7 +7,6 @@ a word where it is missing, damaged or of another version. A folder that cannot 
 """
 
 import os
-import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -25,6 +24,7 @@ from analysis.series import LAYOUTS, Series, SeriesFile, parse
 from workload.contract import bundle
 from workload.contract.errors import BundleError
 from workload.contract.fields import RANGES, Kind
+from workload.contract.files import replacing
 from workload.contract.tidy import clean
 
 FOLDER, FILE = ".analysis", "bundles.parquet"
@@ -285,11 +285,5 @@ def _load(path: Path) -> pa.Table | None:
 def _store(path: Path, table: pa.Table) -> None:
     with suppress(OSError):
         path.parent.mkdir(exist_ok=True)
-        # Not by tempfile: who shares a results folder may read its index too.
-        temporary = path.with_name(f"{path.name}.{secrets.token_hex(6)}")
-        try:
-            with temporary.open("xb") as file:
-                pq.write_table(table, file, compression="zstd", compression_level=1)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with replacing(path, shared=True, durable=False) as file:
+            pq.write_table(table, file, compression="zstd", compression_level=1)

@@ -4,8 +4,6 @@ Only clean rates are kept: one that was measured on a busy machine would spoil t
 """
 
 import json
-import os
-import tempfile
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -16,6 +14,7 @@ from typing import Any
 from workload import ceilings
 from workload.ceiling_rates import Ceilings
 from workload.ceilings import COPY, TRIAD, Report, Sampler, identity, wanted
+from workload.contract.files import replace_text
 from workload.contract.spec import Device
 
 CACHE_NAME = ".ceilings.json"
@@ -88,11 +87,4 @@ def _write(path: Path, measured: Ceilings) -> None:
     """Whole or not at all: another run may read the file at any moment."""
     text = json.dumps({"schema": CACHE_SCHEMA, "ceilings": measured.to_json()}, indent=1)
     with suppress(OSError):
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{CACHE_NAME}.")
-        temporary = Path(name)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        replace_text(path, text, shared=True, durable=False)

@@ -10,6 +10,7 @@ import typer
 
 from analysis.commands.shared import ResultsArgument, VerifyOption, load, tell
 from workload.contract.errors import ExitCode, UsageError
+from workload.contract.files import replacing
 from workload.contract.text import printable
 
 EXAMPLES = """\b
@@ -108,14 +109,10 @@ def _progress(stage: str) -> None:
 
 def _write(path: Path, text: str, *, option: str) -> None:
     """Replaced as a whole: a reader never sees half a page. Half of a surrogate pair, which JSON can name, is a `?`."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            temporary.write_text(text, encoding="utf-8", errors="replace", newline="\n")
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with replacing(path, shared=True, durable=False) as file:
+            file.write(text.encode("utf-8", "replace"))
     except OSError as error:
         raise UsageError(
             f"report '{path}' cannot be written: {error.strerror or error}",

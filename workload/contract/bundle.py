@@ -13,11 +13,10 @@ import csv
 import errno
 import hashlib
 import json
-import os
 import re
 import secrets
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -27,6 +26,7 @@ from typing import Any
 from workload.contract import record
 from workload.contract.checksum import crc32c, crc32c_text
 from workload.contract.errors import BundleError, RunFailedError, UsageError
+from workload.contract.files import replace_text
 from workload.contract.record import SCHEMA_VERSION, Record, Status
 
 # The home of `Status` was here; most of its readers look for it beside the bundle.
@@ -305,15 +305,4 @@ def _damaged(folder: Path, why: str) -> BundleError:
 
 
 def _write_json(path: Path, document: Mapping[str, Any]) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        with temporary.open("w", encoding="utf-8") as text:
-            json.dump(document, text, indent=1, allow_nan=False)
-            text.write("\n")
-            text.flush()
-            os.fsync(text.fileno())
-        temporary.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
+    replace_text(path, json.dumps(document, indent=1, allow_nan=False) + "\n")

@@ -21,6 +21,7 @@ from typing import Any
 
 from workload import __version__
 from workload.contract.errors import ExitCode, InterruptedRunError, ToolError, UsageError
+from workload.contract.files import replace_text
 from workload.gpu_truth.bench import Bench, OutOfTimeError, PartFailedError
 from workload.gpu_truth.parts import PART_LIMIT_S, PARTS, Need, Part
 from workload.log import LOGGER
@@ -158,9 +159,7 @@ def _lacking(part: Part, bench: Bench) -> str | None:
 
 
 def _write(path: Path, document: Mapping[str, Any]) -> None:
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(document, indent=1), encoding="utf-8")
-    temporary.replace(path)
+    replace_text(path, json.dumps(document, indent=1), durable=False)
 
 
 def _close(folder: Path, parts: Sequence[Part], elapsed_s: float) -> int:

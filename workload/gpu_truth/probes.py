@@ -21,6 +21,7 @@ from torch.cuda import nvtx
 
 from workload import ceilings, cuda, device, models
 from workload.clock import Clock, clock_for
+from workload.contract.files import replace_text
 from workload.contract.spec import Device, Precision, RunSpec
 from workload.data import open_source
 from workload.gpu_truth import kernels, loops
@@ -298,10 +299,7 @@ def main(words: Sequence[str]) -> None:
     name, answer, *arguments = words
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     found = PROBES[name](*arguments)
-    path = Path(answer)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(found), encoding="utf-8")
-    temporary.replace(path)
+    replace_text(Path(answer), json.dumps(found), durable=False)
 
 
 def _end_with(parent: int) -> None:

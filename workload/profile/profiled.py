@@ -23,6 +23,7 @@ from torch.profiler import ProfilerActivity
 from workload import ceilings, data, device, models
 from workload.clock import clock_for
 from workload.contract.errors import ExitCode
+from workload.contract.files import replace_text
 from workload.contract.spec import Device, Precision, RunSpec
 from workload.contract.vocabulary import calibration_range, step_range
 from workload.data import Batch
@@ -104,9 +105,7 @@ def run(mode: Mode, spec: RunSpec, report: Path, *, owner: int, warmup_steps: in
                 found = _under_ncu(session, calibrate=False)
             case Mode.TRACE:
                 found = _trace(session, report.parent)
-    temporary = report.with_name(report.name + ".tmp")
-    temporary.write_text(json.dumps(found | {"warmup_steps": warmup}), encoding="utf-8")
-    temporary.replace(report)
+    replace_text(report, json.dumps(found | {"warmup_steps": warmup}), durable=False)
 
 
 def _end_with(owner: int) -> None:

@@ -2,7 +2,6 @@
 
 import hashlib
 import io
-import os
 import shutil
 import threading
 from collections.abc import Iterable, Iterator
@@ -15,6 +14,7 @@ from typing import BinaryIO
 from workload.contract import bundle
 from workload.contract.checksum import crc32c_of
 from workload.contract.errors import BundleError, ToolError
+from workload.contract.files import replacing
 from workload.storage.inventory import PARTIAL, Wanted
 from workload.storage.store import (
     ObjectChangedError,
@@ -170,12 +170,8 @@ def _size(path: Path) -> int:
 def seal(folder: Path, manifest: bytes) -> None:
     """Put the manifest into place, at once and last: from here on the bundle is complete."""
     shutil.rmtree(folder / PARTIAL, ignore_errors=True)
-    temporary = folder / f"{bundle.MANIFEST}.tmp"
-    with temporary.open("wb") as content:
-        content.write(manifest)
-        content.flush()
-        os.fsync(content.fileno())
-    temporary.replace(folder / bundle.MANIFEST)
+    with replacing(folder / bundle.MANIFEST) as file:
+        file.write(manifest)
 
 
 @contextmanager

@@ -7,7 +7,6 @@ functions alone.
 
 import json
 import os
-import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,6 +19,7 @@ from launcher.backends.gcp import gpus, refusals, services, skus
 from launcher.backends.gcp.services import Services
 from launcher.backends.gcp.skus import PriceList, Sku
 from workload.contract.errors import RooflaunchError
+from workload.contract.files import replace_text
 
 ENDPOINT_VARIABLE = "ROOFLAUNCH_BILLING_ENDPOINT"
 # Of a launch. The whole list has some 40,000 SKUs, 5,000 to a page.
@@ -110,10 +110,7 @@ def _keep(listed: list[Sku], now_s: float) -> None:
     with suppress(OSError, RuntimeError):
         path = _cache_file()
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, half = tempfile.mkstemp(dir=path.parent)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(content)
-        Path(half).replace(path)
+        replace_text(path, content, shared=True, durable=False)
 
 
 def _kept(row: dict[str, Any]) -> Sku:
