@@ -6,6 +6,7 @@ a host does to all configurations alike is the host's; what it does to one of th
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from math import isfinite
 
 import numpy as np
 from scipy.special import fdtrc, stdtrit
@@ -64,7 +65,7 @@ def machine_split(runs: Sequence[PlacedRun], *, level: float = LEVEL) -> Machine
     McCulloch, Variance Components, 1992, chapter 5. Intervals as `above_noise` has them; where a component stands above
     a sum of mean squares, Satterthwaite's degrees of freedom. Runs without a known host are left out of all.
     """
-    known = [run for run in runs if run.host is not None and run.figure > 0]
+    known = [run for run in runs if run.host is not None and _is_usable(run)]
     hosts, zones = {(run.zone, run.host) for run in known}, {run.zone for run in known}
     lost = f"{counted(len(runs) - len(known), 'run')} without a known host left out" if len(known) < len(runs) else None
     by_zone, by_host, rest = _strata(known) if known else (None, None, None)
@@ -76,6 +77,16 @@ def machine_split(runs: Sequence[PlacedRun], *, level: float = LEVEL) -> Machine
         between_hosts=_hosts(len(hosts), by_host, rest, n=len(hosts), level=level),
         between_zones=_zones(zones, by_zone, by_host, rest, level=level),
     )
+
+
+def _is_usable(run: PlacedRun) -> bool:
+    return isfinite(run.figure) and run.figure > 0
+
+
+def _satterthwaite(parts: Sequence[tuple[float, float]]) -> float:
+    """Degrees of freedom of a sum of mean squares; each with its own. Biometrics Bulletin 2 (1946)."""
+    spread = sum(square**2 / degrees for square, degrees in parts)
+    return sum(square for square, _ in parts) ** 2 / spread if spread else sum(degrees for _, degrees in parts)
 
 
 def _strata(runs: Sequence[PlacedRun]) -> tuple[_Stratum | None, _Stratum | None, _Stratum | None]:
@@ -128,9 +139,9 @@ def _runs(runs: Sequence[PlacedRun], rest: _Stratum | None, *, level: float, los
         value, interval = plain_stdev(rest.mean_square, rest.degrees, level=level)
         words = "the noise of steps within runs is part of it"
     else:
-        degrees = noises.sum() ** 2 / sum(run.noise**2 / run.noise_degrees for run in runs if run.noise)
+        degrees = _satterthwaite([(run.noise or 0.0, run.noise_degrees) for run in runs])
         value, interval = above_noise(
-            rest.mean_square, rest.degrees, noise=float(noises.mean()), noise_degrees=float(degrees), level=level
+            rest.mean_square, rest.degrees, noise=float(noises.mean()), noise_degrees=degrees, level=level
         )
         words = None if value else "runs differ no more than the steps within them explain"
     return Estimate(value=value, interval=interval, n=n, reason="; ".join(filter(None, (words, lost))) or None)
@@ -171,7 +182,7 @@ def _zones(
     share = by_zone.hosts / by_host.hosts
     parts = [(share, by_host)] + ([(1 - share, rest)] if rest else [])
     noise = sum(weight * part.mean_square for weight, part in parts)
-    degrees = noise**2 / sum((weight * part.mean_square) ** 2 / part.degrees for weight, part in parts)
+    degrees = _satterthwaite([(weight * part.mean_square, part.degrees) for weight, part in parts])
     value, interval = above_noise(
         by_zone.mean_square,
         by_zone.degrees,
@@ -206,7 +217,7 @@ def position_effect(runs: Sequence[PlacedRun], *, level: float = LEVEL) -> Posit
     Least squares of logarithms on configuration, block and place; a warm device shows in the first run and in the
     trend of the others. Only an order that changes from block to block can tell a place from a configuration.
     """
-    known = [run for run in runs if run.block is not None and run.position is not None and run.figure > 0]
+    known = [run for run in runs if run.block is not None and run.position is not None and _is_usable(run)]
     n = len(known)
     if not n:
         return _no_position_effect("no run has its place in a block", n=0)

@@ -109,3 +109,47 @@ def test_corrections_by_order(p_values: list[float], order: Any) -> None:
         assert mixed.tolist() == pytest.approx([adjusted[place] for place in places], nan_ok=True)
         assert ((adjusted >= np.array(p_values)) | np.isnan(adjusted)).all()
         assert (statistics.holm(p_values) >= statistics.benjamini_hochberg(p_values) - 1e-12)[~np.isnan(adjusted)].all()
+
+
+FIGURES = st.one_of(TIMES, st.sampled_from([1.0, 2.0]), st.floats())
+NAMES = st.sampled_from(["a", "b", "c", None])
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    runs=st.lists(
+        st.builds(
+            statistics.PlacedRun,
+            figure=FIGURES,
+            configuration=NAMES,
+            host=NAMES,
+            zone=NAMES,
+            block=NAMES,
+            position=st.sampled_from([0.0, 1.0, 2.0, None]),
+            noise=st.one_of(st.none(), st.floats(0, 1)),
+            noise_degrees=st.floats(0.5, 100),
+        ),
+        max_size=12,
+    )
+)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # figures near 1e308 overflow
+def test_machines_are_answered_whatever_the_design(runs: list[statistics.PlacedRun]) -> None:
+    split, order = statistics.machine_split(runs), statistics.position_effect(runs)
+    for estimate in (split.between_runs, split.between_hosts, split.between_zones, order.first, order.per_place):
+        assert (estimate.value is None) is (estimate.interval is None)
+        assert estimate.value is not None or estimate.reason
+        if estimate.interval is not None:
+            assert estimate.interval.low <= estimate.interval.high
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    first=st.dictionaries(st.integers(0, 5), st.lists(FIGURES, max_size=3)),
+    second=st.dictionaries(st.integers(0, 5), st.lists(FIGURES, max_size=3)),
+)
+def test_blocks_are_answered_whatever_is_missing(first: dict[Any, list[float]], second: dict[Any, list[float]]) -> None:
+    forth, back = statistics.compare_within_blocks(first, second), statistics.compare_within_blocks(second, first)
+    assert forth.interval is not None or forth.reasons
+    if forth.interval is not None and back.interval is not None:
+        assert forth.interval.low <= (forth.ratio or 0) <= forth.interval.high
+        assert math.log(forth.interval.low) == pytest.approx(-math.log(back.interval.high), abs=1e-6)
