@@ -166,13 +166,37 @@ def _import_log(file: _File, given: Given, output: Path) -> list[Path]:
         what, hint = looks_like(decoded.content, "", file.path.suffix) or ("a binary file", "import text")
         raise UsageError(f"'{file.path}' looks like {what}; {READABLE}", hint=hint)
     logs = iteration_log.read(decoded.text, file=str(file.path), batch_size=given.batch_size)
-    # Of several runs in one file, an option that holds for all cannot be what the file says of each.
+    bundles, left_out = [], list[str]()
+    for log in logs:
+        try:
+            bundles.append(_bundle_of_log(file, log, _where_silent(given, log, logs), decoded.remarks))
+        except UsageError as error:
+            # One row of a table of runs stops the others as little as one file does.
+            if not log.whole or len(logs) == 1:
+                raise
+            reason = str(error).removeprefix(f"'{file.path}' ")
+            left_out.append(f"line {log.lines[0]} is left out: {reason}")
+    if not bundles:
+        raise UsageError(f"'{file.path}': {left_out[0]}", hint="name what the file does not say, as --batch-size 32")
+    return [_seal(output, _with_losses(record, left_out), contents) for record, contents in bundles]
+
+
+def _where_silent(given: Given, log: Log, logs: Sequence[Log]) -> Given:
+    """Of several runs in one file, an option that holds for all cannot be what the file says of each."""
     labels = {"model": "model", "batch_size": "batch_size", "precision": "precision", "device_name": "gpu"}
-    differing: dict[str, Any] = {
-        option: None for label, option in labels.items() if len({log.labels.get(label) for log in logs}) > 1
+    overruled: dict[str, Any] = {
+        option: None
+        for label, option in labels.items()
+        if log.labels.get(label) and len({other.labels.get(label) for other in logs}) > 1
     }
-    bundles = [_bundle_of_log(file, log, replace(given, **differing), decoded.remarks) for log in logs]
-    return [_seal(output, record, contents) for record, contents in bundles]
+    return replace(given, **overruled)
+
+
+def _with_losses(record: Record, losses: Sequence[str]) -> Record:
+    if not losses or record.imported is None:
+        return record
+    imported = replace(record.imported, losses=[*(record.imported.losses or ()), *losses])
+    return replace(record, imported=imported, notes=[*(record.notes or ()), *losses])
 
 
 def _bundle_of_log(file: _File, log: Log, given: Given, remarks: Sequence[str]) -> tuple[Record, dict[str, bytes]]:

@@ -250,7 +250,9 @@ def _of_row(columns: _Columns, line: int, row: Sequence[str]) -> Log:
         started_at_s=stamp_s if has_zone else None,
     )
     remark = "a table with a row per run: nothing in it checks its figures"
-    return replace(_empty_log(columns), whole=whole, labels=_labels(columns, [(line, row)]), remarks=(remark,))
+    return replace(
+        _empty_log(columns), whole=whole, labels=_labels(columns, [(line, row)]), lines=[line], remarks=(remark,)
+    )
 
 
 def _of_whole_run(run: WholeRun) -> Log:

@@ -32,6 +32,7 @@ def refusal(text: str, batch_size: int | None = None) -> str:
 
 
 def imported(tmp_path: Path, text: str | bytes, **options: Any) -> list[dict[str, Any]]:
+    tmp_path.mkdir(exist_ok=True)
     path = tmp_path / "log.csv"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return [
@@ -235,3 +236,20 @@ def test_zones_on_some_stamps_are_refused() -> None:
 )
 def test_what_is_no_log_says_what_it_looks_like(text: str, message: str) -> None:
     assert refusal(text).startswith(f"error: {message}")
+
+
+def test_a_row_that_says_too_little_is_left_out_of_a_table(tmp_path: Path) -> None:
+    text = table("T4,vgg16,8,50", "L4,vgg16,,90", "A100,vgg16,16,300", header="gpu,model,batch,img_per_s")
+    first, second = imported(tmp_path, text)
+    assert [first["spec"]["batch_size"], second["spec"]["batch_size"]] == [8, 16]
+    loss = "line 3 is left out: does not say the batch size"
+    assert first["imported"]["losses"] == second["imported"]["losses"] == [loss]
+    assert loss in first["notes"]
+    three = imported(tmp_path / "again", text, batch_size=32)
+    assert [record["spec"]["batch_size"] for record in three] == [8, 32, 16]
+
+
+def test_a_table_of_which_no_row_says_enough_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        imported(tmp_path, table("T4,50", "L4,90", header="gpu,img_per_s"))
+    assert str(caught.value) == f"'{tmp_path}/log.csv': line 2 is left out: does not say the model or the batch size"
