@@ -62,11 +62,11 @@ def differences(results: Results, scale: float) -> Iterator[str]:
                 hosts = host * rng.normal(size=count)
                 first, second = np.exp(hosts + RUN * SHAPES[shape](rng, (2, count)))
                 blocks = [dict(enumerate(figures)) for figures in (first, RATIO * second)]
-                found = compare_within_blocks(blocks[0], blocks[1])
-                paired += holds(found.interval, RATIO)
+                comparison = compare_within_blocks(blocks[0], blocks[1])
+                paired += holds(comparison.interval, RATIO)
                 unpaired += holds(compare(list(first), list(RATIO * second)).interval, RATIO)
-                if found.within_blocks and found.within_blocks.narrower:
-                    narrower.append(found.within_blocks.narrower)
+                if comparison.within_blocks and comparison.within_blocks.narrower:
+                    narrower.append(comparison.within_blocks.narrower)
             return {"paired": tally(paired), "unpaired": tally(unpaired), "narrower": float(np.median(narrower))}
 
         figures = results.once(f"difference/{shape}/{count}/{host}/{scale}", measure)
@@ -178,7 +178,7 @@ def peeked(logs: Floats, *, is_t: bool) -> tuple[float, float]:
 
 
 def power(results: Results, scale: float) -> Iterator[str]:
-    yield f"differences that are found (p < 0.05); runs vary by {RUN:.1%}, hosts by 5 %; in brackets: unpaired"
+    yield f"differences that are comparison (p < 0.05); runs vary by {RUN:.1%}, hosts by 5 %; in brackets: unpaired"
     yield "blocks   " + "".join(f"{difference:>14.1%}" for difference in (0.0, 0.005, 0.01, 0.02, 0.05))
     for count in BLOCKS:
         cells = []
@@ -190,8 +190,8 @@ def power(results: Results, scale: float) -> Iterator[str]:
                     hosts = 0.05 * rng.normal(size=count)
                     first, second = np.exp(hosts + RUN * rng.normal(size=(2, count)))
                     second *= 1 + difference
-                    found = compare_within_blocks(dict(enumerate(first)), dict(enumerate(second)))
-                    seen += (found.p_value or 1.0) < 0.05
+                    comparison = compare_within_blocks(dict(enumerate(first)), dict(enumerate(second)))
+                    seen += (comparison.p_value or 1.0) < 0.05
                     unpaired += (compare(list(first), list(second)).p_value or 1.0) < 0.05
                 return {"seen": seen / int(2000 * scale), "unpaired": unpaired / int(2000 * scale)}
 

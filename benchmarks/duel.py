@@ -209,10 +209,12 @@ def counts_of(results: Results, noise: Noise, kind: str, effect: str, *, duels: 
         size = min(CHUNK, duels - start)
 
         def measure(rng: np.random.Generator, size: int = size) -> dict[str, Any]:
-            said = [verdicts(segments) for segments in simulated(rng, noise, kind, effect=EFFECTS[effect], duels=size)]
+            by_rule = [
+                verdicts(segments) for segments in simulated(rng, noise, kind, effect=EFFECTS[effect], duels=size)
+            ]
             return {
-                **{rule: Counter(one[rule] for one in said) for rule in RULES},
-                "quadruples": [int(one["quadruples"]) for one in said],
+                **{rule: Counter(one[rule] for one in by_rule) for rule in RULES},
+                "quadruples": [int(one["quadruples"]) for one in by_rule],
             }
 
         chunks.append(results.once(f"duel/{effect}/{noise.name}/{kind}/{start}+{size}", measure))
