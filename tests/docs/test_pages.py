@@ -41,6 +41,7 @@ INSTEAD = (
     Instead(match=FOR_ENGINE.pattern, run=None, why="tests/docker_engine/test_pages_for_real.py runs it"),
     Instead(match=r"launch gcp (?!.*--dry-run).*; done", run=None, why="the loop's line is on the page a second time"),
     Instead(match=r"launch gcp (?!.*--dry-run)", run="{0} --dry-run", why="it costs money"),
+    Instead(match=r"me@box", run=None, why="it needs a machine: tests/launcher/backends/ssh runs such lines"),
     Instead(match=r"--cuda", run="{0} --dry-run", why="it needs an NVIDIA GPU"),
 )
 EVERY_DAY = (

@@ -37,7 +37,7 @@ class Where:
 class Options:
     """`python` is the machine's own for `--runtime process`, `image` one that its Docker engine has or can pull."""
 
-    runtime: Runtime = choice("auto: a container where one can run, else a process", default=Runtime.AUTO)
+    runtime: Runtime = choice("auto: a container if its image is there, else a process", default=Runtime.AUTO)
     python: str | None = choice("the machine's Python with torch, for a process", default=None, metavar="PATH")
     image: str | None = choice("run this image instead of the one for this code", default=None, metavar="REF")
     max_run_time_s: int = choice(

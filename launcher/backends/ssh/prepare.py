@@ -65,24 +65,24 @@ def _runtime(place: str, options: Options, spec: RunSpec, site: Site, *, with_gp
     """What was asked for, else what is there already, else what can be made there; and why."""
     no_process = site.why_no_process()
     no_container = NO_MPS if spec.device is Device.MPS else NO_COMPILER if spec.compile else ""
-    if no_container and (options.image or options.runtime is Runtime.DOCKER):
+    wants_container = bool(options.image) or options.runtime is Runtime.DOCKER
+    if no_container and wants_container:
         raise UsageError(f"{no_container}; a container was asked for", hint="--runtime process")
+    if options.python or options.runtime is Runtime.PROCESS:
+        if no_process:
+            raise ToolError(f"no process can run on {place}: {no_process}", hint=sites.PYTHON_CURE)
+        return Runtime.PROCESS, f"asked for; {site.python_shown}"
     no_container = no_container or site.why_no_container(with_gpu=with_gpu)
     is_built = bool(site.images.get(site.flavour if with_gpu else CPU_FLAVOUR))
-    match options.runtime:
-        case Runtime.PROCESS:
-            if no_process:
-                raise ToolError(f"no process can run on {place}: {no_process}", hint=sites.PYTHON_CURE)
-            return Runtime.PROCESS, f"asked for; {site.python_shown}"
-        case Runtime.AUTO if not options.image and not no_process and (no_container or options.python or not is_built):
-            return Runtime.PROCESS, site.python_shown
-        case _ if no_container:
-            hint = sites.PYTHON_CURE if options.runtime is Runtime.AUTO else "launch doctor ssh; or --runtime process"
-            also = f", and {no_process}" if options.runtime is Runtime.AUTO and no_process else ""
-            raise ToolError(f"no container can run on {place}: {no_container}{also}", hint=hint)
-        case _:
-            image = options.image or ("the image for this code" if is_built else "an image that is built there now")
-            return Runtime.DOCKER, f"Docker {site.docker['version']} with {image}"
+    if not wants_container and not no_process and (no_container or not is_built):
+        return Runtime.PROCESS, site.python_shown
+    if no_container and wants_container:
+        hint = "--runtime process, or launch doctor ssh, which says what is missing"
+        raise ToolError(f"no container can run on {place}: {no_container}", hint=hint)
+    if no_container:
+        raise ToolError(f"nothing can run on {place}: {no_container}, and {no_process}", hint=sites.PYTHON_CURE)
+    image = options.image or ("the image for this code" if is_built else "an image that is built there now")
+    return Runtime.DOCKER, f"Docker {site.docker['version']} with {image}"
 
 
 def _process(site: Site, code_name: str, name: str) -> Start:

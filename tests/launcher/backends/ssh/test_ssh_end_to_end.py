@@ -1,0 +1,194 @@
+"""`launch ssh` as its user has it: the real command, sshd, agent and trainer; and what is killed meanwhile."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests import sshd
+from workload.contract import bundle
+from workload.contract.errors import ExitCode
+
+pytestmark = [pytest.mark.world, pytest.mark.timeout(400)]
+
+ROOT = Path(__file__).parents[4]
+TINY = ("--cpu", "--model=squeezenet1_1", "--batch-size=1", "--warmup=1", "--image-size=64", "--no-ceilings")
+NAME = re.compile(r"rooflaunch-127-0-0-1-\d{8}-\d{6}-[0-9a-f]{6}")
+
+
+def started(machine: sshd.Machine, folder: Path, *words: str) -> subprocess.Popen[str]:
+    """One of our commands, in a folder of its own, in the middle of its work."""
+    module = {"launch": "launcher", "analyze": "analysis"}[words[0]]
+    place = ["--host", machine.host, "--port", str(machine.port)] if words[0] == "launch" else []
+    return subprocess.Popen(
+        [sys.executable, "-m", module, *words[1:], *place],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def ran(machine: sshd.Machine, folder: Path, *words: str, code: int = ExitCode.DONE) -> tuple[str, str]:
+    """What a command printed to stdout and stderr."""
+    process = started(machine, folder, *words)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == code, out + err
+    return out, err
+
+
+def records(machine: sshd.Machine) -> list[Path]:
+    return sorted((machine.home / ".rooflaunch/launches").glob("*/"))
+
+
+def until(holds: Callable[[], object], what: str) -> None:
+    end_s = time.monotonic() + 120
+    while not holds():
+        assert time.monotonic() < end_s, what
+        time.sleep(0.1)
+
+
+def test_from_the_command_to_the_bundle(machine: sshd.Machine, tmp_path: Path) -> None:
+    python = ("--python", sys.executable)
+    out, err = ran(machine, tmp_path, "launch", "ssh", *TINY, "--iterations", "2", *python, "--usd-per-h", "3600")
+    [folder] = (tmp_path / "results").iterdir()
+    run = bundle.read(folder)
+    assert run.record.status == "completed"
+    assert "-ssh-127-0-0-1-squeezenet1_1-" in folder.name, "its place"
+    assert f"runtime    process: {sys.executable} 3." in err
+    shown = re.findall(r"^ *\+\d+ \w+  (.*)$", err, re.MULTILINE)
+    phases = ["booted", "run started", "run ended", "uploaded", "finished"]
+    assert shown == ["requested", f"starting the job on {machine.host}", *phases]
+    assert re.search(r"^  job +127\.0\.0\.1$", out, re.MULTILINE)
+    assert re.search(r"^  cost +\d+\.\d{3} USD from ", out, re.MULTILINE)
+    [launched] = records(machine)
+    assert json.loads((launched / "result.json").read_text())["exit_code"] == 0
+    assert not list((machine.home / ".rooflaunch/jobs").glob("*/results/*")), "the store has it: once is enough"
+
+    out, _ = ran(machine, tmp_path, "launch", "status")
+    assert re.search(rf"^{launched.name} +- +\S+ +done .* 1$", out, re.MULTILINE)
+    out, _ = ran(machine, tmp_path, "launch", "status", launched.name[-6:])
+    address = f"ssh://{machine.host}:{machine.port}/~/.rooflaunch"
+    assert f" fetch {address}/runs/{folder.name} -o results" in out
+    assert re.search(
+        rf"launch(er)? logs {launched.name} --host {machine.host} --port {machine.port}$", out, re.MULTILINE
+    )
+    out, _ = ran(machine, tmp_path, "launch", "logs", launched.name)
+    assert "rooflaunch: phase finished" in out
+    _, err = ran(machine, tmp_path, "launch", "down", launched.name)
+    assert f"'{launched.name}' has no job: it is gone already" in err
+    ran(machine, tmp_path, "analyze", "fetch", address, "-o", "again")
+    assert bundle.read(tmp_path / "again" / folder.name).record == run.record
+    out, _ = ran(machine, tmp_path, "analyze", "fetch", address, "-o", "again")
+    assert re.search(r"\b0 (runs )?fetched|\b1 (run )?(skipped|here)", out), out
+
+
+def test_a_launcher_that_is_killed_is_picked_up_again(machine: sshd.Machine, tmp_path: Path) -> None:
+    """With kill -9, and every connection cut: the job goes on, and its bundle comes home by another command."""
+    process = started(machine, tmp_path, "launch", "ssh", *TINY, "--iterations", "30", "--python", sys.executable)
+    assert process.stderr is not None
+    assert any("booted" in line or "run started" in line for line in process.stderr)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    machine.cut_off()
+    [launched] = records(machine)
+    out, _ = ran(machine, tmp_path, "launch", "logs", launched.name, "-f")
+    assert "rooflaunch: phase finished" in out
+    out, _ = ran(machine, tmp_path, "launch", "status", launched.name)
+    assert "state      done" in out
+    ran(machine, tmp_path, "analyze", "fetch", f"ssh://{machine.host}:{machine.port}/~/.rooflaunch")
+    [folder] = (tmp_path / "results").iterdir()
+    assert bundle.read(folder).record.status == "completed"
+
+
+def test_ctrl_c_leaves_it_running_and_down_ends_it(machine: sshd.Machine, tmp_path: Path) -> None:
+    process = started(machine, tmp_path, "launch", "ssh", *TINY, "--iterations", "100000", "--python", sys.executable)
+    assert process.stderr is not None
+    assert any("run started" in line for line in process.stderr)
+    process.send_signal(signal.SIGINT)
+    rest = process.stderr.read()
+    assert process.wait(30) == ExitCode.INTERRUPTED
+    name = records(machine)[0].name
+    place = f"--host {machine.host} --port {machine.port}"
+    assert re.search(rf"logs {name} -f {place} to follow it, .* down {name} {place} to delete it$", rest, re.MULTILINE)
+    _, err = ran(machine, tmp_path, "launch", "ssh", *TINY, "--python", sys.executable, code=ExitCode.NO_CAPACITY)
+    assert f"error: {machine.host} is busy with {name}: two runs at once would disturb each other's figures" in err
+    out, _ = ran(machine, tmp_path, "launch", "down", name)
+    assert out == f"job {name} in 127.0.0.1 is gone\n"
+    assert [words for _, words in machine.jobs() if "launcher.agent" in words or "-m workload" in words] == []
+    out, _ = ran(machine, tmp_path, "launch", "status", name)
+    assert "state      failed: the machine was told to stop" in out
+
+
+REFUSED = {
+    "no torch": (["--runtime", "process", "--python", "/usr/bin/env"], ExitCode.TOOL, "its Python cannot be used"),
+    "no such python": (["--python", "/nowhere/python"], ExitCode.TOOL, "there is no such program"),
+    "no gpu": (["--cuda", "--python", sys.executable], ExitCode.TOOL, "nvidia-smi shows no GPU on "),
+    "python for a container": (["--python", "p", "--image", "x"], ExitCode.USAGE, "--python is for a process"),
+    "image for a process": (["--runtime", "process", "--image", "x"], ExitCode.USAGE, "--image is for a container"),
+    "an option as python": (["--python", "-c"], ExitCode.USAGE, "'-c' is no path of a program"),
+    "an option as image": (["--image", "-v"], ExitCode.USAGE, "'-v' is no image's name"),
+    "a short limit": (["--max-run-time", "1s"], ExitCode.USAGE, "--max-run-time must be a duration"),
+    "a negative price": (["--usd-per-h", "-1"], ExitCode.USAGE, "--usd-per-h must be a price"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_before_anything_starts(machine: sshd.Machine, tmp_path: Path, case: str) -> None:
+    words, code, message = REFUSED[case]
+    _, err = ran(machine, tmp_path, "launch", "ssh", *words, code=code)
+    assert re.search(rf"^error: .*{re.escape(message)}", err, re.MULTILINE), err
+    assert re.search(r"^hint: .+", err, re.MULTILINE)
+    assert not (machine.home / ".rooflaunch").exists(), "nothing was sent"
+
+
+@pytest.mark.parametrize("host", ["-oProxyCommand=touch evil", "me@-x", "a b", "me@box;touch evil"])
+def test_hostile_hosts(machine: sshd.Machine, tmp_path: Path, host: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "launcher", "status", f"--host={host}"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == ExitCode.USAGE
+    assert done.stderr.startswith(f"error: a machine to log in to is written USER@HOST; got '{host}'\n")
+    assert list(tmp_path.iterdir()) == []
+    assert not (machine.home / "evil").exists()
+
+
+def test_a_dry_run_asks_nobody(machine: sshd.Machine, tmp_path: Path) -> None:
+    machine.cut_off()
+    out, _ = ran(machine, tmp_path, "launch", "ssh", *TINY, "--dry-run")
+    assert f"machine    {machine.host}, which nobody has asked yet" in out
+    assert machine.connections() == []
+
+
+def test_doctor(machine: sshd.Machine, tmp_path: Path) -> None:
+    machine.program("nvidia-smi", "#!/bin/sh\necho 'NVIDIA L4, 8.9, 580.82.07, 23034 MiB'\n")
+    machine.program("docker", "#!/bin/sh\nexit 1\n")
+    machine.program("python3", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    out, _ = ran(machine, tmp_path, "launch", "doctor", "ssh")
+    assert f"connection  {machine.host} answers: " in out
+    assert "NVIDIA L4, compute capability 8.9, driver 580.82.07, 23034 MiB" in out
+    assert re.search(rf"^ok +process +{re.escape(sys.executable)}", out, re.MULTILINE) or "with torch" in out
+    assert re.search(r"^note +container +its Docker engine does not answer us$", out, re.MULTILINE)
+    assert re.search(r"^ok +jobs +none runs$", out, re.MULTILINE)
+
+
+def test_doctor_of_a_machine_that_has_nothing(machine: sshd.Machine, tmp_path: Path) -> None:
+    machine.program("docker", "#!/bin/sh\nexit 1\n")
+    machine.program("python3", '#!/bin/sh\nexec /usr/bin/python3 -I "$@"\n')
+    out, _ = ran(machine, tmp_path, "launch", "doctor", "ssh", code=ExitCode.TOOL)
+    assert re.search(r"^problem +process +.*lacks torch", out, re.MULTILINE)
+    assert "-> --python PATH of one that has them, or there: pip install torch" in out
