@@ -15,7 +15,7 @@ import typer
 
 from workload.contract.errors import ExitCode, InterruptedRunError, NothingToDoError
 from workload.contract.interrupt import CAUSES, handled_by
-from workload.contract.text import counted
+from workload.contract.text import counted, size
 
 if TYPE_CHECKING:
     from workload.storage.fetch import Report
@@ -113,14 +113,6 @@ def render(report: "Report") -> str:
         f"refused {refused}",
     ]
     return "\n".join([*lines, *([""] if lines else []), f"{', '.join(counts)}: {report.source} -> {report.output}"])
-
-
-def size(count: int) -> str:
-    """Bytes with a decimal prefix: `size(3_400_000)` is `3.4 MB`."""
-    for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if count >= factor:
-            return f"{count / factor:.1f} {unit}"
-    return f"{count} B"
 
 
 class Bar:

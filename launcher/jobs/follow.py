@@ -13,11 +13,12 @@ from enum import StrEnum
 from pathlib import Path
 
 from launcher.backends.door import Condition, Machine
-from launcher.jobs.launches import AFTER_LIMIT_S, SILENCE_LIMIT_S, boot_limit_s, duration, plain, read
+from launcher.jobs.launches import AFTER_LIMIT_S, SILENCE_LIMIT_S, boot_limit_s, plain, read
 from launcher.jobs.records import LAUNCHES, Heartbeat, Phase, Request, Result, epoch_s, result_object, status_object
 from launcher.jobs.session import Event, EventKind, Session
 from workload.contract import bundle
 from workload.contract.errors import RooflaunchError, RunFailedError, ToolError
+from workload.contract.text import duration
 
 # (until so long after the start, look every): what can change is dense at first.
 SCHEDULE = ((120.0, 5.0), (600.0, 10.0))

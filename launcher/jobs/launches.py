@@ -33,7 +33,7 @@ from launcher.jobs.records import (
 from launcher.jobs.session import Session
 from workload.contract import bundle, record
 from workload.contract.errors import BundleError, ExitCode, NothingToDoError, UsageError
-from workload.contract.text import printable
+from workload.contract.text import duration, printable
 from workload.storage.store import Store, UnreachableError
 
 T = TypeVar("T")
@@ -412,17 +412,6 @@ def _stamp_s(name: str) -> float | None:
         return datetime.strptime(stamp, "%Y%m%d%H%M%S").replace(tzinfo=UTC).timestamp()
     except ValueError:
         return None
-
-
-def duration(seconds: float) -> str:
-    """`45 s`, `12 min`, `3 h 05 min`, `2 d 4 h`: two figures are enough to know where one stands."""
-    whole = max(0, round(seconds))
-    minutes, hours, days = whole // 60, whole // 3600, whole // 86400
-    if whole < 120:  # noqa: PLR2004 - up to two minutes seconds matter
-        return f"{whole} s"
-    if hours < 2:  # noqa: PLR2004
-        return f"{minutes} min"
-    return f"{hours} h {minutes % 60:02} min" if days < 2 else f"{days} d {hours % 24} h"  # noqa: PLR2004
 
 
 COLUMNS = ("launch", "GPU", "zone", "state", "age", "USD", "runs", "")

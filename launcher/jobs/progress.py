@@ -4,10 +4,9 @@ import shutil
 from collections.abc import Callable
 from typing import TextIO
 
-from launcher.jobs.launches import duration
 from launcher.jobs.session import Event, EventKind
 from workload.contract.invocation import as_typed
-from workload.contract.text import printable
+from workload.contract.text import duration, printable
 
 
 class Progress:

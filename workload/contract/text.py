@@ -1,5 +1,6 @@
 """Figures and lines as people read them, the same in every command. Standard library only."""
 
+import math
 import os
 import re
 import shutil
@@ -12,6 +13,9 @@ SMALL = ((1.0, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n"))
 LEAST_SHARE = 0.001
 # From 10 %, rounded, on there are no decimals.
 WHOLE_FROM = 0.0995
+MINUTE_S = 60
+# Of a duration: two minutes are worth telling in seconds, two hours in minutes, two days in hours.
+SECONDS_MATTER_UP_TO_S, MINUTES_ALONE_UP_TO_H, HOURS_UP_TO_DAYS = 120, 2, 2
 # Narrower lines are hard to read, and wider ones too.
 NARROWEST, WIDEST = 40, 200
 # textwrap does not break a line here.
@@ -67,6 +71,36 @@ def plain(value: float, digits: int) -> str:
     """`digits` significant ones, and no exponent for a large one: 12,345 images/s is `12345`, not `1.23e+04`."""
     text = f"{value:.{digits}g}"
     return f"{value:.0f}" if "e+" in text else text
+
+
+def duration(value_s: float) -> str:
+    """How long something has lasted, in the two figures that matter: `45 s`, `12 min`, `3 h 05 min`, `2 d 4 h`."""
+    whole = max(0, round(value_s))
+    whole_minutes, hours, days = whole // 60, whole // 3600, whole // 86400
+    if whole < SECONDS_MATTER_UP_TO_S:
+        return f"{whole} s"
+    if hours < MINUTES_ALONE_UP_TO_H:
+        return f"{whole_minutes} min"
+    return f"{hours} h {whole_minutes % 60:02} min" if days < HOURS_UP_TO_DAYS else f"{days} d {hours % 24} h"
+
+
+def minutes(value_s: float) -> str:
+    """How long something may take, as options have it: `45 s`, `60 min`, `9.6 min`."""
+    return f"{value_s:.0f} s" if value_s < MINUTE_S else f"{value_s / MINUTE_S:.1f}".removesuffix(".0") + " min"
+
+
+def dollars(usd: float | None) -> str:
+    """`0.55 USD`, rounded up to whole cents."""
+    # A millionth of a cent for the rounding of binary fractions.
+    return "cost unknown" if usd is None else f"{math.ceil(usd * 100 - 1e-6) / 100:.2f} USD"
+
+
+def size(count: int) -> str:
+    """Bytes with a decimal prefix: `size(3_400_000)` is `3.4 MB`."""
+    for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if count >= factor:
+            return f"{count / factor:.1f} {unit}"
+    return f"{count} B"
 
 
 def counted(number: int, noun: str) -> str:

@@ -9,9 +9,9 @@ from launcher.backends.gcp.plan import Plan
 from launcher.backends.gcp.provision import PAUSE_S, REMOVE_S, provision
 from launcher.backends.gcp.refusals import DeniedError
 from launcher.backends.gcp.resources import Disk, Instance
-from launcher.jobs.launches import duration
 from launcher.jobs.records import NAME, Phase
 from workload.contract.errors import RooflaunchError, ToolError
+from workload.contract.text import duration
 from workload.storage.store import UnreachableError
 
 AT_A_TIME = 8

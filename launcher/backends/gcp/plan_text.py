@@ -1,7 +1,6 @@
 """A plan as its user reads it."""
 
 import json
-import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,7 @@ from launcher.jobs.records import Price, region_of
 from launcher.sizes import shown
 from workload.contract.invocation import as_typed
 from workload.contract.spec import Profile
-from workload.contract.text import counted, wrapped
+from workload.contract.text import counted, dollars, minutes, wrapped
 
 if TYPE_CHECKING:  # plan.py renders with this module
     from launcher.backends.gcp.plan import Plan
@@ -39,19 +38,6 @@ def render_request(plan: "Plan") -> str:
     """The first zone's request with its long texts left short."""
     request = f"request    instances.insert in {plan.zones[0]}; --format json has its texts whole"
     return f"{request}\n{json.dumps(_short(plan), indent=1)}"
-
-
-def minutes(seconds: float) -> str:
-    """`45 s`, `60 min`, `9.6 min`."""
-    if seconds < SECONDS_PER_MINUTE:
-        return f"{seconds:.0f} s"
-    return f"{seconds / SECONDS_PER_MINUTE:.1f}".removesuffix(".0") + " min"
-
-
-def dollars(usd: float | None) -> str:
-    """`0.55 USD`, rounded up to whole cents."""
-    # A millionth of a cent for the rounding of binary fractions.
-    return "cost unknown" if usd is None else f"{math.ceil(usd * 100 - 1e-6) / 100:.2f} USD"
 
 
 def _run(plan: "Plan") -> Iterator[tuple[str, str]]:

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given as drawn
 from hypothesis import strategies as st
 
-from launcher.backends.gcp import gpus, plan_text, skus
+from launcher.backends.gcp import gpus, skus
 from launcher.backends.gcp import plan as planning
 from launcher.backends.gcp.plan import Options, Plan, make_plan
 from launcher.backends.gcp.settings import Settings, resolve_settings
@@ -29,6 +29,7 @@ from tests.launcher.backends.gcp.price_list import SKUS
 from workload.contract import prices
 from workload.contract.errors import ExitCode, RooflaunchError, ToolError, UsageError
 from workload.contract.spec import Device, RunSpec, resolve
+from workload.contract.text import dollars, minutes
 
 ROOT = Path(__file__).parents[4]
 TODAY = PriceList(skus=tuple(skus.wanted(SKUS, skus.all_parts(gpus.load().values()))), read="2026-11-21")
@@ -586,14 +587,14 @@ def test_a_limit_that_the_estimate_just_fits() -> None:
     ("seconds", "text"), [(45.4, "45 s"), (60, "1 min"), (429, "7.2 min"), (3600, "60 min"), (3303, "55 min")]
 )
 def test_minutes(seconds: float, text: str) -> None:
-    assert plan_text.minutes(seconds) == text
+    assert minutes(seconds) == text
 
 
 @pytest.mark.parametrize(
     ("usd", "text"), [(None, "cost unknown"), (0.0001, "0.01 USD"), (0.5, "0.50 USD"), (0.5401, "0.55 USD")]
 )
 def test_dollars_are_rounded_up(usd: float | None, text: str) -> None:
-    assert plan_text.dollars(usd) == text
+    assert dollars(usd) == text
 
 
 @pytest.mark.parametrize(

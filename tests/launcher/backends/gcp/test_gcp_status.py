@@ -11,11 +11,12 @@ import pytest
 from launcher.backends.door import Condition, Listing, Machine
 from launcher.backends.gcp.resources import RESTART_S
 from launcher.jobs import launches
-from launcher.jobs.launches import LaunchState, Seen, duration, find, judge, render, render_one
+from launcher.jobs.launches import LaunchState, Seen, find, judge, render, render_one
 from launcher.jobs.records import Heartbeat, Phase, Result, request_object, result_object, status_object
 from launcher.jobs.session import Session
 from tests.launcher.backends.gcp.plain import INSTANCE, LAUNCHED_S, NAME, REQUEST, ZONE
 from workload.contract.errors import NothingToDoError, UsageError
+from workload.contract.text import duration
 from workload.storage.store import Store, StoredObject, UnreachableError
 
 
