@@ -43,7 +43,7 @@ CAPPED_BY_DESIGN = {"T4": 70, "L4": 72}
 
 
 class ShareOf(StrEnum):
-    """What a share is a share of."""
+    """The whole that a cause explains a share of."""
 
     VARIATION = "variation of steps"
     WALL_TIME = "wall time"
@@ -164,7 +164,7 @@ def causes(results: Results) -> pd.DataFrame:
 
 
 def of_run(case: Case) -> Iterator[Cause]:
-    """What can be said of a run by itself."""
+    """Causes that show in one run alone, without others to compare it with."""
     for covariate in COVARIATES:
         yield from _followed(case, covariate)
     for reason, share in held_reasons(case).items():

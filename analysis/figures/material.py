@@ -166,9 +166,10 @@ def _tuples(table: pd.DataFrame, columns: Sequence[str]) -> list[tuple[Any, ...]
 
 
 def _by_speed(every: pd.DataFrame, table: pd.DataFrame, column: str) -> list[str]:
-    """The fastest first; those without a time last."""
-    best = table.groupby(column)["images_per_s"].max() if len(table) else pd.Series(dtype=float)
-    return sorted(set(every[column]), key=lambda name: (-float(best.get(name, 0.0) or 0.0), name))
+    """The fastest first; those without a time last, by name."""
+    # Not NaN: it sorts nowhere, so that the order would be that of a set.
+    best = table.groupby(column)["images_per_s"].max().fillna(0.0) if len(table) else pd.Series(dtype=float)
+    return sorted(set(every[column]), key=lambda name: (-float(best.get(name, 0.0)), name))
 
 
 def _variants(facts: Sequence[Mapping[str, Any]]) -> list[str]:

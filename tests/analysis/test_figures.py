@@ -517,6 +517,13 @@ def test_labels_of_close_roofs_do_not_touch() -> None:
     assert min(gaps) >= rooflines.LABEL_HEIGHT - 1e-6
 
 
+def test_environments_without_a_rate_come_last_by_name() -> None:
+    names = [f"env {number}" for number in range(20)]
+    rates = [1.0 if number == 7 else math.nan for number in range(20)]
+    table = pd.DataFrame({"env": names, "images_per_s": rates})
+    assert material._by_speed(table, table, "env") == ["env 7", *sorted({*names} - {"env 7"})]
+
+
 def test_the_fixed_configuration_is_that_of_most_environments() -> None:
     found = made(
         *repeats("a", (10.0, 11.0, 12.0, 13.0), model="vgg11"),
