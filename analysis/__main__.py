@@ -5,7 +5,7 @@ import sys
 from workload.contract import door
 from workload.contract.errors import ExitCode, RooflaunchError
 
-# What the commands need; a missing one is told like any other missing tool.
+# What the commands need; a missing package is reported like any other missing tool.
 PACKAGES = {"typer", "pandas", "numpy", "pyarrow", "scipy", "google", "altair", "jinja2", "vl_convert"}
 
 
@@ -39,7 +39,7 @@ def _run() -> int:
     except typer.Abort:
         code = ExitCode.INTERRUPTED
     if code == ExitCode.INTERRUPTED:
-        # typer returns it for Ctrl-C, without a word.
+        # typer returns this code for Ctrl-C without printing anything.
         print("interrupted", file=sys.stderr)
     return code
 

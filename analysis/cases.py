@@ -80,7 +80,7 @@ class Case:
 
     @cached_property
     def interval_s(self) -> Floats:
-        """What the time stamps say of each measured step: from the end of the one before; NaN where nobody knows."""
+        """Time stamp of each measured step minus that of the step before, in seconds; NaN if unknown."""
         intervals = np.diff(self.steps["ended_at_s"], prepend=np.nan)
         return np.asarray(intervals[self.is_measured], dtype=np.float64)
 

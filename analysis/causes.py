@@ -123,7 +123,7 @@ COLUMNS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """`share` of `share_of`, None where it cannot be told; `is_fault`: worth curing before the run is compared."""
+    """`share` of `share_of`, None where it is unknown; `is_fault`: cure it before comparing the run."""
 
     cause: str
     share: float | None

@@ -22,7 +22,7 @@ from analysis.statistics.samples import LEAST_FOR_SPREAD, LEVEL
 from workload.contract.tables import Column, Role, number
 from workload.contract.text import counted, plain
 
-# Told where they differ besides what is compared: they may be the cause as well.
+# Named in the note where they differ besides what is compared: they may be the cause of the difference too.
 TOLD = (*SOFTWARE, "cudnn")
 
 COLUMNS = (

@@ -58,7 +58,7 @@ LABELS = {
     "commit_dirty": "uncommitted changes",
     "rooflaunch": "rooflaunch version",
 }
-# A long identifier is told apart by its beginning.
+# The beginning of a long identifier is enough to distinguish it.
 SHOWN_CHARACTERS = {"commit": 12, "image_digest": 19}
 
 

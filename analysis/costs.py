@@ -90,7 +90,7 @@ def costs(results: Results) -> pd.DataFrame:
 def list_price(
     *, machine_type: str | None, device_name: str | None, region: str | None, spot: bool | None
 ) -> HourlyPrice | None:
-    """The price of prices.toml; None where it has none, or where nobody knows whether the machine was a spot one."""
+    """The price of prices.toml; None where it has none, or where it is unknown whether the machine was a spot one."""
     gpu = peaks.find_gpu(device_name)
     if gpu is None or spot is None:
         return None

@@ -155,6 +155,6 @@ def _flop_by_kind(record: Record) -> dict[str, float]:
 
 
 def _flop_by_operator(flop: Mapping[str, float], names: Sequence[str] | Mapping[str, float]) -> dict[str, float]:
-    """Of the kinds whose arithmetic one operator does; of several, nobody knows which did how much."""
+    """FLOP by operator, for the kinds whose arithmetic one operator does: of several, the shares are unknown."""
     present = {kind: [name for name in workers if name in names] for kind, workers in WORKERS.items()}
     return {present[kind][0]: value for kind, value in flop.items() if len(present.get(kind, ())) == 1}

@@ -29,7 +29,7 @@ from workload.contract.text import percent, si
 from workload.contract.verdict import ABOVE_CEILING, INPUT_BOUND_FRACTION, Bound, by_fractions
 from workload.contract.vocabulary import MODEL_RATIO_FROM, MODEL_RATIO_TO
 
-# Rounding alone is no figure above a roof.
+# A figure above a roof by rounding alone does not count as above.
 ABOVE = 1 + 1e-9
 
 
@@ -149,7 +149,7 @@ class Roof:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """A step: its FLOP, and from how many to how many bytes it moves; None for what nobody knows."""
+    """A step: its FLOP, and from how many to how many bytes it moves; None for what is unknown."""
 
     flop: float | None
     bytes_low: float | None
@@ -372,7 +372,7 @@ def _point(pool: Group, source: WorkSource, device: _Device, refuted: Mapping[fl
     limit = roof.at(placed) if roof and placed is not None else None
     bound = classify(work, step_s=step_s, roof=roof, data_wait_fraction=waits) if roof and step_s else None
     if source is WorkSource.MODELLED and roof and roof.kind is RoofKind.MEASURED and rate:
-        # Of two figures that contradict each other nobody knows which is wrong.
+        # The rate and the ceiling contradict each other, and either may be wrong: no bound.
         bound = bound if bound is Bound.INPUT or rate <= ABOVE_CEILING * roof.flop_per_s else None
     if is_busy(pool.texts("bound"), len(steps)):
         bound = Bound.BUSY

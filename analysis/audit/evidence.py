@@ -18,7 +18,7 @@ WITH_KERNELS = ("completed", "partial")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AuditEvidence:
-    """Of some results; what takes long is read when a rule asks for it."""
+    """What the rules look at; what takes long to read is read when the first rule asks for it."""
 
     results: Results
 

@@ -18,7 +18,7 @@ DIGITS = 1e-6
 WALL_WITHIN = 0.02
 # Ending a measurement (waiting for the device, a process that is not scheduled) takes longer than 2 % of a short run.
 ENDING_S = 0.2
-# CUDA events are told in milliseconds as 32-bit floats, and the device has a clock of its own.
+# CUDA events give milliseconds as 32-bit floats, measured by the device's own clock.
 CLOCKS_WITHIN = 1e-3
 
 

@@ -36,7 +36,7 @@ def legend_characters(specification: Any) -> int:
         return 0
     longest = max((legend_characters(part) for part in specification.values()), default=0)
     scale = specification.get("scale")
-    # Nothing said about a legend is one; None is none. Axes have none at all.
+    # An empty `legend` is the default one; None means no legend, and axes have no such field.
     if not isinstance(scale, dict) or specification.get("legend") is None:
         return longest
     names = [name for name in scale.get("domain", []) if isinstance(name, str)]
@@ -45,7 +45,7 @@ def legend_characters(specification: Any) -> int:
 
 
 def titled(figure: Figure, theme: Mapping[str, Any] = style.PAPER) -> dict[str, Any]:
-    """The chart as it stands alone: with its title, in the colours of `theme`."""
+    """The chart as a file of its own: with its title, in the colours of `theme`."""
     drawn = specification(figure)
     entry = ENTRY + CHARACTER * drawn["usermeta"]["legendCharacters"]
     columns = max(1, min(MOST_COLUMNS, style.WIDTH // entry))
@@ -58,7 +58,7 @@ def titled(figure: Figure, theme: Mapping[str, Any] = style.PAPER) -> dict[str, 
 
 
 def chart(figure: Figure) -> Any:
-    """The Altair chart with its title and theme, as it stands alone."""
+    """The Altair chart with its title and theme, as a file of its own needs them."""
     look = titled(figure)
     # How Vega lays legends out is in no schema of Vega-Lite's, by which Altair checks what it shows.
     legend = {name: value for name, value in look["config"]["legend"].items() if name != "layout"}

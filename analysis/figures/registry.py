@@ -438,7 +438,7 @@ def _devices(table: pd.DataFrame) -> str:
 
 
 def _with_devices(env: str, table: pd.DataFrame) -> str:
-    """An environment with its device, where its name does not say it: a picture may stand alone."""
+    """The environment's name, with the device where the name does not contain it: pictures are also shown alone."""
     devices = dict.fromkeys(labels.shown(name) for name in table["device_name"].dropna())
     return ", ".join([env, *(name for name in devices if name not in env)])
 

@@ -13,7 +13,7 @@ from analysis.figures.throughput import TITLES, dots
 from analysis.ncu.families import Family
 from workload.contract.tables import number
 
-# Eleven families: the eight colours that are told apart, then greys, for what is rarely there.
+# Eleven families: the eight colours that readers can distinguish, then greys for families that are rare.
 FAMILY_COLOURS: Mapping[str, str] = {
     **dict(zip(map(str, Family), (*style.COLOURS, "#9b9b9b", "#757575", "#b0a08c"), strict=False)),
 }

@@ -180,7 +180,7 @@ def dash(field: str, held: Iterable[str], order: Sequence[str], title: str) -> a
 
 
 def legend_of(names: Sequence[str], **options: Any) -> alt.Legend | None:
-    """None where there is nothing to tell apart: captions name what all points share. Long names get more lines."""
+    """None where all points share one value: captions name it. Long names get more lines."""
     return alt.Legend(**_broken(names, LEGEND_CHARACTERS), **options) if len(names) > 1 else None
 
 

@@ -143,7 +143,7 @@ _BINARY = (
 
 
 def explain(path: Path, head: bytes, text: str) -> NcuFileError:
-    """Why a file without a header is none: from its first bytes and the part of its text that was kept."""
+    """Why a file has no table: judged by its first bytes and the part of its text that was kept."""
     if not head.strip(b"\xef\xbb\xbf \t\r\n"):
         return NcuFileError(
             path, Failure.EMPTY, "it is empty", hint="look whether ncu could write it, and profile again"

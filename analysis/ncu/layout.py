@@ -108,6 +108,6 @@ def _unknown(role: MetricRole, unit_of: Mapping[str, str]) -> str:
 
 
 def unknown_unit(metric: str, unit: str, role: MetricRole) -> str:
-    """The warning that a metric is left out, because nobody knows what its numbers are."""
+    """The warning that a metric is left out because the meaning of its numbers is unknown."""
     problem = f"its unit '{unit}' is no known unit of" if unit else "the file gives no unit of"
     return f"{metric} is unavailable: {problem} {role.kind.replace('_', ' ')}"

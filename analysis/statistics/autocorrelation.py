@@ -9,7 +9,7 @@ from scipy.stats import rankdata
 
 from analysis.statistics.samples import Floats, ordered
 
-# Below this, a correlation cannot be told from none: the standard error of one lag is 1 / sqrt(n) > 0.35.
+# Below this number of steps no correlation can be shown: the standard error of one lag is 1 / sqrt(n) > 0.35.
 LEAST_STEPS = 8
 
 

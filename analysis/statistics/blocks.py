@@ -50,7 +50,7 @@ def block_length(values: npt.ArrayLike, *, robust: bool = True) -> BlockLength:
 
 
 def _bandwidth(correlations: Floats) -> int:
-    """Twice the first of several lags in a row whose correlations cannot be told from none, as arch and R's np do."""
+    """Twice the first lag from which on several correlations in a row may be zero, as arch and R's np do."""
     n = correlations.size
     in_a_row = max(5, math.ceil(math.sqrt(math.log10(n))))
     most = min(math.ceil(math.sqrt(n)) + in_a_row, n - 1)

@@ -46,7 +46,7 @@ VISIBLE_STDEVS = (0.3, 40.0)
 VISIBLE_SIZES = 100
 # Steps that differ by less than this share of them are the same step read twice.
 SAME = 1e-12
-# An estimate nearer to 1 says that nothing can be told from 100 points.
+# With an estimate nearer to 1, 100 points cannot show any change.
 MOST_LAG1 = 0.98
 
 

@@ -129,7 +129,7 @@ def positive(runs: Runs) -> tuple[list[Floats], int]:
 
 
 def _difference(first: Floats, second: Floats) -> tuple[Difference | None, str | None]:
-    """Why there is none, or what it supposes.
+    """Why there is no interval, or what the interval assumes.
 
     Welch's t (Biometrika 34, 1947) with variances that borrow `SHARED_DEGREES` from each other: the few runs of a side
     tell its spread badly, and both sides are the same program on similar machines. The moderated t of Smyth,

@@ -20,7 +20,7 @@ RANK_TOLERANCE = 1e-9
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedRun:
-    """A run's positive figure and where it was measured; None for what nobody knows.
+    """A run's positive figure and where it was measured; None for what is unknown.
 
     `noise`: variance that the steps within the run give the logarithm of its figure, from `noise_degrees` of freedom.
     `position`: the place of the run in its block; the smallest of all is the first.

@@ -72,7 +72,7 @@ def _logs(figures: npt.ArrayLike) -> Floats:
 
 
 def _difference(differences: Floats) -> tuple[Difference | None, str | None]:
-    """Why there is none, or what it supposes."""
+    """Why there is no interval, or what the interval assumes."""
     n = differences.size
     if n < LEAST_FOR_SPREAD:
         return None, f"{counted(n, 'block')} with both: no interval from fewer than 2"

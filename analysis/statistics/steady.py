@@ -163,7 +163,7 @@ def _first_steps(series: Floats, *, tolerance: float) -> int:
 
 
 def _without_exceptions(series: Floats) -> Floats:
-    """Few steps that are far slower or faster are told apart: here each reads as the median step."""
+    """The steps, with the few that are far slower or faster replaced by the median step."""
     for values in (series, 1 / series if series.min() > 0 else series):
         odd = stalls(values)
         series = np.where(odd.mask, np.median(series), series) if odd.count else series
