@@ -39,7 +39,7 @@ def run(folder: Path, *words: str) -> dict[str, Any]:
     )
     assert done.returncode == 0, done.stderr
     print(done.stderr)
-    record = dict(bundle.read(Path(done.stdout.strip())).record)
+    record = dict(bundle.read(Path(done.stdout.strip())).document)
     print(json.dumps(record["profile"], indent=1))
     return record
 
