@@ -149,7 +149,7 @@ def _of_long(section: NcuTable, form: NumberFormat) -> Launches:
         gpus=_gpus(firsts),
         identity=_identity(firsts),
         by_role=values,
-        metrics=frozenset(metric_names),
+        metrics=frozenset(metric_names) - {""},
         units=rows.units(),
         attributes=_attributes(columns, launch == 0),
         warnings=tuple(warnings),

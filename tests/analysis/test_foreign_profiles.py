@@ -6,7 +6,7 @@ import pytest
 from foreign_profiles import NEW_TEXT, NSYS, NSYS_HEADER, OLD_TEXT
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from ncu_files import DRAM, FADD, FFMA, FMUL, TIME, long, save, wide
+from ncu_files import DETAILS, DRAM, FADD, FFMA, FMUL, TIME, line, long, save, who, wide
 
 import analysis
 from analysis import ncu
@@ -225,3 +225,43 @@ def test_two_gpus_are_no_run(tmp_path: Path) -> None:
         "launches of 2 GPUs are added up (compute capability 8.0 (device 0): 1, compute capability 8.0 (device 1): 1)"
         in losses
     )
+
+
+# --- a details page: its rows of metrics end before the columns of rules
+
+
+def details(*, broken: str = "") -> str:
+    rule = ("SOLBottleneck", "OPT", "Some advice, with a comma")
+    text = line(DETAILS)
+    for launch in range(3):
+        for metric, unit, cell in ((TIME, "us", "1,000.50"), (FADD, "inst", "1,001"), (DRAM, "Kbyte", "2.25")):
+            text += line([*who(launch, name='k<"a", b>'), "Speed Of Light", metric, unit, cell])
+        text += line([*who(launch, name='k<"a", b>'), "Speed Of Light", "", "", "", *rule])
+    return text + broken
+
+
+@pytest.mark.parametrize(
+    ("broken", "loss"),
+    [
+        ("", None),
+        ("==PROF== Disconnected from process 11\n", None),
+        # Neither a row nor a message: the page is read row by row.
+        ("done, in 3 s\n", None),
+        ('"3","11","k","(256, 1, 1)","(5\n', "1 broken row left out: the file is cut off or damaged"),
+    ],
+)
+def test_a_details_page_is_read_at_once_or_row_by_row(tmp_path: Path, broken: str, loss: str | None) -> None:
+    profile = ncu.read(save(tmp_path, details(broken=broken)))
+    kernels = profile.kernels
+    assert kernels["name"].tolist() == ['k<"a", b>'] * 3
+    assert kernels["duration_s"].tolist() == pytest.approx([1000.5e-6] * 3)
+    assert kernels["dram_bytes"].tolist() == [2250] * 3
+    assert profile.losses == ((loss,) if loss else ())
+
+
+def test_a_details_page_is_not_read_row_by_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("row by row, 125 MB take 14 s")
+
+    monkeypatch.setattr("analysis.ncu.table._irregular", refuse)
+    assert len(ncu.read(save(tmp_path, details())).kernels) == 3

@@ -124,7 +124,7 @@ def test_details_page() -> None:
     assert (kernel["sm_percent"], kernel["memory_percent"], kernel["dram_percent"]) == (1.30, 61.84, 61.84)
     assert kernel["dram_bytes"] == pytest.approx(196456177859.63 * 21058944e-9)
     assert kernel["compute_capability"] == "7.5"
-    assert len(found.metrics) == 72
+    assert len(found.metrics) == 71
 
 
 @pytest.mark.parametrize(
