@@ -67,7 +67,6 @@ resource "google_project_iam_custom_role" "launcher" {
     "compute.machineTypes.get",
     "compute.projects.get",
     "compute.regions.get",
-    "compute.zones.list",
     "iam.roles.get",
     "iam.serviceAccounts.get",
     "resourcemanager.projects.getIamPolicy",

@@ -167,7 +167,6 @@ REQUESTS = {
     "GetSerialPortOutputInstance": "compute.instances.getSerialPortOutput",
     "InsertInstance": "compute.instances.create",
     "ListZoneOperations": "compute.zoneOperations.list",
-    "ListZones": "compute.zones.list",
     "WaitZoneOperation": "compute.zoneOperations.get",
 }
 # What an insert asks for beside compute.instances.create, for what plan.py puts into it.

@@ -2,22 +2,19 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from launcher.backends.gcp.choices import AROUND_S
 from launcher.backends.gcp.gpus import Driver
+from launcher.backends.gcp.planned_vm import PlannedVm
 from launcher.jobs.records import Price, region_of
 from launcher.sizes import shown
 from workload.contract.invocation import as_typed
 from workload.contract.spec import Profile
 from workload.contract.text import counted, dollars, minutes, wrapped
 
-if TYPE_CHECKING:  # plan.py renders with this module
-    from launcher.backends.gcp.plan import Plan
-
 FEW = 4
 LABEL_WIDTH = 11
-SECONDS_PER_MINUTE = 60
 # What a VM runs, by the key of its metadata: the shell, the Python that the shell starts, and what runs at its end.
 PROGRAMS = {
     "startup-script": "startup.sh",
@@ -28,19 +25,19 @@ PROGRAMS = {
 REQUEST = "rooflaunch-request"
 
 
-def render(plan: "Plan", width: int | None) -> str:
+def render(plan: PlannedVm, width: int | None) -> str:
     """A fact after the other, in lines of at most `width` characters."""
     rows = [*_run(plan), *_vm(plan), *_cost(plan), *(("note", note) for note in plan.notes)]
     return "\n".join(wrapped(as_typed(text), width, indent=LABEL_WIDTH, first=name) for name, text in rows)
 
 
-def render_request(plan: "Plan") -> str:
+def render_request(plan: PlannedVm) -> str:
     """The first zone's request with its long texts left short."""
     request = f"request    instances.insert in {plan.zones[0]}; --format json has its texts whole"
     return f"{request}\n{json.dumps(_short(plan), indent=1)}"
 
 
-def _run(plan: "Plan") -> Iterator[tuple[str, str]]:
+def _run(plan: PlannedVm) -> Iterator[tuple[str, str]]:
     spec = plan.spec
     batch = "the device's default batch" if spec.batch_size is None else f"batch {spec.batch_size}"
     times = "one run" if spec.repeats == 1 else f"{spec.repeats} runs, a process each"
@@ -50,7 +47,7 @@ def _run(plan: "Plan") -> Iterator[tuple[str, str]]:
     yield "set by", ", ".join(f"{name}: {source}" for name, source in origin) or "all defaults"
 
 
-def _vm(plan: "Plan") -> Iterator[tuple[str, str]]:
+def _vm(plan: PlannedVm) -> Iterator[tuple[str, str]]:
     kind = "spot" if plan.options.spot else "on demand"
     yield "vm", f"{plan.machine.name} with {plan.request.gpu_count} x {plan.gpu.title}, {kind}"
     yield "name", plan.name
@@ -67,7 +64,7 @@ def _vm(plan: "Plan") -> Iterator[tuple[str, str]]:
     yield "bucket", f"gs://{plan.settings.bucket}/runs/"
 
 
-def _driver(plan: "Plan") -> str:
+def _driver(plan: PlannedVm) -> str:
     below = f", below {plan.gpu.driver_below}" if plan.gpu.driver_below else ""
     needed = f"the run needs {plan.gpu.minimum_driver} or newer{below}"
     match plan.driver:
@@ -79,7 +76,7 @@ def _driver(plan: "Plan") -> str:
             return "none: the run does not use the GPU"
 
 
-def _zones(plan: "Plan") -> str:
+def _zones(plan: PlannedVm) -> str:
     named = [zone for zone in plan.zones if zone in plan.options.zones]
     others = [zone for zone in plan.zones if zone not in named]
     if not others:
@@ -92,7 +89,7 @@ def _few(names: Sequence[str], what: str) -> str:
     return ", ".join(names[:FEW]) + (f" and {rest} other {what}" if rest > 0 else "")
 
 
-def _cost(plan: "Plan") -> Iterator[tuple[str, str]]:
+def _cost(plan: PlannedVm) -> Iterator[tuple[str, str]]:
     zone = plan.zones[0]
     price, region = plan.price(zone), region_of(zone)
     unknown = plan.regions_without_price
@@ -120,7 +117,7 @@ def _beside(price: Price) -> str:
     return f", {price.whole_usd_per_h:.3f} with {' and '.join(paid)}" if paid else ", all in all"
 
 
-def _highest(plan: "Plan") -> str:
+def _highest(plan: PlannedVm) -> str:
     """The highest cost over all zones that may be tried, as far as their prices are known."""
     if plan.highest_usd is None:
         return "at a cost that is unknown in every zone that may be tried"
@@ -136,7 +133,7 @@ def _highest(plan: "Plan") -> str:
     return f"{highest}, in {known}; {others}"
 
 
-def _short(plan: "Plan") -> dict[str, Any]:
+def _short(plan: PlannedVm) -> dict[str, Any]:
     body = plan.shown_body()
     items = {item["key"]: item["value"] for item in body["metadata"]["items"]}
     lines = {key: len(text.splitlines()) for key, text in plan.programs.items()}

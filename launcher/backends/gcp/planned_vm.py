@@ -1,0 +1,228 @@
+"""The VM of a launch before there is one: what it is, may cost, and what Compute Engine is sent for it. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any
+
+from launcher.backends.gcp.choices import AROUND_S, SECONDS_PER_H
+from launcher.backends.gcp.gpus import Driver, Gpu, MachineType, VmImage
+from launcher.backends.gcp.options import Options
+from launcher.backends.gcp.resources import LIMIT_LABEL
+from launcher.backends.gcp.settings import Settings
+from launcher.jobs.records import Price, Request, region_of
+from workload.contract.spec import Profile, RunSpec
+
+SCOPE = "https://www.googleapis.com/auth/cloud-platform"
+# From the insert to a usable driver, as published: 3 min 35 s; where it is installed, the middle of 5 to 10 min more.
+USABLE_S = {Driver.PREINSTALLED: 215, Driver.NONE: 215, Driver.INSTALL: 665}
+# Not measured anywhere: the image's way into the VM, a process with its ceilings, a step, a profile, a download.
+PULL_S, START_S, STEP_S, PROFILE_S, DOWNLOAD_S = 120, 60, 0.3, 180, 60
+# The label that tells our insert from a stranger's; the plan shows this in its place.
+GIVEN_AT_INSERT = "given-at-insert"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedVm:
+    """A launch with its VM, as it is about to be. `zones` in the order in which they are tried, the named ones first.
+
+    `vm_images`: what the VM may boot, the first one that there is. `shielded`: as the insert is sent it.
+    `notes`: what the user should know before the VM costs anything.
+    """
+
+    request: Request
+    settings: Settings
+    gpu: Gpu
+    machine: MachineType
+    vm_images: tuple[VmImage, ...]
+    driver: Driver
+    shielded: Mapping[str, bool]
+    options: Options
+    zones: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    programs: Mapping[str, str] = field(repr=False)
+
+    @property
+    def name(self) -> str:
+        """Of the launch and of its VM."""
+        return self.request.name
+
+    @property
+    def limit_s(self) -> int:
+        """From the VM's start until the cloud deletes it."""
+        return self.request.limit_s
+
+    @cached_property
+    def spec(self) -> RunSpec:
+        """The run as the VM will do it."""
+        return RunSpec(**self.request.spec)
+
+    @property
+    def vm_image(self) -> VmImage:
+        """What the VM boots."""
+        return self.vm_images[0]
+
+    @property
+    def attempts(self) -> int:
+        """How often a VM is had at most, where the cloud takes it back."""
+        return self.options.rerun_preempted + 1
+
+    def price(self, zone: str) -> Price | None:
+        """Of the whole VM in that zone; None: unknown."""
+        return self.request.price(zone)
+
+    def usd_per_h(self, zone: str) -> float | None:
+        """USD per hour in that zone, of all that is counted; None: unknown."""
+        price = self.price(zone)
+        return price.whole_usd_per_h if price else None
+
+    @property
+    def usable_s(self) -> float:
+        """As published by others: from the insert until the driver can be used."""
+        return USABLE_S[self.driver]
+
+    @property
+    def ready_s(self) -> float:
+        """An estimate: from the insert until the run starts."""
+        return self.usable_s + PULL_S
+
+    @property
+    def run_s(self) -> float:
+        """An estimate of all repeats, the profile and a download; the model and the GPU are not looked at."""
+        spec = self.spec.filled(self.spec.device, cpus=self.machine.vcpus)
+        warmup_s, measured_s = (
+            (steps or 0) * spec.grad_accumulation * STEP_S for steps in (spec.warmup, spec.iterations)
+        )
+        steps_s = warmup_s + max(measured_s, spec.min_seconds or 0.0)
+        profile = 0 if spec.profile is Profile.NONE else PROFILE_S
+        return spec.repeats * (START_S + steps_s) + profile + (DOWNLOAD_S if spec.download else 0)
+
+    @property
+    def expected_s(self) -> float:
+        """An estimate of how long the VM lives, at most its limit."""
+        return min(self.ready_s + self.run_s, self.limit_s)
+
+    def expected_usd(self, zone: str) -> float | None:
+        """An estimate for one attempt in that zone."""
+        return self._usd(zone, self.expected_s)
+
+    @property
+    def highest_usd(self) -> float | None:
+        """Of one attempt in the dearest zone that may be tried and has a known price; None: no price is known."""
+        return max((usd for zone in self.zones if (usd := self.max_usd(zone)) is not None), default=None)
+
+    @property
+    def regions_without_price(self) -> list[str]:
+        """Those that may be tried, in that order."""
+        regions = dict.fromkeys(map(region_of, self.zones))
+        return [region for region in regions if region not in self.request.prices]
+
+    def max_usd(self, zone: str) -> float | None:
+        """Of one attempt that runs into the limit, from its insert to a late deletion."""
+        return self._usd(zone, self.limit_s + AROUND_S)
+
+    def _usd(self, zone: str, seconds: float) -> float | None:
+        usd_per_h = self.usd_per_h(zone)
+        return None if usd_per_h is None else usd_per_h * seconds / SECONDS_PER_H
+
+    def body(self, zone: str, *, request_id: str) -> dict[str, Any]:
+        """What instances.insert is sent for that zone: REST names, 64-bit integers as text. No credential in it."""
+        labels = {
+            "rooflaunch": "launch",
+            "rooflaunch-name": self.name,
+            # A duration, no time of ours: a laptop's clock may be hours off, and the cloud dates what it makes.
+            LIMIT_LABEL: str(self.limit_s),
+        }
+        accelerators = {"guestAccelerators": self._accelerators(zone)} if self.gpu.accelerator else {}
+        shielded = {"shieldedInstanceConfig": dict(self.shielded)} if self.shielded else {}
+        return {
+            "name": self.name,
+            "machineType": f"zones/{zone}/machineTypes/{self.machine.name}",
+            **accelerators,
+            "scheduling": self._scheduling(),
+            "disks": [self._disk(zone, labels)],
+            **shielded,
+            "networkInterfaces": [self._interface(zone)],
+            "serviceAccounts": [{"email": self.settings.service_account, "scopes": [SCOPE]}],
+            "labels": {**labels, "rooflaunch-request": request_id},
+            "metadata": {"items": [{"key": key, "value": value} for key, value in self.metadata().items()]},
+        }
+
+    def _accelerators(self, zone: str) -> list[dict[str, Any]]:
+        kind = f"zones/{zone}/acceleratorTypes/{self.gpu.accelerator}"
+        return [{"acceleratorType": kind, "acceleratorCount": self.request.gpu_count}]
+
+    def _scheduling(self) -> dict[str, Any]:
+        # No cloud deletes a VM that host maintenance or a host error has stopped. Started again it saves what there is
+        # and deletes itself (boot.py); it never measures twice. A spot VM is deleted, and may not be started again.
+        return {
+            "provisioningModel": "SPOT" if self.options.spot else "STANDARD",
+            "onHostMaintenance": "TERMINATE",
+            "automaticRestart": not self.options.spot,
+            "instanceTerminationAction": "DELETE",
+            "maxRunDuration": {"seconds": str(self.limit_s)},
+        }
+
+    def _disk(self, zone: str, labels: Mapping[str, str]) -> dict[str, Any]:
+        return {
+            "boot": True,
+            "autoDelete": True,
+            "type": "PERSISTENT",
+            "initializeParams": {
+                "sourceImage": self.vm_image.path,
+                "diskType": f"zones/{zone}/diskTypes/{self.gpu.disk_type}",
+                "diskSizeGb": str(self.options.disk_gb),
+                "labels": dict(labels),
+            },
+        }
+
+    def _interface(self, zone: str) -> dict[str, Any]:
+        network, subnetwork = self.settings.network, self.settings.subnetwork
+        interface: dict[str, Any] = {}
+        if network or not subnetwork:
+            network = network or "default"
+            interface["network"] = network if "/" in network else f"global/networks/{network}"
+        if subnetwork:
+            by_name = f"regions/{region_of(zone)}/subnetworks/{subnetwork}"
+            interface["subnetwork"] = subnetwork if "/" in subnetwork else by_name
+        if self.options.external_ip:
+            interface["accessConfigs"] = [{"name": "External NAT", "type": "ONE_TO_ONE_NAT"}]
+        return interface
+
+    def metadata(self) -> dict[str, str]:
+        return {
+            **self.programs,
+            "enable-guest-attributes": "TRUE",
+            "serial-port-logging-enable": "TRUE",
+            "rooflaunch-request": self.request.to_bytes().decode(),
+            "rooflaunch-image": self.request.image,
+            "rooflaunch-bucket": self.settings.bucket,
+            "rooflaunch-driver": self.driver,
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for `--dry-run --format json`; `insert` is what the first zone would be sent now."""
+        zone = self.zones[0]
+        price = self.price(zone)
+        return {
+            "name": self.name,
+            "gpu": self.gpu.name,
+            "machine_type": self.machine.name,
+            "vm_images": [image.path for image in self.vm_images],
+            "spot": self.options.spot,
+            "zones": list(self.zones),
+            "zone": zone,
+            "price": asdict(price) if price else None,
+            "expected_s": self.expected_s,
+            "expected_usd": self.expected_usd(zone),
+            "limit_s": self.limit_s,
+            "max_usd": self.highest_usd,
+            "regions_without_price": self.regions_without_price,
+            "settings": self.settings.to_json(),
+            "notes": list(self.notes),
+            "insert": self.shown_body(),
+        }
+
+    def shown_body(self) -> dict[str, Any]:
+        """What the first zone would be sent."""
+        return self.body(self.zones[0], request_id=GIVEN_AT_INSERT)
