@@ -451,7 +451,7 @@ def _import_profile(file: _File, given: Given, output: Path) -> Path:
         launches = ", ".join(f"{gpu}: {number}" for gpu, number in found.gpus.items())
         raise UsageError(
             f"'{file.path}' holds the launches of {len(found.gpus)} GPUs, and a run is of one ({launches})",
-            hint="ncu --devices 0 profiles one; or keep the rows of one in its column Device",
+            hint="keep the rows of one GPU, by the column Device, or profile with CUDA_VISIBLE_DEVICES=0",
         )
     model, batch_size = _required(file.path, given.model, given.batch_size)
     device_name = found.attributes.get(DEVICE_NAME)

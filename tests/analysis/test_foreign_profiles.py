@@ -218,7 +218,7 @@ def test_two_gpus_are_no_run(tmp_path: Path) -> None:
     assert caught.value.report() == (
         f"error: '{path}' holds the launches of 2 GPUs, and a run is of one (compute capability 8.0 (device 0):"
         " 1, compute capability 8.0 (device 1): 1)\n"
-        "hint: ncu --devices 0 profiles one; or keep the rows of one in its column Device"
+        "hint: keep the rows of one GPU, by the column Device, or profile with CUDA_VISIBLE_DEVICES=0"
     )
     losses = ncu.read(path).losses
     assert (
