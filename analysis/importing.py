@@ -20,7 +20,7 @@ from analysis.foreign import tables
 from analysis.foreign.looks_like import READABLE, looks_like
 from analysis.foreign.ncu_text import is_ncu_text
 from analysis.foreign.nsys import is_gpu_trace
-from analysis.foreign.text import BINARY, GZIP, decode
+from analysis.foreign.text import BINARY, GZIP, Decoded, decode
 from analysis.iteration_log import Log, Whole
 from analysis.record import row_of
 from workload.contract import bundle
@@ -169,7 +169,7 @@ def _import_log(file: _File, given: Given, output: Path) -> list[Path]:
     bundles, left_out = [], list[str]()
     for log in logs:
         try:
-            bundles.append(_bundle_of_log(file, log, _where_silent(given, log, logs), decoded.remarks))
+            bundles.append(_bundle_of_log(file, log, _where_silent(given, log, logs), decoded))
         except UsageError as error:
             # One row of a table of runs stops the others as little as one file does.
             if not log.whole or len(logs) == 1:
@@ -199,7 +199,7 @@ def _with_losses(record: Record, losses: Sequence[str]) -> Record:
     return replace(record, imported=imported, notes=[*(record.notes or ()), *losses])
 
 
-def _bundle_of_log(file: _File, log: Log, given: Given, remarks: Sequence[str]) -> tuple[Record, dict[str, bytes]]:
+def _bundle_of_log(file: _File, log: Log, given: Given, decoded: Decoded) -> tuple[Record, dict[str, bytes]]:
     """Run.json and the files of one run of a log."""
     facts = _facts_of_log(file.path, log, given)
     rows = [] if log.whole else _steps(file.path, log, facts.batch_size)
@@ -214,13 +214,13 @@ def _bundle_of_log(file: _File, log: Log, given: Given, remarks: Sequence[str]) 
         rows=log.rows,
         rows_cut=log.cut,
         claimed_images_per_s=log.whole.images_per_s if log.whole else _mean(log.series.get("images_per_s", ())),
-        losses=[*remarks, *[_BREAKS_OFF] * log.cut] or None,
+        losses=[*decoded.losses, *[_BREAKS_OFF] * log.cut] or None,
     )
     notes += [_BREAKS_OFF] * log.cut
     measured = None if log.whole else max(0, log.rows - 1)
     record = replace(
         _record(facts, given, imported, started_at=started_at, measured=measured),
-        notes=[*_contradictions(facts, log), *remarks, *log.remarks, *notes],
+        notes=[*_contradictions(facts, log), *decoded.remarks, *log.remarks, *notes],
         timing=replace(timing, started_at=_iso(started_at)),
     )
     if log.whole:

@@ -49,7 +49,7 @@ def as_csv(text: str) -> str:
     if copies:
         out.write(f"==WARNING== {copies} copies and memsets of the trace are left out: they are no kernels\n")
     if broken:
-        out.write(f"==WARNING== {broken} rows of the trace are broken and left out\n")
+        out.write(f"==WARNING== {broken} broken rows left out: the file is cut off or damaged\n")
     writer = csv.writer(out, quoting=csv.QUOTE_ALL, lineterminator="\n")
     writer.writerow(HEADER)
     writer.writerow(["" for _ in HEADER[:-1]] + [_UNITS.get(match["unit"], match["unit"])])

@@ -22,6 +22,7 @@ _BYTE_ORDER_MARKS = {
 }
 # What Windows wrote before UTF-8: it has a character for nearly every byte, so it comes last.
 _LAST_RESORT = "cp1252"
+_AS_WINDOWS = "the file was read as Windows-1252"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +32,11 @@ class Decoded:
     content: bytes
     encoding: str
     remarks: tuple[str, ...] = ()
+
+    @property
+    def losses(self) -> tuple[str, ...]:
+        """The remarks that say that something is missing: another code page is a reading, not a loss."""
+        return tuple(remark for remark in self.remarks if not remark.endswith(_AS_WINDOWS))
 
     @property
     def text(self) -> str:
@@ -58,7 +64,7 @@ def decode(content: bytes) -> Decoded:
             content.decode("utf-8")
         except UnicodeDecodeError as error:
             text = content.decode(_LAST_RESORT, "replace")
-            remarks.append(f"byte {error.start} is no UTF-8: the file was read as Windows-1252")
+            remarks.append(f"byte {error.start} is no UTF-8: {_AS_WINDOWS}")
             return Decoded(content=text.encode(), encoding=_LAST_RESORT, remarks=tuple(remarks))
         return Decoded(content=content, encoding=encoding, remarks=tuple(remarks))
     text = content.decode(encoding, "replace")

@@ -37,6 +37,7 @@ class NcuSource:
     path: Path
     content: bytes | None = None
     remarks: tuple[str, ...] = ()
+    losses: tuple[str, ...] = ()
 
     def open(self) -> BinaryIO:
         """The bytes from the first one on. Raises `NcuFileError` where they cannot be had."""
@@ -81,7 +82,7 @@ def source_of(path: Path) -> NcuSource:
     decoded = decode(whole)
     if decoded.remarks and not decoded.content:
         raise NcuFileError(path, Failure.DAMAGED, decoded.remarks[0], hint="copy it again from where it was made")
-    return NcuSource(path=path, content=decoded.content, remarks=decoded.remarks)
+    return NcuSource(path=path, content=decoded.content, remarks=decoded.remarks, losses=decoded.losses)
 
 
 def find(source: NcuSource) -> Preamble:

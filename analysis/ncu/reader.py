@@ -22,7 +22,7 @@ _WARNINGS_LIMIT = 100
 # In lines without quotes; "1, 2" may be anything.
 _FEW_CELLS = 3
 _ONLY_TIMES = "a trace of Nsight Systems: times of kernels, no counters"
-_LEFT_OUT = "left out"
+_CUT_OFF = "left out: the file is cut off or damaged"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +145,7 @@ def _of_csv(path: Path) -> _Launches:
         number_format=form,
         version=start.version,
         warnings=(*source.remarks, *warnings),
-        losses=(*source.remarks, *(line for line in warnings if _LEFT_OUT in line)),
+        losses=(*source.losses, *(line for line in warnings if line.endswith(_CUT_OFF))),
         is_partial=is_broken or any(line.startswith(ERROR) for line in warnings),
     )
 
@@ -169,7 +169,7 @@ def _around(start: Preamble, sections: Sequence[NcuTable]) -> tuple[list[str], b
         messages += preamble.messages_in(line)
         broken += _is_row(line)
     if broken:
-        messages.append(f"{broken} broken row{'s' if broken > 1 else ''} {_LEFT_OUT}: the file is cut off or damaged")
+        messages.append(f"{broken} broken row{'s' if broken > 1 else ''} {_CUT_OFF}")
     return messages, broken > 0
 
 

@@ -99,8 +99,14 @@ def test_nsys_gpu_trace(tmp_path: Path, header: str, factor: float) -> None:
     assert kernels["grid"].tolist() == ["(64, 2, 1)", "(1, 1, 1)"]
     assert kernels["device"].tolist() == ["NVIDIA A100-SXM4-80GB"] * 2
     assert kernels["flop"].isna().all()
+    assert profile.losses == ()
     assert "a trace of Nsight Systems: times of kernels, no counters" in profile.warnings
     assert "==WARNING== 1 copies and memsets of the trace are left out: they are no kernels" in profile.warnings
+
+
+def test_broken_rows_of_a_trace_are_a_loss(tmp_path: Path) -> None:
+    loss = "==WARNING== 1 broken rows left out: the file is cut off or damaged"
+    assert ncu.read(save(tmp_path, NSYS + "40000,25")).losses == (loss,)
 
 
 def test_nsys_gpu_trace_is_imported(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What a row of a table is: an iteration, one of several, or a run."""
 
+import gzip
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,15 @@ def test_a_table_with_a_row_per_run_gives_runs_without_steps(tmp_path: Path, hea
 def test_a_column_called_batch_may_count_iterations() -> None:
     log = only(table("0,0.2", "1,0.2", "2,0.2", header="batch,step_s"))
     assert (log.rows, dict(log.labels), log.series["step"]) == (3, {}, [0, 1, 2])
+
+
+def test_a_code_page_is_no_loss_and_a_gzip_file_that_breaks_off_is(tmp_path: Path) -> None:
+    (record,) = imported(tmp_path, table(*steps()).replace("resnet50", "modèle").encode("cp1252"))
+    assert record["imported"].get("losses") is None
+    assert record["notes"] == ["byte 65 is no UTF-8: the file was read as Windows-1252"]
+    packed = gzip.compress("\n".join([HEADER, *steps(2000), ""]).encode())
+    (record,) = imported(tmp_path, packed[: len(packed) // 2])
+    assert "the gzip file breaks off: what is there was read" in record["imported"]["losses"]
 
 
 def test_several_runs_in_one_file(tmp_path: Path) -> None:
