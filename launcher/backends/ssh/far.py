@@ -222,6 +222,8 @@ def start(root: Path, question: dict[str, Any]) -> dict[str, Any]:
     home.mkdir(parents=True, exist_ok=True)
     lock = hold(home / "lock")
     if lock is None or (home / "kept.json").exists():
+        if lock is not None:
+            lock.close()
         return {"job": job_of(home)}
     busy_path = root / ("busy-" + platform.node())
     busy = hold(busy_path)

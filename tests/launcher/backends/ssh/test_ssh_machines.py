@@ -75,6 +75,13 @@ def test_submitting_twice_starts_once(machine: sshd.Machine, machines: SshMachin
     assert [job.name for job in machines.look()] == [first.name]
 
 
+def test_submitting_what_has_ended_starts_nothing(machine: sshd.Machine, machines: SshMachines, where: Where) -> None:
+    plan = doing(plan_of(where), SLEEP)
+    machines.stop([submitted(machines, plan)])
+    assert submitted(machines, plan).condition is Condition.GONE
+    assert [words for _, words in machine.jobs() if "keeper.py" in words] == []
+
+
 def test_one_at_a_time(machines: SshMachines, where: Where) -> None:
     first = submitted(machines, doing(plan_of(where), SLEEP))
     second = doing(plan_of(where, token="bbbbbb"), SLEEP)

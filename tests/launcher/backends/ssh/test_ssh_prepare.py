@@ -1,0 +1,176 @@
+"""Before a job starts: how a runtime is chosen, our code on its way there, and the programs that run there."""
+
+import ast
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.backends.ssh.backend import backend
+from launcher.backends.ssh.machines import SshMachines
+from launcher.backends.ssh.options import Options, Where
+from launcher.backends.ssh.prepare import _runtime, prepare
+from launcher.backends.ssh.site import Site, inputs_by_flavour
+from launcher.kinds import Runtime
+from tests import sshd
+from tests.launcher.backends.ssh.conftest import plan_of
+from workload.contract.errors import RooflaunchError, ToolError
+from workload.contract.spec import Device, RunSpec
+
+ROOT = Path(__file__).parents[4]
+PYTHON = {"path": "/usr/bin/python3", "version": [3, 11, 2], "torch": "2.5.1", "torchvision": "0.20"}
+PYTHON |= {"numpy": "2.1", "psutil": "6.0"}
+DOCKER = {"version": "28.2", "is_installed": True, "images": [], "has_gpus": True, "group": 999}
+L4 = (("NVIDIA L4", "8.9", "580.82", "23034 MiB"),)
+BUILT = dict.fromkeys(inputs_by_flavour(), "sha256:abc")
+BARE: dict[str, Any] = {"gpus": (), "docker": {**DOCKER, "version": "", "is_installed": False}, "python": PYTHON}
+NO_TORCH = {**PYTHON, "torch": ""}
+
+
+def site(**has: Any) -> Site:
+    given = {"host": "box", "root": "/home/me/.rooflaunch", "is_writable": True, "has_code": False, "cpus": 8}
+    given |= {"free_bytes": 10**11, "user": "1000:1000", "images": {}, **BARE, **has}
+    return Site(**given)
+
+
+# What the machine has, what is asked for, and what runs: (runtime, why) or the error.
+CHOICES: dict[str, tuple[Site, dict[str, Any], str]] = {
+    "its Python": (site(), {}, "process: /usr/bin/python3 3.11.2 with torch 2.5.1"),
+    "its image": (site(docker=DOCKER, images=BUILT), {}, "docker: Docker 28.2 with the image for this code"),
+    "rather its Python than a build": (site(docker=DOCKER), {}, "process: /usr/bin/python3 3.11.2 with torch 2.5.1"),
+    "a build": (site(docker=DOCKER, python=NO_TORCH), {}, "docker: Docker 28.2 with an image that is built there now"),
+    "a Python of one's own": (
+        site(docker=DOCKER, images=BUILT),
+        {"python": "python3"},
+        "process: asked for; /usr/bin/python3 3.11.2 with torch 2.5.1",
+    ),
+    "a container is asked for": (
+        site(docker=DOCKER),
+        {"runtime": Runtime.DOCKER},
+        "docker: Docker 28.2 with an image that is built there now",
+    ),
+    "an image is named": (site(docker=DOCKER), {"image": "a/b@sha256:c"}, "docker: Docker 28.2 with a/b@sha256:c"),
+    "nothing": (
+        site(python=NO_TORCH),
+        {},
+        "nothing can run on box: it has no Docker, and /usr/bin/python3 lacks torch",
+    ),
+    "an old Python": (
+        site(python={**PYTHON, "version": [3, 9, 1]}),
+        {"runtime": Runtime.PROCESS},
+        "no process can run on box: /usr/bin/python3 3.9.1 with torch 2.5.1: Python 3.11 or newer is needed",
+    ),
+    "no Docker": (site(), {"runtime": Runtime.DOCKER}, "no container can run on box: it has no Docker"),
+    "Docker without rights": (
+        site(docker={**DOCKER, "version": ""}),
+        {"runtime": Runtime.DOCKER},
+        "no container can run on box: its Docker engine does not answer us",
+    ),
+    "no GPU for containers": (
+        site(docker={**DOCKER, "has_gpus": False}, gpus=L4),
+        {"runtime": Runtime.DOCKER},
+        "no container can run on box: its Docker engine cannot give containers the GPU",
+    ),
+    "a GPU that no image knows": (
+        site(docker=DOCKER, gpus=(("Tesla K80", "3.7", "470.1", "11441 MiB"),)),
+        {"runtime": Runtime.DOCKER},
+        "no container can run on box: no image has code for its Tesla K80",
+    ),
+    "compile needs a process": (
+        site(docker=DOCKER, images=BUILT),
+        {"compile": True},
+        "process: /usr/bin/python3 3.11.2 with torch 2.5.1",
+    ),
+    "compile in a container": (
+        site(docker=DOCKER),
+        {"compile": True, "runtime": Runtime.DOCKER},
+        "--compile needs a C++ compiler, which the images leave out; a container was asked for",
+    ),
+}
+
+
+def chosen(machine: Site, asked: dict[str, Any]) -> str:
+    spec = RunSpec(device=Device.AUTO, compile="compile" in asked)
+    options = Options(**{name: value for name, value in asked.items() if name != "compile"})
+    try:
+        runtime, why = _runtime("box", options, spec, machine, with_gpu=bool(machine.gpus))
+    except RooflaunchError as error:
+        return str(error) if error.hint else "no hint"
+    return f"{runtime}: {why}"
+
+
+@pytest.mark.parametrize("case", CHOICES)
+def test_a_runtime_is_chosen(case: str) -> None:
+    machine, asked, expected = CHOICES[case]
+    assert chosen(machine, asked) == expected
+
+
+@pytest.fixture
+def machines(where: Where) -> SshMachines:
+    return backend.machines(backend.settings(where))
+
+
+def breaking(machines: SshMachines, do: str, *, when: str) -> None:
+    """Have the connection break the first time that this is asked: before it is done, or after."""
+    machines.now_s()
+    before = "os._exit(255)" if when == "before" else "pass"
+    after = "os._exit(255)" if when == "after" else "pass"
+    machines._program += (
+        "\n_main = main\ndef main(question, payload):\n"
+        f"    breaks = question['do'] == {do!r} and not question['again']\n    if breaks: {before}\n"
+        f"    answer = _main(question, payload)\n    if breaks: {after}\n    return answer\n"
+    )
+
+
+@pytest.mark.world
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_our_code_is_sent_whole_over_a_connection_that_breaks(
+    machine: sshd.Machine, machines: SshMachines, where: Where, when: str
+) -> None:
+    breaking(machines, "code", when=when)
+    plan = prepare(plan_of(where), machines)
+    [folder] = (machine.home / ".rooflaunch/code").iterdir()
+    assert plan.start is not None
+    assert plan.start.environment["PYTHONPATH"] == str(folder)
+    assert plan.request.store == str(machine.home / ".rooflaunch")
+    for name in ("launcher/agent/__main__.py", "workload/train.py", "docker/Dockerfile"):
+        assert (folder / name).read_bytes() == (ROOT / name).read_bytes()
+    sent = machines.calls["ssh.code"]
+    prepare(replace(plan, start=None), machines)
+    assert machines.calls["ssh.code"] == sent, "it is there"
+
+
+@pytest.mark.world
+def test_half_of_our_code_is_none(machine: sshd.Machine, machines: SshMachines) -> None:
+    with pytest.raises(ToolError, match="the connection broke while our code came"):
+        machines.ask("code", code="0123", size=1000, payload=b"half")
+    assert list((machine.home / ".rooflaunch/code").iterdir()) == []
+
+
+@pytest.mark.world
+def test_what_is_there(machine: sshd.Machine, machines: SshMachines, where: Where) -> None:
+    machine.program("nvidia-smi", "#!/bin/sh\necho 'NVIDIA L4, 8.9, 580.82, 23034 MiB'\n")
+    machine.program("docker", "#!/bin/sh\nexit 1\n")
+    plan = prepare(plan_of(where), machines)
+    assert "NVIDIA L4" in plan.machine
+    assert plan.request.runtime == "process"
+    assert plan.request.image == ""
+    assert plan.start is not None
+    assert plan.start.words[0] == sys.executable
+
+
+@pytest.mark.parametrize(
+    "path", ["launcher/backends/ssh/far.py", "launcher/backends/ssh/keeper.py", "workload/storage/ssh_far.py"]
+)
+def test_what_runs_there_needs_python_3_8_alone(path: str) -> None:
+    text = (ROOT / path).read_bytes().decode("ascii")
+    tree = ast.parse(text, feature_version=(3, 8))
+    names = {
+        name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in ([node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])
+    }
+    assert {str(name).partition(".")[0] for name in names} <= sys.stdlib_module_names | {"__future__"}
