@@ -210,14 +210,14 @@ def show_status(
     *,
     name: Annotated[str | None, typer.Argument(metavar="RUN", help=RUN_HELP, show_default=False)] = None,
     every: Annotated[
-        bool, typer.Option("--all", help="not only the newest and those with a VM", show_default=False)
+        bool, typer.Option("--all", help="not only the newest and those whose machine is there", show_default=False)
     ] = False,
     output_format: FormatOption = Format.TABLE,
     **where: Any,
 ) -> int:
     """Show what has become of launches.
 
-    It asks the bucket and the VMs, so it works on any machine and for launches whose command was ended.
+    It asks where they run and where their bundles go, so it works on any machine, and for launches whose command was ended.
     """
     from launcher.jobs import commands
 
@@ -228,14 +228,14 @@ def show_logs(
     *,
     name: Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP)],
     follow: Annotated[
-        bool, typer.Option("-f", "--follow", help="go on until the VM is gone", show_default=False)
+        bool, typer.Option("-f", "--follow", help="go on until the VM or the job is gone", show_default=False)
     ] = False,
     output_format: FormatOption = Format.TABLE,
     **where: Any,
 ) -> int:
-    """Show what a VM says.
+    """Show what a launch prints.
 
-    That is its serial port while it is there, then the log that it left in the bucket.
+    Of a VM that is its serial port while it is there, then the log that it left in the bucket.
     """
     from launcher.jobs import commands
 
@@ -246,13 +246,13 @@ def take_down(
     *,
     names: Annotated[list[str] | None, typer.Argument(metavar="RUN", help=RUN_HELP, show_default=False)] = None,
     every: Annotated[
-        bool, typer.Option("--all", help="the VMs of all launches in the project", show_default=False)
+        bool, typer.Option("--all", help="all launches of the project, or on the host", show_default=False)
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="--all without a question", show_default=False)] = False,
     output_format: FormatOption = Format.TABLE,
     **where: Any,
 ) -> int:
-    """Delete VMs now, and wait until they are gone.
+    """Delete VMs and stop jobs now, and wait until they are gone.
 
     What they have uploaded stays.
     """
