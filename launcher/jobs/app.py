@@ -217,7 +217,7 @@ def show_status(
 ) -> int:
     """Show what has become of launches.
 
-    It asks where they run and where their bundles go: it works on any machine, and for a launch whose command was ended.
+    It asks where they run and where their bundles go: it works on any machine, also for one whose command was ended.
     """
     from launcher.jobs import commands
 
