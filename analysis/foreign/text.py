@@ -97,6 +97,8 @@ def _unpacked(content: bytes) -> tuple[bytes, str | None]:
         if total >= MOST_BYTES:
             return b"".join(parts), f"the gzip file unpacks to more than {MOST_BYTES >> 30} GiB: the rest was left out"
         if not member.eof:
-            return b"".join(parts), "the gzip file breaks off: what is there was read"
+            # Its last line may end within a number; of UTF-16 the half line stays, and is refused where it is none.
+            whole, newline, _ = b"".join(parts).rpartition(b"\n")
+            return whole + newline, "the gzip file breaks off: what is there was read"
         left = member.unused_data
     return b"".join(parts), None
