@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 
 from tests import sshd
+from workload.contract import bundle
 from workload.contract.errors import BundleError, ExitCode, RooflaunchError, ToolError, UsageError
+from workload.storage.fetch import State, fetch
+from workload.storage.source import parse_source
 from workload.storage.ssh import Connection, Login, LostError, SshFolder, connect, parse_login
-from workload.storage.store import ObjectChangedError
+from workload.storage.store import ObjectChangedError, Sink, StoredObject
 
 ECHO = "def main(question, payload):\n    return {'heard': question['say'], 'again': question['again']}, ()\n"
 
@@ -338,3 +341,38 @@ def test_a_full_disk(machine: sshd.Machine, connection: Connection) -> None:
     assert str(refused.value) == f"{machine.host} refused: File too large"
     assert "say whether its disk is full" in refused.value.hint
     assert SshFolder(connection, "~/full").read("x") is None, "not half of it"
+
+
+@pytest.mark.world
+def test_bundles_come_home_over_connections_that_break(
+    machine: sshd.Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each file's first download is cut off in its middle; what is here in the end is what was sealed there."""
+    monkeypatch.setattr("workload.storage.ssh.PAUSES_S", (0.1, 0.1))
+    folder = bundle.create(machine.home / "away/runs", "20261121T142530Z-ssh-box-resnet18-b16-fp32-0000aa")
+    bundle.write_document(folder, {"run_id": folder.name, "status": "completed"})
+    (folder / "big.csv").write_bytes(bytes(range(256)) * 20_000)
+    bundle.seal(folder)
+    address = f"ssh://{machine.host}:{machine.port}/~/away"
+    store = connect(address)
+    download, cut = store.download, set[str]()
+
+    def breaking(listed: StoredObject, sink: Sink, *, start: int = 0) -> None:
+        class Cutting:
+            def write(self, data: bytes) -> int:
+                if listed.name not in cut:
+                    cut.add(listed.name)
+                    machine.cut_off()
+                return sink.write(data)
+
+        download(listed, Cutting(), start=start)
+
+    monkeypatch.setattr(store, "download", breaking)
+    report = fetch(store, parse_source(address), tmp_path / "home", jobs=1)
+    assert report.error is None
+    assert [outcome.state for outcome in report.outcomes] == [State.FETCHED]
+    assert f"runs/{folder.name}/big.csv" in cut
+    home = tmp_path / "home" / folder.name
+    assert {path.name: path.read_bytes() for path in home.iterdir()} == {
+        path.name: path.read_bytes() for path in folder.iterdir()
+    }
