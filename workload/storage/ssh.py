@@ -500,7 +500,9 @@ class SshFolder:
 
     def _ask(self, do: str, sink: Sink | None = None, payload: bytes | Path = b"", **question: Any) -> dict[str, Any]:
         asked = {"do": do, "root": self._root, **question}
-        answer = self._connection.ask(self._program, asked, sink=sink, payload=payload, limit_s=TRANSFER_LIMIT_S)
+        carries_files = bool(payload) or question.get("most_bytes", 0) is None
+        limit_s = TRANSFER_LIMIT_S if carries_files else QUESTION_LIMIT_S
+        answer = self._connection.ask(self._program, asked, sink=sink, payload=payload, limit_s=limit_s)
         if "unsafe" in answer:
             raise BundleError(
                 f"{answer['unsafe']} in {self}", hint="give it another name, or put the file itself there"

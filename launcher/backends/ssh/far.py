@@ -38,13 +38,13 @@ CLEARED_WITHIN_S, KILLED_WITHIN_S, LOOK_EVERY_S = 12.0, 5.0, 0.2
 MOST_OUTPUT_BYTES = 1 << 20
 PROBE = """
 import importlib.metadata, json, sys
-found = {"path": sys.executable, "version": list(sys.version_info[:3])}
+facts = {"path": sys.executable, "version": list(sys.version_info[:3])}
 for name in ("torch", "torchvision", "numpy", "psutil"):
     try:
-        found[name] = importlib.metadata.version(name)
+        facts[name] = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
-        found[name] = ""
-print(json.dumps(found))
+        facts[name] = ""
+print(json.dumps(facts))
 """
 GPU_FIELDS = "name,compute_cap,driver_version,memory.total"
 
