@@ -337,6 +337,12 @@ class _Session:
             said = self._complaints.read(MAX_PREAMBLE_BYTES).decode(errors="replace")
         return _Ended(code=code, complaints=said, junk=self._junk, is_late=self._is_late)
 
+    def __del__(self) -> None:
+        """Whoever forgets a connection ends it: `Popen` alone would keep the pipe open, and so ssh."""
+        with suppress(AttributeError, OSError):
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+
     def _end_late(self) -> None:
         self._is_late = True
         self._process.kill()

@@ -259,6 +259,16 @@ def test_gives_up_after_its_pauses(machine: sshd.Machine) -> None:
 
 
 @pytest.mark.world
+def test_a_connection_that_nobody_has_any_more_ends(machine: sshd.Machine) -> None:
+    connection = Connection(parse_login(machine.host, machine.port))
+    say(connection)
+    [[session]] = connection._idle.values()
+    process = session._process
+    del connection, session
+    assert process.wait(10) == 0
+
+
+@pytest.mark.world
 def test_what_does_not_answer_in_time(connection: Connection) -> None:
     hanging = "import time\ndef main(question, payload):\n    time.sleep(600)\n"
     with pytest.raises(LostError, match=rf"^{connection.login} did not answer within 0\.5 s$"):
