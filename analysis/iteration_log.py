@@ -19,7 +19,7 @@ from typing import Any
 
 from analysis.foreign import tables, training_logs
 from analysis.foreign.looks_like import READABLE, looks_like
-from analysis.foreign.tables import PANDAS_INDEX, Table
+from analysis.foreign.tables import PANDAS_INDEX, ForeignTable
 from analysis.foreign.training_logs import WholeRun
 from workload.contract.errors import UsageError
 from workload.contract.text import plain
@@ -100,7 +100,7 @@ class _Columns:
     """A table's columns that mean something, and how its cells are read."""
 
     file: str
-    table: Table
+    table: ForeignTable
     by_field: Mapping[str, tuple[Meaning, int]]
     plain: Callable[[str], str] = field(default=str.strip)
 
@@ -179,7 +179,7 @@ def _refuse_other_files(text: str, file: str) -> None:
         )
 
 
-def _no_timer(table: Table, file: str) -> UsageError:
+def _no_timer(table: ForeignTable, file: str) -> UsageError:
     known = ", ".join(name for name, meaning in meanings().items() if meaning.field in TIMERS)
     return UsageError(
         f"'{file}' has no column that is known to hold a step time; it has {_shown(table.header)}",
@@ -197,7 +197,9 @@ def _known_columns(header: Sequence[str]) -> dict[str, tuple[Meaning, int]]:
     return columns
 
 
-def _with_batch_counter(table: Table, by_field: dict[str, tuple[Meaning, int]]) -> dict[str, tuple[Meaning, int]]:
+def _with_batch_counter(
+    table: ForeignTable, by_field: dict[str, tuple[Meaning, int]]
+) -> dict[str, tuple[Meaning, int]]:
     """A column `batch` that counts 0, 1, 2 or 1, 2, 3 numbers the iterations; other values are batch sizes."""
     meaning, index = by_field.get("batch_size", (None, 0))
     if meaning is None or meaning.name != "batch":

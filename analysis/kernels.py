@@ -16,7 +16,7 @@ from analysis.operators import SHOWN, longest, operators
 from analysis.problem import Problem
 from analysis.roofline import frame, kernel_points
 from workload.contract.errors import NothingToDoError
-from workload.contract.tables import Column, Format, Role
+from workload.contract.tables import Column, Role, TableFormat
 from workload.contract.tables import render as render_table
 
 FACTS = ("file", *WORK_NAMED, "profiles", "steps")
@@ -90,7 +90,7 @@ def gather(paths: Sequence[Path], keys: Sequence[str], *, verify: bool) -> Profi
     return Profiles(keys=keys, tables=tables, traced=traced, problems=problems)
 
 
-def render(profiles: Profiles, form: Format, *, top: int | None, wide: bool) -> str:
+def render(profiles: Profiles, form: TableFormat, *, top: int | None, wide: bool) -> str:
     """All profiles as text; `top`: the longest of each."""
     keys = profiles.keys
     records = [
@@ -99,7 +99,7 @@ def render(profiles: Profiles, form: Format, *, top: int | None, wide: bool) -> 
         for row in _head(table, top).to_dict("records")
     ]
     rows = frame(records, (*FACTS, *keys, *COLUMNS, "remark"))
-    if form is Format.TABLE:
+    if form is TableFormat.TABLE:
         return "\n\n".join(_texts(rows, longest(profiles.traced, top or SHOWN), keys, wide=wide))
     traced = longest(profiles.traced, top) if top else profiles.traced
     return render_table(_as_data(rows, traced, keys), _all_columns(keys), form)
@@ -118,9 +118,9 @@ def _head(table: pd.DataFrame, top: int | None) -> pd.DataFrame:
 def _texts(rows: pd.DataFrame, traced: pd.DataFrame, keys: Sequence[str], *, wide: bool) -> Iterator[str]:
     """A table per profiler: they do not measure the same."""
     if len(rows):
-        yield render_table(*_for_people(rows, keys, wide=wide), Format.TABLE, wide=wide)
+        yield render_table(*_for_people(rows, keys, wide=wide), TableFormat.TABLE, wide=wide)
     if len(traced):
-        table = render_table(traced, OPERATORS, Format.TABLE, wide=wide)
+        table = render_table(traced, OPERATORS, TableFormat.TABLE, wide=wide)
         yield f"by torch.profiler: the own time of each operator, per step\n{table}"
 
 

@@ -29,7 +29,7 @@ from analysis.statistics import steady_state
 from analysis.statistics.autocorrelation import acf, normal_scores
 from analysis.statistics.samples import Floats
 from benchmarks.resumable import Results
-from workload.contract.duel import SEGMENTS, Segment, Verdict, judge, order
+from workload.contract.duel import SEGMENTS, DuelVerdict, Segment, judge, order
 
 NOISE = Path(__file__).with_name("duel_noise.toml")
 QUADRUPLES = 60
@@ -177,8 +177,8 @@ def verdicts(segments: Sequence[Segment]) -> dict[str, str]:
 
 def by_threshold(ratio: float, threshold: float) -> str:
     if 1 / (1 + threshold) <= ratio <= 1 + threshold:
-        return Verdict.SAME
-    return Verdict.SLOWER if ratio > 1 else Verdict.FASTER
+        return DuelVerdict.SAME
+    return DuelVerdict.SLOWER if ratio > 1 else DuelVerdict.FASTER
 
 
 def peeking_welch(first: Floats, second: Floats) -> str:
@@ -195,8 +195,8 @@ def peeking_welch(first: Floats, second: Floats) -> str:
     p_values = 2 * stdtr(degrees, -np.abs(differences) / np.sqrt(total))
     below = np.flatnonzero(p_values < 0.05)
     if not below.size:
-        return Verdict.SAME
-    return Verdict.SLOWER if differences[below[0]] > 0 else Verdict.FASTER
+        return DuelVerdict.SAME
+    return DuelVerdict.SLOWER if differences[below[0]] > 0 else DuelVerdict.FASTER
 
 
 # --- counted
@@ -228,8 +228,12 @@ def upper_bound(hits: int, of: int) -> float:
 
 def table(results: Results, effect: str, *, duels: int) -> Iterator[str]:
     """A line per log and machine, then one for all."""
-    right = {"A/A": Verdict.SAME, "B 3 % slower": Verdict.SLOWER, "B 3 % faster": Verdict.FASTER}[effect]
-    called = {Verdict.SLOWER, Verdict.FASTER} if effect == "A/A" else {*Verdict} - {right, Verdict.NOT_DECIDABLE}
+    right = {"A/A": DuelVerdict.SAME, "B 3 % slower": DuelVerdict.SLOWER, "B 3 % faster": DuelVerdict.FASTER}[effect]
+    called = (
+        {DuelVerdict.SLOWER, DuelVerdict.FASTER}
+        if effect == "A/A"
+        else {*DuelVerdict} - {right, DuelVerdict.NOT_DECIDABLE}
+    )
     totals = {rule: Counter[str]() for rule in RULES}
     yield f"{effect}: wrong verdicts, and right ones of the duel"
     yield f"{'log':<30} {'machine':<10}" + "".join(f" {rule:>15}" for rule in RULES) + "  right  undecided  quadruples"
@@ -243,18 +247,18 @@ def table(results: Results, effect: str, *, duels: int) -> Iterator[str]:
     yield _line("all", "", totals, called, right)
     wrong, of = sum(totals["duel"][verdict] for verdict in called), totals["duel"].total()
     yield f"duel: {wrong} wrong of {of}; at most {upper_bound(wrong, of):.2%} (upper 95 % bound)"
-    decided = of - totals["duel"][Verdict.NOT_DECIDABLE]
+    decided = of - totals["duel"][DuelVerdict.NOT_DECIDABLE]
     if decided:
         yield f"where it decided: right in {totals['duel'][right] / decided:.1%} of {decided}"
 
 
-def _line(name: str, kind: str, rules: Mapping[str, Counter[str]], called: set[Verdict], right: Verdict) -> str:
+def _line(name: str, kind: str, rules: Mapping[str, Counter[str]], called: set[DuelVerdict], right: DuelVerdict) -> str:
     shares = [sum(counter[verdict] for verdict in called) / counter.total() for counter in rules.values()]
     duel = rules["duel"]
     return (
         f"{name:<30} {kind:<10}"
         + "".join(f" {share:15.1%}" for share in shares)
-        + f"  {duel[right] / duel.total():5.0%}  {duel[Verdict.NOT_DECIDABLE] / duel.total():9.0%}"
+        + f"  {duel[right] / duel.total():5.0%}  {duel[DuelVerdict.NOT_DECIDABLE] / duel.total():9.0%}"
     )
 
 

@@ -23,7 +23,7 @@ from workload import data, device, models
 from workload.clock import Clock, clock_for
 from workload.contract.spec import Device, Precision, RunSpec
 from workload.gpu_truth.loops import bare, ours
-from workload.recorder import Part
+from workload.recorder import StepPart
 from workload.step import TrainingStep
 
 EMPTY_STEPS = 50_000
@@ -33,8 +33,8 @@ def instrumentation_s(spec: RunSpec, clock: Clock) -> float:
     """Seconds per step of marks, rows, flushes, telemetry and progress, around steps that do nothing."""
     loss = torch.zeros((), device=spec.device.value)
 
-    def nothing(_: Iterator[data.Batch], mark: Callable[[Part], None]) -> torch.Tensor:
-        for part in Part:
+    def nothing(_: Iterator[data.Batch], mark: Callable[[StepPart], None]) -> torch.Tensor:
+        for part in StepPart:
             mark(part)
         return loss
 

@@ -91,14 +91,14 @@ def run_local(
     """Train on this machine and say what limits the run."""
     from launcher import models, table
     from launcher.machine import local
-    from launcher.machine.containers import Limits
+    from launcher.machine.containers import ContainerLimits
     from launcher.machine.runtime import choose
     from workload.environment.outside import outside_facts
 
     resolved = resolve(given, os.environ, Path.cwd())
     models.require(resolved.spec.model)
-    limits = Limits(**_limits(shm_size, memory, cpus))
-    asked = Runtime.DOCKER if runtime is Runtime.AUTO and limits != Limits() else runtime
+    limits = ContainerLimits(**_limits(shm_size, memory, cpus))
+    asked = Runtime.DOCKER if runtime is Runtime.AUTO and limits != ContainerLimits() else runtime
     choice = choose(asked, resolved.spec, image=image, flavour=flavour)
     outside = outside_facts() if choice.runtime is Runtime.DOCKER else None
     plan = local.make_plan(resolved, choice, output=output, limits=limits, outside=outside)

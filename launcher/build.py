@@ -13,7 +13,7 @@ from typing import Any, TextIO
 
 from launcher import images
 from launcher.images import Flavour, Recipe
-from launcher.machine.engine import Engine, Event, Image
+from launcher.machine.engine import Engine, EngineEvent, Image
 from workload.contract.errors import RooflaunchError, ToolError, UsageError
 from workload.contract.invocation import as_typed
 from workload.contract.text import printable, printable_lines
@@ -203,7 +203,7 @@ def _require_space(engine: Engine) -> None:
         )
 
 
-def _events(engine: Engine, recipe: Recipe, *, network: str | None, cached: bool) -> Iterator[Event]:
+def _events(engine: Engine, recipe: Recipe, *, network: str | None, cached: bool) -> Iterator[EngineEvent]:
     return engine.build(
         recipe.context(),
         dockerfile=images.DOCKERFILE,
@@ -216,7 +216,7 @@ def _events(engine: Engine, recipe: Recipe, *, network: str | None, cached: bool
     )
 
 
-def _follow(events: Iterator[Event], log: TextIO, path: Path) -> str:
+def _follow(events: Iterator[EngineEvent], log: TextIO, path: Path) -> str:
     """Log and show a build; returns the image's id. Raises `ToolError` with what the failing step said."""
     shown, last, step, image_id = _Shown(sys.stderr), deque[str](maxlen=LAST_LINES), "the start", ""
     hint = f"the whole log: {path}"

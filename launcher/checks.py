@@ -29,7 +29,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Part:
+class CheckPart:
     """Makes the checks of one part."""
 
     name: str

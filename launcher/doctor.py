@@ -10,7 +10,7 @@ from pathlib import Path
 
 from launcher import build, checks, images
 from launcher.checks import Check, Health
-from launcher.kinds import Part
+from launcher.kinds import DoctorPart
 from launcher.machine import containers, runtime
 from launcher.machine import engine as docker_engine
 from launcher.machine.engine import Engine
@@ -25,7 +25,7 @@ UNLOCK = (
     "or --runtime docker, which asks for CAP_SYS_ADMIN in the profile pass alone"
 )
 
-DOCKER, GPU = checks.Part(Part.DOCKER), checks.Part(Part.GPU)
+DOCKER, GPU = checks.CheckPart(DoctorPart.DOCKER), checks.CheckPart(DoctorPart.GPU)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,9 +73,9 @@ def examine(
     checks: list[Check] = []
     for part in dict.fromkeys(parts):
         match part:
-            case Part.DOCKER:
+            case DoctorPart.DOCKER:
                 checks += _docker_checks(host)
-            case Part.GPU:
+            case DoctorPart.GPU:
                 checks += _gpu_checks(host, needed=named)
             case backend:
                 checks += checks_of(backend)

@@ -11,7 +11,7 @@ class Runtime(StrEnum):
     DOCKER = "docker"
 
 
-class Part(StrEnum):
+class DoctorPart(StrEnum):
     """What `launch doctor` can examine on this machine, beside every backend."""
 
     DOCKER = "docker"
@@ -19,4 +19,4 @@ class Part(StrEnum):
 
 
 # What is looked at unless parts are named: nothing that needs the network.
-HERE = tuple(map(str, Part))
+HERE = tuple(map(str, DoctorPart))

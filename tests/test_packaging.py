@@ -12,7 +12,7 @@ import pytest
 from launcher.images import AGENT_FILES
 from workload import __version__
 from workload.contract.errors import ExitCode
-from workload.environment.machine import Machine
+from workload.environment.machine import HostSystem
 from workload.environment.software import commit_facts
 
 ROOT = Path(__file__).parents[1]
@@ -81,8 +81,8 @@ def test_without_extras_the_launcher_works(bare: Path, tmp_path: Path, words: li
 def test_an_installed_trainer_says_the_wheels_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written = tmp_path / "commit.txt"
     monkeypatch.setattr("workload.contract.version.COMMIT_FILE", written)
-    assert commit_facts(Machine(environ={}), tmp_path) == {"commit": None, "commit_dirty": None}
+    assert commit_facts(HostSystem(environ={}), tmp_path) == {"commit": None, "commit_dirty": None}
     written.write_text("ab12-dirty\n")
-    assert commit_facts(Machine(environ={}), tmp_path) == {"commit": "ab12", "commit_dirty": True}
+    assert commit_facts(HostSystem(environ={}), tmp_path) == {"commit": "ab12", "commit_dirty": True}
     written.write_text("ab12\n")
-    assert commit_facts(Machine(environ={}), tmp_path) == {"commit": "ab12", "commit_dirty": None}
+    assert commit_facts(HostSystem(environ={}), tmp_path) == {"commit": "ab12", "commit_dirty": None}

@@ -20,7 +20,7 @@ BURST_MARGIN = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rate:
+class MeasuredRate:
     """FLOP or bytes per second over `samples` samples. `size` is the edge of the matrices, or the bytes of an array.
 
     The device was loaded for `load_s` seconds before the samples. `first_third` is the median over the first third of
@@ -116,7 +116,7 @@ class Rate:
 
 @dataclass(frozen=True, kw_only=True)
 class Samples:
-    """Seconds per call of each sample and of those that loaded the device before; the rest as in `Rate`."""
+    """Seconds per call of each sample and of those that loaded the device before; the rest as in `MeasuredRate`."""
 
     call_s: list[float]
     load_call_s: list[float] = field(default_factory=list)
@@ -135,8 +135,8 @@ class Ceilings:
     `machine_id` tells machines of one kind apart: the nodes of a cluster may share an output folder.
     """
 
-    flop_per_s: Mapping[str, Rate]
-    bytes_per_s: Mapping[str, Rate]
+    flop_per_s: Mapping[str, MeasuredRate]
+    bytes_per_s: Mapping[str, MeasuredRate]
     unavailable: Mapping[str, str]
     method: str
     measured_at: str
@@ -154,7 +154,7 @@ class Ceilings:
     def from_json(cls, value: Mapping[str, Any]) -> Self:
         """The reverse of `to_json`. Raises KeyError, TypeError, ValueError or AttributeError for anything else."""
         rates = {
-            name: {key: Rate.from_json(rate) for key, rate in value[name].items()}
+            name: {key: MeasuredRate.from_json(rate) for key, rate in value[name].items()}
             for name in ("flop_per_s", "bytes_per_s")
         }
         return cls(**{**value, **rates})
@@ -172,7 +172,7 @@ def table(measured: Ceilings) -> str:
     return "\n".join([*lines, *(f"{name:<6}unavailable: {why}" for name, why in measured.unavailable.items())])
 
 
-def _row(name: str, rate: Rate, unit: str) -> str:
+def _row(name: str, rate: MeasuredRate, unit: str) -> str:
     figures = {"p5": rate.p5, "p95": rate.p95, "best": rate.best}
     if rate.burst is not None:
         figures["burst"] = rate.burst

@@ -23,14 +23,14 @@ import torch
 from torch import Tensor
 
 from workload import instructions
-from workload.ceiling_rates import Ceilings, Rate, Samples
+from workload.ceiling_rates import Ceilings, MeasuredRate, Samples
 from workload.clock import Clock, clock_for
 from workload.contract.spec import Device, Precision
 from workload.cpu_time import CpuMeter
 from workload.device import TF32_CAPABILITY, is_out_of_memory, usable_cpus
 from workload.environment import cgroup, cpu, host
-from workload.environment.machine import Machine
-from workload.nvml import Gpu
+from workload.environment.machine import HostSystem
+from workload.nvml import GpuSensors
 
 PRODUCT_LIMIT_S = 2.0
 BANDWIDTH_LIMIT_S = 1.0
@@ -191,7 +191,7 @@ def wanted(precisions: Collection[str] | None) -> list[Precision]:
 
 def sensors_of(device: Device) -> Sampler | None:
     """What reads the GPU's clock, power and temperature; None where NVML does not know it."""
-    gpu = Gpu.open(torch.cuda.current_device()) if device is Device.CUDA else None
+    gpu = GpuSensors.open(torch.cuda.current_device()) if device is Device.CUDA else None
     return gpu.sample if gpu else None
 
 
@@ -213,8 +213,8 @@ def _method(limit_share: float, load_s: float, footprint: str) -> str:
 
 def _flop_rates(
     device: Device, precisions: list[Precision], probe: Probe, unavailable: dict[str, str], report: Report
-) -> dict[str, Rate]:
-    rates: dict[str, Rate] = {}
+) -> dict[str, MeasuredRate]:
+    rates: dict[str, MeasuredRate] = {}
     for precision in precisions:
         reason = _why_not(device, precision)
         if reason is None:
@@ -229,8 +229,8 @@ def _flop_rates(
 
 
 def _first_clean(
-    name: str, measure_rate: Callable[[], Rate], unavailable: dict[str, str], report: Report
-) -> Rate | None:
+    name: str, measure_rate: Callable[[], MeasuredRate], unavailable: dict[str, str], report: Report
+) -> MeasuredRate | None:
     """The first of a few measurements that nothing disturbed; where all were, `unavailable` says by what."""
     for attempt in range(1, ATTEMPTS + 1):
         rate = measure_rate()
@@ -259,7 +259,7 @@ def _why_no_tf32(device: Device) -> str | None:
     return None if (major, minor) >= TF32_CAPABILITY else f"TF32 needs compute capability 8.0, this is {major}.{minor}"
 
 
-def product_rate(device: Device, precision: Precision, probe: Probe) -> Rate:
+def product_rate(device: Device, precision: Precision, probe: Probe) -> MeasuredRate:
     """The rate of an n x n x n product: 2 n^3 FLOP. Raises what the device raises if it cannot do the smallest one."""
     dtype = DTYPES[precision]
     make = _product_maker(device, dtype)
@@ -270,7 +270,7 @@ def product_rate(device: Device, precision: Precision, probe: Probe) -> Rate:
         deadline = probe.deadline()
         product = grow(make, probe, deadline, largest_edge=largest_edge)
         taken = take_samples(product.call, product.call_s, probe, deadline)
-    return Rate.of(2 * product.edge**3, taken, size=product.edge)
+    return MeasuredRate.of(2 * product.edge**3, taken, size=product.edge)
 
 
 def _product_maker(device: Device, dtype: torch.dtype) -> Callable[[int], Call]:
@@ -382,12 +382,12 @@ def matmul_precision(precision: Precision) -> Iterator[None]:
 
 def _byte_rates(
     device: Device, probe: Probe, unavailable: dict[str, str], report: Report
-) -> tuple[dict[str, Rate], str]:
+) -> tuple[dict[str, MeasuredRate], str]:
     """The rates, and what there is to say about the size of the arrays."""
     report("measuring this machine's ceiling: memory bandwidth")
     cache_bytes, free_bytes = last_level_cache_bytes(device), free_memory_bytes(device)
     array_bytes = choose_array_bytes(device, cache_bytes=cache_bytes, free_bytes=free_bytes)
-    rates: dict[str, Rate] = {}
+    rates: dict[str, MeasuredRate] = {}
     with _released(device), _refusals(COPY, unavailable), _refusals(TRIAD, unavailable):
         arrays = _allocate(device, array_bytes)
         array_bytes = arrays[0].nbytes
@@ -419,7 +419,7 @@ def _allocate(device: Device, array_bytes: int) -> tuple[Tensor, Tensor, Tensor]
     return _allocate(device, array_bytes // 2)
 
 
-def _byte_rate(name: str, arrays: tuple[Tensor, Tensor, Tensor], probe: Probe) -> Rate:
+def _byte_rate(name: str, arrays: tuple[Tensor, Tensor, Tensor], probe: Probe) -> MeasuredRate:
     """Copy (a = b) moves two arrays, triad (a = b + q c) three; lines that a CPU reads before writing do not count.
 
     Source: https://www.cs.virginia.edu/stream/ref.html#counting.
@@ -436,7 +436,9 @@ def _byte_rate(name: str, arrays: tuple[Tensor, Tensor, Tensor], probe: Probe) -
     call = calls[name]
     deadline = probe.deadline()
     probe.warm_up(call)
-    return Rate.of(MOVED[name] * a.nbytes, take_samples(call, probe.call_s(call), probe, deadline), size=a.nbytes)
+    return MeasuredRate.of(
+        MOVED[name] * a.nbytes, take_samples(call, probe.call_s(call), probe, deadline), size=a.nbytes
+    )
 
 
 def _footprint(array_bytes: int, *, cache_bytes: int | None) -> str:
@@ -450,11 +452,11 @@ def _footprint(array_bytes: int, *, cache_bytes: int | None) -> str:
     return f"{arrays}, together {verdict} the last-level cache of {cache_bytes / 1e6:.0f} MB"
 
 
-def last_level_cache_bytes(device: Device, machine: Machine | None = None) -> int | None:
+def last_level_cache_bytes(device: Device, machine: HostSystem | None = None) -> int | None:
     """A GPU's L2; on a CPU all instances of the largest cache that this process's CPUs use. None where unknown."""
     if device is Device.CUDA:
         return int(torch.cuda.get_device_properties().L2_cache_size)
-    machine = machine or Machine()
+    machine = machine or HostSystem()
     known = [cache for cache in cpu.caches(machine) or [] if cache["size_bytes"]]
     if device is Device.MPS or not known:
         return None
@@ -463,11 +465,11 @@ def last_level_cache_bytes(device: Device, machine: Machine | None = None) -> in
     return int(str(last["size_bytes"])) * (ceil(cpus / int(str(sharing))) if sharing else 1)
 
 
-def free_memory_bytes(device: Device, machine: Machine | None = None) -> int:
+def free_memory_bytes(device: Device, machine: HostSystem | None = None) -> int:
     """What the device's allocator could hand out; on a CPU within the container's limit too."""
     if device is Device.CUDA:
         return int(torch.cuda.mem_get_info()[0])
-    machine = machine or Machine()
+    machine = machine or HostSystem()
     available = host.memory_available_bytes(machine) or 0
     limit = cgroup.limits(machine).memory_bytes
     return available if limit is None else min(available, max(0, limit - psutil.Process().memory_info().rss))
@@ -497,7 +499,7 @@ def _released(device: Device) -> Iterator[None]:
 
 def identity(device: Device) -> dict[str, Any]:
     """What ceilings depend on, by the field of `Ceilings`."""
-    machine = Machine()
+    machine = HostSystem()
     # Containers have host names of their own; the kernel's boot id is the same in all of them.
     ids = [machine.text("/proc/sys/kernel/random/boot_id") or platform.node()]
     if device is Device.CUDA:

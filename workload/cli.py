@@ -367,7 +367,7 @@ def _profile(parsed: argparse.Namespace, _: Timeline) -> int:
     code = ExitCode.DONE
     for folder in parsed.bundles:
         check()
-        collected = session.profile(folder, session.Request(**given))
+        collected = session.profile(folder, session.ProfileRequest(**given))
         if collected.is_collected:
             print(folder, flush=True)
         else:

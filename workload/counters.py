@@ -9,7 +9,7 @@ import psutil
 from workload.environment import cgroup
 from workload.environment.cpu import CPUS, allowed_cpus
 from workload.environment.host import memory_available_bytes
-from workload.environment.machine import Machine, as_integer
+from workload.environment.machine import HostSystem, as_integer
 
 Reading = Callable[[float], float | None]
 
@@ -30,7 +30,7 @@ STEAL = 7
 
 
 @dataclass(kw_only=True)
-class Rate:
+class CounterRate:
     """How much a total grew for each unit by which another total grew, between two readings."""
 
     shortest: float
@@ -61,7 +61,7 @@ class HostCounters:
 
     def __init__(
         self,
-        machine: Machine,
+        machine: HostSystem,
         *,
         pid: int | None = None,
         find: Callable[[int], psutil.Process] = psutil.Process,
@@ -69,8 +69,8 @@ class HostCounters:
         self._machine = machine
         self._find = find
         self._process = find(pid or os.getpid())
-        self._cpu, self._pressure = Rate(shortest=SHORTEST_RATE_S), Rate(shortest=SHORTEST_RATE_S)
-        self._steal = Rate(shortest=SHORTEST_RATE_TICKS)
+        self._cpu, self._pressure = CounterRate(shortest=SHORTEST_RATE_S), CounterRate(shortest=SHORTEST_RATE_S)
+        self._steal = CounterRate(shortest=SHORTEST_RATE_TICKS)
         self._frequencies = _frequency_files(machine)
         self._throttled_folder = cgroup.limits(machine).cpu_folder
         self._throttled_before_s = self._throttled_total_s()
@@ -136,7 +136,7 @@ def _cpu_time_s(process: psutil.Process) -> float:
     return times.user + times.system + times.children_user + times.children_system
 
 
-def _pids_below(machine: Machine, pid: int) -> Iterator[int]:
+def _pids_below(machine: HostSystem, pid: int) -> Iterator[int]:
     """The kernel lists children by the thread that started them."""
     try:
         threads = list(machine.path(f"/proc/{pid}/task").iterdir())
@@ -148,7 +148,7 @@ def _pids_below(machine: Machine, pid: int) -> Iterator[int]:
             yield from _pids_below(machine, int(child))
 
 
-def _frequency_files(machine: Machine) -> list[str]:
+def _frequency_files(machine: HostSystem) -> list[str]:
     """Of CPUs spread over those that the process may use."""
     cpus = allowed_cpus(machine) or []
     stride = max(1, len(cpus) // MOST_CPUS_ASKED)

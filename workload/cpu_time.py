@@ -7,7 +7,7 @@ from typing import Self
 
 import psutil
 
-from workload.environment.machine import Machine, as_integer
+from workload.environment.machine import HostSystem, as_integer
 
 NS_PER_S = 1e9
 TASKS = "/proc/self/task"
@@ -38,15 +38,15 @@ class _Totals:
     waited_s: float | None
 
     @classmethod
-    def read(cls, machine: Machine, now_s: Callable[[], float]) -> Self:
+    def read(cls, machine: HostSystem, now_s: Callable[[], float]) -> Self:
         return cls(now_s=now_s(), used_s=_used_s(), waited_s=_waited_s(machine))
 
 
 class CpuMeter:
     """Counts from its making on."""
 
-    def __init__(self, machine: Machine | None = None, *, now_s: Callable[[], float] = time.perf_counter) -> None:
-        self._machine, self._now_s = machine or Machine(), now_s
+    def __init__(self, machine: HostSystem | None = None, *, now_s: Callable[[], float] = time.perf_counter) -> None:
+        self._machine, self._now_s = machine or HostSystem(), now_s
         self._began = _Totals.read(self._machine, now_s)
 
     def share(self) -> CpuShare:
@@ -71,7 +71,7 @@ def _used_s() -> float:
     return used_s
 
 
-def _waited_s(machine: Machine) -> float | None:
+def _waited_s(machine: HostSystem) -> float | None:
     """Of all threads: schedstat's second figure is the time spent waiting on a run queue, in ns.
 
     Source: https://docs.kernel.org/scheduler/sched-stats.html#proc-pid-schedstat.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from workload import gpu_code
-from workload.environment.machine import Machine
+from workload.environment.machine import HostSystem
 
 # The oldest driver branch that serves a major version of CUDA: docs.nvidia.com/cuda/cuda-toolkit-release-notes,
 # "Minimum Required Driver Version for CUDA Minor Version Compatibility", read 2026-11.
@@ -28,11 +28,11 @@ class Obstacle:
     gpu_is_there: bool = True
 
 
-def obstacle(machine: Machine | None = None) -> Obstacle | None:
+def obstacle(machine: HostSystem | None = None) -> Obstacle | None:
     """The first thing in the way; None where torch can compute on the GPU."""
     if torch.cuda.is_available():
         return _without_code()
-    machine = machine or Machine()
+    machine = machine or HostSystem()
     torch_build, driver = f"torch {torch.__version__}", driver_version(machine)
     hidden = machine.environ.get("CUDA_VISIBLE_DEVICES")
     if driver is None:
@@ -64,7 +64,7 @@ def obstacle(machine: Machine | None = None) -> Obstacle | None:
     )
 
 
-def driver_version(machine: Machine) -> str | None:
+def driver_version(machine: HostSystem) -> str | None:
     """`580.65.06`; None where no driver is loaded. Under WSL, Windows has the driver and nvidia-smi tells."""
     text = machine.text(DRIVER_VERSION) or (machine.tool(*QUERY) if machine.exists(WSL_DEVICE) else None)
     version = re.search(r"\b\d{3}\.\d{2,3}(?:\.\d{2,3})?\b", text or "")

@@ -31,7 +31,7 @@ class BrokenImageError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class DataSource:
     """Endless full batches on the device: images float32 (batch, 3, size, size), labels int64 (batch,).
 
     Close the generator of batches to end the processes that it has started.
@@ -43,7 +43,7 @@ class Source:
     path: Path | None
 
 
-def open_source(spec: RunSpec) -> Source:
+def open_source(spec: RunSpec) -> DataSource:
     """The data set of a filled spec. `UsageError` or `ToolError` where it is absent, empty or too small."""
     if spec.dataset == SYNTHETIC:
         return _synthetic(spec)
@@ -53,7 +53,7 @@ def open_source(spec: RunSpec) -> Source:
     return _loaded(spec, _image_folder(folder, spec), path=folder)
 
 
-def _synthetic(spec: RunSpec) -> Source:
+def _synthetic(spec: RunSpec) -> DataSource:
     """One fixed batch with random labels, made on the device, so that nothing but training is measured."""
 
     def batches() -> Generator[Batch]:
@@ -66,10 +66,10 @@ def _synthetic(spec: RunSpec) -> Source:
         while True:
             yield batch
 
-    return Source(batches=batches, classes=IMAGENET_CLASSES, images=None, path=None)
+    return DataSource(batches=batches, classes=IMAGENET_CLASSES, images=None, path=None)
 
 
-def _loaded(spec: RunSpec, dataset: Any, *, path: Path) -> Source:
+def _loaded(spec: RunSpec, dataset: Any, *, path: Path) -> DataSource:
     classes = len(dataset.classes)
     chosen = _subset(spec, dataset)
     if len(chosen) < (spec.batch_size or 0):
@@ -78,7 +78,7 @@ def _loaded(spec: RunSpec, dataset: Any, *, path: Path) -> Source:
             hint=f"--batch-size {len(chosen)}, or more images",
         )
     loader = _loader(spec, chosen)
-    return Source(batches=lambda: _endless(spec, loader), classes=classes, images=len(chosen), path=path)
+    return DataSource(batches=lambda: _endless(spec, loader), classes=classes, images=len(chosen), path=path)
 
 
 def _subset(spec: RunSpec, dataset: Any) -> Any:

@@ -9,7 +9,7 @@ from workload.contract.errors import UsageError
 from workload.contract.record import Memory
 from workload.contract.spec import Device, Precision, RunSpec
 from workload.environment import cgroup
-from workload.environment.machine import Machine
+from workload.environment.machine import HostSystem
 from workload.shortage import is_of_memory, is_of_workspace
 
 TF32_CAPABILITY = (8, 0)
@@ -44,7 +44,7 @@ def passed_over(wanted: Device, chosen: Device) -> list[str]:
 def usable_cpus() -> float:
     """CPUs that this process may use: its affinity, or less under a control group's limit, which may be a fraction."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    limit = cgroup.limits(Machine()).cpus
+    limit = cgroup.limits(HostSystem()).cpus
     return allowed if limit is None else min(allowed, limit)
 
 

@@ -18,14 +18,14 @@ VIRTUALIZATION_MODES = {0: "none", 1: "passthrough", 2: "vgpu", 3: "host_vgpu", 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gpu:
+class GpuSensors:
     """One GPU, open for queries."""
 
     library: ModuleType
     handle: object
 
     @classmethod
-    def open(cls, index: int, *, library: ModuleType | None = None, properties: object = None) -> "Gpu | None":
+    def open(cls, index: int, *, library: ModuleType | None = None, properties: object = None) -> "GpuSensors | None":
         """The GPU that torch calls `cuda:index`; None without NVML or where it is uncertain which one that is.
 
         `properties` are torch's of that device. CUDA numbers the devices that CUDA_VISIBLE_DEVICES leaves,

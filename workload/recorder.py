@@ -23,14 +23,14 @@ FLUSH_EVERY_S = 1.0
 MAX_PENDING = 1024
 
 
-class Phase(StrEnum):
+class StepPhase(StrEnum):
     """Warm-up steps are recorded and kept apart."""
 
     WARMUP = "warmup"
     MEASURED = "measured"
 
 
-class Part(StrEnum):
+class StepPart(StrEnum):
     """What the time since the previous mark was spent on."""
 
     DATA = "data"
@@ -53,10 +53,10 @@ class PhaseTotals:
 class _Pending:
     """A step whose marks the device may not have passed yet."""
 
-    phase: Phase
+    phase: StepPhase
     images: int
     marks: list[Any]
-    parts: list[Part]
+    parts: list[StepPart]
     loss: Any = None
     # Behind the loss's way to the host, which is queued after the step.
     done: Any = None
@@ -138,7 +138,7 @@ class Recorder:
         self._current: _Pending | None = None
         self._written = 0
         self._last_flush_s = now()
-        self.totals = {phase: PhaseTotals() for phase in Phase}
+        self.totals = {phase: PhaseTotals() for phase in StepPhase}
 
     def __enter__(self) -> Self:
         return self
@@ -148,14 +148,14 @@ class Recorder:
         with suppress(OSError):
             self._file.close()
 
-    def begin(self, phase: Phase, images: int) -> None:
+    def begin(self, phase: StepPhase, images: int) -> None:
         """Open a step: the time from here to the next mark is spent on data."""
         mark = self._clock.mark()
         if self._origin is None:
             self._origin, self._origin_s = mark, self._now() - self._started_s
         self._current = _Pending(phase=phase, images=images, marks=[mark], parts=[])
 
-    def mark(self, part: Part) -> None:
+    def mark(self, part: StepPart) -> None:
         """Say that the time since the previous mark belongs to `part`."""
         assert self._current is not None
         self._current.marks.append(self._clock.mark())
@@ -187,10 +187,10 @@ class Recorder:
         self.flush()
 
     def _write(self, step: _Pending) -> None:
-        seconds = dict.fromkeys(Part, 0.0)
+        seconds = dict.fromkeys(StepPart, 0.0)
         for part, (earlier, later) in zip(step.parts, pairwise(step.marks), strict=True):
             seconds[part] += self._clock.seconds_between(earlier, later)
-        data_s = seconds.pop(Part.DATA)
+        data_s = seconds.pop(StepPart.DATA)
         step_s = sum(seconds.values())
         ended_at_s = self._origin_s + self._clock.seconds_between(self._origin, step.marks[-1])
         times = (ended_at_s, step_s, data_s, *seconds.values())

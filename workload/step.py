@@ -8,7 +8,7 @@ from torch import nn
 from workload import device, models
 from workload.contract.spec import Optimizer, Precision, RunSpec
 from workload.data import Batch
-from workload.recorder import Part
+from workload.recorder import StepPart
 
 # Low enough that random labels are learned by every model and optimizer without a schedule.
 SGD_LEARNING_RATE, SGD_MOMENTUM = 0.01, 0.9
@@ -35,7 +35,7 @@ class TrainingStep:
         if spec.compile:
             self._model.compile()
 
-    def __call__(self, batches: Iterator[Batch], mark: Callable[[Part], None]) -> torch.Tensor:
+    def __call__(self, batches: Iterator[Batch], mark: Callable[[StepPart], None]) -> torch.Tensor:
         """Train on `grad_accumulation` batches; returns the last batch's loss, detached, on the device.
 
         `mark(part)` is called after each part of the step.
@@ -43,20 +43,20 @@ class TrainingStep:
         share = 1 / self._spec.grad_accumulation
         for index in range(self._spec.grad_accumulation):
             images, labels = next(batches)
-            mark(Part.DATA)
+            mark(StepPart.DATA)
             with device.autocast(self._spec):
                 loss = models.loss(self._model(images), labels)
-            mark(Part.FORWARD)
+            mark(StepPart.FORWARD)
             # Here, as in PyTorch's ImageNet example, the backward pass finds the freed memory still warm.
             if index == 0:
                 self.optimizer.zero_grad(set_to_none=True)
             # No kernel for a share of 1: the step stays the plain one.
             self._scaler.scale(loss if share == 1 else loss * share).backward()
-            mark(Part.BACKWARD)
+            mark(StepPart.BACKWARD)
         self._scaler.step(self.optimizer)
         self._scaler.update()
         self._steps += 1
-        mark(Part.OPTIMIZER)
+        mark(StepPart.OPTIMIZER)
         return loss.detach()
 
     @property

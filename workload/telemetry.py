@@ -12,8 +12,8 @@ import torch
 
 from workload.contract.bundle import TELEMETRY_COLUMNS
 from workload.counters import HostCounters
-from workload.environment.machine import Machine
-from workload.nvml import Gpu
+from workload.environment.machine import HostSystem
+from workload.nvml import GpuSensors
 
 # From the time of the sample to some cells of its row.
 Source = Callable[[float], Mapping[str, float | None]]
@@ -115,15 +115,15 @@ class Telemetry:
         self._whole_bytes += len(data)
 
 
-def sources_of(device: str, machine: Machine | None = None) -> dict[str, Source]:
+def sources_of(device: str, machine: HostSystem | None = None) -> dict[str, Source]:
     """The host's readings, and NVML's where the device is a GPU that it knows."""
-    readings = HostCounters(machine or Machine()).readings()
+    readings = HostCounters(machine or HostSystem()).readings()
     sources: dict[str, Source] = {name: _one_cell(name, read) for name, read in readings.items()}
     gpu = _gpu(torch.device(device))
     return sources if gpu is None else {"nvml": gpu_source(gpu), **sources}
 
 
-def gpu_source(gpu: Gpu) -> Source:
+def gpu_source(gpu: GpuSensors) -> Source:
     """NVML's memory is the whole GPU's, by all processes: the column says so."""
 
     def read(_now_s: float) -> dict[str, float | None]:
@@ -137,10 +137,10 @@ def _one_cell(name: str, read: Callable[[float], float | None]) -> Source:
     return lambda now_s: {name: read(now_s)}
 
 
-def _gpu(device: torch.device) -> Gpu | None:
+def _gpu(device: torch.device) -> GpuSensors | None:
     if device.type != "cuda":
         return None
-    return Gpu.open(torch.cuda.current_device() if device.index is None else device.index)
+    return GpuSensors.open(torch.cuda.current_device() if device.index is None else device.index)
 
 
 def _written(column: str, value: float | None) -> str:

@@ -41,7 +41,7 @@ from workload.cpu_time import CpuMeter
 from workload.environment.collect import collect
 from workload.profile.status import before_the_pass
 from workload.progress import Progress
-from workload.recorder import Phase, Recorder, loss_reader_for
+from workload.recorder import Recorder, StepPhase, loss_reader_for
 from workload.step import TrainingStep
 from workload.telemetry import Telemetry
 from workload.timeline import Timeline
@@ -52,14 +52,14 @@ NOT_DETERMINISTIC = re.compile(r"(\w+) does not have a deterministic implementat
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class TrainingJob:
     """A run that can start: every mistake of the user's has been found, and nothing has been written."""
 
     spec: RunSpec
     context: Context
     place: str
     origin: dict[str, str]
-    source: data.Source
+    source: data.DataSource
     model: nn.Module
     complexity: complexity.Complexity
     notes: list[str]
@@ -76,7 +76,7 @@ class Job:
         )
 
 
-def prepare(resolved: Resolved, context: Context) -> Job:
+def prepare(resolved: Resolved, context: Context) -> TrainingJob:
     """Choose the device, open the data, build the model and count its FLOP. Raises `UsageError` or `ToolError`."""
     models.require(resolved.spec.model)
     cpus = device.usable_cpus()
@@ -100,7 +100,7 @@ def prepare(resolved: Resolved, context: Context) -> Job:
         device=spec.device,
         with_fvcore=True,
     )
-    return Job(
+    return TrainingJob(
         spec=spec,
         context=context,
         place=context.place or f"local-{spec.device}",
@@ -127,7 +127,7 @@ class Draft:
         self.set(timing=replace(self.record.timing, **figures))
 
 
-def execute(job: Job, folder: Path, timeline: Timeline) -> Record:
+def execute(job: TrainingJob, folder: Path, timeline: Timeline) -> Record:
     """Run the job and leave a sealed bundle in `folder`, also when it breaks off; returns run.json.
 
     Raises what broke it off once the bundle is sealed. A full disk leaves the bundle incomplete and raises `OSError`.
@@ -154,7 +154,7 @@ def execute(job: Job, folder: Path, timeline: Timeline) -> Record:
     return draft.record
 
 
-def _first_record(job: Job, run_id: str, timeline: Timeline) -> Record:
+def _first_record(job: TrainingJob, run_id: str, timeline: Timeline) -> Record:
     facts = collect(device=job.spec.device, dataset_path=job.source.path, outside=job.context.outside)
     where = {
         "place": job.place,
@@ -177,7 +177,7 @@ def _first_record(job: Job, run_id: str, timeline: Timeline) -> Record:
     )
 
 
-def _measure(job: Job, folder: Path, draft: Draft, timeline: Timeline) -> None:
+def _measure(job: TrainingJob, folder: Path, draft: Draft, timeline: Timeline) -> None:
     path = folder / bundle.TELEMETRY
     with Telemetry(path, device=job.spec.device, origin_s=timeline.started_s) as telemetry:
         if job.spec.ceilings:
@@ -210,7 +210,7 @@ def _measure_ceilings(spec: RunSpec, output: Path, *, fresh: bool) -> CeilingsRe
     return from_facts(CeilingsRecord, measured.to_json() | {"age_s": age_s})
 
 
-def _measure_ceilings_again(job: Job, folder: Path, draft: Draft, share: float) -> None:
+def _measure_ceilings_again(job: TrainingJob, folder: Path, draft: Draft, share: float) -> None:
     """After a run that reached more than its ceiling, which so is none; the next runs use the new ones."""
     spec = job.spec
     was = verdict.compute_roof_per_s(draft.record) or 0.0
@@ -224,12 +224,12 @@ def _measure_ceilings_again(job: Job, folder: Path, draft: Draft, share: float) 
     job.notes.append(f"{above} measured before it, {si(was, 'FLOP/s')}: the ceilings were measured again after it")
 
 
-def _train(job: Job, step: TrainingStep, folder: Path, draft: Draft, timeline: Timeline) -> None:
+def _train(job: TrainingJob, step: TrainingStep, folder: Path, draft: Draft, timeline: Timeline) -> None:
     spec, clock = job.spec, clock_for(job.spec.device)
     assert spec.warmup is not None
     assert spec.iterations is not None
     recorder = Recorder(folder, clock, loss_reader_for(spec.device), started_s=timeline.started_s)
-    phases = ((Phase.WARMUP, spec.warmup, 0.0), (Phase.MEASURED, spec.iterations, spec.min_seconds or 0.0))
+    phases = ((StepPhase.WARMUP, spec.warmup, 0.0), (StepPhase.MEASURED, spec.iterations, spec.min_seconds or 0.0))
     with closing(job.source.batches()) as batches, recorder:
         for phase, count, least_s in phases:
             skipped_before = step.skipped
@@ -266,7 +266,7 @@ def at_least(
 
 @contextmanager
 def _region(
-    phase: Phase,
+    phase: StepPhase,
     count: int,
     recorder: Recorder,
     clock: Clock,
@@ -300,13 +300,13 @@ def _region(
                 # The step that was broken off has no row and no images: its time is none of the measured either.
                 wall_s = totals.ended_at_s - timeline.began_s[phase]
             progress.finish(len(totals.step_s))
-            if phase is Phase.MEASURED:
+            if phase is StepPhase.MEASURED:
                 draft.set(timing=timing.summarize(draft.record.timing, totals, wall_s=wall_s, cpus=cpus))
 
 
-def _close_record(job: Job, draft: Draft, timeline: Timeline) -> None:
+def _close_record(job: TrainingJob, draft: Draft, timeline: Timeline) -> None:
     began_s = timeline.began_s
-    setup_end_s = began_s.get(Phase.WARMUP, timeline.elapsed_s())
+    setup_end_s = began_s.get(StepPhase.WARMUP, timeline.elapsed_s())
     ceilings_s = began_s.get("setup", setup_end_s) - began_s["ceilings"] if "ceilings" in began_s else 0.0
     draft.set_timing(setup_s=setup_end_s - ceilings_s, phases={**began_s, "end": timeline.elapsed_s()})
     with suppress(RuntimeError):

@@ -8,21 +8,21 @@ from typing import assert_never
 from analysis.audit.finding import Finding, Severity
 from workload.contract import tables
 from workload.contract.invocation import as_typed
-from workload.contract.tables import Column, Format, as_json
+from workload.contract.tables import Column, TableFormat, as_json
 from workload.contract.text import counted, printable, wrapped
 
 # More run ids than this say less than their number.
 SHOWN_RUNS = 3
 
 
-def render(findings: Sequence[Finding], form: Format, *, looked_at: str, width: int | None = None) -> str:
+def render(findings: Sequence[Finding], form: TableFormat, *, looked_at: str, width: int | None = None) -> str:
     """Text without a final newline, its lines at most `width` wide; JSON and CSV hold the fields of `Finding`."""
     match form:
-        case Format.TABLE:
+        case TableFormat.TABLE:
             return _text(findings, looked_at=looked_at, width=width)
-        case Format.JSON:
+        case TableFormat.JSON:
             return as_json([asdict(finding) for finding in findings], indent=1)
-        case Format.CSV:
+        case TableFormat.CSV:
             return _csv(findings)
         case _:
             assert_never(form)
@@ -61,4 +61,4 @@ def _subject(finding: Finding) -> str:
 def _csv(findings: Sequence[Finding]) -> str:
     columns = [Column(name=field.name, heading=field.name) for field in fields(Finding)]
     rows = [asdict(finding) | {"subject": " ".join(finding.subject)} for finding in findings]
-    return tables.render(rows, columns, Format.CSV)
+    return tables.render(rows, columns, TableFormat.CSV)

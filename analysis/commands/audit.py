@@ -10,7 +10,7 @@ import typer
 from analysis.commands.shared import FormatOption, VerifyOption, load, tell
 from analysis.problem import Problem
 from workload.contract.errors import ExitCode, UsageError
-from workload.contract.tables import Format
+from workload.contract.tables import TableFormat
 from workload.contract.text import counted, terminal_width
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def audit(
         bool, typer.Option("--strict", help="exit code 10 for errors and warnings", show_default=False)
     ] = False,
     verify: VerifyOption = False,
-    output_format: FormatOption = Format.TABLE,
+    output_format: FormatOption = TableFormat.TABLE,
 ) -> int:
     """What is wrong with the measurements: the figure, the rule it breaks, why it matters, the cure."""
     from analysis.audit import RULES, Severity, audit, by_severity

@@ -12,7 +12,7 @@ from analysis.commands.shared import FormatOption, ResultsArgument, VerifyOption
 from workload.contract.errors import ExitCode
 from workload.contract.invocation import as_typed
 from workload.contract.program import WideOption
-from workload.contract.tables import Format, render
+from workload.contract.tables import TableFormat, render
 from workload.contract.text import counted, printable
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def compare(
         ),
     ] = None,
     verify: VerifyOption = False,
-    output_format: FormatOption = Format.TABLE,
+    output_format: FormatOption = TableFormat.TABLE,
     wide: WideOption = False,
 ) -> int:
     """Which is faster by how much, how sure that is, and which difference would have been seen."""

@@ -18,7 +18,7 @@ from workload.contract.interrupt import CAUSES, handled_by
 from workload.contract.text import counted, size
 
 if TYPE_CHECKING:
-    from workload.storage.fetch import Report
+    from workload.storage.fetch import FetchReport
 
 EXAMPLES = """\b
 Examples:
@@ -34,7 +34,7 @@ LINE_EVERY_S = 10.0
 JOBS = 32
 
 
-class Format(StrEnum):
+class FetchFormat(StrEnum):
     """How the result is printed on stdout."""
 
     TABLE = "table"
@@ -54,7 +54,7 @@ def run_fetch(
         bool, typer.Option("--replace", help="overwrite complete bundles that differ here", show_default=False)
     ] = False,
     jobs: Annotated[int, typer.Option(min=1, max=256, metavar="N", help="runs at a time")] = JOBS,
-    output_format: Annotated[Format, typer.Option("--format", help="what stdout gets")] = Format.TABLE,
+    output_format: Annotated[FetchFormat, typer.Option("--format", help="what stdout gets")] = FetchFormat.TABLE,
 ) -> int:
     """Bring bundles home from Cloud Storage or a folder: only what is new, every file compared with its manifest."""
     # Not for `analyze --help`: these make no sense without a store.
@@ -72,15 +72,15 @@ def run_fetch(
         bar.finish()
     if not report.outcomes and not report.refused and not report.error:
         raise NothingToDoError(f"no run below {place}", hint=place.search())
-    if output_format is Format.JSON:
+    if output_format is FetchFormat.JSON:
         print(json.dumps(report.to_json(), indent=1))
     else:
         print(render(report))
     if report.error:
         raise report.error
-    if report.refused or report.count(fetching.State.REFUSED):
+    if report.refused or report.count(fetching.FetchState.REFUSED):
         return ExitCode.BAD_BUNDLE
-    if not incomplete and report.count(fetching.State.INCOMPLETE) == len(report.outcomes):
+    if not incomplete and report.count(fetching.FetchState.INCOMPLETE) == len(report.outcomes):
         again = shlex.join(["analyze", "fetch", str(place), "-o", str(output), "--incomplete"])
         raise NothingToDoError(
             f"no complete run below {place}; {counted(len(report.outcomes), 'run')} without MANIFEST.json",
@@ -89,11 +89,11 @@ def run_fetch(
     return ExitCode.DONE
 
 
-def render(report: "Report") -> str:
+def render(report: "FetchReport") -> str:
     """A line for each run and name except those that were here already, and the sums."""
-    from workload.storage.fetch import State
+    from workload.storage.fetch import FetchState
 
-    shown = [each for each in report.outcomes if each.state is not State.SKIPPED or each.reason]
+    shown = [each for each in report.outcomes if each.state is not FetchState.SKIPPED or each.reason]
     rows = [
         (each.state.value, each.run_id, f"{each.files} files, {size(each.bytes)}" if each.files else "", each.reason)
         for each in shown
@@ -105,11 +105,11 @@ def render(report: "Report") -> str:
         "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]).rstrip()
         for row in rows
     ]
-    refused = report.count(State.REFUSED) + len(report.refused)
+    refused = report.count(FetchState.REFUSED) + len(report.refused)
     counts = [
-        f"fetched {report.count(State.FETCHED)} ({size(sum(each.bytes for each in report.outcomes))})",
-        f"skipped {report.count(State.SKIPPED)}",
-        f"incomplete {report.count(State.INCOMPLETE)}",
+        f"fetched {report.count(FetchState.FETCHED)} ({size(sum(each.bytes for each in report.outcomes))})",
+        f"skipped {report.count(FetchState.SKIPPED)}",
+        f"incomplete {report.count(FetchState.INCOMPLETE)}",
         f"refused {refused}",
     ]
     return "\n".join([*lines, *([""] if lines else []), f"{', '.join(counts)}: {report.source} -> {report.output}"])

@@ -9,7 +9,7 @@ import typer
 from analysis.commands.shared import FormatOption
 from workload.contract.errors import ExitCode
 from workload.contract.program import WideOption
-from workload.contract.tables import Column, Format, Role, render
+from workload.contract.tables import Column, Role, TableFormat, render
 from workload.contract.text import printable
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def gpu_truth(
     evidence: Annotated[
         Path, typer.Argument(metavar="EVIDENCE", help="folder or archive of python -m workload gpu-truth")
     ],
-    output_format: FormatOption = Format.TABLE,
+    output_format: FormatOption = TableFormat.TABLE,
     wide: WideOption = False,
 ) -> int:
     """What one GPU says of this project's claims on GPUs: claim, expected, found, verdict."""
@@ -46,7 +46,7 @@ def gpu_truth(
 
     read_evidence = read(evidence)
     rows = judge(read_evidence)
-    if output_format is Format.TABLE:
+    if output_format is TableFormat.TABLE:
         table = render([{**row, "why": _whole(row["why"])} for row in rows], SHOWN, output_format, wide=wide)
         numbers = Counter(row["verdict"] for row in rows)
         count = ", ".join(f"{numbers[verdict]} {verdict}" for verdict in ClaimVerdict)

@@ -9,7 +9,7 @@ import typer
 from analysis.commands.shared import FormatOption, VerifyOption, tell
 from workload.contract.errors import ExitCode, UsageError
 from workload.contract.program import WideOption
-from workload.contract.tables import Format
+from workload.contract.tables import TableFormat
 
 EXAMPLES = """\b
 Examples:
@@ -35,7 +35,7 @@ def kernels(
         int | None, typer.Option("--top", metavar="N", help="the N longest of each profile", show_default=False)
     ] = None,
     verify: VerifyOption = False,
-    output_format: FormatOption = Format.TABLE,
+    output_format: FormatOption = TableFormat.TABLE,
     wide: WideOption = False,
 ) -> int:
     """Which kernels a profiled step spends its time in, their FLOP/s and FLOP per byte."""

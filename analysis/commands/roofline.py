@@ -8,7 +8,7 @@ from analysis.commands.shared import FormatOption, ResultsArgument, VerifyOption
 from analysis.problem import Problem
 from workload.contract.errors import ExitCode, NothingToDoError
 from workload.contract.program import WideOption
-from workload.contract.tables import Column, Format, Role, render
+from workload.contract.tables import Column, Role, TableFormat, render
 from workload.contract.text import counted
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def roofline(
     *,
     results: ResultsArgument,
     verify: VerifyOption = False,
-    output_format: FormatOption = Format.TABLE,
+    output_format: FormatOption = TableFormat.TABLE,
     wide: WideOption = False,
 ) -> int:
     """Where each step stands below the roofs of its machine, what limits it, and what moves it."""
@@ -83,13 +83,13 @@ def roofline(
 
     loaded = load(results, verify=verify)
     points, roofs = roofline.points(loaded), _roofs_of_what_ran(loaded)
-    if points.empty and (output_format is not Format.TABLE or roofs.empty):
+    if points.empty and (output_format is not TableFormat.TABLE or roofs.empty):
         raise NothingToDoError(
             f"no point for a roofline: {_why_no_point(loaded)}",
             hint="launch local counts FLOP and measures roofs; for a profile: "
             "analyze import FILE --batch-size 32 --precision fp32 --profile-steps 1",
         )
-    if output_format is Format.TABLE:
+    if output_format is TableFormat.TABLE:
         shifts = roofline.shifts(loaded)
         tables = {"roofs": (roofs, ROOFS), "steps": (points, POINTS), "shifts": (shifts, SHIFTS)}
         print(_titled({title: table for title, table in tables.items() if len(table[0])}, wide=wide))
@@ -106,7 +106,7 @@ def roofline(
 
 def _titled(tables: Mapping[str, tuple["pd.DataFrame", tuple[Column, ...]]], *, wide: bool) -> str:
     return "\n\n".join(
-        f"{title}\n{render(rows, columns, Format.TABLE, wide=wide)}" for title, (rows, columns) in tables.items()
+        f"{title}\n{render(rows, columns, TableFormat.TABLE, wide=wide)}" for title, (rows, columns) in tables.items()
     )
 
 

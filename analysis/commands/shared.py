@@ -9,7 +9,7 @@ import typer
 
 import analysis
 from analysis.problem import Problem
-from workload.contract.tables import Format
+from workload.contract.tables import TableFormat
 from workload.contract.text import printable
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 ResultsArgument = Annotated[
     list[Path], typer.Argument(metavar="RESULTS...", help="folders of bundles, nested ones too, or single bundles")
 ]
-FormatOption = Annotated[Format, typer.Option("--format", help="what stdout gets")]
+FormatOption = Annotated[TableFormat, typer.Option("--format", help="what stdout gets")]
 VerifyOption = Annotated[
     bool, typer.Option("--verify", help="check every file again, also those that look unchanged", show_default=False)
 ]

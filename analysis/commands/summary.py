@@ -3,7 +3,7 @@
 from analysis.commands.shared import FormatOption, ResultsArgument, VerifyOption, load, tell
 from workload.contract.errors import ExitCode
 from workload.contract.program import WideOption
-from workload.contract.tables import Format, render
+from workload.contract.tables import TableFormat, render
 
 # \b keeps the lines as they are.
 EXAMPLES = """\b
@@ -17,7 +17,7 @@ def summary(
     *,
     results: ResultsArgument,
     verify: VerifyOption = False,
-    output_format: FormatOption = Format.TABLE,
+    output_format: FormatOption = TableFormat.TABLE,
     wide: WideOption = False,
 ) -> int:
     """One line per configuration and place: throughput, step time, what limits it."""

@@ -9,7 +9,7 @@ import typer
 from analysis.commands.shared import FormatOption, ResultsArgument, VerifyOption, load, tell
 from workload.contract.errors import ExitCode, NothingToDoError
 from workload.contract.program import WideOption
-from workload.contract.tables import Format, as_json, render
+from workload.contract.tables import TableFormat, as_json, render
 from workload.contract.text import counted
 
 if TYPE_CHECKING:
@@ -40,14 +40,14 @@ def variance(
         VariancePart | None, typer.Option("--part", help="one table; CSV holds one: between", show_default=False)
     ] = None,
     verify: VerifyOption = False,
-    output_format: FormatOption = Format.TABLE,
+    output_format: FormatOption = TableFormat.TABLE,
     wide: WideOption = False,
 ) -> int:
     """How much runs and their steps vary, and why."""
     from analysis.variance import TABLES, table, within
 
     loaded = load(results, verify=verify)
-    parts = [part] if part else [VariancePart.BETWEEN] if output_format is Format.CSV else list(VariancePart)
+    parts = [part] if part else [VariancePart.BETWEEN] if output_format is TableFormat.CSV else list(VariancePart)
     frames = {name: table(loaded, name) for name in parts}
     of_steps = [frames[name] for name in parts if name in (VariancePart.BETWEEN, VariancePart.WITHIN)]
     first = TABLES[parts[0]]
@@ -57,19 +57,19 @@ def variance(
             hint="analyze summary says how they ended",
         )
     match output_format:
-        case Format.TABLE:
+        case TableFormat.TABLE:
             print("\n\n".join(_section(TABLES[name], frame, wide=wide) for name, frame in frames.items()))
-        case Format.JSON:
+        case TableFormat.JSON:
             rows = {
                 name: json.loads(render(frame, TABLES[name].columns, output_format)) for name, frame in frames.items()
             }
             print(as_json(rows[part] if part else rows, indent=1))
-        case Format.CSV:
+        case TableFormat.CSV:
             print(render(frames[parts[0]], first.columns, output_format))
     tell(loaded.problems)
     return ExitCode.DONE
 
 
 def _section(part: "VarianceTable", frame: "pd.DataFrame", *, wide: bool) -> str:
-    body = part.nothing if frame.empty else render(frame, part.columns, Format.TABLE, wide=wide)
+    body = part.nothing if frame.empty else render(frame, part.columns, TableFormat.TABLE, wide=wide)
     return f"{part.heading}\n{body}"

@@ -46,7 +46,7 @@ LEVELS = {"intensity_flop_per_byte": "DRAM", "l2_intensity": "L2", "l1_intensity
 
 
 @dataclass(frozen=True, kw_only=True)
-class Frame:
+class Plane:
     """The part of the plane that a chart shows: FLOP/byte across, FLOP/s up."""
 
     left: float
@@ -79,7 +79,7 @@ class Frame:
         return float(self.top * (self.bottom / self.top) ** (pixels / self.height))
 
 
-def frame_of(points: pd.DataFrame, roofs: pd.DataFrame, *, height: int = style.HEIGHT) -> Frame:
+def frame_of(points: pd.DataFrame, roofs: pd.DataFrame, *, height: int = style.HEIGHT) -> Plane:
     """Around every point with its interval, and every roof with its ridge."""
     across = _known(points, "intensity_flop_per_byte", "intensity_low", "intensity_high")
     up = [style.bottom(points, "flop_per_s"), style.reach(points, "flop_per_s")]
@@ -87,7 +87,7 @@ def frame_of(points: pd.DataFrame, roofs: pd.DataFrame, *, height: int = style.H
     right = max([*across, *ridges]) * 2
     left = min([*across, *ridges]) / 2
     top = max([*up, *_known(roofs, "flop_per_s")]) * 1.6
-    return Frame(
+    return Plane(
         left=style.rounded_down(left),
         right=style.rounded_up(right),
         bottom=style.rounded_down(min(up) / 1.6),
@@ -124,7 +124,7 @@ def steps(material: Material, points: pd.DataFrame, roofs: pd.DataFrame) -> Draw
     return alt.layer(*layers).add_params(*parameters).properties(width=style.WIDTH, height=frame.height)
 
 
-def _batch_texts(points: pd.DataFrame, frame: Frame, opacity: Any) -> list[alt.Chart]:
+def _batch_texts(points: pd.DataFrame, frame: Plane, opacity: Any) -> list[alt.Chart]:
     places = batch_labels(points, frame)
     if places.empty:
         return []
@@ -142,7 +142,7 @@ def _batch_texts(points: pd.DataFrame, frame: Frame, opacity: Any) -> list[alt.C
     ]
 
 
-def batch_labels(points: pd.DataFrame, frame: Frame) -> pd.DataFrame:
+def batch_labels(points: pd.DataFrame, frame: Plane) -> pd.DataFrame:
     """The batch size of each point, where beside the point there is room for it: right, left, above or below.
 
     The largest and smallest batch first; what finds no room is in the tooltip and the table.
@@ -279,7 +279,7 @@ def _drawn(points: pd.DataFrame) -> pd.DataFrame:
     return points[[name for name in dict.fromkeys(kept) if name in points]]
 
 
-def _spans(base: alt.Chart, points: pd.DataFrame, frame: Frame) -> list[alt.Chart]:
+def _spans(base: alt.Chart, points: pd.DataFrame, frame: Plane) -> list[alt.Chart]:
     """The interval of modelled bytes across, dashed; the interval over runs up, solid."""
     layers = []
     if (points["source"] == "modelled").any():
@@ -317,7 +317,7 @@ def _kinds(roofs: pd.DataFrame, *, named: bool = False) -> alt.StrokeDash:
     return alt.StrokeDash("kind:N", scale=scale, legend=legend, title="Roof")
 
 
-def _roof_layers(roofs: pd.DataFrame, frame: Frame) -> list[alt.Chart]:
+def _roof_layers(roofs: pd.DataFrame, frame: Plane) -> list[alt.Chart]:
     if roofs.empty:
         return []
     lines = style.chart(_lines(roofs, frame)).mark_line(style="ink-line", strokeWidth=1.5, clip=True, opacity=0.8)
@@ -330,7 +330,7 @@ def _roof_layers(roofs: pd.DataFrame, frame: Frame) -> list[alt.Chart]:
     ]
 
 
-def _lines(roofs: pd.DataFrame, frame: Frame) -> pd.DataFrame:
+def _lines(roofs: pd.DataFrame, frame: Plane) -> pd.DataFrame:
     """Corners of each roof within the frame."""
     rows = []
     for name, roof in enumerate(roofs.to_dict("records")):
@@ -358,7 +358,7 @@ def _lines(roofs: pd.DataFrame, frame: Frame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _labels(roofs: pd.DataFrame, frame: Frame) -> pd.DataFrame:
+def _labels(roofs: pd.DataFrame, frame: Plane) -> pd.DataFrame:
     """A text per roof at the right edge: above its line, or where that touches the one above, below it."""
     rows = []
     lowest = 0.0

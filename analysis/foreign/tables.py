@@ -19,7 +19,7 @@ _DOT_NUMBER = re.compile(r"[+-]?\d*\.\d+(?:[eE][+-]?\d+)?", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
+class ForeignTable:
     """Cells under a header, each row with its line in the file.
 
     `cut`: rows left out because the file breaks off in them. `wall_s`, `iterations`: where the log's own running means
@@ -55,7 +55,7 @@ def find_header(text: str, is_header: Callable[[Sequence[str]], bool]) -> tuple[
     return None
 
 
-def read(text: str, *, file: str, is_header: Callable[[Sequence[str]], bool]) -> Table:
+def read(text: str, *, file: str, is_header: Callable[[Sequence[str]], bool]) -> ForeignTable:
     """The table of a CSV file; without a line that `is_header` accepts, the first line is its header.
 
     Raises `UsageError` naming the line that does not fit.
@@ -86,7 +86,7 @@ def read(text: str, *, file: str, is_header: Callable[[Sequence[str]], bool]) ->
             )
     remarks = [f"{before} lines before the table were left out"] if before > 1 else []
     remarks += ["the line before the table was left out"] if before == 1 else []
-    return Table(kind="csv", header=header, rows=rows, cut=int(cut), remarks=tuple(remarks))
+    return ForeignTable(kind="csv", header=header, rows=rows, cut=int(cut), remarks=tuple(remarks))
 
 
 def plain_numbers(cells: Iterable[str], *, file: str) -> Callable[[str], str]:

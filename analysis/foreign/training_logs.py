@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.foreign.tables import Table
+from analysis.foreign.tables import ForeignTable
 from workload.contract.text import counted
 
 # pytorch/examples: a counter in brackets, then meters as `Name value (mean)`.
@@ -69,7 +69,7 @@ class _Printed:
     cells: Mapping[str, str]
 
 
-def read(text: str) -> Table | WholeRun | None:
+def read(text: str) -> ForeignTable | WholeRun | None:
     """The log, whichever of the known forms it has; None for any other text."""
     for reader in (_dll_json, _dll_text, _mllog, _timm, _pytorch_examples):
         found = reader(text)
@@ -89,7 +89,7 @@ def _lines(text: str, mark: str) -> Iterator[tuple[int, str]]:
 # --- logs whose meters keep a running mean
 
 
-def _pytorch_examples(text: str) -> Table | None:
+def _pytorch_examples(text: str) -> ForeignTable | None:
     raw: list[tuple[int, int, int, Mapping[str, tuple[str, str | None]], str | None]] = []
     for number, line in _lines(text, "Epoch"):
         if match := _EPOCH.search(line):
@@ -119,7 +119,7 @@ def _pytorch_examples(text: str) -> Table | None:
     return _with_means("pytorch/examples", printed, {})
 
 
-def _timm(text: str) -> Table | None:
+def _timm(text: str) -> ForeignTable | None:
     printed: list[_Printed] = []
     batches: list[tuple[float, float]] = []
     for number, line in _lines(text, "Train:"):
@@ -152,7 +152,7 @@ def _timm(text: str) -> Table | None:
     return _with_means("timm", printed, labels)
 
 
-def _with_means(kind: str, printed: Sequence[_Printed], labels: dict[str, str]) -> Table:
+def _with_means(kind: str, printed: Sequence[_Printed], labels: dict[str, str]) -> ForeignTable:
     """The table, and the wall time of all iterations between the first and the last printed one.
 
     A mean over n iterations times n is the time since the epoch began, so two of them tell how long all iterations in
@@ -178,7 +178,7 @@ def _with_means(kind: str, printed: Sequence[_Printed], labels: dict[str, str]) 
             remarks.append(
                 f"the log's times have 3 decimals: its wall time of {wall_s:.3g} s may be {rounding_s:.2g} s off"
             )
-    return Table(
+    return ForeignTable(
         kind=kind,
         header=names,
         rows=[(row.line, [row.cells[name] for name in names]) for row in printed],
@@ -212,7 +212,7 @@ def _stamp(line: str) -> str | None:
 # --- dllogger
 
 
-def _dll_json(text: str) -> Table | None:
+def _dll_json(text: str) -> ForeignTable | None:
     entries = [(number, entry) for number, entry in _json_lines(text, "DLLL ", _DLL_JSON) if entry.get("type") == "LOG"]
     if not entries:
         return None
@@ -233,7 +233,7 @@ def _dll_json(text: str) -> Table | None:
     return _of_steps("dllogger (JSON)", steps, labels, others)
 
 
-def _dll_text(text: str) -> Table | None:
+def _dll_text(text: str) -> ForeignTable | None:
     steps: list[tuple[int, str, dict[str, str]]] = []
     labels: dict[str, str] = {}
     others = 0
@@ -254,12 +254,12 @@ def _dll_text(text: str) -> Table | None:
 
 def _of_steps(
     kind: str, steps: Sequence[tuple[int, str, Mapping[str, str]]], labels: dict[str, str], others: int
-) -> Table:
+) -> ForeignTable:
     names = list(dict.fromkeys(name for *_, cells in steps for name in cells))
     remarks = [f"{counted(others, 'line')} without a training step (epoch, validation, summary) left out"] * bool(
         others
     )
-    return Table(
+    return ForeignTable(
         kind=kind,
         header=["step", *names] if steps else [],
         rows=[(line, [index, *(cells.get(name, "") for name in names)]) for line, index, cells in steps],

@@ -36,7 +36,7 @@ _IDENTITY = (PROCESS, NAME, BLOCK, GRID, CAPABILITY, DEVICE, DEVICE_NAME, MAJOR,
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class MetricReading:
     """A metric of a wide table that is read: for which role, in which unit, and how many base units that is."""
 
     role: MetricRole
@@ -53,7 +53,7 @@ class ReadingPlan:
     header: tuple[str, ...]
     texts: tuple[str, ...]
     numbers: tuple[str, ...]
-    readings: tuple[Reading, ...] = ()
+    readings: tuple[MetricReading, ...] = ()
     units: Mapping[str, str]
     warnings: tuple[str, ...] = ()
 
@@ -92,13 +92,13 @@ def plan(header: tuple[str, ...], units: Sequence[str] | None) -> ReadingPlan:
     )
 
 
-def _reading(role: MetricRole, unit_of: Mapping[str, str]) -> Reading | None:
+def _reading(role: MetricRole, unit_of: Mapping[str, str]) -> MetricReading | None:
     """The first metric whose unit fits the role; without units only what needs none."""
     for metric in role.metrics:
         unit = unit_of.get(metric, "")
         base_units = factor(role.kind, unit)
         if base_units is not None:
-            return Reading(role=role, metric=metric, unit=unit, factor=base_units)
+            return MetricReading(role=role, metric=metric, unit=unit, factor=base_units)
     return None
 
 

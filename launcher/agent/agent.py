@@ -16,20 +16,20 @@ from typing import Any
 
 from launcher.agent.bill import Bill
 from launcher.agent.delivery import Delivery
-from launcher.agent.home import Ended, Home, epoch_s, iso
+from launcher.agent.home import Home, WorkEnd, epoch_s, iso
 from launcher.agent.landlord import Landlord
 from launcher.agent.pulse import Pulse
 from launcher.agent.stop import Stop, Why
 from launcher.jobs import records
-from launcher.jobs.records import Phase, Request, Result
+from launcher.jobs.records import LaunchPhase, Request, Result
 from launcher.kinds import Runtime
 from launcher.machine import local
-from launcher.machine.containers import DRIVER_PARAMETERS, Limits
+from launcher.machine.containers import DRIVER_PARAMETERS, ContainerLimits
 from launcher.machine.runtime import choose
 from launcher.machine.watcher import Trainer, Watcher
 from workload.contract.errors import ExitCode, InterruptedRunError, RooflaunchError, RunFailedError
 from workload.contract.spec import Profile, Resolved, RunSpec
-from workload.environment.machine import Machine
+from workload.environment.machine import HostSystem
 from workload.environment.outside import outside_facts
 from workload.storage.store import Store
 
@@ -57,7 +57,7 @@ class Agent:
         self.pulse = Pulse(request.name, self.zone, home=self.home, landlord=landlord, store=store, now=now)
         # A cloud dates a machine by its insert; where it does not answer, the boot is the first that is known.
         self._created_s = landlord.created_s()
-        booted_s = epoch_s(self.home.phases().get(Phase.BOOTED)) or now()
+        booted_s = epoch_s(self.home.phases().get(LaunchPhase.BOOTED)) or now()
         self.bill = Bill(min(self._created_s or booted_s, booted_s))
         self.delivery = Delivery(
             request, self.zone, home=self.home, store=store, bill=self.bill, stop=self.stop, now=now
@@ -76,24 +76,24 @@ class Agent:
             with self.pulse.beating():
                 ended = self._guarded(lambda: self._deliver_all(ended))
         if self.delivery.is_complete:
-            self.pulse.enter(Phase.UPLOADED)
-        self.pulse.enter(Phase.FINISHED)
+            self.pulse.enter(LaunchPhase.UPLOADED)
+        self.pulse.enter(LaunchPhase.FINISHED)
         result = self._result(ended)
         self.store.write(records.result_object(self.request.name), result.to_bytes(), if_absent=True)
         return result
 
-    def _guarded(self, part: Callable[[], Ended]) -> Ended:
+    def _guarded(self, part: Callable[[], WorkEnd]) -> WorkEnd:
         try:
             return part()
         except RooflaunchError as error:
             print(error.report(), file=sys.stderr, flush=True)
-            return Ended.by(error)
+            return WorkEnd.by(error)
         except Exception as bug:  # noqa: BLE001 - it is printed, and the machine must come to its end
             traceback.print_exc()
             message = f"{type(bug).__name__}: {bug}"
-            return Ended(exit_code=ExitCode.BUG, error=message, hint="startup.log has the traceback: launch logs RUN")
+            return WorkEnd(exit_code=ExitCode.BUG, error=message, hint="startup.log has the traceback: launch logs RUN")
 
-    def _run_or_salvage(self, uploads: ThreadPoolExecutor) -> Ended:
+    def _run_or_salvage(self, uploads: ThreadPoolExecutor) -> WorkEnd:
         if self.home.has_begun():
             self.delivery.folders += self.home.bundles()
             if ended := self.home.ended():
@@ -104,7 +104,7 @@ class Agent:
         self.home.note_begun()
         return self._run(uploads)
 
-    def _run(self, uploads: ThreadPoolExecutor) -> Ended:
+    def _run(self, uploads: ThreadPoolExecutor) -> WorkEnd:
         plan = self._plan()
         print(plan.text(), flush=True)
         folders, has_profile = self.delivery.folders, plan.spec.profile is not Profile.NONE
@@ -119,23 +119,25 @@ class Agent:
             folders.append(folder)
 
         outcome = local.run(plan, watcher=self._watcher(begun))
-        self.pulse.enter(Phase.PROFILE_ENDED if Phase.PROFILE_STARTED in self.home.phases() else Phase.RUN_ENDED)
+        self.pulse.enter(
+            LaunchPhase.PROFILE_ENDED if LaunchPhase.PROFILE_STARTED in self.home.phases() else LaunchPhase.RUN_ENDED
+        )
         if folders:
             self._charge(folders[0 if has_profile else -1])
         for delivery in deliveries:
             with suppress(RooflaunchError):  # said; all that is missing is sent again at the end
                 delivery.result()
         if outcome.error:
-            return Ended.by(outcome.error)
+            return WorkEnd.by(outcome.error)
         if outcome.exit_code == ExitCode.DONE:
-            return Ended(exit_code=outcome.exit_code)
+            return WorkEnd(exit_code=outcome.exit_code)
         words = {"error": f"the trainer ended with exit code {outcome.exit_code}", "hint": "launch logs RUN"}
-        return Ended(exit_code=outcome.exit_code, **(words | self._trainers_words))
+        return WorkEnd(exit_code=outcome.exit_code, **(words | self._trainers_words))
 
     def _charge(self, folder: Path) -> None:
         self.bill.charge(folder, self.now())
 
-    def _plan(self) -> local.Plan:
+    def _plan(self) -> local.LocalPlan:
         spec = RunSpec.from_json(self.request.spec).checked()
         if spec.download:  # the user's own folder is none of this machine's
             spec = replace(spec, data_dir=str(self.home.data))
@@ -143,7 +145,7 @@ class Agent:
             Resolved(spec=spec, origin=self.request.spec_origin),  # type: ignore[arg-type] # a StrEnum's values
             choose(Runtime(self.request.runtime), spec, image=self.request.image or None),
             output=self.home.output,
-            limits=Limits(),
+            limits=ContainerLimits(),
             outside=self._outside(),
             backend=self.request.backend,
             place="-".join(filter(None, (self.request.place, self.zone))),
@@ -152,19 +154,19 @@ class Agent:
 
     def _outside(self) -> dict[str, Mapping[str, Any]]:
         """Facts of the machine that a container cannot see, those of the landlord among them."""
-        facts: dict[str, Mapping[str, Any]] = dict(outside_facts(Machine(root=self.root)))
+        facts: dict[str, Mapping[str, Any]] = dict(outside_facts(HostSystem(root=self.root)))
         if cloud := {**facts.get("cloud", {}), **self.landlord.facts(self.request)}:
             facts["cloud"] = cloud
         return facts
 
     def _watcher(self, begun: Callable[[Path], None]) -> Watcher:
         def started(trainer: Trainer) -> None:
-            if Phase.RUN_STARTED in self.home.phases():
-                self.pulse.enter(Phase.RUN_ENDED)
+            if LaunchPhase.RUN_STARTED in self.home.phases():
+                self.pulse.enter(LaunchPhase.RUN_ENDED)
                 self._charge(self.delivery.folders[-1])
-                self.pulse.enter(Phase.PROFILE_STARTED)
+                self.pulse.enter(LaunchPhase.PROFILE_STARTED)
             else:
-                self.pulse.enter(Phase.RUN_STARTED)
+                self.pulse.enter(LaunchPhase.RUN_STARTED)
             self.stop.started(trainer)
 
         return Watcher(on_message=self._hear, on_bundle=begun, on_started=started, on_ended=self.stop.ended)
@@ -197,7 +199,7 @@ class Agent:
         deleted_s = self.landlord.deleted_s() or (self._created_s or self.bill.began_s) + self.request.limit_s
         return deleted_s - min(MARGIN_S, self.request.limit_s / 4)
 
-    def _explained(self, ended: Ended) -> Ended:
+    def _explained(self, ended: WorkEnd) -> WorkEnd:
         """What came from outside says more than how the trainer ended by it."""
         if self.stop.why is Why.ASKED and self.landlord.is_preempted():
             self.stop.ask(Why.PREEMPTED)
@@ -205,7 +207,7 @@ class Agent:
             return ended
         error, hint = self._reason(self.stop.why)
         code = InterruptedRunError.exit_code if self.stop.why is Why.ASKED else RunFailedError.exit_code
-        return Ended(exit_code=code, error=error, hint=hint)
+        return WorkEnd(exit_code=code, error=error, hint=hint)
 
     def _reason(self, why: Why) -> tuple[str, str]:
         match why:
@@ -220,13 +222,13 @@ class Agent:
             case Why.ASKED:
                 return "the machine was told to stop", "launch again"
 
-    def _deliver_all(self, ended: Ended) -> Ended:
+    def _deliver_all(self, ended: WorkEnd) -> WorkEnd:
         failed = self.delivery.deliver_all(ended.error)
         if failed and ended.exit_code == ExitCode.DONE:
             raise failed
         return ended
 
-    def _result(self, ended: Ended) -> Result:
+    def _result(self, ended: WorkEnd) -> Result:
         now_s = self.now()
         return Result(
             exit_code=ended.exit_code,

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from launcher.jobs.records import Phase
+from launcher.jobs.records import LaunchPhase
 from workload.contract import bundle
 from workload.contract.errors import RooflaunchError
 
@@ -17,7 +17,7 @@ BOOT_PHASES, OWN_PHASES, STARTED, ENDED, UPLOADED = "phases", "phases-of-the-run
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ended:
+class WorkEnd:
     """How the work ended, as an error of ours says it; `error` is empty for a run that came to its end."""
 
     exit_code: int
@@ -25,7 +25,7 @@ class Ended:
     hint: str = ""
 
     @classmethod
-    def by(cls, error: RooflaunchError) -> "Ended":
+    def by(cls, error: RooflaunchError) -> "WorkEnd":
         """Ended by an error that was raised here."""
         return cls(exit_code=error.exit_code, error=str(error), hint=error.hint)
 
@@ -50,7 +50,7 @@ class Home:
         """The folder of each run that was begun, oldest first."""
         return sorted(path.parent for path in self.output.glob(f"*/{bundle.RECORD}"))
 
-    def note_phase(self, phase: Phase, at: str) -> None:
+    def note_phase(self, phase: LaunchPhase, at: str) -> None:
         """Keep when a phase began."""
         _append(self.path / OWN_PHASES, f"{phase} {at}")
 
@@ -86,14 +86,14 @@ class Home:
             finally:
                 os.close(number)
 
-    def note_ended(self, ended: Ended) -> None:
+    def note_ended(self, ended: WorkEnd) -> None:
         """Keep how the work ended."""
         (self.path / ENDED).write_text(json.dumps(asdict(ended)), encoding="utf-8")
 
-    def ended(self) -> Ended | None:
+    def ended(self) -> WorkEnd | None:
         """How the work ended; None where it was broken off."""
         lines = _lines(self.path / ENDED)
-        return Ended(**json.loads(lines[0])) if lines else None
+        return WorkEnd(**json.loads(lines[0])) if lines else None
 
 
 def iso(at_s: float) -> str:

@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from launcher.agent.home import Home, iso
 from launcher.agent.landlord import Landlord
 from launcher.jobs import records
-from launcher.jobs.records import Heartbeat, Phase
+from launcher.jobs.records import Heartbeat, LaunchPhase
 from workload.contract.errors import RooflaunchError, ToolError
 from workload.storage.store import Patience, Store
 
@@ -27,7 +27,7 @@ class Pulse:
         self._now = now
         self._wake = threading.Event()
 
-    def enter(self, phase: Phase) -> None:
+    def enter(self, phase: LaunchPhase) -> None:
         """Say that a phase begins."""
         at = iso(self._now())
         print(f"rooflaunch: phase {phase} {at}", flush=True)

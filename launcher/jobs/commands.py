@@ -22,7 +22,7 @@ from launcher.backends import door
 from launcher.backends.door import Backend, Condition, Job, Listing, Machine, Machines, Plan, Removed
 from launcher.jobs import cleanup, launches, logs
 from launcher.jobs.launches import Launch
-from launcher.jobs.progress import Progress
+from launcher.jobs.progress import LaunchProgress
 from launcher.jobs.run import LaunchOutcome, LeftRunningError, run
 from launcher.jobs.session import Session
 from launcher.options import Format
@@ -191,7 +191,7 @@ def _launch(
     machines, store = backend.machines(settings), backend.store(settings)
     plan = backend.prepare(draft, machines)
     print(plan.text(terminal_width(sys.stderr)), file=sys.stderr)
-    progress = Progress(sys.stderr, machines.now_s)
+    progress = LaunchProgress(sys.stderr, machines.now_s)
     session = Session(machines=machines, store=store, sleep=ports.sleep, on_event=progress)
     sessions.append(session)
     try:

@@ -14,7 +14,16 @@ from pathlib import Path
 
 from launcher.backends.door import Condition, Machine
 from launcher.jobs.launches import AFTER_LIMIT_S, SILENCE_LIMIT_S, boot_limit_s, plain, read
-from launcher.jobs.records import LAUNCHES, Heartbeat, Phase, Request, Result, epoch_s, result_object, status_object
+from launcher.jobs.records import (
+    LAUNCHES,
+    Heartbeat,
+    LaunchPhase,
+    Request,
+    Result,
+    epoch_s,
+    result_object,
+    status_object,
+)
 from launcher.jobs.session import Event, EventKind, Session
 from workload.contract import bundle
 from workload.contract.errors import RooflaunchError, RunFailedError, ToolError
@@ -179,7 +188,7 @@ class _Follower:
         self._tell_phases(heartbeat.phases)
 
     def _tell_phases(self, phases: Mapping[str, str]) -> None:
-        for phase in Phase:
+        for phase in LaunchPhase:
             if phase in phases and phase not in self._known.phases:
                 self._known.phases[phase] = phases[phase]
                 self._sign()

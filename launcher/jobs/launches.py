@@ -21,7 +21,7 @@ from launcher.jobs.records import (
     RUNS,
     STAMP,
     Heartbeat,
-    Phase,
+    LaunchPhase,
     Request,
     Result,
     epoch_s,
@@ -102,8 +102,8 @@ class Seen:
         times = {} if self.heartbeat is None else dict(self.heartbeat.phases)
         times |= {} if self.result is None else dict(self.result.phases)
         if self.request is not None:
-            times.setdefault(Phase.REQUESTED, self.request.launched_at)
-        return {phase: times[phase] for phase in Phase if phase in times}
+            times.setdefault(LaunchPhase.REQUESTED, self.request.launched_at)
+        return {phase: times[phase] for phase in LaunchPhase if phase in times}
 
     @property
     def runs(self) -> list[str]:
@@ -124,7 +124,7 @@ class Launch:
     seen: Seen
     state: LaunchState
     why: str = ""
-    cost: "Cost | None" = None
+    cost: "LaunchCost | None" = None
 
     @property
     def usd(self) -> float | None:
@@ -157,7 +157,7 @@ class Launch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cost:
+class LaunchCost:
     """What a VM has cost from its insert (`began`) to `ended`, both ISO 8601; `uncounted` comes on top."""
 
     usd: float
@@ -261,13 +261,15 @@ def _beating(heartbeat: Heartbeat, now_s: float) -> tuple[LaunchState, str]:
     silent_s = now_s - (epoch_s(heartbeat.at) or 0.0)
     if silent_s > SILENCE_LIMIT_S:
         return LaunchState.STALE, f"no heartbeat for {duration(silent_s)}"
-    if Phase.UPLOADED in heartbeat.phases or Phase.RUN_ENDED in heartbeat.phases:
-        profiling = Phase.PROFILE_STARTED in heartbeat.phases and Phase.PROFILE_ENDED not in heartbeat.phases
+    if LaunchPhase.UPLOADED in heartbeat.phases or LaunchPhase.RUN_ENDED in heartbeat.phases:
+        profiling = (
+            LaunchPhase.PROFILE_STARTED in heartbeat.phases and LaunchPhase.PROFILE_ENDED not in heartbeat.phases
+        )
         return (LaunchState.RUNNING, "profiling") if profiling else (LaunchState.UPLOADING, heartbeat.last_line)
     return LaunchState.RUNNING, heartbeat.last_line
 
 
-def cost_of(seen: Seen, now_s: float) -> Cost | None:
+def cost_of(seen: Seen, now_s: float) -> LaunchCost | None:
     """Up to its result, after which a VM deletes itself, else from its creation to now; None where it is not known."""
     result, request, machine = seen.result, seen.request, seen.machine
     price = request.price(seen.zone) if request else None
@@ -275,12 +277,12 @@ def cost_of(seen: Seen, now_s: float) -> Cost | None:
     if result is not None:
         if result.usd is None:
             return None
-        return Cost(usd=result.usd, began=result.billed_from, ended=result.ended_at, uncounted=uncounted)
+        return LaunchCost(usd=result.usd, began=result.billed_from, ended=result.ended_at, uncounted=uncounted)
     began_s = machine.created_s if machine else None
     if price is None or began_s is None:
         return None
     seconds = max(0.0, now_s - began_s)
-    return Cost(usd=price.usd(seconds), began=utc(began_s), ended=utc(began_s + seconds), uncounted=uncounted)
+    return LaunchCost(usd=price.usd(seconds), began=utc(began_s), ended=utc(began_s + seconds), uncounted=uncounted)
 
 
 def list_launches(session: Session, *, limit: int | None = SHOWN) -> Listing[Launch]:

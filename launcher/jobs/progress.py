@@ -9,7 +9,7 @@ from workload.contract.invocation import as_typed
 from workload.contract.text import duration, printable
 
 
-class Progress:
+class LaunchProgress:
     """Call it with events; `clear` before something else is printed."""
 
     def __init__(self, stream: TextIO, now: Callable[[], float]) -> None:

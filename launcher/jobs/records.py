@@ -41,7 +41,7 @@ MAX_USD = 1e6
 SHOWN_VALUE = 60
 
 
-class Phase(StrEnum):
+class LaunchPhase(StrEnum):
     """What a launch has come to, in this order; the VM's clock but for the first."""
 
     REQUESTED = "requested"
@@ -198,7 +198,7 @@ class Request(_Document):
 
 @dataclass(frozen=True, kw_only=True)
 class Heartbeat(_Document):
-    """That the VM lives, and what it has come to: `phases` has ISO 8601 times by `Phase`.
+    """That the VM lives, and what it has come to: `phases` has ISO 8601 times by `LaunchPhase`.
 
     `runs` are the bundles that are whole in the bucket, by id.
     """
@@ -231,7 +231,7 @@ class Result(_Document):
     billed_from: str | None = None
 
 
-class Rule(NamedTuple):
+class FieldRule(NamedTuple):
     """What a field's value must be, in words and as a question about any value that JSON can have."""
 
     wanted: str
@@ -285,45 +285,45 @@ def _is_price(value: Any) -> bool:
     return _is_usd(value["usd_per_h"]) and all(usd is None or _is_usd(usd) for usd in beside)
 
 
-_TEXT = Rule("a text", _is_text)
-_WORD = Rule("one word of letters, digits and ._:@/+-", _matches(WORD))
-_WORD_OR_EMPTY = Rule(_WORD.wanted, lambda value: value == "" or _WORD.holds(value))
-_TIME = Rule("a time in ISO 8601", _is_time)
-_FLAG = Rule("true or false", lambda value: isinstance(value, bool))
+_TEXT = FieldRule("a text", _is_text)
+_WORD = FieldRule("one word of letters, digits and ._:@/+-", _matches(WORD))
+_WORD_OR_EMPTY = FieldRule(_WORD.wanted, lambda value: value == "" or _WORD.holds(value))
+_TIME = FieldRule("a time in ISO 8601", _is_time)
+_FLAG = FieldRule("true or false", lambda value: isinstance(value, bool))
 # A field means the same in every document that has it.
-RULES: Mapping[str, Rule] = {
-    "name": Rule("the name of a launch", _matches(NAME)),
+RULES: Mapping[str, FieldRule] = {
+    "name": FieldRule("the name of a launch", _matches(NAME)),
     "launched_at": _TIME,
     "backend": _WORD,
-    "store": Rule("the address of a bucket or a folder", _matches(STORE)),
+    "store": FieldRule("the address of a bucket or a folder", _matches(STORE)),
     "place": _WORD,
-    "runtime": Rule("process or docker", lambda value: value in ("docker", "process")),
+    "runtime": FieldRule("process or docker", lambda value: value in ("docker", "process")),
     "gpu": _WORD_OR_EMPTY,
-    "gpu_count": Rule(f"a whole number up to {MAX_COUNT}", _is_count),
+    "gpu_count": FieldRule(f"a whole number up to {MAX_COUNT}", _is_count),
     "machine_type": _WORD_OR_EMPTY,
     "spot": _FLAG,
-    "zones": Rule("a list of zones", _are(_matches(WORD))),
+    "zones": FieldRule("a list of zones", _are(_matches(WORD))),
     "image": _WORD_OR_EMPTY,
-    "options": Rule("an object of words, whole numbers, flags, and lists of these", _by_name(_is_option)),
-    "limit_s": Rule(f"seconds from 1 to {MAX_LIMIT_S}", lambda value: _is_count(value, least=1, most=MAX_LIMIT_S)),
-    "spec": Rule("an object", lambda value: isinstance(value, dict)),
-    "spec_origin": Rule("an object of texts", _by_name(_is_text)),
-    "prices": Rule("an object of prices by region", _by_name(_is_price)),
-    "attempt": Rule(f"a whole number from 1 to {MAX_COUNT}", lambda value: _is_count(value, least=1)),
+    "options": FieldRule("an object of words, whole numbers, flags, and lists of these", _by_name(_is_option)),
+    "limit_s": FieldRule(f"seconds from 1 to {MAX_LIMIT_S}", lambda value: _is_count(value, least=1, most=MAX_LIMIT_S)),
+    "spec": FieldRule("an object", lambda value: isinstance(value, dict)),
+    "spec_origin": FieldRule("an object of texts", _by_name(_is_text)),
+    "prices": FieldRule("an object of prices by region", _by_name(_is_price)),
+    "attempt": FieldRule(f"a whole number from 1 to {MAX_COUNT}", lambda value: _is_count(value, least=1)),
     "at": _TIME,
     # Of a VM that was never there it is empty.
-    "zone": Rule("a zone, or empty", lambda value: value == "" or _matches(WORD)(value)),
-    "phases": Rule("an object of times in ISO 8601", _by_name(_is_time)),
-    "runs": Rule("a list of run ids: letters, digits and ._+-", _are(_matches(RUN_ID))),
+    "zone": FieldRule("a zone, or empty", lambda value: value == "" or _matches(WORD)(value)),
+    "phases": FieldRule("an object of times in ISO 8601", _by_name(_is_time)),
+    "runs": FieldRule("a list of run ids: letters, digits and ._+-", _are(_matches(RUN_ID))),
     "last_line": _TEXT,
-    "exit_code": Rule(f"a whole number up to {MAX_COUNT}", _is_count),
+    "exit_code": FieldRule(f"a whole number up to {MAX_COUNT}", _is_count),
     "ended_at": _TIME,
     "error": _TEXT,
     "hint": _TEXT,
     "preempted": _FLAG,
     "timed_out": _FLAG,
-    "billed_from": Rule("a time in ISO 8601, or null", lambda value: value is None or _is_time(value)),
-    "usd": Rule(f"USD from 0 to {MAX_USD:.0f}, or null", lambda value: value is None or _is_usd(value)),
+    "billed_from": FieldRule("a time in ISO 8601, or null", lambda value: value is None or _is_time(value)),
+    "usd": FieldRule(f"USD from 0 to {MAX_USD:.0f}, or null", lambda value: value is None or _is_usd(value)),
 }
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from launcher.backends.door import Condition, Machine, Plan, Submitted, Tried
 from launcher.jobs import cleanup, launches
 from launcher.jobs.follow import Ending, Followed, follow
-from launcher.jobs.records import RUNS, STAMP, Heartbeat, Phase, Result, epoch_s, request_object, utc
+from launcher.jobs.records import RUNS, STAMP, Heartbeat, LaunchPhase, Result, epoch_s, request_object, utc
 from launcher.jobs.session import Event, EventKind, Session
 from workload.contract import bundle
 from workload.contract.bundle import Bundle
@@ -35,7 +35,7 @@ from workload.contract.errors import (
 from workload.contract.record import to_json
 from workload.storage import fetch
 from workload.storage.names import why_unsafe
-from workload.storage.source import Source
+from workload.storage.source import FetchSource
 
 # How long a machine may take to end itself after its result, before it is deleted from here.
 SELF_DELETION_S = 120.0
@@ -163,7 +163,7 @@ class _Launcher:
             name=plan.request.name,
             zone=machine.zone,
             tried=submitted.tried,
-            phases={Phase.REQUESTED: plan.request.launched_at},
+            phases={LaunchPhase.REQUESTED: plan.request.launched_at},
         )
         if detach:
             return replace(outcome, detached=True), None
@@ -186,7 +186,7 @@ class _Launcher:
         if not self._store.write(request_object(name), plan.request.to_bytes(), if_absent=True):
             raise ToolError(f"{self._store} has a launch '{name}' already", hint="launch again")
         launched_s = epoch_s(plan.request.launched_at)
-        self._session.on_event(Event(kind=EventKind.PHASE, text=Phase.REQUESTED, at_s=launched_s))
+        self._session.on_event(Event(kind=EventKind.PHASE, text=LaunchPhase.REQUESTED, at_s=launched_s))
 
     def _submit(self, plan: Plan) -> Submitted:
         """A running machine; where none comes to be, the store says why."""
@@ -257,12 +257,14 @@ class _Launcher:
         bundles, missing = [], []
         for run_id in _runs(followed.result, followed.heartbeat):
             self._store_calls["bucket.fetch"] += 1
-            source = Source(address=self._store.locate("").rstrip("/"), folder=RUNS, run_id=run_id)
+            source = FetchSource(address=self._store.locate("").rstrip("/"), folder=RUNS, run_id=run_id)
             report = fetch.fetch(self._store, source, self._output)
             if report.error:
                 address = self._store.locate(f"{RUNS}{run_id}")
                 raise type(report.error)(str(report.error), hint=f"analyze fetch {address} -o {self._output}")
-            if any(outcome.state in (fetch.State.FETCHED, fetch.State.SKIPPED) for outcome in report.outcomes):
+            if any(
+                outcome.state in (fetch.FetchState.FETCHED, fetch.FetchState.SKIPPED) for outcome in report.outcomes
+            ):
                 bundles.append(bundle.read(self._output / run_id))
             else:
                 reasons = [f"{run_id}: {outcome.reason}" for outcome in report.outcomes]
@@ -335,4 +337,4 @@ def _error_of(result: Result | None, name: str) -> RooflaunchError | None:
 
 def _phases(first: Mapping[str, str], later: Mapping[str, str]) -> dict[str, str]:
     known = {**later, **first}
-    return {str(phase): known[phase] for phase in Phase if phase in known}
+    return {str(phase): known[phase] for phase in LaunchPhase if phase in known}

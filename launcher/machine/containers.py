@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher import sizes
-from launcher.machine.engine import Container, Ended, Engine, Running
+from launcher.machine.engine import Container, ContainerEnd, Engine, Running
 from launcher.machine.runtime import Choice
 from launcher.machine.watcher import Watcher
 from workload import __version__
@@ -27,7 +27,7 @@ CRASHES = {128 + number: number.name for number in CRASHING}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class ContainerLimits:
     """What the container may use; None: as much as the machine has."""
 
     shm_bytes: int = sizes.DEFAULT_SHM_BYTES
@@ -42,7 +42,9 @@ def place_paths(spec: RunSpec) -> RunSpec:
     return spec if spec.dataset == SYNTHETIC else replace(spec, dataset=_absolute(spec.dataset))
 
 
-def describe(choice: Choice, spec: RunSpec, *, output: Path, command: Sequence[str], limits: Limits) -> Container:
+def describe(
+    choice: Choice, spec: RunSpec, *, output: Path, command: Sequence[str], limits: ContainerLimits
+) -> Container:
     """The container that runs `command`, the trainer's words, for a spec with absolute paths."""
     assert choice.image is not None
     assert choice.engine is not None
@@ -93,7 +95,7 @@ def counters_restricted(parameters: Path = DRIVER_PARAMETERS) -> bool:
 
 def follow(
     engine: Engine, container: Container, *, on_line: Callable[[str], None], watcher: Watcher | None = None
-) -> Ended:
+) -> ContainerEnd:
     """Run a container to its end; `on_line` gets its stdout, our stderr or the watcher its messages.
 
     Ctrl-C, SIGTERM and a closed terminal are passed on to the trainer, which seals its bundle; a second signal becomes
@@ -117,7 +119,7 @@ def follow(
     return replace(ended, signal=signals[0] if signals else None)
 
 
-def _watched(engine: Engine, container: Container, on_line: Callable[[str], None], watcher: Watcher) -> Ended:
+def _watched(engine: Engine, container: Container, on_line: Callable[[str], None], watcher: Watcher) -> ContainerEnd:
     with engine.started(container) as running:
         watcher.on_started(running)
         try:
@@ -126,7 +128,7 @@ def _watched(engine: Engine, container: Container, on_line: Callable[[str], None
             watcher.on_ended()
 
 
-def explain(ended: Ended, limits: Limits) -> RooflaunchError | None:
+def explain(ended: ContainerEnd, limits: ContainerLimits) -> RooflaunchError | None:
     """The error of a container that did not come to its end by itself.
 
     None for a trainer that did: it has sealed its bundle and printed its own error.

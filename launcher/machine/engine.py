@@ -101,7 +101,7 @@ class Container:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ended:
+class ContainerEnd:
     """How a container ended; `out_of_memory`: the kernel killed a process of it at its memory limit.
 
     `signal`: the first one that we were sent meanwhile.
@@ -113,7 +113,7 @@ class Ended:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Event:
+class EngineEvent:
     """One message of a build or a push: text of a step, an id of what was made, or the error that ended it."""
 
     text: str = ""
@@ -208,7 +208,7 @@ class Engine:
         network: str | None,
         cached: bool,
         platform: str = "",
-    ) -> Iterator[Event]:
+    ) -> Iterator[EngineEvent]:
         """Send a build, for `platform` (`linux/amd64`) or the engine's own; yields what it says, line by line."""
         with translated("the build broke off"):
             stream = self._client.api.build(
@@ -227,7 +227,7 @@ class Engine:
             )
             yield from map(_event, stream)
 
-    def push(self, name: str) -> Iterator[Event]:
+    def push(self, name: str) -> Iterator[EngineEvent]:
         """Send an image to its registry; one event carries the digest."""
         with translated(f"'{name}' was not pushed", "docker login, and a repository that you may write"):
             yield from map(_event, self._client.api.push(name, stream=True, decode=True))
@@ -267,7 +267,7 @@ class Running:
         self._stream = stream
         self.name = str(container.name)
 
-    def follow(self, *, on_stdout: Line, on_stderr: Line) -> Ended:
+    def follow(self, *, on_stdout: Line, on_stderr: Line) -> ContainerEnd:
         """Hand over every line as it comes, until the container ends."""
         out, err = _Lines(on_stdout), _Lines(on_stderr)
         for stdout, stderr in self._pieces():
@@ -279,7 +279,7 @@ class Running:
             self._container.wait()
             self._container.reload()
         state = self._container.attrs["State"]
-        return Ended(exit_code=int(state["ExitCode"]), out_of_memory=bool(state["OOMKilled"]))
+        return ContainerEnd(exit_code=int(state["ExitCode"]), out_of_memory=bool(state["OOMKilled"]))
 
     def _pieces(self) -> Iterator[tuple[bytes | None, bytes | None]]:
         with self._while_running():
@@ -375,11 +375,11 @@ def _image(attributes: Mapping[str, Any]) -> Image:
     )
 
 
-def _event(message: Mapping[str, Any]) -> Event:
+def _event(message: Mapping[str, Any]) -> EngineEvent:
     aux = message.get("aux") or {}
     status = message.get("status") or ""
     progress = f"{message['id']}: {status}" if status and message.get("id") else status
-    return Event(
+    return EngineEvent(
         text=str(message.get("stream") or progress),
         image_id=str(aux.get("ID") or ""),
         digest=str(aux.get("Digest") or ""),

@@ -12,7 +12,7 @@ from typing import Any
 
 from launcher.kinds import Runtime
 from launcher.machine import containers
-from launcher.machine.containers import DRIVER_PARAMETERS, Limits
+from launcher.machine.containers import DRIVER_PARAMETERS, ContainerLimits
 from launcher.machine.engine import Container
 from launcher.machine.runtime import Choice
 from launcher.machine.watcher import Watcher
@@ -26,13 +26,13 @@ from workload.contract.text import printable
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class LocalPlan:
     """Everything that `launch local` is about to do."""
 
     spec: RunSpec
     origin: Mapping[str, str]
     choice: Choice
-    limits: Limits
+    limits: ContainerLimits
     output: Path
     command: tuple[str, ...]
     context: Context
@@ -74,7 +74,7 @@ class Plan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class LocalOutcome:
     """What came of a plan: the exit code, the sealed bundles, and the error of a trainer that was killed."""
 
     exit_code: int
@@ -92,12 +92,12 @@ def make_plan(
     choice: Choice,
     *,
     output: Path,
-    limits: Limits,
+    limits: ContainerLimits,
     outside: Mapping[str, Mapping[str, Any]] | None = None,
     backend: str = "local",
     place: str | None = None,
     driver_parameters: Path = DRIVER_PARAMETERS,
-) -> Plan:
+) -> LocalPlan:
     """The plan of `launch local`; touches nothing. `outside`: facts of the host that a container cannot see.
 
     `backend` and `place` are for the record; `driver_parameters` is where the host's NVIDIA driver lists them.
@@ -109,13 +109,13 @@ def make_plan(
     if choice.runtime is Runtime.DOCKER:
         plan = _container_plan(resolved, choice, output=output, limits=limits, context=context)
         return replace(plan, driver_parameters=driver_parameters)
-    if limits != Limits():
+    if limits != ContainerLimits():
         raise UsageError(
             f"--memory, --cpus and --shm-size limit a container; this run is a process: {choice.why}",
             hint="--runtime docker, or leave the limits out",
         )
     trainer = (sys.executable, "-m", "workload", "train", *arguments(resolved.spec))
-    return Plan(
+    return LocalPlan(
         spec=resolved.spec,
         origin=resolved.origin,
         choice=choice,
@@ -131,9 +131,9 @@ def _container_plan(
     choice: Choice,
     *,
     output: Path,
-    limits: Limits,
+    limits: ContainerLimits,
     context: Context,
-) -> Plan:
+) -> LocalPlan:
     assert choice.image is not None
     assert choice.engine is not None
     spec = containers.place_paths(resolved.spec)
@@ -152,7 +152,7 @@ def _container_plan(
     )
     command = ("train", *arguments(spec), "-o", str(output.absolute()), "--context", context.to_argument())
     container = containers.describe(choice, spec, output=output, command=command, limits=limits)
-    return Plan(
+    return LocalPlan(
         spec=spec,
         origin=resolved.origin,
         choice=choice,
@@ -164,7 +164,7 @@ def _container_plan(
     )
 
 
-def run(plan: Plan, *, watcher: Watcher | None = None) -> Outcome:
+def run(plan: LocalPlan, *, watcher: Watcher | None = None) -> LocalOutcome:
     """Run the trainer to its end. It prints its own progress and errors to our stderr, a bundle a line to us.
 
     `watcher`: who follows it instead of the terminal, and then also handles signals.
@@ -183,7 +183,7 @@ class _Child:
         self.process.send_signal(signal.Signals[name])
 
 
-def _run_process(plan: Plan, watcher: Watcher | None) -> Outcome:
+def _run_process(plan: LocalPlan, watcher: Watcher | None) -> LocalOutcome:
     folders: list[Path] = []
 
     def keep(line: str) -> None:
@@ -203,17 +203,17 @@ def _run_process(plan: Plan, watcher: Watcher | None) -> Outcome:
         if watcher:
             watcher.on_ended()
     if ended.code == ExitCode.DONE and ended.signal is None:
-        return Outcome(exit_code=ended.code, bundles=tuple(bundle.read(folder) for folder in folders))
+        return LocalOutcome(exit_code=ended.code, bundles=tuple(bundle.read(folder) for folder in folders))
     return _broken_off(plan, ended.code, ended.error(), folders)
 
 
-def _broken_off(plan: Plan, code: int, error: RooflaunchError | None, folders: list[Path]) -> Outcome:
+def _broken_off(plan: LocalPlan, code: int, error: RooflaunchError | None, folders: list[Path]) -> LocalOutcome:
     """What is left of a run that did not come to its end, with a bundle for whatever had begun."""
     settled = broken.settle(code, error, folders, output=plan.output, spec=plan.spec, context=plan.context)
-    return Outcome(exit_code=code if error is None else error.exit_code, bundles=_sealed(settled), error=error)
+    return LocalOutcome(exit_code=code if error is None else error.exit_code, bundles=_sealed(settled), error=error)
 
 
-def _run_container(plan: Plan, container: Container, watcher: Watcher | None) -> Outcome:
+def _run_container(plan: LocalPlan, container: Container, watcher: Watcher | None) -> LocalOutcome:
     engine, folders = plan.choice.engine, list[Path]()
     assert engine is not None
     for folder in map(Path, container.writable):
@@ -237,10 +237,10 @@ def _run_container(plan: Plan, container: Container, watcher: Watcher | None) ->
     code: int = ExitCode.DONE
     if plan.spec.profile is not Profile.NONE:
         code = _profile(plan, container, home / folders[0].name, watcher)
-    return Outcome(exit_code=code, bundles=_sealed(folders))
+    return LocalOutcome(exit_code=code, bundles=_sealed(folders))
 
 
-def _profile(plan: Plan, timing: Container, folder: Path, watcher: Watcher | None) -> int:
+def _profile(plan: LocalPlan, timing: Container, folder: Path, watcher: Watcher | None) -> int:
     """The second pass, in a container of its own: alone it may read counters. Only Ctrl-C ends the whole."""
     engine = plan.choice.engine
     assert engine is not None

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import blocks, duel
 from benchmarks.resumable import Results
-from workload.contract.duel import Verdict
+from workload.contract.duel import DuelVerdict
 
 
 def test_noise_has_the_distribution_and_the_correlation_of_its_log() -> None:
@@ -31,7 +31,8 @@ def test_a_program_against_itself_on_every_machine() -> None:
     ]
 
     wrong = {
-        rule: sum(one[rule] in (Verdict.SLOWER, Verdict.FASTER) for one in said) / len(said) for rule in duel.RULES
+        rule: sum(one[rule] in (DuelVerdict.SLOWER, DuelVerdict.FASTER) for one in said) / len(said)
+        for rule in duel.RULES
     }
     assert wrong["duel"] <= 0.02
     assert min(wrong["threshold 10 %"], wrong["threshold 5 %"], wrong["peeking Welch"]) > 0.1
@@ -46,8 +47,8 @@ def test_three_percent_are_found_where_the_machine_allows_it() -> None:
         for segments in duel.simulated(rng, steady, kind, effect=0.03, duels=10)
     ]
 
-    assert said.count(Verdict.SLOWER) >= 38
-    assert set(said) <= {Verdict.SLOWER, Verdict.NOT_DECIDABLE}
+    assert said.count(DuelVerdict.SLOWER) >= 38
+    assert set(said) <= {DuelVerdict.SLOWER, DuelVerdict.NOT_DECIDABLE}
 
 
 def test_a_broken_off_simulation_goes_on(tmp_path: Path) -> None:

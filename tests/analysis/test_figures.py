@@ -434,7 +434,7 @@ def test_shortened_names_stay_apart() -> None:
 
 
 def test_batch_sizes_stand_beside_their_points_where_there_is_room() -> None:
-    frame = rooflines.Frame(left=1.0, right=1000.0, bottom=1e9, top=1e12)
+    frame = rooflines.Plane(left=1.0, right=1000.0, bottom=1e9, top=1e12)
     point = {"task": "m", "variant": "fp32", "intensity_flop_per_byte": 10.0}
     apart = [{**point, "batch_size": batch, "flop_per_s": rate} for batch, rate in ((4, 1e10), (8, 5e10), (16, 2e11))]
     texts = rooflines.batch_labels(pd.DataFrame(apart), frame)
@@ -511,7 +511,7 @@ def test_labels_of_close_roofs_do_not_touch() -> None:
     roofs = pd.DataFrame(
         [{"kind": "peak", "precision": "amp", "flop_per_s": rate, "bytes_per_s": 1e11} for rate in rates]
     )
-    frame = rooflines.Frame(left=1.0, right=1000.0, bottom=1e10, top=2e13)
+    frame = rooflines.Plane(left=1.0, right=1000.0, bottom=1e10, top=2e13)
     pixels = [frame.pixels(rate) for rate in rooflines._labels(roofs, frame)["flop_per_s"]]
     gaps = [after - before for before, after in pairwise(pixels)]
     assert min(gaps) >= rooflines.LABEL_HEIGHT - 1e-6

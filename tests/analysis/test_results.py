@@ -17,7 +17,7 @@ from analysis.__main__ import main
 from analysis.loading import Results
 from benchmarks.synthetic_bundles import make
 from workload.contract.errors import UsageError
-from workload.contract.tables import Column, Format, render
+from workload.contract.tables import Column, TableFormat, render
 
 OURS = Path(__file__).with_name("bundles")
 
@@ -48,7 +48,7 @@ def test_a_frame_is_the_table_of_its_command(
     printed = json.loads(capsys.readouterr().out)
     table = frame(analysis.load(folder))
     columns = [Column(name=name, heading=name) for name in printed[0]] if printed else []
-    assert json.loads(render(table, columns, Format.JSON)) == (printed or [{}] * len(table))
+    assert json.loads(render(table, columns, TableFormat.JSON)) == (printed or [{}] * len(table))
 
 
 def test_runs_of_ours_in_a_notebook(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from analysis.audit import audit
 from analysis.audit.text import render
 from analysis.loading import Results
 from workload.contract.errors import ExitCode
-from workload.contract.tables import Format
+from workload.contract.tables import TableFormat
 
 PLACES = ("here", "there")
 
@@ -185,7 +185,7 @@ def test_findings_of_one_rule_stand_together(analyze: Any) -> None:
 @pytest.mark.parametrize("width", [60, 120])
 def test_an_audit_fits_the_terminal(width: int) -> None:
     found = audit(results(run("a", explained_fraction=0.5, repeats=1)))
-    lines = render(found, Format.TABLE, looked_at="1 run, 43 rules", width=width).splitlines()
+    lines = render(found, TableFormat.TABLE, looked_at="1 run, 43 rules", width=width).splitlines()
 
     assert found
     assert max(map(len, lines)) <= width

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from launcher.jobs.records import Phase
+from launcher.jobs.records import LaunchPhase
 from tests import off_clock
 from tests.docker_engine.commands import ROOT, TINY, docker, launch_words
 from tests.launcher.backends.gcp import fake_vm
@@ -147,7 +147,7 @@ def test_one_command_from_the_image_to_the_bundles_at_home(laptop: Laptop, image
     told = json.loads(done.stdout)
     assert not laptop.compute.instances, "no VM is left"
     assert [run["repeat"]["index"] for run in told["runs"]] == [1, 2]
-    assert list(told["phases"]) == list(Phase)
+    assert list(told["phases"]) == list(LaunchPhase)
     assert list(told["phases"].values())[1:] == sorted(told["phases"].values())[1:]
     assert told["usd"] >= sum(run["cost"]["usd"] for run in told["runs"]) - 0.001
     folders = [laptop.folder / run["path"] for run in told["runs"]]

@@ -31,7 +31,7 @@ from workload.contract.errors import ExitCode
 from workload.storage.fetch import fetch
 from workload.storage.gcs import Bucket, connect
 from workload.storage.inventory import RUNS
-from workload.storage.source import Source
+from workload.storage.source import FetchSource
 
 pytestmark = [
     pytest.mark.world,
@@ -70,7 +70,11 @@ class Cloud:
 
     def bundles(self, result: Result) -> list[Bundle]:
         for run_id in result.runs:
-            fetch(self.bucket, Source(address=f"gs://{BUCKET}", folder=f"{RUNS}/", run_id=run_id), self.folder / "home")
+            fetch(
+                self.bucket,
+                FetchSource(address=f"gs://{BUCKET}", folder=f"{RUNS}/", run_id=run_id),
+                self.folder / "home",
+            )
         return [bundle.read(self.folder / "home" / run_id) for run_id in result.runs]
 
     def await_steps(self, vm: Vm) -> Path:

@@ -6,7 +6,7 @@ import torch
 from workload import ceilings
 from workload.ceiling_rates import Ceilings
 from workload.contract.spec import Device, Precision
-from workload.nvml import Gpu
+from workload.nvml import GpuSensors
 
 pytestmark = [
     pytest.mark.gpu,
@@ -26,7 +26,7 @@ FLOP_PER_CLOCK = {
 
 @pytest.fixture(scope="module")
 def measured() -> Ceilings:
-    gpu = Gpu.open(torch.cuda.current_device())
+    gpu = GpuSensors.open(torch.cuda.current_device())
     return ceilings.measure(Device.CUDA, sample=gpu.sample if gpu else None)
 
 
@@ -77,7 +77,7 @@ def test_it_ends_in_time_and_gives_the_memory_back(measured: Ceilings) -> None:
 
 
 def test_the_clocks_under_load_are_beside_the_rate(measured: Ceilings) -> None:
-    if Gpu.open(torch.cuda.current_device()) is None:
+    if GpuSensors.open(torch.cuda.current_device()) is None:
         pytest.skip("NVML is not there")
     conditions = measured.flop_per_s["fp32"].conditions
     assert conditions is not None

@@ -8,7 +8,7 @@ from launcher.backends.gcp import gpus, settings
 from launcher.backends.gcp.options import Options
 from launcher.backends.gcp.plan import make_plan
 from launcher.jobs.launches import LaunchState
-from launcher.jobs.records import Phase
+from launcher.jobs.records import LaunchPhase
 from workload.contract.prices import Listed
 from workload.contract.spec import resolve
 
@@ -31,7 +31,7 @@ def test_the_dry_run_on_the_page_is_what_is_printed() -> None:
     assert shown == [plan.text()]
 
 
-def _row(gpu: gpus.Gpu, price: Listed) -> str:
+def _row(gpu: gpus.GpuOffer, price: Listed) -> str:
     usual, spot = ("unknown" if usd is None else f"{usd:.3f}" for usd in (price.usd_per_h, price.usd_per_h_spot))
     if gpu.machine_types[price.machine_type].spot_only:
         usual = "not sold"
@@ -60,8 +60,8 @@ def test_the_states_on_the_page_are_those_of_launch_status() -> None:
 
 def test_the_phases_on_the_page_are_those_of_a_launch() -> None:
     shown = re.findall(r"^ +\+\d+ \w+  ([a-z ]+)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
-    without = (Phase.PROFILE_STARTED, Phase.PROFILE_ENDED)
-    assert shown == [phase.value.replace("_", " ") for phase in Phase if phase not in without]
+    without = (LaunchPhase.PROFILE_STARTED, LaunchPhase.PROFILE_ENDED)
+    assert shown == [phase.value.replace("_", " ") for phase in LaunchPhase if phase not in without]
 
 
 def test_what_doctor_says_on_the_page_is_what_it_says() -> None:

@@ -16,7 +16,7 @@ from launcher.backends import BACKENDS
 from launcher.checks import Check
 from launcher.checks import Health as State
 from launcher.doctor import DoctorPorts
-from launcher.kinds import HERE, Part
+from launcher.kinds import HERE, DoctorPart
 from launcher.machine import containers, engine
 from workload.contract.errors import ExitCode, ToolError
 
@@ -88,7 +88,7 @@ def row_of(checks: Sequence[Check], name: str) -> Row:
 
 def test_sound_gpu_machine(lay_out: LayOut) -> None:
     driver = images.load_flavours()["cuda"].driver
-    assert rows(doctor.examine([Part.GPU], lay_out())) == [
+    assert rows(doctor.examine([DoctorPart.GPU], lay_out())) == [
         ("GPU 0", "ok", "NVIDIA L4, compute capability 8.9, 23034 MiB", ""),
         ("driver", "ok", f"580.95.05; flavour cuda needs {driver}", ""),
         ("counters", "ok", "open to every user", ""),
@@ -103,7 +103,7 @@ def test_sound_engine(docker: FakeDocker, lay_out: LayOut, monkeypatch: pytest.M
     inputs = images.make_recipe(cpu).inputs
     labels = {"rooflaunch.flavour": "cpu", "rooflaunch.inputs": inputs, "rooflaunch.base": "unpinned"}
     docker.hold("sha256:ab", "rooflaunch:cpu", "rooflaunch:cpu-0123456789ab", labels=labels)
-    assert rows(doctor.examine([Part.DOCKER], lay_out())) == [
+    assert rows(doctor.examine([DoctorPart.DOCKER], lay_out())) == [
         ("engine", "ok", "Docker 28.2.2; 2 CPUs, 8.3 GB of memory", ""),
         ("GPUs", "ok", "the engine can give containers NVIDIA GPUs", ""),
         ("disk", "ok", "50.0 GB free in /var/lib/docker", ""),
@@ -153,7 +153,7 @@ def test_sound_engine(docker: FakeDocker, lay_out: LayOut, monkeypatch: pytest.M
     ],
 )
 def test_gpu_machine_with_something_amiss(machine: dict[str, Any], row: Row, lay_out: LayOut) -> None:
-    assert row_of(doctor.examine([Part.GPU], lay_out(**machine)), row[0]) == row
+    assert row_of(doctor.examine([DoctorPart.GPU], lay_out(**machine)), row[0]) == row
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_driver_against_the_images(
     capability: str, driver: str, state: str, found: str, cure: str, lay_out: LayOut
 ) -> None:
     host = lay_out(smi=f"A GPU, {capability}, {driver}, 1 MiB\n")
-    assert row_of(doctor.examine([Part.GPU], host), "driver") == ("driver", state, found, cure)
+    assert row_of(doctor.examine([DoctorPart.GPU], host), "driver") == ("driver", state, found, cure)
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_driver_against_the_images(
     ],
 )
 def test_gpus_that_nvidia_smi_shows(printed: str | None, names: list[str], lay_out: LayOut) -> None:
-    checks = doctor.examine([Part.GPU], lay_out(smi=printed))
+    checks = doctor.examine([DoctorPart.GPU], lay_out(smi=printed))
     found = [check.found.partition(",")[0] for check in checks if check.name.startswith("GPU")]
     assert found == names
     assert any(check.found == "nvidia-smi shows no GPU" for check in checks) is (names == [])
@@ -225,7 +225,7 @@ def test_gpus_that_nvidia_smi_shows(printed: str | None, names: list[str], lay_o
 
 def test_each_kind_of_gpu_asks_for_its_driver(lay_out: LayOut) -> None:
     volta = "Tesla V100-SXM2-16GB, 7.0, 595.71.05, 16384 MiB\n"
-    checks = doctor.examine([Part.GPU], lay_out(smi=f"NVIDIA L4, 8.9, 595.71.05, 23034 MiB\n{volta}{volta}"))
+    checks = doctor.examine([DoctorPart.GPU], lay_out(smi=f"NVIDIA L4, 8.9, 595.71.05, 23034 MiB\n{volta}{volta}"))
     assert {check.name: check.state for check in checks if "driver" in check.name} == {
         "driver for NVIDIA L4": "ok",
         "driver for Tesla V100-SXM2-16GB": "problem",
@@ -241,13 +241,13 @@ def test_each_kind_of_gpu_asks_for_its_driver(lay_out: LayOut) -> None:
 )
 def test_no_gpu_ends_its_part(system: str, cure: str, lay_out: LayOut, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "system", lambda: system)
-    assert rows(doctor.examine([Part.GPU], lay_out(smi=None))) == [
+    assert rows(doctor.examine([DoctorPart.GPU], lay_out(smi=None))) == [
         ("driver", "problem", "nvidia-smi shows no GPU", cure)
     ]
 
 
 def test_no_gpu_is_nothing_to_repair_where_none_was_asked_for(lay_out: LayOut) -> None:
-    checks = doctor.examine([Part.GPU], lay_out(smi=None), named=False)
+    checks = doctor.examine([DoctorPart.GPU], lay_out(smi=None), named=False)
     cure = "where there is none, runs take the CPU; else launch doctor gpu"
     assert rows(checks) == [("driver", "note", "nvidia-smi shows no GPU", cure)]
     assert doctor.exit_code(checks) == ExitCode.DONE
@@ -274,7 +274,7 @@ def test_no_gpu_is_nothing_to_repair_where_none_was_asked_for(lay_out: LayOut) -
     ],
 )
 def test_engine_with_something_amiss(machine: dict[str, Any], row: Row, lay_out: LayOut) -> None:
-    assert row_of(doctor.examine([Part.DOCKER], lay_out(**machine)), row[0]) == row
+    assert row_of(doctor.examine([DoctorPart.DOCKER], lay_out(**machine)), row[0]) == row
 
 
 @pytest.mark.parametrize(
@@ -292,7 +292,7 @@ def test_engine_with_something_amiss(machine: dict[str, Any], row: Row, lay_out:
 )
 def test_disk(free: int | None, state: str, found: str, cure: str, disk: SimpleNamespace, lay_out: LayOut) -> None:
     disk.free = free
-    assert row_of(doctor.examine([Part.DOCKER], lay_out()), "disk") == ("disk", state, found, cure)
+    assert row_of(doctor.examine([DoctorPart.DOCKER], lay_out()), "disk") == ("disk", state, found, cure)
 
 
 def test_images_of_other_code_and_of_a_pinned_base(docker: FakeDocker, lay_out: LayOut) -> None:
@@ -303,7 +303,7 @@ def test_images_of_other_code_and_of_a_pinned_base(docker: FakeDocker, lay_out: 
         "rooflaunch:volta",
         labels={"rooflaunch.flavour": "volta", "rooflaunch.inputs": inputs, "rooflaunch.base": "sha256:ba"},
     )
-    checks = doctor.examine([Part.DOCKER], lay_out())
+    checks = doctor.examine([DoctorPart.DOCKER], lay_out())
     assert row_of(checks, "image cuda")[1:3] == ("note", "built from other code")
     assert row_of(checks, "image volta")[1:3] == ("ok", "rooflaunch:volta; base sha256:ba")
 
@@ -313,7 +313,7 @@ def test_containers_that_were_left_behind(docker: FakeDocker, lay_out: LayOut) -
         docker.containers.create(labels={"rooflaunch.run": "0.1"})
     docker.containers.create(labels={})
     row = ("containers", "note", "of earlier runs: fake_0, fake_1", "docker rm -f fake_0 fake_1")
-    assert row_of(doctor.examine([Part.DOCKER], lay_out()), "containers") == row
+    assert row_of(doctor.examine([DoctorPart.DOCKER], lay_out()), "containers") == row
 
 
 def test_a_backend_is_looked_at_when_named(lay_out: LayOut) -> None:
@@ -335,16 +335,18 @@ def no_engine() -> Any:
 
 def test_no_engine_ends_its_part(lay_out: LayOut) -> None:
     host = DoctorPorts(**{**vars(lay_out()), "connect": no_engine})
-    checks = doctor.examine([Part.DOCKER, Part.GPU, Part.DOCKER], host)
+    checks = doctor.examine([DoctorPart.DOCKER, DoctorPart.GPU, DoctorPart.DOCKER], host)
     assert rows(checks)[0] == ("engine", "problem", "no Docker engine answers: permission denied", "log in again")
-    assert [check.part for check in checks] == [Part.DOCKER, *[Part.GPU] * 5], "a part that is named twice is one"
+    assert [check.part for check in checks] == [DoctorPart.DOCKER, *[DoctorPart.GPU] * 5], (
+        "a part that is named twice is one"
+    )
 
 
 CHECKS = [
-    Check(part=Part.GPU, name="driver", state=State.OK, found="580"),
-    Check(part=Part.GPU, name="counters", state=State.NOTE, found="restricted", cure="do this"),
+    Check(part=DoctorPart.GPU, name="driver", state=State.OK, found="580"),
+    Check(part=DoctorPart.GPU, name="counters", state=State.NOTE, found="restricted", cure="do this"),
 ]
-PROBLEM = Check(part=Part.GPU, name="DCGM", state=State.PROBLEM, found="runs", cure="stop it")
+PROBLEM = Check(part=DoctorPart.GPU, name="DCGM", state=State.PROBLEM, found="runs", cure="stop it")
 
 
 def test_a_line_per_check() -> None:

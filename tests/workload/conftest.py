@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from workload.environment.machine import Machine
+from workload.environment.machine import HostSystem
 
-LayOut = Callable[..., Machine]
+LayOut = Callable[..., HostSystem]
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def lay_out(tmp_path: Path) -> LayOut:
         *,
         environ: Mapping[str, str] | None = None,
         tools: Mapping[str, str | None] | None = None,
-    ) -> Machine:
+    ) -> HostSystem:
         for path, text in (files or {}).items():
             file = root / path.lstrip("/")
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -31,6 +31,6 @@ def lay_out(tmp_path: Path) -> LayOut:
             assert argv[0] in (tools or {}), f"nobody was to ask {argv}"
             return (tools or {})[argv[0]]
 
-        return Machine(root=root, environ=environ or {}, tool=tool)
+        return HostSystem(root=root, environ=environ or {}, tool=tool)
 
     return build

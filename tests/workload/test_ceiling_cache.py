@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from workload import ceiling_cache, ceilings
-from workload.ceiling_rates import Ceilings, Rate
+from workload.ceiling_rates import Ceilings, MeasuredRate
 from workload.contract.spec import Device
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
-def rate(median: float = 1e9) -> Rate:
-    return Rate(median=median, best=median, min=median, p5=median, p95=median, samples=30, size=128)
+def rate(median: float = 1e9) -> MeasuredRate:
+    return MeasuredRate(median=median, best=median, min=median, p5=median, p95=median, samples=30, size=128)
 
 
 @dataclass

@@ -14,13 +14,13 @@ import pytest
 import torch
 
 from workload import ceiling_rates, ceilings
-from workload.ceiling_rates import Ceilings, Rate, Samples
+from workload.ceiling_rates import Ceilings, MeasuredRate, Samples
 from workload.ceilings import Probe
 from workload.clock import clock_for
 from workload.contract.spec import Device, Precision
-from workload.environment.machine import Machine
+from workload.environment.machine import HostSystem
 
-LayOut = Callable[..., Machine]
+LayOut = Callable[..., HostSystem]
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
@@ -209,10 +209,10 @@ class Throttling(FakeMachine):
         return {"sm_clock_mhz": self.clock_mhz}
 
 
-def loaded(machine: Throttling, *, load_s: float, limit_s: float = 2.0, call_s: float = 10e-3) -> Rate:
+def loaded(machine: Throttling, *, load_s: float, limit_s: float = 2.0, call_s: float = 10e-3) -> MeasuredRate:
     probe = machine.probe(load_s=load_s, limit_s=limit_s, sensors=machine.sensors)
     taken = ceilings.take_samples(lambda: machine.work(call_s), call_s, probe, probe.deadline())
-    return Rate.of(call_s * 1590e9, taken, size=1)
+    return MeasuredRate.of(call_s * 1590e9, taken, size=1)
 
 
 def test_the_ceiling_of_a_device_that_throttles_is_what_it_sustains() -> None:
@@ -243,7 +243,7 @@ def test_without_a_load_a_slower_end_is_recorded_and_no_verdict() -> None:
 @pytest.mark.parametrize(("slower", "differs"), [(1.05, False), (1.06, True), (1 / 1.2, False)])
 def test_burst_and_sustained_are_said_where_they_differ(slower: float, differs: bool) -> None:
     taken = Samples(load_call_s=[1.0] * 30, call_s=[slower] * 30)
-    rate = Rate.of(100, taken, size=1)
+    rate = MeasuredRate.of(100, taken, size=1)
     assert ((rate.burst, rate.sustained) != (None, None)) is differs
     assert rate.roof == pytest.approx(100 / slower)
 
@@ -270,7 +270,7 @@ def test_the_last_reading_is_of_the_last_sample_also_where_time_ends_it() -> Non
 def test_a_gpu_is_loaded_before_each_rate(monkeypatch: pytest.MonkeyPatch, device: str, load_s: float) -> None:
     probes: list[Probe] = []
 
-    def product_rate(_: Device, __: Precision, probe: Probe) -> Rate:
+    def product_rate(_: Device, __: Precision, probe: Probe) -> MeasuredRate:
         probes.append(probe)
         return rate()
 
@@ -298,12 +298,12 @@ def test_a_slowdown_is_said_while_it_is_measured(monkeypatch: pytest.MonkeyPatch
 def test_a_rate_of_an_older_file_is_its_median() -> None:
     """Bundles of before have one figure only."""
     old = {"median": 5.0, "best": 6.0, "min": 4.0, "p5": 4.5, "p95": 5.5, "samples": 30, "size": 128}
-    assert Rate.from_json(old).roof == 5.0
+    assert MeasuredRate.from_json(old).roof == 5.0
 
 
 def test_a_rate_by_hand() -> None:
     """100 FLOP in 1, 2, 4, 5 and 10 s: 100, 50, 25, 20 and 10 FLOP/s."""
-    rate = Rate.of(100, Samples(call_s=[1.0, 2.0, 4.0, 5.0, 10.0], cpus=1.9, cpus_wanted=2.0), size=7)
+    rate = MeasuredRate.of(100, Samples(call_s=[1.0, 2.0, 4.0, 5.0, 10.0], cpus=1.9, cpus_wanted=2.0), size=7)
     assert (rate.median, rate.best, rate.min, rate.samples, rate.size) == (25, 100, 10, 5, 7)
     assert (rate.cpus, rate.cpus_wanted) == (1.9, 2.0)
     # Linear interpolation at 0.2 and 3.8 of the sorted rates.
@@ -367,7 +367,7 @@ def test_a_disturbed_product_is_measured_again_and_then_unknown(
 
 @pytest.mark.usefixtures("small_arrays")
 def test_a_disturbed_copy_is_unknown_and_the_triad_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    def byte_rate(name: str, *_: Any) -> Rate:
+    def byte_rate(name: str, *_: Any) -> MeasuredRate:
         return replace(rate(), **BUSY) if name == "copy" else rate()
 
     monkeypatch.setattr(ceilings, "_byte_rate", byte_rate)
@@ -543,7 +543,7 @@ def test_tf32_needs_a_gpu() -> None:
 def test_a_refused_product_is_a_reason_and_not_the_end(
     monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str
 ) -> None:
-    def refuse(*_: Any) -> Rate:
+    def refuse(*_: Any) -> MeasuredRate:
         raise error
 
     monkeypatch.setattr(ceilings, "product_rate", refuse)
@@ -552,7 +552,7 @@ def test_a_refused_product_is_a_reason_and_not_the_end(
 
 
 def test_an_interruption_is_not_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*_: Any) -> Rate:
+    def interrupt(*_: Any) -> MeasuredRate:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(ceilings, "product_rate", interrupt)
@@ -588,7 +588,7 @@ def small_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def without_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine that tests run on may be as busy as it likes."""
-    monkeypatch.setattr(Rate, "doubt", None)
+    monkeypatch.setattr(MeasuredRate, "doubt", None)
 
 
 @pytest.mark.usefixtures("small_arrays", "without_doubt")
@@ -670,8 +670,8 @@ def test_a_cpu_without_units_for_a_type_is_measured_in_time(isa: str) -> None:
 # --- what people read
 
 
-def rate(median: float = 1e9) -> Rate:
-    return Rate(median=median, best=median, min=median, p5=median, p95=median, samples=30, size=128)
+def rate(median: float = 1e9) -> MeasuredRate:
+    return MeasuredRate(median=median, best=median, min=median, p5=median, p95=median, samples=30, size=128)
 
 
 def test_the_table_has_a_line_a_rate() -> None:

@@ -6,7 +6,7 @@ import torch
 
 from workload import clock
 from workload.contract.spec import Device
-from workload.recorder import ItemReader, Part, Phase, Recorder
+from workload.recorder import ItemReader, Recorder, StepPart, StepPhase
 
 
 class MpsEvent:
@@ -54,8 +54,8 @@ def test_on_mps_a_mark_waits_for_the_device_and_asks_no_event(waits: Callable[[]
 def test_rows_of_a_run_on_mps_come_to_their_end(waits: Callable[[], int], tmp_path: Path) -> None:
     with Recorder(tmp_path, clock.clock_for(Device.MPS), ItemReader(), started_s=0.0) as recorder:
         for _ in range(2):
-            recorder.begin(Phase.MEASURED, 8)
-            for part in Part:
+            recorder.begin(StepPhase.MEASURED, 8)
+            for part in StepPart:
                 recorder.mark(part)
             recorder.end(torch.tensor(6.9))
         recorder.drain()

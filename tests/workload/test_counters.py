@@ -8,10 +8,10 @@ from typing import cast
 import psutil
 import pytest
 
-from workload.counters import HostCounters, Rate
-from workload.environment.machine import Machine
+from workload.counters import CounterRate, HostCounters
+from workload.environment.machine import HostSystem
 
-LayOut = Callable[..., Machine]
+LayOut = Callable[..., HostSystem]
 
 PID = 50
 
@@ -40,7 +40,7 @@ class FakeProcess:
         return self.below
 
 
-def counters(machine: Machine, *processes: FakeProcess) -> HostCounters:
+def counters(machine: HostSystem, *processes: FakeProcess) -> HostCounters:
     table = {process.pid: process for process in processes}
 
     def find(pid: int) -> psutil.Process:
@@ -75,7 +75,7 @@ def read(found: HostCounters, column: str, now_s: float) -> float | None:
     ],
 )
 def test_rate(readings: list[tuple[float, float]], expected: list[float | None]) -> None:
-    rate = Rate(shortest=0.5)
+    rate = CounterRate(shortest=0.5)
     assert [rate.update(total, against) for total, against in readings] == expected
 
 
@@ -216,7 +216,7 @@ def busy_child() -> Iterator[None]:
 @pytest.mark.world
 @pytest.mark.usefixtures("busy_child")
 def test_a_real_child_is_seen() -> None:
-    found = HostCounters(Machine())
+    found = HostCounters(HostSystem())
     read(found, "cpu_percent", time.perf_counter())
     time.sleep(0.5)
     percent = read(found, "cpu_percent", time.perf_counter())

@@ -4,9 +4,9 @@ from collections.abc import Callable
 import pytest
 
 from workload.cpu_time import CpuMeter, CpuShare
-from workload.environment.machine import Machine
+from workload.environment.machine import HostSystem
 
-LayOut = Callable[..., Machine]
+LayOut = Callable[..., HostSystem]
 TASKS = "/proc/self/task"
 
 

@@ -8,7 +8,7 @@ import torch
 from workload import cuda, device
 from workload.contract.errors import UsageError
 from workload.contract.spec import Device
-from workload.environment.machine import Machine
+from workload.environment.machine import HostSystem
 
 PROPRIETARY = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.90.07  Fri May 31 09:35:42 UTC 2024"
 OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build  (dvs-builder@U16)"
@@ -31,7 +31,7 @@ def torch_for(monkeypatch: pytest.MonkeyPatch) -> TorchFor:
     return lay_out
 
 
-def machine(root: Path, *, loaded: str = "", windows: str | None = None, hidden: str | None = None) -> Machine:
+def machine(root: Path, *, loaded: str = "", windows: str | None = None, hidden: str | None = None) -> HostSystem:
     """`loaded`: what the kernel module says; `windows`: under WSL, what nvidia-smi prints, if it is there at all."""
     if loaded:
         (root / "proc/driver/nvidia").mkdir(parents=True)
@@ -40,7 +40,7 @@ def machine(root: Path, *, loaded: str = "", windows: str | None = None, hidden:
         (root / "dev").mkdir()
         (root / "dev/dxg").touch()
     environ = {} if hidden is None else {"CUDA_VISIBLE_DEVICES": hidden}
-    return Machine(root=root, environ=environ, tool=lambda *_: windows or None)
+    return HostSystem(root=root, environ=environ, tool=lambda *_: windows or None)
 
 
 @pytest.mark.parametrize(

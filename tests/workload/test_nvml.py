@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from workload.nvml import Gpu
+from workload.nvml import GpuSensors
 
 
 class FakeNvml(ModuleType):
@@ -166,8 +166,8 @@ def initialised(*gpus: dict[str, Any], **options: set[str]) -> FakeNvml:
     return library
 
 
-def opened(*gpus: dict[str, Any], **options: set[str]) -> Gpu:
-    return Gpu(library=initialised(*(gpus or ({},)), **options), handle=0)
+def opened(*gpus: dict[str, Any], **options: set[str]) -> GpuSensors:
+    return GpuSensors(library=initialised(*(gpus or ({},)), **options), handle=0)
 
 
 def test_identity_and_sample() -> None:
@@ -273,14 +273,14 @@ ON_BUS = {"pci_domain_id": 1, "pci_bus_id": 0xAF, "pci_device_id": 0x1C}
 def test_open_finds_torchs_device(
     gpus: tuple[dict[str, Any], ...], properties: dict[str, object], handle: int | None
 ) -> None:
-    gpu = Gpu.open(0, library=initialised(*gpus), properties=SimpleNamespace(**properties))
+    gpu = GpuSensors.open(0, library=initialised(*gpus), properties=SimpleNamespace(**properties))
     assert (gpu and gpu.handle) == handle
 
 
 def test_open_asks_torch_for_that_device(monkeypatch: pytest.MonkeyPatch) -> None:
     uuids = {3: SimpleNamespace(uuid="bbbb")}
     monkeypatch.setattr("torch.cuda.get_device_properties", uuids.__getitem__)
-    gpu = Gpu.open(3, library=initialised(*TWO))
+    gpu = GpuSensors.open(3, library=initialised(*TWO))
     assert gpu is not None
     assert gpu.identity()["uuid"] == "GPU-bbbb"
 
@@ -288,19 +288,19 @@ def test_open_asks_torch_for_that_device(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_open_loads_and_initialises_the_installed_library(monkeypatch: pytest.MonkeyPatch) -> None:
     library = FakeNvml(*TWO)
     monkeypatch.setitem(sys.modules, "pynvml", library)
-    gpu = Gpu.open(0, properties=SimpleNamespace(uuid="aaaa"))
+    gpu = GpuSensors.open(0, properties=SimpleNamespace(uuid="aaaa"))
     assert gpu is not None
     assert library.initialised == 1
 
 
 def test_open_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(unsupported={"nvmlInit"}))
-    assert Gpu.open(0, properties=SimpleNamespace(uuid="aaaa")) is None
+    assert GpuSensors.open(0, properties=SimpleNamespace(uuid="aaaa")) is None
 
 
 def test_open_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert Gpu.open(0, properties=SimpleNamespace(uuid="aaaa")) is None
+    assert GpuSensors.open(0, properties=SimpleNamespace(uuid="aaaa")) is None
 
 
 def test_every_query_exists_in_nvidia_ml_py() -> None:
@@ -321,7 +321,7 @@ def test_the_package_is_not_loaded_with_the_module() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_this_gpu() -> None:
-    gpu = Gpu.open(0)
+    gpu = GpuSensors.open(0)
     assert gpu is not None
     assert gpu.identity()["driver_version"]
     assert (gpu.sample()["memory_used_bytes"] or 0) > 0

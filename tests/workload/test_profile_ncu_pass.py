@@ -18,10 +18,10 @@ from workload.contract.profile_record import ProfileResult
 from workload.contract.record import ComplexityRecord, StepSeconds, Timing
 from workload.contract.spec import Device, Precision, Profile, RunSpec
 from workload.profile import command, ncu_pass, preflight, session, supervise
-from workload.profile.command import Estimate
+from workload.profile.command import ExpectedTime
 from workload.profile.metrics import base, table
 from workload.profile.preflight import Facts
-from workload.profile.session import Request
+from workload.profile.session import ProfileRequest
 
 pytestmark = [pytest.mark.world, pytest.mark.usefixtures("fake_ncu")]
 
@@ -201,7 +201,7 @@ def make_bundle(folder: Path, spec: RunSpec, *, status: str = "completed") -> Pa
 
 def profile(folder: Path, **request: Any) -> dict[str, Any]:
     """Profile, check that the bundle is whole and its timing untouched, and return what run.json says."""
-    session.profile(folder, Request(**request))
+    session.profile(folder, ProfileRequest(**request))
     found = bundle.read(folder)
     assert (folder / "steps.csv").read_text() == "step\n0\n"
     assert found.record.timing == Timing(step_s=StepSeconds(median=0.01))
@@ -362,8 +362,8 @@ def test_partial_profile_keeps_what_is_certain(
     assert "ncu/kernels.csv" in found["files"]
 
 
-def limit(seconds: float) -> Callable[..., Estimate]:
-    return lambda *_: Estimate(expected_s=0.1, limit_s=seconds)
+def limit(seconds: float) -> Callable[..., ExpectedTime]:
+    return lambda *_: ExpectedTime(expected_s=0.1, limit_s=seconds)
 
 
 def test_time_limit_keeps_the_steps_that_were_done(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -465,7 +465,7 @@ def test_bundle_is_whole_during_the_pass(run_folder: Path, monkeypatch: pytest.M
     monkeypatch.setattr(ncu_pass, "profile", look)
     (run_folder / session.WORK).mkdir()
     (run_folder / session.WORK / "left by a killed one").touch()
-    session.profile(run_folder, Request())
+    session.profile(run_folder, ProfileRequest())
     assert seen[0].document["profile"]["status"] == "not profiled"
     assert "ncu/half.csv" in {file.name for file in bundle.read(run_folder).files}
     assert not (run_folder / session.WORK).exists()

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from workload.contract.spec import Device
-from workload.environment.machine import Machine
+from workload.environment.machine import HostSystem
 from workload.profile import preflight
 from workload.profile.preflight import Facts, has_capability, obstacle
 from workload.profile.status import ProfileStatus
 
-LayOut = Callable[..., Machine]
+LayOut = Callable[..., HostSystem]
 
 READY = Facts(
     device=Device.CUDA,

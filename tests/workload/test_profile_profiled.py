@@ -15,7 +15,7 @@ from workload.contract.errors import ExitCode
 from workload.contract.spec import Device, Precision, RunSpec
 from workload.contract.vocabulary import calibration_of, calibration_range, step_of
 from workload.profile import ncu_pass, profiled
-from workload.recorder import Part
+from workload.recorder import StepPart
 
 ROOT = Path(__file__).parents[2]
 
@@ -47,10 +47,10 @@ def nvtx(monkeypatch: pytest.MonkeyPatch) -> FakeNvtx:
 
 def test_every_part_of_a_step_has_its_range(nvtx: FakeNvtx) -> None:
     marks = profiled._Marks(3, 1)
-    for part in (Part.DATA, Part.FORWARD, Part.BACKWARD):
+    for part in (StepPart.DATA, StepPart.FORWARD, StepPart.BACKWARD):
         assert list(nvtx.open.values()) == [f"step 3 {part}"], "open while the part runs"
         marks.passed(part)
-    marks.passed(Part.OPTIMIZER)
+    marks.passed(StepPart.OPTIMIZER)
     assert nvtx.started == ["step 3 data", "step 3 forward", "step 3 backward", "step 3 optimizer"]
     assert nvtx.open == {}
     assert [step_of(name) for name in nvtx.started] == [
@@ -63,7 +63,7 @@ def test_every_part_of_a_step_has_its_range(nvtx: FakeNvtx) -> None:
 
 def test_accumulated_passes_have_theirs(nvtx: FakeNvtx) -> None:
     marks = profiled._Marks(0, 2)
-    for part in (*(Part.DATA, Part.FORWARD, Part.BACKWARD) * 2, Part.OPTIMIZER):
+    for part in (*(StepPart.DATA, StepPart.FORWARD, StepPart.BACKWARD) * 2, StepPart.OPTIMIZER):
         assert list(nvtx.open.values()) == [f"step 0 {part}"]
         marks.passed(part)
     assert len(nvtx.started) == 7
@@ -143,8 +143,8 @@ class FakeStep:
         self.taken = self.skipped = 0
         self._skips = skips
 
-    def __call__(self, _: object, mark: Callable[[Part], None]) -> None:
-        for part in Part:
+    def __call__(self, _: object, mark: Callable[[StepPart], None]) -> None:
+        for part in StepPart:
             mark(part)
         self.skipped += self.taken in self._skips
         self.taken += 1

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from workload.profile import trace
-from workload.profile.trace import Row
+from workload.profile.trace import TraceRow
 
 EVENTS = [
     {"cat": "kernel", "name": "gemm", "dur": 30.0},
@@ -24,8 +24,8 @@ def test_only_kernels_count(tmp_path: Path) -> None:
         json.dump({"traceEvents": EVENTS}, text)
     rows = trace.kernels(trace.read(path))
     assert rows == [
-        Row(name="gemm", calls=2, total_s=pytest.approx(80e-6)),
-        Row(name='fill<"a,b">', calls=1, total_s=pytest.approx(20e-6)),
+        TraceRow(name="gemm", calls=2, total_s=pytest.approx(80e-6)),
+        TraceRow(name='fill<"a,b">', calls=1, total_s=pytest.approx(20e-6)),
     ]
 
 
@@ -49,5 +49,5 @@ def test_top_is_per_step() -> None:
         "time_s_per_step": pytest.approx(40e-6),
         "share": pytest.approx(0.8),
     }
-    assert len(trace.top([Row(name=str(each), calls=1, total_s=1) for each in range(9)], 1)) == 5
-    assert trace.top([Row(name="idle", calls=1, total_s=0)], 1)[0]["share"] == 0
+    assert len(trace.top([TraceRow(name=str(each), calls=1, total_s=1) for each in range(9)], 1)) == 5
+    assert trace.top([TraceRow(name="idle", calls=1, total_s=0)], 1)[0]["share"] == 0

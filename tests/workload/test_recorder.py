@@ -7,7 +7,7 @@ import torch
 
 from workload import recorder as module
 from workload.clock import EventClock, HostClock
-from workload.recorder import ItemReader, Part, Phase, Recorder
+from workload.recorder import ItemReader, Recorder, StepPart, StepPhase
 
 
 class FakeGpu:
@@ -54,14 +54,14 @@ class FakeHost:
         return self.now_s
 
 
-def one_step(recorder: Recorder, gpu: FakeGpu, *, phase: Phase = Phase.MEASURED, accumulate: int = 1) -> None:
+def one_step(recorder: Recorder, gpu: FakeGpu, *, phase: StepPhase = StepPhase.MEASURED, accumulate: int = 1) -> None:
     recorder.begin(phase, 8)
     for _ in range(accumulate):
-        for part, duration_s in ((Part.DATA, 0.5), (Part.FORWARD, 1.0), (Part.BACKWARD, 2.0)):
+        for part, duration_s in ((StepPart.DATA, 0.5), (StepPart.FORWARD, 1.0), (StepPart.BACKWARD, 2.0)):
             gpu.now_s += duration_s
             recorder.mark(part)
     gpu.now_s += 0.25
-    recorder.mark(Part.OPTIMIZER)
+    recorder.mark(StepPart.OPTIMIZER)
     recorder.end(torch.tensor(6.9))
 
 
@@ -81,7 +81,7 @@ def make(folder: Path, gpu: FakeGpu, host: FakeHost) -> Recorder:
 
 def test_parts_of_a_step_are_its_columns(tmp_path: Path, gpu: FakeGpu) -> None:
     with make(tmp_path, gpu, FakeHost()) as recorder:
-        one_step(recorder, gpu, phase=Phase.WARMUP)
+        one_step(recorder, gpu, phase=StepPhase.WARMUP)
         one_step(recorder, gpu)
         recorder.drain()
     first, second = rows(tmp_path)
@@ -100,8 +100,8 @@ def test_parts_of_a_step_are_its_columns(tmp_path: Path, gpu: FakeGpu) -> None:
     }
     assert first == expected
     assert second == expected | {"step": "1", "phase": "measured", "ended_at_s": "10.5000000"}
-    assert list(recorder.totals[Phase.MEASURED].step_s) == [3.25]
-    assert recorder.totals[Phase.WARMUP].images == 8
+    assert list(recorder.totals[StepPhase.MEASURED].step_s) == [3.25]
+    assert recorder.totals[StepPhase.WARMUP].images == 8
 
 
 def test_accumulated_batches_are_one_step(tmp_path: Path, gpu: FakeGpu) -> None:

@@ -10,7 +10,7 @@ from torch import nn
 from workload import models
 from workload.contract.spec import Device, Optimizer, Precision, RunSpec
 from workload.data import Batch
-from workload.recorder import Part
+from workload.recorder import StepPart
 from workload.step import TrainingStep, make_optimizer
 
 SPEC = RunSpec(device=Device.CPU, batch_size=2, precision=Precision.AMP)
@@ -91,6 +91,6 @@ def test_without_a_scaler_no_step_is_skipped(losses_that_overflow: set[int], pre
 
 
 def test_parts_come_in_order() -> None:
-    parts: list[Part] = []
+    parts: list[StepPart] = []
     step_of(SPEC)(batches(), parts.append)
-    assert parts == [Part.DATA, Part.FORWARD, Part.BACKWARD, Part.OPTIMIZER]
+    assert parts == [StepPart.DATA, StepPart.FORWARD, StepPart.BACKWARD, StepPart.OPTIMIZER]

@@ -12,11 +12,11 @@ import torch
 
 from workload import telemetry as module
 from workload.contract.bundle import TELEMETRY_COLUMNS
-from workload.environment.machine import Machine
-from workload.nvml import Gpu
+from workload.environment.machine import HostSystem
+from workload.nvml import GpuSensors
 from workload.telemetry import Telemetry, gpu_source, sources_of
 
-LayOut = Callable[..., Machine]
+LayOut = Callable[..., HostSystem]
 
 # Longer than any test: the thread waits, and the test alone says when a row is due.
 NEVER_S = 3600.0
@@ -230,7 +230,7 @@ SAMPLE = {
 
 
 def test_gpu_sample_fills_the_devices_columns() -> None:
-    cells = gpu_source(cast("Gpu", SimpleNamespace(sample=lambda: SAMPLE)))(1.0)
+    cells = gpu_source(cast("GpuSensors", SimpleNamespace(sample=lambda: SAMPLE)))(1.0)
     assert set(TELEMETRY_COLUMNS[1:8]) <= set(cells)
     assert cells["gpu_memory_used_bytes"] == 500
 
@@ -247,7 +247,7 @@ def test_which_gpu_is_sampled(
         return SimpleNamespace(sample=lambda: SAMPLE) if known else None
 
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
-    monkeypatch.setattr(module, "Gpu", SimpleNamespace(open=open_gpu))
+    monkeypatch.setattr(module, "GpuSensors", SimpleNamespace(open=open_gpu))
     sources = sources_of(device, lay_out())
     assert asked == opened
     assert ("nvml" in sources) == (known and opened != [])

@@ -239,7 +239,7 @@ def test_image_folder_shows_data_waits(images: Path) -> None:
 @pytest.fixture
 def without_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine that tests run on may be as busy as it likes: its ceilings count as clean."""
-    monkeypatch.setattr(ceiling_rates.Rate, "doubt", None)
+    monkeypatch.setattr(ceiling_rates.MeasuredRate, "doubt", None)
 
 
 @pytest.mark.usefixtures("without_doubt")

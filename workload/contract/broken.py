@@ -15,7 +15,7 @@ from workload.contract.errors import BundleError, ExitCode, InterruptedRunError,
 from workload.contract.fields import from_facts
 from workload.contract.record import Memory, Record, Repeat, Spec, Timing
 from workload.contract.spec import Context, Device, RunSpec
-from workload.environment.machine import Machine
+from workload.environment.machine import HostSystem
 from workload.environment.outside import outside_facts
 from workload.profile.status import before_the_pass
 
@@ -94,7 +94,7 @@ def _filled(spec: RunSpec) -> RunSpec:
     """Defaults that depend on the device, without torch: `auto` becomes what it takes first where that is there."""
     device = spec.device
     if device is Device.AUTO:
-        gpu = Device.CUDA if Machine().exists("/dev/nvidiactl") else Device.CPU
+        gpu = Device.CUDA if HostSystem().exists("/dev/nvidiactl") else Device.CPU
         device = Device.MPS if sys.platform == "darwin" else gpu
     return spec.filled(device, cpus=1)
 

@@ -56,7 +56,7 @@ PATTERNS = ("ABBA", "BAAB")
 WIDEST, HALVINGS = log(1000.0), 24
 
 
-class Verdict(StrEnum):
+class DuelVerdict(StrEnum):
     """B against A."""
 
     SAME = "same"
@@ -75,7 +75,7 @@ class Segment:
 
 
 @dataclass(frozen=True, kw_only=True)
-class State:
+class DuelState:
     """`verdict`: None while more quadruples are needed, about `expected` of them; a verdict stays once it is reached.
 
     `ratio`: seconds of B over those of A with its interval, that covers the truth at every look in `level` of duels;
@@ -83,7 +83,7 @@ class State:
     quadruples with a segment that has no time.
     """
 
-    verdict: Verdict | None
+    verdict: DuelVerdict | None
     ratio: float | None
     low: float | None
     high: float | None
@@ -110,10 +110,10 @@ class State:
         match self.verdict:
             case None:
                 return f"undecided {after} ({self.interval}){about}"
-            case Verdict.SAME:
+            case DuelVerdict.SAME:
                 return f"B takes the same time as A within {percent(self.margin)} ({self.interval}), {after}"
-            case Verdict.SLOWER | Verdict.FASTER if self.ratio is not None:
-                less_or_more = "longer" if self.verdict is Verdict.SLOWER else "less time"
+            case DuelVerdict.SLOWER | DuelVerdict.FASTER if self.ratio is not None:
+                less_or_more = "longer" if self.verdict is DuelVerdict.SLOWER else "less time"
                 return f"B takes {percent(abs(self.ratio - 1))} {less_or_more} than A ({self.interval}), {after}"
         if self.spread is None:
             return f"not decidable: {self.ended} before a quadruple was complete"
@@ -130,7 +130,7 @@ def order(seed: int) -> Iterator[str]:
 
 def judge(
     segments: Sequence[Segment], *, margin: float = MARGIN, error: float = ERROR, ended: str | None = None
-) -> State:
+) -> DuelState:
     """Where the duel stands after these segments; `ended` is why there will be no more (`60 s are over`).
 
     *same*: the interval lies within the margin; *slower*, *faster*: it lies beyond a quarter of the margin on one side.
@@ -147,11 +147,11 @@ def judge(
             evidence.add(quadruples[used])
         used += 1
         if not_faster.log_capital > limit and not_slower.log_capital > limit:
-            verdict = Verdict.SAME
+            verdict = DuelVerdict.SAME
         elif slower.log_capital > limit:
-            verdict = Verdict.SLOWER
+            verdict = DuelVerdict.SLOWER
         elif faster.log_capital > limit:
-            verdict = Verdict.FASTER
+            verdict = DuelVerdict.FASTER
     return _state(quadruples[:used], verdict, margin=margin, error=error, left_out=left_out, ended=ended)
 
 
@@ -231,13 +231,13 @@ def _log_capital(quadruples: Sequence[_Quadruple], shift: float, sign: int) -> f
 
 def _state(
     quadruples: Sequence[_Quadruple],
-    verdict: Verdict | None,
+    verdict: DuelVerdict | None,
     *,
     margin: float,
     error: float,
     left_out: int,
     ended: str | None,
-) -> State:
+) -> DuelState:
     ends = _interval(quadruples, limit=log(2 / error))
     middle = _middle([quadruple.difference for quadruple in quadruples]) if quadruples else None
     if middle is not None and ends:
@@ -245,8 +245,8 @@ def _state(
     needed = _needed(quadruples, middle, margin=margin, limit=log(2 / error))
     expected = None if verdict or needed is None else max(needed - len(quadruples), 1)
     if ended and verdict is None:
-        verdict = Verdict.NOT_DECIDABLE
-    return State(
+        verdict = DuelVerdict.NOT_DECIDABLE
+    return DuelState(
         verdict=verdict,
         ratio=None if middle is None else exp(middle),
         low=exp(ends[0]) if ends else None,

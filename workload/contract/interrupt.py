@@ -149,7 +149,7 @@ def never_dropped() -> Iterator[None]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ended:
+class ChildEnd:
     """How a child ended: its exit status, -N when signal N killed it, and the first signal that we were sent.
 
     `out_of_memory`: the kernel killed a process for want of memory meanwhile.
@@ -182,7 +182,7 @@ class Follower:
     on_started: Callable[["subprocess.Popen[str]"], None]
 
 
-def run_child(command: Sequence[str], *, on_line: Callable[[str], None], follower: Follower | None = None) -> Ended:
+def run_child(command: Sequence[str], *, on_line: Callable[[str], None], follower: Follower | None = None) -> ChildEnd:
     """Run `python -m workload …`, pass signals on to it, and await its end; `on_line` gets its stdout by line.
 
     It starts with signals held back until it can end in order, and ends when this process is gone, also by SIGKILL.
@@ -219,7 +219,7 @@ def run_child(command: Sequence[str], *, on_line: Callable[[str], None], followe
                 on_line(line.rstrip("\n"))
             code = child.wait()
     out_of_memory = _out_of_memory_kills() > kills_before
-    return Ended(code=code, signal=signals[0] if signals else None, out_of_memory=out_of_memory)
+    return ChildEnd(code=code, signal=signals[0] if signals else None, out_of_memory=out_of_memory)
 
 
 @contextmanager

@@ -36,7 +36,7 @@ class Peak:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class PeakRow:
     """What peaks.toml says of one precision; clocks in MHz, rates in 1e12 FLOP/s."""
 
     precision: str
@@ -60,7 +60,7 @@ class Gpu:
     gb_per_s: float
     source: str
     note: str | None
-    peaks: tuple[Row, ...]
+    peaks: tuple[PeakRow, ...]
 
     @property
     def bytes_per_s(self) -> float:
@@ -101,7 +101,7 @@ def named(gpu: str) -> Gpu:
     return {row.gpu: row for row in gpus()}[gpu]
 
 
-def formula_flop_per_s(gpu: Gpu, row: Row, *, clock_mhz: float | None = None) -> float:
+def formula_flop_per_s(gpu: Gpu, row: PeakRow, *, clock_mhz: float | None = None) -> float:
     """SMs x FLOP per clock and SM x clock: the arithmetic behind every vendor's figure."""
     return gpu.sms * row.flop_per_clock_per_sm * (clock_mhz or row.clock_mhz) * 1e6
 
@@ -144,7 +144,7 @@ def _gpu(entry: Mapping[str, Any]) -> Gpu:
         names=tuple(entry["names"]),
         memory_gb=tuple(entry["memory_gb"]),
         note=entry.get("note"),
-        peaks=tuple(Row(**row) for row in entry["peak"]),
+        peaks=tuple(PeakRow(**row) for row in entry["peak"]),
     )
 
 

@@ -37,7 +37,7 @@ class Listed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Disk:
+class DiskPrice:
     """A kind of disk in one region."""
 
     type: str
@@ -62,7 +62,7 @@ class Prices:
     """The whole table."""
 
     listed: tuple[Listed, ...]
-    disks: tuple[Disk, ...]
+    disks: tuple[DiskPrice, ...]
     address: Address
 
     def disk_usd_per_gb_month(self, kind: str, region: str) -> float | None:
@@ -91,7 +91,7 @@ def parse(table: Mapping[str, Any]) -> Prices:
 
     prices = Prices(
         listed=tuple(Listed(**sourced(row)) for row in table["price"]),
-        disks=tuple(Disk(**sourced(row)) for row in table["disk"]),
+        disks=tuple(DiskPrice(**sourced(row)) for row in table["disk"]),
         address=Address(**sourced(table["address"])),
     )
     for problem in _problems(prices):

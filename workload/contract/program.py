@@ -79,7 +79,7 @@ def _continued(command: str, width: int, indent: str) -> list[str]:
     return [*(f"{line} \\" for line in lines), last]
 
 
-class Context(typer.Context):
+class HelpContext(typer.Context):
     """A command's context, with our help."""
 
     formatter_class = HelpText
@@ -115,7 +115,7 @@ def run(app: typer.Typer, name: str) -> int:
     """Run the program with this process's arguments; its exit code. Raises `UsageError` for what it does not accept."""
     command: Any = typer.main.get_command(app)
     for each in (command, *command.commands.values()):
-        each.context_class = Context
+        each.context_class = HelpContext
         # Else it is cut to what fits beside the name.
         each.short_help = " ".join((each.help or "").split("\n\n")[0].split())
     width = min(max(shutil.get_terminal_size().columns, NARROWEST), WIDEST_HELP)

@@ -34,7 +34,7 @@ FORMULA_STARTS = ("=", "+", "-", "@")
 BEYOND_ASCII = re.compile(r"[^\n -~]")
 
 
-class Format(StrEnum):
+class TableFormat(StrEnum):
     """How a result is printed on stdout."""
 
     TABLE = "table"
@@ -75,16 +75,16 @@ class Column:
     role: Role = Role.FIGURE
 
 
-class Frame(Protocol):
+class DataFrameLike(Protocol):
     """A pandas DataFrame, as far as a table needs one."""
 
     def __getitem__(self, names: list[str], /) -> Any: ...
 
 
 def render(
-    table: Frame | Sequence[Mapping[str, Any]],
+    table: DataFrameLike | Sequence[Mapping[str, Any]],
     columns: Sequence[Column],
-    form: Format,
+    form: TableFormat,
     *,
     width: int | None = None,
     wide: bool = False,
@@ -99,11 +99,11 @@ def render(
         for values in _values(table, [column.name for column in columns])
     ]
     match form:
-        case Format.TABLE:
+        case TableFormat.TABLE:
             return _wide_table(rows, columns) if wide else _table(rows, columns, width or table_width())
-        case Format.JSON:
+        case TableFormat.JSON:
             return as_json(rows, indent=1)
-        case Format.CSV:
+        case TableFormat.CSV:
             return _csv(rows, columns)
         case _:
             assert_never(form)
@@ -123,7 +123,7 @@ def as_json(value: Any, *, indent: int | None = None) -> str:
     return BEYOND_ASCII.sub(lambda match: match[0] if match[0].isprintable() else json.dumps(match[0])[1:-1], text)
 
 
-def _values(table: Frame | Sequence[Mapping[str, Any]], names: list[str]) -> Iterable[Sequence[Any]]:
+def _values(table: DataFrameLike | Sequence[Mapping[str, Any]], names: list[str]) -> Iterable[Sequence[Any]]:
     if isinstance(table, Sequence):
         return ([row[name] for name in names] for row in table)
     rows: Iterable[Sequence[Any]] = table[names].itertuples(index=False, name=None)

@@ -36,7 +36,7 @@ MANY_DEGREES = 60
 
 
 @dataclass(frozen=True, kw_only=True)
-class Precision:
+class BlocksInterval:
     """Where one figure stands: its geometric mean over blocks, and an interval that covers it in 95 % with stopping.
 
     `half_width`: the larger distance from the figure to an end, as a fraction of the figure. `expected`: blocks in all
@@ -68,7 +68,7 @@ class Decision:
     expected: int | None
     widest: str | None
     target: float
-    precisions: Mapping[str, Precision]
+    precisions: Mapping[str, BlocksInterval]
 
     @property
     def reason(self) -> str:
@@ -94,7 +94,7 @@ def looks() -> Iterator[int]:
         blocks = int(-(-blocks * GROWTH // 1))
 
 
-def precision(figures: Sequence[float], *, target: float) -> Precision:
+def precision(figures: Sequence[float], *, target: float) -> BlocksInterval:
     """Of one positive figure per block: a throughput, or the ratio of two within the block.
 
     Student's t on logarithms at the level of one look. Figures that are not positive numbers do not count.
@@ -110,7 +110,7 @@ def precision(figures: Sequence[float], *, target: float) -> Precision:
     spread = stdev(logs)
     reach = _reach(spread, n)
     further = (max(blocks, n) for blocks in takewhile(lambda blocks: blocks <= MOST_EXPECTED, looks()))
-    return Precision(
+    return BlocksInterval(
         blocks=n,
         value=value,
         low=value * exp(-reach),
@@ -122,8 +122,8 @@ def precision(figures: Sequence[float], *, target: float) -> Precision:
     )
 
 
-def _without_interval(blocks: int, value: float | None, target: float, reason: str) -> Precision:
-    return Precision(
+def _without_interval(blocks: int, value: float | None, target: float, reason: str) -> BlocksInterval:
+    return BlocksInterval(
         blocks=blocks,
         value=value,
         low=None,
@@ -170,7 +170,7 @@ def decide(series: Mapping[str, Sequence[float]], *, target: float, most: int | 
     )
 
 
-def _width(one: Precision) -> float:
+def _width(one: BlocksInterval) -> float:
     return inf if one.half_width is None else one.half_width
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from workload.environment.machine import Machine, as_integer
+from workload.environment.machine import HostSystem, as_integer
 from workload.environment.mounts import Mount, mounts
 
 # Version 1 writes "no limit" as the largest multiple of the page size below 2**63.
@@ -18,7 +18,7 @@ US_PER_S = 1e6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class CgroupLimits:
     """`cpus` may be a fraction. `cpu_folder` holds the `cpu.stat` of the group whose CPU limit binds."""
 
     cpus: float | None
@@ -26,7 +26,7 @@ class Limits:
     cpu_folder: str | None
 
 
-def limits(machine: Machine) -> Limits:
+def limits(machine: HostSystem) -> CgroupLimits:
     """The tightest limit on the way from the process's own group to the top; None where none is set."""
     mounted = mounts(machine)
     cpu_folders = list(_folders(machine, mounted, "cpu"))
@@ -37,10 +37,10 @@ def limits(machine: Machine) -> Limits:
         if (limit := _memory_bytes(machine, folder)) is not None
     ]
     cpus, binding = min(quotas, default=(None, next(iter(cpu_folders), None)))
-    return Limits(cpus=cpus, memory_bytes=min(memory, default=None), cpu_folder=binding)
+    return CgroupLimits(cpus=cpus, memory_bytes=min(memory, default=None), cpu_folder=binding)
 
 
-def throttled_s(machine: Machine, folder: str) -> float | None:
+def throttled_s(machine: HostSystem, folder: str) -> float | None:
     """Seconds that the group's CPUs were held back by its quota, summed over CPUs, since it was made."""
     stat = dict(
         line.split(maxsplit=1) for line in (machine.text(f"{folder}/cpu.stat") or "").splitlines() if " " in line
@@ -51,7 +51,7 @@ def throttled_s(machine: Machine, folder: str) -> float | None:
     return None if nanoseconds is None else nanoseconds / NS_PER_S
 
 
-def _folders(machine: Machine, mounted: list[Mount], controller: str) -> Iterator[str]:
+def _folders(machine: HostSystem, mounted: list[Mount], controller: str) -> Iterator[str]:
     """The group's folder and those above it, in each hierarchy that can hold the controller."""
     groups = _own_groups(machine)
     for mount in mounted:
@@ -65,7 +65,7 @@ def _folders(machine: Machine, mounted: list[Mount], controller: str) -> Iterato
             yield from _upwards(mount, group)
 
 
-def _own_groups(machine: Machine) -> dict[str, str]:
+def _own_groups(machine: HostSystem) -> dict[str, str]:
     """Controller -> the group's path; version 2 is the controller without a name."""
     groups: dict[str, str] = {}
     for line in (machine.text("/proc/self/cgroup") or "").splitlines():
@@ -88,7 +88,7 @@ def _upwards(mount: Mount, group: str) -> Iterator[str]:
         yield str(PurePosixPath(mount.point) / part)
 
 
-def _cpus(machine: Machine, folder: str) -> float | None:
+def _cpus(machine: HostSystem, folder: str) -> float | None:
     quota_us, _, period_us = (machine.text(f"{folder}/cpu.max") or "").partition(" ")
     quota, period = as_integer(quota_us), as_integer(period_us)
     if quota is None:
@@ -98,7 +98,7 @@ def _cpus(machine: Machine, folder: str) -> float | None:
     return quota / period if quota is not None and period and quota > 0 else None
 
 
-def _memory_bytes(machine: Machine, folder: str) -> int | None:
+def _memory_bytes(machine: HostSystem, folder: str) -> int | None:
     limit = machine.integer(f"{folder}/memory.max")
     if limit is None:
         limit = machine.integer(f"{folder}/memory.limit_in_bytes")

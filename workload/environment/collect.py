@@ -9,17 +9,17 @@ from workload.environment.container import container_facts
 from workload.environment.cpu import cpu_model
 from workload.environment.gce import gce_facts
 from workload.environment.host import host_facts
-from workload.environment.machine import Machine
+from workload.environment.machine import HostSystem
 from workload.environment.slurm_job import slurm_facts
 from workload.environment.software import software_facts
-from workload.nvml import Gpu
+from workload.nvml import GpuSensors
 
 
 def collect(
     *,
     device: str,
     dataset_path: Path | None = None,
-    machine: Machine | None = None,
+    machine: HostSystem | None = None,
     outside: Mapping[str, Mapping[str, object]] | None = None,
 ) -> dict[str, object]:
     """The sections of `run.json`'s `environment`; `device` as torch writes it: `cuda:0`.
@@ -27,7 +27,7 @@ def collect(
     A fact that cannot be read is None, and so is a section that does not apply: `cloud` off Compute Engine,
     `container` outside one, `slurm` outside a job. `outside`: what a launcher read on the host; it wins.
     """
-    machine = machine or Machine()
+    machine = machine or HostSystem()
     seen = _inside(machine, device, dataset_path)
     told = outside or {}
     return {name: _merged(section, told.get(name)) for name, section in seen.items()}
@@ -38,7 +38,7 @@ def _merged(section: Mapping[str, object] | None, told: Mapping[str, object] | N
     return {**(section or {}), **known} if section is not None or known else None
 
 
-def _inside(machine: Machine, device: str, dataset_path: Path | None) -> dict[str, dict[str, object] | None]:
+def _inside(machine: HostSystem, device: str, dataset_path: Path | None) -> dict[str, dict[str, object] | None]:
     return {
         # First: the load average then holds nothing of what follows.
         "host": host_facts(machine, dataset_path=dataset_path),
@@ -50,7 +50,7 @@ def _inside(machine: Machine, device: str, dataset_path: Path | None) -> dict[st
     }
 
 
-def device_facts(machine: Machine, device: torch.device) -> dict[str, object]:
+def device_facts(machine: HostSystem, device: torch.device) -> dict[str, object]:
     """`type` and `name` for every device; the other keys depend on the type."""
     match device.type:
         case "cpu":
@@ -64,12 +64,12 @@ def device_facts(machine: Machine, device: torch.device) -> dict[str, object]:
             return {"type": other, "name": None}
 
 
-def _cuda_facts(machine: Machine, device: torch.device) -> dict[str, object]:
+def _cuda_facts(machine: HostSystem, device: torch.device) -> dict[str, object]:
     """NVML's facts, and torch's where both know one: torch describes what it computes on."""
     if not torch.cuda.is_available():
         return {"type": "cuda", "name": None}
     index = torch.cuda.current_device() if device.index is None else device.index
-    gpu = Gpu.open(index)
+    gpu = GpuSensors.open(index)
     return {
         "type": "cuda",
         "index": index,

@@ -4,12 +4,12 @@ import shutil
 from enum import StrEnum
 
 from workload.environment import cgroup
-from workload.environment.machine import Machine
+from workload.environment.machine import HostSystem
 from workload.environment.mounts import mounts
 from workload.environment.system import os_name
 
 
-class Runtime(StrEnum):
+class ContainerRuntime(StrEnum):
     """Who made the container; `unknown` is certainly a container, of none of these makers."""
 
     DOCKER = "docker"
@@ -21,20 +21,24 @@ class Runtime(StrEnum):
 
 
 # What a container's maker calls itself in `container=`, where that differs from our names.
-NAMES = {"oci": Runtime.UNKNOWN, "singularity": Runtime.APPTAINER, "lxc-libvirt": Runtime.LXC}
+NAMES = {
+    "oci": ContainerRuntime.UNKNOWN,
+    "singularity": ContainerRuntime.APPTAINER,
+    "lxc-libvirt": ContainerRuntime.LXC,
+}
 
 # Starts of a part of a control group's path. On cgroup v2 a container usually sees "/" alone.
 GROUP_MARKS = {
-    "kubepods": Runtime.KUBERNETES,
-    "libpod": Runtime.PODMAN,
-    "docker": Runtime.DOCKER,
-    "lxc": Runtime.LXC,
+    "kubepods": ContainerRuntime.KUBERNETES,
+    "libpod": ContainerRuntime.PODMAN,
+    "docker": ContainerRuntime.DOCKER,
+    "lxc": ContainerRuntime.LXC,
 }
 
 SHM = "/dev/shm"  # noqa: S108 - its size is read; nothing is written there
 
 
-def container_facts(machine: Machine) -> dict[str, object] | None:
+def container_facts(machine: HostSystem) -> dict[str, object] | None:
     """None outside a container. The limits are the host section's: of the group that this process is in."""
     found = runtime(machine)
     if found is None:
@@ -50,7 +54,7 @@ def container_facts(machine: Machine) -> dict[str, object] | None:
     }
 
 
-def runtime(machine: Machine) -> Runtime | None:
+def runtime(machine: HostSystem) -> ContainerRuntime | None:
     """From the most specific sign to the least: a Kubernetes pod also has the marks of its node's runtime."""
     signs = (
         _from_variables,
@@ -62,40 +66,40 @@ def runtime(machine: Machine) -> Runtime | None:
     return next((found for sign in signs if (found := sign(machine)) is not None), None)
 
 
-def _from_variables(machine: Machine) -> Runtime | None:
+def _from_variables(machine: HostSystem) -> ContainerRuntime | None:
     if "APPTAINER_CONTAINER" in machine.environ or "SINGULARITY_CONTAINER" in machine.environ:
-        return Runtime.APPTAINER
-    return Runtime.KUBERNETES if "KUBERNETES_SERVICE_HOST" in machine.environ else None
+        return ContainerRuntime.APPTAINER
+    return ContainerRuntime.KUBERNETES if "KUBERNETES_SERVICE_HOST" in machine.environ else None
 
 
-def _from_files(machine: Machine) -> Runtime | None:
+def _from_files(machine: HostSystem) -> ContainerRuntime | None:
     if machine.exists("/run/.containerenv"):
-        return Runtime.PODMAN
-    return Runtime.DOCKER if machine.exists("/.dockerenv") else None
+        return ContainerRuntime.PODMAN
+    return ContainerRuntime.DOCKER if machine.exists("/.dockerenv") else None
 
 
-def _from_first_process(machine: Machine) -> Runtime | None:
+def _from_first_process(machine: HostSystem) -> ContainerRuntime | None:
     """After systemd.io/CONTAINER_INTERFACE, which Podman and LXC follow too."""
     variables = (machine.text("/proc/1/environ") or "").split("\0")
     named = next((text.removeprefix("container=") for text in variables if text.startswith("container=")), None)
     name = named or machine.environ.get("container") or machine.text("/run/systemd/container")
     if name is None:
         return None
-    return NAMES.get(name) or (Runtime(name) if name in set(Runtime) else Runtime.UNKNOWN)
+    return NAMES.get(name) or (ContainerRuntime(name) if name in set(ContainerRuntime) else ContainerRuntime.UNKNOWN)
 
 
-def _from_groups(machine: Machine) -> Runtime | None:
+def _from_groups(machine: HostSystem) -> ContainerRuntime | None:
     paths = [line.split(":", 2)[-1] for line in (machine.text("/proc/1/cgroup") or "").splitlines()]
     return next((name for mark, name in GROUP_MARKS.items() if any(f"/{mark}" in path for path in paths)), None)
 
 
-def _from_root(machine: Machine) -> Runtime | None:
+def _from_root(machine: HostSystem) -> ContainerRuntime | None:
     """Images are mounted as overlays; an installed system's root is a disk."""
     overlay = any(mount.point == "/" and mount.kind == "overlay" for mount in mounts(machine))
-    return Runtime.UNKNOWN if overlay else None
+    return ContainerRuntime.UNKNOWN if overlay else None
 
 
-def _shm_bytes(machine: Machine) -> int | None:
+def _shm_bytes(machine: HostSystem) -> int | None:
     """Size of /dev/shm, through which workers hand over batches; Docker's 64 MB are too few for that."""
     if all(mount.point != SHM for mount in mounts(machine)):
         return None

@@ -6,7 +6,7 @@ import re
 
 import psutil
 
-from workload.environment.machine import Machine, as_integer, cpu_info, cpu_list, fields
+from workload.environment.machine import HostSystem, as_integer, cpu_info, cpu_list, fields
 
 CPUS = "/sys/devices/system/cpu"
 
@@ -20,7 +20,7 @@ FLAGS_THAT_MATTER = (
 SIZE_BYTES = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3}
 
 
-def cpu_facts(machine: Machine) -> dict[str, object]:
+def cpu_facts(machine: HostSystem) -> dict[str, object]:
     info = cpu_info(machine)
     return {
         "cpu_model": cpu_model(machine),
@@ -35,7 +35,7 @@ def cpu_facts(machine: Machine) -> dict[str, object]:
     }
 
 
-def cpu_model(machine: Machine) -> str | None:
+def cpu_model(machine: HostSystem) -> str | None:
     """Arm kernels give part numbers instead of a name; lscpu holds the table of these."""
     name = cpu_info(machine).get("model name")
     if name is None and machine.exists("/proc/cpuinfo"):
@@ -47,12 +47,12 @@ def cpu_model(machine: Machine) -> str | None:
     return name or None
 
 
-def allowed_cpus(machine: Machine) -> list[int] | None:
+def allowed_cpus(machine: HostSystem) -> list[int] | None:
     """The CPUs that the process may run on: affinity and cpuset."""
     return cpu_list(_allowed_list(machine))
 
 
-def caches(machine: Machine) -> list[dict[str, object]] | None:
+def caches(machine: HostSystem) -> list[dict[str, object]] | None:
     """Those of the first CPU that the process may use, `size_bytes` for one instance; None where unknown."""
     found: list[dict[str, object]] = []
     folder = f"{CPUS}/cpu{_first_cpu(machine)}/cache"
@@ -71,11 +71,11 @@ def caches(machine: Machine) -> list[dict[str, object]] | None:
     return found or None
 
 
-def _allowed_list(machine: Machine) -> str | None:
+def _allowed_list(machine: HostSystem) -> str | None:
     return fields(machine.text("/proc/self/status")).get("Cpus_allowed_list")
 
 
-def _first_cpu(machine: Machine) -> int:
+def _first_cpu(machine: HostSystem) -> int:
     return min(allowed_cpus(machine) or [0])
 
 
@@ -85,7 +85,7 @@ def _flags(info: dict[str, str]) -> list[str] | None:
     return None if text is None else [flag for flag in FLAGS_THAT_MATTER if flag in text.split()]
 
 
-def _topology(machine: Machine) -> dict[str, object]:
+def _topology(machine: HostSystem) -> dict[str, object]:
     online = cpu_list(machine.text(f"{CPUS}/online"))
     return {
         "sockets": _distinct(machine, online, "package_cpus_list", "core_siblings_list"),
@@ -97,7 +97,7 @@ def _topology(machine: Machine) -> dict[str, object]:
     }
 
 
-def _distinct(machine: Machine, cpus: list[int] | None, name: str, old_name: str) -> int | None:
+def _distinct(machine: HostSystem, cpus: list[int] | None, name: str, old_name: str) -> int | None:
     """How many different sets of CPUs the file names; `old_name` is what kernels before 5.x call it."""
     folders = [f"{CPUS}/cpu{cpu}/topology" for cpu in cpus or []]
     sets = {machine.text(f"{folder}/{name}") or machine.text(f"{folder}/{old_name}") for folder in folders}

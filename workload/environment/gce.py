@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from http import HTTPStatus
 
-from workload.environment.machine import Machine
+from workload.environment.machine import HostSystem
 from workload.environment.metadata import HOST_VARIABLE, METADATA_ADDRESS, MetadataServer, named_address
 from workload.environment.virtualization import dmi_makers
 
@@ -37,7 +37,7 @@ FLAG_KEYS = {
 TOPOLOGY_KEY = "instance/attributes/physical_host_topology"
 
 
-def gce_facts(machine: Machine, *, clock: Callable[[], float] = time.monotonic) -> dict[str, object] | None:
+def gce_facts(machine: HostSystem, *, clock: Callable[[], float] = time.monotonic) -> dict[str, object] | None:
     """None off Compute Engine; a key that the server does not have is None."""
     address = _address(machine)
     if address is None:
@@ -55,7 +55,7 @@ def gce_facts(machine: Machine, *, clock: Callable[[], float] = time.monotonic) 
     }
 
 
-def _address(machine: Machine) -> tuple[str, int] | None:
+def _address(machine: HostSystem) -> tuple[str, int] | None:
     """Where to ask, or None where asking is pointless: no Linux, or firmware by another maker than Google."""
     if machine.environ.get(HOST_VARIABLE):
         return named_address(machine.environ)

@@ -8,7 +8,7 @@ import psutil
 
 from workload.environment import cgroup
 from workload.environment.cpu import cpu_facts
-from workload.environment.machine import Machine, as_integer, cpu_list, fields
+from workload.environment.machine import HostSystem, as_integer, cpu_list, fields
 from workload.environment.mounts import storage_facts
 from workload.environment.system import system_facts
 
@@ -16,7 +16,7 @@ from workload.environment.system import system_facts
 KIB_BYTES = 1024
 
 
-def host_facts(machine: Machine, *, dataset_path: Path | None) -> dict[str, object]:
+def host_facts(machine: HostSystem, *, dataset_path: Path | None) -> dict[str, object]:
     limits = cgroup.limits(machine)
     return {
         **system_facts(machine),
@@ -31,14 +31,14 @@ def host_facts(machine: Machine, *, dataset_path: Path | None) -> dict[str, obje
     }
 
 
-def memory_bytes(machine: Machine, name: str) -> int | None:
+def memory_bytes(machine: HostSystem, name: str) -> int | None:
     """One row of /proc/meminfo."""
     value, _, unit = fields(machine.text("/proc/meminfo")).get(name, "").partition(" ")
     number = as_integer(value)
     return number * KIB_BYTES if number is not None and unit == "kB" else None
 
 
-def memory_available_bytes(machine: Machine) -> int | None:
+def memory_available_bytes(machine: HostSystem) -> int | None:
     """What new programs can have without swapping; the host's figure, also inside a container."""
     available = memory_bytes(machine, "MemAvailable")
     if available is None and machine.native:
@@ -46,14 +46,14 @@ def memory_available_bytes(machine: Machine) -> int | None:
     return available
 
 
-def _memory_facts(machine: Machine) -> dict[str, object]:
+def _memory_facts(machine: HostSystem) -> dict[str, object]:
     total = memory_bytes(machine, "MemTotal")
     if total is None and machine.native:
         total = int(psutil.virtual_memory().total)
     return {"memory_total_bytes": total, "memory_available_bytes": memory_available_bytes(machine)}
 
 
-def _load_average(machine: Machine) -> list[float] | None:
+def _load_average(machine: HostSystem) -> list[float] | None:
     """Over 1, 5 and 15 minutes, before the run adds to it."""
     try:
         first_three = [float(value) for value in (machine.text("/proc/loadavg") or "").split()[:3]]

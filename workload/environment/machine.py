@@ -32,7 +32,7 @@ def run_tool(*argv: str, limit_s: float = TOOL_LIMIT_S) -> str | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machine:
+class HostSystem:
     """Where facts are read from; a test or a caller lays out a tree of its own as `root`."""
 
     root: Path = Path("/")
@@ -82,7 +82,7 @@ def fields(text: str | None) -> dict[str, str]:
     return found
 
 
-def cpu_info(machine: Machine) -> dict[str, str]:
+def cpu_info(machine: HostSystem) -> dict[str, str]:
     """What /proc/cpuinfo says of the first processor."""
     first, _, _ = (machine.text("/proc/cpuinfo") or "").partition("\n\n")
     return fields(first)

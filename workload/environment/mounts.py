@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 
 import psutil
 
-from workload.environment.machine import Machine
+from workload.environment.machine import HostSystem
 
 # Fields of a /proc/self/mountinfo line before the optional ones (proc_pid_mountinfo(5)).
 FIXED_FIELDS = 6
@@ -25,13 +25,13 @@ class Mount:
     options: tuple[str, ...]
 
 
-def mounts(machine: Machine) -> list[Mount]:
+def mounts(machine: HostSystem) -> list[Mount]:
     """In the order of mounting; empty where the kernel does not say."""
     lines = (machine.text("/proc/self/mountinfo") or "").splitlines()
     return [mount for line in lines if (mount := _parse(line)) is not None]
 
 
-def storage_facts(machine: Machine, path: Path) -> dict[str, object]:
+def storage_facts(machine: HostSystem, path: Path) -> dict[str, object]:
     """Where the data lies. A path that does not exist yet is described by the folder that will hold it."""
     path = Path(path).absolute()
     present = next((folder for folder in (path, *path.parents) if folder.exists()), path).resolve()
@@ -72,7 +72,7 @@ def _mount_of(path: Path, mounted: list[Mount]) -> Mount | None:
     return max(reversed(holding), key=lambda mount: len(mount.point), default=None)
 
 
-def _portable_mount_of(machine: Machine, path: Path) -> Mount | None:
+def _portable_mount_of(machine: HostSystem, path: Path) -> Mount | None:
     if not machine.native:
         return None
     try:
@@ -90,7 +90,7 @@ def _portable_mount_of(machine: Machine, path: Path) -> Mount | None:
     )
 
 
-def _rotational(machine: Machine, mount: Mount) -> bool | None:
+def _rotational(machine: HostSystem, mount: Mount) -> bool | None:
     """Of the disk, or of the disk that the partition is on; a virtual disk repeats what its host claims."""
     # overlay and btrfs number their mounts 0:N, which no block device has: the source's name then helps.
     name = Path(mount.source).resolve().name if mount.source.startswith("/dev/") else ""

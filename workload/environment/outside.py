@@ -1,13 +1,13 @@
 """What a container cannot see of the machine that it runs on. Standard library only: a launcher collects it there."""
 
 from workload.environment.gce import gce_facts
-from workload.environment.machine import Machine
+from workload.environment.machine import HostSystem
 from workload.environment.slurm_job import slurm_facts
 from workload.environment.system import system_facts
 
 
-def outside_facts(machine: Machine | None = None) -> dict[str, dict[str, object]]:
+def outside_facts(machine: HostSystem | None = None) -> dict[str, dict[str, object]]:
     """By section of run.json's `environment`; a section that does not apply here is absent."""
-    machine = machine or Machine()
+    machine = machine or HostSystem()
     sections = {"host": system_facts(machine), "cloud": gce_facts(machine), "slurm": slurm_facts(machine)}
     return {name: section for name, section in sections.items() if section is not None}

@@ -1,6 +1,6 @@
 """The Slurm job that this process belongs to."""
 
-from workload.environment.machine import Machine, as_integer
+from workload.environment.machine import HostSystem, as_integer
 
 # Ours -> Slurm's (sbatch(1), OUTPUT ENVIRONMENT VARIABLES).
 TEXTS = {
@@ -33,7 +33,7 @@ COUNTS = {
 }
 
 
-def slurm_facts(machine: Machine) -> dict[str, object] | None:
+def slurm_facts(machine: HostSystem) -> dict[str, object] | None:
     """None outside a job."""
     if "SLURM_JOB_ID" not in machine.environ:
         return None

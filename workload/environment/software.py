@@ -11,7 +11,7 @@ import torch
 
 from workload import __version__
 from workload.contract.version import packaged_commit
-from workload.environment.machine import Machine
+from workload.environment.machine import HostSystem
 
 # Variables that change speed. Only these are recorded: a bundle is shared, and others hold credentials.
 SPEED_VARIABLES = (
@@ -58,7 +58,7 @@ SPEED_VARIABLES = (
 )
 
 
-def software_facts(machine: Machine) -> dict[str, object]:
+def software_facts(machine: HostSystem) -> dict[str, object]:
     return {
         "rooflaunch": __version__,
         **commit_facts(machine, Path(__file__).parents[2]),
@@ -86,7 +86,7 @@ def speed_variables(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def commit_facts(machine: Machine, folder: Path) -> dict[str, object]:
+def commit_facts(machine: HostSystem, folder: Path) -> dict[str, object]:
     """The commit that the code in `folder` is from, and whether the trainer differs from it.
 
     An image or a wheel was built from a commit, or from changed files after it: `-dirty`. None where nobody knows.

@@ -3,11 +3,11 @@
 import platform
 import re
 
-from workload.environment.machine import Machine
+from workload.environment.machine import HostSystem
 from workload.environment.virtualization import virtualization_facts
 
 
-def system_facts(machine: Machine) -> dict[str, object]:
+def system_facts(machine: HostSystem) -> dict[str, object]:
     return {
         "hostname": machine.text("/proc/sys/kernel/hostname") or _native(machine, platform.node()),
         "os": os_name(machine),
@@ -17,11 +17,11 @@ def system_facts(machine: Machine) -> dict[str, object]:
     }
 
 
-def _native(machine: Machine, value: str) -> str | None:
+def _native(machine: HostSystem, value: str) -> str | None:
     return value or None if machine.native else None
 
 
-def os_name(machine: Machine) -> str | None:
+def os_name(machine: HostSystem) -> str | None:
     release = machine.text("/etc/os-release") or machine.text("/usr/lib/os-release") or ""
     if match := re.search(r"""^PRETTY_NAME=(["']?)(.*)\1$""", release, re.MULTILINE):
         return match[2]

@@ -1,6 +1,6 @@
 """Which hypervisor, if any, this machine runs under, and what says so."""
 
-from workload.environment.machine import Machine, cpu_info, fields
+from workload.environment.machine import HostSystem, cpu_info, fields
 
 DMI = "/sys/class/dmi/id"
 
@@ -26,7 +26,7 @@ MAKERS = {
 MAKER_FIELDS = ("product_name", "sys_vendor", "board_vendor", "bios_vendor", "product_version")
 
 
-def virtualization_facts(machine: Machine) -> dict[str, object] | None:
+def virtualization_facts(machine: HostSystem) -> dict[str, object] | None:
     """`hypervisor` under systemd's names ("none" on bare metal, "unknown" if it hides its name), and the source.
 
     None where nothing tells. `--vm` because inside a container the bare tool names the container.
@@ -44,11 +44,11 @@ def virtualization_facts(machine: Machine) -> dict[str, object] | None:
     return None if flags is None else {"hypervisor": "unknown", "source": "cpu flags"}
 
 
-def dmi_makers(machine: Machine) -> list[str]:
+def dmi_makers(machine: HostSystem) -> list[str]:
     """Who the firmware says made the machine; empty where DMI cannot be read."""
     return [text for name in MAKER_FIELDS if (text := machine.text(f"{DMI}/{name}")) is not None]
 
 
-def _dmi_hypervisor(machine: Machine) -> str | None:
+def _dmi_hypervisor(machine: HostSystem) -> str | None:
     makers = dmi_makers(machine)
     return next((name for start, name in MAKERS.items() if any(text.startswith(start) for text in makers)), None)

@@ -23,7 +23,7 @@ from workload import __version__
 from workload.contract.errors import ExitCode, InterruptedRunError, ToolError, UsageError
 from workload.contract.files import replace_text
 from workload.gpu_truth.bench import Bench, OutOfTimeError, PartFailedError
-from workload.gpu_truth.parts import PART_LIMIT_S, PARTS, Need, Part
+from workload.gpu_truth.parts import PART_LIMIT_S, PARTS, EvidencePart, PartNeed
 from workload.log import LOGGER
 from workload.profile import tool
 from workload.profile.status import ProfileError
@@ -35,7 +35,7 @@ PARTS_FOLDER, SCRATCH = "parts", "scratch.tmp"
 MEMBER_LIMIT_BYTES, ARCHIVE_LIMIT_BYTES = 2 << 20, 15 << 20
 
 
-class State(StrEnum):
+class CollectState(StrEnum):
     """How a part ended. What is `skipped` is tried again by the next call, on a machine that has what it needs."""
 
     DONE = "done"
@@ -44,7 +44,7 @@ class State(StrEnum):
 
 
 def collect(
-    folder: Path, bench: Bench, *, only: Sequence[str] = (), again: bool = False, parts: Sequence[Part] = PARTS
+    folder: Path, bench: Bench, *, only: Sequence[str] = (), again: bool = False, parts: Sequence[EvidencePart] = PARTS
 ) -> int:
     """Collect what is left, or the parts `only`, into `folder`; the exit code.
 
@@ -66,11 +66,11 @@ def collect(
             break
         _write(folder / PARTS_FOLDER / f"{part.name}.json", document)
         # A part that was skipped took no time.
-        is_first = is_first and document["status"] == State.SKIPPED
+        is_first = is_first and document["status"] == CollectState.SKIPPED
     return _close(folder, parts, bench.now_s() - began_s)
 
 
-def _check_names(only: Sequence[str], parts: Sequence[Part]) -> None:
+def _check_names(only: Sequence[str], parts: Sequence[EvidencePart]) -> None:
     names = [part.name for part in parts]
     for name in only:
         if name not in names:
@@ -95,7 +95,7 @@ def _require_same_gpu(folder: Path, bench: Bench) -> None:
 
 
 def _is_settled(folder: Path, name: str) -> bool:
-    return (read_part(folder, name) or {}).get("status") in (State.DONE, State.FAILED)
+    return (read_part(folder, name) or {}).get("status") in (CollectState.DONE, CollectState.FAILED)
 
 
 def read_part(folder: Path, name: str) -> dict[str, Any] | None:
@@ -107,12 +107,12 @@ def read_part(folder: Path, name: str) -> dict[str, Any] | None:
     return document if isinstance(document, dict) and document.get("format") == FORMAT else None
 
 
-def _attempt(part: Part, bench: Bench, *, is_first: bool) -> dict[str, Any] | None:
+def _attempt(part: EvidencePart, bench: Bench, *, is_first: bool) -> dict[str, Any] | None:
     """The part's document; None where the time of this call was over before the part's own."""
     began, began_s = datetime.now(UTC).isoformat(timespec="seconds"), bench.now_s()
-    state, reason, trace, evidence = State.DONE, None, None, dict[str, Any]()
+    state, reason, trace, evidence = CollectState.DONE, None, None, dict[str, Any]()
     if lacking := _lacking(part, bench):
-        state, reason = State.SKIPPED, lacking
+        state, reason = CollectState.SKIPPED, lacking
     else:
         LOGGER.info("%-12s %s: about %d s", part.name, part.what, part.about_s)
         end_s = min(bench.end_s, began_s + PART_LIMIT_S)
@@ -124,13 +124,13 @@ def _attempt(part: Part, bench: Bench, *, is_first: bool) -> dict[str, Any] | No
             if end_s == bench.end_s and not is_first:
                 LOGGER.info("%-12s not finished: the time of this call is over", part.name)
                 return None
-            state, reason = State.FAILED, f"it did not end within {bench.now_s() - began_s:.0f} s"
+            state, reason = CollectState.FAILED, f"it did not end within {bench.now_s() - began_s:.0f} s"
         except InterruptedRunError:
             raise
         except (PartFailedError, ProfileError, ToolError, OSError) as error:
-            state, reason, trace = State.FAILED, str(error), getattr(error, "output", None) or None
+            state, reason, trace = CollectState.FAILED, str(error), getattr(error, "output", None) or None
         except Exception as error:  # noqa: BLE001 - a rented GPU goes on with the other parts; the trace is kept
-            state, reason, trace = State.FAILED, f"{type(error).__name__}: {error}", traceback.format_exc()
+            state, reason, trace = CollectState.FAILED, f"{type(error).__name__}: {error}", traceback.format_exc()
         finally:
             shutil.rmtree(bench.scratch, ignore_errors=True)
         if reason:
@@ -149,11 +149,11 @@ def _attempt(part: Part, bench: Bench, *, is_first: bool) -> dict[str, Any] | No
     }
 
 
-def _lacking(part: Part, bench: Bench) -> str | None:
+def _lacking(part: EvidencePart, bench: Bench) -> str | None:
     """Why this machine cannot answer."""
-    if Need.GPU in part.needs and bench.gpu is None:
+    if PartNeed.GPU in part.needs and bench.gpu is None:
         return f"it needs an NVIDIA GPU: {bench.facts.get('obstacle')}"
-    if Need.NCU in part.needs and not bench.ncus:
+    if PartNeed.NCU in part.needs and not bench.ncus:
         return "it needs Nsight Compute, and no ncu was found"
     return None
 
@@ -162,14 +162,16 @@ def _write(path: Path, document: Mapping[str, Any]) -> None:
     replace_text(path, json.dumps(document, indent=1), durable=False)
 
 
-def _close(folder: Path, parts: Sequence[Part], elapsed_s: float) -> int:
+def _close(folder: Path, parts: Sequence[EvidencePart], elapsed_s: float) -> int:
     """Pack what is there, and say what is left and what to do next."""
     shutil.rmtree(folder / SCRATCH, ignore_errors=True)
     print(pack(folder))
     documents = {part.name: read_part(folder, part.name) or {} for part in parts}
-    by_state = {state: [name for name, each in documents.items() if each.get("status") == state] for state in State}
+    by_state = {
+        state: [name for name, each in documents.items() if each.get("status") == state] for state in CollectState
+    }
     skipped: dict[str, list[str]] = {}
-    for name in by_state[State.SKIPPED]:
+    for name in by_state[CollectState.SKIPPED]:
         skipped.setdefault(documents[name]["reason"], []).append(name)
     for reason, names in skipped.items():
         LOGGER.info("skipped      %s: %s", ", ".join(names), reason)
@@ -180,7 +182,7 @@ def _close(folder: Path, parts: Sequence[Part], elapsed_s: float) -> int:
         LOGGER.info("left         %s; the same command goes on with them", ", ".join(left))
     else:
         LOGGER.info("that is all this machine can tell; analyze gpu-truth %s", shlex.quote(str(folder)))
-    return ExitCode.DONE if by_state[State.DONE] else ExitCode.NOTHING_TO_DO
+    return ExitCode.DONE if by_state[CollectState.DONE] else ExitCode.NOTHING_TO_DO
 
 
 def pack(folder: Path) -> Path:

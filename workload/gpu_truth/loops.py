@@ -12,11 +12,11 @@ from workload import data, device, models
 from workload.clock import Clock, clock_for
 from workload.contract.spec import RunSpec
 from workload.progress import Progress
-from workload.recorder import Part, Phase, Recorder, loss_reader_for
+from workload.recorder import Recorder, StepPart, StepPhase, loss_reader_for
 from workload.step import TrainingStep
 from workload.telemetry import Telemetry
 
-Step = Callable[[Iterator[data.Batch], Callable[[Part], None]], torch.Tensor]
+Step = Callable[[Iterator[data.Batch], Callable[[StepPart], None]], torch.Tensor]
 
 
 def ours(step: Step, batches: Iterator[data.Batch], spec: RunSpec, clock: Clock, steps: int) -> float:
@@ -26,11 +26,11 @@ def ours(step: Step, batches: Iterator[data.Batch], spec: RunSpec, clock: Clock,
         telemetry = Telemetry(folder / "telemetry.csv", device=spec.device, origin_s=started_s)
         with telemetry, Recorder(folder, clock, loss_reader_for(spec.device), started_s=started_s) as recorder:
             progress = Progress("measured", steps, images_per_step=spec.images_per_step)
-            recorder.on_flush = lambda: progress.update(len(recorder.totals[Phase.MEASURED].step_s))
+            recorder.on_flush = lambda: progress.update(len(recorder.totals[StepPhase.MEASURED].step_s))
             clock.synchronize()
             begin_s = time.perf_counter()
             for _ in range(steps):
-                recorder.begin(Phase.MEASURED, spec.images_per_step)
+                recorder.begin(StepPhase.MEASURED, spec.images_per_step)
                 recorder.end(step(batches, recorder.mark))
             clock.synchronize()
             return time.perf_counter() - begin_s

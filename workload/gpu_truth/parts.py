@@ -43,7 +43,7 @@ L2_NAMES = (
 PUSHED = "Push/Pop_Range"
 
 
-class Need(StrEnum):
+class PartNeed(StrEnum):
     """What a machine must have for a part."""
 
     GPU = "gpu"
@@ -51,14 +51,14 @@ class Need(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class EvidencePart:
     """One question to the machine. `about_s`: on a GPU of the last ten years."""
 
     name: str
     what: str
     about_s: int
     collect: Callable[[Bench], dict[str, Any]]
-    needs: frozenset[Need] = frozenset()
+    needs: frozenset[PartNeed] = frozenset()
 
 
 # --- what is there
@@ -329,34 +329,46 @@ def _tests(bench: Bench) -> dict[str, Any]:
     return {"exit_code": end.returncode, "timed_out": end.timed_out, "said": last_lines(end.output)}
 
 
-ON_GPU, UNDER_NCU = frozenset({Need.GPU}), frozenset({Need.GPU, Need.NCU})
+ON_GPU, UNDER_NCU = frozenset({PartNeed.GPU}), frozenset({PartNeed.GPU, PartNeed.NCU})
 # What settles most comes first: a call that is cut off has it.
-PARTS: tuple[Part, ...] = (
-    Part(name="machine", what="GPU, driver, torch", about_s=20, collect=_machine),
-    Part(name="compiler", what="hand-written kernels in machine code", about_s=15, collect=_compiler),
-    Part(name="metrics", what="the names that ncu knows", about_s=15, collect=_metrics, needs=frozenset({Need.NCU})),
-    Part(name="counters", what="known kernels under ncu", about_s=70, collect=_counters, needs=UNDER_NCU),
-    Part(name="ceilings", what="rates from idle, with sensors", about_s=90, collect=_ceilings, needs=ON_GPU),
-    Part(name="profile-amp", what="ResNet18 under ncu", about_s=110, collect=partial(_profile, "amp"), needs=UNDER_NCU),
-    Part(
+PARTS: tuple[EvidencePart, ...] = (
+    EvidencePart(name="machine", what="GPU, driver, torch", about_s=20, collect=_machine),
+    EvidencePart(name="compiler", what="hand-written kernels in machine code", about_s=15, collect=_compiler),
+    EvidencePart(
+        name="metrics", what="the names that ncu knows", about_s=15, collect=_metrics, needs=frozenset({PartNeed.NCU})
+    ),
+    EvidencePart(name="counters", what="known kernels under ncu", about_s=70, collect=_counters, needs=UNDER_NCU),
+    EvidencePart(name="ceilings", what="rates from idle, with sensors", about_s=90, collect=_ceilings, needs=ON_GPU),
+    EvidencePart(
+        name="profile-amp", what="ResNet18 under ncu", about_s=110, collect=partial(_profile, "amp"), needs=UNDER_NCU
+    ),
+    EvidencePart(
         name="profile-fp32", what="ResNet18 under ncu", about_s=110, collect=partial(_profile, "fp32"), needs=UNDER_NCU
     ),
-    Part(name="resnet50", what="four precisions", about_s=80, collect=partial(_model, "resnet50"), needs=ON_GPU),
-    Part(name="resnet18", what="four precisions", about_s=70, collect=partial(_model, "resnet18"), needs=ON_GPU),
-    Part(
+    EvidencePart(
+        name="resnet50", what="four precisions", about_s=80, collect=partial(_model, "resnet50"), needs=ON_GPU
+    ),
+    EvidencePart(
+        name="resnet18", what="four precisions", about_s=70, collect=partial(_model, "resnet18"), needs=ON_GPU
+    ),
+    EvidencePart(
         name="mobilenet_v2", what="four precisions", about_s=70, collect=partial(_model, "mobilenet_v2"), needs=ON_GPU
     ),
-    Part(name="vit_b_16", what="four precisions", about_s=80, collect=partial(_model, "vit_b_16"), needs=ON_GPU),
-    Part(name="names", what="every kernel's name", about_s=60, collect=_names, needs=ON_GPU),
-    Part(name="failures", what="out of memory, deterministic, compile", about_s=150, collect=_failures, needs=ON_GPU),
-    Part(name="loops", what="instruments against none", about_s=40, collect=_loops),
-    Part(name="refusals", what="devices that are not there", about_s=30, collect=_refusals),
-    Part(name="interrupt", what="Ctrl-C under ncu", about_s=130, collect=_interrupt, needs=UNDER_NCU),
-    Part(
+    EvidencePart(
+        name="vit_b_16", what="four precisions", about_s=80, collect=partial(_model, "vit_b_16"), needs=ON_GPU
+    ),
+    EvidencePart(name="names", what="every kernel's name", about_s=60, collect=_names, needs=ON_GPU),
+    EvidencePart(
+        name="failures", what="out of memory, deterministic, compile", about_s=150, collect=_failures, needs=ON_GPU
+    ),
+    EvidencePart(name="loops", what="instruments against none", about_s=40, collect=_loops),
+    EvidencePart(name="refusals", what="devices that are not there", about_s=30, collect=_refusals),
+    EvidencePart(name="interrupt", what="Ctrl-C under ncu", about_s=130, collect=_interrupt, needs=UNDER_NCU),
+    EvidencePart(
         name="profile-tf32", what="ResNet18 under ncu", about_s=110, collect=partial(_profile, "tf32"), needs=UNDER_NCU
     ),
-    Part(
+    EvidencePart(
         name="profile-bf16", what="ResNet18 under ncu", about_s=110, collect=partial(_profile, "bf16"), needs=UNDER_NCU
     ),
-    Part(name="tests", what="the project's tests for a GPU", about_s=130, collect=_tests, needs=ON_GPU),
+    EvidencePart(name="tests", what="the project's tests for a GPU", about_s=130, collect=_tests, needs=ON_GPU),
 )

@@ -25,7 +25,7 @@ from workload.contract.files import replace_text
 from workload.contract.spec import Device, Precision, RunSpec
 from workload.data import open_source
 from workload.gpu_truth import kernels, loops
-from workload.nvml import Gpu
+from workload.nvml import GpuSensors
 from workload.profile import trace
 from workload.step import TrainingStep
 
@@ -55,7 +55,7 @@ def device_facts() -> dict[str, Any]:
     }
     if obstacle is None:
         properties = torch.cuda.get_device_properties()
-        gpu = Gpu.open(torch.cuda.current_device())
+        gpu = GpuSensors.open(torch.cuda.current_device())
         facts["gpu"] = {
             "name": properties.name,
             "capability": f"{properties.major}.{properties.minor}",
@@ -221,7 +221,7 @@ def _timed(clock: Clock, call: Callable[[], object], calls: int, meanwhile: Call
 
 def _sensors() -> Callable[[], Mapping[str, Any]]:
     """Clock, temperature, reasons, and power asked in three ways: now, averaged, and by the usual question."""
-    gpu = Gpu.open(torch.cuda.current_device())
+    gpu = GpuSensors.open(torch.cuda.current_device())
     if gpu is None:
         return dict
     names = {"power_instant_w": "NVML_FI_DEV_POWER_INSTANT", "power_average_w": "NVML_FI_DEV_POWER_AVERAGE"}
@@ -241,7 +241,7 @@ def _sensors() -> Callable[[], Mapping[str, Any]]:
     return read
 
 
-def _power(gpu: Gpu, field: int | None) -> float | None:
+def _power(gpu: GpuSensors, field: int | None) -> float | None:
     if field is None:
         return None
     try:

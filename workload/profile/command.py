@@ -54,7 +54,7 @@ class Caches(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Estimate:
+class ExpectedTime:
     """Seconds that a run under ncu is expected to take, and may take."""
 
     expected_s: float
@@ -118,20 +118,20 @@ def quoted(command: Sequence[str], *, under_ncu: bool) -> str:
     return prefix + shlex.join(command)
 
 
-def estimate_kernels(kernels: int | None, passes: int | None, start_s: float) -> Estimate:
+def estimate_kernels(kernels: int | None, passes: int | None, start_s: float) -> ExpectedTime:
     """For kernel replay; `start_s` is what the counting process took to start and warm up."""
     factor = max(1.0, (passes or KERNEL_PASSES) / KERNEL_PASSES)
     number = UNKNOWN_KERNELS if kernels is None else kernels
-    return Estimate(
+    return ExpectedTime(
         expected_s=start_s + KERNEL_S * factor * number,
         limit_s=_start_limit_s(start_s) + KERNEL_LIMIT_S * factor * number,
     )
 
 
-def estimate_range(passes: int | None, start_s: float) -> Estimate:
+def estimate_range(passes: int | None, start_s: float) -> ExpectedTime:
     """For range replay: the application starts again for every pass."""
     times = passes or KERNEL_PASSES
-    return Estimate(expected_s=times * start_s, limit_s=times * _start_limit_s(start_s))
+    return ExpectedTime(expected_s=times * start_s, limit_s=times * _start_limit_s(start_s))
 
 
 def _start_limit_s(start_s: float) -> float:

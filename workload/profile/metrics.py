@@ -37,7 +37,7 @@ class Chips:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
+class MetricTable:
     """metrics.toml: names by role, and the rows by compute capability."""
 
     common: Mapping[str, tuple[str, ...]]
@@ -63,10 +63,10 @@ class MetricSet:
 
 
 @functools.cache
-def table() -> Table:
+def table() -> MetricTable:
     """The table of this version of rooflaunch."""
     content = tomllib.loads(TABLE.read_text(encoding="utf-8"))
-    return Table(
+    return MetricTable(
         common=_names(content["common"]),
         throughput=_names(content["throughput"]),
         rows={

@@ -17,9 +17,9 @@ from workload.contract.fields import encode, from_facts
 from workload.contract.profile_record import ProfileResult
 from workload.contract.record import Record
 from workload.contract.spec import Profile, RunSpec
-from workload.environment.machine import Machine
+from workload.environment.machine import HostSystem
 from workload.profile import command, diagnosis, kernels, metrics, preflight, summary, supervise, tool
-from workload.profile.command import RETAKES, WARMUP_STEPS, Caches, Estimate, Mode, Replay
+from workload.profile.command import RETAKES, WARMUP_STEPS, Caches, ExpectedTime, Mode, Replay
 from workload.profile.kernels import Kernel
 from workload.profile.metrics import MetricSet
 from workload.profile.status import ProfileError, ProfileStatus, unavailable
@@ -93,7 +93,7 @@ class _Plan:
     metrics: MetricSet
     replay: Replay
     caches: Caches
-    estimate: Estimate
+    estimate: ExpectedTime
     total: int | None
 
 
@@ -109,12 +109,12 @@ class _Run:
     warmup_steps: int = WARMUP_STEPS
 
 
-def profile(spec: RunSpec, record: Record, folder: Path, machine: Machine | None = None) -> ProfileResult:
+def profile(spec: RunSpec, record: Record, folder: Path, machine: HostSystem | None = None) -> ProfileResult:
     """Run.json's `profile` of the bundle with this `record`; files go to `folder`, which exists.
 
     Raises `ProfileError` where nothing could be collected. Call it within `interrupt.stoppable`.
     """
-    facts = preflight.gather(spec.device, machine or Machine())
+    facts = preflight.gather(spec.device, machine or HostSystem())
     if obstacle := preflight.obstacle(facts):
         raise obstacle
     return NcuPass(spec, record, folder, facts).run()
@@ -191,7 +191,7 @@ class NcuPass:
             total=total,
         )
 
-    def _announce(self, total: int | None, chosen: MetricSet, estimate: Estimate) -> None:
+    def _announce(self, total: int | None, chosen: MetricSet, estimate: ExpectedTime) -> None:
         if chosen.missing:
             LOGGER.info("note       this ncu lacks %s: unavailable", ", ".join(chosen.missing))
         number = "an unknown number of" if total is None else f"{total}"
@@ -283,7 +283,7 @@ class NcuPass:
             )
         return kernels.read(table, plan.metrics.roles)
 
-    def _why_nothing(self, end: End, estimate: Estimate) -> ProfileError:
+    def _why_nothing(self, end: End, estimate: ExpectedTime) -> ProfileError:
         said = diagnosis.explain(end.output, self._facts)
         reason = f"ncu ended with exit code {end.returncode} and without a profile"
         return (

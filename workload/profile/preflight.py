@@ -6,7 +6,7 @@ from pathlib import Path
 
 from workload.contract.spec import Device
 from workload.environment.container import runtime
-from workload.environment.machine import Machine, fields
+from workload.environment.machine import HostSystem, fields
 from workload.profile import tool
 from workload.profile.status import ProfileError, unavailable
 
@@ -41,7 +41,7 @@ class Facts:
     wsl: bool = False
 
 
-def gather(device: Device, machine: Machine) -> Facts:
+def gather(device: Device, machine: HostSystem) -> Facts:
     """The facts of this machine, for a spec that ran on `device`."""
     parameters = fields(machine.text(DRIVER_PARAMETERS))
     restricted = parameters.get("RmProfilingAdminOnly")

@@ -29,7 +29,7 @@ from workload.contract.vocabulary import calibration_range, step_range
 from workload.data import Batch
 from workload.profile import trace
 from workload.profile.command import RETAKES, WARMUP_STEPS, Mode
-from workload.recorder import Part
+from workload.recorder import StepPart
 from workload.step import TrainingStep
 
 # For the step time without a profiler.
@@ -60,7 +60,7 @@ class _Session:
         self._batches = batches
         self._step = step
 
-    def train(self, steps: int, mark: Callable[[Part], None] = lambda _: None) -> None:
+    def train(self, steps: int, mark: Callable[[StepPart], None] = lambda _: None) -> None:
         """Train without waiting for the device."""
         for _ in range(steps):
             self._step(self._batches, mark)
@@ -199,11 +199,11 @@ class _Marks:
     """A process-wide range around each part of a step, one at a time: autograd launches from a thread of its own."""
 
     def __init__(self, number: int, passes: int) -> None:
-        parts = [*(Part.DATA, Part.FORWARD, Part.BACKWARD) * passes, Part.OPTIMIZER]
+        parts = [*(StepPart.DATA, StepPart.FORWARD, StepPart.BACKWARD) * passes, StepPart.OPTIMIZER]
         self._names = iter([step_range(number, part) for part in parts])
         self._handle: int | None = nvtx.range_start(next(self._names))
 
-    def passed(self, _: Part) -> None:
+    def passed(self, _: StepPart) -> None:
         """Close the part that has ended and open the next."""
         assert self._handle is not None
         nvtx.range_end(self._handle)
@@ -278,10 +278,10 @@ def _traced(session: _Session) -> tuple[torch.profiler.profile, list[float]]:
     return profiler, step_s
 
 
-def _operators(profiler: torch.profiler.profile) -> list[trace.Row]:
+def _operators(profiler: torch.profiler.profile) -> list[trace.TraceRow]:
     """The time of each operator without those that it calls."""
     return trace.ordered(
-        trace.Row(name=each.key, calls=each.count, total_s=each.self_cpu_time_total / trace.US_PER_S)
+        trace.TraceRow(name=each.key, calls=each.count, total_s=each.self_cpu_time_total / trace.US_PER_S)
         for each in profiler.key_averages()
         if not each.is_user_annotation
     )

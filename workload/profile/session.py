@@ -27,7 +27,7 @@ FOLDERS = {Profile.NCU: ncu_pass.FOLDER, Profile.TORCH: torch_pass.FOLDER}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class ProfileRequest:
     """What the user asks for; None: as the bundle's own spec says."""
 
     profile: Profile | None = None
@@ -36,7 +36,7 @@ class Request:
     profile_throughput: bool | None = None
 
 
-def profile(folder: Path, request: Request) -> ProfileResult:
+def profile(folder: Path, request: ProfileRequest) -> ProfileResult:
     """Profile the configuration of a bundle and seal the result into it; returns run.json's `profile`.
 
     A pass that collects nothing is recorded, unless the bundle holds an earlier profile, which then stays. Raises
@@ -53,7 +53,7 @@ def profile(folder: Path, request: Request) -> ProfileResult:
         return collected
 
 
-def wanted_spec(found: Bundle, request: Request) -> RunSpec:
+def wanted_spec(found: Bundle, request: ProfileRequest) -> RunSpec:
     """The bundle's spec with the request's profile. Raises `UsageError` where that makes no sense."""
     status = found.record.status
     if status is not Status.COMPLETED:

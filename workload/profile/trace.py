@@ -17,7 +17,7 @@ TOP = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class TraceRow:
     """A kernel, or on a CPU an operator without those that it calls; over all profiled steps."""
 
     name: str
@@ -32,21 +32,21 @@ def read(path: Path) -> list[dict[str, Any]]:
     return events
 
 
-def kernels(events: Iterable[dict[str, Any]]) -> list[Row]:
+def kernels(events: Iterable[dict[str, Any]]) -> list[TraceRow]:
     """The GPU kernels by name, longest first."""
     found: dict[str, list[float]] = {}
     for event in events:
         if event.get("cat") == KERNEL_CATEGORY:
             found.setdefault(event["name"], []).append(event["dur"] / US_PER_S)
-    return ordered(Row(name=name, calls=len(times), total_s=sum(times)) for name, times in found.items())
+    return ordered(TraceRow(name=name, calls=len(times), total_s=sum(times)) for name, times in found.items())
 
 
-def ordered(rows: Iterable[Row]) -> list[Row]:
+def ordered(rows: Iterable[TraceRow]) -> list[TraceRow]:
     """Longest first."""
     return sorted(rows, key=lambda row: -row.total_s)
 
 
-def write(path: Path, rows: Sequence[Row]) -> None:
+def write(path: Path, rows: Sequence[TraceRow]) -> None:
     """As CSV."""
     total_s = sum(row.total_s for row in rows)
     with path.open("w", newline="", encoding="utf-8") as text:
@@ -57,7 +57,7 @@ def write(path: Path, rows: Sequence[Row]) -> None:
             writer.writerow([row.name, row.calls, *(f"{each:.9f}" for each in seconds), f"{_share(row, total_s):.6f}"])
 
 
-def top(rows: Sequence[Row], steps: int) -> list[dict[str, Any]]:
+def top(rows: Sequence[TraceRow], steps: int) -> list[dict[str, Any]]:
     """The longest, per step."""
     total_s = sum(row.total_s for row in rows)
     return [
@@ -71,5 +71,5 @@ def top(rows: Sequence[Row], steps: int) -> list[dict[str, Any]]:
     ]
 
 
-def _share(row: Row, total_s: float) -> float:
+def _share(row: TraceRow, total_s: float) -> float:
     return row.total_s / total_s if total_s else 0.0

@@ -29,7 +29,7 @@ from workload.storage.inventory import (
     wanted_files,
 )
 from workload.storage.names import clashes
-from workload.storage.source import Source
+from workload.storage.source import FetchSource
 from workload.storage.store import Store, StoredObject
 
 # For a manifest or a record, which are read whole. A manifest row is about 200 bytes: this is a bundle of 80,000 files.
@@ -41,7 +41,7 @@ BAR_EVERY_S = 0.25
 STOP_LIMIT_S = 1.0
 
 
-class State(StrEnum):
+class FetchState(StrEnum):
     """What became of one run. `incomplete`: it has no manifest in the store, and is fetched only if asked for."""
 
     FETCHED = "fetched"
@@ -51,27 +51,27 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class FetchedRun:
     """What became of one run: how many files and bytes came over the network, and why not."""
 
     run_id: str
-    state: State
+    state: FetchState
     files: int = 0
     bytes: int = 0
     reason: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class FetchReport:
     """What became of a fetch. `error` ended it before every run was looked at."""
 
     source: str
     output: Path
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[FetchedRun, ...]
     refused: tuple[Refused, ...]
     error: RooflaunchError | None = None
 
-    def count(self, state: State) -> int:
+    def count(self, state: FetchState) -> int:
         """How many runs ended so."""
         return sum(outcome.state is state for outcome in self.outcomes)
 
@@ -80,7 +80,7 @@ class Report:
         return {
             "source": self.source,
             "output": str(self.output),
-            "counts": {state: self.count(state) for state in State},
+            "counts": {state: self.count(state) for state in FetchState},
             "bytes": sum(outcome.bytes for outcome in self.outcomes),
             "runs": [asdict(outcome) for outcome in self.outcomes],
             "refused_names": [asdict(refused) for refused in self.refused],
@@ -93,14 +93,14 @@ OnProgress = Callable[[int, int, int], None]
 
 def fetch(
     store: Store,
-    source: Source,
+    source: FetchSource,
     output: Path,
     *,
     incomplete: bool = False,
     replace: bool = False,
     jobs: int = 8,
     on_progress: OnProgress | None = None,
-) -> Report:
+) -> FetchReport:
     """Bring every run of `source` into `output`, `jobs` at a time.
 
     `incomplete` brings runs without a manifest too; `replace` overwrites a complete bundle that is another one here.
@@ -114,7 +114,7 @@ def fetch(
         bundle.make_output(output)
     traffic = Traffic()
     worker = _Worker(store, output, traffic, incomplete=incomplete, replace=replace)
-    outcomes: list[Outcome] = []
+    outcomes: list[FetchedRun] = []
     fatal: RooflaunchError | None = None
     with closing(_in_parallel(worker, stock.runs, jobs)) as ended:
         for outcome in ended:
@@ -127,10 +127,10 @@ def fetch(
                 on_progress(len(outcomes), len(stock.runs), traffic.bytes)
     outcomes.sort(key=lambda outcome: outcome.run_id)
     refused = (*stock.refused, *_strays_of(stock.runs, outcomes, output))
-    return Report(source=str(source), output=output, outcomes=tuple(outcomes), refused=refused, error=fatal)
+    return FetchReport(source=str(source), output=output, outcomes=tuple(outcomes), refused=refused, error=fatal)
 
 
-def _listed(store: Store, source: Source) -> Iterator[StoredObject]:
+def _listed(store: Store, source: FetchSource) -> Iterator[StoredObject]:
     """The objects of the runs. Where other things lie beside them, a folder is a run by its manifest or its record."""
     if source.prefix:
         yield from store.objects(source.prefix)
@@ -140,8 +140,8 @@ def _listed(store: Store, source: Source) -> Iterator[StoredObject]:
             yield from store.objects(f"{name}/")
 
 
-def _strays_of(runs: Iterable[RemoteRun], outcomes: Iterable[Outcome], output: Path) -> Iterator[Refused]:
-    here = {outcome.run_id for outcome in outcomes if outcome.state in (State.FETCHED, State.SKIPPED)}
+def _strays_of(runs: Iterable[RemoteRun], outcomes: Iterable[FetchedRun], output: Path) -> Iterator[Refused]:
+    here = {outcome.run_id for outcome in outcomes if outcome.state in (FetchState.FETCHED, FetchState.SKIPPED)}
     for run in runs:
         if run.manifest and run.run_id in here and clashes(run.objects):
             yield from strays(run, {row.name for row in bundle.read(output / run.run_id).files})
@@ -149,10 +149,10 @@ def _strays_of(runs: Iterable[RemoteRun], outcomes: Iterable[Outcome], output: P
 
 def _in_parallel(
     worker: "_Worker", runs: Sequence[RemoteRun], jobs: int
-) -> Generator[Outcome | RooflaunchError | None, None, None]:
+) -> Generator[FetchedRun | RooflaunchError | None, None, None]:
     """What became of each run as it comes, and None now and then, to show progress; closing it stops the workers."""
     waiting: SimpleQueue[RemoteRun] = SimpleQueue()
-    ended: SimpleQueue[Outcome | BaseException] = SimpleQueue()
+    ended: SimpleQueue[FetchedRun | BaseException] = SimpleQueue()
     for run in runs:
         waiting.put(run)
     # Daemons, not a pool: nobody waits for the network after Ctrl-C, and what a worker does may be cut off anywhere.
@@ -170,7 +170,7 @@ def _in_parallel(
                 yield None
                 continue
             awaited -= 1
-            if not isinstance(outcome, Outcome | RooflaunchError):
+            if not isinstance(outcome, FetchedRun | RooflaunchError):
                 raise outcome
             yield outcome
     finally:
@@ -191,7 +191,7 @@ class _Worker:
         self._incomplete = incomplete
         self._replace = replace
 
-    def work(self, waiting: "SimpleQueue[RemoteRun]", ended: "SimpleQueue[Outcome | BaseException]") -> None:
+    def work(self, waiting: "SimpleQueue[RemoteRun]", ended: "SimpleQueue[FetchedRun | BaseException]") -> None:
         """Fetch what waits, until nothing does or `stop` is set; an error is handed over like an outcome."""
         while not self.traffic.stop.is_set():
             try:
@@ -203,20 +203,20 @@ class _Worker:
             except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
                 ended.put(error)
 
-    def fetch(self, run: RemoteRun) -> Outcome:
+    def fetch(self, run: RemoteRun) -> FetchedRun:
         """What became of the run; raises only what concerns every other run too."""
         try:
             with disk_errors(self._output / run.run_id):
                 return self._fetch_complete(run) if run.manifest else self._fetch_incomplete(run)
         except BundleError as error:
-            return Outcome(run_id=run.run_id, state=State.REFUSED, reason=str(error))
+            return FetchedRun(run_id=run.run_id, state=FetchState.REFUSED, reason=str(error))
 
-    def _fetch_complete(self, run: RemoteRun) -> Outcome:
+    def _fetch_complete(self, run: RemoteRun) -> FetchedRun:
         folder = self._output / run.run_id
         assert run.manifest is not None
         local = local_state(self._store, folder, run.manifest)
         if local is LocalState.SAME:
-            return Outcome(run_id=run.run_id, state=State.SKIPPED)
+            return FetchedRun(run_id=run.run_id, state=FetchState.SKIPPED)
         if local is LocalState.OTHER and not self._replace:
             message = f"'{folder}' is complete and another bundle: --replace overwrites it"
             raise BundleError(message, hint="fetch with --replace")
@@ -230,18 +230,20 @@ class _Worker:
         files, count = self._bringer.bring(folder, wanted)
         read_document(run, bundle.RECORD, (folder / bundle.RECORD).read_bytes())
         seal(folder, manifest)
-        return Outcome(run_id=run.run_id, state=State.FETCHED, files=files + 1, bytes=count + len(manifest))
+        return FetchedRun(run_id=run.run_id, state=FetchState.FETCHED, files=files + 1, bytes=count + len(manifest))
 
-    def _fetch_incomplete(self, run: RemoteRun) -> Outcome:
+    def _fetch_incomplete(self, run: RemoteRun) -> FetchedRun:
         folder = self._output / run.run_id
         reason = f"no {bundle.MANIFEST}: it still runs, or was cut off"
         if not self._incomplete:
             reason += "; --incomplete fetches it"
-            return Outcome(run_id=run.run_id, state=State.INCOMPLETE, reason=reason)
+            return FetchedRun(run_id=run.run_id, state=FetchState.INCOMPLETE, reason=reason)
         if (folder / bundle.MANIFEST).is_file():
-            return Outcome(run_id=run.run_id, state=State.SKIPPED, reason=f"complete here, not in the {run.kind}")
+            return FetchedRun(
+                run_id=run.run_id, state=FetchState.SKIPPED, reason=f"complete here, not in the {run.kind}"
+            )
         folder.mkdir(exist_ok=True)
         wanted = [Wanted(name=name, remote=remote) for name, remote in run.objects.items()]
         files, count = self._bringer.bring(folder, wanted)
         shutil.rmtree(folder / PARTIAL, ignore_errors=True)
-        return Outcome(run_id=run.run_id, state=State.INCOMPLETE, files=files, bytes=count, reason=reason)
+        return FetchedRun(run_id=run.run_id, state=FetchState.INCOMPLETE, files=files, bytes=count, reason=reason)

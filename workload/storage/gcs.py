@@ -48,15 +48,15 @@ ATTEMPTS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Need:
+class BucketNeed:
     """What was asked of a bucket, and the role that allows it."""
 
     what: str
     role: str
 
 
-READ = Need(what="read", role="roles/storage.objectViewer")
-WRITE = Need(what="write to", role="roles/storage.objectUser")
+READ = BucketNeed(what="read", role="roles/storage.objectViewer")
+WRITE = BucketNeed(what="write to", role="roles/storage.objectUser")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -337,7 +337,7 @@ class Bucket:
             **options,
         )
 
-    def _translated(self, need: Need = READ) -> Any:
+    def _translated(self, need: BucketNeed = READ) -> Any:
         return translated(self.name, self._patience, need)
 
 
@@ -370,7 +370,7 @@ def log_in() -> str:
 
 
 @contextmanager
-def translated(bucket: str, patience: Patience, need: Need = READ) -> Iterator[None]:
+def translated(bucket: str, patience: Patience, need: BucketNeed = READ) -> Iterator[None]:
     """Turn what the client and its libraries raise into our errors, cause kept; a failing disk's `OSError` passes."""
     import requests  # noqa: PLC0415 - see the module
     import urllib3  # noqa: PLC0415

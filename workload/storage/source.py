@@ -14,7 +14,7 @@ from workload.storage.store import EXAMPLE, BucketAddress, SshAddress, parse_add
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class FetchSource:
     """Where runs lie in the store at `address`.
 
     `folder` is what their names start with: `a/b/runs/`, or empty for a folder that holds bundles and other things.
@@ -54,7 +54,7 @@ class Source:
                 )
 
 
-def parse_source(text: str) -> Source:
+def parse_source(text: str) -> FetchSource:
     """`PLACE`, `PLACE/runs` or `PLACE/runs/RUN_ID`, where the place is an address that `open_store` takes.
 
     A folder without `runs` may hold the bundles themselves, or be one. `UsageError` for anything else.
@@ -62,10 +62,10 @@ def parse_source(text: str) -> Source:
     place = parse_address(text)
     if isinstance(place, BucketAddress):
         prefix, run_id = _parted(place.path)
-        source = Source(address=f"gs://{place.bucket}", folder=f"{prefix}{RUNS}/", run_id=run_id)
+        source = FetchSource(address=f"gs://{place.bucket}", folder=f"{prefix}{RUNS}/", run_id=run_id)
     elif isinstance(place, SshAddress):
         prefix, run_id = _parted(place.path)
-        source = Source(address=f"ssh://{place.login}/{prefix}".rstrip("/"), folder=f"{RUNS}/", run_id=run_id)
+        source = FetchSource(address=f"ssh://{place.login}/{prefix}".rstrip("/"), folder=f"{RUNS}/", run_id=run_id)
     else:
         source = _in_folder(place)
     if source.run_id is not None and (reason := why_unsafe(source.run_id)):
@@ -82,13 +82,13 @@ def _parted(path: str) -> tuple[str, str | None]:
     return "".join(f"{part}/" for part in parts), run_id
 
 
-def _in_folder(path: Path) -> Source:
+def _in_folder(path: Path) -> FetchSource:
     if path.name in ("", ".."):
         path = Path(os.path.abspath(path))  # noqa: PTH100 - `resolve` would show where links lead
     if path.parent.name == RUNS:
-        return Source(address=str(path.parent.parent), folder=f"{RUNS}/", run_id=path.name)
+        return FetchSource(address=str(path.parent.parent), folder=f"{RUNS}/", run_id=path.name)
     if path.name == RUNS:
-        return Source(address=str(path.parent), folder=f"{RUNS}/")
+        return FetchSource(address=str(path.parent), folder=f"{RUNS}/")
     if any((path / name).is_file() for name in (bundle.MANIFEST, bundle.RECORD)):
-        return Source(address=str(path.parent), folder="", run_id=path.name)
-    return Source(address=str(path), folder=f"{RUNS}/" if (path / RUNS).is_dir() else "")
+        return FetchSource(address=str(path.parent), folder="", run_id=path.name)
+    return FetchSource(address=str(path), folder=f"{RUNS}/" if (path / RUNS).is_dir() else "")

@@ -29,7 +29,9 @@ def show_gpus(
     ] = False,
     wide: WideOption = False,
     project: ProjectOption = None,
-    output_format: Annotated[tables.Format, typer.Option("--format", help="what stdout gets")] = tables.Format.TABLE,
+    output_format: Annotated[
+        tables.TableFormat, typer.Option("--format", help="what stdout gets")
+    ] = tables.TableFormat.TABLE,
 ) -> int:
     """Show the GPUs that a launch can have, their peaks, and what they cost.
 

@@ -15,7 +15,7 @@ from launcher.backends.gcp import catalog, gpus, vm_images
 from launcher.backends.gcp.compute import Compute, connect, default_project
 from launcher.backends.gcp.machines import ComputeMachines
 from launcher.backends.gcp.options import Options, Where
-from launcher.backends.gcp.plan import Plan, make_plan
+from launcher.backends.gcp.plan import VmPlan, make_plan
 from launcher.backends.gcp.settings import ANY_PROJECT, Settings, resolve_settings
 from launcher.checks import Check
 from launcher.jobs import launches
@@ -63,7 +63,7 @@ class ComputeEngine:
         project = (lambda: ANY_PROJECT) if offline else self.default_project
         return resolve_settings(given, os.environ, Path.cwd(), default_project=project)[0]
 
-    def plan(self, job: Job, options: Options, settings: Settings, *, now: datetime, offline: bool = False) -> Plan:
+    def plan(self, job: Job, options: Options, settings: Settings, *, now: datetime, offline: bool = False) -> VmPlan:
         prices = self.prices(None if offline or options.usd_per_h is not None else settings.project)
         unpriced = prices.why and options.usd_per_h is None
         return make_plan(
@@ -77,7 +77,7 @@ class ComputeEngine:
             notes=[f"prices are those of a table: {prices.why}"] if unpriced else [],
         )
 
-    def prepare(self, draft: Plan, machines: ComputeMachines) -> Plan:
+    def prepare(self, draft: VmPlan, machines: ComputeMachines) -> VmPlan:
         """Have the image where the VM can pull it, by digest; and the VM's own image by name."""
         cloud, options = machines.compute, draft.options
         if options.image is None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from launcher.backends.gcp import gpus
-from launcher.backends.gcp.gpus import Gpu, MachineType
+from launcher.backends.gcp.gpus import GpuOffer, MachineType
 from launcher.backends.gcp.options import DEFAULT_DISK_GB, Options
 from launcher.backends.gcp.settings import Settings
 from launcher.backends.gcp.skus import PriceList
@@ -67,7 +67,7 @@ def check_options(options: Options) -> None:
     )
 
 
-def choose_machine(gpu: Gpu, options: Options) -> tuple[MachineType, int]:
+def choose_machine(gpu: GpuOffer, options: Options) -> tuple[MachineType, int]:
     """The machine type and how many GPUs it has: those it brings, or those to attach."""
     machine = _named_machine(gpu, options.machine_type) if options.machine_type else _fitting_machine(gpu, options)
     count = options.gpu_count
@@ -88,7 +88,7 @@ def choose_machine(gpu: Gpu, options: Options) -> tuple[MachineType, int]:
     return machine, count
 
 
-def _named_machine(gpu: Gpu, name: str) -> MachineType:
+def _named_machine(gpu: GpuOffer, name: str) -> MachineType:
     if name not in gpu.machine_types:
         raise UsageError(
             f"machine type for {gpu.name} must be one of {', '.join(gpu.machine_types)}; got '{shown(name)}'",
@@ -97,7 +97,7 @@ def _named_machine(gpu: Gpu, name: str) -> MachineType:
     return gpu.machine_types[name]
 
 
-def _fitting_machine(gpu: Gpu, options: Options) -> MachineType:
+def _fitting_machine(gpu: GpuOffer, options: Options) -> MachineType:
     """The row's default, or the first with as many GPUs."""
     default = gpu.machine_types[gpu.default_machine_type]
     count = options.gpu_count
@@ -113,7 +113,7 @@ def _fitting_machine(gpu: Gpu, options: Options) -> MachineType:
     return fitting[0]
 
 
-def on_vm(spec: RunSpec, gpu: Gpu) -> tuple[RunSpec, list[str]]:
+def on_vm(spec: RunSpec, gpu: GpuOffer) -> tuple[RunSpec, list[str]]:
     """The run as a VM does it, and what has changed by that. `UsageError` for what it cannot do."""
     notes = list[str]()
     _require(spec.device is not Device.MPS, "a VM has no Apple GPU; got --mps", hint="leave --mps out")
@@ -140,7 +140,7 @@ def on_vm(spec: RunSpec, gpu: Gpu) -> tuple[RunSpec, list[str]]:
     return spec, notes
 
 
-def zone_order(gpu: Gpu, options: Options, settings: Settings) -> tuple[str, ...]:
+def zone_order(gpu: GpuOffer, options: Options, settings: Settings) -> tuple[str, ...]:
     """The named zones, then those of their regions, those with a listed price, and the rest, as far as allowed."""
     reach = _reach(gpu, settings)
     for zone in options.zones:
@@ -163,7 +163,7 @@ def zone_order(gpu: Gpu, options: Options, settings: Settings) -> tuple[str, ...
     return (*named, *sorted(others, key=lambda zone: (region_of(zone) not in near, region_of(zone) not in listed)))
 
 
-def _reach(gpu: Gpu, settings: Settings) -> tuple[str, ...]:
+def _reach(gpu: GpuOffer, settings: Settings) -> tuple[str, ...]:
     """The zones that the network allows: a subnetwork that is named with its region is in that region alone."""
     named_region = re.search(r"regions/([^/]+)/", settings.subnetwork or "")
     zones = tuple(zone for zone in gpu.zones if not named_region or region_of(zone) == named_region[1])
@@ -177,7 +177,7 @@ def _reach(gpu: Gpu, settings: Settings) -> tuple[str, ...]:
 
 
 def known_prices(
-    gpu: Gpu,
+    gpu: GpuOffer,
     machine: MachineType,
     count: int,
     options: Options,
@@ -201,7 +201,7 @@ def known_prices(
 
 
 def _listed(
-    gpu: Gpu, machine: MachineType, count: int, options: Options, region: str, today: PriceList | None
+    gpu: GpuOffer, machine: MachineType, count: int, options: Options, region: str, today: PriceList | None
 ) -> Price | None:
     """None where neither the list nor the table has both the VM and the disk."""
     if today:

@@ -29,7 +29,7 @@ from launcher.backends.gcp.refusals import (
     said_by,
     translated,
 )
-from launcher.backends.gcp.resources import Disk, Instance, Operation, OperationFault, Quota
+from launcher.backends.gcp.resources import Instance, Operation, OperationFault, Quota, VmDisk
 from workload.contract.errors import ToolError
 from workload.storage.store import UnreachableError
 
@@ -59,7 +59,7 @@ CONNECTIONS = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class Patience:
+class ComputePatience:
     """How long one request may take, and for how long a failing one is repeated, in seconds."""
 
     answer_s: float = ANSWER_S
@@ -141,14 +141,14 @@ class Compute:
         *,
         sleep: Callable[[float], None] = time.sleep,
         monotonic: Callable[[], float] = time.monotonic,
-        patience: Patience | None = None,
+        patience: ComputePatience | None = None,
     ) -> None:
         self.project = project
         self.calls: Counter[str] = Counter()
         self._clients = clients
         self._sleep = sleep
         self._monotonic = monotonic
-        self._patience = patience or Patience()
+        self._patience = patience or ComputePatience()
         self._counters = _Counters([self.calls])
 
     def counted(self) -> "Compute":
@@ -266,7 +266,7 @@ class Compute:
 
     # Disks.
 
-    def disks(self) -> Listing[Disk]:
+    def disks(self) -> Listing[VmDisk]:
         """The disks of every launch in the project, in all zones that answer."""
         from google.cloud import compute_v1  # noqa: PLC0415 - see the module
 
@@ -419,7 +419,7 @@ def connect(
     *,
     sleep: Callable[[float], None] = time.sleep,
     monotonic: Callable[[], float] = time.monotonic,
-    patience: Patience | None = None,
+    patience: ComputePatience | None = None,
 ) -> Compute:
     """Compute Engine for `project`; nothing is asked of it yet. Raises `ToolError`: no package, no credentials."""
     endpoint = os.environ.get(ENDPOINT_VARIABLE)

@@ -12,12 +12,12 @@ from typing import Any
 from launcher import images
 from launcher.backends.gcp import catalog, compute, gpus, refusals, services
 from launcher.backends.gcp.compute import Compute
-from launcher.backends.gcp.gpus import Gpu, VmImage
+from launcher.backends.gcp.gpus import GpuOffer, VmImage
 from launcher.backends.gcp.machines import ComputeMachines
 from launcher.backends.gcp.resources import Quota
 from launcher.backends.gcp.services import DisabledError, ForbiddenError, Services
 from launcher.backends.gcp.settings import Settings, resolve_settings
-from launcher.checks import Check, Health, Part
+from launcher.checks import Check, CheckPart, Health
 from workload.contract.errors import RooflaunchError, ToolError, UsageError
 from workload.contract.invocation import document
 from workload.storage import gcs as storage
@@ -35,7 +35,7 @@ BROAD_ROLES = frozenset({"roles/owner", "roles/editor"})
 ENDPOINTS = (refusals.ENDPOINT_VARIABLE, storage.EMULATOR_VARIABLE)
 REPOSITORY = re.compile(r"(?P<location>[a-z0-9-]+)-docker\.pkg\.dev/(?P<project>[^/]+)/(?P<name>[^/]+)/(?P<package>.+)")
 _IMAGE_LISTS = ("allowedValues", "deniedValues")
-GCP = Part("gcp")
+GCP = CheckPart("gcp")
 REGIONS_SHOWN = 3
 AT_A_TIME = 8
 # Here the whole list is waited for: it serves the launches of a day.
@@ -207,7 +207,7 @@ def _region_quotas(
     return quotas, next((answer for answer in answers.values() if isinstance(answer, RooflaunchError)), None)
 
 
-def _gpu_quota_check(gpu: Gpu, quotas: Mapping[str, Mapping[str, Quota]], cure: str) -> Check:
+def _gpu_quota_check(gpu: GpuOffer, quotas: Mapping[str, Mapping[str, Quota]], cure: str) -> Check:
     """One row for both quotas of a GPU: a VM that lives for 7 days at most takes either, spot or not."""
     kinds = {"standard": gpu.quota, "preemptible": gpu.preemptible_quota}
     left = {kind: _left(gpu, quotas, metric) for kind, metric in kinds.items()}
@@ -216,7 +216,7 @@ def _gpu_quota_check(gpu: Gpu, quotas: Mapping[str, Mapping[str, Quota]], cure: 
     return GCP.ok(name, f"GPUs left, {summary}") if usable else GCP.note(name, f"GPUs left, {summary}", cure)
 
 
-def _left(gpu: Gpu, quotas: Mapping[str, Mapping[str, Quota]], metric: str) -> dict[str, float]:
+def _left(gpu: GpuOffer, quotas: Mapping[str, Mapping[str, Quota]], metric: str) -> dict[str, float]:
     """By region, of those that tell this quota."""
     return {region: quotas[region][metric].left for region in gpu.regions if metric in quotas.get(region, {})}
 

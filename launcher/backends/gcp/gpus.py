@@ -63,7 +63,7 @@ class MachineType:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gpu:
+class GpuOffer:
     """One row of gpus.toml, with its prices. `accelerator` is None where the machine type brings its GPUs.
 
     `sku`, `series`: what Google's price list calls GPU and machine; None: it is not made of its SKUs here.
@@ -119,12 +119,12 @@ class Gpu:
         return None
 
 
-def load() -> dict[str, Gpu]:
+def load() -> dict[str, GpuOffer]:
     """The rows by name. Raises `ToolError` for a table that contradicts itself."""
     return dict(_loaded(TABLE))
 
 
-def require(name: str) -> Gpu:
+def require(name: str) -> GpuOffer:
     """The row of that name, or `UsageError`."""
     known = load()
     if name not in known:
@@ -143,7 +143,7 @@ def compact(zones: Iterable[str]) -> str:
     return " ".join(f"{region}-{','.join(zone_letters)}" for region, zone_letters in letters.items())
 
 
-def parse(table: Mapping[str, Any], listed: Iterable[Listed]) -> dict[str, Gpu]:
+def parse(table: Mapping[str, Any], listed: Iterable[Listed]) -> dict[str, GpuOffer]:
     """The rows of a table as gpus.toml is written, with their prices; `ToolError` where that contradicts itself."""
     listed = tuple(listed)
     images = {name: _vm_image(row) for name, row in table["vm_image"].items()}
@@ -155,7 +155,7 @@ def parse(table: Mapping[str, Any], listed: Iterable[Listed]) -> dict[str, Gpu]:
 
 
 @functools.cache
-def _loaded(path: Path) -> Mapping[str, Gpu]:
+def _loaded(path: Path) -> Mapping[str, GpuOffer]:
     return parse(tomllib.loads(path.read_text(encoding="utf-8")), prices.load().listed)
 
 
@@ -164,10 +164,10 @@ def _vm_image(row: Mapping[str, Any]) -> VmImage:
     return VmImage(project=project, name=family, driver=Driver(row["driver"]), signed=row["signed"])
 
 
-def _row(name: str, row: Mapping[str, Any], listed: Iterable[Listed], images: Mapping[str, VmImage]) -> Gpu:
+def _row(name: str, row: Mapping[str, Any], listed: Iterable[Listed], images: Mapping[str, VmImage]) -> GpuOffer:
     major, _, minor = row["capability"].partition(".")
     machines = [MachineType(**{**machine, "gpus": tuple(machine["gpus"])}) for machine in row["machine"]]
-    return Gpu(
+    return GpuOffer(
         name=name,
         title=f"{row['title']} {row['memory_gb']} GB",
         memory_gb=row["memory_gb"],
@@ -195,7 +195,7 @@ def _zones(text: str) -> Iterator[str]:
         yield from (f"{region}-{letter}" for letter in letters.split(","))
 
 
-def _problems(gpu: Gpu) -> Iterator[str]:
+def _problems(gpu: GpuOffer) -> Iterator[str]:
     if gpu.default_machine_type not in gpu.machine_types:
         yield f"no machine type {gpu.default_machine_type}"
     if len(set(gpu.zones)) != len(gpu.zones):

@@ -5,11 +5,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 from launcher.backends.door import Condition, Leftover, Listing, Machine, Output, Removed, Submitted, Tell
 from launcher.backends.gcp.compute import ZONE, Compute
-from launcher.backends.gcp.plan import Plan
+from launcher.backends.gcp.plan import VmPlan
 from launcher.backends.gcp.provision import PAUSE_S, REMOVE_S, provision
 from launcher.backends.gcp.refusals import DeniedError
-from launcher.backends.gcp.resources import Disk, Instance
-from launcher.jobs.records import NAME, Phase
+from launcher.backends.gcp.resources import Instance, VmDisk
+from launcher.jobs.records import NAME, LaunchPhase
 from workload.contract.errors import RooflaunchError, ToolError
 from workload.contract.text import duration
 from workload.storage.store import UnreachableError
@@ -39,7 +39,7 @@ class ComputeMachines:
     def now_s(self) -> float:
         return self.compute.now_s()
 
-    def submit(self, plan: Plan, tell: Tell) -> Submitted:
+    def submit(self, plan: VmPlan, tell: Tell) -> Submitted:
         """A running VM for the plan, in the first zone that has it; the VM of that name if there is one already.
 
         Of a zone that does not answer nothing is known: that no plan is submitted twice, a launch's record sees to,
@@ -74,7 +74,7 @@ class ComputeMachines:
 
     def phases(self, machine: Machine) -> Mapping[str, str]:
         published = self.compute.guest_attributes(machine.zone, machine.name)
-        return {phase: published[phase] for phase in Phase if phase in published}
+        return {phase: published[phase] for phase in LaunchPhase if phase in published}
 
     def leftovers(self) -> Listing[Leftover]:
         """VMs that are stopped for good or, by the cloud's clock, past their limit; disks past it that no VM uses."""
@@ -223,7 +223,7 @@ def _why_left(vm: Machine, now_s: float) -> str:
     return _past(vm.deadline_s, now_s) if is_past else ""
 
 
-def _is_left(disk: Disk, now_s: float) -> bool:
+def _is_left(disk: VmDisk, now_s: float) -> bool:
     is_ours = NAME.fullmatch(disk.name) is not None
     return is_ours and not disk.users and disk.deadline_s is not None and now_s > disk.deadline_s + GRACE_S
 

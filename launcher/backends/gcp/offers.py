@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.backends.gcp import gpus
-from launcher.backends.gcp.gpus import Gpu
+from launcher.backends.gcp.gpus import GpuOffer
 from launcher.backends.gcp.skus import PriceList
 from workload.contract import peaks, tables
 from workload.contract.invocation import as_typed
 from workload.contract.prices import Listed
 from workload.contract.spec import Precision
-from workload.contract.tables import Column, Format
+from workload.contract.tables import Column, TableFormat
 from workload.contract.text import terminal_width, wrapped
 
 # Where a GPU without a price in the table is looked up.
@@ -50,7 +50,7 @@ PEOPLE = (
 class Offer:
     """A GPU on a machine type, with its price in one region; `price` None: none is known anywhere."""
 
-    gpu: Gpu
+    gpu: GpuOffer
     machine_type: str
     price: Listed | None
 
@@ -94,10 +94,10 @@ def offers(today: PriceList | None = None) -> Iterator[Offer]:
             yield Offer(gpu=gpu, machine_type=usual.name, price=newer)
 
 
-def render(form: Format, *, wide: bool = False, today: PriceList | None = None) -> str:
+def render(form: TableFormat, *, wide: bool = False, today: PriceList | None = None) -> str:
     """The table; for people with what its figures mean below it, as wide as the terminal."""
     rows = [offer.to_row() for offer in offers(today)]
-    if form is not Format.TABLE:
+    if form is not TableFormat.TABLE:
         return tables.render(rows, DATA, form)
     sources = dict.fromkeys(f"as of {row['read']}: {row['source']}" for row in rows if row["read"])
     notes = [wrapped(as_typed(note), terminal_width(sys.stdout)) for note in (*sources, *NOTES)]

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from launcher.backends.gcp import choices, gpus, plan_text, vm_images
-from launcher.backends.gcp.gpus import Driver, Gpu, VmImage
+from launcher.backends.gcp.gpus import Driver, GpuOffer, VmImage
 from launcher.backends.gcp.options import Options
 from launcher.backends.gcp.plan_text import PROGRAMS
 from launcher.backends.gcp.planned_vm import PlannedVm
@@ -30,14 +30,14 @@ MAX_METADATA_BYTES = 250_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan(PlannedVm):
+class VmPlan(PlannedVm):
     """Everything that a launch is about to do, as its user reads it and as `submit` sends it."""
 
-    def renamed(self, request: Request) -> "Plan":
+    def renamed(self, request: Request) -> "VmPlan":
         """The same as a launch of its own."""
         return replace(self, request=request)
 
-    def launched(self, now: datetime, *, image: str) -> "Plan":
+    def launched(self, now: datetime, *, image: str) -> "VmPlan":
         """The same at that time, which its name has too, with the image by the registry's digest."""
         request = replace(
             self.request,
@@ -49,7 +49,7 @@ class Plan(PlannedVm):
         _check_size(plan)
         return plan
 
-    def on_image(self, image: VmImage, notes: tuple[str, ...]) -> "Plan":
+    def on_image(self, image: VmImage, notes: tuple[str, ...]) -> "VmPlan":
         """The same with the image that was found for it."""
         driver = self.driver if self.driver is Driver.NONE else image.driver
         return replace(
@@ -81,7 +81,7 @@ def make_plan(
     token: str,
     today: PriceList | None = None,
     notes: Sequence[str] = (),
-) -> Plan:
+) -> VmPlan:
     """The plan of `launch gcp`; touches nothing but the tables and the start-up script.
 
     `image` has the registry's digest, except in a dry run. `token`: 6 hex digits that make the name unique; `now` is
@@ -124,7 +124,7 @@ def make_plan(
             "secure_boot": bool(options.secure_boot),
         },
     )
-    plan = Plan(
+    plan = VmPlan(
         request=request,
         settings=settings,
         gpu=gpu,
@@ -140,7 +140,7 @@ def make_plan(
     return replace(plan, notes=(*changed, *notes, *_notes(plan)))
 
 
-def _name(gpu: Gpu, now: datetime, *, token: str) -> str:
+def _name(gpu: GpuOffer, now: datetime, *, token: str) -> str:
     return f"rooflaunch-{gpu.name}-{now.astimezone(UTC):%Y%m%d-%H%M%S}-{token}"
 
 
@@ -157,7 +157,7 @@ def _checked_image(image: str) -> str:
     return image
 
 
-def _check_size(plan: Plan) -> None:
+def _check_size(plan: VmPlan) -> None:
     size = sum(len(key) + len(value.encode()) for key, value in plan.metadata().items())
     if size > MAX_METADATA_BYTES:
         raise UsageError(
@@ -166,7 +166,7 @@ def _check_size(plan: Plan) -> None:
         )
 
 
-def _notes(plan: Plan) -> Iterator[str]:
+def _notes(plan: VmPlan) -> Iterator[str]:
     if plan.driver is Driver.NONE:
         yield f"the run computes on the VM's CPU; its {plan.gpu.title} is paid for all the same"
     elif plan.request.gpu_count > 1:

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from launcher.backends.gcp.choices import AROUND_S, SECONDS_PER_H
-from launcher.backends.gcp.gpus import Driver, Gpu, MachineType, VmImage
+from launcher.backends.gcp.gpus import Driver, GpuOffer, MachineType, VmImage
 from launcher.backends.gcp.options import Options
 from launcher.backends.gcp.resources import LIMIT_LABEL
 from launcher.backends.gcp.settings import Settings
@@ -32,7 +32,7 @@ class PlannedVm:
 
     request: Request
     settings: Settings
-    gpu: Gpu
+    gpu: GpuOffer
     machine: MachineType
     vm_images: tuple[VmImage, ...]
     driver: Driver

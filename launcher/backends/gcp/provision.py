@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from launcher.backends.door import Tried
 from launcher.backends.gcp.compute import Compute
-from launcher.backends.gcp.plan import Plan
+from launcher.backends.gcp.plan import VmPlan
 from launcher.backends.gcp.refusals import (
     NOT_IN_ZONE,
     QUOTA_EXCEEDED,
@@ -79,7 +79,7 @@ class StrangerError(ToolError):
 
 
 def provision(
-    plan: Plan,
+    plan: VmPlan,
     compute: Compute,
     *,
     budget_s: float = BUDGET_S,
@@ -146,7 +146,7 @@ class _Provisioning:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: VmPlan,
         compute: Compute,
         *,
         budget_s: float,

@@ -64,7 +64,7 @@ class Instance(Machine):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Disk:
+class VmDisk:
     """A disk; `users` are the names of the VMs that have it, `deadline_s` is when its launch was to be over."""
 
     name: str
@@ -145,8 +145,8 @@ def instance(answer: Any) -> Instance:
     )
 
 
-def disk(answer: Any) -> Disk:
-    return Disk(
+def disk(answer: Any) -> VmDisk:
+    return VmDisk(
         name=str(answer.name),
         zone=last_part(answer.zone),
         size_gb=int(answer.size_gb),

@@ -49,7 +49,7 @@ class Response(Protocol):
     def json(self) -> Any: ...
 
 
-class Session(Protocol):
+class HttpSession(Protocol):
     """What is used of google-auth's AuthorizedSession."""
 
     def request(self, method: str, url: str, *, json: Any = None, timeout: float) -> Response: ...
@@ -58,7 +58,7 @@ class Session(Protocol):
 class Services:
     """What one project has, as far as our account may see it."""
 
-    def __init__(self, project: str, session: Session) -> None:
+    def __init__(self, project: str, session: HttpSession) -> None:
         self.project = project
         self._session = session
         self._roles: dict[str, frozenset[str]] = {}

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.backends.gcp.gpus import Gpu, MachineType
+from launcher.backends.gcp.gpus import GpuOffer, MachineType
 from launcher.jobs.records import Price
 from workload.contract.prices import Listed, disk_usd_per_h
 
@@ -37,7 +37,7 @@ class Sku:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class PricedPart:
     """What a SKU must be to be a part of a price. `text`: its whole description, as a pattern."""
 
     text: str
@@ -58,21 +58,29 @@ class PriceList:
     skus: Sequence[Sku]
     read: str
 
-    def usd(self, part: Part, region: str) -> float | None:
+    def usd(self, part: PricedPart, region: str) -> float | None:
         """Per unit; None: no SKU fits, or two that differ."""
         fitting = {
             sku.usd for sku in self.skus if part.fits(sku) and (region in sku.regions or EVERYWHERE in sku.regions)
         }
         return fitting.pop() if len(fitting) == 1 else None
 
-    def vm_usd_per_h(self, gpu: Gpu, machine: MachineType, count: int, region: str, *, spot: bool) -> float | None:
+    def vm_usd_per_h(self, gpu: GpuOffer, machine: MachineType, count: int, region: str, *, spot: bool) -> float | None:
         """A VM with its GPUs; None where a part is unknown, and for a spot price above the usual one: bad data."""
         usd = self._sum(gpu, machine, count, region, spot=spot)
         usual = self._sum(gpu, machine, count, region, spot=False) if spot else usd
         return None if usd is None or (usual is not None and usd > usual) else usd
 
     def price(
-        self, gpu: Gpu, machine: MachineType, count: int, region: str, *, spot: bool, disk_gb: int, external_ip: bool
+        self,
+        gpu: GpuOffer,
+        machine: MachineType,
+        count: int,
+        region: str,
+        *,
+        spot: bool,
+        disk_gb: int,
+        external_ip: bool,
     ) -> Price | None:
         """All that a launch is charged by the hour; None where a part is unknown."""
         vm = self.vm_usd_per_h(gpu, machine, count, region, spot=spot)
@@ -88,7 +96,7 @@ class PriceList:
             address_usd_per_h=address,
         )
 
-    def listed(self, gpu: Gpu, machine: MachineType, count: int, region: str) -> Listed | None:
+    def listed(self, gpu: GpuOffer, machine: MachineType, count: int, region: str) -> Listed | None:
         """A row of a price table; None where neither price is known."""
         usual, spot = (self.vm_usd_per_h(gpu, machine, count, region, spot=each) for each in (False, True))
         if usual is None and spot is None:
@@ -104,7 +112,7 @@ class PriceList:
             usd_per_h_spot=spot,
         )
 
-    def _sum(self, gpu: Gpu, machine: MachineType, count: int, region: str, *, spot: bool) -> float | None:
+    def _sum(self, gpu: GpuOffer, machine: MachineType, count: int, region: str, *, spot: bool) -> float | None:
         if gpu.sku is None or gpu.series is None or machine.ram_gb is None:
             return None
         amounts = (count, machine.vcpus, machine.ram_gb)
@@ -113,18 +121,18 @@ class PriceList:
         return sum(map(math.prod, zip(known, amounts, strict=True))) if len(known) == len(parts) else None
 
 
-def vm_parts(gpu: str, series: str, *, spot: bool) -> tuple[Part, Part, Part]:
+def vm_parts(gpu: str, series: str, *, spot: bool) -> tuple[PricedPart, PricedPart, PricedPart]:
     """A GPU, a core and a GB of memory; `gpu` and `series` as the descriptions call them."""
     usage, before = (PREEMPTIBLE, "Spot Preemptible ") if spot else (ON_DEMAND, "")
     attached = "attached to Spot Preemptible VMs " if spot else ""
     gpu, series = re.escape(gpu), re.escape(series)
     return (
-        Part(text=f"{gpu} {attached}running in .+", groups={"GPU"}, usage=usage, unit=PER_H),
+        PricedPart(text=f"{gpu} {attached}running in .+", groups={"GPU"}, usage=usage, unit=PER_H),
         # Cores and memory of the N1 are in one group.
-        Part(
+        PricedPart(
             text=f"{before}{series} Instance Core running in .+", groups={"CPU", "N1Standard"}, usage=usage, unit=PER_H
         ),
-        Part(
+        PricedPart(
             text=f"{before}{series} Instance Ram running in .+",
             groups={"RAM", "N1Standard"},
             usage=usage,
@@ -133,18 +141,18 @@ def vm_parts(gpu: str, series: str, *, spot: bool) -> tuple[Part, Part, Part]:
     )
 
 
-def disk_part(kind: str) -> Part:
+def disk_part(kind: str) -> PricedPart:
     """In most regions the description names them; that of the first ones does not."""
-    return Part(text=f"{DISKS[kind]}( in .+)?", groups={"SSD"}, usage=ON_DEMAND, unit=GB_PER_MONTH)
+    return PricedPart(text=f"{DISKS[kind]}( in .+)?", groups={"SSD"}, usage=ON_DEMAND, unit=GB_PER_MONTH)
 
 
-def address_part(*, spot: bool) -> Part:
+def address_part(*, spot: bool) -> PricedPart:
     """In all regions alike. Some hours of a month are free: they are not counted on, as others may have used them."""
     kind = "Spot Preemptible" if spot else "Standard"
-    return Part(text=f"External IP Charge on a {kind} VM", groups={"IpAddress"}, usage=ON_DEMAND, unit=PER_H)
+    return PricedPart(text=f"External IP Charge on a {kind} VM", groups={"IpAddress"}, usage=ON_DEMAND, unit=PER_H)
 
 
-def all_parts(gpus: Iterable[Gpu]) -> tuple[Part, ...]:
+def all_parts(gpus: Iterable[GpuOffer]) -> tuple[PricedPart, ...]:
     """What is kept of the whole list."""
     vms = [
         part
@@ -157,7 +165,7 @@ def all_parts(gpus: Iterable[Gpu]) -> tuple[Part, ...]:
     return (*vms, *beside)
 
 
-def wanted(documents: Iterable[Any], parts: Sequence[Part]) -> Iterator[Sku]:
+def wanted(documents: Iterable[Any], parts: Sequence[PricedPart]) -> Iterator[Sku]:
     """The SKUs that are a part of some price, of the list as it is answered; what has another form is passed over."""
     for document in documents:
         sku = _sku(document)

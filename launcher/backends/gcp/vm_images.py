@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from launcher.backends.gcp import gpus
-from launcher.backends.gcp.gpus import Driver, Gpu, VmImage
+from launcher.backends.gcp.gpus import Driver, GpuOffer, VmImage
 from launcher.backends.gcp.options import Options
 from launcher.backends.gcp.refusals import DeniedError
 from launcher.backends.gcp.settings import PROJECT
@@ -49,7 +49,7 @@ def parse(text: str) -> VmImage:
     return known.get(named.path, named)
 
 
-def candidates(gpu: Gpu, options: Options, *, with_driver: bool) -> tuple[VmImage, ...]:
+def candidates(gpu: GpuOffer, options: Options, *, with_driver: bool) -> tuple[VmImage, ...]:
     """The images to look for, in this order: the one that is asked for, or the GPU's, as far as its driver loads."""
     chosen = (parse(options.vm_image),) if options.vm_image else gpu.vm_images
     if options.vm_driver:

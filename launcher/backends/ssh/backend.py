@@ -8,7 +8,7 @@ from launcher.backends.door import Job
 from launcher.backends.ssh import site
 from launcher.backends.ssh.machines import ROOT, SshMachines
 from launcher.backends.ssh.options import Options, Where
-from launcher.backends.ssh.plan import Plan, make_plan
+from launcher.backends.ssh.plan import SshPlan, make_plan
 from launcher.backends.ssh.prepare import prepare
 from launcher.checks import Check
 from workload.storage.ssh import Connection, Login, SshFolder, parse_login
@@ -26,11 +26,11 @@ class Ssh:
         del options, offline
         return parse_login(where.host, where.port)
 
-    def plan(self, job: Job, options: Options, settings: Login, *, now: datetime, offline: bool = False) -> Plan:
+    def plan(self, job: Job, options: Options, settings: Login, *, now: datetime, offline: bool = False) -> SshPlan:
         del offline
         return make_plan(job.resolved, options, settings, now=now, token=job.token)
 
-    def prepare(self, draft: Plan, machines: SshMachines) -> Plan:
+    def prepare(self, draft: SshPlan, machines: SshMachines) -> SshPlan:
         return prepare(draft, machines)
 
     def machines(self, settings: Login) -> SshMachines:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from launcher.backends.door import Condition, Leftover, Listing, Machine, Output, Removed, Submitted, Tell
-from launcher.backends.ssh.plan import Plan
+from launcher.backends.ssh.plan import SshPlan
 from launcher.jobs.records import NAME
 from workload.contract.errors import NoCapacityError, ToolError
 from workload.contract.text import printable
@@ -60,7 +60,7 @@ class SshMachines:
         assert self._offset_s is not None
         return self._monotonic() + self._offset_s
 
-    def submit(self, plan: Plan, tell: Tell) -> Submitted:
+    def submit(self, plan: SshPlan, tell: Tell) -> Submitted:
         """Start the job in a session of its own there. Another that runs on this machine would disturb both."""
         assert plan.start is not None
         tell(f"starting the job on {self.place}")

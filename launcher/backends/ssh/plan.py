@@ -31,7 +31,7 @@ class Start:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class SshPlan:
     """Everything that a launch is about to do; `start` and `machine` once the machine was looked at."""
 
     request: Request
@@ -52,7 +52,7 @@ class Plan:
         """The run as it will be done."""
         return RunSpec(**self.request.spec)
 
-    def renamed(self, request: Request) -> "Plan":
+    def renamed(self, request: Request) -> "SshPlan":
         """The same as a job of its own."""
         return replace(self, request=request)
 
@@ -92,7 +92,7 @@ class Plan:
         }
 
 
-def make_plan(resolved: Resolved, options: Options, login: Login, *, now: datetime, token: str) -> Plan:
+def make_plan(resolved: Resolved, options: Options, login: Login, *, now: datetime, token: str) -> SshPlan:
     """The draft: what the machine has is not known yet. Raises `UsageError` for options that exclude each other."""
     _check(options)
     label = NAMED.sub("-", login.host.lower())[:MOST_NAMED].strip("-") or "host"
@@ -109,7 +109,7 @@ def make_plan(resolved: Resolved, options: Options, login: Login, *, now: dateti
         prices=_prices(options.usd_per_h, login.host, now),
         options={"host": login.host},
     )
-    return Plan(request=request, login=login, options=options)
+    return SshPlan(request=request, login=login, options=options)
 
 
 def _check(options: Options) -> None:

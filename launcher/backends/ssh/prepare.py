@@ -8,7 +8,7 @@ from launcher import images
 from launcher.backends.ssh import site as sites
 from launcher.backends.ssh.machines import SshMachines
 from launcher.backends.ssh.options import Options
-from launcher.backends.ssh.plan import Plan, Start
+from launcher.backends.ssh.plan import SshPlan, Start
 from launcher.backends.ssh.site import Site
 from launcher.build import NEEDED_BYTES as BUILD_BYTES
 from launcher.kinds import Runtime
@@ -23,7 +23,7 @@ SOCKET = "/var/run/docker.sock"
 HOST = "/host"
 
 
-def prepare(draft: Plan, machines: SshMachines) -> Plan:
+def prepare(draft: SshPlan, machines: SshMachines) -> SshPlan:
     """The plan as it will be done. Raises `ToolError` where the machine cannot do it."""
     spec, options = draft.spec, draft.options
     code = images.make_recipe(images.require_flavour(CPU_FLAVOUR)).context()

@@ -8,7 +8,7 @@ from typing import Any
 from launcher import images
 from launcher.backends.ssh.machines import SshMachines
 from launcher.build import NEEDED_BYTES as BUILD_BYTES
-from launcher.checks import Check, Part
+from launcher.checks import Check, CheckPart
 from launcher.machine.runtime import CPU_FLAVOUR
 from workload.contract.errors import ToolError
 from workload.contract.text import counted
@@ -105,7 +105,7 @@ def look_at(machines: SshMachines, *, python: str = USUAL_PYTHON, code: str = "n
 
 def checks(machines: SshMachines) -> Iterator[Check]:
     """For `launch doctor ssh`."""
-    part = Part("ssh")
+    part = CheckPart("ssh")
     try:
         site = look_at(machines)
     except ToolError as error:
@@ -138,7 +138,7 @@ def checks(machines: SshMachines) -> Iterator[Check]:
     yield from _jobs(machines, part)
 
 
-def _jobs(machines: SshMachines, part: Part) -> Iterator[Check]:
+def _jobs(machines: SshMachines, part: CheckPart) -> Iterator[Check]:
     running = [job.name for job in machines.look()]
     if running:
         yield part.note(

@@ -21,7 +21,7 @@ from launcher.agent import home as home_files
 from launcher.agent.agent import MARGIN_S, Agent
 from launcher.agent.stop import Stop, Why
 from launcher.jobs import records
-from launcher.jobs.records import Heartbeat, Phase, Request, Result
+from launcher.jobs.records import Heartbeat, LaunchPhase, Request, Result
 from launcher.machine import containers, runtime
 from launcher.machine import engine as docker_engine
 from tests.launcher.backends.gcp.fake_vm import make_request
@@ -311,7 +311,7 @@ def test_the_profiled_repeat_is_sent_with_its_profile(
     machine.trains(*machine.run_of("run-1"), *machine.run_of("run-2"), lambda: machine.trains(profile))
     result = machine.work()
     assert (result.exit_code, result.runs) == (0, ["run-1", "run-2"])
-    assert list(result.phases)[2:] == [each.value for each in list(Phase)[5:]]
+    assert list(result.phases)[2:] == [each.value for each in list(LaunchPhase)[5:]]
     assert "runs/run-1/ncu/kernels.csv" in machine.bucket.held
     costs = [machine.bucket.record(name)["cost"]["billed_s"] for name in result.runs]
     assert costs == [60 + 100 + 40, 100]
@@ -438,7 +438,7 @@ def test_an_upload_that_fails_is_tried_again_at_the_end(failures: int, code: Exi
     assert result.exit_code == code
     assert result.runs == (["run-1", "run-2"] if code == ExitCode.DONE else [])
     assert result.error == ("" if code == ExitCode.DONE else "the bucket does not answer")
-    assert (Phase.UPLOADED in result.phases) is (code == ExitCode.DONE)
+    assert (LaunchPhase.UPLOADED in result.phases) is (code == ExitCode.DONE)
 
 
 def test_an_engine_that_goes_away_keeps_what_was_measured(machine: Machine) -> None:

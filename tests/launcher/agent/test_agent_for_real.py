@@ -15,7 +15,7 @@ import pytest
 
 from launcher.agent import landlord
 from launcher.jobs import records
-from launcher.jobs.records import Heartbeat, Phase, Request, Result
+from launcher.jobs.records import Heartbeat, LaunchPhase, Request, Result
 from workload.contract import bundle
 from workload.contract.errors import ExitCode
 from workload.contract.spec import resolve
@@ -93,7 +93,12 @@ def test_a_run_without_a_cloud_or_a_container(tower: Tower) -> None:
     assert tower.work() == 0, tower.log()
     result = tower.result()
     assert (result.exit_code, result.error, result.zone, result.usd) == (0, "", "", None)
-    assert list(result.phases) == [Phase.RUN_STARTED, Phase.RUN_ENDED, Phase.UPLOADED, Phase.FINISHED]
+    assert list(result.phases) == [
+        LaunchPhase.RUN_STARTED,
+        LaunchPhase.RUN_ENDED,
+        LaunchPhase.UPLOADED,
+        LaunchPhase.FINISHED,
+    ]
     [run_id] = result.runs
     record = tower.record(run_id)
     environment = record["environment"]

@@ -9,8 +9,8 @@ from fake_docker import FakeDocker
 from launcher import images
 from launcher.kinds import Runtime
 from launcher.machine import containers
-from launcher.machine.containers import Limits
-from launcher.machine.engine import Container, Ended, Image
+from launcher.machine.containers import ContainerLimits
+from launcher.machine.engine import Container, ContainerEnd, Image
 from launcher.machine.runtime import Choice
 from launcher.machine.watcher import Watcher
 from workload.contract.errors import InterruptedRunError, OutOfDeviceMemoryError, RooflaunchError, RunFailedError
@@ -28,7 +28,7 @@ def choice(docker: FakeDocker) -> Choice:
 
 
 def describe(choice: Choice, spec: RunSpec, **changes: Any) -> Container:
-    plain: dict[str, Any] = {"output": Path("/out"), "command": ["train"], "limits": Limits()}
+    plain: dict[str, Any] = {"output": Path("/out"), "command": ["train"], "limits": ContainerLimits()}
     return containers.describe(choice, containers.place_paths(spec), **plain | changes)
 
 
@@ -51,7 +51,7 @@ def test_plain_run_gets_its_output_folder_and_nothing_else(
 
 
 def test_limits_and_gpus(choice: Choice) -> None:
-    limits = Limits(shm_bytes=1, memory_bytes=2, cpus=1.5)
+    limits = ContainerLimits(shm_bytes=1, memory_bytes=2, cpus=1.5)
     found = describe(replace(choice, gpus=True), RunSpec(), limits=limits)
     assert (found.shm_bytes, found.memory_bytes, found.cpus, found.gpus) == (1, 2, 1.5, True)
     assert describe(choice, RunSpec()).gpus is False
@@ -159,7 +159,7 @@ def test_driver_that_restricts_counters(text: str | None, restricted: bool, tmp_
     assert containers.counters_restricted(parameters) is restricted
 
 
-def follow(docker: FakeDocker, out: list[str]) -> Ended:
+def follow(docker: FakeDocker, out: list[str]) -> ContainerEnd:
     return containers.follow(docker.engine(), TIMING, on_line=out.append)
 
 
@@ -167,7 +167,7 @@ def test_output_goes_to_us_and_messages_to_stderr(docker: FakeDocker, capsys: py
     docker.containers.pieces = [(b"/out/a\n", b"warmup 1/3\n")]
     docker.containers.exit_code = 6
     out: list[str] = []
-    assert follow(docker, out) == Ended(exit_code=6, out_of_memory=False)
+    assert follow(docker, out) == ContainerEnd(exit_code=6, out_of_memory=False)
     assert out == ["/out/a"]
     assert capsys.readouterr() == ("", "warmup 1/3\n")
     assert docker.containers.there == {}
@@ -193,7 +193,7 @@ def test_first_signal_lets_the_trainer_seal_its_bundle_and_the_second_kills_it(
     docker.containers.exit_code = 130
     out: list[str] = []
     first = sent[0] if sent else None
-    assert follow(docker, out) == Ended(exit_code=exit_code, out_of_memory=False, signal=first)
+    assert follow(docker, out) == ContainerEnd(exit_code=exit_code, out_of_memory=False, signal=first)
     assert docker.containers.created[0].signals == received
     assert out == lines
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
@@ -217,7 +217,7 @@ def test_a_watcher_hears_everything_and_handles_signals_itself(
     )
     out: list[str] = []
     ended = containers.follow(docker.engine(), TIMING, on_line=out.append, watcher=watcher)
-    assert ended == Ended(exit_code=0, out_of_memory=False)
+    assert ended == ContainerEnd(exit_code=0, out_of_memory=False)
     assert heard == ["started fake_0", "warmup 1/3", "ended"]
     assert (out, handlers) == (["/out/a"], [before])
     assert capsys.readouterr() == ("", "")
@@ -240,43 +240,43 @@ def test_signal_while_the_container_starts_reaches_it(docker: FakeDocker, monkey
     ("ended", "limits", "error", "message", "hint"),
     [
         (
-            Ended(exit_code=137, out_of_memory=True),
-            Limits(memory_bytes=536_870_912),
+            ContainerEnd(exit_code=137, out_of_memory=True),
+            ContainerLimits(memory_bytes=536_870_912),
             OutOfDeviceMemoryError,
             "the run was killed at the container's limit of 512m of memory",
             "a smaller --batch-size, fewer --workers, or more --memory",
         ),
         (
-            Ended(exit_code=137, out_of_memory=True),
-            Limits(),
+            ContainerEnd(exit_code=137, out_of_memory=True),
+            ContainerLimits(),
             OutOfDeviceMemoryError,
             "the run was killed for want of memory",
             "a smaller --batch-size, fewer --workers, or more --memory",
         ),
         (
-            Ended(exit_code=137, out_of_memory=False),
-            Limits(memory_bytes=536_870_912),
+            ContainerEnd(exit_code=137, out_of_memory=False),
+            ContainerLimits(memory_bytes=536_870_912),
             RunFailedError,
             "the container was killed (SIGKILL)",
             "run again; `docker events` tells who did it",
         ),
         (
-            Ended(exit_code=139, out_of_memory=False),
-            Limits(),
+            ContainerEnd(exit_code=139, out_of_memory=False),
+            ContainerLimits(),
             RunFailedError,
             "the trainer was killed by SIGSEGV",
             "run again; `docker events` tells who did it",
         ),
         (
-            Ended(exit_code=137, out_of_memory=False, signal=signal.SIGINT),
-            Limits(),
+            ContainerEnd(exit_code=137, out_of_memory=False, signal=signal.SIGINT),
+            ContainerLimits(),
             InterruptedRunError,
             "interrupted by Ctrl-C",
             "run again; a bundle that was open keeps its steps",
         ),
         (
-            Ended(exit_code=0, out_of_memory=False, signal=signal.SIGHUP),
-            Limits(),
+            ContainerEnd(exit_code=0, out_of_memory=False, signal=signal.SIGHUP),
+            ContainerLimits(),
             InterruptedRunError,
             "interrupted: the terminal was closed",
             "run again; a bundle that was open keeps its steps",
@@ -284,7 +284,7 @@ def test_signal_while_the_container_starts_reaches_it(docker: FakeDocker, monkey
     ],
 )
 def test_what_is_said_of_a_container_that_was_ended(
-    ended: Ended, limits: Limits, error: type[RooflaunchError], message: str, hint: str
+    ended: ContainerEnd, limits: ContainerLimits, error: type[RooflaunchError], message: str, hint: str
 ) -> None:
     found = containers.explain(ended, limits)
     assert found is not None
@@ -293,8 +293,11 @@ def test_what_is_said_of_a_container_that_was_ended(
 
 @pytest.mark.parametrize("exit_code", [0, 1, 6, 7, 130, 143])
 def test_trainer_that_came_to_its_own_end_has_said_it(exit_code: int) -> None:
-    assert containers.explain(Ended(exit_code=exit_code, out_of_memory=False), Limits()) is None
+    assert containers.explain(ContainerEnd(exit_code=exit_code, out_of_memory=False), ContainerLimits()) is None
 
 
 def test_trainer_that_was_interrupted_has_said_it() -> None:
-    assert containers.explain(Ended(exit_code=130, out_of_memory=False, signal=signal.SIGINT), Limits()) is None
+    assert (
+        containers.explain(ContainerEnd(exit_code=130, out_of_memory=False, signal=signal.SIGINT), ContainerLimits())
+        is None
+    )

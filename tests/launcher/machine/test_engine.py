@@ -15,7 +15,7 @@ import urllib3
 from fake_docker import FakeDocker
 
 from launcher.machine import engine
-from launcher.machine.engine import Container, Ended, Event, Image
+from launcher.machine.engine import Container, ContainerEnd, EngineEvent, Image
 from workload.contract.errors import ExitCode, ToolError, UsageError
 
 FULL = Container(
@@ -143,17 +143,20 @@ def test_a_line_is_handed_over_as_soon_as_it_is_whole() -> None:
 @pytest.mark.parametrize(
     ("message", "event"),
     [
-        ({"stream": "Step 1/3 : FROM x\n"}, Event(text="Step 1/3 : FROM x\n")),
-        ({"status": "Pulling", "id": "12-slim"}, Event(text="12-slim: Pulling")),
-        ({"status": "Digest: sha256:ab"}, Event(text="Digest: sha256:ab")),
-        ({"aux": {"ID": "sha256:cd"}}, Event(image_id="sha256:cd")),
-        ({"aux": {"Tag": "1", "Digest": "sha256:ab", "Size": 3}, "progressDetail": {}}, Event(digest="sha256:ab")),
-        ({"error": "boom", "errorDetail": {"message": "boom"}}, Event(error="boom")),
-        ({"id": "12-slim"}, Event()),
-        ({}, Event()),
+        ({"stream": "Step 1/3 : FROM x\n"}, EngineEvent(text="Step 1/3 : FROM x\n")),
+        ({"status": "Pulling", "id": "12-slim"}, EngineEvent(text="12-slim: Pulling")),
+        ({"status": "Digest: sha256:ab"}, EngineEvent(text="Digest: sha256:ab")),
+        ({"aux": {"ID": "sha256:cd"}}, EngineEvent(image_id="sha256:cd")),
+        (
+            {"aux": {"Tag": "1", "Digest": "sha256:ab", "Size": 3}, "progressDetail": {}},
+            EngineEvent(digest="sha256:ab"),
+        ),
+        ({"error": "boom", "errorDetail": {"message": "boom"}}, EngineEvent(error="boom")),
+        ({"id": "12-slim"}, EngineEvent()),
+        ({}, EngineEvent()),
     ],
 )
-def test_messages_of_a_build_or_a_push(message: dict[str, Any], event: Event) -> None:
+def test_messages_of_a_build_or_a_push(message: dict[str, Any], event: EngineEvent) -> None:
     assert engine._event(message) == event
 
 
@@ -411,7 +414,7 @@ def test_what_a_registry_has_an_image_for(
         docker.engine().registry_platforms("debian:13")
 
 
-def run(docker: FakeDocker) -> tuple[Ended, list[str], list[str]]:
+def run(docker: FakeDocker) -> tuple[ContainerEnd, list[str], list[str]]:
     out: list[str] = []
     err: list[str] = []
     with docker.engine().started(FULL) as running:
@@ -423,7 +426,7 @@ def test_container_is_followed_and_removed(docker: FakeDocker) -> None:
     docker.containers.pieces = [(b"results/a\nres", b"warm"), (None, b"up\n"), (b"ults/b", None), (None, b"end")]
     docker.containers.exit_code, docker.containers.out_of_memory = 7, True
     assert run(docker) == (
-        Ended(exit_code=7, out_of_memory=True),
+        ContainerEnd(exit_code=7, out_of_memory=True),
         ["results/a", "results/b"],
         ["warmup", "end"],
     )

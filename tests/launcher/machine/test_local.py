@@ -15,8 +15,8 @@ from launcher.__main__ import main
 from launcher.kinds import Runtime
 from launcher.machine import containers, local
 from launcher.machine import engine as docker_engine
-from launcher.machine.containers import Limits
-from launcher.machine.local import Plan
+from launcher.machine.containers import ContainerLimits
+from launcher.machine.local import LocalPlan
 from launcher.machine.runtime import Choice
 from workload.contract import bundle
 from workload.contract.bundle import Status
@@ -34,8 +34,8 @@ def launch(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
     return main()
 
 
-def make_plan(given: dict[str, object], choice: Choice = PROCESS, **changes: Any) -> Plan:
-    plain: dict[str, Any] = {"output": Path("out"), "limits": Limits()}
+def make_plan(given: dict[str, object], choice: Choice = PROCESS, **changes: Any) -> LocalPlan:
+    plain: dict[str, Any] = {"output": Path("out"), "limits": ContainerLimits()}
     return local.make_plan(resolve(given, {}, None), choice, **plain | changes)
 
 
@@ -132,8 +132,10 @@ def test_plan_of_a_container_touches_nothing(choice: Choice, caller: Path) -> No
     assert list(caller.iterdir()) == []
 
 
-@pytest.mark.parametrize("limits", [Limits(memory_bytes=1), Limits(cpus=1), Limits(shm_bytes=1)])
-def test_limits_need_a_container(limits: Limits, choice: Choice) -> None:
+@pytest.mark.parametrize(
+    "limits", [ContainerLimits(memory_bytes=1), ContainerLimits(cpus=1), ContainerLimits(shm_bytes=1)]
+)
+def test_limits_need_a_container(limits: ContainerLimits, choice: Choice) -> None:
     assert make_plan({}, choice, limits=limits).limits == limits
     with pytest.raises(UsageError) as caught:
         make_plan({}, limits=limits)
@@ -412,7 +414,7 @@ def test_container_that_was_killed_while_it_imported_torch_leaves_a_bundle(
     docker: FakeDocker, choice: Choice, caller: Path
 ) -> None:
     docker.containers.exit_code, docker.containers.out_of_memory = 137, True
-    limits = Limits(memory_bytes=300 * 2**20)
+    limits = ContainerLimits(memory_bytes=300 * 2**20)
     outcome = local.run(make_plan({"device": "cpu"}, choice, limits=limits, outside={"host": {"kernel": "6.1"}}))
     (found,) = outcome.bundles
     assert (outcome.exit_code, found.path.parent.absolute()) == (ExitCode.OUT_OF_MEMORY, caller / "out")
@@ -438,7 +440,7 @@ def test_container_that_was_killed_for_its_memory(docker: FakeDocker, choice: Ch
         (f"{caller}/out/run-1\n".encode(), None),
     ]
     docker.containers.exit_code, docker.containers.out_of_memory = 137, True
-    outcome = local.run(make_plan({}, choice, limits=Limits(memory_bytes=2**29)))
+    outcome = local.run(make_plan({}, choice, limits=ContainerLimits(memory_bytes=2**29)))
     assert (outcome.exit_code, type(outcome.error)) == (ExitCode.OUT_OF_MEMORY, OutOfDeviceMemoryError)
     (found,) = outcome.bundles
     assert (found.document["status"], len(found.steps())) == ("out_of_memory", 1)

@@ -7,7 +7,7 @@ from itertools import islice
 
 import pytest
 
-from workload.contract.duel import LEAST_QUADRUPLES, PATTERNS, Segment, State, Verdict, judge, order
+from workload.contract.duel import LEAST_QUADRUPLES, PATTERNS, DuelState, DuelVerdict, Segment, judge, order
 
 # The log of a segment's seconds that the machine adds, by position.
 Machine = Callable[[random.Random], Callable[[int], float]]
@@ -72,7 +72,7 @@ MACHINES: dict[str, Machine] = {
 }
 
 
-def verdicts(machine: Machine, *, effect: float, duels: int, quadruples: int = 60) -> list[Verdict | None]:
+def verdicts(machine: Machine, *, effect: float, duels: int, quadruples: int = 60) -> list[DuelVerdict | None]:
     return [
         judge(
             segments(machine(random.Random(seed)), effect=effect, quadruples=quadruples, seed=seed + 1000),
@@ -87,11 +87,11 @@ def test_a_program_against_itself_is_not_called_slower_or_faster(name: str) -> N
     """Also where the machine is in step with the pattern: the lot decides which variant it hits."""
     reached = verdicts(MACHINES[name], effect=0.0, duels=100, quadruples=40)
 
-    wrong = sum(verdict in (Verdict.SLOWER, Verdict.FASTER) for verdict in reached)
+    wrong = sum(verdict in (DuelVerdict.SLOWER, DuelVerdict.FASTER) for verdict in reached)
     # 2 % of 100, and 3 standard errors above that: of a machine that the pattern hits as badly as can be.
     assert wrong <= (6 if name == "throttled" else 1)
     if name in ("quiet", "drifting", "interrupted"):
-        assert reached.count(Verdict.SAME) >= 93
+        assert reached.count(DuelVerdict.SAME) >= 93
 
 
 @pytest.mark.parametrize("effect", [0.03, -0.03])
@@ -99,9 +99,9 @@ def test_a_program_against_itself_is_not_called_slower_or_faster(name: str) -> N
 def test_three_percent_are_seen(name: str, effect: float) -> None:
     reached = verdicts(MACHINES[name], effect=effect, duels=60)
 
-    right = Verdict.SLOWER if effect > 0 else Verdict.FASTER
+    right = DuelVerdict.SLOWER if effect > 0 else DuelVerdict.FASTER
     assert reached.count(right) >= (48 if name == "heavy" else 57)
-    assert set(reached) <= {right, Verdict.NOT_DECIDABLE}
+    assert set(reached) <= {right, DuelVerdict.NOT_DECIDABLE}
 
 
 def test_looking_after_every_quadruple_changes_nothing() -> None:
@@ -110,7 +110,7 @@ def test_looking_after_every_quadruple_changes_nothing() -> None:
     states = [judge(whole[:count]) for count in range(0, len(whole), 4)]
 
     first = next(state for state in states if state.verdict)
-    assert first.verdict is Verdict.SLOWER
+    assert first.verdict is DuelVerdict.SLOWER
     assert judge(whole) == first
     assert all(state.verdict is None for state in states[: states.index(first)])
     assert judge([*whole[:40], *whole[:0]]) == judge(list(reversed(whole[:40])))
@@ -136,7 +136,7 @@ def test_eight_quadruples_are_the_fewest() -> None:
     """Capital less than doubles with each, and 100 are needed."""
     states = [judge(constant("ABBA" * count, 0.010, 0.011)) for count in (LEAST_QUADRUPLES - 1, LEAST_QUADRUPLES)]
 
-    assert [state.verdict for state in states] == [None, Verdict.SLOWER]
+    assert [state.verdict for state in states] == [None, DuelVerdict.SLOWER]
     assert states[1].ratio == pytest.approx(1.1)
 
 
@@ -202,9 +202,9 @@ def test_a_quadruple_with_a_segment_without_time_is_left_out() -> None:
         for one in made
     ]
 
-    state: State = judge(broken)
+    state: DuelState = judge(broken)
 
-    assert (state.left_out, state.verdict) == (1, Verdict.SLOWER)
+    assert (state.left_out, state.verdict) == (1, DuelVerdict.SLOWER)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 import pytest
 
 from workload.contract import peaks
-from workload.contract.peaks import Gpu, Row
+from workload.contract.peaks import Gpu, PeakRow
 
 ROWS = [pytest.param(gpu, row, id=f"{gpu.gpu} {row.precision}") for gpu in peaks.gpus() for row in gpu.peaks]
 
@@ -79,7 +79,7 @@ def test_laptop_depends_on_its_power_limit() -> None:
 
 
 @pytest.mark.parametrize(("gpu", "row"), ROWS)
-def test_figures_follow_from_units_and_clock(gpu: Gpu, row: Row) -> None:
+def test_figures_follow_from_units_and_clock(gpu: Gpu, row: PeakRow) -> None:
     assert row.dense
     assert peaks.formula_flop_per_s(gpu, row) == pytest.approx(row.tflop_per_s * 1e12, rel=0.02)
     if row.tflop_per_s_low is not None:

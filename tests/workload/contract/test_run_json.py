@@ -17,7 +17,7 @@ from workload.contract.errors import BundleError, UsageError
 from workload.contract.fields import encode, unknown
 from workload.contract.record import Record, Spec, Status
 from workload.contract.spec import Context, Device, RunSpec
-from workload.environment.machine import Machine
+from workload.environment.machine import HostSystem
 
 ROOT = Path(__file__).parents[3]
 OLD = sorted((ROOT / "tests/bundles/schema1").glob("*/run.json")) + sorted(
@@ -90,7 +90,7 @@ def test_what_the_trainer_collects_has_a_field() -> None:
     """A fact without a field would be lost without a word."""
     from workload.environment import collect
 
-    facts = collect.collect(device="cpu", dataset_path=ROOT, machine=Machine())
+    facts = collect.collect(device="cpu", dataset_path=ROOT, machine=HostSystem())
     assert list(unknown(Environment, facts)) == []
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workload.contract.tables import Column, Format, Role, number, render, table_width
+from workload.contract.tables import Column, Role, TableFormat, number, render, table_width
 from workload.contract.text import printable
 
 COLUMNS = (
@@ -39,7 +39,7 @@ def frame(**changes: list[object]) -> pd.DataFrame:
 
 
 def test_table_has_units_in_its_headings() -> None:
-    assert render(frame(), COLUMNS, Format.TABLE).splitlines() == [
+    assert render(frame(), COLUMNS, TableFormat.TABLE).splitlines() == [
         "model     step [ms]  attained [TFLOP/s]  data waits [%]  runs  spot",
         "resnet18      12.35               1.235           0.123     3  yes",
         "vgg16         100.0                   -            50.0     1  -",
@@ -47,7 +47,7 @@ def test_table_has_units_in_its_headings() -> None:
 
 
 def test_optional_column_shows_where_one_row_has_it() -> None:
-    text = render(frame(note=[None, "2 failed"]), COLUMNS, Format.TABLE)
+    text = render(frame(note=[None, "2 failed"]), COLUMNS, TableFormat.TABLE)
     assert text.splitlines()[0].endswith("spot  note")
     assert text.splitlines()[2].endswith("-     2 failed")
 
@@ -55,12 +55,12 @@ def test_optional_column_shows_where_one_row_has_it() -> None:
 def test_rows_are_as_good_as_a_frame() -> None:
     columns = [Column(name="gpu", heading="GPU"), Column(name="usd_per_h", heading="price", unit="USD/h")]
     records = [{"gpu": "t4", "usd_per_h": 0.54, "unused": 1}, {"gpu": "h100", "usd_per_h": None, "unused": 2}]
-    for form in Format:
+    for form in TableFormat:
         assert render(records, columns, form) == render(pd.DataFrame(records), columns, form)
 
 
 def test_json_keeps_every_digit_and_says_null() -> None:
-    found = json.loads(render(frame(), COLUMNS, Format.JSON))
+    found = json.loads(render(frame(), COLUMNS, TableFormat.JSON))
     assert found[0] == {
         "model": "resnet18",
         "step_s": 0.0123456789,
@@ -74,7 +74,7 @@ def test_json_keeps_every_digit_and_says_null() -> None:
 
 
 def test_csv_keeps_every_digit_and_leaves_absent_cells_empty() -> None:
-    assert render(frame(), COLUMNS, Format.CSV).splitlines() == [
+    assert render(frame(), COLUMNS, TableFormat.CSV).splitlines() == [
         "model,step_s,flop_per_s,wait_fraction,runs,spot,note",
         "resnet18,0.0123456789,1234567000000.0,0.00123456,3,true,",
         "vgg16,0.1,,0.5,1,,",
@@ -84,23 +84,26 @@ def test_csv_keeps_every_digit_and_leaves_absent_cells_empty() -> None:
 def test_times_and_lists() -> None:
     columns = (Column(name="at", heading="at"), Column(name="notes", heading="notes"))
     table = pd.DataFrame({"at": pd.to_datetime([datetime(2026, 11, 21, tzinfo=UTC), None]), "notes": [["a", "b"], []]})
-    assert json.loads(render(table, columns, Format.JSON)) == [
+    assert json.loads(render(table, columns, TableFormat.JSON)) == [
         {"at": "2026-11-21T00:00:00+00:00", "notes": ["a", "b"]},
         {"at": None, "notes": []},
     ]
-    assert render(table, columns, Format.CSV).splitlines()[1:] == ['2026-11-21T00:00:00+00:00,"[""a"", ""b""]"', ",[]"]
-    assert render(table, columns, Format.TABLE).splitlines()[1:] == ["2026-11-21T00:00:00+00:00  a; b", "-"]
+    assert render(table, columns, TableFormat.CSV).splitlines()[1:] == [
+        '2026-11-21T00:00:00+00:00,"[""a"", ""b""]"',
+        ",[]",
+    ]
+    assert render(table, columns, TableFormat.TABLE).splitlines()[1:] == ["2026-11-21T00:00:00+00:00  a; b", "-"]
 
 
-@pytest.mark.parametrize("form", Format)
-def test_no_row(form: Format) -> None:
+@pytest.mark.parametrize("form", TableFormat)
+def test_no_row(form: TableFormat) -> None:
     text = render(frame().iloc[:0], COLUMNS, form)
     assert (
         text
         == {
-            Format.TABLE: "model  step [s]  attained [FLOP/s]  data waits [%]  runs  spot",
-            Format.JSON: "[]",
-            Format.CSV: "model,step_s,flop_per_s,wait_fraction,runs,spot,note",
+            TableFormat.TABLE: "model  step [s]  attained [FLOP/s]  data waits [%]  runs  spot",
+            TableFormat.JSON: "[]",
+            TableFormat.CSV: "model,step_s,flop_per_s,wait_fraction,runs,spot,note",
         }[form]
     )
 
@@ -120,7 +123,7 @@ def test_no_row(form: Format) -> None:
 )
 def test_prefix_suits_the_largest_value(values: list[float], heading: str, cells: list[str]) -> None:
     column = Column(name="t", heading="t", unit="s", prefixed=True)
-    lines = render(pd.DataFrame({"t": values}), (column,), Format.TABLE).splitlines()
+    lines = render(pd.DataFrame({"t": values}), (column,), TableFormat.TABLE).splitlines()
     assert [line.strip() for line in lines] == [heading, *cells]
 
 
@@ -148,11 +151,11 @@ def test_numbers_have_significant_digits(value: float, text: str) -> None:
 )
 def test_counts_have_no_decimals(value: object, cell: str) -> None:
     table = pd.DataFrame({"a": [value]}, dtype=object)
-    assert render(table, (Column(name="a", heading="a"),), Format.TABLE).splitlines()[1] == cell
+    assert render(table, (Column(name="a", heading="a"),), TableFormat.TABLE).splitlines()[1] == cell
 
 
-@pytest.mark.parametrize("form", [Format.JSON, Format.CSV])
-def test_json_has_nothing_that_a_terminal_obeys_or_cannot_show(form: Format) -> None:
+@pytest.mark.parametrize("form", [TableFormat.JSON, TableFormat.CSV])
+def test_json_has_nothing_that_a_terminal_obeys_or_cannot_show(form: TableFormat) -> None:
     hostile = "\x1b[2J \x9b2J \u202e \ud800 \x7f \U000e0001 é µ 語"
     text = render(
         [{"model": [hostile], "x": hostile}], (Column(name="model", heading=""), Column(name="x", heading="")), form
@@ -160,13 +163,13 @@ def test_json_has_nothing_that_a_terminal_obeys_or_cannot_show(form: Format) -> 
     assert all(character.isprintable() or character == "\n" for character in text)
     assert "é µ 語" in text
     text.encode()
-    if form is Format.JSON:
+    if form is TableFormat.JSON:
         assert json.loads(text) == [{"model": [hostile], "x": hostile}]
 
 
 def test_names_from_files_cannot_break_the_table() -> None:
     assert printable("a\nb\x1b[31m\u202ec\ud800") == "a\\nb\\x1b[31m\\u202ec\\ud800"
-    text = render(frame(model=["<b>\n\x1b[2J", "é µ"]), COLUMNS, Format.TABLE)
+    text = render(frame(model=["<b>\n\x1b[2J", "é µ"]), COLUMNS, TableFormat.TABLE)
     assert len(text.splitlines()) == 3
     assert "\x1b" not in text
     assert "é µ" in text
@@ -179,16 +182,16 @@ CELLS = st.none() | st.text() | st.integers() | st.floats() | st.booleans()
 def test_any_cells_can_be_printed(cells: list[tuple[object, object]]) -> None:
     columns = (Column(name="a", heading="a", unit="s", prefixed=True), Column(name="b", heading="b"))
     table = pd.DataFrame({"a": [a for a, _ in cells], "b": [b for _, b in cells]}, dtype=object)
-    assert len(render(table, columns, Format.TABLE, wide=True).split("\n")) == len(cells) + 1
-    assert len(json.loads(render(table, columns, Format.JSON))) == len(cells)
-    text = render(table, columns, Format.CSV)
+    assert len(render(table, columns, TableFormat.TABLE, wide=True).split("\n")) == len(cells) + 1
+    assert len(json.loads(render(table, columns, TableFormat.JSON))) == len(cells)
+    text = render(table, columns, TableFormat.CSV)
     if not any(isinstance(cell, str) and ("\r" in cell or "\0" in cell) for row in cells for cell in row):
         assert len(list(csv.reader(io.StringIO(text + "\n", newline="")))) == len(cells) + 1
 
 
 def test_numpy_values_are_plain_numbers() -> None:
     table = pd.DataFrame({"a": np.array([1.5], np.float32)})
-    assert json.loads(render(table, (Column(name="a", heading="a"),), Format.JSON)) == [{"a": 1.5}]
+    assert json.loads(render(table, (Column(name="a", heading="a"),), TableFormat.JSON)) == [{"a": 1.5}]
 
 
 # --- as wide as the terminal
@@ -222,7 +225,7 @@ def line(model: str, note: str | None = None, *, compiled: bool = False, **facts
 
 def test_what_all_rows_share_is_said_once() -> None:
     rows = [line("vgg16", "warm; one run"), line("alexnet", "one run")]
-    assert render(rows, REPORT, Format.TABLE, width=120).splitlines() == [
+    assert render(rows, REPORT, TableFormat.TABLE, width=120).splitlines() == [
         "place here",
         "model    images/s  time of a step [ms]  share of the wall time [%]  verdict                        note",
         "vgg16       123.4                250.0                       50.00  vgg16 is as fast as it gets    1",
@@ -234,7 +237,7 @@ def test_what_all_rows_share_is_said_once() -> None:
 
 def test_a_narrow_table_says_what_it_leaves_out() -> None:
     rows = [line("vgg16"), line("alexnet")]
-    shown = render(rows, REPORT, Format.TABLE, width=26)
+    shown = render(rows, REPORT, TableFormat.TABLE, width=26)
     assert "not shown  share of the wall" in shown
     assert shown.split()[-3:] == ["--wide", "shows", "all"]
     assert "wall" not in shown.partition("not shown")[0]
@@ -244,18 +247,18 @@ def test_a_narrow_table_says_what_it_leaves_out() -> None:
 def test_no_line_is_wider_than_the_terminal(width: int) -> None:
     name = "20261121T162103Z-local-cpu-shufflenet_v2_x0_5-b2-fp32-{:06x}"
     rows = [line(name.format(number), "a note; " * number + "x") for number in range(3)]
-    assert max(map(len, render(rows, REPORT, Format.TABLE, width=width).splitlines())) <= max(width, 64)
+    assert max(map(len, render(rows, REPORT, TableFormat.TABLE, width=width).splitlines())) <= max(width, 64)
 
 
 def test_wide_holds_everything_in_a_line_per_row() -> None:
-    heading, *rows = render([line("vgg16", "n")], REPORT, Format.TABLE, wide=True).splitlines()
+    heading, *rows = render([line("vgg16", "n")], REPORT, TableFormat.TABLE, wide=True).splitlines()
     assert heading.split("  ")[0] == "place"
     assert heading.endswith("note  compile")
     assert len(rows) == 1
 
 
 def test_a_detail_is_shown_where_rows_differ_in_it() -> None:
-    text = render([line("vgg16"), line("vgg16", compiled=True)], REPORT, Format.TABLE, width=200)
+    text = render([line("vgg16"), line("vgg16", compiled=True)], REPORT, TableFormat.TABLE, width=200)
     assert text.splitlines()[:3] == [
         "place here; model vgg16",
         "compile  images/s  time of a step [ms]  share of the wall time [%]  verdict",
@@ -285,5 +288,5 @@ def test_the_width_without_a_terminal(monkeypatch: pytest.MonkeyPatch, said: str
 )
 def test_csv_is_no_formula_and_no_command(text: str, cell: str) -> None:
     columns = (Column(name="model", heading="model"), Column(name="x", heading="x"))
-    out = render([{"model": text, "x": -1.5}], columns, Format.CSV)
+    out = render([{"model": text, "x": -1.5}], columns, TableFormat.CSV)
     assert list(csv.reader(io.StringIO(out))) == [["model", "x"], [cell, "-1.5"]]

@@ -3,9 +3,9 @@ from collections.abc import Callable
 import pytest
 
 from workload.environment import cgroup
-from workload.environment.machine import Machine
+from workload.environment.machine import HostSystem
 
-LayOut = Callable[..., Machine]
+LayOut = Callable[..., HostSystem]
 
 V2 = "31 23 0:28 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw,nsdelegate\n"
 V1 = (
@@ -89,7 +89,7 @@ def test_limits(lay_out: LayOut, files: dict[str, str], expected: tuple[float | 
 
 
 def test_limits_without_proc(lay_out: LayOut) -> None:
-    assert cgroup.limits(lay_out()) == cgroup.Limits(cpus=None, memory_bytes=None, cpu_folder=None)
+    assert cgroup.limits(lay_out()) == cgroup.CgroupLimits(cpus=None, memory_bytes=None, cpu_folder=None)
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ import torch
 
 from workload.environment import collect as environment
 from workload.environment.collect import collect, device_facts
-from workload.environment.machine import Machine
+from workload.environment.machine import HostSystem
 from workload.environment.outside import outside_facts
 
-LayOut = Callable[..., Machine]
+LayOut = Callable[..., HostSystem]
 
 SILENT = {"systemd-detect-virt": None, "lscpu": None, "git": None}
 SECTIONS = ["host", "device", "software", "cloud", "container", "slurm"]

@@ -6,9 +6,9 @@ import psutil
 import pytest
 
 from workload.environment.cpu import allowed_cpus, caches, cpu_facts, cpu_model
-from workload.environment.machine import Machine
+from workload.environment.machine import HostSystem
 
-LayOut = Callable[..., Machine]
+LayOut = Callable[..., HostSystem]
 
 XEON = """processor\t: 0
 vendor_id\t: GenuineIntel
@@ -114,7 +114,7 @@ def test_caches_of_the_first_allowed_cpu(lay_out: LayOut) -> None:
     ]
 
 
-class NoProc(Machine):
+class NoProc(HostSystem):
     """This machine, as if it had neither /proc nor /sys."""
 
     def text(self, path: str) -> str | None:
@@ -146,4 +146,4 @@ def test_counts_elsewhere_are_psutils(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(platform.system() != "Linux", reason="the scheduler's own answer is Linux's")
 def test_allowed_cpus_are_the_schedulers() -> None:
-    assert set(allowed_cpus(Machine()) or []) == os.sched_getaffinity(0)
+    assert set(allowed_cpus(HostSystem()) or []) == os.sched_getaffinity(0)

@@ -11,9 +11,9 @@ import pytest
 
 from workload.environment import gce
 from workload.environment.gce import gce_facts
-from workload.environment.machine import Machine
+from workload.environment.machine import HostSystem
 
-LayOut = Callable[..., Machine]
+LayOut = Callable[..., HostSystem]
 
 BASE = "/computeMetadata/v1/"
 VM = {

@@ -8,9 +8,9 @@ import psutil
 import pytest
 
 from workload.environment.host import host_facts, memory_available_bytes, memory_bytes
-from workload.environment.machine import Machine
+from workload.environment.machine import HostSystem
 
-LayOut = Callable[..., Machine]
+LayOut = Callable[..., HostSystem]
 
 SILENT = {"systemd-detect-virt": None, "lscpu": None}
 MEMINFO = "MemTotal:       16384 kB\nMemFree:  1 kB\nMemAvailable:    8192 kB\nHugePages_Total:       3\n"
@@ -91,7 +91,7 @@ def test_a_load_that_is_none(lay_out: LayOut, text: str) -> None:
     assert host_facts(machine, dataset_path=None)["load_average"] is None
 
 
-class NoFiles(Machine):
+class NoFiles(HostSystem):
     """This machine, as if it were one without /proc, /sys and os-release."""
 
     def text(self, path: str) -> str | None:
@@ -134,10 +134,10 @@ def test_a_load_that_the_system_refuses(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.world
 @pytest.mark.skipif(platform.system() != "Linux", reason="compares with Linux's own tools")
 def test_this_host_agrees_with_psutil() -> None:
-    facts = host_facts(Machine(), dataset_path=Path("/"))
+    facts = host_facts(HostSystem(), dataset_path=Path("/"))
     assert facts["hostname"] == socket.gethostname()
     assert facts["kernel"] == platform.release()
     assert facts["logical_cpus"] == psutil.cpu_count()
     assert facts["cpus_allowed"] == len(os.sched_getaffinity(0))
     assert facts["memory_total_bytes"] == psutil.virtual_memory().total
-    assert memory_available_bytes(Machine()) == pytest.approx(psutil.virtual_memory().available, rel=0.1)
+    assert memory_available_bytes(HostSystem()) == pytest.approx(psutil.virtual_memory().available, rel=0.1)

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from workload.environment.machine import Machine, as_integer, cpu_list, fields, run_tool
+from workload.environment.machine import HostSystem, as_integer, cpu_list, fields, run_tool
 
-LayOut = Callable[..., Machine]
+LayOut = Callable[..., HostSystem]
 
 
 @pytest.mark.parametrize(
@@ -59,8 +59,8 @@ def test_bytes_that_are_no_text_do_not_raise(lay_out: LayOut) -> None:
 
 
 def test_only_the_real_root_is_native(tmp_path: Path) -> None:
-    assert Machine().native
-    assert not Machine(root=tmp_path).native
+    assert HostSystem().native
+    assert not HostSystem(root=tmp_path).native
 
 
 @pytest.mark.world

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from workload.environment.machine import Machine
+from workload.environment.machine import HostSystem
 from workload.environment.mounts import Mount, mounts, storage_facts
 
-LayOut = Callable[..., Machine]
+LayOut = Callable[..., HostSystem]
 
 ROOT_LINE = "27 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw\n"
 
@@ -32,7 +32,7 @@ def test_mounts_reads_the_kernels_lines(lay_out: LayOut) -> None:
         ),
         Mount(number="0:23", root="/", point="/dev/shm", kind="tmpfs", source="tmpfs", options=("",)),
     ]
-    assert mounts(Machine(root=Path("/nonexistent"))) == []
+    assert mounts(HostSystem(root=Path("/nonexistent"))) == []
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_storage_without_a_mount_table(lay_out: LayOut, tmp_path: Path) -> None:
     assert set(facts.values()) == {None}
 
 
-class NoProc(Machine):
+class NoProc(HostSystem):
     """This machine, as if it were a Mac."""
 
     def text(self, path: str) -> str | None:

@@ -1,9 +1,9 @@
 from collections.abc import Callable
 
-from workload.environment.machine import Machine
+from workload.environment.machine import HostSystem
 from workload.environment.slurm_job import slurm_facts
 
-LayOut = Callable[..., Machine]
+LayOut = Callable[..., HostSystem]
 
 
 def test_outside_a_job(lay_out: LayOut) -> None:

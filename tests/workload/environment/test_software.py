@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from workload import __version__
-from workload.environment.machine import Machine
+from workload.environment.machine import HostSystem
 from workload.environment.software import _build_facts, commit_facts, software_facts, speed_variables
 
-LayOut = Callable[..., Machine]
+LayOut = Callable[..., HostSystem]
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
 CLEAN = f"# branch.oid {SHA}\n# branch.head main"
@@ -92,11 +92,11 @@ def test_commit_of_a_real_checkout(tmp_path: Path) -> None:
     git("add", ".")
     git("commit", "-q", "-m", "first")
     head = git("rev-parse", "HEAD")
-    assert commit_facts(Machine(environ={}), tmp_path) == {"commit": head, "commit_dirty": False}
+    assert commit_facts(HostSystem(environ={}), tmp_path) == {"commit": head, "commit_dirty": False}
     (tmp_path / "notes.txt").write_text("outside the trainer")
-    assert commit_facts(Machine(environ={}), tmp_path)["commit_dirty"] is False
+    assert commit_facts(HostSystem(environ={}), tmp_path)["commit_dirty"] is False
     (tmp_path / "workload" / "b.py").write_text("2")
-    assert commit_facts(Machine(environ={}), tmp_path) == {"commit": head, "commit_dirty": True}
+    assert commit_facts(HostSystem(environ={}), tmp_path) == {"commit": head, "commit_dirty": True}
 
 
 @pytest.mark.parametrize(

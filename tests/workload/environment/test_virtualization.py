@@ -2,10 +2,10 @@ from collections.abc import Callable
 
 import pytest
 
-from workload.environment.machine import Machine
+from workload.environment.machine import HostSystem
 from workload.environment.virtualization import dmi_makers, virtualization_facts
 
-LayOut = Callable[..., Machine]
+LayOut = Callable[..., HostSystem]
 
 GUEST = {"/proc/cpuinfo": "model name\t: x\nflags\t: fpu hypervisor\n"}
 METAL = {"/proc/cpuinfo": "model name\t: x\nflags\t: fpu\n"}
@@ -55,7 +55,7 @@ def test_virtualization_that_nothing_tells(lay_out: LayOut, files: dict[str, str
 def test_the_vm_is_asked_for_not_the_container(lay_out: LayOut) -> None:
     asked: list[tuple[str, ...]] = []
     machine = lay_out(GUEST)
-    virtualization_facts(Machine(root=machine.root, tool=lambda *argv: asked.append(argv) or "kvm"))
+    virtualization_facts(HostSystem(root=machine.root, tool=lambda *argv: asked.append(argv) or "kvm"))
     assert asked == [("systemd-detect-virt", "--vm")]
 
 

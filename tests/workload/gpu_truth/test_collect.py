@@ -17,7 +17,7 @@ from workload import cli
 from workload.contract.errors import ExitCode, UsageError
 from workload.gpu_truth import collect, parts
 from workload.gpu_truth.bench import Bench, OutOfTimeError, PartFailedError
-from workload.gpu_truth.parts import PARTS, Need, Part
+from workload.gpu_truth.parts import PARTS, EvidencePart, PartNeed
 
 ROOT = Path(__file__).parents[3]
 
@@ -28,9 +28,9 @@ def document(folder: Path, name: str) -> dict[str, Any]:
 
 
 def part(
-    name: str, work: Callable[[Bench], dict[str, Any]], *, about_s: int = 10, needs: tuple[Need, ...] = ()
-) -> Part:
-    return Part(name=name, what="a test", about_s=about_s, collect=work, needs=frozenset(needs))
+    name: str, work: Callable[[Bench], dict[str, Any]], *, about_s: int = 10, needs: tuple[PartNeed, ...] = ()
+) -> EvidencePart:
+    return EvidencePart(name=name, what="a test", about_s=about_s, collect=work, needs=frozenset(needs))
 
 
 def answer(_: Bench) -> dict[str, Any]:
@@ -76,11 +76,11 @@ def bench_of(folder: Path, clock: Clock, *, seconds: float = 100, gpu: dict[str,
         (part("a", fail), "failed", "the reason"),
         (part("a", break_down), "failed", "KeyError: 'a bug'"),
         (part("a", overrun), "failed", "it did not end within 0 s"),
-        (part("a", answer, needs=(Need.GPU,)), "skipped", "it needs an NVIDIA GPU: none here"),
-        (part("a", answer, needs=(Need.NCU,)), "skipped", "it needs Nsight Compute, and no ncu was found"),
+        (part("a", answer, needs=(PartNeed.GPU,)), "skipped", "it needs an NVIDIA GPU: none here"),
+        (part("a", answer, needs=(PartNeed.NCU,)), "skipped", "it needs Nsight Compute, and no ncu was found"),
     ],
 )
-def test_what_becomes_of_a_part(made: Part, status: str, reason: str | None, tmp_path: Path) -> None:
+def test_what_becomes_of_a_part(made: EvidencePart, status: str, reason: str | None, tmp_path: Path) -> None:
     code = collect.collect(tmp_path, bench_of(tmp_path, Clock()), parts=[made])
     written = document(tmp_path, "a")
     assert (written["status"], written["reason"]) == (status, reason)
@@ -128,7 +128,7 @@ def test_a_damaged_part_is_collected_anew(damage: str, tmp_path: Path) -> None:
 
 
 def test_skipped_parts_are_tried_again_on_a_machine_that_has_what_they_need(tmp_path: Path) -> None:
-    made = [part("a", answer, needs=(Need.GPU,))]
+    made = [part("a", answer, needs=(PartNeed.GPU,))]
     collect.collect(tmp_path, bench_of(tmp_path, Clock()), parts=made)
     assert document(tmp_path, "a")["status"] == "skipped"
     collect.collect(tmp_path, bench_of(tmp_path, Clock(), gpu={"name": "NVIDIA L4"}), parts=made)

@@ -15,7 +15,7 @@ from workload.contract import bundle
 from workload.contract.errors import ExitCode, RooflaunchError
 from workload.storage import fetch, upload
 from workload.storage import gcs as bucket
-from workload.storage.fetch import Report, State
+from workload.storage.fetch import FetchReport, FetchState
 from workload.storage.gcs import Bucket
 from workload.storage.source import parse_source
 from workload.storage.store import Patience
@@ -106,7 +106,7 @@ def got(url: str) -> bytes:
         return bytes(answer.read())
 
 
-def bring(opened: Bucket, folder: Path, output: Path) -> Report:
+def bring(opened: Bucket, folder: Path, output: Path) -> FetchReport:
     return fetch.fetch(opened, parse_source(f"gs://{BUCKET}/runs/{folder.name}"), output, jobs=1)
 
 
@@ -157,7 +157,7 @@ def test_an_upload_is_whole_or_absent_and_the_next_one_finishes_it(
         if fault in PASSING and (fault, at) not in KEPT_TWICE:
             assert error is None, f"{UPLOAD[at]}, request {at}: {error.report()}"
         proxy.spoil(None)
-        assert bool(bring(opened, folder, tmp_path / "before").count(State.FETCHED)) is whole
+        assert bool(bring(opened, folder, tmp_path / "before").count(FetchState.FETCHED)) is whole
         upload.upload(opened, folder)
         assert stored(server, folder) == content_of(folder)
 
@@ -197,13 +197,13 @@ def test_a_fetch_is_whole_or_absent_and_the_next_one_finishes_it(
     for at in (0, 1, 2) if for_ever else range(count):
         output = tmp_path / f"results-{at}"
         proxy.spoil(fault, at, for_ever=for_ever)
-        reports: list[Report] = []
+        reports: list[FetchReport] = []
         error = error_of(lambda output=output, reports=reports: reports.append(bring(opened, folder, output)))  # type: ignore[misc]
         assert proxy.spoiled
         error = error or (reports[0].error if reports else None)
         states = [outcome.state for outcome in reports[0].outcomes] if reports else []
         whole = (output / folder.name / bundle.MANIFEST).exists()
-        assert whole is (states == [State.FETCHED])
+        assert whole is (states == [FetchState.FETCHED])
         if whole:
             assert content_of(output / folder.name) == content_of(folder)
         else:

@@ -19,7 +19,7 @@ from workload.contract import bundle
 from workload.contract.errors import BundleError, ExitCode, InterruptedRunError, NothingToDoError, ToolError, UsageError
 from workload.storage import fetch
 from workload.storage import gcs as bucket
-from workload.storage.fetch import Outcome, Report, State
+from workload.storage.fetch import FetchedRun, FetchReport, FetchState
 from workload.storage.inventory import Refused
 from workload.storage.source import parse_source
 from workload.storage.store import Patience, UnreachableError
@@ -58,11 +58,11 @@ def output(tmp_path: Path) -> Path:
     return tmp_path / "results"
 
 
-def fetch_all(storage: FakeStorage, output: Path, **options: Any) -> Report:
+def fetch_all(storage: FakeStorage, output: Path, **options: Any) -> FetchReport:
     return fetch.fetch(storage.opened(), parse_source(f"gs://{NAME}"), output, jobs=2, **options)
 
 
-def only(report: Report) -> Outcome:
+def only(report: FetchReport) -> FetchedRun:
     assert report.error is None
     (outcome,) = report.outcomes
     return outcome
@@ -80,7 +80,7 @@ def test_round_trip(storage: FakeStorage, make: Make, output: Path) -> None:
     storage.put_folder(folder)
     total = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     report = fetch_all(storage, output)
-    assert only(report) == Outcome(run_id=RUN, state=State.FETCHED, files=4, bytes=total)
+    assert only(report) == FetchedRun(run_id=RUN, state=FetchState.FETCHED, files=4, bytes=total)
     assert names_in(output / RUN) == FILES
     assert bundle.read(output / RUN).document["status"] == "completed"
     assert (output / RUN / "steps.csv").read_bytes() == STEPS
@@ -91,7 +91,7 @@ def test_what_is_here_is_not_fetched_again(storage: FakeStorage, make: Make, out
     storage.put_folder(make())
     fetch_all(storage, output)
     storage.asked_for()
-    assert only(fetch_all(storage, output)) == Outcome(run_id=RUN, state=State.SKIPPED)
+    assert only(fetch_all(storage, output)) == FetchedRun(run_id=RUN, state=FetchState.SKIPPED)
     assert storage.asked_for() == []
 
 
@@ -113,7 +113,7 @@ def test_a_damaged_bundle_is_repaired(
     fetch_all(storage, output)
     storage.asked_for()
     damage(output / RUN)
-    assert only(fetch_all(storage, output)).state is State.FETCHED
+    assert only(fetch_all(storage, output)).state is FetchState.FETCHED
     assert storage.asked_for() == asked_for
     bundle.read(output / RUN)
 
@@ -125,25 +125,25 @@ def test_a_complete_bundle_that_differs_is_kept(storage: FakeStorage, make: Make
     bundle.seal(output / RUN)
     outcome = only(fetch_all(storage, output))
     assert (outcome.state, outcome.reason) == (
-        State.REFUSED,
+        FetchState.REFUSED,
         f"'{output / RUN}' is complete and another bundle: --replace overwrites it",
     )
     assert "profile" in bundle.read(output / RUN).document
-    assert only(fetch_all(storage, output, replace=True)).state is State.FETCHED
+    assert only(fetch_all(storage, output, replace=True)).state is FetchState.FETCHED
     assert "profile" not in bundle.read(output / RUN).document
 
 
 def test_an_incomplete_run_comes_only_when_asked_for(storage: FakeStorage, make: Make, output: Path) -> None:
     folder = make()
     storage.put_folder(folder, without=["MANIFEST.json"])
-    assert only(fetch_all(storage, output)) == Outcome(
+    assert only(fetch_all(storage, output)) == FetchedRun(
         run_id=RUN,
-        state=State.INCOMPLETE,
+        state=FetchState.INCOMPLETE,
         reason="no MANIFEST.json: it still runs, or was cut off; --incomplete fetches it",
     )
     assert not (output / RUN).exists()
     outcome = only(fetch_all(storage, output, incomplete=True))
-    assert (outcome.state, outcome.files) == (State.INCOMPLETE, 3)
+    assert (outcome.state, outcome.files) == (FetchState.INCOMPLETE, 3)
     assert names_in(output / RUN) == FILES[1:]
     storage.asked_for()
     # It went on meanwhile: what is the same stays; then it ends.
@@ -151,7 +151,7 @@ def test_an_incomplete_run_comes_only_when_asked_for(storage: FakeStorage, make:
     assert only(fetch_all(storage, output, incomplete=True)).files == 1
     assert storage.asked_for() == ["steps.csv"]
     storage.put_folder(folder)
-    assert only(fetch_all(storage, output)).state is State.FETCHED
+    assert only(fetch_all(storage, output)).state is FetchState.FETCHED
     bundle.read(output / RUN)
 
 
@@ -159,8 +159,8 @@ def test_a_run_complete_here_and_incomplete_there_stays(storage: FakeStorage, ma
     storage.put_folder(make())
     fetch_all(storage, output)
     del storage.objects[f"runs/{RUN}/MANIFEST.json"]
-    assert only(fetch_all(storage, output, incomplete=True)) == Outcome(
-        run_id=RUN, state=State.SKIPPED, reason="complete here, not in the bucket"
+    assert only(fetch_all(storage, output, incomplete=True)) == FetchedRun(
+        run_id=RUN, state=FetchState.SKIPPED, reason="complete here, not in the bucket"
     )
     bundle.read(output / RUN)
 
@@ -178,7 +178,7 @@ def test_hostile_names_are_refused_and_the_rest_goes_on(storage: FakeStorage, ma
     for name in ("../../evil", "..\\evil", "ncu/nul\0", "/etc/passwd", "C:evil"):
         storage.put(f"runs/{RUN}/{name}")
     report = fetch_all(storage, output)
-    assert only(report).state is State.FETCHED
+    assert only(report).state is FetchState.FETCHED
     assert {each.name.removeprefix(f"runs/{RUN}/"): each.reason for each in report.refused} == {
         "../../evil": "leaves its folder",
         "..\\evil": "a backslash",
@@ -206,7 +206,7 @@ def test_a_stray_object_does_not_keep_a_complete_run_away(
     storage.put_folder(make())
     storage.put(f"runs/{RUN}/{stray}")
     expected = (Refused(name=f"runs/{RUN}/{stray}", reason="cannot lie beside the files that the manifest lists"),)
-    for state in (State.FETCHED, State.SKIPPED):
+    for state in (FetchState.FETCHED, FetchState.SKIPPED):
         report = fetch_all(storage, output)
         assert only(report).state is state
         assert report.refused == (expected if refused else ())
@@ -218,7 +218,7 @@ def test_runs_come_in_parallel(storage: FakeStorage, make: Make, output: Path) -
     for run_id in (RUN, OTHER_RUN):
         storage.put_folder(make(run_id))
         storage.before[f"runs/{run_id}/MANIFEST.json"] = both_are_there.wait  # type: ignore[assignment]
-    assert fetch_all(storage, output).count(State.FETCHED) == 2
+    assert fetch_all(storage, output).count(FetchState.FETCHED) == 2
 
 
 def manifest_of(folder: Path, change: Callable[[dict[str, Any]], object]) -> bytes:
@@ -288,9 +288,9 @@ def test_a_run_that_its_manifest_does_not_describe_is_refused(
     storage.put_folder(make(OTHER_RUN))
     storage.put(f"runs/{RUN}/MANIFEST.json", manifest_of(folder, change))
     refused, fetched = fetch_all(storage, output).outcomes
-    assert (refused.state, refused.reason) == (State.REFUSED, reason)
+    assert (refused.state, refused.reason) == (FetchState.REFUSED, reason)
     assert not (output / RUN / "MANIFEST.json").exists()
-    assert fetched == Outcome(run_id=OTHER_RUN, state=State.FETCHED, files=4, bytes=fetched.bytes)
+    assert fetched == FetchedRun(run_id=OTHER_RUN, state=FetchState.FETCHED, files=4, bytes=fetched.bytes)
 
 
 @pytest.mark.parametrize(
@@ -329,7 +329,7 @@ def test_a_manifest_that_would_fill_the_memory(
     monkeypatch.setattr(fetch, "MAX_DOCUMENT_BYTES", size - 1)
     assert only(fetch_all(storage, output)).reason == f"damaged in the bucket: MANIFEST.json has {size} bytes"
     monkeypatch.setattr(fetch, "MAX_DOCUMENT_BYTES", size)
-    assert only(fetch_all(storage, output)).state is State.FETCHED
+    assert only(fetch_all(storage, output)).state is FetchState.FETCHED
 
 
 def test_a_record_that_would_fill_the_memory(
@@ -360,7 +360,7 @@ def test_an_object_that_grows_on_the_way_fills_no_disk(storage: FakeStorage, mak
 def test_a_manifest_that_arrives_wrong_comes_once_more(storage: FakeStorage, make: Make, output: Path) -> None:
     storage.put_folder(make())
     storage.spoil[f"runs/{RUN}/MANIFEST.json"] = 1
-    assert only(fetch_all(storage, output)).state is State.FETCHED
+    assert only(fetch_all(storage, output)).state is FetchState.FETCHED
     assert storage.asked_for() == sorted([*FILES, "MANIFEST.json"])
 
 
@@ -377,17 +377,17 @@ def test_many_bundles_are_listed_once_and_each_file_is_asked_for_once(
         return list_blobs(bucket, **options)
 
     storage.list_blobs = counted  # type: ignore[method-assign]
-    assert fetch_all(storage, output).count(State.FETCHED) == 20
+    assert fetch_all(storage, output).count(FetchState.FETCHED) == 20
     assert listings == ["runs/"]
     assert len(storage.downloads) == 20 * len(FILES)
-    assert fetch_all(storage, output).count(State.SKIPPED) == 20
+    assert fetch_all(storage, output).count(FetchState.SKIPPED) == 20
     assert len(storage.downloads) == 20 * len(FILES), "what is here is compared by the list alone"
 
 
 def test_bytes_that_arrive_wrong_come_once_more(storage: FakeStorage, make: Make, output: Path) -> None:
     storage.put_folder(make())
     storage.spoil[f"runs/{RUN}/steps.csv"] = 1
-    assert only(fetch_all(storage, output)).state is State.FETCHED
+    assert only(fetch_all(storage, output)).state is FetchState.FETCHED
     assert storage.asked_for() == sorted([*FILES, "steps.csv"])
     assert (output / RUN / "steps.csv").read_bytes() == STEPS
 
@@ -402,7 +402,7 @@ def test_bytes_that_always_arrive_wrong_leave_no_complete_folder(
         "steps.csv": "steps.csv arrived damaged 2 times",
         "MANIFEST.json": "MANIFEST.json arrived damaged 2 times",
     }
-    assert only(fetch_all(storage, output)) == Outcome(run_id=RUN, state=State.REFUSED, reason=reason[name])
+    assert only(fetch_all(storage, output)) == FetchedRun(run_id=RUN, state=FetchState.REFUSED, reason=reason[name])
     assert not (output / RUN / "MANIFEST.json").exists()
 
 
@@ -410,7 +410,7 @@ def test_a_connection_that_breaks_is_continued(storage: FakeStorage, make: Make,
     storage.put_folder(make())
     name = f"runs/{RUN}/steps.csv"
     storage.break_after[name] = [10, 9]
-    assert only(fetch_all(storage, output)).state is State.FETCHED
+    assert only(fetch_all(storage, output)).state is FetchState.FETCHED
     assert [start for asked, start in storage.downloads if asked == name] == [0, 10, 19]
     assert (output / RUN / "steps.csv").read_bytes() == STEPS
 
@@ -433,7 +433,7 @@ def test_a_bucket_that_goes_away_ends_the_fetch_and_the_next_one_continues(
     outcome = only(fetch_all(storage, output))
     assert (name, 10) in storage.downloads
     assert names_in(output / RUN) == FILES
-    assert outcome.state is State.FETCHED
+    assert outcome.state is FetchState.FETCHED
     bundle.read(output / RUN)
 
 
@@ -445,7 +445,7 @@ def test_a_piece_with_wrong_bytes_is_thrown_away(storage: FakeStorage, make: Mak
     (piece,) = (output / RUN / ".fetch").iterdir()
     piece.write_bytes(b"?" * 10)
     storage.downloads.clear()
-    assert only(fetch_all(storage, output)).state is State.FETCHED
+    assert only(fetch_all(storage, output)).state is FetchState.FETCHED
     assert [start for asked, start in storage.downloads if asked == name] == [10, 0]
     assert (output / RUN / "steps.csv").read_bytes() == STEPS
 
@@ -458,7 +458,7 @@ def test_a_piece_of_an_older_object_is_not_continued(storage: FakeStorage, make:
     fetch_all(storage, output)
     storage.put_folder(folder)
     storage.downloads.clear()
-    assert only(fetch_all(storage, output)).state is State.FETCHED
+    assert only(fetch_all(storage, output)).state is FetchState.FETCHED
     assert (name, 0) in storage.downloads
     assert names_in(output / RUN) == FILES
 
@@ -471,7 +471,7 @@ def test_an_object_that_changes_meanwhile_is_noticed(
     name = f"runs/{RUN}/steps.csv"
     storage.before[name] = lambda: storage.objects.pop(name, None) if gone else storage.put(name, STEPS)  # type: ignore[func-returns-value]
     outcome = only(fetch_all(storage, output))
-    assert (outcome.state, outcome.reason) == (State.REFUSED, f"'{name}' changed in the bucket meanwhile")
+    assert (outcome.state, outcome.reason) == (FetchState.REFUSED, f"'{name}' changed in the bucket meanwhile")
     assert not (output / RUN / "MANIFEST.json").exists()
 
 
@@ -512,10 +512,10 @@ def test_a_run_whose_place_is_taken_is_refused_alone(storage: FakeStorage, make:
     (output / RUN).write_text("a file")
     refused, fetched = fetch_all(storage, output).outcomes
     assert (refused.state, refused.reason) == (
-        State.REFUSED,
+        FetchState.REFUSED,
         f"'{output / RUN}' cannot be written: File exists",
     )
-    assert fetched.state is State.FETCHED
+    assert fetched.state is FetchState.FETCHED
     assert (output / RUN).read_text() == "a file"
 
 
@@ -788,7 +788,7 @@ def test_json(
 ) -> None:
     storage.put_folder(make("run-a"))
     storage.put("runs/../evil")
-    assert run(output_format=command.Format.JSON) == ExitCode.BAD_BUNDLE
+    assert run(output_format=command.FetchFormat.JSON) == ExitCode.BAD_BUNDLE
     sent = sum(len(each.content) for name, each in storage.objects.items() if "run-a" in name)
     assert json.loads(capsys.readouterr().out) == {
         "source": "gs://bucket/runs/",

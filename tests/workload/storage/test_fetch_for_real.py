@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.commands.fetch import Format, run_fetch
+from analysis.commands.fetch import FetchFormat, run_fetch
 from tests.workload.storage import gcs_server
 from tests.workload.storage.gcs_server import BUCKET, GcsServer, Relay
 from workload.contract import bundle
@@ -254,7 +254,9 @@ def test_hostile_names_of_a_real_server(
     }
     for name in hostile:
         server.put(name, b"evil")
-    code = run_fetch(source=f"gs://{BUCKET}/{prefix}", output=tmp_path / "results" / "here", output_format=Format.JSON)
+    code = run_fetch(
+        source=f"gs://{BUCKET}/{prefix}", output=tmp_path / "results" / "here", output_format=FetchFormat.JSON
+    )
     assert code == ExitCode.BAD_BUNDLE
     printed = json.loads(capsys.readouterr().out)
     assert {each["name"]: each["reason"] for each in printed["refused_names"]} == hostile

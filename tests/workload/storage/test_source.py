@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from workload.contract.errors import UsageError
-from workload.storage.source import Source, parse_source
+from workload.storage.source import FetchSource, parse_source
 
 RUN = "20261121T142530Z-local-cpu-resnet18-b16-fp32-0000aa"
 
@@ -23,7 +23,7 @@ RUN = "20261121T142530Z-local-cpu-resnet18-b16-fp32-0000aa"
 )
 def test_sources(text: str, folder: str, run_id: str | None) -> None:
     source = parse_source(text)
-    assert source == Source(address="gs://abc", folder=folder, run_id=run_id)
+    assert source == FetchSource(address="gs://abc", folder=folder, run_id=run_id)
     assert str(source) == f"gs://abc/{folder}" + (f"{run_id}/" if run_id else "")
 
 
@@ -42,7 +42,7 @@ def test_sources(text: str, folder: str, run_id: str | None) -> None:
 )
 def test_sources_on_another_machine(text: str, address: str, run_id: str | None, search: str) -> None:
     source = parse_source(text)
-    assert source == Source(address=address, folder="runs/", run_id=run_id)
+    assert source == FetchSource(address=address, folder="runs/", run_id=run_id)
     assert source.search() == search
 
 
@@ -98,7 +98,7 @@ def test_sources_in_folders(
     monkeypatch.chdir(tmp_path)
     source = parse_source(words.format(here=tmp_path))
     expected = address.replace(".", str(tmp_path)) if address == "." else address.format(here=tmp_path)
-    assert source == Source(address=expected, folder=folder, run_id=run_id)
+    assert source == FetchSource(address=expected, folder=folder, run_id=run_id)
     assert str(source) == f"{expected}/{folder}" + (f"{run_id}/" if run_id else "")
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests import sshd
 from workload.contract import bundle
 from workload.contract.errors import BundleError, ExitCode, RooflaunchError, ToolError, UsageError
-from workload.storage.fetch import State, fetch
+from workload.storage.fetch import FetchState, fetch
 from workload.storage.source import parse_source
 from workload.storage.ssh import Connection, Login, LostError, SshFolder, connect, parse_login
 from workload.storage.store import ObjectChangedError, Sink, StoredObject
@@ -380,7 +380,7 @@ def test_bundles_come_home_over_connections_that_break(
     monkeypatch.setattr(store, "download", breaking)
     report = fetch(store, parse_source(address), tmp_path / "home", jobs=1)
     assert report.error is None
-    assert [outcome.state for outcome in report.outcomes] == [State.FETCHED]
+    assert [outcome.state for outcome in report.outcomes] == [FetchState.FETCHED]
     assert f"runs/{folder.name}/big.csv" in cut
     home = tmp_path / "home" / folder.name
     assert {path.name: path.read_bytes() for path in home.iterdir()} == {

@@ -25,7 +25,7 @@ from workload.contract import bundle
 from workload.contract.checksum import crc32c_of
 from workload.contract.errors import BundleError, ToolError
 from workload.storage import fetch as fetching
-from workload.storage.fetch import Report, State, fetch
+from workload.storage.fetch import FetchReport, FetchState, fetch
 from workload.storage.inventory import SealedRun, sealed_runs, take_stock
 from workload.storage.source import parse_source
 from workload.storage.store import (
@@ -408,7 +408,7 @@ def test_a_thousand_bundles_are_listed_with_few_questions(place: Place, store: S
 # Fetching
 
 
-def fetch_all(place: Place, output: Path, *, store: Store | None = None, **options: Any) -> Report:
+def fetch_all(place: Place, output: Path, *, store: Store | None = None, **options: Any) -> FetchReport:
     """As `analyze fetch ADDRESS` does it."""
     source = parse_source(place.address)
     return fetch(store or open_store(source.address, probe=source.prefix), source, output, jobs=2, **options)
@@ -421,17 +421,17 @@ def content_of(folder: Path) -> dict[str, bytes]:
 def test_what_is_uploaded_is_fetched_once(place: Place, store: Store, made: Path, tmp_path: Path) -> None:
     upload(store, made)
     report = fetch_all(place, tmp_path / "results")
-    assert [(run.state, run.files) for run in report.outcomes] == [(State.FETCHED, 5)]
+    assert [(run.state, run.files) for run in report.outcomes] == [(FetchState.FETCHED, 5)]
     assert content_of(tmp_path / "results" / RUN) == content_of(made)
     report = fetch_all(place, tmp_path / "results")
-    assert [(run.state, run.files) for run in report.outcomes] == [(State.SKIPPED, 0)]
+    assert [(run.state, run.files) for run in report.outcomes] == [(FetchState.SKIPPED, 0)]
     bundle.write_document(tmp_path / "results" / RUN, {"run_id": RUN, "status": "completed", "made": "here"})
     bundle.seal(tmp_path / "results" / RUN)
     report = fetch_all(place, tmp_path / "results")
     assert [run.reason for run in report.outcomes] == [
         f"'{tmp_path / 'results' / RUN}' is complete and another bundle: --replace overwrites it"
     ]
-    assert fetch_all(place, tmp_path / "results", replace=True).count(State.FETCHED) == 1
+    assert fetch_all(place, tmp_path / "results", replace=True).count(FetchState.FETCHED) == 1
 
 
 def test_nothing_below_an_address(place: Place, store: Store, tmp_path: Path) -> None:
@@ -458,8 +458,8 @@ def test_what_was_damaged_where_it_lies_is_refused(place: Place, store: Store, m
     place.put(f"runs/{RUN}/steps.csv", (made / "steps.csv").read_bytes()[:-2] + b"?\n")
     (outcome,) = fetch_all(place, tmp_path / "results").outcomes
     assert (outcome.state, outcome.reason) in (
-        (State.REFUSED, "damaged in the bucket: steps.csv was changed after the run: its crc32c differs"),
-        (State.REFUSED, "steps.csv arrived damaged 2 times"),
+        (FetchState.REFUSED, "damaged in the bucket: steps.csv was changed after the run: its crc32c differs"),
+        (FetchState.REFUSED, "steps.csv arrived damaged 2 times"),
     )
     place.remove(f"runs/{RUN}/steps.csv")
     (outcome,) = fetch_all(place, tmp_path / "results").outcomes
@@ -467,10 +467,10 @@ def test_what_was_damaged_where_it_lies_is_refused(place: Place, store: Store, m
     assert not (tmp_path / "results" / RUN / "MANIFEST.json").exists()
 
 
-@pytest.mark.parametrize(("times", "state"), [(1, State.FETCHED), (2, State.REFUSED)])
+@pytest.mark.parametrize(("times", "state"), [(1, FetchState.FETCHED), (2, FetchState.REFUSED)])
 @pytest.mark.parametrize("name", ["steps.csv", "MANIFEST.json"])
 def test_what_arrives_damaged_comes_once_more(
-    place: Place, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int, state: State, name: str
+    place: Place, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int, state: FetchState, name: str
 ) -> None:
     upload(place.opened(), made)
     source = parse_source(place.address)
@@ -487,7 +487,7 @@ def test_what_arrives_damaged_comes_once_more(
     monkeypatch.setattr(store, "download", damaged)
     (outcome,) = fetch_all(place, tmp_path / "results", store=store).outcomes
     assert outcome.state is state
-    if state is State.FETCHED:
+    if state is FetchState.FETCHED:
         assert content_of(tmp_path / "results" / RUN) == content_of(made)
     else:
         assert outcome.reason == f"{name} arrived damaged 2 times"
@@ -511,7 +511,7 @@ def test_hostile_names_that_lie_there_are_refused(place: Place, store: Store, ma
         place.put(f"runs/{RUN}/{name}", b"evil")
     report = fetch_all(place, tmp_path / "results")
     assert {each.name.rpartition(f"runs/{RUN}/")[2]: each.reason for each in report.refused} == hostile
-    assert [run.state for run in report.outcomes] == [State.FETCHED]
+    assert [run.state for run in report.outcomes] == [FetchState.FETCHED]
     assert content_of(tmp_path / "results" / RUN) == content_of(made)
 
 
@@ -582,7 +582,7 @@ def test_a_fetch_that_is_killed_leaves_no_manifest_and_continues(
     assert not (output / RUN / "MANIFEST.json").exists()
     (outcome,) = fetch_all(place, output).outcomes
     # The manifest again, and the rest; the file without content came at the first time.
-    assert (outcome.state, outcome.files) == (State.FETCHED, 5 - files)
+    assert (outcome.state, outcome.files) == (FetchState.FETCHED, 5 - files)
     assert content_of(output / RUN) == content_of(made)
 
 

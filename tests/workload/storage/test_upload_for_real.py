@@ -19,7 +19,7 @@ from workload.contract.checksum import crc32c_of
 from workload.contract.errors import BundleError
 from workload.storage import fetch, upload
 from workload.storage import gcs as bucket
-from workload.storage.fetch import State
+from workload.storage.fetch import FetchState
 from workload.storage.gcs import Bucket
 from workload.storage.source import parse_source
 
@@ -86,7 +86,7 @@ def content_of(folder: Path) -> dict[str, bytes]:
     }
 
 
-def bring(opened: Bucket, folder: Path, output: Path) -> fetch.Outcome:
+def bring(opened: Bucket, folder: Path, output: Path) -> fetch.FetchedRun:
     """Fetch the run of this folder by its id."""
     source = parse_source(f"gs://{BUCKET}/runs/{folder.name}")
     (outcome,) = fetch.fetch(opened, source, output, incomplete=True).outcomes
@@ -104,7 +104,7 @@ def test_what_is_uploaded_is_fetched(opened: Bucket, make: Make, tmp_path: Path)
     folder = make(size=12 * MEBIBYTE)
     assert upload.upload(opened, folder).files == 6
     assert upload.upload(opened, folder) == upload.Uploaded(run_id=folder.name, files=0, bytes=0)
-    assert bring(opened, folder, tmp_path / "results").state is State.FETCHED
+    assert bring(opened, folder, tmp_path / "results").state is FetchState.FETCHED
     assert content_of(tmp_path / "results" / folder.name) == content_of(folder)
 
 
@@ -129,7 +129,7 @@ def test_a_broken_connection_goes_unnoticed(
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", relay.url)
         upload.upload(bucket.connect(BUCKET, prefix="runs/"), folder)
         assert relay.reached.is_set()
-    assert bring(opened, folder, tmp_path / "results").state is State.FETCHED
+    assert bring(opened, folder, tmp_path / "results").state is FetchState.FETCHED
     assert content_of(tmp_path / "results" / folder.name) == content_of(folder)
 
 
@@ -139,12 +139,12 @@ def test_killed_and_repeated(server: GcsServer, opened: Bucket, make: Make, tmp_
         assert relay.reached.wait(20)
         killed.send_signal(signal.SIGKILL)
         assert killed.wait(10) == -signal.SIGKILL
-    assert bring(opened, folder, tmp_path / "partial").state is State.INCOMPLETE
+    assert bring(opened, folder, tmp_path / "partial").state is FetchState.INCOMPLETE
     with pytest.raises(BundleError):
         bundle.read(tmp_path / "partial" / folder.name)
     found = upload.upload(opened, folder)
     assert found.files == 2, "log.txt, which had begun, and the manifest"
-    assert bring(opened, folder, tmp_path / "results").state is State.FETCHED
+    assert bring(opened, folder, tmp_path / "results").state is FetchState.FETCHED
     assert content_of(tmp_path / "results" / folder.name) == content_of(folder)
 
 

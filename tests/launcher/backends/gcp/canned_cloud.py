@@ -13,10 +13,10 @@ import pytest
 from launcher.backends.gcp import compute as border
 from launcher.backends.gcp.compute import Compute
 from launcher.backends.gcp.machines import ComputeMachines
-from launcher.backends.gcp.plan import Options, Plan, make_plan
+from launcher.backends.gcp.plan import Options, VmPlan, make_plan
 from launcher.backends.gcp.settings import Settings
 from launcher.jobs import launches
-from launcher.jobs.records import LAUNCHES, Phase, Result, result_object
+from launcher.jobs.records import LAUNCHES, LaunchPhase, Result, result_object
 from launcher.jobs.run import LaunchOutcome, run
 from launcher.jobs.session import Event, EventKind, Session
 from tests.launcher.backends.gcp.canned_vm import CannedVm, FastClock
@@ -37,7 +37,7 @@ SETTINGS = Settings(
 ZONE = "us-central1-a"
 # For tests that do not look at times: a launch is over in a fraction of a second. The clock's scale leaves the
 # launcher's own limits long enough (5 minutes are 1.5 s) for a machine that is busy with other tests.
-QUICK = dict.fromkeys(Phase, 3.0)
+QUICK = dict.fromkeys(LaunchPhase, 3.0)
 
 
 @dataclass(kw_only=True)
@@ -52,12 +52,12 @@ class Cloud:
     output: Path
     events: list[Event]
 
-    def plan(self, *, given: dict[str, object] | None = None, **changes: Any) -> Plan:
+    def plan(self, *, given: dict[str, object] | None = None, **changes: Any) -> VmPlan:
         options = Options(**{"gpu": "t4", "zones": (ZONE,), **changes})
         now, token = datetime.fromtimestamp(self.clock.now(), UTC), f"{time.monotonic_ns() % 0x1000000:06x}"
         return make_plan(resolve(given or {}, {}, None), options, SETTINGS, image=IMAGE, now=now, token=token)
 
-    def run(self, plan: Plan, **changes: Any) -> LaunchOutcome:
+    def run(self, plan: VmPlan, **changes: Any) -> LaunchOutcome:
         return run(self.session(), plan, output=self.output, **changes)
 
     def session(self, **changes: Any) -> Session:

@@ -17,7 +17,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from launcher.jobs.records import Heartbeat, Phase, Request, Result, log_object, result_object, status_object
+from launcher.jobs.records import Heartbeat, LaunchPhase, Request, Result, log_object, result_object, status_object
 from tests.launcher.backends.gcp.fake_compute import Vm
 from tests.workload.storage.gcs_server import GcsServer
 from workload.contract import bundle
@@ -25,14 +25,14 @@ from workload.contract.bundle import Status
 
 # What the phases take, in seconds: facts/gce.md has 3 min 35 s from insert to a usable VM (preinstalled driver), and no
 # figures for its parts or for what follows.
-DURATIONS: Mapping[Phase, float] = {
-    Phase.BOOTED: 35.0,
-    Phase.DRIVER_READY: 10.0,
-    Phase.DOCKER_READY: 45.0,
-    Phase.IMAGE_PULLED: 90.0,
-    Phase.RUN_STARTED: 5.0,
-    Phase.RUN_ENDED: 60.0,
-    Phase.UPLOADED: 5.0,
+DURATIONS: Mapping[LaunchPhase, float] = {
+    LaunchPhase.BOOTED: 35.0,
+    LaunchPhase.DRIVER_READY: 10.0,
+    LaunchPhase.DOCKER_READY: 45.0,
+    LaunchPhase.IMAGE_PULLED: 90.0,
+    LaunchPhase.RUN_STARTED: 5.0,
+    LaunchPhase.RUN_ENDED: 60.0,
+    LaunchPhase.UPLOADED: 5.0,
 }
 BEAT_S = 15.0
 RECORD: dict[str, Any] = {
@@ -100,7 +100,7 @@ class CannedVm:
     clock: FastClock
     home: Path
     fault: Fault | list[Fault] = Fault.NONE
-    durations: Mapping[Phase, float] = field(default_factory=lambda: dict(DURATIONS))
+    durations: Mapping[LaunchPhase, float] = field(default_factory=lambda: dict(DURATIONS))
     # Whether a preempted VM has the time to leave a result.
     salvages: bool = True
     started: threading.Event = field(default_factory=threading.Event)
@@ -141,25 +141,25 @@ class _Guest:
     def _live(self) -> None:
         if self._fault is Fault.SILENT:
             self._stay()
-        for phase in (Phase.BOOTED, Phase.DRIVER_READY, Phase.DOCKER_READY, Phase.IMAGE_PULLED):
+        for phase in (LaunchPhase.BOOTED, LaunchPhase.DRIVER_READY, LaunchPhase.DOCKER_READY, LaunchPhase.IMAGE_PULLED):
             self._spend(self._canned.durations[phase])
             self._mark(phase)
         if self._fault is Fault.NO_HEARTBEAT:
             self._stay()
         self._beat("started")
-        self._spend(self._canned.durations[Phase.RUN_STARTED])
-        self._mark(Phase.RUN_STARTED)
+        self._spend(self._canned.durations[LaunchPhase.RUN_STARTED])
+        self._mark(LaunchPhase.RUN_STARTED)
         self._beat("step 1 of 110")
         self._canned.started.set()
         for repeat in range(int(self._request.spec.get("repeats", 1))):
             self._train(repeat)
-        self._mark(Phase.RUN_ENDED)
-        self._spend(self._canned.durations[Phase.UPLOADED])
-        self._mark(Phase.UPLOADED)
+        self._mark(LaunchPhase.RUN_ENDED)
+        self._spend(self._canned.durations[LaunchPhase.UPLOADED])
+        self._mark(LaunchPhase.UPLOADED)
         self._end()
 
     def _train(self, repeat: int) -> None:
-        left_s = self._canned.durations[Phase.RUN_ENDED]
+        left_s = self._canned.durations[LaunchPhase.RUN_ENDED]
         while left_s > 0:
             self._spend(min(BEAT_S, left_s))
             left_s -= BEAT_S
@@ -182,16 +182,16 @@ class _Guest:
         self._vm.status = "TERMINATED"
         self._spend(400)
         self._vm.status = "RUNNING"
-        self._spend(self._canned.durations[Phase.BOOTED])
+        self._spend(self._canned.durations[LaunchPhase.BOOTED])
         self._beat("")
         self._upload(Status.FAILED)
-        self._mark(Phase.FINISHED)
+        self._mark(LaunchPhase.FINISHED)
         self._result(exit_code=6, error="the machine broke off the run and started again", hint="launch again")
         self._delete()
         raise _GoneError
 
     def _end(self) -> None:
-        self._mark(Phase.FINISHED)
+        self._mark(LaunchPhase.FINISHED)
         if self._fault is Fault.FAILS:
             self._result(exit_code=6, error="the loss is nan", hint="a lower learning rate")
         else:
@@ -201,7 +201,7 @@ class _Guest:
         self._delete()
 
     def _runs_begun(self) -> bool:
-        return Phase.RUN_STARTED in self._phases
+        return LaunchPhase.RUN_STARTED in self._phases
 
     def _spend(self, seconds: float) -> None:
         until_s = self._clock.now() + seconds
@@ -215,7 +215,7 @@ class _Guest:
         while True:
             self._spend(1e6)
 
-    def _mark(self, phase: Phase) -> None:
+    def _mark(self, phase: LaunchPhase) -> None:
         at = self._clock.iso()
         self._phases[phase] = at
         self._vm.guest_attributes.setdefault("rooflaunch", {})[phase] = at

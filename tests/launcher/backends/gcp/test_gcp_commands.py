@@ -29,10 +29,10 @@ from launcher.jobs import commands
 from launcher.jobs.commands import Ports
 from launcher.jobs.follow import EventKind
 from launcher.jobs.launches import LaunchState
-from launcher.jobs.progress import Progress
-from launcher.jobs.records import Phase, log_object, request_object, result_object, status_object
-from launcher.jobs.session import Event as GcpEvent
-from launcher.machine.engine import Event, Image
+from launcher.jobs.progress import LaunchProgress
+from launcher.jobs.records import LaunchPhase, log_object, request_object, result_object, status_object
+from launcher.jobs.session import EngineEvent as GcpEvent
+from launcher.machine.engine import EngineEvent, Image
 from tests.launcher.backends.gcp.canned_cloud import IMAGE, SETTINGS, ZONE, Cloud, Clouds
 from tests.launcher.backends.gcp.canned_vm import Fault
 from tests.launcher.backends.gcp.price_list import SKUS
@@ -322,7 +322,7 @@ def test_one_command_ends_with_the_bundle_and_the_table(
         cost = rf"0\.0\d\d USD from {moment} to {moment}, at 0\.5599 USD per hour as of 20\S+; without traffic and tax"
         assert re.fullmatch(cost, table["cost"])
         phases = re.findall(r"^ *\+\d+ s  (\w[\w ]*)$", said.err, re.MULTILINE)
-        assert phases == [phase.replace("_", " ") for phase in Phase if not phase.startswith("profile")]
+        assert phases == [phase.replace("_", " ") for phase in LaunchPhase if not phase.startswith("profile")]
         assert "insert" not in said.err, "the request is for --dry-run"
         assert cloud.fake.instances == []
 
@@ -412,7 +412,7 @@ def test_logs_follow_to_the_end(launch: Launch, clouds: Clouds, capsys: pytest.C
         assert launch(world, "logs", name, "-f", *AT_HOME) == 0
         lines = capsys.readouterr().out.splitlines()
         assert [line.split()[2] for line in lines if line.startswith("rooflaunch: phase")] == [
-            phase for phase in Phase if phase is not Phase.REQUESTED and not phase.startswith("profile")
+            phase for phase in LaunchPhase if phase is not LaunchPhase.REQUESTED and not phase.startswith("profile")
         ]
         assert lines[-1] == "uploaded", "what only the log has comes last, and nothing twice"
         assert launch(world, "logs", name, "--format", "json", *AT_HOME) == 0
@@ -751,7 +751,7 @@ def test_ctrl_c_while_following(
         assert keep is not None
         return keep
 
-    durations = dict.fromkeys(Phase, 4.0) | {Phase.RUN_ENDED: 60.0}
+    durations = dict.fromkeys(LaunchPhase, 4.0) | {LaunchPhase.RUN_ENDED: 60.0}
     with clouds(durations=durations) as cloud:
         interrupt_when_it_trains(cloud)
         world = world_of(cloud, is_terminal=lambda: terminal, confirm=answer)
@@ -813,7 +813,7 @@ def test_progress_is_a_line_a_phase_and_on_a_terminal_a_live_line(monkeypatch: p
     shown = []
     for stream in (io.StringIO(), Terminal()):
         times = iter((1000.0, 1100.0, 1200.0))
-        progress = Progress(stream, lambda times=times: next(times))  # type: ignore[misc]
+        progress = LaunchProgress(stream, lambda times=times: next(times))  # type: ignore[misc]
         for event in events if stream.isatty() else (events[0], events[2]):
             progress(event)
         if not stream.isatty():
@@ -853,9 +853,13 @@ class Docker:
     def tag(self, image: str, name: str) -> None:
         self.tagged.append((image, name))
 
-    def push(self, name: str) -> list[Event]:
+    def push(self, name: str) -> list[EngineEvent]:
         assert name == self.tagged[-1][1]
-        return [Event(error=self.denied)] if self.denied else [Event(text="pushed"), Event(digest="sha256:" + "a" * 64)]
+        return (
+            [EngineEvent(error=self.denied)]
+            if self.denied
+            else [EngineEvent(text="pushed"), EngineEvent(digest="sha256:" + "a" * 64)]
+        )
 
     def registry_digest(self, name: str) -> str:
         assert name == "host:5000/trainer:cuda"

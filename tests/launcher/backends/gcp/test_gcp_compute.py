@@ -16,7 +16,7 @@ import pytest
 from launcher.backends.door import Condition, Listing, Output
 from launcher.backends.gcp import compute as border
 from launcher.backends.gcp import refusals
-from launcher.backends.gcp.compute import Compute, Patience
+from launcher.backends.gcp.compute import Compute, ComputePatience
 from launcher.backends.gcp.refusals import AlreadyThereError, DeniedError, RefusedError
 from launcher.backends.gcp.resources import (
     ANYWHERE,
@@ -498,7 +498,7 @@ def test_a_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         monkeypatch.setenv(refusals.ENDPOINT_VARIABLE, url)
-        compute = border.connect("test-project", patience=Patience(answer_s=0.1, retry_s=0.0))
+        compute = border.connect("test-project", patience=ComputePatience(answer_s=0.1, retry_s=0.0))
         with pytest.raises(UnreachableError) as caught:
             compute.get(A, NAME)
         assert str(caught.value) == f"Compute Engine cannot be reached at {url}: no answer in time"

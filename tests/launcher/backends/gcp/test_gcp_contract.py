@@ -12,7 +12,7 @@ from launcher.backends.door import Condition, Leftover, Listing, Machine, Machin
 from launcher.backends.gcp import compute as border
 from launcher.backends.gcp import provision as provisioning
 from launcher.backends.gcp.machines import ComputeMachines
-from launcher.backends.gcp.plan import Options, Plan, make_plan
+from launcher.backends.gcp.plan import Options, VmPlan, make_plan
 from launcher.backends.gcp.refusals import ENDPOINT_VARIABLE
 from tests.launcher.backends import contract
 from tests.launcher.backends.contract import CHECKS, Check, Place, name_of
@@ -41,7 +41,7 @@ class Clock:
         self.s += seconds
 
 
-def plan_of(token: str) -> Plan:
+def plan_of(token: str) -> VmPlan:
     return make_plan(
         resolve({}, {}, None),
         Options(gpu="t4", zones=ZONES, fallback=False),
@@ -71,7 +71,7 @@ class ComputePlace(Place):
         compute = border.connect(SETTINGS.project, sleep=self.clock.sleep, monotonic=self.clock.now)
         return self.made(compute, sleep=self.clock.sleep)
 
-    def plan(self) -> Plan:
+    def plan(self) -> VmPlan:
         return plan_of(f"{next(self.tokens):06x}")
 
     def count(self) -> int:
@@ -130,7 +130,7 @@ def test_contract(check: Check, place: ComputePlace) -> None:
 class SubmitsTwice(ComputeMachines):
     """Does not look whether the job was submitted before, and begins in another zone each time."""
 
-    def submit(self, plan: Plan, tell: Tell) -> Submitted:
+    def submit(self, plan: VmPlan, tell: Tell) -> Submitted:
         taken = {vm.zone for vm in self.compute.instances() if vm.name == plan.name}
         free = tuple(zone for zone in plan.zones if zone not in taken)
         elsewhere = replace(plan, zones=free, options=replace(plan.options, zones=free))

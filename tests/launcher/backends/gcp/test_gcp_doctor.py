@@ -11,7 +11,7 @@ from launcher.backends.gcp import doctor, gpus
 from launcher.backends.gcp.catalog import Current
 from launcher.backends.gcp.compute import Compute
 from launcher.backends.gcp.doctor import CloudPorts, Repository
-from launcher.backends.gcp.resources import Disk, Instance, Quota
+from launcher.backends.gcp.resources import Instance, Quota, VmDisk
 from launcher.backends.gcp.services import Services
 from launcher.backends.gcp.settings import Settings
 from launcher.backends.gcp.skus import PriceList
@@ -90,7 +90,7 @@ class StubCompute:
     def instances(self) -> Listing[Instance]:
         return Listing(there=tuple(_given(self.vms)), unreachable=self.unreachable)
 
-    def disks(self) -> Listing[Disk]:
+    def disks(self) -> Listing[VmDisk]:
         return Listing(there=tuple(_given(self.left_disks)))
 
     def now_s(self) -> float:

@@ -10,7 +10,7 @@ from launcher.backends.door import Leftover, Listing, Removed
 from launcher.backends.gcp.machines import ComputeMachines
 from launcher.backends.gcp.provision import PAUSE_S, REMOVE_S
 from launcher.backends.gcp.refusals import DeniedError
-from launcher.backends.gcp.resources import Disk, Instance, Operation
+from launcher.backends.gcp.resources import Instance, Operation, VmDisk
 from launcher.jobs import cleanup
 from tests.launcher.backends.gcp.plain import INSTANCE, ZONE
 from workload.contract.errors import ToolError
@@ -76,7 +76,7 @@ class Cloud:
         self.s += min(DELETION_S, limit_s)
         return ()
 
-    def disks(self) -> Listing[Disk]:
+    def disks(self) -> Listing[VmDisk]:
         return Listing()
 
     def delete_disk(self, *_: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from launcher.backends.door import Condition, Listing, Machine, Output, Removed
 from launcher.jobs.follow import Ending, Followed, follow, interval_s
-from launcher.jobs.records import Heartbeat, Phase, Request, Result, result_object, status_object
+from launcher.jobs.records import Heartbeat, LaunchPhase, Request, Result, result_object, status_object
 from launcher.jobs.session import Event, EventKind, Session
 from tests.launcher.backends.gcp import plain
 from tests.launcher.backends.gcp.plain import LAUNCHED_S, NAME, ZONE
@@ -59,11 +59,14 @@ class Cloud:
 
     # What a guest does.
 
-    def phase(self, phase: Phase) -> None:
+    def phase(self, phase: LaunchPhase) -> None:
         self.attributes[phase] = "2026-11-21T12:01:00.000+00:00"
 
     def beat(self, line: str = "step 1", **changes: Any) -> None:
-        phases = {Phase.BOOTED: "2026-11-21T12:01:00.000+00:00", Phase.RUN_STARTED: "2026-11-21T12:04:00.000+00:00"}
+        phases = {
+            LaunchPhase.BOOTED: "2026-11-21T12:01:00.000+00:00",
+            LaunchPhase.RUN_STARTED: "2026-11-21T12:04:00.000+00:00",
+        }
         beat = Heartbeat(at=REQUEST.launched_at, zone=ZONE, phases=phases, last_line=line)
         self.put(status_object(NAME), replace(beat, **changes).to_bytes())
 
@@ -153,11 +156,11 @@ def test_schedule(elapsed_s: float, every_s: float) -> None:
 
 def test_a_launch_that_goes_well(tmp_path: Path) -> None:
     cloud = Cloud()
-    for seconds, phase in ((40, Phase.BOOTED), (50, Phase.DRIVER_READY), (180, Phase.IMAGE_PULLED)):
+    for seconds, phase in ((40, LaunchPhase.BOOTED), (50, LaunchPhase.DRIVER_READY), (180, LaunchPhase.IMAGE_PULLED)):
         cloud.at(seconds, lambda phase=phase: cloud.phase(phase))  # type: ignore[misc]
     cloud.beats(200, 400)
     cloud.at(390, lambda: cloud.beat("uploading"))
-    cloud.at(400, lambda: cloud.result(phases={Phase.FINISHED: "2026-11-21T12:06:40.000+00:00"}))
+    cloud.at(400, lambda: cloud.result(phases={LaunchPhase.FINISHED: "2026-11-21T12:06:40.000+00:00"}))
     followed, events = run(cloud, tmp_path)
     assert followed.ending is Ending.RESULT
     assert followed.error is None
@@ -183,7 +186,7 @@ def test_a_launch_that_goes_well(tmp_path: Path) -> None:
 
 def test_a_vm_that_says_nothing_is_removed_after_its_boot_limit(tmp_path: Path) -> None:
     cloud = Cloud()
-    cloud.at(40, lambda: cloud.phase(Phase.BOOTED))
+    cloud.at(40, lambda: cloud.phase(LaunchPhase.BOOTED))
     followed, events = run(cloud, tmp_path / "new")
     saved = tmp_path / "new" / f"{NAME}-serial.txt"
     assert followed.ending is Ending.SILENT
@@ -401,7 +404,7 @@ def test_foreign_objects_are_passed_over(tmp_path: Path) -> None:
     cloud.at(20, lambda: cloud.put(status_object(NAME), b"{"))
     cloud.at(30, lambda: cloud.put(result_object(NAME), b"no result"))
     cloud.at(60, cloud.result)
-    cloud.phase(Phase.BOOTED)
+    cloud.phase(LaunchPhase.BOOTED)
     cloud.attributes["evil"] = "\x1b[2J"
     followed, events = run(cloud, tmp_path)
     assert followed.ending is Ending.RESULT

@@ -13,13 +13,13 @@ import pytest
 from launcher.agent import landlord
 from launcher.backends.gcp import guest
 from launcher.backends.gcp.guest import Guest, this_machine
-from launcher.jobs.records import Phase
+from launcher.jobs.records import LaunchPhase
 from tests.launcher.backends.gcp import fake_vm
 from tests.launcher.backends.gcp.fake_compute import FakeCompute, Vm
 from tests.launcher.backends.gcp.fake_metadata import TOKEN, FakeMetadata
 from workload.contract.errors import ToolError
 from workload.environment.gce import gce_facts
-from workload.environment.machine import Machine
+from workload.environment.machine import HostSystem
 
 pytestmark = pytest.mark.world
 
@@ -64,7 +64,7 @@ def test_what_the_vm_is_told(here: Guest) -> None:
 
 
 def test_a_phase_is_a_guest_attribute(here: Guest, vm: Vm) -> None:
-    here.report(Phase.RUN_STARTED, "2026-11-21T10:00:00.000Z")
+    here.report(LaunchPhase.RUN_STARTED, "2026-11-21T10:00:00.000Z")
     assert vm.guest_attributes == {"rooflaunch": {"run_started": "2026-11-21T10:00:00.000Z"}}
 
 
@@ -187,7 +187,7 @@ def test_a_vm_that_may_not_ask_about_itself(here: Guest, compute: FakeCompute) -
 
 def test_the_trainers_facts_come_from_the_same_server(metadata: FakeMetadata, vm: Vm) -> None:
     vm.body["scheduling"]["provisioningModel"] = "SPOT"
-    machine = Machine(environ={"GCE_METADATA_HOST": metadata.host}, tool=lambda *_: None)
+    machine = HostSystem(environ={"GCE_METADATA_HOST": metadata.host}, tool=lambda *_: None)
     facts = gce_facts(machine)
     assert facts is not None
     assert (facts["zone"], facts["machine_type"], facts["spot"]) == ("us-central1-a", "n1-standard-1", True)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.jobs.records import Phase, Request, request_object
+from launcher.jobs.records import LaunchPhase, Request, request_object
 from tests import off_clock
 from tests.launcher.backends.gcp.canned_cloud import IMAGE, ZONE, Cloud, Clouds
 from tests.launcher.backends.gcp.canned_vm import Fault
@@ -25,7 +25,7 @@ AT_HOME = ("--project", "my-project", "--bucket", BUCKET)
 GCP = ("gcp", "--gpu", "t4", "--zone", ZONE, "--image", IMAGE, *AT_HOME)
 OFF_S = pytest.mark.parametrize("off_s", [-7200, 7200], ids=["two hours slow", "two hours fast"])
 # The cloud's clock is the true one, so that its guest's phases are real seconds.
-TRUE_TIME = {"scale": 1.0, "durations": dict.fromkeys(Phase, 0.1)}
+TRUE_TIME = {"scale": 1.0, "durations": dict.fromkeys(LaunchPhase, 0.1)}
 
 
 def launch(tmp_path: Path, off_s: int, *words: str) -> "subprocess.CompletedProcess[str]":

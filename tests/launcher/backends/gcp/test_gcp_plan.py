@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from launcher.backends.gcp import gpus, skus
 from launcher.backends.gcp import plan as planning
-from launcher.backends.gcp.plan import Options, Plan, make_plan
+from launcher.backends.gcp.plan import Options, VmPlan, make_plan
 from launcher.backends.gcp.settings import Settings, resolve_settings
 from launcher.backends.gcp.skus import PriceList
 from launcher.jobs.records import NAME, Price, Request, region_of
@@ -56,7 +56,7 @@ def planned(
     now: datetime = NOW,
     today: PriceList | None = None,
     **options: Any,
-) -> Plan:
+) -> VmPlan:
     return make_plan(
         resolve(run or {}, {}, None),
         Options(gpu=gpu, **options),
@@ -123,7 +123,7 @@ GOLDEN: dict[str, dict[str, Any]] = {
 }
 
 
-def golden(plan: Plan) -> str:
+def golden(plan: VmPlan) -> str:
     """As committed: the script left out, the run's request readable."""
     found = plan.to_json()
     for item in found["insert"]["metadata"]["items"]:
@@ -194,7 +194,7 @@ def test_what_is_asked_for_can_be_read_again(gpu: str) -> None:
         assert Request.from_bytes(request.to_bytes()).to_bytes() == request.to_bytes()
 
 
-def lines_of(plan: Plan) -> list[str]:
+def lines_of(plan: VmPlan) -> list[str]:
     return plan.text().partition("\n\n")[0].splitlines()
 
 
@@ -846,7 +846,7 @@ def test_run_options_travel_as_data(text: str) -> None:
     assert len(plan.text().splitlines()) == len(planned(run={"model": "vgg16"}).text().splitlines())
 
 
-def _items(plan: Plan) -> dict[str, str]:
+def _items(plan: VmPlan) -> dict[str, str]:
     return {item["key"]: item["value"] for item in plan.shown_body()["metadata"]["items"]}
 
 

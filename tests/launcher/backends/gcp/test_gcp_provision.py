@@ -13,7 +13,7 @@ from launcher.backends.gcp import compute as border
 from launcher.backends.gcp import provision as provisioning
 from launcher.backends.gcp import refusals
 from launcher.backends.gcp.compute import Compute
-from launcher.backends.gcp.plan import Options, Plan, make_plan
+from launcher.backends.gcp.plan import Options, VmPlan, make_plan
 from launcher.backends.gcp.provision import Provisioned, Scope, StrangerError, provision, reach, remove
 from launcher.backends.gcp.resources import OperationFault, QuotaFault
 from launcher.backends.gcp.settings import Settings
@@ -68,7 +68,7 @@ def compute(fake: FakeCompute, clock: Clock) -> Compute:
     return border.connect("test-project", sleep=clock.sleep, monotonic=clock.now)
 
 
-def plan_for(*zones: str, gpu: str = "t4", settings: Settings = SETTINGS, **options: Any) -> Plan:
+def plan_for(*zones: str, gpu: str = "t4", settings: Settings = SETTINGS, **options: Any) -> VmPlan:
     return make_plan(
         resolve({}, {}, None),
         Options(gpu=gpu, zones=zones, **options),
@@ -80,7 +80,7 @@ def plan_for(*zones: str, gpu: str = "t4", settings: Settings = SETTINGS, **opti
 
 
 def go(
-    plan: Plan, compute: Compute, clock: Clock, *, budget_s: float = 600.0, events: list[str] | None = None
+    plan: VmPlan, compute: Compute, clock: Clock, *, budget_s: float = 600.0, events: list[str] | None = None
 ) -> Provisioned:
     told = [] if events is None else events
     return provision(plan, compute, budget_s=budget_s, now=clock.now, sleep=clock.sleep, on_event=told.append)

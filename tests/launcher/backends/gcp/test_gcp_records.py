@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 import pytest
 
 from launcher.jobs import records
-from launcher.jobs.records import Heartbeat, Phase, Price, Request, Result
+from launcher.jobs.records import Heartbeat, LaunchPhase, Price, Request, Result
 from workload.contract.errors import BundleError, ExitCode
 
 AT = "2026-11-21T14:26:00Z"
@@ -28,8 +28,8 @@ REQUEST = Request(
     spec={"model": "resnet18", "dataset": 'it\'s "$(quoted)"\n'},
     prices={"us-central1": {"usd_per_h": 0.54, "source": "list", "read": "2026-07"}},
 )
-RESULT = Result(exit_code=0, zone="us-central1-a", runs=["r1"], phases={Phase.BOOTED: AT}, ended_at=AT, usd=0.02)
-HEARTBEAT = Heartbeat(at=AT, zone="us-central1-a", phases={Phase.BOOTED: AT}, runs=["r1"], last_line="step 3")
+RESULT = Result(exit_code=0, zone="us-central1-a", runs=["r1"], phases={LaunchPhase.BOOTED: AT}, ended_at=AT, usd=0.02)
+HEARTBEAT = Heartbeat(at=AT, zone="us-central1-a", phases={LaunchPhase.BOOTED: AT}, runs=["r1"], last_line="step 3")
 
 
 @pytest.mark.parametrize("document", [REQUEST, RESULT, HEARTBEAT], ids=lambda each: type(each).__name__)

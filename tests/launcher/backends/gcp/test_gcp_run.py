@@ -11,7 +11,7 @@ from launcher.backends.gcp.plan import Options, make_plan
 from launcher.jobs import follow, launches
 from launcher.jobs import run as launching
 from launcher.jobs.launches import LaunchState
-from launcher.jobs.records import Phase, Request, epoch_s, request_object, result_object
+from launcher.jobs.records import LaunchPhase, Request, epoch_s, request_object, result_object
 from launcher.jobs.run import LaunchOutcome, LeftRunningError, again, run
 from launcher.jobs.session import Event, EventKind
 from tests.launcher.backends.gcp.canned_cloud import IMAGE, QUICK, SETTINGS, ZONE, Cloud, Clouds
@@ -51,9 +51,9 @@ def test_a_launch_brings_its_bundles_home_and_leaves_no_vm(clouds: Clouds) -> No
         price = plan.price(ZONE)
         assert price is not None
         assert outcome.usd == pytest.approx(price.usd(seconds), abs=price.usd(2))
-        assert outcome.billed_to >= outcome.phases[Phase.FINISHED][:19]
-        assert cloud.told(EventKind.PHASE) == [phase for phase in Phase if not phase.startswith("profile")]
-        assert list(outcome.phases) == [phase for phase in Phase if not phase.startswith("profile")]
+        assert outcome.billed_to >= outcome.phases[LaunchPhase.FINISHED][:19]
+        assert cloud.told(EventKind.PHASE) == [phase for phase in LaunchPhase if not phase.startswith("profile")]
+        assert list(outcome.phases) == [phase for phase in LaunchPhase if not phase.startswith("profile")]
         request = cloud.bucket.read(request_object(plan.name))
         assert request == plan.request.to_bytes()
         assert cloud.state(plan.name).state is LaunchState.DONE
@@ -68,7 +68,7 @@ def test_a_whole_launch_by_phase_and_by_call(clouds: Clouds) -> None:
         assert outcome.error is None
         times = {phase: (epoch_s(text) or 0.0) - began_s for phase, text in outcome.phases.items()}
         # What the VM needed, and a few looks more; the upper bounds leave room for a slow machine.
-        assert 185 <= times[Phase.RUN_STARTED] <= 400
+        assert 185 <= times[LaunchPhase.RUN_STARTED] <= 400
         assert 250 <= took_s <= 600
         assert outcome.calls["compute.instances.insert"] == 1
         assert outcome.calls["compute.zoneOperations.wait"] <= 2
@@ -195,7 +195,7 @@ def preempting(cloud: Cloud, times: int) -> threading.Thread:
 
 @pytest.mark.parametrize("salvages", [True, False], ids=["in time", "too late"])
 def test_a_preempted_launch_is_told_and_its_bundle_kept(clouds: Clouds, salvages: bool) -> None:
-    durations = {**QUICK, Phase.RUN_ENDED: 40.0}
+    durations = {**QUICK, LaunchPhase.RUN_ENDED: 40.0}
     with clouds(salvages=salvages, durations=durations, grace_s=0.3) as cloud:
         thread = preempting(cloud, 1)
         plan = cloud.plan(spot=True)
@@ -212,7 +212,7 @@ def test_a_preempted_launch_is_told_and_its_bundle_kept(clouds: Clouds, salvages
 
 
 def test_a_preempted_launch_runs_again_under_a_new_name(clouds: Clouds) -> None:
-    durations = {**QUICK, Phase.RUN_ENDED: 40.0}
+    durations = {**QUICK, LaunchPhase.RUN_ENDED: 40.0}
     with clouds(durations=durations, grace_s=0.3) as cloud:
         thread = preempting(cloud, 1)
         plan = cloud.plan(spot=True, rerun_preempted=2)
@@ -263,8 +263,8 @@ class Killed(BaseException):
     """What no code of ours handles: the process is gone."""
 
 
-@pytest.mark.parametrize("when", list(Phase)[:6])
-def test_a_launcher_that_is_killed_leaves_a_launch_that_ends_well(clouds: Clouds, when: Phase) -> None:
+@pytest.mark.parametrize("when", list(LaunchPhase)[:6])
+def test_a_launcher_that_is_killed_leaves_a_launch_that_ends_well(clouds: Clouds, when: LaunchPhase) -> None:
     with clouds() as cloud:
         plan = cloud.plan()
 
@@ -274,7 +274,7 @@ def test_a_launcher_that_is_killed_leaves_a_launch_that_ends_well(clouds: Clouds
 
         with pytest.raises(Killed):
             run(cloud.session(on_event=die), plan, output=cloud.output)
-        if when is Phase.REQUESTED:
+        if when is LaunchPhase.REQUESTED:
             assert cloud.state(plan.name).state is LaunchState.REQUESTED
             assert cloud.fake.all_vms == []
             return
@@ -295,7 +295,7 @@ def test_interrupted_while_following_the_vm_goes_on(clouds: Clouds, interrupt: B
         plan = cloud.plan()
 
         def stop(event: Event) -> None:
-            if event.text == Phase.BOOTED:
+            if event.text == LaunchPhase.BOOTED:
                 raise interrupt
 
         with pytest.raises(LeftRunningError) as raised:
@@ -359,7 +359,7 @@ def test_interrupted_and_not_confirmed_is_told(clouds: Clouds) -> None:
 
 
 def test_the_clouds_own_limit_ends_it(clouds: Clouds) -> None:
-    durations = {**QUICK, Phase.RUN_ENDED: 1e6}
+    durations = {**QUICK, LaunchPhase.RUN_ENDED: 1e6}
     with clouds(durations=durations, limit_scale=1 / 200) as cloud:
         plan = cloud.plan(max_run_time_s=60)
         outcome = cloud.run(plan)
@@ -376,7 +376,7 @@ def test_a_burst_of_refusals_changes_nothing(clouds: Clouds) -> None:
 
         def burst(event: Event) -> None:
             original(event)
-            if event.text == Phase.BOOTED:
+            if event.text == LaunchPhase.BOOTED:
                 cloud.fake.burst(503, 6)
 
         outcome = run(cloud.session(on_event=burst), plan, output=cloud.output)
@@ -418,7 +418,9 @@ def test_bundles_that_cannot_be_fetched_stay_where_they_are(clouds: Clouds, monk
     monkeypatch.setattr(
         fetch,
         "fetch",
-        lambda _, source, output: fetch.Report(source=str(source), output=output, outcomes=(), refused=(), error=lost),
+        lambda _, source, output: fetch.FetchReport(
+            source=str(source), output=output, outcomes=(), refused=(), error=lost
+        ),
     )
     with clouds() as cloud:
         plan = cloud.plan()

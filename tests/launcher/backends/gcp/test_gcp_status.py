@@ -12,7 +12,7 @@ from launcher.backends.door import Condition, Listing, Machine
 from launcher.backends.gcp.resources import RESTART_S
 from launcher.jobs import launches
 from launcher.jobs.launches import LaunchState, Seen, find, judge, render, render_one
-from launcher.jobs.records import Heartbeat, Phase, Result, request_object, result_object, status_object
+from launcher.jobs.records import Heartbeat, LaunchPhase, Result, request_object, result_object, status_object
 from launcher.jobs.session import Session
 from tests.launcher.backends.gcp.plain import INSTANCE, LAUNCHED_S, NAME, REQUEST, ZONE
 from workload.contract.errors import NothingToDoError, UsageError
@@ -36,7 +36,7 @@ def at(seconds: float) -> str:
     return f"2026-11-21T{12 + hours:02}:{rest // 60:02}:{rest % 60:02}.000+00:00"
 
 
-def beat(seconds: float, *phases: Phase, line: str = "step 3 of 110") -> Heartbeat:
+def beat(seconds: float, *phases: LaunchPhase, line: str = "step 3 of 110") -> Heartbeat:
     told = {str(phase): at(seconds - 20) for phase in phases}
     return Heartbeat(at=at(seconds), zone=ZONE, phases=told, last_line=line)
 
@@ -46,7 +46,7 @@ def result(**changes: Any) -> Result:
         "exit_code": 0,
         "zone": ZONE,
         "runs": ["20261121T120200Z-gcp-t4-us-central1-a-resnet18-b32-fp32-aaaaaa"],
-        "phases": {Phase.BOOTED: at(40), Phase.FINISHED: at(300)},
+        "phases": {LaunchPhase.BOOTED: at(40), LaunchPhase.FINISHED: at(300)},
         "ended_at": at(300),
         "usd": 0.045,
     }
@@ -86,7 +86,7 @@ STATES: dict[str, tuple[Seen, float, LaunchState, str]] = {
         "no heartbeat yet",
     ),
     "it trains": (
-        Seen(name=NAME, request=REQUEST, machine=machine(), heartbeat=beat(200, Phase.RUN_STARTED)),
+        Seen(name=NAME, request=REQUEST, machine=machine(), heartbeat=beat(200, LaunchPhase.RUN_STARTED)),
         220,
         LaunchState.RUNNING,
         "step 3 of 110",
@@ -96,7 +96,7 @@ STATES: dict[str, tuple[Seen, float, LaunchState, str]] = {
             name=NAME,
             request=REQUEST,
             machine=machine(),
-            heartbeat=beat(200, Phase.RUN_ENDED, Phase.PROFILE_STARTED),
+            heartbeat=beat(200, LaunchPhase.RUN_ENDED, LaunchPhase.PROFILE_STARTED),
         ),
         220,
         LaunchState.RUNNING,
@@ -107,20 +107,20 @@ STATES: dict[str, tuple[Seen, float, LaunchState, str]] = {
             name=NAME,
             request=REQUEST,
             machine=machine(),
-            heartbeat=beat(200, Phase.RUN_ENDED, line="uploading"),
+            heartbeat=beat(200, LaunchPhase.RUN_ENDED, line="uploading"),
         ),
         220,
         LaunchState.UPLOADING,
         "uploading",
     ),
     "silent": (
-        Seen(name=NAME, request=REQUEST, machine=machine(), heartbeat=beat(200, Phase.RUN_STARTED)),
+        Seen(name=NAME, request=REQUEST, machine=machine(), heartbeat=beat(200, LaunchPhase.RUN_STARTED)),
         501,
         LaunchState.STALE,
         "no heartbeat for 5 min",
     ),
     "silent, and not for long": (
-        Seen(name=NAME, request=REQUEST, machine=machine(), heartbeat=beat(200, Phase.RUN_STARTED)),
+        Seen(name=NAME, request=REQUEST, machine=machine(), heartbeat=beat(200, LaunchPhase.RUN_STARTED)),
         499,
         LaunchState.RUNNING,
         "step 3 of 110",
@@ -205,7 +205,7 @@ STATES: dict[str, tuple[Seen, float, LaunchState, str]] = {
         "the time limit of 60 min was reached, without a result",
     ),
     "its zone does not answer": (
-        Seen(name=NAME, request=REQUEST, heartbeat=beat(200, Phase.RUN_STARTED), silent=(ZONE,)),
+        Seen(name=NAME, request=REQUEST, heartbeat=beat(200, LaunchPhase.RUN_STARTED), silent=(ZONE,)),
         900,
         LaunchState.UNKNOWN,
         f"whether its VM is there is not known: no answer from {ZONE}",
@@ -217,7 +217,7 @@ STATES: dict[str, tuple[Seen, float, LaunchState, str]] = {
         "whether its VM is there is not known: no answer from a, b, c, …",
     ),
     "its zone does not answer, its bucket does": (
-        Seen(name=NAME, request=REQUEST, heartbeat=beat(200, Phase.RUN_STARTED), silent=(ZONE,)),
+        Seen(name=NAME, request=REQUEST, heartbeat=beat(200, LaunchPhase.RUN_STARTED), silent=(ZONE,)),
         220,
         LaunchState.RUNNING,
         f"step 3 of 110; whether its VM is there is not known: no answer from {ZONE}",
@@ -473,7 +473,7 @@ UNCOUNTED = "without disk, address, traffic and tax"
 
 
 def test_one_launch_in_detail() -> None:
-    seen = Seen(name=NAME, request=REQUEST, machine=machine(), heartbeat=beat(200, Phase.BOOTED))
+    seen = Seen(name=NAME, request=REQUEST, machine=machine(), heartbeat=beat(200, LaunchPhase.BOOTED))
     text = render_one(
         judge(seen, LAUNCHED_S + 230, was_preempted=lambda: False), as_store(Objects({})), LAUNCHED_S + 230
     )

@@ -8,7 +8,7 @@ import pytest
 
 from launcher.backends.gcp import gpus, vm_images
 from launcher.backends.gcp.gpus import Driver, VmImage
-from launcher.backends.gcp.plan import Options, Plan, make_plan
+from launcher.backends.gcp.plan import Options, VmPlan, make_plan
 from launcher.backends.gcp.refusals import DeniedError
 from launcher.backends.gcp.settings import resolve_settings
 from launcher.jobs import launches
@@ -26,7 +26,7 @@ FORMS = (
 OTHER_DRIVER = "--no-secure-boot, or --vm-image of an image with a signed driver and --vm-driver preinstalled"
 
 
-def planned(gpu: str = "t4", *, device: str = "auto", **options: Any) -> Plan:
+def planned(gpu: str = "t4", *, device: str = "auto", **options: Any) -> VmPlan:
     return make_plan(
         resolve({"device": device}, {}, None),
         Options(gpu=gpu, **options),
@@ -37,11 +37,11 @@ def planned(gpu: str = "t4", *, device: str = "auto", **options: Any) -> Plan:
     )
 
 
-def source_of(plan: Plan) -> str:
+def source_of(plan: VmPlan) -> str:
     return str(plan.body("us-central1-a", request_id="0")["disks"][0]["initializeParams"]["sourceImage"])
 
 
-def line(plan: Plan, label: str) -> str:
+def line(plan: VmPlan, label: str) -> str:
     (text,) = (row for row in plan.text().splitlines() if row.startswith(label))
     return text.removeprefix(label).strip()
 

@@ -11,7 +11,7 @@ from launcher.backends.door import Job
 from launcher.backends.ssh.backend import backend
 from launcher.backends.ssh.machines import SshMachines
 from launcher.backends.ssh.options import Options, Where
-from launcher.backends.ssh.plan import Plan, Start
+from launcher.backends.ssh.plan import SshPlan, Start
 from tests import sshd
 from workload.contract.spec import Device, resolve
 
@@ -51,13 +51,13 @@ def machines(where: Where) -> SshMachines:
     return backend.machines(backend.settings(where))
 
 
-def plan_of(where: Where, *, token: str = "abcdef", limit_s: int = 300, **given: object) -> Plan:
+def plan_of(where: Where, *, token: str = "abcdef", limit_s: int = 300, **given: object) -> SshPlan:
     """A draft for a tiny run by this process's Python."""
     options = Options(python=sys.executable, max_run_time_s=limit_s)
     job = Job(resolved=resolve({**TINY, **given}, {}, None), token=token)
     return backend.plan(job, options, backend.settings(where), now=datetime.now(UTC))
 
 
-def doing(plan: Plan, code: str) -> Plan:
+def doing(plan: SshPlan, code: str) -> SshPlan:
     """The plan with a few lines of Python in place of the agent."""
     return replace(plan, start=Start(words=(sys.executable, "-u", "-c", code), environment={}))

@@ -14,7 +14,7 @@ from launcher.backends.ssh import machines as machines_module
 from launcher.backends.ssh.backend import backend
 from launcher.backends.ssh.machines import SshMachines
 from launcher.backends.ssh.options import Where
-from launcher.backends.ssh.plan import Plan
+from launcher.backends.ssh.plan import SshPlan
 from tests import sshd
 from tests.launcher.backends.ssh.conftest import doing, plan_of
 from workload.contract.errors import ExitCode, NoCapacityError
@@ -44,7 +44,7 @@ def silent(_: str) -> None:
     pass
 
 
-def submitted(machines: SshMachines, plan: Plan) -> Machine:
+def submitted(machines: SshMachines, plan: SshPlan) -> Machine:
     [machine] = machines.submit(plan, silent).machines
     return machine
 
@@ -270,7 +270,7 @@ def test_nothing_outlives_its_limit(machine: sshd.Machine, machines: SshMachines
     assert [words for _, words in machine.jobs() if "time.sleep" in words] == []
 
 
-def _with_limit(plan: Plan, limit_s: int) -> object:
+def _with_limit(plan: SshPlan, limit_s: int) -> object:
     from dataclasses import replace
 
     return replace(plan.request, limit_s=limit_s)
