@@ -3,10 +3,10 @@
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from workload.contract.text import printable
+from workload.contract.text import counted, printable
 
 # Longer names hide the figure; their tails tell apart what somebody named by pattern.
 SHOWN_CHARACTERS = 48
@@ -45,12 +45,12 @@ def distinct(names: Iterable[str]) -> dict[str, str]:
 
 def environments(facts: Sequence[Mapping[str, Any]]) -> list[str]:
     """A name per entry (`place`, `device_name`, `threads`): the place, and what tells places of one name apart."""
-    return _named(facts, "place", ("device_name", "threads"), {"threads": "{:g} threads"})
+    return _named(facts, "place", ("device_name", "threads"), {"threads": lambda value: counted(int(value), "thread")})
 
 
 def tasks(facts: Sequence[Mapping[str, Any]]) -> list[str]:
     """A name per entry (`model`, `image_size`, `dataset`): the model, and what makes its images another task."""
-    return _named(facts, "model", ("image_size", "dataset"), {"image_size": "{:g} px"})
+    return _named(facts, "model", ("image_size", "dataset"), {"image_size": "{:g} px".format})
 
 
 def known_values(
@@ -65,13 +65,15 @@ def known_values(
     return held
 
 
-def _named(facts: Sequence[Mapping[str, Any]], first: str, more: Sequence[str], forms: Mapping[str, str]) -> list[str]:
+def _named(
+    facts: Sequence[Mapping[str, Any]], first: str, more: Sequence[str], forms: Mapping[str, Callable[[Any], str]]
+) -> list[str]:
     held = known_values(facts, first, more)
     short = unlike(run[first] if run[first] is not None else f"unknown {first}" for run in facts)
     names = []
     for run in facts:
         varying = [column for column in more if len(held[run[first]][column]) > 1]
-        parts = [_part(forms.get(column, "{}"), run[column], column) for column in varying]
+        parts = [_part(forms.get(column, str), run[column], column) for column in varying]
         name = short[run[first] if run[first] is not None else f"unknown {first}"]
         names.append(f"{name} ({', '.join(parts)})" if parts else name)
     return names
@@ -89,5 +91,5 @@ def unlike(names: Iterable[Any]) -> dict[Any, str]:
     return label_of
 
 
-def _part(form: str, value: Any, column: str) -> str:
-    return f"{column.replace('_', ' ')} unknown" if value is None else shown(form.format(value))
+def _part(form: Callable[[Any], str], value: Any, column: str) -> str:
+    return f"{column.replace('_', ' ')} unknown" if value is None else shown(form(value))

@@ -123,6 +123,7 @@ def test_shown_names_are_short_and_on_one_line(name: str, shown: str) -> None:
         ([("vm", "L4", None), ("vm", "L4", None)], ["vm", "vm"]),
         ([("vm", "L4", None), ("vm", "T4", None)], ["vm (L4)", "vm (T4)"]),
         ([("cpu", "Xeon", 2.0), ("cpu", "Xeon", 4.0)], ["cpu (2 threads)", "cpu (4 threads)"]),
+        ([("cpu", "Xeon", 1.0), ("cpu", "Xeon", 2.0)], ["cpu (1 thread)", "cpu (2 threads)"]),
         ([("cpu", "Xeon", 2.0), ("cpu", "Xeon", None)], ["cpu", "cpu"]),
         ([("cpu", "Xeon", 2.0), ("cpu", "Xeon", 4.0), ("cpu", "Xeon", None)], None),
         ([(None, "L4", None)], ["unknown place"]),

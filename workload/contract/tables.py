@@ -62,7 +62,8 @@ class Column:
 
     `unit` with `prefixed` gets one decimal prefix for the whole column (`step [ms]`); a `%` shows a fraction times 100.
     `digits` are significant ones; absent values show as `-`, and an `optional` column without any value not at all. A
-    `detail` is shown only if it is a fact in which rows differ, or if the table may be wide.
+    `detail` is shown only if it is a fact in which rows differ, or if the table may be wide. Where it would take the
+    room of a figure, it is a note of the rows that no other fact tells apart.
     """
 
     name: str
@@ -198,29 +199,60 @@ def _wide_table(rows: Sequence[dict[str, Any]], columns: Sequence[Column]) -> st
 def _table(rows: Sequence[dict[str, Any]], columns: Sequence[Column], width: int) -> str:
     columns = [column for column in columns if _has_values(column, rows) and not _is_hidden(column, rows)]
     common = [column for column in columns if column.role is Role.FACT and rows and not _differs(column, rows)]
+    own = [column for column in columns if column not in common]
+    body = _body(rows, own, [_notes(row, own) for row in rows], width)
+    details = [column for column in own if column.detail]
+    if details and (body.dropped or not _fits(body.laid, width)):
+        own = [column for column in own if not column.detail]
+        facts = [column.name for column in own if column.role is Role.FACT]
+        by_row = [[*_notes(row, own), *_apart(row, rows, facts, details)] for row in rows]
+        body = _body(rows, own, by_row, width)
+        more = f"{len(details)} more facts" if len(details) > 1 else details[0].heading
+        body = replace(body, dropped=[*body.dropped, more])
+    above = _above(rows, common)
+    left_out = f"{', '.join(dict.fromkeys(body.dropped))}; --wide shows all"
+    return "\n".join(
+        [
+            *([wrapped(above, width)] if above else []),
+            *_lines(body.laid, body.under),
+            *(wrapped(note, width, indent=11, first="note") for note in body.for_all),
+            *(wrapped(note, width, indent=11, first=f"note {number}") for note, number in body.numbers.items()),
+            *([wrapped(left_out, width, indent=11, first="not shown")] if body.dropped else []),
+        ]
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Body:
+    """The rows of a table as they fit: columns, sentences under rows, notes of all rows and numbered ones.
+
+    `dropped` are the titles of the columns that did not fit.
+    """
+
+    laid: Sequence[_Laid]
+    under: Mapping[int, Sequence[str]]
+    for_all: Sequence[str]
+    numbers: Mapping[str, int]
+    dropped: Sequence[str]
+
+
+def _body(
+    rows: Sequence[dict[str, Any]], columns: Sequence[Column], notes_by_row: Sequence[Sequence[str]], width: int
+) -> _Body:
     notes = [column for column in columns if column.role is Role.NOTE]
     sentences = [column for column in columns if column.role is Role.SENTENCE]
-    for_all, numbers = _numbered(rows, notes)
-    laid = [_lay(column, rows) for column in columns if column not in (*common, *notes, *sentences)]
+    for_all, numbers = _numbered(notes_by_row)
+    laid = [_lay(column, rows) for column in columns if column not in (*notes, *sentences)]
     laid.sort(key=lambda each: not each.is_fact)
-    marks = [_marks(numbers, rows, notes)] if numbers else []
+    marks = [_marks(numbers, notes_by_row)] if numbers else []
     beside = [_lay(column, rows) for column in sentences]
     under: dict[int, list[str]] = {}
     if not _fits([*laid, *beside, *marks], width):
         under = {number: list(_under(row, sentences, width)) for number, row in enumerate(rows)}
         beside = []
-    laid, dropped = _fitted([*laid, *beside], marks, width)
-    above = _above(rows, common)
-    left_out = f"{', '.join(dict.fromkeys(_title(each) for each in dropped))}; --wide shows all"
-    return "\n".join(
-        [
-            *([wrapped(above, width)] if above else []),
-            *_lines([*laid, *marks], under),
-            *(wrapped(note, width, indent=11, first="note") for note in for_all),
-            *(wrapped(note, width, indent=11, first=f"note {number}") for note, number in numbers.items()),
-            *([wrapped(left_out, width, indent=11, first="not shown")] if dropped else []),
-        ]
-    )
+    kept, dropped = _fitted([*laid, *beside], marks, width)
+    titles = [_title(each) for each in dropped]
+    return _Body(laid=[*kept, *marks], under=under, for_all=for_all, numbers=numbers, dropped=titles)
 
 
 def _has_values(column: Column, rows: Sequence[dict[str, Any]]) -> bool:
@@ -242,17 +274,30 @@ def _above(rows: Sequence[dict[str, Any]], common: Sequence[Column]) -> str:
     )
 
 
-def _numbered(rows: Sequence[dict[str, Any]], columns: Sequence[Column]) -> tuple[list[str], dict[str, int]]:
+def _numbered(by_row: Sequence[Sequence[str]]) -> tuple[list[str], dict[str, int]]:
     """The notes of all rows, and the number of each other note."""
-    by_row = [_notes(row, columns) for row in rows]
     every = list(dict.fromkeys(note for notes in by_row for note in notes))
     for_all = [note for note in every if all(note in notes for notes in by_row)]
     return for_all, {note: number for number, note in enumerate([each for each in every if each not in for_all], 1)}
 
 
+def _apart(
+    row: dict[str, Any], rows: Sequence[dict[str, Any]], facts: Sequence[str], details: Sequence[Column]
+) -> list[str]:
+    """The known details of a row in which it differs from the rows that `facts` do not tell it from."""
+    namesakes = [other for other in rows if all(other[fact] == row[fact] for fact in facts)]
+    return [
+        f"{column.heading} {_cut(_lay(column, namesakes), LONG_NAME).cells[namesakes.index(row)]}"
+        for column in details
+        if row[column.name] is not None and _differs(column, namesakes)
+    ]
+
+
 def _notes(row: dict[str, Any], columns: Sequence[Column]) -> list[str]:
     notes = []
     for column in columns:
+        if column.role is not Role.NOTE:
+            continue
         value = row[column.name]
         parts = value if isinstance(value, list) else [] if value is None else str(value).split("; ")
         name = "" if column.heading == Role.NOTE else f"{column.heading}: "
@@ -260,11 +305,9 @@ def _notes(row: dict[str, Any], columns: Sequence[Column]) -> list[str]:
     return notes
 
 
-def _marks(numbers: Mapping[str, int], rows: Sequence[dict[str, Any]], columns: Sequence[Column]) -> _Laid:
+def _marks(numbers: Mapping[str, int], by_row: Sequence[Sequence[str]]) -> _Laid:
     """The column of the numbers of each row's notes."""
-    cells = [
-        ",".join(str(numbers[note]) for note in dict.fromkeys(_notes(row, columns)) if note in numbers) for row in rows
-    ]
+    cells = [",".join(str(numbers[note]) for note in dict.fromkeys(notes) if note in numbers) for notes in by_row]
     column = Column(name=Role.NOTE, heading=Role.NOTE, role=Role.NOTE)
     return _Laid(column=column, heading=(column.heading,), cells=tuple(cells), to_right=False)
 
@@ -284,7 +327,8 @@ def _fits(laid: Sequence[_Laid], width: int) -> bool:
 def _fitted(laid: Sequence[_Laid], marks: Sequence[_Laid], width: int) -> tuple[list[_Laid], list[_Laid]]:
     """`laid` made to fit beside `marks`: headings in lines, long names cut, the last figures dropped (the second list).
 
-    A fact and the first figure stay: without them a row says nothing.
+    Names are cut shorter where they would take more than half of the width. A fact and the first figure stay: without
+    them a row says nothing.
     """
     kept, dropped = list(laid), list[_Laid]()
     if _fits([*kept, *marks], width):
@@ -292,6 +336,9 @@ def _fitted(laid: Sequence[_Laid], marks: Sequence[_Laid], width: int) -> tuple[
     kept = [_with_heading_in_lines(each) for each in kept]
     if not _fits([*kept, *marks], width):
         kept = [_cut(each, LONG_NAME) for each in kept]
+    facts = [each for each in kept if each.is_fact]
+    if not _fits([*kept, *marks], width) and not _fits(facts, width // 2):
+        kept = [_cut(each, SHORT_NAME) for each in kept]
     while not _fits([*kept, *marks], width):
         figures = [number for number, each in enumerate(kept) if not each.is_fact]
         if len(figures) <= 1:
@@ -318,14 +365,17 @@ def _with_heading_in_lines(laid: _Laid) -> _Laid:
 
 
 def _cut(laid: _Laid, room: int) -> _Laid:
-    """Long texts without their middle, as long as what differs still does."""
+    """Long texts without their middle or their end, as long as what differs still does."""
     if laid.to_right or laid.width <= room:
         return laid
     for size in range(room, laid.width):
-        tail = size // 2
-        cells = [cell if len(cell) <= size else f"{cell[: size - tail - 1]}…{cell[-tail:]}" for cell in laid.cells]
-        if len(set(cells)) == len(set(laid.cells)):
-            return replace(laid, cells=tuple(cells))
+        for tail in (size // 2, size // 4, 0):
+            cells = [
+                cell if len(cell) <= size else f"{cell[: size - tail - 1]}…{cell[len(cell) - tail :]}"
+                for cell in laid.cells
+            ]
+            if len(set(cells)) == len(set(laid.cells)):
+                return replace(laid, cells=tuple(cells))
     return laid
 
 

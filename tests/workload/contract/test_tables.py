@@ -266,6 +266,36 @@ def test_a_detail_is_shown_where_rows_differ_in_it() -> None:
     ]
 
 
+def test_a_detail_that_takes_the_room_of_a_figure_is_a_note_of_the_rows_that_it_tells_apart() -> None:
+    columns = [column for column in REPORT if column.role is not SENTENCE]
+    rows = [line("vgg16"), line("vgg16", compiled=True), line("alexnet", compiled=True)]
+    lines = render(rows, columns, TableFormat.TABLE, width=38).splitlines()
+    assert lines[6:] == [
+        "model    images/s   [ms]    [%]  note",
+        "vgg16       123.4  250.0  50.00  1",
+        "vgg16       123.4  250.0  50.00  2",
+        "alexnet     123.4  250.0  50.00",
+        "note 1     compile no",
+        "note 2     compile yes",
+        "not shown  compile; --wide shows all",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("texts", "cells"),
+    [
+        (("a-name-of-thirty-letters-or-so", "short"), ("a-name…s-or-so", "short")),
+        (("zone-10-of-the-same-long-device", "zone-11-of-the-same-long-device"), ("zone-10-of…ice", "zone-11-of…ice")),
+        (("a-zone-with-10-of-the-name", "a-zone-with-11-of-the-name"), ("a-zone-with-10…", "a-zone-with-11…")),
+    ],
+)
+def test_a_long_name_is_cut_where_it_says_least(texts: tuple[str, ...], cells: tuple[str, ...]) -> None:
+    columns = (Column(name="name", heading="name", role=FACT), Column(name="x", heading="x"))
+    rows = [{"name": text, "x": number} for number, text in enumerate(texts)]
+    shown = render(rows, columns, TableFormat.TABLE, width=20).splitlines()[1:]
+    assert tuple(row.split()[0] for row in shown) == cells
+
+
 @pytest.mark.parametrize(("said", "width"), [(None, 100), ("80", 80), ("10", 40), ("1000", 200), ("wide", 100)])
 def test_the_width_without_a_terminal(monkeypatch: pytest.MonkeyPatch, said: str | None, width: int) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
