@@ -31,7 +31,7 @@ from launcher.jobs.follow import EventKind
 from launcher.jobs.launches import LaunchState
 from launcher.jobs.progress import LaunchProgress
 from launcher.jobs.records import LaunchPhase, log_object, request_object, result_object, status_object
-from launcher.jobs.session import EngineEvent as GcpEvent
+from launcher.jobs.session import Event as GcpEvent
 from launcher.machine.engine import EngineEvent, Image
 from tests.launcher.backends.gcp.canned_cloud import IMAGE, SETTINGS, ZONE, Cloud, Clouds
 from tests.launcher.backends.gcp.canned_vm import Fault
