@@ -515,7 +515,7 @@ def test_the_last_level_cache_counts_all_its_instances(
 def test_the_container_limits_the_free_memory(lay_out: LayOut, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = lay_out({"/proc/meminfo": "MemAvailable: 1000000 kB"})
     assert ceilings.free_memory_bytes(Device.CPU, machine) == 1_024_000_000
-    limits = ceilings.cgroup.Limits(cpus=None, memory_bytes=1_000, cpu_folder=None)
+    limits = ceilings.cgroup.CgroupLimits(cpus=None, memory_bytes=1_000, cpu_folder=None)
     monkeypatch.setattr(ceilings.cgroup, "limits", lambda _: limits)
     assert ceilings.free_memory_bytes(Device.CPU, machine) == 0  # this process uses more than 1000 bytes
 

@@ -205,7 +205,7 @@ class ComplexityRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredRate:
-    """FLOP or bytes per second over `samples` samples; see `workload.ceiling_rates.Rate`."""
+    """FLOP or bytes per second over `samples` samples; see `workload.ceiling_rates.MeasuredRate`."""
 
     median: Rate = None
     best: Rate = None

@@ -257,12 +257,12 @@ import sys
 from pathlib import Path
 from workload.gpu_truth import collect
 from workload.gpu_truth.bench import Bench
-from workload.gpu_truth.parts import Part
+from workload.gpu_truth.parts import EvidencePart
 
 folder, seconds = Path(sys.argv[1]), sys.argv[2]
 child = [sys.executable, "-c", f"import time; time.sleep({seconds})"]
 work = lambda bench: {"code": bench.run(child, limit_s=100).returncode}
-parts = [Part(name="a", what="", about_s=1, collect=lambda _: {}), Part(name="b", what="", about_s=1, collect=work)]
+parts = [EvidencePart(name="a", what="", about_s=1, collect=lambda _: {}), EvidencePart(name="b", what="", about_s=1, collect=work)]
 sys.exit(collect.collect(folder, Bench(scratch=folder / "scratch.tmp"), parts=parts))
 """
 

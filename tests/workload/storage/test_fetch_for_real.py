@@ -32,7 +32,7 @@ MEBIBYTE = 1 << 20
 # (`ru_maxrss` would count the test's own process, from before the exec).
 DOOR = """
 import pathlib, re, sys, typer
-from analysis.commands.fetch import Format, run_fetch
+from analysis.commands.fetch import FetchFormat, run_fetch
 from workload.contract.errors import RooflaunchError
 app = typer.Typer()
 app.command()(run_fetch)
@@ -129,7 +129,7 @@ def test_200_bundles_in_parallel(server: GcsServer, prefix: str, make: Make, tmp
         began_s = time.perf_counter()
         opened = bucket.connect(BUCKET, prefix=source.prefix, jobs=jobs)
         report = fetch.fetch(opened, source, tmp_path / output, jobs=jobs)
-        took_s[f"{output}, {report.count(fetch.State.SKIPPED)} here"] = time.perf_counter() - began_s
+        took_s[f"{output}, {report.count(fetch.FetchState.SKIPPED)} here"] = time.perf_counter() - began_s
         assert len(report.outcomes) == 200
         assert report.error is None
     print(took_s)
