@@ -228,7 +228,7 @@ class Machines(Protocol):
         """What it printed from `start` on; nothing if it is gone or not up yet."""
 
     def phases(self, machine: Machine) -> Mapping[str, str]:
-        """What it tells of its way before its first heartbeat: ISO 8601 times by `records.LaunchPhase`; may be empty."""
+        """What it tells of its way before its first heartbeat: times (ISO 8601) by `records.LaunchPhase`, or none."""
 
     def leftovers(self) -> Listing[Leftover]:
         """What is stopped for good or past its limit."""

@@ -262,7 +262,8 @@ from workload.gpu_truth.parts import EvidencePart
 folder, seconds = Path(sys.argv[1]), sys.argv[2]
 child = [sys.executable, "-c", f"import time; time.sleep({seconds})"]
 work = lambda bench: {"code": bench.run(child, limit_s=100).returncode}
-parts = [EvidencePart(name="a", what="", about_s=1, collect=lambda _: {}), EvidencePart(name="b", what="", about_s=1, collect=work)]
+first = EvidencePart(name="a", what="", about_s=1, collect=lambda _: {})
+parts = [first, EvidencePart(name="b", what="", about_s=1, collect=work)]
 sys.exit(collect.collect(folder, Bench(scratch=folder / "scratch.tmp"), parts=parts))
 """
 
