@@ -138,9 +138,10 @@ def completed(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def measured(runs: pd.DataFrame) -> pd.DataFrame:
-    """Those that went to their end and timed their steps: what may be pooled."""
+    """Those that went to their end and timed their steps, or are of a table of rates: what may be pooled."""
     done = completed(runs)
-    return done[done["step_median_s"].notna() & (done["step_median_s"] > 0)]
+    of_a_table = done["imported"].eq(True) & (done["images_per_s"] > 0)
+    return done[(done["step_median_s"] > 0) | of_a_table]
 
 
 def group(runs: pd.DataFrame) -> list[Group]:

@@ -19,6 +19,8 @@ Builder: TypeAlias = Callable[[Material], Iterator[Drawn]]
 
 # Figures of a kind; who has more environments or models than this looks at the tables.
 MOST_OF_A_KIND = 24
+# Of one model in one figure: as many rows as a page shows and symbols tell apart.
+MOST_ENVIRONMENTS = 12
 INTERVALS = "Bars are 95 % intervals over runs, where there are at least two."
 ARROWS = "An arrowhead: the interval goes on beyond the frame."
 COUNTERS = "counters"
@@ -167,14 +169,15 @@ def _intensity(material: Material) -> Iterator[Drawn]:
 
 def _throughput_comparison(material: Material) -> Iterator[Drawn]:
     name = "throughput_comparison"
-    best = throughput.best(material.measured)
-    if best.empty:
+    every = throughput.best(material.measured)
+    if every.empty:
         yield Missing(name=name, reason=NO_RATE)
         return
+    best, left_out = _first_of_each_task(every.sort_values("images_per_s", ascending=False), "fastest")
     yield Figure(
         name=name,
         title="Best throughput of each model and environment",
-        caption=f"{_shared(best, 'env')}The fastest batch size and precision of each. "
+        caption=f"{_shared(best, 'env')}The fastest batch size and precision of each. {left_out}"
         f"{_intervals(best, 'images_per_s')}",
         text=_rate_text(best),
         chart=throughput.comparison(material, best),
@@ -294,21 +297,34 @@ def _l2(row: "pd.Series[Any]") -> str:
 
 def _cost(material: Material) -> Iterator[Drawn]:
     name = "cost"
-    table = cheapest(material.costs)
-    if table.empty:
+    every = cheapest(material.costs)
+    if every.empty:
         yield Missing(name=name, reason="no run has a price per hour")
         return
+    table, left_out = _first_of_each_task(every.sort_values("usd_per_million_images"), "cheapest")
     yield Figure(
         name=name,
         title="Cost of a million images",
         caption=f"{_shared(table, 'env')}Price per hour of the machine divided by throughput, for the cheapest "
         "configuration of each model and environment; setting up not included. "
+        f"{left_out}"
         f"{_intervals(table, 'usd_per_million_images')}",
         text="; ".join(
             f"{row['task']}, {row['env']}: {number(row['usd_per_million_images'], 3)} USD"
             for row in table.to_dict("records")[:12]
         ),
         chart=shares.cost(material, table),
+    )
+
+
+def _first_of_each_task(table: pd.DataFrame, what: str) -> tuple[pd.DataFrame, str]:
+    """The first `MOST_ENVIRONMENTS` rows of each task, and a sentence where more are left out."""
+    first = table.groupby("task", sort=False).head(MOST_ENVIRONMENTS)
+    if len(first) == len(table):
+        return table.sort_index(), ""
+    number_of = table["env"].nunique()
+    return first.sort_index(), (
+        f"Of {number_of} environments the {MOST_ENVIRONMENTS} {what} of each model; the others are in the tables. "
     )
 
 

@@ -414,6 +414,14 @@ def test_what_does_not_vary_has_no_legend_and_stands_in_the_caption() -> None:
         assert alone[name].caption.startswith(shared), name
 
 
+def test_more_environments_than_a_figure_shows_are_left_to_the_tables() -> None:
+    runs = [run(f"r{number}", place=f"zone-{number}", images_per_s=100.0 + number) for number in range(60)]
+    figure = drawn(made(*runs))["throughput_comparison"]
+    assert "Of 60 environments the 12 fastest of each model; the others are in the tables." in figure.caption
+    assert "zone-59" in figure.text
+    assert json.dumps(figure.chart.to_dict()).count('"env": "zone-') == 12
+
+
 def test_names_are_broken_into_lines_and_never_cut_to_the_same_text() -> None:
     long = [f"a-very-long-name-of-a-machine-somewhere-far-{end}" for end in ("one", "two")]
     figure = drawn(made(*(run(name, place=name) for name in long)))["throughput_comparison"]

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 
 import analysis
+from analysis import __main__ as door
+from analysis.configurations import measured
 from analysis.importing import Given, import_file
 from analysis.iteration_log import Log, read
 from workload.contract import bundle
-from workload.contract.errors import UsageError
+from workload.contract.errors import ExitCode, UsageError
 
 BEGIN = 1763159640
 HEADER = "model,batch_size,iter_idx,iter_time_ms,imgs_per_sec,timestamp"
@@ -179,6 +181,20 @@ def test_a_table_with_a_row_per_run_gives_runs_without_steps(tmp_path: Path, hea
     assert sorted(loaded.runs["images_per_s"]) == [pytest.approx(205), pytest.approx(206)]
     assert not set(loaded.audit()["rule"]) & {"figures against steps", "wall time against steps"}
     assert len(loaded.summary())
+
+
+def test_runs_of_a_table_are_measured_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = ("Tesla T4,resnet18,fp32,64,205", "Tesla V100-SXM2-16GB,resnet18,fp32,64,410")
+    imported(tmp_path, table(*rows, header="gpu,model,precision,batch,img_per_s"))
+    loaded = analysis.load(tmp_path / "out")
+    assert set(measured(loaded.runs)["images_per_s"]) == {205, 410}
+    assert list(loaded.compare(by="device_name")["ratio"]) == [pytest.approx(2)]
+    page, text = tmp_path / "page.html", tmp_path / "page.md"
+    words = ("analyze", "report", tmp_path / "out", "-o", page, "--markdown", text)
+    monkeypatch.setattr("sys.argv", list(map(str, words)))
+    assert door.main() == ExitCode.DONE
+    assert "resnet18 was fastest, in one run, on Tesla V100-SXM2-16GB" in text.read_text()
+    assert "2 of 2 configurations ran once." in text.read_text()
 
 
 def test_a_column_called_batch_may_count_iterations() -> None:
