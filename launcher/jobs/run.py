@@ -62,8 +62,8 @@ class LeftRunningError(InterruptedRunError):
     def __init__(self, machine: Machine) -> None:
         name = machine.name
         super().__init__(
-            f"interrupted; '{name}' keeps running in {machine.zone}, uploads and deletes itself",
-            hint=f"launch logs {name} -f to follow it, launch down {name} to delete it",
+            f"interrupted; '{name}' keeps running in {machine.zone}, uploads its bundles and ends by itself",
+            hint=f"launch logs {name} -f to follow it, launch down {name} to end it",
         )
         self.machine = machine
 

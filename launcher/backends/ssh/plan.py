@@ -9,9 +9,10 @@ from typing import Any
 
 from launcher.backends.ssh.options import Options
 from launcher.jobs.records import Price, Request, region_of
+from launcher.kinds import Runtime
 from workload.contract.errors import UsageError
 from workload.contract.spec import Device, Resolved, RunSpec
-from workload.contract.text import wrapped
+from workload.contract.text import minutes, wrapped
 from workload.storage.ssh import Login
 
 # Characters of a host that a launch's name and place may have, and how many of them.
@@ -65,11 +66,14 @@ class SshPlan:
         price = f"{self.options.usd_per_h:g} USD per hour, as you said" if self.options.usd_per_h else "none is counted"
         rows = [
             ("plan", f"{spec.model}, {batch}, {spec.precision}, on {device}; {times}"),
-            ("set by", ", ".join(f"{name}: {source}" for name, source in request.spec_origin.items())),
+            (
+                "set by",
+                ", ".join(f"{name}: {source}" for name, source in request.spec_origin.items()) or "all defaults",
+            ),
             ("job", request.name),
             ("machine", f"{self.login}" + (f": {self.machine}" if self.machine else ", which nobody has asked yet")),
-            ("runtime", self.runtime or f"{self.options.runtime}, decided there"),
-            ("limit", f"{request.limit_s} s, kept there whatever becomes of this command"),
+            ("runtime", self.runtime or _runtime_asked_for(self.options)),
+            ("limit", f"{minutes(request.limit_s)}, kept there whatever becomes of this command"),
             ("cost", price),
             *(("note", note) for note in self.notes),
         ]
@@ -110,6 +114,15 @@ def make_plan(resolved: Resolved, options: Options, login: Login, *, now: dateti
         options={"host": login.host},
     )
     return SshPlan(request=request, login=login, options=options)
+
+
+def _runtime_asked_for(options: Options) -> str:
+    """What is known of the runtime before the machine is asked; `prepare` holds to it."""
+    if options.python or options.runtime is Runtime.PROCESS:
+        return f"process: asked for; by {options.python or 'its python3'}"
+    if options.image or options.runtime is Runtime.DOCKER:
+        return f"docker: asked for; with {options.image or 'the image for this code'}"
+    return "auto: an image that is built there, else its Python, else a build; decided when it is asked"
 
 
 def _check(options: Options) -> None:

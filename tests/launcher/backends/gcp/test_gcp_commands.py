@@ -761,7 +761,7 @@ def test_ctrl_c_while_following(
         assert asked == ([(f"\nKeep '{name}' running?", True)] if terminal else [])
         if left:
             assert f"'{name}' keeps running in {ZONE}" in error
-            assert f"launch logs {name} -f to follow it, launch down {name} to delete it" in error
+            assert f"launch logs {name} -f to follow it, launch down {name} to end it" in error
             assert cloud.fake.all_vms[0].gone.wait(20)
             assert cloud.state(name).state is LaunchState.DONE
         else:

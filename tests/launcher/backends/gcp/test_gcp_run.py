@@ -302,8 +302,8 @@ def test_interrupted_while_following_the_vm_goes_on(clouds: Clouds, interrupt: B
             run(cloud.session(on_event=stop), plan, output=cloud.output)
         assert raised.value.exit_code == ExitCode.INTERRUPTED
         assert raised.value.report() == (
-            f"error: interrupted; '{plan.name}' keeps running in {ZONE}, uploads and deletes itself\n"
-            f"hint: launch logs {plan.name} -f to follow it, launch down {plan.name} to delete it"
+            f"error: interrupted; '{plan.name}' keeps running in {ZONE}, uploads its bundles and ends by itself\n"
+            f"hint: launch logs {plan.name} -f to follow it, launch down {plan.name} to end it"
         )
         assert cloud.fake.all_vms[0].gone.wait(20)
         assert cloud.state(plan.name).state is LaunchState.DONE
