@@ -6,15 +6,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pandas as pd
 
-from analysis.statistics import over_runs
-from analysis.statistics.samples import Estimate
 from workload.contract.bundle import Status
 from workload.contract.errors import ExitCode, RooflaunchError
 from workload.contract.tables import Column, Role
+
+if TYPE_CHECKING:
+    from analysis.statistics.samples import Estimate
 
 # What the user chose.
 CONFIGURATION = (
@@ -108,8 +109,10 @@ class Group:
         return median(values) if values else None
 
     @cached_property
-    def rate(self) -> Estimate:
+    def rate(self) -> "Estimate":
         """Images per second over runs."""
+        from analysis.statistics import over_runs  # noqa: PLC0415 - SciPy takes longer to import than to load runs
+
         return over_runs(self.known("images_per_s"))
 
     @property

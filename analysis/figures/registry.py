@@ -189,7 +189,7 @@ def _scaling(material: Material) -> Iterator[Drawn]:
     known = material.measured[material.measured["images_per_s"].notna()]
     table = throughput.relative_to_smallest(known)
     if table.empty:
-        yield Missing(name=name, reason="no model ran with two batch sizes in one environment")
+        yield Missing(name=name, reason="in no environment do runs of one model differ in batch size alone")
         return
     top = table.sort_values("relative").iloc[-1]
     yield Figure(

@@ -308,7 +308,7 @@ def test_without_any_throughput_every_figure_says_why() -> None:
     assert missing(found) == {
         "throughput_comparison": "no completed run has a throughput",
         "throughput_env-<ENV>": "no completed run has a throughput",
-        "batch_size_scaling": "no model ran with two batch sizes in one environment",
+        "batch_size_scaling": "in no environment do runs of one model differ in batch size alone",
         "model_comparison": "fewer than two models with counted FLOP per image",
         "variance_fixed_config": "no configuration has two runs in one environment",
         "roofline_<ENV>": "no completed run has a throughput",

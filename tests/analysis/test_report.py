@@ -223,6 +223,14 @@ def test_larger_batches_that_stop_pay_and_leave_open() -> None:
     assert len(table.rows) == 3
 
 
+def test_batches_that_differ_in_more_than_their_size_are_not_called_one_size() -> None:
+    two = of(run("a", batch_size=8, path="/a"), run("b", batch_size=16, precision="amp", path="/b"))
+    assert discussion.batch_sentences(two) == (
+        ["In no environment do runs of one model differ in batch size alone: this cannot be answered."],
+        None,
+    )
+
+
 def test_a_batch_that_does_not_fit_is_an_answer() -> None:
     found = of(
         *repeats("a", (100.0, 101.0)), run("b", batch_size=64, status="out_of_memory", steps=[], path="/nowhere")
@@ -230,7 +238,7 @@ def test_a_batch_that_does_not_fit_is_an_answer() -> None:
     sentences, table = discussion.batch_sentences(found)
     assert sentences == [
         "resnet18, fp32 on local-cuda: batch 64 does not fit into memory.",
-        "No model ran with two batch sizes in one environment: this cannot be answered.",
+        "In no environment do runs of one model differ in batch size alone: this cannot be answered.",
     ]
     assert table is None
 

@@ -74,7 +74,9 @@ def test_figures_are_altair_charts(folder: Path) -> None:
 def test_an_unknown_part_of_the_variance(folder: Path) -> None:
     with pytest.raises(UsageError) as caught:
         analysis.load(folder).variance("among")
-    assert caught.value.report() == ("error: variance has no part 'among'\nhint: one of between, within, causes")
+    assert caught.value.report() == (
+        "error: variance has no part 'among'\nhint: one of between, within, machines, causes"
+    )
 
 
 @pytest.mark.parametrize(

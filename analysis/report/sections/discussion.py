@@ -231,7 +231,8 @@ def batch_sentences(evidence: ReportEvidence) -> tuple[list[str], Table | None]:
         by_answer[answer].append(f"{series} on {env}: {sentence}.")
     full = _out_of_memory(evidence)
     if not rows:
-        return [*full, "No model ran with two batch sizes in one environment: this cannot be answered."], None
+        full.append("In no environment do runs of one model differ in batch size alone: this cannot be answered.")
+        return full, None
     total = sum(map(len, by_answer.values()))
     counts = ", ".join(
         f"in {len(series_sentences)} {pays}" for pays, series_sentences in by_answer.items() if series_sentences

@@ -100,7 +100,8 @@ def _intensity(evidence: ReportEvidence) -> list[Block]:
     blocks: list[Block] = [Picture(figure=figure) for figure in evidence.figures("ai_vs_batch_")]
     shifts = evidence.shifts
     if shifts.empty:
-        return blocks or [Paragraph(text="No model ran with two batch sizes or two precisions in one environment.")]
+        text = "No model has a point at two batch sizes, or in two precisions, with all else alike in one environment."
+        return blocks or [Paragraph(text=text)]
     rows = []
     for row in words.rows_of(shifts):
         bounds = dict.fromkeys(words.text(row[f"bound_{side}"]) for side in ("left", "right"))
