@@ -168,6 +168,8 @@ def build_image(
     from launcher.machine import engine
 
     row = images.require_flavour(flavour)
+    if repository and not push:
+        raise UsageError(f"--repository says where --push sends the image; got {repository}", hint="add --push")
     target = building.require_repository(repository) if push else None
     docker = engine.connect()
     if pin:

@@ -505,6 +505,7 @@ def test_an_engine_without_emulation_says_how_to_get_it(docker: FakeDocker) -> N
     [
         (["--flavour", "tpu"], ExitCode.USAGE, "flavour must be one of cuda, volta, cpu; got 'tpu'"),
         (["--push"], ExitCode.USAGE, "--push needs a repository without a tag; got ''"),
+        (["--repository", "a/b"], ExitCode.USAGE, "--repository says where --push sends the image; got a/b"),
         (["--pin"], ExitCode.TOOL, "cannot look up '{base}': dial tcp: no route to host"),
     ],
 )

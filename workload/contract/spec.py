@@ -37,7 +37,7 @@ OTHER_VARIABLES = frozenset(
     }
 )
 # Tables of rooflaunch.toml that are no run options: where a launcher finds its cloud.
-OTHER_TABLES = frozenset({"gcp"})
+OTHER_TABLES = frozenset({"gcp", "ssh"})
 
 
 class Device(StrEnum):

@@ -16,6 +16,7 @@ from launcher.choice import Command, choice
 from launcher.jobs import app
 from launcher.jobs.commands import Place
 from workload.contract.errors import UsageError
+from workload.contract.spec import resolve
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +57,13 @@ def three_backends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setitem(sys.modules, f"three.{name}.options", module)
     named = {"gcp": backends.BACKENDS["gcp"], "box": "three.box", "queue": "three.queue"}
     monkeypatch.setattr(app, "BACKENDS", named)
+
+
+def test_every_backend_may_have_a_table_beside_the_options_of_a_run() -> None:
+    Path("rooflaunch.toml").write_text("".join(f"[{name}]\n" for name in backends.BACKENDS) + "[cloud9]\n")
+    with pytest.raises(UsageError) as raised:
+        resolve({}, {}, Path())
+    assert str(raised.value).endswith("unknown key 'cloud9'")
 
 
 @pytest.mark.parametrize(
