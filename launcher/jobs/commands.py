@@ -255,7 +255,7 @@ def show_status(place: Place, *, name: str | None, every: bool, output_format: F
     if name is not None:
         launch = launches.one_launch(session, _find(session, name))
         now_s = session.now_s()
-        text = as_typed(place.named_in(launches.render_one(launch, session.store, now_s, noun=session.machines.noun)))
+        text = as_typed(place.named_in(launches.render_one(launch, session.store, now_s)))
         _warn_of_stopped([launch], now_s)
         print(json.dumps(launch.to_json(), indent=1) if output_format is Format.JSON else text)
         return ExitCode.DONE

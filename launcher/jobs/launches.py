@@ -79,9 +79,13 @@ class LaunchState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """What was found of one launch; None where there is nothing, or nothing readable: `problems` says why."""
+    """What there is of one launch; None where there is nothing, or nothing readable: `problems` says why.
+
+    `noun` is the backend's word for a machine of a launch: VM, job.
+    """
 
     name: str
+    noun: str = "VM"
     request: Request | None = None
     heartbeat: Heartbeat | None = None
     result: Result | None = None
@@ -178,7 +182,10 @@ def boot_limit_s(request: Request) -> float:
 def judge(seen: Seen, now_s: float, *, was_preempted: Callable[[], bool]) -> Launch:
     """What a launch has come to; `now_s` by the cloud's clock, `was_preempted` asked only where a VM has vanished."""
     if seen.problems:
-        state, why = LaunchState.UNREADABLE, "; ".join((*seen.problems, *(["its VM is there"] if seen.machine else [])))
+        state, why = (
+            LaunchState.UNREADABLE,
+            "; ".join((*seen.problems, *([f"its {seen.noun} is there"] if seen.machine else []))),
+        )
     else:
         state, why = _judge(seen, now_s, was_preempted)
     return Launch(seen=seen, state=state, why=why, cost=cost_of(seen, now_s))
@@ -187,25 +194,25 @@ def judge(seen: Seen, now_s: float, *, was_preempted: Callable[[], bool]) -> Lau
 def _judge(seen: Seen, now_s: float, was_preempted: Callable[[], bool]) -> tuple[LaunchState, str]:
     if seen.result is not None:
         state, why = _ended(seen.result)
-        vm = _vm_left(seen.machine, now_s) if seen.machine else _not_answering(seen, "its VM is gone")
-        return state, "; ".join(filter(None, (why, vm)))
+        left = _left(seen, seen.machine, now_s) if seen.machine else _not_answering(seen, f"its {seen.noun} is gone")
+        return state, "; ".join(filter(None, (why, left)))
     if seen.machine is None:
-        return _in_an_outage(seen, now_s) if seen.silent else _without_vm(seen, now_s, was_preempted)
+        return _in_an_outage(seen, now_s) if seen.silent else _without_machine(seen, now_s, was_preempted)
     if seen.machine.condition is Condition.STOPPED:
-        return LaunchState.STALE, _vm_left(seen.machine, now_s)
+        return LaunchState.STALE, _left(seen, seen.machine, now_s)
     if seen.machine.deadline_s is not None and now_s > seen.machine.deadline_s + AFTER_LIMIT_S:
-        return LaunchState.STALE, "the VM is past its limit: launch reap"
+        return LaunchState.STALE, f"the {seen.noun} is past its limit: launch reap"
     if seen.machine.condition is Condition.STARTING:
         return LaunchState.STARTING, seen.machine.status.lower()
     return _without_heartbeat(seen, now_s) if seen.heartbeat is None else _beating(seen.heartbeat, now_s)
 
 
-def _vm_left(vm: Machine, now_s: float) -> str:
-    if vm.may_start_again(now_s):
-        return f"its VM is {vm.status}, and the cloud may start it again, to save what there is"
-    if vm.condition is Condition.STOPPED:
-        return f"its VM is {vm.status}, which nobody deletes, and its disk costs: launch reap"
-    return "its VM is still there"
+def _left(seen: Seen, machine: Machine, now_s: float) -> str:
+    if machine.may_start_again(now_s):
+        return f"its {seen.noun} is {machine.status}, and the cloud may start it again, to save what there is"
+    if machine.condition is Condition.STOPPED:
+        return f"its {seen.noun} is {machine.status}, which nobody deletes, and its disk costs: launch reap"
+    return f"its {seen.noun} is still there"
 
 
 def _not_answering(seen: Seen, what: str) -> str:
@@ -217,7 +224,7 @@ def _not_answering(seen: Seen, what: str) -> str:
 
 def _in_an_outage(seen: Seen, now_s: float) -> tuple[LaunchState, str]:
     """The zone does not answer; the bucket may, and a heartbeat in it is as good as ever."""
-    no_answer = _not_answering(seen, "its VM is there")
+    no_answer = _not_answering(seen, f"its {seen.noun} is there")
     if seen.heartbeat is not None and now_s - (epoch_s(seen.heartbeat.at) or 0.0) <= SILENCE_LIMIT_S:
         state, line = _beating(seen.heartbeat, now_s)
         return state, "; ".join(filter(None, (line, no_answer)))
@@ -233,19 +240,19 @@ def _ended(result: Result) -> tuple[LaunchState, str]:
     return LaunchState.FAILED, result.error or reached
 
 
-def _without_vm(seen: Seen, now_s: float, was_preempted: Callable[[], bool]) -> tuple[LaunchState, str]:
+def _without_machine(seen: Seen, now_s: float, was_preempted: Callable[[], bool]) -> tuple[LaunchState, str]:
     if seen.request is None:
-        return LaunchState.LOST, "no readable request, no VM, no result"
+        return LaunchState.LOST, f"no readable request, no {seen.noun}, no result"
     age_s = now_s - (seen.launched_s or 0.0)
     if seen.heartbeat is None and age_s < PROVISIONING_S:
-        return LaunchState.REQUESTED, "no VM yet"
+        return LaunchState.REQUESTED, f"no {seen.noun} yet"
     if seen.zone and was_preempted():
         return LaunchState.PREEMPTED, "the cloud took the spot VM back"
     if seen.heartbeat is None:
-        return LaunchState.LOST, "no VM came, or it left nothing: the launcher was ended meanwhile?"
+        return LaunchState.LOST, f"no {seen.noun} came, or it left nothing: the launcher was ended meanwhile?"
     if age_s > seen.request.limit_s:
         return LaunchState.LOST, f"the time limit of {duration(seen.request.limit_s)} was reached, without a result"
-    return LaunchState.LOST, "the VM is gone and left no result"
+    return LaunchState.LOST, f"the {seen.noun} is gone and left no result"
 
 
 def _without_heartbeat(seen: Seen, now_s: float) -> tuple[LaunchState, str]:
@@ -309,8 +316,8 @@ def one_launch(session: Session, name: str) -> Launch:
 
 
 def _judged(session: Session, listing: Listing[Machine], seen: Seen, now_s: float) -> Launch:
-    if seen.machine is None:
-        seen = replace(seen, silent=tuple(unlisted(listing, seen)))
+    silent = () if seen.machine else tuple(unlisted(listing, seen))
+    seen = replace(seen, silent=silent, noun=session.machines.noun)
 
     def was_preempted() -> bool:
         try:
@@ -436,7 +443,7 @@ def _row(launch: Launch, now_s: float) -> tuple[str, ...]:
     return (seen.name, gpu, seen.zone or "-", launch.state, age, usd, str(len(seen.runs)), plain(launch.why)[:80])
 
 
-def render_one(launch: Launch, store: Store, now_s: float, *, noun: str = "VM") -> str:
+def render_one(launch: Launch, store: Store, now_s: float) -> str:
     """Everything about one launch, as lines, with what to type next."""
     seen, request = launch.seen, launch.seen.request
     lines = [("launch", seen.name), ("state", f"{launch.state}" + (f": {plain(launch.why)}" if launch.why else ""))]
@@ -446,7 +453,7 @@ def render_one(launch: Launch, store: Store, now_s: float, *, noun: str = "VM") 
     if request is not None:
         lines.append(("limit", f"{duration(request.limit_s)} after its start"))
     lines.append(("zone", seen.zone or "none known"))
-    lines.append((noun, seen.machine.status if seen.machine else "none"))
+    lines.append((seen.noun, seen.machine.status if seen.machine else "none"))
     lines.append(("cost", str(launch.cost or "unknown")))
     lines += [("phase", text) for text in phase_lines(seen.phases)]
     if seen.result is None and seen.heartbeat is not None:

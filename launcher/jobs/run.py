@@ -286,13 +286,13 @@ class _Launcher:
                 if any(seen.condition is Condition.GONE for seen in listing):
                     return None
             self._session.sleep(GONE_EVERY_S)
-        self._session.note(f"the {noun} has not deleted itself: deleting it")
+        self._session.note(f"the {noun} has not ended by itself: deleting it")
         [removed] = self._machines.stop([machine])
         if removed.gone:
             return None
         return ToolError(
             f"{noun} '{machine.name}' in {machine.zone} is not confirmed to be gone: {removed.reason}",
-            hint=f"launch down {machine.name}; the cloud deletes it at its time limit",
+            hint=f"launch down {machine.name}; at its time limit it is ended anyway",
         )
 
     def _settle(self, name: str, zone: str, code: int, error: str, ending: Ending | None = None) -> None:

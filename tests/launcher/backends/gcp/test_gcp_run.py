@@ -124,7 +124,7 @@ def test_a_vm_that_does_not_delete_itself_is_deleted_and_that_confirmed(
         outcome = cloud.run(cloud.plan())
         assert (outcome.exit_code, outcome.error, len(outcome.bundles)) == (0, None, 1)
         assert cloud.fake.instances == []
-        assert "the VM has not deleted itself: deleting it" in cloud.told(EventKind.NOTE)
+        assert "the VM has not ended by itself: deleting it" in cloud.told(EventKind.NOTE)
         assert cloud.fake.count("DELETE .*/instances/") == 3
 
 
