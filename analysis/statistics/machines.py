@@ -181,7 +181,8 @@ def _zones(
         )
     share = by_zone.hosts / by_host.hosts
     parts = [(share, by_host)] + ([(1 - share, rest)] if rest else [])
-    noise = sum(weight * part.mean_square for weight, part in parts)
+    # Its expectation is positive; the estimate is not where runs on a host vary much and hosts by chance do not.
+    noise = max(0.0, sum(weight * part.mean_square for weight, part in parts))
     degrees = _satterthwaite([(weight * part.mean_square, part.degrees) for weight, part in parts])
     value, interval = above_noise(
         by_zone.mean_square,

@@ -178,6 +178,13 @@ def flags_of(name: str) -> list[str]:
     return [flag_of(item) for item in fields(_options_of(name).Where)]
 
 
+def other_places(name: str) -> str:
+    """What to type to look elsewhere: the options that other backends cannot do without; empty where none has any."""
+    kinds = (_options_of(other).Where for other in BACKENDS if other != name)
+    needed = (item for kind in kinds for item in fields(kind) if item.default is MISSING)
+    return " or ".join(f"{flag_of(item)} {item.metadata['shown'].get('metavar')}" for item in needed)
+
+
 def _usual_place() -> "Place":
     """That of the first backend with a table in rooflaunch.toml, else of the usual one."""
     tables = _configured()

@@ -21,6 +21,7 @@ from launcher import models, table
 from launcher.backends import door
 from launcher.backends.door import Backend, Condition, Job, Listing, Machine, Machines, Plan, Removed
 from launcher.jobs import cleanup, launches, logs
+from launcher.jobs.app import other_places
 from launcher.jobs.launches import Launch
 from launcher.jobs.progress import LaunchProgress
 from launcher.jobs.run import LaunchOutcome, LeftRunningError, run
@@ -123,7 +124,14 @@ class _Connected:
 def _connect(place: Place) -> _Connected:
     ports = real_ports()
     backend = ports.backend(place.backend)
-    return _Connected(backend=backend, settings=backend.settings(place.where), ports=ports)
+    try:
+        return _Connected(backend=backend, settings=backend.settings(place.where), ports=ports)
+    except UsageError as error:
+        other = other_places(place.backend)
+        if not other or any(getattr(place.where, item.name) is not None for item in fields(place.where)):
+            raise
+        # Nothing was typed: perhaps another backend is meant than the usual one.
+        raise UsageError(str(error), hint=f"{error.hint}; elsewhere: {other}") from error
 
 
 @_hints_name_the_place

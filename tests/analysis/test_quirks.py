@@ -255,9 +255,10 @@ def test_imported_profiles(
     file: str, device: str, flop: float | None, dram_bytes: int, files: Path, tmp_path: Path
 ) -> None:
     given = Given(model="m", batch_size=1, gpu="NVIDIA L4", profile_steps=1)
-    record = json.loads((import_file(files / "ncu" / file, given, output=tmp_path) / "run.json").read_text())
+    [folder] = import_file(files / "ncu" / file, given, output=tmp_path)
+    record = json.loads((folder / "run.json").read_text())
     assert record["environment"]["device"]["name"] == device
-    assert record["profile"]["flop_per_step"] == flop
+    assert record["profile"].get("flop_per_step") == flop
     assert record["profile"]["dram_bytes_per_step"] == pytest.approx(dram_bytes)
 
 

@@ -140,3 +140,8 @@ def test_an_option_that_is_missing_or_wrong_is_refused(words: tuple[str, ...], m
     code, asked, output = run("box", *words, monkeypatch=monkeypatch)
     assert (code, asked) == (2, [])
     assert "--cores" in output or "--host" in output
+
+
+def test_a_hint_names_how_other_places_are_looked_at() -> None:
+    assert app.other_places("gcp") == "--host USER@HOST"
+    assert app.other_places("box") == ""

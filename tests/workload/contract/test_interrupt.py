@@ -146,7 +146,7 @@ def test_a_program_that_repeats_sigterm_does_not_kill_a_child_that_is_ending() -
 
     def press(line: str) -> None:
         lines.append(line)
-        for _ in range(1 if line == "ready" else 3):
+        for _ in range({"ready": 1, "ending": 3}.get(line, 0)):
             os.kill(os.getpid(), signal.SIGTERM)
 
     ended = run_child(python(code), on_line=press)

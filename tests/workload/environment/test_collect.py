@@ -139,7 +139,7 @@ def test_cuda_device(
 ) -> None:
     Torch(monkeypatch)
     gpu = Opened(identity)
-    monkeypatch.setattr(environment, "Gpu", gpu)
+    monkeypatch.setattr(environment, "GpuSensors", gpu)
     machine = lay_out(environ={"CUDA_VISIBLE_DEVICES": "2,3"})
     expected = {**(identity or {}), **TORCH_FACTS, "index": index, "visible_devices": "2,3"}
     assert device_facts(machine, torch.device(device)) == {**expected, "nvml": identity is not None}

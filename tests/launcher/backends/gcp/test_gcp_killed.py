@@ -20,6 +20,7 @@ from tests.launcher.backends.gcp.canned_vm import Fault
 from tests.workload.storage.gcs_server import BUCKET
 from workload.contract import bundle
 from workload.storage import fetch
+from workload.storage.source import parse_source
 
 pytestmark = [pytest.mark.world, pytest.mark.timeout(200)]
 
@@ -72,7 +73,7 @@ def await_end(cloud: Cloud, name: str) -> None:
 def bring_home(cloud: Cloud, name: str, folder: Path) -> None:
     """As `launch status` says how."""
     (run_id,) = cloud.result(name).runs
-    report = fetch.fetch(cloud.bucket, fetch.parse_source(f"gs://{BUCKET}/runs/{run_id}"), folder / "home")
+    report = fetch.fetch(cloud.bucket, parse_source(f"gs://{BUCKET}/runs/{run_id}"), folder / "home")
     assert report.error is None
     assert bundle.read(folder / "home" / run_id).document["status"] == "completed"
 
