@@ -5,7 +5,6 @@ What a command does is imported when it runs.
 
 import importlib
 import inspect
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from functools import wraps
@@ -207,6 +206,8 @@ def _where(name: str, typed: Mapping[str, Any]) -> Any:
 
 def _configured() -> dict[str, Any]:
     """The tables of rooflaunch.toml; whoever reads it for its values complains about one that cannot be read."""
+    import tomllib
+
     try:
         return tomllib.loads(Path(CONFIG_NAME).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):

@@ -9,7 +9,6 @@ import difflib
 import json
 import math
 import re
-import tomllib
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -388,6 +387,8 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:
 
 
 def _from_config(path: Path) -> dict[str, object]:
+    import tomllib  # noqa: PLC0415 - milliseconds that a help text has no use for
+
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -3,7 +3,6 @@
 Standard library only.
 """
 
-import csv
 import io
 import json
 import math
@@ -151,6 +150,8 @@ def _plain(value: Any) -> Any:
 
 
 def _csv(rows: Sequence[dict[str, Any]], columns: Sequence[Column]) -> str:
+    import csv  # noqa: PLC0415 - milliseconds that a help text has no use for
+
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([column.name for column in columns])
