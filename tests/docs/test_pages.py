@@ -34,7 +34,8 @@ class Instead:
     why: str
 
 
-FOR_ENGINE = re.compile(r"launch build|--runtime docker|docker run|launch doctor docker")
+# Not on the reader's other machine, which the line of `launch ssh` means.
+FOR_ENGINE = re.compile(r"^(?!.*me@box).*(launch build|--runtime docker|docker run|launch doctor docker)")
 # The first row that matches counts.
 INSTEAD = (
     Instead(match=r"sudo apt-get|sudo usermod", run=None, why="for the reader's own machine"),
