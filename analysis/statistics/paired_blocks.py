@@ -94,5 +94,8 @@ def _narrower(paired: Difference | None, first: Floats, second: Floats, *, level
     unpaired = compare(list(np.exp(first)), list(np.exp(second))).difference
     if paired is None or unpaired is None:
         return None
-    widths = [float(np.log(ends.high / ends.low)) for ends in (unpaired.interval(level), paired.interval(level))]
+    intervals = (unpaired.interval(level), paired.interval(level))
+    if not all(0 < ends.low < ends.high < np.inf for ends in intervals):
+        return None  # beyond what a float holds, or without any width
+    widths = [float(np.log(ends.high) - np.log(ends.low)) for ends in intervals]
     return widths[0] / widths[1]
