@@ -152,5 +152,5 @@ def test_blocks_are_answered_whatever_is_missing(first: dict[Any, list[float]], 
     assert forth.interval is not None or forth.reasons
     if forth.interval is not None and back.interval is not None:
         assert forth.interval.low <= (forth.ratio or 0) <= forth.interval.high
-        if 0 < forth.interval.low and back.interval.high < math.inf:
+        if forth.interval.low > 0 and back.interval.high < math.inf:
             assert math.log(forth.interval.low) == pytest.approx(-math.log(back.interval.high), abs=1e-6)
