@@ -41,7 +41,8 @@ class Difference:
     def interval(self, level: float) -> Interval:
         """Of the ratio; it leaves out 1 if and only if `p_value` < 1 - `level`."""
         reach = float(stdtrit(self.degrees, (1 + level) / 2)) * self.error
-        low, high = (float(end) for end in np.exp([self.value - reach, self.value + reach]))
+        with np.errstate(over="ignore"):  # of runs that have nothing in common it ends at infinity
+            low, high = (float(end) for end in np.exp([self.value - reach, self.value + reach]))
         return Interval(low=low, high=high, level=level, method=self.method)
 
     def detectable(self, alpha: float) -> Detectable:

@@ -1,3 +1,5 @@
+from email.message import Message
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -123,6 +125,20 @@ def test_a_document_of_a_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert document("infra/README.md") == f"{root}/infra/README.md"
 
 
-def test_a_document_that_a_wheel_lacks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("links", "shown"),
+    [
+        ([], ""),
+        (["Changelog, https://example.org/changes"], ""),
+        (["Repository, https://example.org/code"], "infra/README.md in https://example.org/code"),
+    ],
+)
+def test_a_document_that_a_wheel_lacks(
+    links: list[str], shown: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    wheel = Message()
+    for link in links:
+        wheel["Project-URL"] = link
+    monkeypatch.setattr(metadata, "metadata", lambda _: wheel)
     monkeypatch.setattr(invocation, "ROOT", tmp_path)
-    assert document("infra/README.md") == ""
+    assert document("infra/README.md") == shown
