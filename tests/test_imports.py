@@ -106,7 +106,13 @@ def test_help_loads_no_backend_engine_or_image(words: tuple[str, ...]) -> None:
     assert modules_of_ours(launch(*words)) - DECLARING == set()
 
 
-GPUS = {"launcher.backends.gcp.gpus", "launcher.jobs", "launcher.jobs.records", "workload.contract.prices"}
+GPUS = {
+    "launcher.backends.gcp.gpus",
+    "launcher.jobs",
+    "launcher.jobs.records",
+    "workload.contract.prices",
+    "workload.contract.task",
+}
 
 
 @pytest.mark.world

@@ -28,6 +28,7 @@ from workload.contract.interrupt import asked, check, undisturbed
 from workload.contract.record import (
     CeilingsRecord,
     ComplexityRecord,
+    JobPlace,
     Memory,
     Record,
     Repeat,
@@ -166,6 +167,8 @@ def _first_record(job: TrainingJob, run_id: str, timeline: Timeline) -> Record:
         run_id=run_id,
         status=Status.RUNNING,
         repeat=Repeat(index=job.context.repeat, of=job.context.repeats),
+        job=JobPlace.of(job.context.job),
+        run_key=job.context.run_key or None,
         spec=Spec.of(job.spec),
         spec_origin=job.origin,
         environment=from_facts(Environment, where | facts),

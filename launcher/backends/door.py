@@ -20,6 +20,7 @@ from launcher.checks import Check
 from launcher.jobs.records import Request
 from workload.contract.errors import UsageError
 from workload.contract.spec import Resolved
+from workload.contract.task import Task
 
 T = TypeVar("T")
 # Takes a line for the user while something long goes on.
@@ -152,10 +153,14 @@ class Removed:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What a backend is asked for; `token`: hex digits that make its name unlike that of any other job."""
+    """What a backend is asked for; `token`: hex digits that make its name unlike that of any other job.
+
+    `task`: the runs of a sweep that one machine works through; without one it is the resolved spec, `repeats` times.
+    """
 
     resolved: Resolved
     token: str
+    task: Task | None = None
 
 
 class Plan(Protocol):

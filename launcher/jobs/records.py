@@ -19,6 +19,8 @@ from enum import StrEnum
 from typing import Any, ClassVar, NamedTuple, Self
 
 from workload.contract.errors import BundleError
+from workload.contract.spec import RunSpec
+from workload.contract.task import Task
 
 LAUNCHES = "launches/"
 RUNS = "runs/"
@@ -152,7 +154,8 @@ class Request(_Document):
     `store` is the address of the bundles and records; `place` is completed by the machine with its zone, if it has one.
     `runtime` is docker, with `image` by the registry's digest, or process, which has no image.
     `spot`: the machine may be taken away. `prices` by region, without the regions whose price is unknown.
-    `gpu` to `zones` are empty where a backend has no such thing; `options` are the backend's own.
+    `gpu` to `zones` are empty where a backend has no such thing; `options` are the backend's own. `task`: the runs of a
+    sweep that this machine works through (`workload.contract.task`); without one it is `spec`, `repeats` times.
     """
 
     SCHEMA_VERSION: ClassVar[int] = 2
@@ -175,6 +178,13 @@ class Request(_Document):
     prices: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     attempt: int = 1
     options: Mapping[str, Any] = field(default_factory=dict)
+    task: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def work(self) -> Task:
+        """The runs that are asked for. Raises `UsageError` for a spec or a task that cannot be read."""
+        base = RunSpec.from_json(self.spec)
+        return Task.from_json(self.task, base) if self.task else Task.of_repeats(base)
 
     @classmethod
     def _upgraded(cls, document: dict[str, Any], version: int) -> dict[str, Any]:
@@ -307,6 +317,7 @@ RULES: Mapping[str, FieldRule] = {
     "options": FieldRule("an object of words, whole numbers, flags, and lists of these", _by_name(_is_option)),
     "limit_s": FieldRule(f"seconds from 1 to {MAX_LIMIT_S}", lambda value: _is_count(value, least=1, most=MAX_LIMIT_S)),
     "spec": FieldRule("an object", lambda value: isinstance(value, dict)),
+    "task": FieldRule("an object", lambda value: isinstance(value, dict)),
     "spec_origin": FieldRule("an object of texts", _by_name(_is_text)),
     "prices": FieldRule("an object of prices by region", _by_name(_is_price)),
     "attempt": FieldRule(f"a whole number from 1 to {MAX_COUNT}", lambda value: _is_count(value, least=1)),

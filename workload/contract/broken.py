@@ -13,7 +13,7 @@ from workload.contract.bundle import Status
 from workload.contract.environment_record import Environment
 from workload.contract.errors import BundleError, ExitCode, InterruptedRunError, OutOfDeviceMemoryError, RunFailedError
 from workload.contract.fields import from_facts
-from workload.contract.record import Memory, Record, Repeat, Spec, Timing
+from workload.contract.record import JobPlace, Memory, Record, Repeat, Spec, Timing
 from workload.contract.spec import Context, Device, RunSpec
 from workload.environment.machine import HostSystem
 from workload.environment.outside import outside_facts
@@ -115,6 +115,8 @@ def _record(run_id: str, spec: RunSpec, context: Context) -> Record:
         run_id=run_id,
         status=Status.RUNNING,
         repeat=Repeat(index=context.repeat, of=context.repeats),
+        job=JobPlace.of(context.job),
+        run_key=context.run_key or None,
         spec=Spec.of(spec),
         spec_origin=context.spec_origin,
         environment=from_facts(Environment, facts),

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from statistics import fmean, median, quantiles, stdev
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
 from workload.contract.environment_record import Environment
 from workload.contract.errors import BundleError
@@ -116,6 +116,11 @@ class JobPlace:
     task: Number = None
     block: Number = column()
     position: Number = column()
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any] | None) -> Self | None:
+        """From a launcher's context, where the run is part of a job."""
+        return None if values is None else cls(**values)
 
 
 # --- what was measured

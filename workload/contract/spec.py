@@ -425,7 +425,8 @@ class Context:
     """What a launcher knows and the trainer cannot: passed as one JSON argument, kept in the bundle.
 
     `outside`: facts by section of run.json's `environment` that were collected where a container cannot see them.
-    `profile_later`: the launcher profiles the bundle itself once the timing runs are done.
+    `profile_later`: the launcher profiles the bundle itself once the timing runs are done. `job` (name, task, block,
+    position) and `run_key` are those of a run of a sweep.
     """
 
     backend: str = "local"
@@ -437,6 +438,8 @@ class Context:
     spec_origin: Mapping[str, str] = field(default_factory=dict)
     outside: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     profile_later: bool = False
+    job: Mapping[str, Any] | None = None
+    run_key: str = ""
 
     def to_argument(self) -> str:
         """One line of JSON with what differs from the defaults."""
