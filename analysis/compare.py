@@ -17,6 +17,7 @@ from analysis.loading import Results
 from analysis.pairing import MACHINE, Pair, Pairing, Side, pair_up, value_text
 from analysis.statistics import Comparison, Interval, compare_within_blocks, holm, holm_levels, shared_blocks
 from analysis.statistics import compare as compare_runs
+from analysis.statistics.comparison import WithinBlocks
 from analysis.statistics.power import ALPHA
 from analysis.statistics.samples import LEAST_FOR_SPREAD, LEVEL
 from workload.contract.tables import Column, Role, number
@@ -54,15 +55,25 @@ COLUMNS = (
 DETAIL_NAMES = tuple(column.name for column in DATA_DETAILS)
 
 
-def compare(results: Results, by: str | None = None, *, allow_mixed: Collection[str] = ()) -> pd.DataFrame:
+def compare(
+    results: Results,
+    by: str | None = None,
+    *,
+    baseline: str | None = None,
+    all_pairs: bool = False,
+    allow_mixed: Collection[str] = (),
+) -> pd.DataFrame:
     """A row per pair of values of `by`, columns as in `COLUMNS`: `ratio` is images/s of the right over the left.
+
+    `baseline`: the value that all others are compared with, on the left. Without it each is compared with each, of more
+    than six values with the one of the most runs, unless `all_pairs`.
 
     Without `by`, the first fact in which runs differ that agree in the rest; the column `by` says which. Runs that
     differ in more than `by` are in pairs of their own, unless that is in `allow_mixed`; `analysis.pairing` says more.
     Raises `NotPoolableError` (exit code 9) where no run has a like one on the other side, `UsageError` for an unknown
     column, `NothingToDoError` where no two runs differ in `by` alone.
     """
-    return of_pairs(pair_up(results, by, allow_mixed=allow_mixed))
+    return of_pairs(pair_up(results, by, baseline=baseline, all_pairs=all_pairs, allow_mixed=allow_mixed))
 
 
 def of_pairs(pairing: Pairing) -> pd.DataFrame:
@@ -78,7 +89,7 @@ def of_pairs(pairing: Pairing) -> pd.DataFrame:
     p_values = [np.nan if one.p_value is None else one.p_value for one in comparisons]
     corrected = zip(holm(p_values), holm_levels(p_values, alpha=ALPHA), strict=True)
     lines = [
-        _line(pair, by, one, p_holm=None if np.isnan(p_holm) else float(p_holm), level=float(level))
+        _line(pair, by, one, p_holm=None if np.isnan(p_holm) else float(p_holm), level=float(level), of=len(pairs))
         for pair, one, (p_holm, level) in zip(pairs, comparisons, corrected, strict=True)
     ]
     return pd.DataFrame(lines, columns=[column.name for column in COLUMNS])
@@ -88,29 +99,36 @@ def of_pairs(pairing: Pairing) -> pd.DataFrame:
 
 
 def _compared(pair: Pair) -> Comparison:
-    """By seconds per image, the right as the baseline: so the ratio is that of images/s, right over left."""
-    sides = (pair.left, pair.right)
-    left_blocks, right_blocks = (_by_block(side) for side in sides)
+    return compare_sides(pair.left.runs, pair.right.runs)
+
+
+def compare_sides(left: Sequence[Case], right: Sequence[Case], *, level: float = LEVEL) -> Comparison:
+    """Two sides, paired within their blocks where two or more have both; `ratio` is images/s, right over left.
+
+    By seconds per image, the right as the baseline.
+    """
+    left_blocks, right_blocks = _by_block(left), _by_block(right)
     if len(shared_blocks(right_blocks, left_blocks)) >= LEAST_FOR_SPREAD:
-        return compare_within_blocks(right_blocks, left_blocks)
-    left, right = ([_seconds_per_image(case) for case in side.runs] for side in sides)
-    return compare_runs(right, left)
+        return compare_within_blocks(right_blocks, left_blocks, level=level)
+    return compare_runs(*([_seconds_per_image(case) for case in side] for side in (right, left)), level=level)
 
 
 def _seconds_per_image(case: Case) -> float:
     return 1 / float(case["images_per_s"])
 
 
-def _by_block(side: Side) -> dict[Hashable, list[float]]:
+def _by_block(runs: Sequence[Case]) -> dict[Hashable, list[float]]:
     """Runs without a block are blocks of their own, which the other side does not share."""
     blocks: dict[Hashable, list[float]] = defaultdict(list)
-    for case in side.runs:
+    for case in runs:
         blocks[case.block or case.run_id].append(_seconds_per_image(case))
     return blocks
 
 
-def _line(pair: Pair, by: str, comparison: Comparison, *, p_holm: float | None, level: float) -> dict[str, Any]:
-    """`level`: the one that Holm's correction left for this pair. Interval, p-values and verdict agree at it."""
+def _line(
+    pair: Pair, by: str, comparison: Comparison, *, p_holm: float | None, level: float, of: int
+) -> dict[str, Any]:
+    """`level`: the one that Holm's correction for `of` pairs left for this one. Interval, p and verdict agree at it."""
     interval = comparison.difference.interval(level) if comparison.difference else None
     seen = comparison.difference.detectable(1 - level).difference if comparison.difference else None
     runs = [case for side in (pair.left, pair.right) for case in side.runs]
@@ -132,7 +150,9 @@ def _line(pair: Pair, by: str, comparison: Comparison, *, p_holm: float | None, 
         "narrower_than_unpaired": comparison.within_blocks.narrower if comparison.within_blocks else None,
         "effect": comparison.hedges_g,
         "smallest_detectable_ratio": None if seen is None else float(np.exp(seen)),
-        "verdict": verdict(comparison, right=_name(by, pair.right), left=_name(by, pair.left), level=level, seen=seen),
+        "verdict": verdict(
+            comparison, right=_name(by, pair.right), left=_name(by, pair.left), level=level, seen=seen, of=of
+        ),
         "note": "; ".join([*_where(pair, by), *pair.pool, *_blocks_words(pair, comparison), *_also_different(pair, by)])
         or None,
     }
@@ -144,11 +164,12 @@ def _shared(runs: Sequence[Case], fact: str) -> Any:
     return first if all(case[fact] == first for case in runs) else None
 
 
-def verdict(comparison: Comparison, *, left: str, right: str, level: float, seen: float | None) -> str:
+def verdict(comparison: Comparison, *, left: str, right: str, level: float, seen: float | None, of: int) -> str:
     """A sentence: which is faster by how much, or that no difference was found and which one would have been.
 
-    A difference is one whose interval at `level` leaves out 1; `level` is above 95 % where many pairs are compared.
-    `seen`: the smallest detectable difference of logarithms at that level.
+    A difference is one whose interval at `level` leaves out 1; `level` is above 95 % where `of`, the number of pairs,
+    is. `seen`: the smallest detectable difference of logarithms at that level. Where a difference is certain alone and
+    not among so many, the ratio comes with the wide interval that says so, and what made it wide.
     """
     if comparison.ratio is None:
         return "no figures"
@@ -163,11 +184,14 @@ def verdict(comparison: Comparison, *, left: str, right: str, level: float, seen
     corrected = comparison.difference.interval(level)
     if not corrected.holds(1.0):
         return f"{times} ({_percent(level)}: {_ends(corrected, comparison.ratio)})"
-    limit = "" if seen is None else f": {_factor(float(np.exp(seen)))} or more would have been seen"
+    would_be_seen = "" if seen is None else f"{_factor(float(np.exp(seen)))} or more would have been seen"
     if not comparison.interval.holds(1.0):
-        alone = f"alone, {times} ({_percent(LEVEL)}: {_ends(comparison.interval, comparison.ratio)})"
-        return f"no certain difference among all that were compared{limit}; {alone}"
-    return f"no difference found{limit}"
+        return (
+            f"not certain in {of} comparisons: {times} ({_percent(level)}: {_ends(corrected, comparison.ratio)}"
+            f"{'; ' if would_be_seen else ''}{would_be_seen}); as the only comparison it would be certain "
+            f"({_percent(LEVEL)}: {_ends(comparison.interval, comparison.ratio)})"
+        )
+    return f"no difference found{': ' if would_be_seen else ''}{would_be_seen}"
 
 
 def _ends(interval: Interval, ratio: float) -> str:
@@ -209,15 +233,20 @@ def _blocks_words(pair: Pair, comparison: Comparison) -> Iterator[str]:
         if all(any(case.block for case in side.runs) for side in (pair.left, pair.right)):
             yield "fewer than 2 blocks have both sides: not paired"
         return
+    yield within_blocks_words(pairing)
+    if pairing.left_out:
+        yield f"{counted(pairing.left_out, 'run')} without a partner in the same block left out"
+
+
+def within_blocks_words(pairing: WithinBlocks) -> str:
+    """That runs were paired, and how much narrower or wider that made the interval."""
     if pairing.narrower is None:
         effect = ""
     elif pairing.narrower >= 1:
         effect = f": the interval is {plain(pairing.narrower, 2)} x narrower than unpaired"
     else:
         effect = f": the interval is {plain(1 / pairing.narrower, 2)} x wider than unpaired"
-    yield f"paired within {counted(pairing.blocks, 'block')}{effect}"
-    if pairing.left_out:
-        yield f"{counted(pairing.left_out, 'run')} without a partner in the same block left out"
+    return f"paired within {counted(pairing.blocks, 'block')}{effect}"
 
 
 def _also_different(pair: Pair, by: str) -> Iterator[str]:

@@ -49,11 +49,18 @@ class Results:
 
         return summarize(self.runs)
 
-    def compare(self, by: str | None = None, allow_mixed: Collection[str] = ()) -> pd.DataFrame:
+    def compare(
+        self,
+        by: str | None = None,
+        allow_mixed: Collection[str] = (),
+        *,
+        baseline: str | None = None,
+        all_pairs: bool = False,
+    ) -> pd.DataFrame:
         """A row per pair of values of `by`, default the first fact in which runs differ: see `analysis.compare`."""
         from analysis.compare import compare  # noqa: PLC0415
 
-        return compare(self, by, allow_mixed=allow_mixed)
+        return compare(self, by, baseline=baseline, all_pairs=all_pairs, allow_mixed=allow_mixed)
 
     def roofline(self) -> pd.DataFrame:
         """A row per configuration and source of its FLOP and bytes: see `analysis.roofline.points`."""

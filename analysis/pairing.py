@@ -5,9 +5,10 @@ a pool is compared with the pool of the other side that is like it. What is kept
 """
 
 import difflib
-from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import shlex
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
@@ -15,6 +16,8 @@ from analysis.cases import Case, cases
 from analysis.configurations import CONFIGURATION, PLACE, SOFTWARE, label, measured, pool_words, require_poolable, shown
 from analysis.loading import Results
 from workload.contract.errors import NothingToDoError, UsageError
+from workload.contract.invocation import as_typed
+from workload.contract.text import printable
 
 # Facts of a machine that go together: with one of them varied, the others may vary as well.
 MACHINE = (
@@ -54,6 +57,12 @@ DEFAULT_ORDER = tuple(
 )
 
 
+# 15 pairs of 6 values still fit a screen, and Holm's correction leaves them most of their power.
+MOST_VALUES = 6
+# Of values in a message.
+MOST_NAMED = 8
+
+
 @dataclass(frozen=True, kw_only=True)
 class Side:
     """Runs that have one value of what is compared, and that may be pooled."""
@@ -80,7 +89,8 @@ class Pairing:
     """All pairs that differ in `by`. `mixed`: the facts in which runs of one side differ, so that they are kept apart.
 
     `alone`: runs of a side without a like run on the other one; `unpaired`: those that no other run differs from in
-    `by` alone. `also`: other facts by which these runs could be compared, where `by` was chosen for lack of a wish.
+    `by` alone, or from the baseline. `also`: other facts by which these runs could be compared, where `by` was chosen
+    for lack of a wish. `baselines`: the values that others were compared with, where not every pair was made.
     """
 
     by: str
@@ -89,14 +99,28 @@ class Pairing:
     alone: tuple[str, ...] = ()
     unpaired: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
+    baselines: tuple[str, ...] = ()
 
 
-def pair_up(results: Results, by: str | None = None, *, allow_mixed: Collection[str] = ()) -> Pairing:
+def pair_up(
+    results: Results,
+    by: str | None = None,
+    *,
+    baseline: str | None = None,
+    all_pairs: bool = False,
+    allow_mixed: Collection[str] = (),
+) -> Pairing:
     """The pairs by `by`; without it by the first fact of `DEFAULT_ORDER` in which runs differ.
+
+    `baseline`: the value of `by` that all others are compared with. Without it every value is compared with every
+    other; of more than `MOST_VALUES` only with that which the most runs have, unless `all_pairs`: the correction for
+    many comparisons would else hide what is certain, and nobody reads 2,145 rows.
 
     Raises `UsageError` for a column that runs cannot be compared by, `NotPoolableError` (exit code 9) where runs differ
     in `by` but none has a like one on the other side, and `NothingToDoError` where no two runs differ in `by` alone.
     """
+    if baseline is not None and all_pairs:
+        raise UsageError("--baseline compares with one value, --all-pairs each with each", hint="leave out one of them")
     _require_comparable([*([by] if by else []), *allow_mixed])
     runs = measured(results.runs)
     runs = runs[runs["images_per_s"].notna()]
@@ -106,9 +130,14 @@ def pair_up(results: Results, by: str | None = None, *, allow_mixed: Collection[
         raise NothingToDoError(
             "nothing to compare: no run completed its measured steps", hint="analyze summary says how they ended"
         )
+    asked = _Asked(
+        baseline=None if baseline is None else _value_of(compared, by, baseline),
+        all_pairs=all_pairs,
+        allow_mixed=frozenset(allow_mixed),
+    )
     if by is None:
-        return _by_what_differs(compared, frozenset(allow_mixed))
-    pairing = _paired(compared, by, frozenset(allow_mixed))
+        return _by_what_differs(compared, asked)
+    pairing = _paired(compared, by, asked)
     if not pairing.pairs and pairing.alone:
         ignored = dict.fromkeys([by, *allow_mixed, *_held(by)])
         mixed = [f"--allow-mixed {fact}" for fact in (*allow_mixed, *pairing.mixed)]
@@ -125,9 +154,36 @@ def pair_up(results: Results, by: str | None = None, *, allow_mixed: Collection[
     return pairing
 
 
-def _by_what_differs(compared: Sequence[Case], allow_mixed: frozenset[str]) -> Pairing:
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """What the user said of the pairs; `baseline` is a fact and one of its values."""
+
+    baseline: tuple[str, Any] | None
+    all_pairs: bool
+    allow_mixed: frozenset[str]
+
+
+def _value_of(compared: Sequence[Case], by: str | None, baseline: str) -> tuple[str, Any]:
+    """The fact and its value that the user calls `baseline`, as tables show it; without `by` the first that has it."""
+    facts = [by] if by else DEFAULT_ORDER
+    for fact in facts:
+        for value in {case[fact]: None for case in compared}:
+            if value_text(fact, value) == baseline:
+                return fact, value
+    values = sorted({value_text(fact, case[fact]) for fact in facts[:1] for case in compared})
+    close = difflib.get_close_matches(baseline, values, n=1) or values[:1]
+    raise UsageError(
+        f"no run has {label(facts[0])} '{printable(baseline)}'; there is {printable(', '.join(values[:MOST_NAMED]))}"
+        + (f" and {len(values) - MOST_NAMED} more" if len(values) > MOST_NAMED else ""),
+        hint=f"--by {facts[0]} --baseline {as_typed(printable(shlex.quote(close[0])))}",
+    )
+
+
+def _by_what_differs(compared: Sequence[Case], asked: _Asked) -> Pairing:
     differing = [fact for fact in DEFAULT_ORDER if len({case[fact] for case in compared}) > 1]
-    pairings = [pairing for fact in differing if (pairing := _paired(compared, fact, allow_mixed)).pairs]
+    if asked.baseline is not None:
+        differing = [asked.baseline[0]]
+    pairings = [pairing for fact in differing if (pairing := _paired(compared, fact, asked)).pairs]
     if not pairings:
         where = f"they differ in {_listed(differing)}" if differing else "they agree in everything"
         what = f"{len(compared)} measured run{'' if len(compared) == 1 else 's'}"
@@ -138,9 +194,7 @@ def _by_what_differs(compared: Sequence[Case], allow_mixed: frozenset[str]) -> P
         )
     first, *others = pairings
     also = tuple(pairing.by for pairing in others)
-    return Pairing(
-        by=first.by, pairs=first.pairs, mixed=first.mixed, alone=first.alone, unpaired=first.unpaired, also=also
-    )
+    return replace(first, also=also)
 
 
 def _listed(facts: Sequence[str]) -> str:
@@ -165,22 +219,27 @@ def value_text(by: str, value: Any) -> str:
 # --- who is compared with whom
 
 
-def _paired(compared: Sequence[Case], by: str, allow_mixed: frozenset[str]) -> Pairing:
-    held = [fact for fact in _held(by) if fact not in allow_mixed]
-    told_apart = [fact for fact in (*PLACE, *SOFTWARE) if fact != by and fact not in allow_mixed]
+def _paired(compared: Sequence[Case], by: str, asked: _Asked) -> Pairing:
+    held = [fact for fact in _held(by) if fact not in asked.allow_mixed]
+    told_apart = [fact for fact in (*PLACE, *SOFTWARE) if fact != by and fact not in asked.allow_mixed]
     groups: dict[tuple[Any, ...], dict[Any, list[Case]]] = {}
     for case in compared:
         sides = groups.setdefault(tuple(case[fact] for fact in held), {})
         sides.setdefault(case[by], []).append(case)
     pairs, mixed, alone, unpaired = list[Pair](), set[str](), list[str](), list[str]()
+    runs_of = Counter(case[by] for case in compared)
+    baselines = dict[str, None]()
     for values, sides in groups.items():
-        if len(sides) == 1:
+        baseline = _baseline(sides, asked, runs_of)
+        if len(sides) == 1 or (baseline is not None and baseline.value not in sides):
             unpaired += [case.run_id for runs in sides.values() for case in runs]
             continue
+        if baseline is not None:
+            baselines[value_text(by, baseline.value)] = None
         varying = [
             fact for fact in told_apart if any(len({case[fact] for case in side}) > 1 for side in sides.values())
         ]
-        like_pairs = list(_pairs_of(sides, told_apart, varying, dict(zip(held, values, strict=True))))
+        like_pairs = list(_pairs_of(sides, told_apart, varying, dict(zip(held, values, strict=True)), baseline))
         together = {case.run_id for pair in like_pairs for side in (pair.left, pair.right) for case in side.runs}
         alone += [case.run_id for runs in sides.values() for case in runs if case.run_id not in together]
         mixed |= set(varying)
@@ -191,7 +250,28 @@ def _paired(compared: Sequence[Case], by: str, allow_mixed: frozenset[str]) -> P
         mixed=tuple(fact for fact in told_apart if fact in mixed),
         alone=tuple(alone),
         unpaired=tuple(unpaired),
+        baselines=tuple(baselines),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Baseline:
+    """A value, which may be None: unknown."""
+
+    value: Any
+
+
+def _baseline(sides: Mapping[Any, Sequence[Case]], asked: _Asked, runs_of: Mapping[Any, int]) -> _Baseline | None:
+    """What the others are compared with; None for each with each.
+
+    Chosen by the number of runs and never by their figures: one that is picked because it is fastest would have to pay
+    for all the pairs that it was picked from.
+    """
+    if asked.baseline is not None:
+        return _Baseline(value=asked.baseline[1])
+    if asked.all_pairs or len(sides) <= MOST_VALUES:
+        return None
+    return _Baseline(value=min(sides, key=lambda value: (-runs_of[value], -len(sides[value]), _order(value))))
 
 
 def _held(by: str) -> tuple[str, ...]:
@@ -205,10 +285,15 @@ def _pairs_of(
     told_apart: Sequence[str],
     varying: Sequence[str],
     shared: Mapping[str, Any],
+    baseline: _Baseline | None,
 ) -> Iterator[Pair]:
-    """Each pool of a side with each like pool of another side."""
+    """Each pool of a side with each like pool of another side; with a baseline, of that on the left."""
     ordered = sorted(sides.items(), key=lambda item: _order(item[0]))
-    for (left, left_runs), (right, right_runs) in combinations(ordered, 2):
+    chosen: Iterable[tuple[tuple[Any, Sequence[Case]], tuple[Any, Sequence[Case]]]] = combinations(ordered, 2)
+    if baseline is not None:
+        first = (baseline.value, sides[baseline.value])
+        chosen = [(first, other) for other in ordered if other[0] != baseline.value]
+    for (left, left_runs), (right, right_runs) in chosen:
         # A fact in which no run of one side is like a run of the other cannot be held: it is said with the figures.
         alike = [
             fact for fact in told_apart if {case[fact] for case in left_runs} & {case[fact] for case in right_runs}

@@ -22,6 +22,7 @@ EXAMPLES = """\b
 Examples:
   analyze compare results
   analyze compare results --by precision
+  analyze compare results --by place --baseline local-cpu
   analyze compare results --by zone --allow-mixed driver_version
 """
 # More run ids than these say less than their number.
@@ -40,6 +41,19 @@ def compare(
             show_default=False,
         ),
     ] = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option(
+            "--baseline",
+            metavar="VALUE",
+            help="compare all others with it alone; default: each with each, of more than six values with that of the "
+            "most runs",
+            show_default=False,
+        ),
+    ] = None,
+    all_pairs: Annotated[
+        bool, typer.Option("--all-pairs", help="each with each, however many", show_default=False)
+    ] = False,
     allow_mixed: Annotated[
         list[str] | None,
         typer.Option(
@@ -55,22 +69,30 @@ def compare(
     from analysis.pairing import pair_up
 
     loaded = load(results, verify=verify)
-    pairing = pair_up(loaded, by, allow_mixed=allow_mixed or ())
+    pairing = pair_up(loaded, by, baseline=baseline, all_pairs=all_pairs, allow_mixed=allow_mixed or ())
     print(render(of_pairs(pairing), COLUMNS, output_format, wide=wide))
     sys.stdout.flush()
-    for note in _notes(pairing, results, chosen=by is None, allow_mixed=allow_mixed or ()):
+    chosen = by is None and baseline is None
+    for note in _notes(pairing, results, chosen=chosen, allow_mixed=allow_mixed or (), baseline=baseline):
         print(f"note       {note}", file=sys.stderr)
     tell(loaded.problems)
     return ExitCode.DONE
 
 
-def _notes(pairing: "Pairing", folders: Sequence[Path], *, chosen: bool, allow_mixed: Sequence[str]) -> Iterator[str]:
+def _notes(
+    pairing: "Pairing", folders: Sequence[Path], *, chosen: bool, allow_mixed: Sequence[str], baseline: str | None
+) -> Iterator[str]:
     """What the figures do not say: what was chosen, and which runs are not in them."""
     from analysis.configurations import label
 
     if chosen:
         others = f"; also possible: {', '.join(f'--by {fact}' for fact in pairing.also)}" if pairing.also else ""
         yield f"compared by {label(pairing.by)}, in which these runs differ{others}"
+    if pairing.baselines and baseline is None:
+        yield (
+            f"too many values for each with each: compared with {_some(pairing.baselines)}, which the most runs have "
+            f"({counted(len(pairing.pairs), 'pair')}); --baseline VALUE for another, --all-pairs for each with each"
+        )
     if pairing.mixed:
         mixed = [*allow_mixed, *pairing.mixed]
         command = ["analyze", "compare", *map(str, folders), "--by", pairing.by]
@@ -84,11 +106,12 @@ def _notes(pairing: "Pairing", folders: Sequence[Path], *, chosen: bool, allow_m
         )
     if pairing.unpaired:
         yield (
-            f"not compared: {counted(len(pairing.unpaired), 'run')} that no other differs from in "
+            f"not compared: {counted(len(pairing.unpaired), 'run')} that "
+            f"{'no other differs from' if baseline is None else 'do not differ from the baseline'} in "
             f"{label(pairing.by)} alone: {_some(pairing.unpaired)}"
         )
 
 
-def _some(run_ids: Sequence[str]) -> str:
-    more = len(run_ids) - SHOWN_RUNS
-    return printable(", ".join(run_ids[:SHOWN_RUNS])) + (f" and {more} more" if more > 0 else "")
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - SHOWN_RUNS
+    return printable(", ".join(names[:SHOWN_RUNS])) + (f" and {more} more" if more > 0 else "")

@@ -9,11 +9,14 @@ import pandas as pd
 
 from analysis import audit, causes, compare, costs, operators, roofline, variance
 from analysis.audit.finding import Finding
+from analysis.cases import Case, cases
 from analysis.figures import material, registry
 from analysis.figures.figure import Figure, Missing
 from analysis.figures.material import Material
 from analysis.loading import Results
 from analysis.problem import Problem
+from analysis.statistics import Comparison
+from analysis.statistics.samples import LEVEL
 from workload.contract.errors import RooflaunchError
 from workload.contract.record import Record
 
@@ -71,6 +74,17 @@ class ReportEvidence:
             return Compared(table=compare.compare(results, by))
         except RooflaunchError as error:
             return Compared(table=pd.DataFrame(), reason=str(error))
+
+    @cached_property
+    def _cases(self) -> dict[str, Case]:
+        """By run, those with a throughput that a machine can have."""
+        known = set(self.material.runs.loc[self.material.runs["images_per_s"] > 0, "run_id"])
+        return {case.run_id: case for case in cases(self.results) if case.run_id in known}
+
+    def comparison(self, left: Sequence[str], right: Sequence[str], *, level: float = LEVEL) -> Comparison:
+        """Runs against runs as `analyze compare` does it, paired within blocks; `ratio`: images/s, right over left."""
+        sides = ([self._cases[run_id] for run_id in run_ids if run_id in self._cases] for run_ids in (left, right))
+        return compare.compare_sides(*sides, level=level)
 
     def figures(self, *names: str) -> list[Figure]:
         """Those that are called one of `names`, or begin with one that ends in `_` or `-`."""

@@ -6,7 +6,9 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.compare import within_blocks_words
 from analysis.report.content import Heading, Table
+from analysis.statistics import Comparison
 from workload.contract.tables import Column, Role, number
 from workload.contract.text import printable, signed_percent
 
@@ -90,6 +92,11 @@ def rate_with_interval(row: Mapping[str, Any], field: str = "images_per_s", unit
         return f"{shown} (95 % interval {ends}, {counted(int(row['runs']), 'run')})"
     reason = row.get("interval")
     return f"{shown} ({text(reason) if is_known(reason) else 'no interval'})"
+
+
+def paired(comparison: Comparison) -> str:
+    """`; paired within 3 blocks: …`, to stand behind an interval; empty where runs were compared as two samples."""
+    return f"; {within_blocks_words(comparison.within_blocks)}" if comparison.within_blocks else ""
 
 
 def counted(number_of: int, noun: str, plural: str | None = None) -> str:

@@ -223,6 +223,46 @@ def test_larger_batches_that_stop_pay_and_leave_open() -> None:
     assert len(table.rows) == 3
 
 
+def in_blocks(name: str, images_per_s: float, wobble: float = 0.0, **facts: Any) -> list[dict[str, Any]]:
+    """A run in each of 3 blocks, on hosts that differ by 30 %."""
+    rates = [images_per_s * host * (1 + wobble * number) for number, host in enumerate((1.0, 1.2, 0.9))]
+    block = {"job_name": "sweep", "position": 0.0, **facts}
+    return [
+        each | block | {"block": float(number), "hostname": f"vm-{number}", "images_per_s": rate}
+        for number, (rate, each) in enumerate(zip(rates, repeats(name, tuple(rates), **facts), strict=True))
+    ]
+
+
+PAIRED = re.compile(r"; paired within 3 blocks: the interval is [\d.]+ x narrower than unpaired")
+
+
+def test_runs_of_one_block_are_compared_with_each_other_as_compare_does() -> None:
+    """Unpaired, hosts that differ by 30 % hide what is certain within each block."""
+    found = of(
+        *in_blocks("a", 100.0, usd_per_h=0.5),
+        *in_blocks("b", 130.0, 0.001, batch_size=64, usd_per_h=0.5),
+        *in_blocks("c", 103.0, 0.002, place="t4", device_name="Tesla T4", usd_per_h=0.7),
+    )
+    (fastest,) = answer.sentences(answer.ranking(found), found)
+    assert ", ahead of t4 (" in fastest
+    assert PAIRED.search(fastest)
+    sentences, table = discussion.batch_sentences(found)
+    assert "every batch up to 64 pays" in sentences[1]
+    assert PAIRED.search(sentences[1])
+    assert table is not None
+    assert table.rows[0][-1].startswith("paired within 3 blocks: the interval is ")
+    (dearest,) = discussion.hardware_sentences(found)
+    assert PAIRED.search(dearest)
+    # Without blocks, nothing is certain and nothing is said of pairing.
+    unpaired = of(
+        *(each | {"job_name": None, "block": None} for each in in_blocks("a", 100.0)),
+        *(each | {"job_name": None, "block": None} for each in in_blocks("c", 103.0, place="t4")),
+    )
+    (sentence,) = answer.sentences(answer.ranking(unpaired), unpaired)
+    assert "not distinguishable from" in sentence
+    assert "paired" not in sentence
+
+
 def test_batches_that_differ_in_more_than_their_size_are_not_called_one_size() -> None:
     two = of(run("a", batch_size=8, path="/a"), run("b", batch_size=16, precision="amp", path="/b"))
     assert discussion.batch_sentences(two) == (

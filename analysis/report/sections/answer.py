@@ -4,7 +4,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from analysis import statistics
 from analysis.audit.finding import Finding, Severity
 from analysis.breakdown import ALL
 from analysis.figures import registry, throughput
@@ -108,20 +107,15 @@ def ranking(evidence: ReportEvidence) -> list[dict[str, Any]]:
 
 def _ahead(evidence: ReportEvidence, first: Mapping[str, Any], second: Mapping[str, Any], pairs: int) -> dict[str, Any]:
     level = 1 - (1 - LEVEL) / pairs
-    comparison = statistics.compare(*(rates(evidence, row["run_ids"]) for row in (second, first)), level=level)
+    comparison = evidence.comparison(second["run_ids"], first["run_ids"], level=level)
     interval = comparison.interval
     return {
         "ratio": comparison.ratio,
         "ratio_low": interval.low if interval else None,
         "ratio_high": interval.high if interval else None,
         "ratio_reason": None if interval else next(iter(comparison.reasons), "no interval"),
+        "ratio_paired": words.paired(comparison),
     }
-
-
-def rates(evidence: ReportEvidence, run_ids: Sequence[str]) -> list[float]:
-    """Images per second of these runs."""
-    runs = evidence.material.runs
-    return [float(value) for value in runs.loc[runs["run_id"].isin(run_ids), "images_per_s"].dropna()]
 
 
 def sentences(rows: Sequence[Mapping[str, Any]], evidence: ReportEvidence) -> Iterator[str]:
@@ -177,7 +171,10 @@ def _lead(row: Mapping[str, Any]) -> str:
     if not words.is_known(row.get("ratio_low")):
         reason = row.get("ratio_reason")
         return f"; {second['env']} comes next, how far behind cannot be said: {reason}"
-    ends = f"{words.figure(row['ratio'])} x, jointly 95 % interval {words.between(row['ratio_low'], row['ratio_high'])}"
+    ends = (
+        f"{words.figure(row['ratio'])} x, jointly 95 % interval {words.between(row['ratio_low'], row['ratio_high'])}"
+        f"{row['ratio_paired']}"
+    )
     if row["ratio_low"] > 1:
         return f", ahead of {second['env']} ({ends})"
     return f", not distinguishable from {second['env']} ({ends})"

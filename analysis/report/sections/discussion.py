@@ -12,12 +12,10 @@ from typing import Any
 
 import pandas as pd
 
-from analysis import statistics
 from analysis.figures import registry
 from analysis.report import words
 from analysis.report.content import Bullets, Paragraph, Section, Table
 from analysis.report.evidence import ReportEvidence
-from analysis.report.sections.answer import rates
 from analysis.statistics.power import ALPHA
 from workload.contract.tables import Column, Role
 from workload.contract.verdict import Bound
@@ -94,12 +92,15 @@ def _dearest(evidence: ReportEvidence, task: str, rows: Sequence[Mapping[str, An
     price = dear["usd_per_h"] / cheap["usd_per_h"]
     where = f"{task}: {dear['env']} costs {words.figure(price)} x as much per hour as {cheap['env']}"
     lines = [_line(evidence, row) for row in (cheap, dear)]
-    speedup = statistics.compare(*(rates(evidence, line["run_ids"]) if line else [] for line in lines))
+    speedup = evidence.comparison(*(line["run_ids"] if line else [] for line in lines))
     if speedup.ratio is None or speedup.interval is None:
         reason = next(iter(speedup.reasons), "no throughput")
         return f"{where}; how much faster it is cannot be said ({reason})."
     ends = words.between(speedup.interval.low, speedup.interval.high)
-    speed = f"at each one's cheapest configuration {words.figure(speedup.ratio)} x the images/s (95 % interval {ends})"
+    speed = (
+        f"at each one's cheapest configuration {words.figure(speedup.ratio)} x the images/s "
+        f"(95 % interval {ends}{words.paired(speedup)})"
+    )
     money = [price / end for end in (speedup.interval.high, speedup.interval.low)]
     if money[1] < 1:
         verdict = f"per million images it is cheaper: {words.between(*money)} x the cost. Expensive hardware wins twice"
@@ -224,6 +225,7 @@ def batch_sentences(evidence: ReportEvidence) -> tuple[list[str], Table | None]:
                 "series": series,
                 "gain": f"{words.figure(step['ratio'])} x",
                 "interval": words.between(step["low"], step["high"]),
+                "reason": step["reason"] or step["paired"].removeprefix("; ") or None,
             }
             for step in steps
         ]
@@ -254,7 +256,7 @@ def _gains(evidence: ReportEvidence) -> Iterator[tuple[str, str, list[dict[str, 
 
 
 def _gain(evidence: ReportEvidence, left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, Any]:
-    comparison = statistics.compare(*(rates(evidence, row["run_ids"]) for row in (left, right)))
+    comparison = evidence.comparison(left["run_ids"], right["run_ids"])
     return {
         "left": left["batch_size"],
         "right": right["batch_size"],
@@ -262,6 +264,7 @@ def _gain(evidence: ReportEvidence, left: Mapping[str, Any], right: Mapping[str,
         "low": comparison.interval.low if comparison.interval else None,
         "high": comparison.interval.high if comparison.interval else None,
         "reason": None if comparison.interval else next(iter(comparison.reasons), "no interval"),
+        "paired": words.paired(comparison),
     }
 
 
@@ -285,7 +288,7 @@ def _where_it_stops(steps: Sequence[Mapping[str, Any]]) -> tuple[Pays, str]:
 
 
 def _ends(step: Mapping[str, Any]) -> str:
-    ends = f"95 % interval {words.change(step['low'])} to {words.change(step['high'])}"
+    ends = f"95 % interval {words.change(step['low'])} to {words.change(step['high'])}{step['paired']}"
     return f" ({words.change(step['ratio'])}, {ends})"
 
 
