@@ -79,7 +79,8 @@ class Agent:
             self.pulse.enter(LaunchPhase.UPLOADED)
         self.pulse.enter(LaunchPhase.FINISHED)
         result = self._result(ended)
-        self.store.write(records.result_object(self.request.name), result.to_bytes(), if_absent=True)
+        if not (result.preempted and ended.exit_code != ExitCode.DONE and self.landlord.comes_back()):
+            self.store.write(records.result_object(self.request.name), result.to_bytes(), if_absent=True)
         return result
 
     def _guarded(self, part: Callable[[], WorkEnd]) -> WorkEnd:

@@ -40,6 +40,9 @@ class Landlord(Protocol):
     def await_preemption(self, is_over: Callable[[float], bool]) -> bool:
         """Wait until the machine is taken away; False once `is_over`, which waits for so many seconds, says so."""
 
+    def comes_back(self) -> bool:
+        """Whether the place starts the launch again by itself on another machine after it took this one away."""
+
     def report(self, name: str, value: str) -> None:
         """Leave a word, such as the phase that begins, where the cloud shows it. Raises `ToolError` where it cannot."""
 
@@ -74,6 +77,10 @@ class NoLandlord:
     def await_preemption(self, is_over: Callable[[float], bool]) -> bool:
         """Not worth a wait."""
         del is_over
+        return False
+
+    def comes_back(self) -> bool:
+        """Nobody takes it away."""
         return False
 
     def report(self, name: str, value: str) -> None:

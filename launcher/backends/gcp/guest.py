@@ -81,6 +81,10 @@ class Guest:
             if taken:
                 return True
 
+    def comes_back(self) -> bool:
+        """Never: `--rerun-preempted` is a launch of its own."""
+        return False
+
     def created_s(self) -> float | None:
         """When the VM was inserted."""
         return epoch_s(self.instance().get("creationTimestamp"))

@@ -106,6 +106,7 @@ class StubLandlord:
         self.own_facts: dict[str, Any] = {}
         self.asked = b""
         self.dumb = False
+        self.is_back_later = False
 
     def request(self) -> bytes:
         return self.asked
@@ -129,6 +130,9 @@ class StubLandlord:
             if is_over(0):
                 return False
         return True
+
+    def comes_back(self) -> bool:
+        return self.is_back_later
 
     def facts(self, request: Request) -> dict[str, Any]:
         return {"spot": request.spot, **self.own_facts}
@@ -366,6 +370,18 @@ def test_a_preemption_ends_the_run_in_order(status: Status, machine: Machine) ->
     assert record["environment"]["cloud"]["preempted"] is True
     assert (record["status"], record["error"]) == ("preempted", PREEMPTED)
     assert machine.docker.containers.created[0].signals[0] == "SIGTERM"
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_where_the_place_starts_it_again_a_preemption_is_no_end(comes_back: bool, machine: Machine) -> None:
+    machine.landlord.is_back_later = comes_back
+    run = machine.run_of("run-1", status=Status.INTERRUPTED)
+    signals = until(lambda: "SIGTERM" in machine.docker.containers.created[0].signals)
+    machine.trains(*run[:2], machine.landlord.taken.set, signals, run[2])
+    machine.docker.containers.exit_code = ExitCode.INTERRUPTED
+    machine.agent().work()
+    assert machine.bucket.record("run-1")["status"] == "preempted"
+    assert (records.result_object(machine.request.name) in machine.bucket.held) is not comes_back
 
 
 def test_a_run_that_was_done_before_the_preemption_counts(machine: Machine) -> None:

@@ -18,6 +18,7 @@ def test_a_machine_of_ones_own(tmp_path: Path) -> None:
     assert isinstance(nobody, NoLandlord)
     assert (nobody.zone, nobody.request()) == ("", REQUEST.to_bytes())
     assert nobody.is_preempted() is False
+    assert nobody.comes_back() is False
     assert nobody.await_preemption(lambda _: False) is False
     assert nobody.facts(REQUEST) == {}
     nobody.report("heartbeat", "now")
