@@ -4,7 +4,6 @@ Nothing heavy may be imported here: `launch --help` loads neither google nor doc
 """
 
 import json
-import math
 import os
 import sys
 from collections.abc import Iterable
@@ -13,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from launcher import sizes
 from launcher.backends import BACKENDS
 from launcher.jobs import app as jobs
 from launcher.kinds import HERE, Runtime
-from launcher.options import Format, FormatOption, run_options
+from launcher.machine.options import LocalOptions
+from launcher.options import Format, FormatOption, instance_of, parameters_of, run_options
 from workload.contract.errors import ExitCode, UsageError
 from workload.contract.invocation import as_typed
 from workload.contract.program import VersionOption, help_unless_called
@@ -63,43 +62,25 @@ def _launch(context: typer.Context, *, version: VersionOption = False) -> None: 
     help_unless_called(context)
 
 
-@app.command("local", epilog=LOCAL_EXAMPLES)
-@run_options
 def run_local(
     *,
     given: dict[str, object],
-    runtime: Annotated[
-        Runtime, typer.Option(help="auto: a container if its image is built, else a process")
-    ] = Runtime.AUTO,
-    image: Annotated[str | None, typer.Option(metavar="NAME", help="run this image", show_default=False)] = None,
-    flavour: Annotated[
-        str | None, typer.Option(metavar="cpu|cuda|volta", help="run the image of this flavour", show_default=False)
-    ] = None,
-    shm_size: Annotated[str, typer.Option(metavar="SIZE", help="a container's /dev/shm")] = sizes.text(
-        sizes.DEFAULT_SHM_BYTES
-    ),
-    memory: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="a container's memory limit, as 8g", show_default=False)
-    ] = None,
-    cpus: Annotated[
-        float | None, typer.Option(metavar="N", help="a container's CPU limit, as 1.5", show_default=False)
-    ] = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="folder for the bundles")] = Path("results"),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan and stop", show_default=False)] = False,
     output_format: FormatOption = Format.TABLE,
+    **own: Any,
 ) -> int:
     """Train on this machine and say what limits the run."""
     from launcher import models, table
     from launcher.machine import local
-    from launcher.machine.containers import ContainerLimits
     from launcher.machine.runtime import choose
     from workload.environment.outside import outside_facts
 
+    options = instance_of(LocalOptions, own)
     resolved = resolve(given, os.environ, Path.cwd())
     models.require(resolved.spec.model)
-    limits = ContainerLimits(**_limits(shm_size, memory, cpus))
-    asked = Runtime.DOCKER if runtime is Runtime.AUTO and limits != ContainerLimits() else runtime
-    choice = choose(asked, resolved.spec, image=image, flavour=flavour)
+    limits = options.limits()
+    choice = choose(options.asked_runtime(), resolved.spec, image=options.image, flavour=options.flavour)
     outside = outside_facts() if choice.runtime is Runtime.DOCKER else None
     plan = local.make_plan(resolved, choice, output=output, limits=limits, outside=outside)
     if dry_run:
@@ -116,16 +97,8 @@ def run_local(
     return outcome.exit_code
 
 
-def _limits(shm_size: str, memory: str | None, cpus: float | None) -> dict[str, Any]:
-    if cpus is not None and not (math.isfinite(cpus) and cpus > 0):
-        raise UsageError(f"--cpus must be a positive number; got '{cpus:g}'", hint="--cpus 1.5")
-    return {
-        "shm_bytes": sizes.parse_bytes(shm_size, flag="--shm-size", example="2g"),
-        "memory_bytes": None if memory is None else sizes.parse_bytes(memory, flag="--memory", example="8g"),
-        "cpus": cpus,
-    }
-
-
+jobs.declare(run_local, parameters_of(LocalOptions), before="output")
+app.command("local", epilog=LOCAL_EXAMPLES)(run_options(run_local))
 jobs.register(app)
 
 

@@ -78,7 +78,7 @@ DECLARING = {
     *("launcher", "launcher.__main__", "launcher.app", "launcher.options", "launcher.kinds", "launcher.sizes"),
     *("launcher.backends", "launcher.backends.gcp", "launcher.backends.gcp.app", "launcher.backends.gcp.options"),
     *("launcher.jobs", "launcher.jobs.app", "launcher.backends.ssh", "launcher.backends.ssh.options"),
-    "launcher.choice",
+    *("launcher.choice", "launcher.machine", "launcher.machine.options"),
     *("workload", "workload.contract"),
     *(f"workload.contract.{name}" for name in ("door", "errors", "interrupt", "invocation", "program", "spec")),
     *("workload.contract.tables", "workload.contract.text"),

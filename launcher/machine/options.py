@@ -1,0 +1,44 @@
+"""What `launch local` is asked for beside the run. Light: `launch --help` loads it."""
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from launcher import sizes
+from launcher.choice import choice
+from launcher.kinds import Runtime
+from workload.contract.errors import UsageError
+
+if TYPE_CHECKING:
+    from launcher.machine.containers import ContainerLimits
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalOptions:
+    """`image` and `flavour` ask for a container; of its limits None is as much as the machine has."""
+
+    runtime: Runtime = choice("auto: a container if its image is built, else a process", default=Runtime.AUTO)
+    image: str | None = choice("run this image", default=None, metavar="NAME")
+    flavour: str | None = choice("run the image of this flavour", default=None, metavar="cpu|cuda|volta")
+    shm_size: str = choice("a container's /dev/shm", default=sizes.text(sizes.DEFAULT_SHM_BYTES), metavar="SIZE")
+    memory: str | None = choice("a container's memory limit, as 8g", default=None, metavar="SIZE")
+    cpus: float | None = choice("a container's CPU limit, as 1.5", default=None, metavar="N")
+
+    def limits(self) -> "ContainerLimits":
+        """Raises `UsageError` for what is no limit."""
+        from launcher.machine.containers import ContainerLimits  # noqa: PLC0415 - a help text has no use for it
+
+        if self.cpus is not None and not (math.isfinite(self.cpus) and self.cpus > 0):
+            raise UsageError(f"--cpus must be a positive number; got '{self.cpus:g}'", hint="--cpus 1.5")
+        return ContainerLimits(
+            shm_bytes=sizes.parse_bytes(self.shm_size, flag="--shm-size", example="2g"),
+            memory_bytes=(
+                None if self.memory is None else sizes.parse_bytes(self.memory, flag="--memory", example="8g")
+            ),
+            cpus=self.cpus,
+        )
+
+    def asked_runtime(self) -> Runtime:
+        """A limit asks for a container, which alone can be limited."""
+        is_limited = self.limits() != LocalOptions().limits()
+        return Runtime.DOCKER if self.runtime is Runtime.AUTO and is_limited else self.runtime
