@@ -117,7 +117,7 @@ def run(session: Session, plan: Plan, *, output: Path, detach: bool = False) -> 
     """
     if not detach:
         bundle.make_output(output)
-    launcher = _Launcher(session, output=output)
+    launcher = Launcher(session, output=output)
     earlier: tuple[Bundle, ...] = ()
     for attempt in range(1, plan.attempts + 1):
         outcome, ending = launcher.once(plan, detach=detach)
@@ -143,7 +143,9 @@ def again(plan: Plan, now_s: float) -> Plan:
     return plan.renamed(request)
 
 
-class _Launcher:
+class Launcher:
+    """The steps of a launch, for those who take them one by one; threads may each take those of another launch."""
+
     def __init__(self, session: Session, *, output: Path) -> None:
         self._session, self._machines, self._store = session, session.machines, session.store
         self._output = output
@@ -155,8 +157,8 @@ class _Launcher:
 
     def once(self, plan: Plan, *, detach: bool) -> tuple[LaunchOutcome, Ending | None]:
         """One attempt; the ending is None for a launch that is left to itself."""
-        self._record(plan)
-        submitted = self._submit(plan)
+        self.record(plan)
+        submitted = self.submit(plan)
         machine = submitted.machines[0]
         outcome = LaunchOutcome(
             exit_code=ExitCode.DONE,
@@ -179,7 +181,7 @@ class _Launcher:
                 hint=f"launch status {outcome.name}, which says how to fetch the rest",
             ) from stopped
 
-    def _record(self, plan: Plan) -> None:
+    def record(self, plan: Plan) -> None:
         """Leave the request in the store before there is a machine, so that nothing that costs is ever unknown."""
         name = plan.request.name
         self._store_calls["bucket.write"] += 1
@@ -188,7 +190,7 @@ class _Launcher:
         launched_s = epoch_s(plan.request.launched_at)
         self._session.on_event(Event(kind=EventKind.PHASE, text=LaunchPhase.REQUESTED, at_s=launched_s))
 
-    def _submit(self, plan: Plan) -> Submitted:
+    def submit(self, plan: Plan) -> Submitted:
         """A running machine; where none comes to be, the store says why."""
         try:
             return self._machines.submit(plan, self._session.note)
@@ -215,7 +217,7 @@ class _Launcher:
         except RooflaunchError:
             return False
         if gone:
-            self._settle(name, "", code, error)
+            self.settle(name, "", code, error)
         return gone
 
     def _home(self, outcome: LaunchOutcome, followed: Followed, machine: Machine) -> LaunchOutcome:
@@ -223,7 +225,7 @@ class _Launcher:
         self._store_calls.update(followed.calls)
         error = followed.error or _error_of(followed.result, outcome.name)
         if followed.result is None and followed.is_gone and error is not None:
-            self._settle(outcome.name, outcome.zone, error.exit_code, str(error), followed.ending)
+            self.settle(outcome.name, outcome.zone, error.exit_code, str(error), followed.ending)
         bundles: tuple[Bundle, ...] = ()
         try:
             bundles = self._fetch(outcome.name, followed)
@@ -295,7 +297,7 @@ class _Launcher:
             hint=f"launch down {machine.name}; at its time limit it is ended anyway",
         )
 
-    def _settle(self, name: str, zone: str, code: int, error: str, ending: Ending | None = None) -> None:
+    def settle(self, name: str, zone: str, code: int, error: str, ending: Ending | None = None) -> None:
         cleanup.settle(
             self._store,
             name,

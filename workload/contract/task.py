@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from workload.contract.errors import UsageError
 from workload.contract.spec import RunSpec
+from workload.contract.text import counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +40,11 @@ class Task:
     def blocks(self) -> int:
         """How many blocks it has runs of."""
         return len({run.block for run in self.runs})
+
+    def __str__(self) -> str:
+        """What a plan says of it: `6 runs in 2 blocks, task 1 of 'imagenette'`."""
+        job = f" of '{self.job}'" if self.job else ""
+        return f"{counted(len(self.runs), 'run')} in {counted(self.blocks, 'block')}, task {self.number}{job}"
 
     @classmethod
     def of_repeats(cls, spec: RunSpec) -> Self:

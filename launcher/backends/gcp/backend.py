@@ -73,6 +73,7 @@ class ComputeEngine:
             image=options.image or _image_to_be(job.resolved, options, settings),
             now=now,
             token=job.token,
+            task=job.task,
             today=prices.prices,
             notes=[f"prices are those of a table: {prices.why}"] if unpriced else [],
         )

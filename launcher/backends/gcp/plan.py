@@ -19,6 +19,7 @@ from launcher.machine.runtime import CPU_FLAVOUR
 from launcher.sizes import shown
 from workload.contract.errors import ToolError, UsageError
 from workload.contract.spec import Device, Precision, Resolved
+from workload.contract.task import Task
 
 PROGRAM_FOLDER = Path(__file__).parent
 # NVIDIA's units for it came with Ampere: https://docs.nvidia.com/cuda/ampere-tuning-guide (improved tensor cores).
@@ -79,19 +80,22 @@ def make_plan(
     image: str,
     now: datetime,
     token: str,
+    task: Task | None = None,
     today: PriceList | None = None,
     notes: Sequence[str] = (),
 ) -> VmPlan:
     """The plan of `launch gcp`; touches nothing but the tables and the start-up script.
 
-    `image` has the registry's digest, except in a dry run. `token`: 6 hex digits that make the name unique; `now` is
-    aware; `today` is Google's price list where it is at hand. Raises `UsageError` for what a VM cannot do or the GPU
-    does not have, `ToolError` for a broken installation.
+    `task`: the runs of a sweep in place of the resolved spec's. `image` has the registry's digest, except in a dry run.
+    `token`: 6 hex digits that make the name unique; `now` is aware; `today` is Google's price list where it is at hand.
+    Raises `UsageError` for what a VM cannot do or the GPU does not have, `ToolError` for a broken installation.
     """
     gpu = gpus.require(options.gpu)
     choices.check_options(options)
     machine, count = choices.choose_machine(gpu, options)
     spec, changed = choices.on_vm(resolved.spec, gpu)
+    if task is not None:
+        task = replace(task, runs=tuple(replace(run, spec=choices.on_vm(run.spec, gpu)[0]) for run in task.runs))
     with_driver = spec.device is not Device.CPU
     images = vm_images.candidates(gpu, options, with_driver=with_driver)
     driver = images[0].driver if with_driver else Driver.NONE
@@ -123,6 +127,7 @@ def make_plan(
             "driver": str(driver),
             "secure_boot": bool(options.secure_boot),
         },
+        task=task.to_json(spec) if task else {},
     )
     plan = VmPlan(
         request=request,
@@ -160,9 +165,10 @@ def _checked_image(image: str) -> str:
 def _check_size(plan: VmPlan) -> None:
     size = sum(len(key) + len(value.encode()) for key, value in plan.metadata().items())
     if size > MAX_METADATA_BYTES:
+        shorter = "shorter values for --model and the other run options"
         raise UsageError(
             f"the request has {size} bytes; a VM's metadata takes {MAX_METADATA_BYTES}",
-            hint="shorter values for --model and the other run options",
+            hint="more machines, which share the runs" if plan.request.task else shorter,
         )
 
 

@@ -42,7 +42,8 @@ def _run(plan: PlannedVm) -> Iterator[tuple[str, str]]:
     batch = "the device's default batch" if spec.batch_size is None else f"batch {spec.batch_size}"
     times = "one run" if spec.repeats == 1 else f"{spec.repeats} runs, a process each"
     profile = "" if spec.profile is Profile.NONE else f", then a profile by {spec.profile}"
-    yield "plan", f"{shown(spec.model)}, {batch}, {spec.precision}, on {spec.device}; {times}{profile}"
+    one = f"{shown(spec.model)}, {batch}, {spec.precision}, on {spec.device}; {times}{profile}"
+    yield "plan", f"{plan.request.work}, a process each" if plan.request.task else one
     origin = plan.request.spec_origin.items()
     yield "set by", ", ".join(f"{name}: {source}" for name, source in origin) or "all defaults"
 

@@ -86,16 +86,15 @@ class PlannedVm:
         """An estimate: from the insert until the run starts."""
         return self.usable_s + PULL_S
 
-    @property
+    @cached_property
     def run_s(self) -> float:
-        """An estimate of all repeats, the profile and a download; the model and the GPU are not looked at."""
-        spec = self.spec.filled(self.spec.device, cpus=self.machine.vcpus)
-        warmup_s, measured_s = (
-            (steps or 0) * spec.grad_accumulation * STEP_S for steps in (spec.warmup, spec.iterations)
-        )
-        steps_s = warmup_s + max(measured_s, spec.min_seconds or 0.0)
-        profile = 0 if spec.profile is Profile.NONE else PROFILE_S
-        return spec.repeats * (START_S + steps_s) + profile + (DOWNLOAD_S if spec.download else 0)
+        """An estimate of all runs, their profiles and a download; the model and the GPU are not looked at."""
+        runs = [run.spec.filled(run.spec.device, cpus=self.machine.vcpus) for run in self.request.work.runs]
+        seconds = sum(START_S + _steps_s(spec) for spec in runs)
+        # Repeats of one configuration are profiled once.
+        profiled = [spec for spec in runs if spec.profile is not Profile.NONE][: None if self.request.task else 1]
+        download_s = DOWNLOAD_S if any(spec.download for spec in runs) else 0
+        return seconds + PROFILE_S * len(profiled) + download_s
 
     @property
     def expected_s(self) -> float:
@@ -226,3 +225,9 @@ class PlannedVm:
     def shown_body(self) -> dict[str, Any]:
         """What the first zone would be sent."""
         return self.body(self.zones[0], request_id=GIVEN_AT_INSERT)
+
+
+def _steps_s(spec: RunSpec) -> float:
+    """An estimate for the steps of one run whose spec is filled."""
+    warmup_s, measured_s = ((steps or 0) * spec.grad_accumulation * STEP_S for steps in (spec.warmup, spec.iterations))
+    return warmup_s + max(measured_s, spec.min_seconds or 0.0)

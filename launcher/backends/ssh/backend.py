@@ -28,7 +28,7 @@ class Ssh:
 
     def plan(self, job: Job, options: Options, settings: Login, *, now: datetime, offline: bool = False) -> SshPlan:
         del offline
-        return make_plan(job.resolved, options, settings, now=now, token=job.token)
+        return make_plan(job.resolved, options, settings, now=now, token=job.token, task=job.task)
 
     def prepare(self, draft: SshPlan, machines: SshMachines) -> SshPlan:
         return prepare(draft, machines)

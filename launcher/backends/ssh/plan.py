@@ -12,6 +12,7 @@ from launcher.jobs.records import Price, Request, region_of
 from launcher.kinds import Runtime
 from workload.contract.errors import UsageError
 from workload.contract.spec import Device, Resolved, RunSpec
+from workload.contract.task import Task
 from workload.contract.text import minutes, wrapped
 from workload.storage.ssh import Login
 
@@ -54,8 +55,12 @@ class SshPlan:
         return RunSpec(**self.request.spec)
 
     def renamed(self, request: Request) -> "SshPlan":
-        """The same as a job of its own."""
-        return replace(self, request=request)
+        """The same as a job of its own, in a folder and a container of its own."""
+        before, start = self.request.name, self.start
+        if start is not None:
+            words = tuple(word.replace(before, request.name) for word in start.words)
+            start = replace(start, words=words, container=start.container and request.name)
+        return replace(self, request=request, start=start)
 
     def text(self, width: int | None = None) -> str:
         """The plan as lines."""
@@ -64,8 +69,9 @@ class SshPlan:
         batch = "the device's default batch" if spec.batch_size is None else f"batch {spec.batch_size}"
         times = "one run" if spec.repeats == 1 else f"{spec.repeats} runs, a process each"
         price = f"{self.options.usd_per_h:g} USD per hour, as you said" if self.options.usd_per_h else "none is counted"
+        one = f"{spec.model}, {batch}, {spec.precision}, on {device}; {times}"
         rows = [
-            ("plan", f"{spec.model}, {batch}, {spec.precision}, on {device}; {times}"),
+            ("plan", f"{request.work}, a process each" if request.task else one),
             (
                 "set by",
                 ", ".join(f"{name}: {source}" for name, source in request.spec_origin.items()) or "all defaults",
@@ -96,8 +102,13 @@ class SshPlan:
         }
 
 
-def make_plan(resolved: Resolved, options: Options, login: Login, *, now: datetime, token: str) -> SshPlan:
-    """The draft: what the machine has is not known yet. Raises `UsageError` for options that exclude each other."""
+def make_plan(
+    resolved: Resolved, options: Options, login: Login, *, now: datetime, token: str, task: Task | None = None
+) -> SshPlan:
+    """The draft: what the machine has is not known yet. Raises `UsageError` for options that exclude each other.
+
+    `task`: the runs of a sweep in place of the resolved spec's.
+    """
     _check(options)
     label = NAMED.sub("-", login.host.lower())[:MOST_NAMED].strip("-") or "host"
     request = Request(
@@ -112,6 +123,7 @@ def make_plan(resolved: Resolved, options: Options, login: Login, *, now: dateti
         spec_origin=dict(resolved.origin),
         prices=_prices(options.usd_per_h, login.host, now),
         options={"host": login.host},
+        task=task.to_json(resolved.spec) if task else {},
     )
     return SshPlan(request=request, login=login, options=options)
 

@@ -30,6 +30,12 @@ def test_a_run_is_written_as_its_difference_from_the_base() -> None:
     assert Task.from_json(values, BASE) == task
 
 
+def test_a_task_says_what_it_is() -> None:
+    runs = tuple(TaskRun(spec=BASE, block=block) for block in (1, 1, 2))
+    assert str(Task(job="night", number=4, runs=runs)) == "3 runs in 2 blocks, task 4 of 'night'"
+    assert str(Task.of_repeats(BASE)) == "1 run in 1 block, task 1"
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [

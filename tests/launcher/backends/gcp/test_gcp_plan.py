@@ -28,7 +28,8 @@ from launcher.sizes import parse_duration_s
 from tests.launcher.backends.gcp.price_list import SKUS
 from workload.contract import prices
 from workload.contract.errors import ExitCode, RooflaunchError, ToolError, UsageError
-from workload.contract.spec import Device, RunSpec, resolve
+from workload.contract.spec import Device, Profile, RunSpec, resolve
+from workload.contract.task import Task, TaskRun
 from workload.contract.text import dollars, minutes
 
 ROOT = Path(__file__).parents[4]
@@ -877,6 +878,47 @@ def test_planning_loads_no_cloud_library() -> None:
     code = "import sys, launcher.backends.gcp.plan; print(*{name.partition('.')[0] for name in sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert not set(done.stdout.split()) & {"google", "docker", "torch", "pandas", "numpy", "typer", "requests"}
+
+
+def a_task(**spec: Any) -> Task:
+    runs = [(block, position) for block in (1, 2) for position in (1, 2)]
+    specs = {1: RunSpec(model="resnet18", **spec), 2: RunSpec(model="resnet50", batch_size=64, **spec)}
+    return Task(job="night", runs=tuple(TaskRun(spec=specs[at], block=block, position=at) for block, at in runs))
+
+
+def of_task(task: Task) -> VmPlan:
+    resolved = resolve({"dataset": task.runs[0].spec.dataset}, {}, None)
+    return make_plan(resolved, Options(gpu="t4"), settings_of(), image=IMAGE, now=NOW, token="0a1b2c", task=task)
+
+
+def test_a_task_of_a_sweep_travels_with_the_request_as_a_vm_does_it() -> None:
+    plan = of_task(a_task(dataset="cifar10", data_dir="/home/me/data"))
+    work = Request.from_bytes(plan.metadata()["rooflaunch-request"].encode()).work
+    assert [(run.spec.model, run.spec.batch_size, run.block) for run in work.runs] == [
+        ("resnet18", None, 1),
+        ("resnet50", 64, 1),
+        ("resnet18", None, 2),
+        ("resnet50", 64, 2),
+    ]
+    assert {(run.spec.device, run.spec.download, run.spec.data_dir) for run in work.runs} == {
+        (Device.CUDA, True, RunSpec().data_dir)
+    }
+    assert plan.text().splitlines()[0] == "plan       4 runs in 2 blocks, task 1 of 'night', a process each"
+
+
+def test_a_task_takes_as_long_as_its_runs_and_their_profiles() -> None:
+    one = planned(run={"model": "resnet18"}).run_s
+    assert of_task(a_task()).run_s == pytest.approx(4 * one)
+    profiled = planned(run={"profile": "torch"}).run_s
+    assert of_task(a_task(profile=Profile.TORCH)).run_s == pytest.approx(4 * profiled)
+    assert planned(run={"profile": "torch", "repeats": "3"}).run_s == pytest.approx(2 * one + profiled)
+
+
+def test_a_task_that_metadata_cannot_hold_is_refused() -> None:
+    runs = tuple(TaskRun(spec=RunSpec(), block=block, run_key=f"{block:016x}") for block in range(3000))
+    with pytest.raises(UsageError, match="a VM's metadata takes 250000") as raised:
+        of_task(Task(job="night", runs=runs))
+    assert raised.value.hint == "more machines, which share the runs"
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The plan of `launch ssh` while nobody has asked the machine."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -7,8 +8,10 @@ import pytest
 from launcher.backends.door import Job
 from launcher.backends.ssh.backend import backend
 from launcher.backends.ssh.options import Options, Where
+from launcher.backends.ssh.plan import Start
 from launcher.kinds import Runtime
-from workload.contract.spec import resolve
+from workload.contract.spec import RunSpec, resolve
+from workload.contract.task import Task, TaskRun
 
 
 @pytest.mark.parametrize(
@@ -33,3 +36,20 @@ def test_a_plan_says_what_was_asked_for_before_the_machine_is(options: Options, 
     text = backend.plan(job, options, backend.settings(Where(host="box")), now=datetime.now(UTC)).text()
     assert shown in text
     assert "\nset by     all defaults\n" in text
+
+
+def test_a_task_of_a_sweep_travels_with_the_request() -> None:
+    task = Task(job="night", runs=(TaskRun(spec=RunSpec(model="resnet50"), block=2, run_key="00ff"),))
+    job = Job(resolved=resolve({}, {}, None), token="abcdef", task=task)
+    plan = backend.plan(job, Options(), backend.settings(Where(host="box")), now=datetime.now(UTC))
+    assert plan.request.work == task
+    assert plan.text().splitlines()[0] == "plan       1 run in 1 block, task 1 of 'night', a process each"
+
+
+def test_the_same_plan_as_another_job_has_a_folder_and_a_container_of_its_own() -> None:
+    job = Job(resolved=resolve({}, {}, None), token="abcdef")
+    draft = backend.plan(job, Options(), backend.settings(Where(host="box")), now=datetime.now(UTC))
+    name, other = draft.request.name, draft.request.name.replace("abcdef", "123456")
+    prepared = replace(draft, start=Start(words=("run", name, f"/root/jobs/{name}"), environment={}, container=name))
+    renamed = prepared.renamed(replace(draft.request, name=other))
+    assert renamed.start == Start(words=("run", other, f"/root/jobs/{other}"), environment={}, container=other)
