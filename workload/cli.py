@@ -312,7 +312,9 @@ def _series(resolved: Resolved, context: Context, output: Path) -> int:
         check()
         if count > 1:
             log.LOGGER.info("repeat %d of %d", repeat, count)
-        told = replace(context, repeat=repeat, repeats=count, spec_origin=origin, profile_later=True)
+        told = replace(context, spec_origin=origin, profile_later=True)
+        if count > 1:  # else the launcher has said which repeat of its task this is
+            told = replace(told, repeat=repeat, repeats=count)
         code = _repeat([*words, "-o", str(output)], told, output, resolved.spec, folders)
         if code != ExitCode.DONE:
             if count > 1 and code != ExitCode.INTERRUPTED:

@@ -175,7 +175,7 @@ def _first_record(job: TrainingJob, run_id: str, timeline: Timeline) -> Record:
         timing=Timing(started_at=timeline.started_at.isoformat()),
         complexity=ComplexityRecord(**asdict(job.complexity)),
         memory=Memory(),
-        profile=before_the_pass(job.spec.profile, repeat=job.context.repeat, repeats=job.context.repeats),
+        profile=before_the_pass(job.spec.profile, job.context),
         notes=job.notes,
     )
 

@@ -27,7 +27,7 @@ from workload.contract.text import printable
 
 @dataclass(frozen=True, kw_only=True)
 class LocalPlan:
-    """Everything that `launch local` is about to do."""
+    """Everything that `launch local` is about to do. `profiles`: after the timing run comes the profile pass."""
 
     spec: RunSpec
     origin: Mapping[str, str]
@@ -38,6 +38,7 @@ class LocalPlan:
     context: Context
     container: Container | None = None
     driver_parameters: Path = DRIVER_PARAMETERS
+    profiles: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for `--dry-run --format json`."""
@@ -97,14 +98,20 @@ def make_plan(
     backend: str = "local",
     place: str | None = None,
     driver_parameters: Path = DRIVER_PARAMETERS,
+    context: Context | None = None,
 ) -> LocalPlan:
     """The plan of `launch local`; touches nothing. `outside`: facts of the host that a container cannot see.
 
     `backend` and `place` are for the record; `driver_parameters` is where the host's NVIDIA driver lists them.
+    `context`: what else the trainer is to know, of a run of a task.
     """
-    origin = dict(resolved.origin)
-    context = Context(
-        backend=backend, place=place, runtime_reason=choice.why, spec_origin=origin, outside=outside or {}
+    context = replace(
+        context or Context(),
+        backend=backend,
+        place=place,
+        runtime_reason=choice.why,
+        spec_origin=dict(resolved.origin),
+        outside=outside or {},
     )
     if choice.runtime is Runtime.DOCKER:
         plan = _container_plan(resolved, choice, output=output, limits=limits, context=context)
@@ -123,7 +130,12 @@ def make_plan(
         output=output,
         command=(*trainer, "-o", str(output), "--context", context.to_argument()),
         context=context,
+        profiles=_is_profiled(resolved.spec, context),
     )
+
+
+def _is_profiled(spec: RunSpec, context: Context) -> bool:
+    return spec.profile is not Profile.NONE and not context.profile_later
 
 
 def _container_plan(
@@ -144,6 +156,7 @@ def _container_plan(
         "registry_digest": choice.image.digest or None,
         "base": choice.image.labels.get("rooflaunch.base"),
     }
+    profiles = _is_profiled(spec, context)
     context = replace(
         context,
         runtime=choice.runtime,
@@ -161,6 +174,7 @@ def _container_plan(
         command=command,
         context=context,
         container=container,
+        profiles=profiles,
     )
 
 
@@ -235,7 +249,7 @@ def _run_container(plan: LocalPlan, container: Container, watcher: Watcher | Non
     if error or ended.exit_code != ExitCode.DONE:
         return _broken_off(plan, ended.exit_code, error, folders)
     code: int = ExitCode.DONE
-    if plan.spec.profile is not Profile.NONE:
+    if plan.profiles:
         code = _profile(plan, container, home / folders[0].name, watcher)
     return LocalOutcome(exit_code=code, bundles=_sealed(folders))
 

@@ -3,31 +3,35 @@ import pytest
 from workload.contract.errors import ExitCode
 from workload.contract.fields import from_facts
 from workload.contract.profile_record import ProfileResult
-from workload.contract.spec import Profile
+from workload.contract.spec import Context, Profile
 from workload.profile.status import ProfileStatus, before_the_pass, unavailable, was_interrupted
 
 
 @pytest.mark.parametrize(
-    ("profile", "repeat", "repeats", "expected"),
+    ("profile", "context", "expected"),
     [
-        (Profile.NONE, 1, 1, {"status": "not requested"}),
-        (Profile.NONE, 2, 3, {"status": "not requested"}),
+        (Profile.NONE, Context(), {"status": "not requested"}),
+        (Profile.NONE, Context(repeat=2, repeats=3), {"status": "not requested"}),
         (
             Profile.NCU,
-            1,
-            3,
+            Context(repeat=1, repeats=3),
             {"status": "not profiled", "kind": "ncu", "reason": "the profile pass has not run yet"},
         ),
         (
             Profile.TORCH,
-            2,
-            3,
+            Context(repeat=2, repeats=3),
             {"status": "not profiled", "kind": "torch", "reason": "repeat 1 of 3 holds the profile"},
         ),
+        (
+            Profile.TORCH,
+            Context(repeat=2, repeats=3, job={"name": "night", "task": 1, "block": 2, "position": 1}),
+            {"status": "not profiled", "kind": "torch", "reason": "the profile pass has not run yet"},
+        ),
     ],
+    ids=["none", "none of repeats", "the first repeat", "a later repeat", "a later block of a sweep"],
 )
-def test_before_the_pass(profile: Profile, repeat: int, repeats: int, expected: dict[str, str]) -> None:
-    assert before_the_pass(profile, repeat=repeat, repeats=repeats) == ProfileResult(**expected)
+def test_before_the_pass(profile: Profile, context: Context, expected: dict[str, str]) -> None:
+    assert before_the_pass(profile, context) == ProfileResult(**expected)
 
 
 def test_error_is_two_lines_and_a_record() -> None:

@@ -122,7 +122,7 @@ def _record(run_id: str, spec: RunSpec, context: Context) -> Record:
         environment=from_facts(Environment, facts),
         timing=Timing(started_at=datetime.now(UTC).isoformat()),
         memory=Memory(),
-        profile=before_the_pass(spec.profile, repeat=context.repeat, repeats=context.repeats),
+        profile=before_the_pass(spec.profile, context),
         notes=[NOTE],
     )
 

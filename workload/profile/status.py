@@ -4,7 +4,7 @@ from enum import StrEnum
 
 from workload.contract.errors import ExitCode, RooflaunchError
 from workload.contract.profile_record import ProfileResult
-from workload.contract.spec import Profile
+from workload.contract.spec import Context, Profile
 
 
 class ProfileStatus(StrEnum):
@@ -43,11 +43,12 @@ def unavailable(reason: str, *, hint: str) -> ProfileError:
     return ProfileError(ProfileStatus.UNAVAILABLE, reason, hint=hint)
 
 
-def before_the_pass(profile: Profile, *, repeat: int, repeats: int) -> ProfileResult:
-    """What the timing run itself writes of its profile."""
+def before_the_pass(profile: Profile, context: Context) -> ProfileResult:
+    """What the timing run itself writes of its profile; of a sweep each run has its own, of repeats the first."""
     if profile is Profile.NONE:
         return ProfileResult(status=ProfileStatus.NOT_REQUESTED)
-    reason = "the profile pass has not run yet" if repeat == 1 else f"repeat 1 of {repeats} holds the profile"
+    has_its_own = context.repeat == 1 or context.job is not None
+    reason = "the profile pass has not run yet" if has_its_own else f"repeat 1 of {context.repeats} holds the profile"
     return ProfileResult(status=ProfileStatus.NOT_PROFILED, kind=profile, reason=reason)
 
 

@@ -1,0 +1,185 @@
+"""The runs of a task on this machine, in order, each a process or a container of its own.
+
+Whoever works through a task takes each outcome as it comes, while nothing runs. A run that fails stops no other; one
+that is not started says why, so that another machine can do it.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from statistics import median
+from types import MappingProxyType
+
+from launcher.machine import local
+from launcher.machine.local import LocalOutcome, LocalPlan
+from launcher.machine.watcher import Watcher
+from workload.contract.bundle import Bundle
+from workload.contract.errors import ExitCode, InterruptedRunError, RooflaunchError
+from workload.contract.record import Status
+from workload.contract.spec import Context, RunSpec
+from workload.contract.task import Task, TaskRun
+from workload.contract.text import duration
+
+# How `make_plan` is called for a run: its options, and what its trainer is to know of the task.
+PlanOf = Callable[[RunSpec, Context], LocalPlan]
+# Of the number of a run in its task, from 1, and the run: who follows it; None leaves it to the terminal.
+WatcherOf = Callable[[int, TaskRun], Watcher | None]
+# A run with one of these in the store is not measured again.
+FINAL = frozenset({Status.COMPLETED, Status.OUT_OF_MEMORY})
+NOTHING_DONE: Mapping[str, str] = MappingProxyType({})
+
+
+class End(StrEnum):
+    """What became of a run of a task. `skipped`: there is nothing left to measure; `not started`: there is."""
+
+    COMPLETED = "completed"
+    FAILED = "failed"
+    OUT_OF_MEMORY = "out of memory"
+    INTERRUPTED = "interrupted"
+    SKIPPED = "skipped"
+    NOT_STARTED = "not started"
+
+
+ENDS = {
+    Status.COMPLETED: End.COMPLETED,
+    Status.OUT_OF_MEMORY: End.OUT_OF_MEMORY,
+    Status.INTERRUPTED: End.INTERRUPTED,
+}
+ENDS_BY_CODE = {ExitCode.OUT_OF_MEMORY: End.OUT_OF_MEMORY, ExitCode.INTERRUPTED: End.INTERRUPTED}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What became of one run; `number`: its place in the task, from 1. `why` is empty for one that is completed.
+
+    `code` is the trainer's exit code, 0 for a run that was not started; `out_of_time`: it would not have fitted into
+    the time left.
+    """
+
+    run: TaskRun
+    number: int
+    end: End
+    why: str = ""
+    hint: str = ""
+    code: int = ExitCode.DONE
+    seconds: float = 0.0
+    bundle: Bundle | None = None
+    out_of_time: bool = False
+
+    @property
+    def was_started(self) -> bool:
+        """Whether it ran at all."""
+        return self.end not in (End.SKIPPED, End.NOT_STARTED)
+
+
+def work_through(
+    task: Task,
+    plan_of: PlanOf,
+    *,
+    done: Mapping[str, str] = NOTHING_DONE,
+    time_left_s: Callable[[], float] = lambda: math.inf,
+    stopped: Callable[[], str] = lambda: "",
+    watcher_of: WatcherOf = lambda *_: None,
+    now_s: Callable[[], float] = time.monotonic,
+) -> Iterator[Outcome]:
+    """The outcome of every run of the task, in order; the next one begins when the next outcome is asked for.
+
+    `done`: status by run_key of the sealed bundles in the store; of these a run is skipped that is completed or out of
+    memory. `time_left_s`: until nothing may run here any more. `stopped` says why no further run is wanted, if so.
+    A launch by itself, which is no part of a sweep, ends with the first of its repeats that fails: the next would too.
+    """
+    work = _Work(task, done)
+    for number, run in enumerate(task.runs, 1):
+        outcome = work.left_out(number, run, time_left_s, stopped)
+        if outcome is None:
+            began_s = now_s()
+            ended = _carried_out(number, run, plan_of, work.context(number, run), watcher_of)
+            outcome = replace(ended, seconds=now_s() - began_s)
+            work.note(outcome)
+        yield outcome
+
+
+class _Work:
+    """What the runs of a task so far mean for those that follow."""
+
+    def __init__(self, task: Task, done: Mapping[str, str]) -> None:
+        self._task, self._done = task, done
+        # Why none of the rest is started.
+        self._over = ""
+        self._completed_s: list[tuple[RunSpec, float]] = []
+        self._did_not_fit = [run.spec for run in task.runs if done.get(run.run_key) == Status.OUT_OF_MEMORY]
+
+    def left_out(
+        self, number: int, run: TaskRun, time_left_s: Callable[[], float], stopped: Callable[[], str]
+    ) -> Outcome | None:
+        """The outcome of a run that is not to be started; None for one that is."""
+        if run.run_key and (status := self._done.get(run.run_key)) in FINAL:
+            how = "out of memory" if status == Status.OUT_OF_MEMORY else "completed"
+            return Outcome(run=run, number=number, end=End.SKIPPED, why=f"it is in the store, {how}")
+        if smaller := self._smaller_that_did_not_fit(run.spec):
+            why = f"batch {smaller} of the same configuration ran out of memory"
+            return Outcome(run=run, number=number, end=End.SKIPPED, why=why)
+        if why := stopped() or self._over:
+            return Outcome(run=run, number=number, end=End.NOT_STARTED, why=why)
+        left_s, needed_s = time_left_s(), self._needed_s(run.spec)
+        if left_s <= needed_s:
+            why = f"{duration(left_s)} are left and it takes about {duration(needed_s)}"
+            why = why if needed_s and left_s > 0 else "no time is left"
+            return Outcome(run=run, number=number, end=End.NOT_STARTED, why=why, out_of_time=True)
+        return None
+
+    def context(self, number: int, run: TaskRun) -> Context:
+        """What the trainer of a run is to know of the task."""
+        task = self._task
+        place = {"name": task.job, "task": task.number, "block": run.block, "position": run.position}
+        return Context(
+            repeat=run.block,
+            repeats=max(one.block for one in task.runs),
+            job=place if task.job else None,
+            run_key=run.run_key,
+            # Of repeats the first one holds the profile.
+            profile_later=not task.job and number > 1,
+        )
+
+    def note(self, outcome: Outcome) -> None:
+        """Learn from a run that was started."""
+        if outcome.end is End.COMPLETED:
+            self._completed_s.append((outcome.run.spec, outcome.seconds))
+        if outcome.end is End.OUT_OF_MEMORY:
+            self._did_not_fit.append(outcome.run.spec)
+        if outcome.end is End.INTERRUPTED or outcome.code == ExitCode.INTERRUPTED:
+            self._over = "the work was interrupted"
+        elif outcome.end is not End.COMPLETED and not self._task.job:
+            self._over = f"run {outcome.number} of {len(self._task.runs)} of the same configuration failed"
+
+    def _smaller_that_did_not_fit(self, spec: RunSpec) -> int | None:
+        """The batch size of the same configuration that needed too much memory, and was smaller."""
+        if (wanted := spec.batch_size) is None:
+            return None
+        same = (one for one in self._did_not_fit if replace(one, batch_size=wanted) == spec)
+        return next((one.batch_size for one in same if one.batch_size is not None and one.batch_size < wanted), None)
+
+    def _needed_s(self, spec: RunSpec) -> float:
+        """About how long a run takes: the longest of its configuration so far, else the median of all, else 0."""
+        same = [seconds for other, seconds in self._completed_s if other == spec]
+        everything = [seconds for _, seconds in self._completed_s]
+        return max(same) if same else median(everything) if everything else 0.0
+
+
+def _carried_out(number: int, run: TaskRun, plan_of: PlanOf, context: Context, watcher_of: WatcherOf) -> Outcome:
+    try:
+        ended = local.run(plan_of(run.spec, context), watcher=watcher_of(number, run))
+    except RooflaunchError as error:
+        ended = LocalOutcome(exit_code=error.exit_code, bundles=(), error=error)
+    sealed = ended.bundles[-1] if ended.bundles else None
+    by_code = End.COMPLETED if ended.exit_code == ExitCode.DONE else ENDS_BY_CODE.get(ended.exit_code, End.FAILED)
+    end = by_code if sealed is None else ENDS.get(sealed.record.status, End.FAILED)
+    why, hint = "", ""
+    if isinstance(ended.error, InterruptedRunError) and end is not End.COMPLETED:
+        end = End.INTERRUPTED
+    if end is not End.COMPLETED:
+        recorded = (sealed and sealed.record.error) or f"the trainer ended with exit code {ended.exit_code}"
+        why, hint = (str(ended.error), ended.error.hint) if ended.error else (recorded, "")
+    return Outcome(run=run, number=number, end=end, why=why, hint=hint, code=ended.exit_code, bundle=sealed)

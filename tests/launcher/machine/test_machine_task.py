@@ -1,0 +1,272 @@
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_docker import FakeDocker
+
+from launcher.kinds import Runtime
+from launcher.machine import containers, local
+from launcher.machine.containers import ContainerLimits
+from launcher.machine.local import LocalPlan
+from launcher.machine.runtime import Choice
+from launcher.machine.task import End, Outcome, work_through
+from workload.contract import bundle
+from workload.contract.bundle import Status
+from workload.contract.errors import ExitCode, ToolError
+from workload.contract.record import Record, Repeat, Spec
+from workload.contract.spec import Context, Profile, Resolved, RunSpec
+from workload.contract.task import Task, TaskRun
+
+CODES = {
+    Status.COMPLETED: ExitCode.DONE,
+    Status.FAILED: ExitCode.RUN_FAILED,
+    Status.OUT_OF_MEMORY: ExitCode.OUT_OF_MEMORY,
+    Status.INTERRUPTED: ExitCode.INTERRUPTED,
+}
+
+
+class Machine:
+    """This machine with an engine whose containers end as `ends` says, by model and batch size, each after 10 s."""
+
+    def __init__(self, docker: FakeDocker, folder: Path) -> None:
+        docker.hold("sha256:ab", "rooflaunch:cpu")
+        self.docker, self.folder = docker, folder
+        engine = docker.engine()
+        self.choice = Choice(runtime=Runtime.DOCKER, why="t", engine=engine, image=engine.image("sha256:ab"))
+        self.ends: dict[tuple[str, int | None], Status] = {}
+        self.seconds: dict[str, float] = {}
+        self.now_s = 0.0
+        self.contexts: list[Context] = []
+        self.during: Callable[[], None] = lambda: None
+
+    def plan(self, spec: RunSpec, context: Context) -> LocalPlan:
+        self.contexts.append(context)
+        status = self.ends.get((spec.model, spec.batch_size), Status.COMPLETED)
+        name = f"run-{len(self.contexts)}"
+
+        def train() -> None:
+            path = bundle.create(self.folder, name)
+            spec_made = Spec(model=spec.model, batch_size=spec.batch_size or 32)
+            bundle.write_record(path, Record(run_id=name, status=status, error=_error(status), spec=spec_made))
+            bundle.seal(path)
+            self.now_s += self.seconds.get(spec.model, 10.0)
+            self.docker.containers.pieces = ()
+            self.during()
+
+        self.docker.containers.pieces = [train, (f"{self.folder}/{name}\n".encode(), None)]
+        self.docker.containers.exit_code = CODES[status]
+        resolved = Resolved(spec=spec, origin={})
+        return local.make_plan(resolved, self.choice, output=self.folder, limits=ContainerLimits(), context=context)
+
+    def work(self, task: Task, **options: Any) -> list[Outcome]:
+        return list(work_through(task, self.plan, now_s=lambda: self.now_s, **options))
+
+
+def _error(status: Status) -> str | None:
+    return None if status is Status.COMPLETED else f"it is {status}"
+
+
+@pytest.fixture
+def machine(docker: FakeDocker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    for name in containers.FORWARDED:
+        monkeypatch.delenv(name, raising=False)
+    return Machine(docker, tmp_path)
+
+
+def run_of(model: str, batch_size: int | None = 32, *, block: int = 1, position: int = 1) -> TaskRun:
+    key = f"{model}-{batch_size}-{block}"
+    return TaskRun(spec=RunSpec(model=model, batch_size=batch_size), block=block, position=position, run_key=key)
+
+
+def sweep(*runs: TaskRun) -> Task:
+    return Task(job="night", number=2, runs=runs)
+
+
+def shown(outcomes: list[Outcome]) -> list[tuple[str, str]]:
+    return [(outcome.end.value, outcome.why) for outcome in outcomes]
+
+
+def test_each_run_is_a_container_of_its_own_that_knows_its_place(machine: Machine) -> None:
+    task = sweep(run_of("vgg11"), run_of("alexnet", position=2), run_of("alexnet", block=2), run_of("vgg11", block=2))
+    outcomes = machine.work(task)
+    assert shown(outcomes) == [("completed", "")] * 4
+    assert [outcome.number for outcome in outcomes] == [1, 2, 3, 4]
+    assert [outcome.seconds for outcome in outcomes] == [10.0] * 4
+    assert [outcome.bundle.path.name for outcome in outcomes if outcome.bundle] == ["run-1", "run-2", "run-3", "run-4"]
+    assert len(machine.docker.containers.created) == 4
+    commands = [made.arguments["command"] for made in machine.docker.containers.created]
+    assert [command[command.index("--model") + 1] for command in commands] == ["vgg11", "alexnet", "alexnet", "vgg11"]
+    assert not [command for command in commands if "--repeats" in command]
+    told = [json.loads(command[command.index("--context") + 1]) for command in commands]
+    assert [(context["job"], context.get("repeat", 1), context["run_key"]) for context in told] == [
+        ({"name": "night", "task": 2, "block": 1, "position": 1}, 1, "vgg11-32-1"),
+        ({"name": "night", "task": 2, "block": 1, "position": 2}, 1, "alexnet-32-1"),
+        ({"name": "night", "task": 2, "block": 2, "position": 1}, 2, "alexnet-32-2"),
+        ({"name": "night", "task": 2, "block": 2, "position": 1}, 2, "vgg11-32-2"),
+    ]
+    assert {context["repeats"] for context in told} == {2}
+
+
+def test_repeats_of_a_launch_are_no_part_of_a_sweep_and_the_first_holds_the_profile(machine: Machine) -> None:
+    outcomes = machine.work(Task.of_repeats(RunSpec(profile=Profile.TORCH, repeats=2)))
+    assert shown(outcomes) == [("completed", "")] * 2
+    assert [(context.repeat, context.repeats, context.job) for context in machine.contexts] == [
+        (1, 2, None),
+        (2, 2, None),
+    ]
+    commands = [made.arguments["command"][0] for made in machine.docker.containers.created]
+    assert commands == ["train", "profile", "train"]
+
+
+def test_of_a_sweep_each_run_that_asks_for_a_profile_has_its_own(machine: Machine) -> None:
+    plain = run_of("vgg11")
+    profiled = [replace(plain, spec=replace(plain.spec, profile=Profile.TORCH), block=block) for block in (1, 2)]
+    machine.work(sweep(profiled[0], plain, profiled[1]))
+    commands = [made.arguments["command"][0] for made in machine.docker.containers.created]
+    assert commands == ["train", "profile", "train", "train", "profile"]
+
+
+def test_a_run_that_fails_stops_no_other(machine: Machine) -> None:
+    machine.ends = {("vgg11", 32): Status.FAILED}
+    outcomes = machine.work(sweep(run_of("vgg11"), run_of("alexnet")))
+    assert shown(outcomes) == [("failed", "it is failed"), ("completed", "")]
+    assert outcomes[0].code == ExitCode.RUN_FAILED
+
+
+def test_a_plan_that_cannot_be_made_stops_no_other(machine: Machine) -> None:
+    def plan(spec: RunSpec, context: Context) -> LocalPlan:
+        if spec.model == "vgg11":
+            raise ToolError("no image for it", hint="build one")
+        return machine.plan(spec, context)
+
+    outcomes = list(work_through(sweep(run_of("vgg11"), run_of("alexnet")), plan))
+    assert shown(outcomes) == [("failed", "no image for it"), ("completed", "")]
+    assert (outcomes[0].hint, outcomes[0].code, outcomes[0].bundle) == ("build one", ExitCode.TOOL, None)
+
+
+def test_of_repeats_nothing_follows_one_that_failed(machine: Machine) -> None:
+    machine.ends = {("vgg11", 32): Status.FAILED}
+    outcomes = machine.work(Task.of_repeats(RunSpec(model="vgg11", batch_size=32, repeats=3)))
+    rest = ("not started", "run 1 of 3 of the same configuration failed")
+    assert shown(outcomes) == [("failed", "it is failed"), rest, rest]
+
+
+def test_larger_batches_of_a_configuration_that_ran_out_of_memory_are_skipped(machine: Machine) -> None:
+    machine.ends = {("vgg11", 64): Status.OUT_OF_MEMORY}
+    amp = replace(
+        run_of("vgg11", 128), spec=RunSpec.from_json({"model": "vgg11", "batch_size": 128, "precision": "amp"})
+    )
+    unknown = run_of("vgg11", None)
+    task = sweep(
+        run_of("vgg11", 64), run_of("vgg11", 128), run_of("vgg11", 32), run_of("alexnet", 128), amp, unknown,
+        run_of("vgg11", 64, block=2), run_of("vgg11", 128, block=2),
+    )  # fmt: skip
+    larger = ("skipped", "batch 64 of the same configuration ran out of memory")
+    out, done = ("out of memory", "it is out_of_memory"), ("completed", "")
+    assert shown(machine.work(task)) == [out, larger, done, done, done, done, out, larger]
+
+
+DONE: dict[str, tuple[Mapping[str, str], list[tuple[str, str]]]] = {
+    "completed": ({"vgg11-32-1": "completed"}, [("skipped", "it is in the store, completed"), ("completed", "")]),
+    "out of memory": (
+        {"vgg11-32-1": "out_of_memory"},
+        [
+            ("skipped", "it is in the store, out of memory"),
+            ("skipped", "batch 32 of the same configuration ran out of memory"),
+        ],
+    ),
+    "failed": ({"vgg11-32-1": "failed"}, [("completed", ""), ("completed", "")]),
+    "preempted": ({"vgg11-32-1": "preempted", "": "completed"}, [("completed", ""), ("completed", "")]),
+}
+
+
+@pytest.mark.parametrize("case", DONE)
+def test_what_is_in_the_store_is_not_measured_again(case: str, machine: Machine) -> None:
+    done, expected = DONE[case]
+    assert shown(machine.work(sweep(run_of("vgg11"), run_of("vgg11", 64)), done=done)) == expected
+
+
+def test_runs_without_a_key_are_never_in_the_store(machine: Machine) -> None:
+    outcomes = machine.work(Task.of_repeats(RunSpec(repeats=2)), done={"": "completed"})
+    assert shown(outcomes) == [("completed", "")] * 2
+
+
+def test_a_run_that_does_not_fit_into_the_time_left_is_not_started(machine: Machine) -> None:
+    machine.seconds = {"vgg11": 100.0, "alexnet": 10.0, "resnet18": 20.0}
+    task = sweep(
+        run_of("alexnet"), run_of("resnet18"), run_of("vgg11"), run_of("resnet50"), run_of("vgg11", block=2),
+        run_of("alexnet", block=2), run_of("alexnet", block=3),
+    )  # fmt: skip
+    outcomes = machine.work(task, time_left_s=lambda: 165.0 - machine.now_s)
+    assert shown(outcomes) == [
+        ("completed", ""),
+        ("completed", ""),
+        ("completed", ""),
+        # Of this model nothing is known: the median of those before it.
+        ("completed", ""),
+        ("not started", "25 s are left and it takes about 100 s"),
+        ("completed", ""),
+        ("completed", ""),
+    ]
+    assert [outcome.out_of_time for outcome in outcomes].count(True) == 1
+    late = machine.work(sweep(run_of("vgg11")), time_left_s=lambda: 0.0)
+    assert shown(late) == [("not started", "no time is left")]
+
+
+def test_after_a_stop_nothing_is_started(machine: Machine) -> None:
+    asked: list[str] = []
+    machine.during = lambda: asked.append("it was told to stop")
+    outcomes = machine.work(sweep(run_of("vgg11"), run_of("alexnet")), stopped=lambda: "".join(asked))
+    assert shown(outcomes) == [("completed", ""), ("not started", "it was told to stop")]
+    assert not outcomes[1].out_of_time
+
+
+def test_an_interrupted_run_ends_the_work(machine: Machine) -> None:
+    machine.ends = {("vgg11", 32): Status.INTERRUPTED}
+    outcomes = machine.work(sweep(run_of("vgg11"), run_of("alexnet")))
+    assert shown(outcomes) == [("interrupted", "it is interrupted"), ("not started", "the work was interrupted")]
+
+
+def test_the_next_run_begins_when_the_next_outcome_is_asked_for(machine: Machine) -> None:
+    working = work_through(sweep(run_of("vgg11"), run_of("alexnet")), machine.plan)
+    assert next(working).was_started
+    assert len(machine.contexts) == 1
+
+
+TINY = {"device": "cpu", "image_size": "32", "batch_size": "2", "warmup": "1", "iterations": "2", "ceilings": False}
+
+
+@pytest.mark.world
+def test_processes_for_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two blocks of two, one of which does not exist: the others leave bundles that say what they are."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    base = RunSpec.from_json({**TINY, "model": "squeezenet1_1"})
+    runs = [
+        TaskRun(spec=replace(base, model=model), block=block, position=position, run_key=f"{model}{block}")
+        for block, models in ((1, ("squeezenet1_1", "nonesuch")), (2, ("nonesuch", "squeezenet1_1")))
+        for position, model in enumerate(models, 1)
+    ]
+
+    def plan(spec: RunSpec, context: Context) -> LocalPlan:
+        here = Choice(runtime=Runtime.PROCESS, why="asked for")
+        return local.make_plan(
+            Resolved(spec=spec, origin={}), here, output=tmp_path, limits=ContainerLimits(), context=context
+        )
+
+    outcomes = list(work_through(sweep(*runs), plan))
+    assert [outcome.end for outcome in outcomes] == [End.COMPLETED, End.FAILED, End.FAILED, End.COMPLETED]
+    assert [outcome.code for outcome in outcomes] == [ExitCode.DONE, ExitCode.USAGE, ExitCode.USAGE, ExitCode.DONE]
+    assert outcomes[1].why == "the trainer ended with exit code 2"
+    records = [outcome.bundle.record for outcome in outcomes if outcome.bundle]
+    assert [(record.repeat, record.run_key) for record in records] == [
+        (Repeat(index=1, of=2), "squeezenet1_11"),
+        (Repeat(index=2, of=2), "squeezenet1_12"),
+    ]
+    places = [record.job for record in records if record.job]
+    assert [(place.name, place.task, place.block, place.position) for place in places] == [
+        ("night", 2, 1, 1),
+        ("night", 2, 2, 2),
+    ]
