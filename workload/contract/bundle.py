@@ -2,8 +2,8 @@
 
 Schema history
 1  run.json, steps.csv, telemetry.csv, log.txt, ncu/, MANIFEST.json (2026-11)
-2  run.json: `job` and `run_key`, null so far; whether a VM is spot stands in `environment.cloud.spot` alone, no longer
-   also in `environment.cloud.preemptible` and `cost.spot` (2026-11)
+2  run.json: `job` and `run_key`, null outside of a sweep; whether a VM is spot stands in `environment.cloud.spot`
+   alone, no longer also in `environment.cloud.preemptible` and `cost.spot`; MANIFEST.json: `labels` (2026-11)
 
 A bundle is complete when MANIFEST.json is there and every file in it matches: it is written last, atomically.
 `python -m workload.bundle DIR...` verifies bundles.
@@ -36,6 +36,8 @@ RECORD = "run.json"
 STEPS = "steps.csv"
 TELEMETRY = "telemetry.csv"
 LOG = "log.txt"
+# In a manifest, and stored with its object: what a list shows of a complete run, whose run.json then need not be read.
+LABELS = "labels"
 
 STEP_COLUMNS = (
     "step",
@@ -138,9 +140,18 @@ def seal(folder: Path) -> None:
     manifest = {
         "schema_version": SCHEMA_VERSION,
         "run_id": folder.name,
+        LABELS: _own_labels(folder),
         "files": [asdict(row) for row in rows],
     }
     _write_json(folder / MANIFEST, manifest)
+
+
+def _own_labels(folder: Path) -> dict[str, str]:
+    """Of the run in this folder; none where its run.json cannot be read, which whoever reads the bundle finds."""
+    try:
+        return record.labels_of(_read_document(folder))
+    except BundleError:
+        return {}
 
 
 def reseal(folder: Path, run: Record) -> None:

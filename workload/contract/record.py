@@ -404,6 +404,8 @@ FIELDS = tuple(leaves(Record))
 COLUMNS = tuple(leaf for leaf in FIELDS if leaf.column)
 # Where run.json has what a column holds, as messages name it.
 PLACES = {str(leaf.column): leaf.where for leaf in COLUMNS}
+# What a list of runs shows of one, see `labels_of`.
+STATUS_LABEL, KEY_LABEL, JOB_LABEL = "status", "run_key", "job"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -442,6 +444,14 @@ def read(document: Mapping[str, Any]) -> Reading:
 def to_json(record: Record) -> dict[str, Any]:
     """The content of run.json."""
     return {"schema_version": SCHEMA_VERSION, **encode(record)}
+
+
+def labels_of(document: Mapping[str, Any]) -> dict[str, str]:
+    """How a run ended, the key of what was asked for and the job that it is part of, of those that its run.json has."""
+    job = document.get("job")
+    name = job.get("name") if isinstance(job, dict) else None
+    labels = {STATUS_LABEL: document.get("status"), KEY_LABEL: document.get("run_key"), JOB_LABEL: name}
+    return {label: value for label, value in labels.items() if isinstance(value, str)}
 
 
 def json_schema() -> dict[str, Any]:

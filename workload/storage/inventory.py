@@ -5,11 +5,13 @@ on every file system, is refused, and a manifest is believed only as far as the 
 """
 
 import json
+import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
-from workload.contract import bundle
+from workload.contract import bundle, record
 from workload.contract.errors import BundleError
 from workload.storage.names import clashes, why_unsafe
 from workload.storage.store import Store, StoredObject
@@ -19,8 +21,6 @@ RUNS = "runs"
 PARTIAL = ".fetch"
 # Names that the fetch itself writes; compared without case, as some file systems do.
 RESERVED = frozenset({bundle.MANIFEST.casefold(), f"{bundle.MANIFEST}.tmp".casefold()})
-# Labels of a manifest's object, so that one list says how every complete run ended.
-STATUS_LABEL, KEY_LABEL = "status", "run_key"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,11 +68,19 @@ class Wanted:
 
 @dataclass(frozen=True, kw_only=True)
 class SealedRun:
-    """A complete run as a list shows it; `run_key` is empty where it has none."""
+    """A complete run as a list shows it; `run_key` and `job`, its sweep's name, are empty where it has none."""
 
     run_id: str
     status: str
     run_key: str
+    job: str = ""
+
+    @classmethod
+    def labelled(cls, run_id: str, labels: Mapping[str, str]) -> Self:
+        """From the labels of its manifest."""
+        texts = (labels.get(label, "") for label in (record.STATUS_LABEL, record.KEY_LABEL, record.JOB_LABEL))
+        status, run_key, job = (text if isinstance(text, str) else "" for text in texts)
+        return cls(run_id=run_id, status=status, run_key=run_key, job=job)
 
 
 def take_stock(objects: Iterable[StoredObject], folder: str, kind: str = "bucket") -> Inventory:
@@ -133,28 +141,51 @@ def read_document(run: RemoteRun, name: str, content: bytes) -> dict[str, Any]:
     return document
 
 
-def labels_of(record: Mapping[str, Any]) -> dict[str, str]:
-    """What is stored with a manifest: how its run ended, and the key of what was asked for, where it has one."""
-    labels = {STATUS_LABEL: record.get("status"), KEY_LABEL: record.get(KEY_LABEL)}
-    return {label: value for label, value in labels.items() if isinstance(value, str)}
-
-
 def sealed_runs(store: Store, folder: str = f"{RUNS}/") -> Iterator[SealedRun]:
-    """Every complete run, from one list where the store keeps labels; else its run.json is read.
+    """Every complete run, from one list where the store keeps labels; else its manifest is read.
 
-    A record that cannot be read gives no status: the run is there, and `fetch` says what is wrong with it.
+    A run that cannot be read gives no status: it is there, and `fetch` says what is wrong with it.
     """
     for run in take_stock(store.objects(folder), folder, store.kind).runs:
         if run.manifest is None:
             continue
-        labels: Mapping[str, str] = run.manifest.metadata
-        if STATUS_LABEL not in labels:
-            try:
-                content = store.read(f"{folder}{run.run_id}/{bundle.RECORD}") or b""
-                labels = labels_of(read_document(run, bundle.RECORD, content))
-            except BundleError:
-                labels = {}
-        yield SealedRun(run_id=run.run_id, status=labels.get(STATUS_LABEL, ""), run_key=labels.get(KEY_LABEL, ""))
+        labels = run.manifest.metadata
+        if record.STATUS_LABEL not in labels:
+            labels = _read_labels(store, folder, run)
+        yield SealedRun.labelled(run.run_id, labels)
+
+
+def sealed_in(results: Path) -> Iterator[SealedRun]:
+    """Every complete run that lies in a folder of results, in order; only manifests are read. None where none is.
+
+    One that was sealed before manifests had labels has no status here: it is part of no sweep.
+    """
+    try:
+        with os.scandir(results) as entries:
+            names = sorted(entry.name for entry in entries)
+    except OSError:
+        return
+    for name in names:
+        try:
+            document = json.loads((results / name / bundle.MANIFEST).read_bytes())
+        except (OSError, ValueError, RecursionError):
+            continue
+        labels = document.get(bundle.LABELS) if isinstance(document, dict) else None
+        if isinstance(document, dict):
+            yield SealedRun.labelled(name, labels if isinstance(labels, dict) else {})
+
+
+def _read_labels(store: Store, folder: str, run: RemoteRun) -> Mapping[str, str]:
+    """From the manifest; of a run that was sealed before manifests had them, from its run.json."""
+    try:
+        for name in (bundle.MANIFEST, bundle.RECORD):
+            document = read_document(run, name, store.read(f"{folder}{run.run_id}/{name}") or b"")
+            labels = document.get(bundle.LABELS) if name == bundle.MANIFEST else record.labels_of(document)
+            if isinstance(labels, dict) and record.STATUS_LABEL in labels:
+                return labels
+    except BundleError:
+        pass
+    return {}
 
 
 def _why_reserved(inner: str) -> str:

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from workload.contract import bundle
+from workload.contract import bundle, record
 from workload.contract.checksum import crc32c_of
 from workload.contract.errors import BundleError
-from workload.storage.inventory import RUNS, labels_of
+from workload.storage.inventory import RUNS
 from workload.storage.store import Patience, Store, StoredObject, checksum_of
 
 # For results that exist nowhere else: a network that is away for minutes must not cost them.
@@ -42,7 +42,7 @@ def upload(store: Store, folder: Path, *, on_file: OnFile | None = None) -> Uplo
     stored: list[bundle.File] = []
     # The small ones first: of an upload that is cut off, the record and the steps are there.
     for file in (*sorted(complete.files, key=lambda file: (file.bytes, file.name)), manifest):
-        labels = labels_of(complete.document) if file is manifest else {}
+        labels = record.labels_of(complete.document) if file is manifest else {}
         if _send(store, folder, prefix, file, there, labels):
             stored.append(file)
             if on_file:

@@ -15,7 +15,7 @@ from workload.bundle import main as verify
 from workload.contract import bundle
 from workload.contract.errors import BundleError, ExitCode, RunFailedError, UsageError
 from workload.contract.profile_record import ProfileResult
-from workload.contract.record import Record, Spec, Status, Timing
+from workload.contract.record import JobPlace, Record, Spec, Status, Timing
 
 RUN = Record(run_id="run-1", status=Status.COMPLETED, spec=Spec(model="resnet18", batch_size=4))
 
@@ -46,6 +46,14 @@ def test_sealed_bundle_reads_back(sealed: Path) -> None:
     assert (found.document["schema_version"], found.record) == (2, RUN)
     assert [file.name for file in found.files] == ["ncu/command.txt", "run.json", "steps.csv"]
     assert found.steps() == [{"step": "0", "loss": "6.9"}, {"step": "1", "loss": "6.8"}]
+
+
+def test_a_manifest_says_how_its_run_ended(sealed: Path) -> None:
+    assert json.loads((sealed / "MANIFEST.json").read_text())["labels"] == {"status": "completed"}
+    job = JobPlace(name="night", task=1, block=2, position=3)
+    bundle.reseal(sealed, replace(RUN, status=Status.OUT_OF_MEMORY, run_key="00ff", job=job))
+    labels = json.loads((sealed / "MANIFEST.json").read_text())["labels"]
+    assert labels == {"status": "out_of_memory", "run_key": "00ff", "job": "night"}
 
 
 def test_checksums_are_those_of_cloud_storage(sealed: Path) -> None:

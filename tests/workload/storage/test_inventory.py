@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -6,7 +7,7 @@ from hypothesis import strategies as st
 
 from workload.contract.errors import BundleError
 from workload.storage import inventory
-from workload.storage.inventory import Refused
+from workload.storage.inventory import Refused, SealedRun
 from workload.storage.store import StoredObject
 
 
@@ -82,3 +83,24 @@ def test_any_manifest_is_read_or_refused(content: bytes) -> None:
         assert {each.name for each in inventory.wanted_files(run, content)} == {"run.json"}
     except BundleError as error:
         assert str(error).startswith("damaged in the bucket: ")  # noqa: PT017 - both ends are right
+
+
+def test_what_lies_in_a_folder_of_results_is_seen_by_its_manifests_alone(tmp_path: Path) -> None:
+    manifests = {
+        "a-run": '{"labels": {"status": "completed", "run_key": "00ff", "job": "night"}}',
+        "b-older": '{"files": []}',
+        "c-damaged": "{",
+        "d-other": "[]",
+        "e-odd": '{"labels": {"status": 3}}',
+        "f-odd": '{"labels": []}',
+    }
+    for name, text in manifests.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "MANIFEST.json").write_text(text)
+    (tmp_path / "open").mkdir()
+    (tmp_path / "notes.txt").write_text("")
+    assert list(inventory.sealed_in(tmp_path)) == [
+        SealedRun(run_id="a-run", status="completed", run_key="00ff", job="night"),
+        *(SealedRun(run_id=name, status="", run_key="") for name in ("b-older", "e-odd", "f-odd")),
+    ]
+    assert list(inventory.sealed_in(tmp_path / "none")) == []

@@ -389,10 +389,11 @@ def test_how_runs_ended_is_seen_in_a_list(place: Place, store: Store, tmp_path: 
 
 
 def test_a_key_is_a_label_too(store: Store, made: Path) -> None:
-    bundle.write_document(made, {"run_id": RUN, "status": "completed", "run_key": "abc"})
+    job = {"name": "night", "task": 1, "block": 1, "position": 1}
+    bundle.write_document(made, {"run_id": RUN, "status": "completed", "run_key": "abc", "job": job})
     bundle.seal(made)
     upload(store, made)
-    assert list(sealed_runs(store)) == [SealedRun(run_id=RUN, status="completed", run_key="abc")]
+    assert list(sealed_runs(store)) == [SealedRun(run_id=RUN, status="completed", run_key="abc", job="night")]
 
 
 def test_a_thousand_bundles_are_listed_with_few_questions(place: Place, store: Store) -> None:
