@@ -48,6 +48,11 @@ def environments(facts: Sequence[Mapping[str, Any]]) -> list[str]:
     return _named(facts, "place", ("device_name", "threads"), {"threads": lambda value: counted(int(value), "thread")})
 
 
+def devices(facts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A name per entry (`device_name`, `threads`): the device, and its threads where those differ."""
+    return _named(facts, "device_name", ("threads",), {"threads": lambda value: counted(int(value), "thread")})
+
+
 def tasks(facts: Sequence[Mapping[str, Any]]) -> list[str]:
     """A name per entry (`model`, `image_size`, `dataset`): the model, and what makes its images another task."""
     return _named(facts, "model", ("image_size", "dataset"), {"image_size": "{:g} px".format})
@@ -69,12 +74,12 @@ def _named(
     facts: Sequence[Mapping[str, Any]], first: str, more: Sequence[str], forms: Mapping[str, Callable[[Any], str]]
 ) -> list[str]:
     held = known_values(facts, first, more)
-    short = unlike(run[first] if run[first] is not None else f"unknown {first}" for run in facts)
+    short = unlike(run[first] if run[first] is not None else f"unknown {first.removesuffix('_name')}" for run in facts)
     names = []
     for run in facts:
         varying = [column for column in more if len(held[run[first]][column]) > 1]
         parts = [_part(forms.get(column, str), run[column], column) for column in varying]
-        name = short[run[first] if run[first] is not None else f"unknown {first}"]
+        name = short[run[first] if run[first] is not None else f"unknown {first.removesuffix('_name')}"]
         names.append(f"{name} ({', '.join(parts)})" if parts else name)
     return names
 

@@ -116,8 +116,8 @@ def make(
         roofs=_split(results, every, roofs, ("place", "device_name"), ("env",)),
         kernel_points=_split(results, every, kernel_points, line, series),
         costs=_split(results, every, costs, line, series),
-        environments=_by_speed(every, table, "env"),
-        tasks=_by_speed(every, table, "task"),
+        environments=by_speed(every, table, "env"),
+        tasks=by_speed(every, table, "task"),
         variants=sorted(set(every["variant"])),
     )
 
@@ -165,7 +165,7 @@ def _tuples(table: pd.DataFrame, columns: Sequence[str]) -> list[tuple[Any, ...]
     return list(plain.where(plain.notna(), None).itertuples(index=False, name=None))
 
 
-def _by_speed(every: pd.DataFrame, table: pd.DataFrame, column: str) -> list[str]:
+def by_speed(every: pd.DataFrame, table: pd.DataFrame, column: str) -> list[str]:
     """The fastest first; those without a time last, by name."""
     # Not NaN: it sorts nowhere, so that the order would be that of a set.
     best = table.groupby(column)["images_per_s"].max().fillna(0.0) if len(table) else pd.Series(dtype=float)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import altair as alt
@@ -10,21 +11,26 @@ import pandas as pd
 from analysis.breakdown import ALL
 from analysis.figures import labels, rooflines, shares, style, throughput
 from analysis.figures.figure import Figure, Missing
+from analysis.figures.legible import legible
 from analysis.figures.material import Material
 from workload.contract.tables import number
-from workload.contract.text import percent, si, signed_percent
+from workload.contract.text import counted, percent, si, signed_percent
 
 Drawn: TypeAlias = Figure | Missing
 Builder: TypeAlias = Callable[[Material], Iterator[Drawn]]
 
 # Figures of a kind; who has more environments or models than this looks at the tables.
 MOST_OF_A_KIND = 24
-# Of one model in one figure: as many rows as a page shows and symbols tell apart.
-MOST_ENVIRONMENTS = 12
 INTERVALS = "Bars are 95 % intervals over runs, where there are at least two."
 ARROWS = "An arrowhead: the interval goes on beyond the frame."
 COUNTERS = "counters"
 NO_RATE = "no completed run has a throughput"
+ONE_BATCH = "with one batch size: the tables have them"
+# Of so many environments lines between two batch sizes are drawn; of more, batch_size_scaling has them side by side.
+FEW_ENVIRONMENTS = 3
+FEW_BATCHES = "with fewer than 3 batch sizes: batch_size_scaling and the tables have them"
+# One point of an environment stands in the figure of all environments.
+MOST_IN_COMBINED = 2
 NO_KERNELS = "no run was profiled with --profile ncu"
 
 
@@ -32,16 +38,28 @@ def figures(material: Material) -> list[Drawn]:
     """All of them in the order of the report, those without data as `Missing`."""
     # Altair checks every part against the schema as it is made: the tests let it; 40 figures would take 10 s longer.
     with alt.utils.schemapi.debug_mode(False):
-        return [drawn for build in REGISTRY.values() for drawn in build(material)]
+        return [drawn for build in REGISTRY.values() for drawn in built(build, material)]
+
+
+def built(build: Builder, material: Material) -> Iterator[Drawn]:
+    """The figures of one builder, each of at most `legible.MOST_ENVIRONMENTS` environments: its caption says so."""
+    shown, left_out = legible(material)
+    for drawn in build(shown):
+        if isinstance(drawn, Figure) and left_out:
+            yield replace(drawn, caption=f"{left_out}{drawn.caption}")
+        else:
+            yield drawn
 
 
 def _throughput_env(material: Material) -> Iterator[Drawn]:
     stems = labels.distinct(material.environments)
-    drawn = 0
+    drawn = alone = 0
+    few = len(material.environments) <= FEW_ENVIRONMENTS
     for env in material.environments:
         table = _of(material.measured, env)
         table = table[table["images_per_s"].notna()]
-        if table.empty:
+        if not _has_batches(table, "series", least=2 if few else 3):
+            alone += len(table) > 0
             continue
         drawn += 1
         if drawn > MOST_OF_A_KIND:
@@ -56,7 +74,12 @@ def _throughput_env(material: Material) -> Iterator[Drawn]:
             text=_rate_text(table),
             chart=throughput.against_batch(material, table, failed),
         )
-    if not drawn:
+    if alone:
+        yield Missing(
+            name="throughput_env-<ENV>",
+            reason=f"{counted(alone, 'environment')} {ONE_BATCH if few else FEW_BATCHES}",
+        )
+    elif not drawn:
         yield Missing(name="throughput_env-<ENV>", reason=NO_RATE)
 
 
@@ -102,9 +125,14 @@ def fixed_configuration(material: Material) -> pd.DataFrame | None:
 def _roofline_env(material: Material) -> Iterator[Drawn]:
     stems = labels.distinct(material.environments)
     points = drawable(material.points)
-    drawn = 0
+    drawn = alone = 0
+    environments = points["env"].nunique() if len(points) else 0
     for env in material.environments:
         table = _of(points, env)
+        if len(table) < MOST_IN_COMBINED and environments > 1:
+            # The figure of all environments shows it.
+            alone += len(table)
+            continue
         if table.empty:
             continue
         drawn += 1
@@ -120,7 +148,11 @@ def _roofline_env(material: Material) -> Iterator[Drawn]:
             text=_points_text(table),
             chart=rooflines.steps(material, table, roofs),
         )
-    if not drawn:
+    if alone:
+        yield Missing(
+            name="roofline_<ENV>", reason=f"{counted(alone, 'environment')} with one point, which roofline_combined has"
+        )
+    elif not drawn:
         yield Missing(name="roofline_<ENV>", reason=_why_no_points(material))
 
 
@@ -153,8 +185,10 @@ def _intensity(material: Material) -> Iterator[Drawn]:
         yield Missing(name="ai_vs_batch_<model>", reason="no run has both FLOP and bytes of its step")
         return
     stems = labels.distinct(material.tasks)
-    for task in tasks[:MOST_OF_A_KIND]:
-        table = points[points["task"] == task]
+    tables = {task: points[points["task"] == task] for task in tasks}
+    curves = [task for task in tasks if _has_batches(tables[task], "env", "variant", "source")]
+    for task in curves[:MOST_OF_A_KIND]:
+        table = tables[task]
         yield Figure(
             name=f"ai_vs_batch_{stems[task]}",
             title=f"Arithmetic intensity against batch size: {task}",
@@ -163,21 +197,23 @@ def _intensity(material: Material) -> Iterator[Drawn]:
             text=_intensity_text(table),
             chart=rooflines.against_batch(material, table),
         )
-    if len(tasks) > MOST_OF_A_KIND:
-        yield _too_many("ai_vs_batch_<model>", len(tasks))
+    if len(curves) > MOST_OF_A_KIND:
+        yield _too_many("ai_vs_batch_<model>", len(curves))
+    if len(curves) < len(tasks):
+        alone = counted(len(tasks) - len(curves), "model")
+        yield Missing(name="ai_vs_batch_<model>", reason=f"{alone} {ONE_BATCH}")
 
 
 def _throughput_comparison(material: Material) -> Iterator[Drawn]:
     name = "throughput_comparison"
-    every = throughput.best(material.measured)
-    if every.empty:
+    best = throughput.best(material.measured)
+    if best.empty:
         yield Missing(name=name, reason=NO_RATE)
         return
-    best, left_out = _first_of_each_task(every.sort_values("images_per_s", ascending=False), "fastest")
     yield Figure(
         name=name,
         title="Best throughput of each model and environment",
-        caption=f"{_shared(best, 'env')}The fastest batch size and precision of each. {left_out}"
+        caption=f"{_shared(best, 'env')}The fastest batch size and precision of each. "
         f"{_intervals(best, 'images_per_s')}",
         text=_rate_text(best),
         chart=throughput.comparison(material, best),
@@ -192,14 +228,19 @@ def _scaling(material: Material) -> Iterator[Drawn]:
         yield Missing(name=name, reason="in no environment do runs of one model differ in batch size alone")
         return
     top = table.sort_values("relative").iloc[-1]
+    where = f"{top['series']} at batch {top['batch_size']:g}, {top['env']}"
+    gain = (
+        f"Largest gain: {number(top['relative'], 3)} times, {where}"
+        if top["relative"] > 1
+        else "No larger batch was faster than the smallest"
+    )
     yield Figure(
         name=name,
         title="Throughput gained by larger batches",
         caption=f"{_shared(table, 'env', 'task', 'variant')}"
         "Throughput relative to the smallest batch of the same model, precision and environment. A flat line "
         "means that larger batches no longer pay.",
-        text=f"Largest gain: {number(top['relative'], 3)} times, {top['series']} at batch {top['batch_size']:g}, "
-        f"{top['env']}",
+        text=gain,
         chart=throughput.scaling(material, table),
     )
 
@@ -214,14 +255,19 @@ def _efficiency(material: Material) -> Iterator[Drawn]:
         name=name,
         title="Attained share of what the device does",
         caption=f"{_shared(table, 'env', 'of')}FLOP of the formulas divided by the unprofiled step time, for the "
-        "fastest configuration of each model and environment, divided by the measured ceiling and by the vendor's peak "
-        f"of its precision. {_intervals(table, 'fraction')}",
+        "fastest configuration of each model and environment, divided by "
+        f"{_listed_roofs(table)} of its precision. {_intervals(table, 'fraction')}",
         text="; ".join(
             f"{row['task']}, {row['env']}: {percent(row['fraction'], decimals=1)} {row['of']}"
             for row in table.to_dict("records")[:12]
         ),
         chart=shares.efficiency(material, table),
     )
+
+
+def _listed_roofs(table: pd.DataFrame) -> str:
+    held = set(table["of"])
+    return " and by ".join(text.removeprefix("of ") for text in shares.EFFICIENCY.values() if text in held)
 
 
 def efficiencies(material: Material) -> pd.DataFrame:
@@ -297,34 +343,21 @@ def _l2(row: "pd.Series[Any]") -> str:
 
 def _cost(material: Material) -> Iterator[Drawn]:
     name = "cost"
-    every = cheapest(material.costs)
-    if every.empty:
-        yield Missing(name=name, reason="no run has a price per hour")
+    table = cheapest(material.costs)
+    if table.empty:
+        yield Missing(name=name, reason="no measured run has a price per hour")
         return
-    table, left_out = _first_of_each_task(every.sort_values("usd_per_million_images"), "cheapest")
     yield Figure(
         name=name,
         title="Cost of a million images",
         caption=f"{_shared(table, 'env')}Price per hour of the machine divided by throughput, for the cheapest "
         "configuration of each model and environment; setting up not included. "
-        f"{left_out}"
         f"{_intervals(table, 'usd_per_million_images')}",
         text="; ".join(
             f"{row['task']}, {row['env']}: {number(row['usd_per_million_images'], 3)} USD"
             for row in table.to_dict("records")[:12]
         ),
         chart=shares.cost(material, table),
-    )
-
-
-def _first_of_each_task(table: pd.DataFrame, what: str) -> tuple[pd.DataFrame, str]:
-    """The first `MOST_ENVIRONMENTS` rows of each task, and a sentence where more are left out."""
-    first = table.groupby("task", sort=False).head(MOST_ENVIRONMENTS)
-    if len(first) == len(table):
-        return table.sort_index(), ""
-    number_of = table["env"].nunique()
-    return first.sort_index(), (
-        f"Of {number_of} environments the {MOST_ENVIRONMENTS} {what} of each model; the others are in the tables. "
     )
 
 
@@ -347,12 +380,13 @@ def _breakdown(material: Material) -> Iterator[Drawn]:
         yield Missing(name=name, reason=NO_KERNELS)
         return
     table = points.assign(configuration=[_configuration(row) for row in points.to_dict("records")])
-    kept = list(dict.fromkeys(table["configuration"]))[:MOST_OF_A_KIND]
-    table = table[table["configuration"].isin(kept)]
+    every = list(dict.fromkeys(table["configuration"]))
+    table = table[table["configuration"].isin(every[:MOST_OF_A_KIND])]
+    more = f" Of {len(every)} profiles the first {MOST_OF_A_KIND}." if len(every) > MOST_OF_A_KIND else ""
     yield Figure(
         name=name,
         title="Time by kernel family",
-        caption="Share of the profiled kernels' time, by what a kernel is for.",
+        caption=f"Share of the profiled kernels' time, by what a kernel is for.{more}",
         text=_kernels_text(table),
         chart=shares.breakdown(table),
     )
@@ -383,8 +417,8 @@ def drawable(points: pd.DataFrame) -> pd.DataFrame:
         return points
     known = points[(points["intensity_flop_per_byte"] > 0) & (points["flop_per_s"] > 0)]
     keys = ["env", "task", "variant", "batch_size"]
-    counted = set(known.loc[known["source"] == COUNTERS, keys].itertuples(index=False, name=None))
-    twice = [row in counted for row in known[keys].itertuples(index=False, name=None)]
+    by_counters = set(known.loc[known["source"] == COUNTERS, keys].itertuples(index=False, name=None))
+    twice = [row in by_counters for row in known[keys].itertuples(index=False, name=None)]
     return known[(known["source"] == COUNTERS) | ~pd.Series(twice, index=known.index, dtype=bool)]
 
 
@@ -417,6 +451,14 @@ def _one_configuration(points: pd.DataFrame) -> pd.DataFrame:
     return same
 
 
+def _has_batches(table: pd.DataFrame, *series: str, least: int = 2) -> bool:
+    """Whether any series has so many batch sizes: one dot is no figure."""
+    if table.empty:
+        return False
+    sizes = table.drop_duplicates([*series, "batch_size"]).groupby(list(series), dropna=False).size()
+    return int(sizes.max()) >= least
+
+
 def _of(table: pd.DataFrame, env: str) -> pd.DataFrame:
     return table[table["env"] == env] if len(table) else table
 
@@ -445,7 +487,8 @@ def _shared(table: pd.DataFrame, *fields: str) -> str:
 def _intervals(table: pd.DataFrame, field: str) -> str:
     """What the bars are, and where they end."""
     if not style.has_bars(table, field):
-        return "One run each: no intervals."
+        is_single = "runs" in table and bool((table["runs"] <= 1).all())
+        return "One run each: no intervals." if is_single else "No intervals."
     return f"{INTERVALS} {ARROWS}" if style.is_cut(table, field) else INTERVALS
 
 

@@ -1,6 +1,7 @@
 """How much: of the device's rate, of the time, of the money, and how far runs of one configuration lie apart."""
 
 from collections.abc import Mapping
+from itertools import product
 from typing import Any
 
 import altair as alt
@@ -33,16 +34,16 @@ def efficiency(material: Material, table: pd.DataFrame) -> Drawing:
     parameters, opacity = style.picked(table, "env", "of")
     environments = [name for name in material.environments if name in set(table["env"])]
     tasks = [name for name in material.tasks if name in set(table["task"])]
+    order = {(env, of): place for place, (env, of) in enumerate(product(environments, EFFICIENCY.values()))}
+    places = pd.Series([order[pair] for pair in zip(table["env"], table["of"], strict=True)], index=table.index)
     rows = style.with_bars(table, "fraction").assign(
         # A row each: the two intervals would lie on each other.
-        row=table["env"] + " " + table["of"],
+        row=style.rows_of_each(table["task"], places),
         text=table["fraction"].map(lambda fraction: f"{number(100 * fraction, 2)} %"),
     )
-    order = [f"{env} {of}" for env in environments for of in EFFICIENCY.values()]
-    held = [name for name in order if name in set(rows["row"])]
     base = style.chart(rows).encode(
         y=alt.Y("task:N", sort=tasks, title=None, axis=style.named_axis(tasks, grid=True)),
-        yOffset=alt.YOffset("row:N", sort=held),
+        yOffset=alt.YOffset("row:O"),
         opacity=opacity,
     )
     coloured = base.encode(color=style.colour("env", table["env"], material.environment_colours, "Environment"))
@@ -57,7 +58,7 @@ def efficiency(material: Material, table: pd.DataFrame) -> Drawing:
         coloured.mark_point(filled=True, size=75).encode(x=x, shape=shape, tooltip=style.tooltips(table, titles)),
         *(layer.encode(x=alt.X("end:Q", scale=scale, axis=axis, title=x["title"]), text="text:N") for layer in texts),
     ]
-    height = style.rows_height(len(tasks), len(held))
+    height = style.rows_height(len(tasks), int(rows["row"].max()) + 1)
     return alt.layer(*layers).add_params(*parameters).properties(width=style.WIDTH - 120, height=height)
 
 

@@ -227,6 +227,12 @@ def rows_height(tasks: int, in_each: int, *, row: int = ROW_HEIGHT) -> int:
     return round(tasks * max(in_each * row, LEAST_BAND) * 1.35)
 
 
+def rows_of_each(bands: pd.Series, order: pd.Series) -> pd.Series:
+    """The row of each point within its band, counted from 0 in `order`: a band keeps no room for absent ones."""
+    rank: pd.Series = order.groupby(bands.to_numpy()).rank(method="first")
+    return rank.astype(int) - 1
+
+
 # --- axes
 
 

@@ -155,12 +155,16 @@ def dots(material: Material, table: pd.DataFrame, *, field: str, title: str, tit
         scale, axis = style.linear_axis(0, top)
     rows = style.with_bars(table.drop(columns=["run_ids"], errors="ignore"), field)
     ends = table[field] if "bar_high" not in rows else rows["bar_high"].fillna(table[field])
-    rows = rows.assign(end=ends, text=table[field].map(lambda value: number(value, 3)))
+    rows = rows.assign(
+        end=ends,
+        text=table[field].map(lambda value: number(value, 3)),
+        row=style.rows_of_each(table["task"], table["env"].map(environments.index)),
+    )
     base = style.chart(rows).encode(
         y=alt.Y(
             "task:N", sort=tasks, title=None, scale=alt.Scale(paddingInner=0.3), axis=style.named_axis(tasks, grid=True)
         ),
-        yOffset=alt.YOffset("env:N", sort=environments),
+        yOffset=alt.YOffset("row:O"),
         opacity=opacity,
     )
     coloured = base.encode(color=style.colour("env", table["env"], material.environment_colours, "Environment"))
@@ -181,7 +185,7 @@ def dots(material: Material, table: pd.DataFrame, *, field: str, title: str, tit
         layer.encode(x=alt.X("end:Q", scale=scale, axis=axis, title=title), text="text:N")
         for layer in style.text_on(base, align="left", dx=9, fontSize=11)
     ]
-    height = style.rows_height(len(tasks), len(environments))
+    height = style.rows_height(len(tasks), int(rows["row"].max()) + 1)
     return alt.layer(*layers).add_params(*parameters).properties(width=style.WIDTH - 120, height=height)
 
 

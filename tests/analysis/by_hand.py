@@ -133,3 +133,42 @@ def kernels(*names: str, **columns: Any) -> pd.DataFrame:
     """Launches of kernels, with the columns that the analysis reads."""
     table = {"name": list(names), "range": np.nan, "flop": 1.0, "dram_bytes": 1.0, "flop_tensor": np.nan}
     return pd.DataFrame(table | columns)
+
+
+CEILINGS = (
+    {"quantity": "flop_per_s", "name": "fp32", "median_per_s": 2e13},
+    {"quantity": "bytes_per_s", "name": "copy", "median_per_s": 2.5e11},
+)
+BYTES: Mapping[str, Any] = {"bytes_lower_per_step": 4e9, "bytes_upper_per_step": 16e9, "ceilings": CEILINGS}
+
+
+def for_every_figure() -> list[dict[str, Any]]:
+    """Runs of which each figure of the registry can be drawn; their bundles have gone."""
+    profile = kernels("sgemm", "bn_fw").assign(
+        family=["GEMM", "batch norm"],
+        duration_s=[2e-3, 1e-3],
+        flop=[4e9, 1e8],
+        dram_bytes=[1e8, 1e8],
+        l2_bytes=[2e8, 1e8],
+        flop_is_lower_bound=False,
+        **dict.fromkeys(("l1_bytes", "sm_percent", "memory_percent", "dram_percent"), np.nan),
+    )
+    facts: dict[str, Any] = {**BYTES, "usd_per_h": 0.7, "ceiling_flop_per_s": 2e13, "ceiling_bytes_per_s": 2.5e11}
+    slow = {**facts, "place": "t4", "device_name": "Tesla T4", "compute_capability": "7.5", "usd_per_h": 0.4}
+    counted = {"counted_flop_per_step": 3e11, "counted_dram_bytes_per_step": 8e9}
+    return [
+        *at_rates("a", (100.0, 102.0, 98.0), **facts, **counted, kernels=profile),
+        *at_rates("b", (120.0, 122.0), batch_size=64, **facts),
+        *at_rates("c", (40.0, 40.5), **slow),
+        *at_rates("d", (300.0,), **{**facts, "model": "mobilenet_v2", "train_flop_per_image": 1.8e9}),
+        run("e", batch_size=128, status="out_of_memory", steps=[], path="/nowhere"),
+    ]
+
+
+def at_rates(name: str, images_per_s: Sequence[float], **facts: Any) -> list[dict[str, Any]]:
+    """Runs of one configuration with these throughputs, steps of the time that follows; their bundles have gone."""
+    step_images = facts.get("batch_size", 32)
+    return [
+        run(f"{name}{number}", steps=[step_images / rate] * 20, **{"path": "/nowhere", **facts})
+        for number, rate in enumerate(images_per_s)
+    ]

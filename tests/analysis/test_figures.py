@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from by_hand import kernels, results
+from by_hand import BYTES, for_every_figure, results
 from by_hand import run as made_run
 from report_bundles import HOSTILE
 
@@ -45,12 +45,12 @@ def repeats(name: str, images_per_s: tuple[float, ...], **facts: Any) -> list[di
 
 def drawn(found: Material) -> dict[str, Figure]:
     """By name; built with Altair's checks on, so a chart that is not Vega-Lite raises."""
-    each = [figure for build in registry.REGISTRY.values() for figure in build(found)]
+    each = [figure for build in registry.REGISTRY.values() for figure in registry.built(build, found)]
     return {figure.name: figure for figure in each if isinstance(figure, Figure)}
 
 
 def missing(found: Material) -> dict[str, str]:
-    each = [figure for build in registry.REGISTRY.values() for figure in build(found)]
+    each = [figure for build in registry.REGISTRY.values() for figure in registry.built(build, found)]
     return {figure.name: figure.reason for figure in each if isinstance(figure, Missing)}
 
 
@@ -317,51 +317,23 @@ def test_without_any_throughput_every_figure_says_why() -> None:
         "efficiency_comparison": "no run has attained FLOP/s beside a measured ceiling or a vendor's peak",
         "kernel_roofline_<model>": "no run was profiled with --profile ncu",
         "kernel_breakdown": "no run was profiled with --profile ncu",
-        "cost": "no run has a price per hour",
+        "cost": "no measured run has a price per hour",
     }
 
 
-CEILINGS = (
-    {"quantity": "flop_per_s", "name": "fp32", "median_per_s": 2e13},
-    {"quantity": "bytes_per_s", "name": "copy", "median_per_s": 2.5e11},
-)
-BYTES = {"bytes_lower_per_step": 4e9, "bytes_upper_per_step": 16e9, "ceilings": CEILINGS}
-
-
 def everything() -> Material:
-    profile = kernels("sgemm", "bn_fw").assign(
-        family=["GEMM", "batch norm"],
-        duration_s=[2e-3, 1e-3],
-        flop=[4e9, 1e8],
-        dram_bytes=[1e8, 1e8],
-        l2_bytes=[2e8, 1e8],
-        flop_is_lower_bound=False,
-        **dict.fromkeys(("l1_bytes", "sm_percent", "memory_percent", "dram_percent"), math.nan),
-    )
-    facts: dict[str, Any] = {**BYTES, "usd_per_h": 0.7, "ceiling_flop_per_s": 2e13, "ceiling_bytes_per_s": 2.5e11}
-    slow = {**facts, "place": "t4", "device_name": "Tesla T4", "compute_capability": "7.5", "usd_per_h": 0.4}
-    counted = {"counted_flop_per_step": 3e11, "counted_dram_bytes_per_step": 8e9}
-    return made(
-        *repeats("a", (100.0, 102.0, 98.0), **facts, **counted, kernels=profile),
-        *repeats("b", (120.0, 122.0), batch_size=64, **facts),
-        *repeats("c", (40.0, 40.5), **slow),
-        *repeats("d", (300.0,), **{**facts, "model": "mobilenet_v2", "train_flop_per_image": 1.8e9}),
-        run("e", batch_size=128, status="out_of_memory", steps=[]),
-    )
+    return made(*for_every_figure())
 
 
 NAMES = {
     "throughput_comparison",
     "throughput_env-local-cuda",
-    "throughput_env-t4",
     "batch_size_scaling",
     "model_comparison",
     "variance_fixed_config",
     "roofline_local-cuda",
-    "roofline_t4",
     "roofline_combined",
     "ai_vs_batch_resnet18",
-    "ai_vs_batch_mobilenet_v2",
     "efficiency_comparison",
     "kernel_roofline_resnet18",
     "kernel_breakdown",
@@ -376,7 +348,12 @@ def figures() -> dict[str, Figure]:
 
 def test_every_figure_has_its_name_and_words(figures: dict[str, Figure]) -> None:
     assert set(figures) == NAMES
-    assert missing(everything()) == {}
+    # One dot is no figure: another one, or a table, has it.
+    assert missing(everything()) == {
+        "throughput_env-<ENV>": "1 environment with one batch size: the tables have them",
+        "roofline_<ENV>": "1 environment with one point, which roofline_combined has",
+        "ai_vs_batch_<model>": "1 model with one batch size: the tables have them",
+    }
     for figure in figures.values():
         assert figure.title
         assert figure.caption.endswith(".")
@@ -414,12 +391,49 @@ def test_what_does_not_vary_has_no_legend_and_stands_in_the_caption() -> None:
         assert alone[name].caption.startswith(shared), name
 
 
-def test_more_environments_than_a_figure_shows_are_left_to_the_tables() -> None:
+def test_of_many_machines_of_one_device_the_fastest_are_drawn() -> None:
     runs = [run(f"r{number}", place=f"zone-{number}", images_per_s=100.0 + number) for number in range(60)]
     figure = drawn(made(*runs))["throughput_comparison"]
-    assert "Of 60 environments the 12 fastest of each model; the others are in the tables." in figure.caption
+    assert figure.caption.startswith(
+        "60 environments of one device: the 8 fastest are drawn; the tables have all. The fastest batch size"
+    )
     assert "zone-59" in figure.text
-    assert json.dumps(figure.chart.to_dict()).count('"env": "zone-') == 12
+    assert json.dumps(figure.chart.to_dict()).count('"env": "zone-') == 8
+
+
+def test_many_environments_are_one_for_each_device_and_each_sign_has_one_meaning() -> None:
+    """66 environments: symbols were repeated, legends ended in `…37 entries`, and most plots had one dot."""
+    runs = [
+        run(f"{device}-{node}", place=f"gcp-{device}-{node}", device_name=f"GPU {device}", images_per_s=rate + node)
+        for device, rate in {"A": 100.0, "B": 200.0, **{f"C{number}": 10.0 + number for number in range(8)}}.items()
+        for node in range(5 if device == "A" else 3)
+    ]
+    found = made(*runs)
+    figure = drawn(found)["throughput_comparison"]
+    assert figure.caption.startswith(
+        "32 environments: each device is one of its machines, for each model the one in the middle; of 10 devices the "
+        "8 fastest; the tables have all. "
+    )
+    points = {row["env"]: row["images_per_s"] for row in values(figure) if "images_per_s" in row}
+    # The middle one of each.
+    assert points["GPU A (5 machines)"] == 102.0
+    assert points["GPU B (3 machines)"] == 201.0
+    assert set(points) == {"GPU A (5 machines)", "GPU B (3 machines)", *(f"GPU C{n} (3 machines)" for n in range(2, 8))}
+    every = [export.specification(one) for one in drawn(found).values()]
+    for scale in (scale for spec in every for scale in scales(spec)):
+        assert len(set(map(str, scale["range"]))) == len(scale["domain"])
+    # Up to as many as there are signs, each environment is itself.
+    assert set(drawn(made(*runs[:8]))["throughput_comparison"].caption.split(". ")[0].split()) & {"machines"} == set()
+
+
+def scales(spec: Any) -> list[dict[str, Any]]:
+    """Of names: those with a domain and what each name looks like."""
+    if isinstance(spec, list):
+        return [scale for part in spec for scale in scales(part)]
+    if not isinstance(spec, dict):
+        return []
+    own = [spec] if isinstance(spec.get("range"), list) and isinstance(spec.get("domain"), list) else []
+    return [*own, *(scale for part in spec.values() for scale in scales(part))]
 
 
 def test_names_are_broken_into_lines_and_never_cut_to_the_same_text() -> None:
@@ -482,7 +496,8 @@ def test_numbers_reach_the_chart(figures: dict[str, Figure]) -> None:
 
 
 def test_error_bars_only_where_there_is_an_interval() -> None:
-    alone = drawn(made(run("a", **BYTES, ceiling_flop_per_s=2e13, ceiling_bytes_per_s=2.5e11)))
+    facts = {**BYTES, "ceiling_flop_per_s": 2e13, "ceiling_bytes_per_s": 2.5e11}
+    alone = drawn(made(run("a", **facts), run("b", batch_size=64, **facts)))
     for name in ("throughput_comparison", "throughput_env-local-cuda", "roofline_local-cuda"):
         assert "bar_low" not in re.sub(r"intensity_low\)", "", json.dumps(export.specification(alone[name]))), name
     both = drawn(everything())["throughput_env-local-cuda"]
@@ -530,7 +545,7 @@ def test_environments_without_a_rate_come_last_by_name() -> None:
     names = [f"env {number}" for number in range(20)]
     rates = [1.0 if number == 7 else math.nan for number in range(20)]
     table = pd.DataFrame({"env": names, "images_per_s": rates})
-    assert material._by_speed(table, table, "env") == ["env 7", *sorted({*names} - {"env 7"})]
+    assert material.by_speed(table, table, "env") == ["env 7", *sorted({*names} - {"env 7"})]
 
 
 def test_the_fixed_configuration_is_that_of_most_environments() -> None:
@@ -566,7 +581,9 @@ def test_throughput_by_the_smallest_batch() -> None:
 
 def test_more_environments_than_can_be_drawn_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "MOST_OF_A_KIND", 3)
-    found = made(*(run(f"r{number}", place=f"p{number}") for number in range(5)))
+    found = made(
+        *(run(f"r{number}-{size}", place=f"p{number}", batch_size=size) for number in range(5) for size in (8, 16, 32))
+    )
     every = list(registry._throughput_env(found))
     assert [figure.name for figure in every[:3]] == [f"throughput_env-{env}" for env in found.environments[:3]]
     assert every[3:] == [

@@ -12,17 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from by_hand import kernels, results, run
+from by_hand import for_every_figure, kernels, results, run
 from hypothesis import given
 from hypothesis import strategies as st
 from report_bundles import HOSTILE, hostile, matrix
 
 import analysis
 from analysis import __main__ as door
+from analysis.figures import registry
 from analysis.figures.figure import Figure
 from analysis.report import html, markdown, reproduce, words
 from analysis.report.compose import compose
-from analysis.report.content import Bullets, Commands, Paragraph, Picture, Report, Section, Table
+from analysis.report.content import Bullets, Commands, Paragraph, Picture, Report, Section, Table, figures_of
 from analysis.report.evidence import ReportEvidence, gather
 from analysis.report.sections import answer, complexity, context, design, discussion, variability
 from benchmarks.synthetic_bundles import make
@@ -536,6 +537,20 @@ def test_every_figure_has_its_place(report: Report, evidence: ReportEvidence) ->
     assert sorted(figure.name for figure in report.figures()) == sorted(drawn)
     # Each by its section; the last resort below is for one that nobody placed yet.
     assert "more" not in [section.name for section in report.sections]
+
+
+def test_each_figure_of_the_registry_is_placed_in_a_section() -> None:
+    """A new one without a section would only stand in the last resort; one that is never drawn here is not tested."""
+    found = of(*for_every_figure())
+    drawn_by = {
+        name: [one.name for one in registry.built(build, found.material) if isinstance(one, Figure)]
+        for name, build in registry.REGISTRY.items()
+    }
+    assert {name for name, names in drawn_by.items() if not names} == set()
+    page = compose(found)
+    placed = {figure.name for section in page.sections for figure in figures_of(section)}
+    assert {name for names in drawn_by.values() for name in names} == placed
+    assert "more" not in [section.name for section in page.sections]
 
 
 def test_a_figure_that_no_section_names_is_shown_all_the_same(evidence: ReportEvidence) -> None:

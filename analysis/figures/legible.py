@@ -1,0 +1,114 @@
+"""Of many environments what a figure can show: each device by one of its machines, and the fastest devices. Pure."""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import log
+
+import pandas as pd
+
+from analysis.figures import labels
+from analysis.figures.material import Material, by_speed
+from workload.contract.text import counted
+
+# As many as there are colours and symbols: a legend with more says two things with one sign.
+MOST_ENVIRONMENTS = 8
+
+# An environment and a task, which stand for their device.
+Pair = tuple[str, str]
+
+
+def legible(material: Material) -> tuple[Material, str]:
+    """At most `MOST_ENVIRONMENTS` of the environments, and a sentence that says what is left out, for captions.
+
+    Machines of one device are one environment, called after the device: for each model the machine with the most
+    configurations, of these the one whose throughput lies in the middle. Every point is still one that was measured.
+    """
+    number_of = len(material.environments)
+    if number_of <= MOST_ENVIRONMENTS:
+        return material, ""
+    device_of = _devices(material)
+    if len(set(device_of.values())) == 1:
+        kept = _of_one_device(material, device_of)
+        what = f"{number_of} environments of one device: the {MOST_ENVIRONMENTS} fastest are drawn"
+    else:
+        kept, what = _by_device(material, device_of), f"{number_of} environments: each device is one of its machines"
+        drawn = list(dict.fromkeys(kept.values()))
+        what += ", for each model the one in the middle"
+        if len(drawn) > MOST_ENVIRONMENTS:
+            fastest = set(_order(material, kept)[:MOST_ENVIRONMENTS])
+            kept = {pair: name for pair, name in kept.items() if name in fastest}
+            what += f"; of {counted(len(drawn), 'device')} the {MOST_ENVIRONMENTS} fastest"
+    return _reduced(material, kept), f"{what}; the tables have all. "
+
+
+def _devices(material: Material) -> dict[str, str]:
+    """By environment, what its device is called, with the number of its machines."""
+    rows = material.every.drop_duplicates("env")
+    facts = rows[["device_name", "threads"]].astype(object)
+    facts = facts.where(facts.notna(), None)
+    names = labels.devices(facts.to_dict("records"))
+    machines = Counter(names)
+    return {
+        env: f"{name} ({machines[name]} machines)" if machines[name] > 1 else name
+        for env, name in zip(rows["env"], names, strict=True)
+    }
+
+
+def _of_one_device(material: Material, device_of: Mapping[str, str]) -> dict[Pair, str]:
+    fastest = [env for env in material.environments if env in device_of][:MOST_ENVIRONMENTS]
+    return {(env, task): env for env in fastest for task in material.tasks}
+
+
+def _by_device(material: Material, device_of: Mapping[str, str]) -> dict[Pair, str]:
+    """For each device and task the pair that stands for it."""
+    rows: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for table in (material.measured, material.points, material.kernel_points):
+        rates = table["images_per_s"] if table is material.measured else [0.0] * len(table)
+        for env, task, rate in zip(table.get("env", ()), table.get("task", ()), rates, strict=True):
+            lines = rows[device_of[env], task][env]
+            if table is material.measured or not lines:
+                lines.append(log(rate) if rate and rate > 0 else 0.0)
+    return {(_middle(machines), task): device for (device, task), machines in rows.items()}
+
+
+def _middle(machines: Mapping[str, Sequence[float]]) -> str:
+    most = max(map(len, machines.values()))
+    widest = [env for env, lines in machines.items() if len(lines) == most]
+    ordered = sorted(widest, key=lambda env: (sum(machines[env]), env))
+    return ordered[(len(ordered) - 1) // 2]
+
+
+def _order(material: Material, kept: Mapping[Pair, str]) -> list[str]:
+    return by_speed(_renamed(material.every, kept), _renamed(material.measured, kept), "env")
+
+
+def _reduced(material: Material, kept: Mapping[Pair, str]) -> Material:
+    tables = {
+        name: _renamed(getattr(material, name), kept)
+        for name in ("every", "runs", "measured", "failed", "points", "kernel_points", "costs")
+    }
+    device_of = {env: name for (env, _), name in kept.items()}
+    roofs = material.roofs
+    if len(roofs):
+        roofs = roofs[roofs["env"].isin(list(device_of))]
+        # One machine's roofs for each precision and kind, where several stand for a device.
+        roofs = roofs.assign(env=roofs["env"].map(device_of)).drop_duplicates(["env", "precision", "kind"])
+    # Lines are rows of `measured`, which have new numbers now.
+    line_of = {run_id: line for line, run_ids in enumerate(tables["measured"]["run_ids"]) for run_id in run_ids}
+    runs = tables["runs"]
+    return replace(
+        material,
+        **{**tables, "runs": runs.assign(line=runs["run_id"].map(line_of)), "roofs": roofs.reset_index(drop=True)},
+        environments=by_speed(tables["every"], tables["measured"], "env"),
+        tasks=[task for task in material.tasks if task in set(tables["every"]["task"])],
+    )
+
+
+def _renamed(table: pd.DataFrame, kept: Mapping[Pair, str]) -> pd.DataFrame:
+    """The rows of pairs that are kept, under the name of their device."""
+    if table.empty:
+        return table
+    names = [kept.get(pair) for pair in zip(table["env"], table["task"], strict=True)]
+    is_kept = [name is not None for name in names]
+    return table[is_kept].assign(env=[name for name in names if name is not None]).reset_index(drop=True)
