@@ -43,7 +43,7 @@ def efficiency(material: Material, table: pd.DataFrame) -> Drawing:
     )
     base = style.chart(rows).encode(
         y=alt.Y("task:N", sort=tasks, title=None, axis=style.named_axis(tasks, grid=True)),
-        yOffset=alt.YOffset("row:O"),
+        yOffset=alt.YOffset("row:O", scale=style.rows_scale(rows["row"])),
         opacity=opacity,
     )
     coloured = base.encode(color=style.colour("env", table["env"], material.environment_colours, "Environment"))

@@ -233,6 +233,11 @@ def rows_of_each(bands: pd.Series, order: pd.Series) -> pd.Series:
     return rank.astype(int) - 1
 
 
+def rows_scale(rows: pd.Series) -> alt.Scale:
+    """Of the offsets of `rows_of_each`."""
+    return alt.Scale(domain=list(range(int(rows.max()) + 1)))
+
+
 # --- axes
 
 

@@ -164,7 +164,7 @@ def dots(material: Material, table: pd.DataFrame, *, field: str, title: str, tit
         y=alt.Y(
             "task:N", sort=tasks, title=None, scale=alt.Scale(paddingInner=0.3), axis=style.named_axis(tasks, grid=True)
         ),
-        yOffset=alt.YOffset("row:O"),
+        yOffset=alt.YOffset("row:O", scale=style.rows_scale(rows["row"])),
         opacity=opacity,
     )
     coloured = base.encode(color=style.colour("env", table["env"], material.environment_colours, "Environment"))
