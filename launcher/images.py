@@ -25,7 +25,7 @@ CODE_SUFFIXES = frozenset({".py", ".toml"})
 # before and after it can be pooled. docker/Dockerfile names the same files, which a test compares.
 AGENT_MODULES = (
     *("__init__", "kinds", "sizes", "jobs/__init__", "jobs/records"),
-    *(f"machine/{name}" for name in ("__init__", "containers", "engine", "local", "runtime", "watcher")),
+    *(f"machine/{name}" for name in ("__init__", "containers", "engine", "local", "runtime", "task", "watcher")),
     *("agent/__init__", "agent/__main__"),
     *(f"agent/{name}" for name in ("agent", "bill", "delivery", "home", "landlord", "pulse", "stop")),
 )

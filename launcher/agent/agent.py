@@ -1,13 +1,15 @@
-"""What a rented machine does with its request: run, profile, upload, say how it went.
+"""What a rented machine does with its request: work through its runs, upload, say how it went.
 
-Started a second time for the same launch it saves what the first has left.
+Started a second time for the same launch it saves what the first has left; of a sweep it then goes on with what is
+missing, if there is time.
 """
 
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -26,16 +28,24 @@ from launcher.kinds import Runtime
 from launcher.machine import local
 from launcher.machine.containers import DRIVER_PARAMETERS, ContainerLimits
 from launcher.machine.runtime import choose
+from launcher.machine.task import FINAL, End, Outcome, work_through
 from launcher.machine.watcher import Trainer, Watcher
-from workload.contract.errors import ExitCode, InterruptedRunError, RooflaunchError, RunFailedError
-from workload.contract.spec import Profile, Resolved, RunSpec
+from workload.contract import bundle
+from workload.contract.errors import BundleError, ExitCode, InterruptedRunError, RooflaunchError, RunFailedError
+from workload.contract.spec import Context, Resolved, RunSpec
+from workload.contract.task import Task
+from workload.contract.text import counted
 from workload.environment.machine import HostSystem
 from workload.environment.outside import outside_facts
+from workload.storage.inventory import sealed_runs
 from workload.storage.store import Store
 
 ROOT = Path("/")
 # Enough to seal a bundle and to upload it before the machine is deleted.
 MARGIN_S = 90.0
+# A run that the machine has broken off so often may be why it did.
+MOST_BROKEN_OFF = 2
+BROKEN_OFF = "the machine broke off the run and started again"
 
 
 class Agent:
@@ -62,8 +72,11 @@ class Agent:
         self.delivery = Delivery(
             request, self.zone, home=self.home, store=store, bill=self.bill, stop=self.stop, now=now
         )
-        # The trainer's last `error: …` and `hint: …`.
+        # Of the present run: the trainer's last `error: …` and `hint: …`, and which run of how many it is.
         self._trainers_words: dict[str, str] = {}
+        self._which = ""
+        # How many bundles are those of runs that have ended.
+        self._settled = 0
 
     def work(self) -> Result:
         """Everything, to the result in the store; a bug of ours is a result too."""
@@ -96,62 +109,125 @@ class Agent:
 
     def _run_or_salvage(self, uploads: ThreadPoolExecutor) -> WorkEnd:
         if self.home.has_begun():
-            self.delivery.folders += self.home.bundles()
+            self.delivery.take_up()
             if ended := self.home.ended():
                 return ended
-            raise RunFailedError(
-                "the machine broke off the run and started again", hint="launch logs RUN; then launch again"
-            )
-        self.home.note_begun()
-        return self._run(uploads)
+            if not self.request.task:
+                raise RunFailedError(BROKEN_OFF, hint="launch logs RUN; then launch again")
+            # What cannot be sent now is tried again at the end.
+            self.delivery.deliver_all(BROKEN_OFF)
+        else:
+            self.home.note_begun()
+        return self._work_through(self.request.work, uploads)
 
-    def _run(self, uploads: ThreadPoolExecutor) -> WorkEnd:
-        plan = self._plan()
-        print(plan.text(), flush=True)
-        folders, has_profile = self.delivery.folders, plan.spec.profile is not Profile.NONE
+    def _work_through(self, task: Task, uploads: ThreadPoolExecutor) -> WorkEnd:
+        broken_off = self._broken_off()
+        outcomes = [
+            Outcome(run=run, number=number, end=End.NOT_STARTED, why=f"it was broken off {MOST_BROKEN_OFF} times here")
+            for number, run in enumerate(task.runs, 1)
+            if run.run_key and broken_off[run.run_key] >= MOST_BROKEN_OFF
+        ]
+        given_up = [outcome.run for outcome in outcomes]
+        rest = replace(task, runs=tuple(run for run in task.runs if run not in given_up))
+        deadline_s, outside = self._deadline_s(), self._outside()
         deliveries: list[Future[None]] = []
-
-        def begun(folder: Path) -> None:
-            # The next repeat is in its set-up: a good time to send the one before, unless the profile goes into it.
-            if folders and (len(folders) > 1 or not has_profile):
-                deliveries.append(uploads.submit(self.delivery.deliver, folders[-1]))
-            elif folders:
-                self._charge(folders[-1])
-            folders.append(folder)
-
-        outcome = local.run(plan, watcher=self._watcher(begun))
-        self.pulse.enter(
-            LaunchPhase.PROFILE_ENDED if LaunchPhase.PROFILE_STARTED in self.home.phases() else LaunchPhase.RUN_ENDED
-        )
-        if folders:
-            self._charge(folders[0 if has_profile else -1])
+        self._settled = len(self.delivery.folders)
+        for outcome in work_through(
+            rest,
+            lambda spec, context: self._plan(spec, context, outside),
+            done=self._in_store(rest),
+            time_left_s=lambda: deadline_s - self.now(),
+            stopped=lambda: self._reason(self.stop.why)[0] if self.stop.why else "",
+            watcher_of=lambda number, _: self._watcher(number, len(rest.runs)),
+            now_s=self.now,
+        ):
+            is_last = outcome.number == len(rest.runs)
+            deliveries += self._settle(outcome, uploads, is_last=is_last)
+            outcomes.append(self._in_the_trainers_words(outcome))
+            if len(task.runs) > 1:
+                print(_line(outcomes[-1], len(rest.runs)), flush=True)
+        if LaunchPhase.RUN_STARTED in self.home.phases():
+            is_profiled = LaunchPhase.PROFILE_STARTED in self.home.phases()
+            self.pulse.enter(LaunchPhase.PROFILE_ENDED if is_profiled else LaunchPhase.RUN_ENDED)
         for delivery in deliveries:
-            with suppress(RooflaunchError):  # said; all that is missing is sent again at the end
+            with suppress(RooflaunchError):  # it was printed; all that is missing is sent again at the end
                 delivery.result()
-        if outcome.error:
-            return WorkEnd.by(outcome.error)
-        if outcome.exit_code == ExitCode.DONE:
-            return WorkEnd(exit_code=outcome.exit_code)
-        words = {"error": f"the trainer ended with exit code {outcome.exit_code}", "hint": "launch logs RUN"}
-        return WorkEnd(exit_code=outcome.exit_code, **(words | self._trainers_words))
+        return self._end_of(task, outcomes)
 
-    def _charge(self, folder: Path) -> None:
-        self.bill.charge(folder, self.now())
+    def _in_store(self, task: Task) -> dict[str, str]:
+        """Status by run_key of what need not be measured again; asked for once."""
+        if not any(run.run_key for run in task.runs):
+            return {}
+        return {sealed.run_key: sealed.status for sealed in sealed_runs(self.store) if sealed.status in FINAL}
 
-    def _plan(self) -> local.LocalPlan:
-        spec = RunSpec.from_json(self.request.spec).checked()
+    def _broken_off(self) -> Counter[str]:
+        """How often each run, by its key, was begun here and did not come to its end."""
+        keys = Counter[str]()
+        for folder in self.delivery.folders:
+            with suppress(BundleError):
+                record = bundle.read(folder).record
+                keys[record.run_key or ""] += record.status not in FINAL
+        return keys
+
+    def _settle(self, outcome: Outcome, uploads: ThreadPoolExecutor, *, is_last: bool) -> list[Future[None]]:
+        """Charge a run for its time, and send its bundle while the next one sets up; the last is sent at the end."""
+        if not outcome.was_started:
+            return []
+        folders = self.delivery.folders
+        if outcome.bundle and outcome.bundle.path not in folders:  # made for a trainer that ended before it made one
+            folders.append(outcome.bundle.path)
+        own = folders[self._settled :]
+        self._settled = len(folders)
+        for folder in own:
+            self.bill.charge(folder, self.now())
+        if is_last or self.stop.why:
+            return []
+        return [uploads.submit(self.delivery.deliver, folder, outcome.why) for folder in own]
+
+    def _in_the_trainers_words(self, outcome: Outcome) -> Outcome:
+        """What the trainer itself printed says more than its exit code, and has a hint."""
+        if not outcome.was_started or outcome.end is End.COMPLETED or outcome.hint:
+            return outcome
+        words = {"error": outcome.why, "hint": "launch logs RUN", **self._trainers_words}
+        return replace(outcome, why=words["error"], hint=words["hint"])
+
+    def _end_of(self, task: Task, outcomes: Sequence[Outcome]) -> WorkEnd:
+        """How the whole ended: by the first run that failed, else by the first that was not started.
+
+        Of a sweep, out of memory is a result like another.
+        """
+        settled = {End.COMPLETED, End.SKIPPED, *([End.OUT_OF_MEMORY] if task.job else [])}
+        # The profile after a run that is completed may have been broken off.
+        missing = [item for item in outcomes if item.end not in settled or item.code == ExitCode.INTERRUPTED]
+        if not missing:
+            return WorkEnd(exit_code=ExitCode.DONE)
+        first = next((outcome for outcome in missing if outcome.was_started), missing[0])
+        code = first.code if first.was_started else RunFailedError.exit_code
+        if not task.job and first.was_started:
+            return WorkEnd(exit_code=code, error=first.why, hint=first.hint)
+        timed_out = not first.was_started and first.out_of_time
+        why = f"the launch came to its time limit of {self.request.limit_s} s" if timed_out else first.why
+        error = f"{len(missing)} of {counted(len(task.runs), 'run')} are missing: {why}"
+        hint = first.hint or ("a longer --max-run-time" if timed_out else "launch logs RUN")
+        return WorkEnd(exit_code=code, error=error, hint=hint, timed_out=timed_out)
+
+    def _plan(self, spec: RunSpec, context: Context, outside: Mapping[str, Mapping[str, Any]]) -> local.LocalPlan:
+        spec = spec.checked()
         if spec.download:  # the user's own folder is none of this machine's
             spec = replace(spec, data_dir=str(self.home.data))
-        return local.make_plan(
+        plan = local.make_plan(
             Resolved(spec=spec, origin=self.request.spec_origin),  # type: ignore[arg-type] # a StrEnum's values
             choose(Runtime(self.request.runtime), spec, image=self.request.image or None),
             output=self.home.output,
             limits=ContainerLimits(),
-            outside=self._outside(),
+            outside=outside,
             backend=self.request.backend,
             place="-".join(filter(None, (self.request.place, self.zone))),
             driver_parameters=self.root / DRIVER_PARAMETERS.relative_to("/"),
+            context=context,
         )
+        print(plan.text(), flush=True)
+        return plan
 
     def _outside(self) -> dict[str, Mapping[str, Any]]:
         """Facts of the machine that a container cannot see, those of the landlord among them."""
@@ -160,21 +236,32 @@ class Agent:
             facts["cloud"] = cloud
         return facts
 
-    def _watcher(self, begun: Callable[[Path], None]) -> Watcher:
+    def _watcher(self, number: int, of: int) -> Watcher:
+        """Of one run; phases are those of the whole task, so that only a run by itself has one for its profile."""
+        self._trainers_words.clear()
+        self._which = f"run {number} of {of}: " if of > 1 else ""
+
+        passes: list[Trainer] = []
+
         def started(trainer: Trainer) -> None:
-            if LaunchPhase.RUN_STARTED in self.home.phases():
-                self.pulse.enter(LaunchPhase.RUN_ENDED)
-                self._charge(self.delivery.folders[-1])
-                self.pulse.enter(LaunchPhase.PROFILE_STARTED)
-            else:
+            passes.append(trainer)
+            if LaunchPhase.RUN_STARTED not in self.home.phases():
                 self.pulse.enter(LaunchPhase.RUN_STARTED)
+            elif len(passes) > 1 and of == 1:
+                self.pulse.enter(LaunchPhase.RUN_ENDED)
+                self.pulse.enter(LaunchPhase.PROFILE_STARTED)
             self.stop.started(trainer)
 
-        return Watcher(on_message=self._hear, on_bundle=begun, on_started=started, on_ended=self.stop.ended)
+        return Watcher(
+            on_message=self._hear,
+            on_bundle=self.delivery.folders.append,
+            on_started=started,
+            on_ended=self.stop.ended,
+        )
 
     def _hear(self, line: str) -> None:
         print(line, file=sys.stderr, flush=True)
-        self.pulse.last_line = line
+        self.pulse.last_line = f"{self._which}{line}"
         kind, colon, text = line.partition(": ")
         if colon and kind in ("error", "hint"):
             self._trainers_words[kind] = text
@@ -240,7 +327,12 @@ class Agent:
             error=ended.error,
             hint=ended.hint,
             preempted=self.stop.why is Why.PREEMPTED,
-            timed_out=self.stop.why is Why.TIMED_OUT,
+            timed_out=ended.timed_out or self.stop.why is Why.TIMED_OUT,
             usd=self.bill.usd(self.request.price(self.zone), now_s),
             billed_from=iso(self.bill.began_s),
         )
+
+
+def _line(outcome: Outcome, of: int) -> str:
+    """An outcome for the log."""
+    return f"run {outcome.number} of {of}: {outcome.end}{f': {outcome.why}' if outcome.why else ''}"

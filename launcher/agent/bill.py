@@ -36,6 +36,15 @@ class Bill:
             self._shares[folder], self._billed_to_s = share, now_s
             return share
 
+    def share(self, folder: Path, now_s: float) -> Share:
+        """What a run was charged; one that was not charged yet is charged now."""
+        return self._shares.get(folder) or self.charge(folder, now_s)
+
+    def resume(self, billed_to_s: float) -> None:
+        """Before the machine started again, runs were charged until then."""
+        with self._lock:
+            self._billed_to_s = max(self._billed_to_s, billed_to_s)
+
     def usd(self, price: Price | None, now_s: float) -> float | None:
         """Of the whole launch; None where the price is unknown, or the clock was set back since the start."""
         return price.usd(now_s - self.began_s) if price and now_s >= self.began_s else None
@@ -44,7 +53,7 @@ class Bill:
 def cost(share: Share, price: Price | None) -> Cost:
     """`cost` of run.json: the machine's time that a run took; `usd` is None where the price is unknown.
 
-    `billed_s` is less than the time between its ends where another repeat was closed meanwhile.
+    `billed_s` is less than the time between its ends where another run was closed meanwhile.
     """
     billed_s = max(0.0, share.seconds)
     return Cost(

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher.agent.bill import Bill, cost
-from launcher.agent.home import Home
+from launcher.agent.home import Home, epoch_s
 from launcher.agent.stop import Stop, Why
 from launcher.jobs.records import Request
 from workload.contract import bundle
@@ -43,6 +43,14 @@ class Delivery:
         """Whether every bundle is whole in the store."""
         return {folder.name for folder in self.folders} <= set(self._home.uploaded())
 
+    def take_up(self) -> None:
+        """Go on with the bundles that the launch has made on this machine before it started again."""
+        self.folders += self._home.bundles()
+        for folder in self.folders:
+            with suppress(BundleError):
+                charged = bundle.read(folder).record.cost
+                self._bill.resume(epoch_s(charged.billed_to if charged else None) or 0.0)
+
     def deliver_all(self, error: str) -> RooflaunchError | None:
         """Send what is not in the store yet; of several failures the last is returned."""
         failed: RooflaunchError | None = None
@@ -55,7 +63,7 @@ class Delivery:
 
     def deliver(self, folder: Path, error: str = "") -> None:
         """Close a bundle and send it, once."""
-        # At the end, the sending of an earlier repeat may still be under way.
+        # At the end, the sending of an earlier run may still be under way.
         with self._sending:
             if folder.name in self._home.uploaded():
                 return
@@ -70,7 +78,7 @@ class Delivery:
 
     def _close(self, folder: Path, error: str) -> None:
         """Seal a bundle with what only we know; once, so that a second try sends the same bytes."""
-        share = self._bill.charge(folder, self._now())
+        share = self._bill.share(folder, self._now())
         with suppress(BundleError):  # without a record there is nothing to close, which reading says
             bundle.close_broken(folder, Status.FAILED, error or "the trainer was killed")
         run = bundle.read(folder).record
@@ -80,6 +88,7 @@ class Delivery:
         cloud = replace(cloud, phases=self._home.phases(), preempted=self._stop.why is Why.PREEMPTED)
         run = replace(run, environment=replace(run.environment, cloud=cloud), cost=cost(share, self._price))
         by_us = {Why.PREEMPTED: Status.PREEMPTED, Why.TIMED_OUT: Status.TIMED_OUT}
-        if self._stop.why in by_us and run.status in (Status.INTERRUPTED, Status.FAILED):
+        is_last = folder == self.folders[-1]  # the others had ended before
+        if is_last and self._stop.why in by_us and run.status in (Status.INTERRUPTED, Status.FAILED):
             run = replace(run, status=by_us[self._stop.why], error=error or run.error)
         bundle.reseal(folder, run)

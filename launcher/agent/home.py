@@ -18,11 +18,15 @@ BOOT_PHASES, OWN_PHASES, STARTED, ENDED, UPLOADED = "phases", "phases-of-the-run
 
 @dataclass(frozen=True, kw_only=True)
 class WorkEnd:
-    """How the work ended, as an error of ours says it; `error` is empty for a run that came to its end."""
+    """How the work ended, as an error of ours says it; `error` is empty where every run came to its end.
+
+    `timed_out`: a run was not started because it would not have come to its end in time.
+    """
 
     exit_code: int
     error: str = ""
     hint: str = ""
+    timed_out: bool = False
 
     @classmethod
     def by(cls, error: RooflaunchError) -> "WorkEnd":

@@ -47,7 +47,7 @@ ENDS = {
     Status.OUT_OF_MEMORY: End.OUT_OF_MEMORY,
     Status.INTERRUPTED: End.INTERRUPTED,
 }
-ENDS_BY_CODE = {ExitCode.OUT_OF_MEMORY: End.OUT_OF_MEMORY, ExitCode.INTERRUPTED: End.INTERRUPTED}
+ENDS_BY_CODE: Mapping[int, End] = {ExitCode.OUT_OF_MEMORY: End.OUT_OF_MEMORY, ExitCode.INTERRUPTED: End.INTERRUPTED}
 
 
 @dataclass(frozen=True, kw_only=True)

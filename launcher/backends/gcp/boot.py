@@ -78,11 +78,12 @@ class Boot:
         self.enter("booted")
         driver, image = self.asked("driver"), self.asked("image")
         if (self.home / STARTED).exists():
-            return self.save(image)
+            goes_on = bool(json.loads(self.asked("request")).get("task"))
+            return self.save(image, with_gpu=driver != "none" and goes_on)
         if driver == "install" and not works("nvidia-smi"):
             self.install_driver()
-        if driver != "none":
-            self.await_driver()
+        if driver != "none" and not self.driver_answers():
+            fail("the driver does not answer")
         self.enter("driver_ready")
         self.get_docker(with_gpu=driver != "none")
         self.enter("docker_ready")
@@ -91,9 +92,14 @@ class Boot:
         # The second try saves what the first has left.
         return 0 if any(self.agent(image) for _ in range(2)) else FAILED
 
-    def save(self, image: str) -> int:
-        """The VM was stopped in its run and the cloud has started it again: the agent saves what there is."""
+    def save(self, image: str, *, with_gpu: bool) -> int:
+        """The VM was stopped in its run and the cloud has started it again: the agent saves what there is.
+
+        Of a sweep it then goes on with what is missing, on the GPU; what was measured is saved without it too.
+        """
         print("the run had begun when the VM was stopped: saving what it left", flush=True)
+        if with_gpu:
+            self.driver_answers()
         self.await_docker()
         if not works("docker", "image", "inspect", "-f", "{{.Id}}", image):
             self.pull(image)
@@ -155,13 +161,13 @@ class Boot:
             time.sleep(DRIVER_AGAIN_S)
         self.installing = False
 
-    def await_driver(self) -> None:
-        """Until nvidia-smi answers."""
+    def driver_answers(self) -> bool:
+        """Wait until nvidia-smi answers; whether it does in time."""
         for _ in range(DRIVER_TRIES):
             if works("nvidia-smi"):
-                return
+                return True
             time.sleep(DRIVER_AGAIN_S)
-        fail("the driver does not answer")
+        return False
 
     def get_docker(self, *, with_gpu: bool) -> None:
         """An engine that answers, and can give containers the GPUs."""

@@ -153,7 +153,8 @@ class PlannedVm:
 
     def _scheduling(self) -> dict[str, Any]:
         # No cloud deletes a VM that host maintenance or a host error has stopped. Started again it saves what there is
-        # and deletes itself (boot.py); it never measures twice. A spot VM is deleted, and may not be started again.
+        # (boot.py), of a sweep it does what is missing, and deletes itself; it never measures twice. A spot VM is
+        # deleted, and may not be started again.
         return {
             "provisioningModel": "SPOT" if self.options.spot else "STANDARD",
             "onHostMaintenance": "TERMINATE",

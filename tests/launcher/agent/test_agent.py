@@ -30,6 +30,8 @@ from workload.contract.bundle import Status
 from workload.contract.environment_record import CloudFacts, Environment
 from workload.contract.errors import BundleError, ExitCode, ToolError
 from workload.contract.record import Record, Spec
+from workload.contract.spec import Device, RunSpec
+from workload.contract.task import Task, TaskRun
 from workload.storage.store import Patience, StoredObject
 
 NAME = "rooflaunch-t4-20261121-100000-0000aa"
@@ -44,7 +46,9 @@ class StubBucket:
     """A bucket in memory. `broken`: how often an upload fails yet; `silent`: no status can be written."""
 
     def __init__(self) -> None:
-        self.name = "b"
+        self.name, self.kind = "b", "bucket"
+        self.labels: dict[str, Any] = {}
+        self.lists = 0
         self.held: dict[str, bytes] = {}
         self.broken = 0
         self.silent = False
@@ -52,10 +56,12 @@ class StubBucket:
         self.beats: list[Heartbeat] = []
 
     def objects(self, prefix: str) -> Any:
+        self.lists += prefix == records.RUNS
         for name, content in sorted(self.held.items()):
             if name.startswith(prefix):
-                crc = bundle.crc32c(content).to_bytes(4, "big")
-                yield StoredObject(name=name, bytes=len(content), crc32c=base64.b64encode(crc).decode(), version="1")
+                crc = base64.b64encode(bundle.crc32c(content).to_bytes(4, "big")).decode()
+                labels = self.labels.get(name, {})
+                yield StoredObject(name=name, bytes=len(content), crc32c=crc, version="1", metadata=labels)
 
     def read(self, name: str) -> bytes | None:
         return self.held.get(name)
@@ -81,7 +87,7 @@ class StubBucket:
         if self.broken:
             self.broken -= 1
             raise ToolError("the bucket does not answer", hint="wait")
-        self.held[name] = path.read_bytes()
+        self.held[name], self.labels[name] = path.read_bytes(), metadata or {}
         return True
 
     @property
@@ -157,15 +163,30 @@ class Machine:
     def trains(self, *pieces: Any) -> None:
         self.docker.containers.pieces = pieces
 
-    def run_of(self, name: str, *, sealed: bool = True, status: Status = Status.COMPLETED) -> list[Any]:
-        """What a trainer does for one repeat: makes its bundle, says where, and completes it."""
+    def trains_in_turn(self, *containers: list[Any]) -> None:
+        """One container after the other, a run in each; one that is `[code, *pieces]` ends with that exit code."""
+        [first, *rest] = containers
+        code = first.pop(0) if first and isinstance(first[0], int) else ExitCode.DONE
+        self.docker.containers.exit_code = code
+        self.trains(*first, *([lambda: self.trains_in_turn(*rest)] if rest else []))
+
+    def sweeps(self, *runs: TaskRun, **changes: Any) -> None:
+        """Ask for these runs of a sweep."""
+        self.request = self.asked(CPU, **changes)
+        task = Task(job="night", number=1, runs=runs)
+        self.request = replace(self.request, task=task.to_json(RunSpec.from_json(self.request.spec)))
+
+    def run_of(
+        self, name: str, *, sealed: bool = True, status: Status = Status.COMPLETED, run_key: str | None = None
+    ) -> list[Any]:
+        """What a trainer does for one run: makes its bundle, says where, and completes it."""
         folder = self.home / "results" / name
 
         def begin() -> None:
             bundle.create(folder.parent, name)
             spec, environment = Spec(model="resnet18", batch_size=4), Environment(cloud=CloudFacts(zone=ZONE))
             record = Record(run_id=name, status=Status.RUNNING, spec=spec, environment=environment)
-            bundle.write_record(folder, record)
+            bundle.write_record(folder, replace(record, run_key=run_key))
             (folder / bundle.STEPS).write_text("step,loss\n0,6.9\n")
 
         def end() -> None:
@@ -286,8 +307,16 @@ def test_a_run_from_request_to_result(machine: Machine, capsys: pytest.CaptureFi
 
 def test_a_repeat_is_sent_while_the_next_one_sets_up(machine: Machine) -> None:
     first, second = machine.run_of("run-1"), machine.run_of("run-2")
-    machine.trains(*first, *second[:2], until(lambda: machine.bucket.complete == ["run-1"]), second[2])
+    machine.request = machine.asked({**CPU, "repeats": "2"})
+    machine.trains_in_turn(first, [*second[:2], until(lambda: machine.bucket.complete == ["run-1"]), second[2]])
     assert machine.work().runs == ["run-1", "run-2"]
+    contexts = [context_of(made.arguments) for made in machine.docker.containers.created]
+    assert [(context.get("repeat"), context["repeats"], context.get("job")) for context in contexts] == [
+        (None, 2, None),
+        (2, 2, None),
+    ]
+    lines = [beat.last_line for beat in machine.bucket.beats]
+    assert lines[-1] == "run 2 of 2: warmup     1/3 steps"
     costs = [machine.bucket.record(name)["cost"]["billed_s"] for name in ("run-1", "run-2")]
     assert costs == [160.0, 100.0], "together the VM's time"
 
@@ -298,7 +327,7 @@ def test_a_repeat_is_sent_while_the_next_one_sets_up(machine: Machine) -> None:
 def test_the_profiled_repeat_is_sent_with_its_profile(
     kind: str, restricted: str, privileged: bool, machine: Machine
 ) -> None:
-    machine.request = machine.asked({**CPU, "profile": kind})
+    machine.request = machine.asked({**CPU, "profile": kind, "repeats": "2"})
     parameters = machine.home / "host/proc/driver/nvidia/params"
     parameters.parent.mkdir(parents=True)
     parameters.write_text(f"RmProfilingAdminOnly: {restricted}\n")
@@ -312,17 +341,23 @@ def test_the_profiled_repeat_is_sent_with_its_profile(
         bundle.write_document(folder, json.loads((folder / bundle.RECORD).read_text()))
         bundle.seal(folder)
 
-    machine.trains(*machine.run_of("run-1"), *machine.run_of("run-2"), lambda: machine.trains(profile))
+    machine.trains_in_turn(machine.run_of("run-1"), [profile], machine.run_of("run-2"))
     result = machine.work()
     assert (result.exit_code, result.runs) == (0, ["run-1", "run-2"])
-    assert list(result.phases)[2:] == [each.value for each in list(LaunchPhase)[5:]]
+    assert list(result.phases)[2:] == ["run_started", "run_ended", "uploaded", "finished"], "of both runs"
     assert "runs/run-1/ncu/kernels.csv" in machine.bucket.held
     costs = [machine.bucket.record(name)["cost"]["billed_s"] for name in result.runs]
     assert costs == [60 + 100 + 40, 100]
-    timing, second = (each.arguments for each in machine.docker.containers.created)
-    assert timing["cap_add"] == []
+    timing, second, last = (each.arguments for each in machine.docker.containers.created)
+    assert timing["cap_add"] == last["cap_add"] == []
     assert ("SYS_ADMIN" in second["cap_add"]) is privileged
     assert second["network_mode"] == "none"
+
+
+def test_a_run_by_itself_has_phases_for_its_profile(machine: Machine) -> None:
+    machine.request = machine.asked({**CPU, "profile": "torch"})
+    machine.trains_in_turn(machine.run_of("run-1"), [lambda: None])
+    assert list(machine.work().phases)[2:] == [phase.value for phase in list(LaunchPhase)[5:]]
 
 
 @pytest.mark.parametrize("gpus", [True, False])
@@ -407,9 +442,8 @@ def test_the_run_ends_before_the_machine_is_deleted(
     # The launcher's clock may have been two hours slow or fast: that changes nothing.
     machine.request = replace(machine.request, launched_at="2026-11-21T08:00:00.000Z")
     machine.landlord.created, machine.landlord.deleted = created_s, deleted_s
-    machine.now_s = BOOTED_S + after_s - MARGIN_S - 1
+    machine.now_s = BOOTED_S + after_s - MARGIN_S - 0.2
     assert machine.agent()._deadline_s() == BOOTED_S + after_s - MARGIN_S
-    machine.now_s += 1
     run = machine.run_of("run-1", status=Status.INTERRUPTED)
     machine.trains(*run[:2], until(lambda: "SIGTERM" in machine.docker.containers.created[0].signals), run[2])
     machine.docker.containers.exit_code = ExitCode.INTERRUPTED
@@ -448,8 +482,9 @@ def test_the_first_reason_counts() -> None:
 @pytest.mark.parametrize(("failures", "code"), [(1, ExitCode.DONE), (99, ExitCode.TOOL)])
 def test_an_upload_that_fails_is_tried_again_at_the_end(failures: int, code: ExitCode, machine: Machine) -> None:
     machine.bucket.broken = failures
+    machine.request = machine.asked({**CPU, "repeats": "2"})
     first, second = machine.run_of("run-1"), machine.run_of("run-2")
-    machine.trains(*first, *second[:2], until(lambda: machine.bucket.broken != failures), second[2])
+    machine.trains_in_turn(first, [*second[:2], until(lambda: machine.bucket.broken != failures), second[2]])
     result = machine.work()
     assert result.exit_code == code
     assert result.runs == (["run-1", "run-2"] if code == ExitCode.DONE else [])
@@ -461,11 +496,12 @@ def test_an_engine_that_goes_away_keeps_what_was_measured(machine: Machine) -> N
     def go() -> None:
         raise docker_errors.APIError("gone", explanation="the engine is gone")
 
+    machine.request = machine.asked({**CPU, "repeats": "2"})
     first, second = machine.run_of("run-1"), machine.run_of("run-2")
-    machine.trains(*first, *second[:2], go)
+    machine.trains_in_turn(first, [*second[:2], go])
     result = machine.work()
     assert result.exit_code == ExitCode.TOOL
-    assert result.error.startswith("the Docker engine went away while container fake_0 ran: ")
+    assert result.error.startswith("the Docker engine went away while container fake_1 ran: ")
     assert result.runs == ["run-1", "run-2"]
     assert machine.bucket.record("run-1")["status"] == "completed"
     assert machine.bucket.record("run-2")["status"] == "failed"
@@ -526,7 +562,8 @@ def test_nobody_hearing_the_heart_is_no_reason_to_end(machine: Machine) -> None:
 
 def test_a_second_start_saves_what_the_first_has_left(machine: Machine) -> None:
     first, second = machine.run_of("run-1"), machine.run_of("run-2")
-    machine.trains(*first, *second[:2], until(lambda: machine.bucket.complete == ["run-1"]), _crash)
+    machine.request = machine.asked({**CPU, "repeats": "2"})
+    machine.trains_in_turn(first, [*second[:2], until(lambda: machine.bucket.complete == ["run-1"]), _crash])
     with pytest.raises(_Crash):
         machine.work()
     sent = dict(machine.bucket.held)
@@ -539,7 +576,9 @@ def test_a_second_start_saves_what_the_first_has_left(machine: Machine) -> None:
     assert machine.bucket.held.items() >= {name: sent[name] for name in sent if name.startswith("runs/")}.items()
     record = machine.bucket.record("run-2")
     assert (record["status"], record["error"]) == ("failed", broken)
-    assert len(machine.docker.containers.created) == 1
+    assert len(machine.docker.containers.created) == 2
+    # From the end of the first run, which the first start has charged.
+    assert machine.bucket.record("run-1")["cost"]["billed_to"] == record["cost"]["billed_from"]
 
 
 def test_that_a_run_has_begun_survives_the_end_of_power(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -577,6 +616,118 @@ def test_a_result_that_could_not_be_written_is_written_by_the_second_start(machi
     assert machine.bucket.record("run-1")["status"] == "completed"
 
 
+def run_of(number: int, batch_size: int = 4, *, block: int = 1) -> TaskRun:
+    return TaskRun(spec=RunSpec(device=Device.CPU, batch_size=batch_size), block=block, run_key=f"key-{number}")
+
+
+def test_a_sweeps_task_is_worked_through(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run that fails, by itself or before it began, stops no other; out of memory is a result."""
+    machine.sweeps(run_of(1), run_of(2, 8), run_of(3, 16), run_of(4, block=2), run_of(5, block=2))
+    failing = machine.run_of("run-1", status=Status.FAILED, run_key="key-1")
+    failing[1] = (failing[1][0], b"error: the loss is nan\nhint: a lower rate\n")
+    machine.trains_in_turn(
+        [ExitCode.RUN_FAILED, *failing],
+        [ExitCode.OUT_OF_MEMORY, *machine.run_of("run-2", status=Status.OUT_OF_MEMORY, run_key="key-2")],
+        [ExitCode.USAGE, (None, b"error: no such data\nhint: --download\n")],
+        machine.run_of("run-5", run_key="key-5"),
+    )
+    result = machine.work()
+    assert (result.exit_code, result.timed_out) == (ExitCode.RUN_FAILED, False)
+    assert (result.error, result.hint) == ("2 of 5 runs are missing: the loss is nan", "a lower rate")
+    assert sorted(machine.bucket.complete) == ["run-1", "run-2", "run-5"]
+    told = capsys.readouterr().out.splitlines()
+    assert [line for line in told if line.startswith("run ")] == [
+        "run 1 of 5: failed: the loss is nan",
+        "run 2 of 5: out of memory: the trainer ended with exit code 7",
+        "run 3 of 5: skipped: batch 8 of the same configuration ran out of memory",
+        "run 4 of 5: failed: no such data",
+        "run 5 of 5: completed",
+    ]
+    [first, *_] = [context_of(made.arguments) for made in machine.docker.containers.created]
+    assert (first["job"], first["run_key"]) == ({"name": "night", "task": 1, "block": 1, "position": 1}, "key-1")
+    billed = [machine.bucket.record(name)["cost"]["billed_s"] for name in ("run-1", "run-2", "run-5")]
+    assert billed == [160.0, 100.0, 100.0]
+
+
+def test_of_a_sweep_out_of_memory_and_what_is_in_the_store_are_no_failures(machine: Machine) -> None:
+    machine.sweeps(run_of(1), run_of(2, 8), run_of(3, 2))
+    for number, status in ((1, "completed"), (3, "failed")):
+        name = f"runs/earlier-{number}/{bundle.MANIFEST}"
+        machine.bucket.held[name] = b"{}"
+        machine.bucket.labels[name] = {"status": status, "run_key": f"key-{number}"}
+    machine.trains_in_turn(
+        [ExitCode.OUT_OF_MEMORY, *machine.run_of("run-2", status=Status.OUT_OF_MEMORY, run_key="key-2")],
+        machine.run_of("run-3", run_key="key-3"),
+    )
+    result = machine.work()
+    assert (result.exit_code, result.error, result.runs) == (0, "", ["run-2", "run-3"])
+    assert machine.bucket.lists == 1, "the store is asked once"
+
+
+def test_a_run_that_does_not_fit_before_the_end_is_not_started(machine: Machine) -> None:
+    machine.sweeps(run_of(1), run_of(2), run_of(3))
+    machine.landlord.deleted = machine.now_s + MARGIN_S + 250
+    machine.trains_in_turn(machine.run_of("run-1", run_key="key-1"), machine.run_of("run-2", run_key="key-2"))
+    result = machine.work()
+    assert (result.exit_code, result.timed_out, result.runs) == (ExitCode.RUN_FAILED, True, ["run-1", "run-2"])
+    missing = "1 of 3 runs are missing: the launch came to its time limit of 3600 s"
+    assert (result.error, result.hint) == (missing, "a longer --max-run-time")
+    assert [machine.bucket.record(name)["status"] for name in result.runs] == ["completed"] * 2
+
+
+def test_a_preemption_ends_the_task_and_only_the_run_under_way_was_preempted(machine: Machine) -> None:
+    machine.sweeps(run_of(1), run_of(2), run_of(3))
+    failed = [ExitCode.RUN_FAILED, *machine.run_of("run-1", status=Status.FAILED, run_key="key-1")]
+    run = machine.run_of("run-2", status=Status.INTERRUPTED, run_key="key-2")
+    signals = until(lambda: "SIGTERM" in machine.docker.containers.created[1].signals)
+    machine.trains_in_turn(failed, [ExitCode.INTERRUPTED, *run[:2], machine.landlord.taken.set, signals, run[2]])
+    result = machine.work()
+    assert (result.exit_code, result.preempted, result.error) == (ExitCode.RUN_FAILED, True, PREEMPTED)
+    assert [machine.bucket.record(name)["status"] for name in ("run-1", "run-2")] == ["failed", "preempted"]
+    assert len(machine.docker.containers.created) == 2
+
+
+def test_a_second_start_of_a_sweep_goes_on_with_what_is_missing(machine: Machine) -> None:
+    machine.sweeps(run_of(1), run_of(2), run_of(3))
+    second = machine.run_of("run-2", run_key="key-2")
+    machine.trains_in_turn(
+        machine.run_of("run-1", run_key="key-1"),
+        [*second[:2], until(lambda: machine.bucket.complete == ["run-1"]), _crash],
+    )
+    with pytest.raises(_Crash):
+        machine.work()
+    machine.stop = Stop()
+    machine.trains_in_turn(machine.run_of("run-2b", run_key="key-2"), machine.run_of("run-3", run_key="key-3"))
+    result = machine.work()
+    assert (result.exit_code, result.error) == (0, "")
+    assert result.runs == ["run-1", "run-2", "run-2b", "run-3"]
+    statuses = [machine.bucket.record(name)["status"] for name in result.runs]
+    assert statuses == ["completed", "failed", "completed", "completed"]
+    billed = sum(machine.bucket.record(name)["cost"]["billed_s"] for name in result.runs)
+    assert billed == machine.now_s - BOOTED_S, "together the VM's time"
+
+
+def test_a_run_that_breaks_the_machine_off_twice_is_given_up(machine: Machine) -> None:
+    machine.sweeps(run_of(1), run_of(2))
+    for _ in range(2):
+        machine.trains_in_turn([*machine.run_of(f"run-1{_}", run_key="key-1")[:2], _crash])
+        with pytest.raises(_Crash):
+            machine.work()
+        machine.stop = Stop()
+    machine.trains_in_turn(machine.run_of("run-2", run_key="key-2"))
+    result = machine.work()
+    missing = "1 of 2 runs are missing: it was broken off 2 times here"
+    assert (result.exit_code, result.error) == (ExitCode.RUN_FAILED, missing)
+    assert result.runs == ["run-10", "run-11", "run-2"]
+
+
+def test_a_bundle_that_was_made_for_a_trainer_that_made_none_is_sent(machine: Machine) -> None:
+    machine.docker.containers.exit_code, machine.docker.containers.out_of_memory = 137, True
+    result = machine.work()
+    assert (result.exit_code, result.error) == (ExitCode.OUT_OF_MEMORY, "the run was killed for want of memory")
+    assert machine.bucket.record(result.runs[0])["status"] == "out_of_memory"
+
+
 class _Crash(BaseException):
     """What no handler of ours sees, like SIGKILL."""
 
@@ -591,6 +742,7 @@ def test_main_reads_its_request_and_does_nothing_twice(
 ) -> None:
     monkeypatch.setattr(program, "landlord_of", lambda _: machine.landlord)
     machine.landlord.asked = machine.request.to_bytes()
+    machine.landlord.deleted = time.time() + 3600
     connected: list[Any] = []
     monkeypatch.setattr(
         program, "open_store", lambda *words, **named: connected.append((words, named)) or machine.bucket

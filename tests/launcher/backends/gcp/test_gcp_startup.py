@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -100,13 +101,13 @@ class Boot:
         """Something that the shims look at."""
         (self.own / name).write_text(text)
 
-    def start(self, *, driver: str = "preinstalled", image: str = IMAGE) -> Vm:
-        request = fake_vm.make_request(NAME, image, {"model": "$(touch /tmp/owned)"})
+    def start(self, *, driver: str = "preinstalled", image: str = IMAGE, **changes: Any) -> Vm:
+        request = fake_vm.make_request(NAME, image, {"model": "$(touch /tmp/owned)"}, **changes)
         return fake_vm.insert(self.compute, request, programs=PROGRAMS, driver=driver)
 
-    def run(self, *, driver: str = "preinstalled", image: str = IMAGE) -> Vm:
+    def run(self, *, driver: str = "preinstalled", image: str = IMAGE, **changes: Any) -> Vm:
         """From the insert to the VM's own deletion."""
-        vm = self.start(driver=driver, image=image)
+        vm = self.start(driver=driver, image=image, **changes)
         self.await_end(vm)
         return vm
 
@@ -367,6 +368,17 @@ def test_a_second_boot_after_the_run_had_begun_only_saves(held: bool, boot: Boot
     assert calls == [*["docker info"] * 3, "docker image inspect", *pulled, "docker ps", "docker run"]
     assert "the run had begun when the VM was stopped: saving what it left\n" in boot.log()
     assert boot.compute.instances == []
+
+
+def test_a_second_boot_of_a_sweep_waits_for_the_driver_with_which_it_goes_on(boot: Boot) -> None:
+    home = boot.folder / "root/var/lib/rooflaunch" / NAME
+    home.mkdir()
+    (home / agent_home.STARTED).touch()
+    boot.shims = {"nvidia-smi": NOTE + '[ "$(grep -c "^nvidia-smi" "$FAKE_VM/calls")" -ge 3 ]\n'}
+    boot.run(driver="install", task={"job": "night", "number": 1, "runs": []})
+    calls = [call.split(" -")[0] for call in boot.calls()]
+    assert calls[:4] == [*["nvidia-smi "] * 3, "docker info"]
+    assert calls[-1] == "docker run"
 
 
 def test_the_deletion_is_repeated_until_it_works(boot: Boot) -> None:
