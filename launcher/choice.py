@@ -9,12 +9,16 @@ _REQUIRED: Any = object()
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """What `launch <backend>` says of itself. `noun`: its machine in a sentence; `sent_to`: who gets a request."""
+    """What `launch <backend>` says of itself. `noun`: its machine in a sentence; `sent_to`: who gets a request.
+
+    `one_machine`: its options name a machine, where others name a kind of machine of which one can have several.
+    """
 
     help: str
     examples: str
     noun: str
     sent_to: str
+    one_machine: bool = False
 
 
 def choice(

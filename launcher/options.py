@@ -1,7 +1,7 @@
 """Options of several commands. One parameter per field of `RunSpec`, or of a backend's dataclass: they never differ."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, fields
 from enum import StrEnum
 from functools import wraps
@@ -74,6 +74,14 @@ def _parameter(option: Option) -> inspect.Parameter:
 
 def _keyword(name: str, annotation: Any, default: object = None) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def signed(command: Callable[..., Any], parameters: Iterable[inspect.Parameter]) -> Callable[..., Any]:
+    """`command` itself, with the signature that a command line is made from."""
+    whole = list(parameters)
+    command.__signature__ = inspect.Signature(whole)  # type: ignore[attr-defined] # how PEP 362 states a signature
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in whole}
+    return command
 
 
 def parameters_of(kind: type, *, required: bool = True) -> list[inspect.Parameter]:

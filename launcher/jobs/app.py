@@ -21,6 +21,7 @@ from launcher.options import (
     instance_of,
     parameters_of,
     run_options,
+    signed,
 )
 from workload.contract.errors import UsageError
 from workload.contract.spec import CONFIG_NAME
@@ -126,9 +127,7 @@ def declare(command: Callable[..., int], options: list[inspect.Parameter], *, be
         if parameter.kind is not inspect.Parameter.VAR_KEYWORD
     ]
     at = [parameter.name for parameter in own].index(before)
-    whole = [*own[:at], *options, *own[at:]]
-    command.__signature__ = inspect.Signature(whole)  # type: ignore[attr-defined] # how PEP 362 states a signature
-    command.__annotations__ = {parameter.name: parameter.annotation for parameter in whole}
+    signed(command, [*own[:at], *options, *own[at:]])
 
 
 def with_where(command: Callable[..., int]) -> Callable[..., int]:

@@ -131,11 +131,11 @@ def run(app: typer.Typer, name: str) -> int:
 NOISE = re.compile(r"Value error, |Input (?=should)|, unable to parse string as an? \w+")
 
 
-def _plainly(error: Any) -> str:
-    """Typer's message without the words of its library, and with the value where it leaves that out."""
+def plainly(error: Any, typed: Sequence[str]) -> str:
+    """Typer's message without the words of its library, and with the value that was typed where it leaves that out."""
     message: str = NOISE.sub("", error.format_message())
     flags = getattr(getattr(error, "param", None), "opts", ())
-    values = [value for flag, value in itertools.pairwise(sys.argv) if flag in flags]
+    values = [value for flag, value in itertools.pairwise(typed) if flag in flags]
     return f"{message}; got '{values[-1]}'" if values and values[-1] not in message else message
 
 
@@ -149,7 +149,7 @@ def _explained(error: Any, name: str, command: Any) -> UsageError:
         else " ".join([name, *(word for word in sys.argv[1:2] if word in command.commands)])
     )
     if context is None or not hasattr(error, "possibilities"):
-        return UsageError(_plainly(error), hint=f"{path} --help")
+        return UsageError(plainly(error, sys.argv), hint=f"{path} --help")
     options = context.command.get_params(context)
     flags = {flag.lstrip("-"): flag for option in options for flag in (*option.opts, *option.secondary_opts)}
     near = difflib.get_close_matches(str(wrong).lstrip("-"), flags, n=1)

@@ -22,6 +22,7 @@ COMMAND = Command(
     examples=EXAMPLES,
     noun="job",
     sent_to="the machine",
+    one_machine=True,
 )
 
 

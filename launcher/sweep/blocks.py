@@ -1,0 +1,98 @@
+"""From configurations to blocks to the tasks of machines, and the key of each run. Pure; the same for ever.
+
+Keys and orders are SHA-256 of text: they depend on no version of Python, no machine and no other configuration. A block
+has the same order at every place, so that places are compared at the same positions.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from launcher.sweep.places import Configuration, Place, PlacePlan, Sweep
+from workload.contract.spec import RunSpec, options
+from workload.contract.task import Task, TaskRun
+
+KEY_DIGITS = 16
+# Blocks are counted apart; where data lies, and whether it has to be downloaded first, changes nothing of a run.
+NOT_IN_KEY = frozenset({"repeats", "data_dir", "download"})
+
+
+def run_key(spec: RunSpec, block: int, *, code: str, asked: Mapping[str, Any]) -> str:
+    """16 hex digits for a run as it was asked for: options, block, code or image, and place.
+
+    Of the options those that differ from their default, so that a new one changes no key of older runs.
+    """
+    plain = spec.to_json()
+    usual = {option.name: option.default for option in options()}
+    changed = {name: value for name, value in plain.items() if name not in NOT_IN_KEY and value != usual[name]}
+    return _digest({"options": changed, "block": block, "code": code, "place": asked})[:KEY_DIGITS]
+
+
+def in_order(configurations: Iterable[Configuration], *, seed: int, block: int) -> list[Configuration]:
+    """A block's order: that of the SHA-256 of seed, block and what the matrix says of a configuration.
+
+    So a configuration more or less leaves the others in their order.
+    """
+    return sorted(
+        configurations,
+        key=lambda configuration: _digest({"seed": seed, "block": block, "values": configuration.values}),
+    )
+
+
+def plan_place(
+    place: Place,
+    configurations: Sequence[Configuration],
+    *,
+    name: str,
+    repeats: int,
+    seed: int,
+    code: str,
+    origin: Mapping[str, Any] | None = None,
+    done: Iterable[str] = (),
+) -> PlacePlan:
+    """The blocks of a place, shared out among its machines: block 1 to the first, block 2 to the second, and so on."""
+    runs_by_machine: dict[int, list[TaskRun]] = {}
+    for block in range(1, repeats + 1):
+        ordered = in_order(configurations, seed=seed, block=block)
+        runs_by_machine.setdefault(place.machine_of(block), []).extend(
+            TaskRun(
+                spec=configuration.spec,
+                block=block,
+                position=position,
+                run_key=run_key(configuration.spec, block, code=code, asked=place.asked),
+            )
+            for position, configuration in enumerate(ordered, start=1)
+        )
+    return PlacePlan(
+        place=place,
+        tasks=tuple(Task(job=name, number=number, runs=tuple(runs)) for number, runs in runs_by_machine.items()),
+        done=frozenset(done),
+        configurations=tuple(configurations),
+        origin=origin or {},
+        code=code,
+    )
+
+
+def with_repeats(sweep: Sweep, repeats: int) -> Sweep:
+    """The same with more blocks, or fewer: those that both have are the same runs, on the same machines."""
+    places = tuple(
+        plan_place(
+            plan.place,
+            plan.configurations,
+            name=sweep.name,
+            repeats=repeats,
+            seed=sweep.seed,
+            code=plan.code,
+            origin=plan.origin,
+            done=plan.done,
+        )
+        for plan in sweep.places
+    )
+    return replace(sweep, repeats=repeats, places=places)
+
+
+def _digest(values: Mapping[str, Any]) -> str:
+    text = json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode("ascii")).hexdigest()

@@ -1,0 +1,471 @@
+"""The file of `launch sweep`: read, checked and combined into the configurations of each place. Asks nobody.
+
+What is wrong with it is a `UsageError` that names the file and the key, with the nearest right one.
+"""
+
+import difflib
+import importlib
+import itertools
+import math
+import re
+import tomllib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from launcher.backends import BACKENDS
+from launcher.choice import flag_of
+from launcher.machine.options import LocalOptions
+from launcher.options import instance_of, parameters_of, signed
+from launcher.sweep.places import LOCAL, Configuration, Place
+from workload.contract.errors import UsageError
+from workload.contract.program import plainly
+from workload.contract.spec import Option, Origin, RunSpec, options, resolve
+from workload.contract.text import counted
+
+# One run has no interval, and two have one that is 4 times as wide as that of three (Student t).
+USUAL_REPEATS = 3
+# More is a slip in a file, or weeks: at half a minute a run these take three days of one machine.
+MANY_RUNS = 10_000
+# Part of names of jobs and of labels of a store.
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+TOP = ("name", "repeats", "seed", "defaults", "matrix", "exclude", "on")
+OWN_OF_PLACE = ("backend", "name", "machines")
+# Of a place: what it costs, how long it may take and where its results go changes nothing of what is measured there;
+# the image is in the key by its content.
+NOT_MEASURED = frozenset(
+    {
+        *("max_run_time_s", "rerun_preempted"),
+        *("max_cost_usd", "usd_per_h", "project", "service_account"),
+        *("bucket", "repository", "image"),
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlaceMatrix:
+    """A place with its configurations, in the order of the file; `origin`: who set their options."""
+
+    place: Place
+    configurations: tuple[Configuration, ...]
+    origin: Mapping[str, Origin]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matrix:
+    """A whole file; `warnings`: what is in it without an effect."""
+
+    name: str
+    repeats: int
+    seed: int
+    places: tuple[PlaceMatrix, ...]
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def runs(self) -> int:
+        """Of all places and blocks."""
+        return self.repeats * sum(len(place.configurations) for place in self.places)
+
+
+def load(path: Path) -> Mapping[str, Any]:
+    """The content of a TOML file; `UsageError` for one that cannot be read."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UsageError(
+            f"there is no matrix '{path}'", hint=f"launch sweep --example imagenette > {path.name}"
+        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"'{path}' cannot be read: {error}", hint="name a TOML file") from error
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(
+            f"'{path}' is no TOML: {error}", hint="launch sweep --example imagenette shows a matrix"
+        ) from error
+
+
+def read(
+    table: Mapping[str, Any],
+    *,
+    file: Path,
+    environment: Mapping[str, str],
+    config_folder: Path | None,
+    only: Sequence[str] = (),
+    many: bool = False,
+) -> Matrix:
+    """What a file asks for. `only`: the places that are wanted, of all; `many`: more than `MANY_RUNS` are meant."""
+    return _Reader(table, file=file, environment=environment, config_folder=config_folder).read(only, many=many)
+
+
+class _Reader:
+    def __init__(
+        self, table: Mapping[str, Any], *, file: Path, environment: Mapping[str, str], config_folder: Path | None
+    ) -> None:
+        self._table, self._file = table, file
+        self._environment, self._config_folder = environment, config_folder
+        # Repeats are blocks: they stand at the top.
+        self._options = {option.name: option for option in options() if option.name != "repeats"}
+
+    def read(self, only: Sequence[str], *, many: bool) -> Matrix:
+        self._known(self._table, TOP, where="")
+        name = self._name()
+        defaults = self._run_options(self._section("defaults"), "[defaults]")
+        axes = self._axes()
+        places = [(entry, self._place(entry, number)) for number, entry in enumerate(self._tables("on"), start=1)]
+        if not places:
+            raise self._error("no place: where should it run?", hint='[[on]] with backend = "local", or "gcp" and gpu')
+        self._require_distinct([place for _, place in places])
+        excludes = self._excludes(axes, [place.name for _, place in places])
+        wanted = [(entry, place) for entry, place in places if place.name in self._wanted(only, places)]
+        repeats = self._repeats()
+        self._require_few(axes, repeats, len(wanted), many=many)
+        used: set[int] = set()
+        made = tuple(self._at(entry, place, defaults, axes, excludes, used) for entry, place in wanted)
+        unused = [rule.text for number, rule in enumerate(excludes) if number not in used and rule.concerns(wanted)]
+        warnings = tuple(f"{self._file}: an [[exclude]] matches nothing: {text}" for text in unused)
+        return Matrix(name=name, repeats=repeats, seed=self._seed(), places=made, warnings=warnings)
+
+    # The top.
+
+    def _name(self) -> str:
+        name = self._table.get("name", self._file.stem)
+        if not isinstance(name, str) or not NAME.fullmatch(name):
+            raise self._error(
+                f"name must be up to 63 letters, digits, '.', '_' or '-'; got '{name}'", hint='name = "night-1"'
+            )
+        return name
+
+    def _seed(self) -> int:
+        seed = self._table.get("seed", 0)
+        if not isinstance(seed, int) or isinstance(seed, bool):
+            raise self._error(f"seed must be an integer; got '{seed}'", hint="seed = 0")
+        return seed
+
+    def _repeats(self) -> int:
+        """The file's, else that of environment or rooflaunch.toml, else the usual one."""
+        if "repeats" in self._table:
+            [option] = [option for option in options() if option.name == "repeats"]
+            return int(self._parsed(option, self._table["repeats"], "", list_hint=False))
+        resolved = resolve({}, self._environment, self._config_folder)
+        return resolved.spec.repeats if "repeats" in resolved.origin else USUAL_REPEATS
+
+    def _axes(self) -> dict[str, tuple[Any, ...]]:
+        """The options that vary, each with its values."""
+        section = self._section("matrix")
+        if not section:
+            raise self._error("the matrix is empty: no option varies", hint='[matrix] with model = ["resnet18"]')
+        axes = {}
+        for name, values in section.items():
+            option = self._option(name, "[matrix]")
+            if not isinstance(values, list):
+                raise self._error(
+                    f"[matrix] {name} must be a list; got '{values}'", hint=f"{name} = [{_toml(values)}], or [defaults]"
+                )
+            if not values:
+                raise self._error(f"the matrix is empty: {name} has no values", hint=f"{name} = [{_example(option)}]")
+            parsed = [self._parsed(option, value, f"[matrix] {name}: ") for value in values]
+            twice = next((value for value in parsed if parsed.count(value) > 1), None)
+            if twice is not None:
+                raise self._error(f"[matrix] {name} has {_toml(twice)} twice", hint="leave one of them out")
+            axes[name] = tuple(parsed)
+        return axes
+
+    def _excludes(self, axes: Mapping[str, tuple[Any, ...]], places: Sequence[str]) -> list["_Exclude"]:
+        rules = []
+        for number, entry in enumerate(self._tables("exclude"), start=1):
+            where = f"[[exclude]] {number}"
+            values = {key: value if isinstance(value, list) else [value] for key, value in entry.items()}
+            self._known(values, [*axes, "on"], where=f"{where}: ", kind="an option of [matrix], nor on")
+            if not values.keys() - {"on"}:
+                raise self._error(f"{where} names no option of [matrix]", hint=f"{next(iter(axes))} = …")
+            names = values.pop("on", [])
+            for name in names:
+                if name not in places:
+                    raise self._error(
+                        f"{where}: no place is named '{name}'", hint=_nearest(str(name), places, "the places are")
+                    )
+            parsed = {
+                key: tuple(self._parsed(self._options[key], value, f"{where} {key}: ") for value in listed)
+                for key, listed in values.items()
+            }
+            text = ", ".join(f"{key} = {_toml(value)}" for key, value in entry.items())
+            rules.append(_Exclude(values=parsed, on=tuple(names), text=text))
+        return rules
+
+    def _require_few(self, axes: Mapping[str, tuple[Any, ...]], repeats: int, places: int, *, many: bool) -> None:
+        """Before anything is combined: a slip can mean more combinations than fit into memory."""
+        combinations = math.prod(map(len, axes.values()))
+        runs = combinations * repeats * places
+        if runs > MANY_RUNS and not many:
+            raise self._error(
+                f"{combinations:,} combinations, {counted(repeats, 'repeat')} and {counted(places, 'place')} are "
+                f"{runs:,} runs before [[exclude]], more than {MANY_RUNS:,}",
+                hint="fewer values, or --yes if they are meant",
+            )
+
+    # A place.
+
+    def _place(self, entry: Mapping[str, Any], number: int) -> Place:
+        where = f"[[on]] {entry.get('name') or number}"
+        backend = entry.get("backend")
+        known = (LOCAL, *BACKENDS)
+        if backend not in known:
+            problem = "has no backend" if backend is None else f"has the unknown backend '{backend}'"
+            raise self._error(f"{where} {problem}", hint=_nearest(str(backend or ""), known, "backend is one of"))
+        kinds, one_machine = _kinds_of(str(backend))
+        keys = {key: item for kind in kinds for item in fields(kind) for key in (item.name, _key_of(item))}
+        self._known(entry, [*OWN_OF_PLACE, *keys, *self._options], where=f"{where}: ", kind=f"an option of {backend}")
+        words = [
+            word for key, value in entry.items() if key in keys for word in self._words(keys[key], key, value, where)
+        ]
+        made = self._instances(str(backend), kinds, words, where)
+        asked = {name: value for one in made for name, value in _changed(one).items() if name not in NOT_MEASURED}
+        name = entry.get("name", _usual_name(str(backend), asked, entry.get("device")))
+        if not isinstance(name, str) or not NAME.fullmatch(name):
+            raise self._error(
+                f"{where}: name must be up to 63 letters, digits, '.', '_' or '-'; got '{name}'", hint='name = "t4"'
+            )
+        return Place(
+            name=name,
+            backend=str(backend),
+            options=made[0],
+            where=made[1] if len(made) > 1 else None,
+            asked={"name": name, "backend": backend, **asked},
+            machines=self._machines(entry, where, str(backend), one_machine=one_machine),
+        )
+
+    def _machines(self, entry: Mapping[str, Any], where: str, backend: str, *, one_machine: bool) -> int:
+        machines = entry.get("machines", 1 if one_machine else 0)
+        if not isinstance(machines, int) or isinstance(machines, bool) or (machines < 1 and "machines" in entry):
+            raise self._error(
+                f"{where}: machines must be a positive integer; got '{machines}'", hint="machines = 3, or leave it out"
+            )
+        if one_machine and machines != 1:
+            raise self._error(
+                f"{where}: {backend} is one machine; got machines = {machines}", hint="an [[on]] for each machine"
+            )
+        return machines
+
+    def _instances(self, backend: str, kinds: Sequence[type], words: list[str], where: str) -> list[Any]:
+        """The dataclasses of `launch <backend>` from what its command line would make of these words."""
+        try:
+            command = command_of([parameter for kind in kinds for parameter in parameters_of(kind)])
+            with command.make_context(where, [*words]) as context:
+                arguments = dict(context.params)
+            made = [instance_of(kind, arguments) for kind in kinds]
+            if isinstance(made[0], LocalOptions):
+                made[0].limits()
+        except typer.TyperException as error:
+            text = plainly(error, [part for word in words for part in word.partition("=")[::2]])
+            own_words = re.sub(r"'--([a-z-]+)'", lambda flag: flag[1].replace("-", "_"), text)
+            raise self._error(f"{where}: {own_words.rstrip('.')}", hint=f"launch {backend} --help") from error
+        except UsageError as error:
+            raise self._error(f"{where}: {error}", hint=error.hint) from error
+        return made
+
+    def _words(self, item: Any, key: str, value: object, where: str) -> Iterator[str]:
+        """What one would type for a key and its value."""
+        flag = flag_of(item)
+        if isinstance(value, bool):
+            if value or item.default is not False:
+                yield flag if value else f"--no-{flag[2:]}"
+        elif isinstance(value, list) and isinstance(item.default, tuple):
+            for one in value:
+                yield from self._words(item, key, one, where)
+        elif isinstance(value, str | int | float):
+            # `max_run_time_s` says its unit, `max_run_time` is text as it is typed.
+            unit = "s" if key == item.name and key.endswith("_s") and not isinstance(value, str) else ""
+            yield f"{flag}={value}{unit}"
+        else:
+            raise self._error(
+                f"{where}: {key} must be one value; got '{_toml(value)}'", hint=f"an [[on]] for each {key}"
+            )
+
+    def _require_distinct(self, places: Sequence[Place]) -> None:
+        names = [place.name for place in places]
+        for name in names:
+            if names.count(name) > 1:
+                raise self._error(f"two places are named '{name}'", hint=f'name = "{name}-2" in one of the [[on]]')
+
+    def _wanted(self, only: Sequence[str], places: Sequence[tuple[Any, Place]]) -> Collection[str]:
+        names = [place.name for _, place in places]
+        for name in only:
+            if name not in names:
+                raise self._error(f"no place is named '{name}'", hint=_nearest(name, names, "--on is one of"))
+        return set(only) or set(names)
+
+    def _at(
+        self,
+        entry: Mapping[str, Any],
+        place: Place,
+        defaults: Mapping[str, object],
+        axes: Mapping[str, tuple[Any, ...]],
+        excludes: Sequence["_Exclude"],
+        used: set[int],
+    ) -> PlaceMatrix:
+        """The configurations of one place; which of the excludes were of use is added to `used`."""
+        own = self._run_options({key: value for key, value in entry.items() if key in self._options}, place.name)
+        for name in own.keys() & axes.keys():
+            raise self._error(
+                f"[[on]] {place.name} sets {name}, which [matrix] varies",
+                hint=f'[[exclude]] with on = "{place.name}" and the values of {name} that it should not have',
+            )
+        kept = []
+        for values in itertools.product(*axes.values()):
+            combination = dict(zip(axes, values, strict=True))
+            matching = [number for number, rule in enumerate(excludes) if rule.matches(combination, place.name)]
+            used.update(matching)
+            if not matching:
+                kept.append(combination)
+        if not kept:
+            raise self._error(
+                f"[[on]] {place.name} has nothing to do: every combination is excluded", hint="fewer [[exclude]]"
+            )
+        base = self._resolved({**defaults, **own, **kept[0]}, place, kept[0])
+        once = replace(base.spec, repeats=1)
+        made = tuple(Configuration(values=values, spec=self._checked(once, place, values)) for values in kept)
+        origin = {name: source for name, source in base.origin.items() if name != "repeats"}
+        return PlaceMatrix(place=place, configurations=made, origin=origin)
+
+    def _resolved(self, given: Mapping[str, object], place: Place, values: Mapping[str, Any]) -> Any:
+        try:
+            return resolve(given, self._environment, self._config_folder)
+        except UsageError as error:
+            raise self._impossible(place, values, error) from error
+
+    def _checked(self, once: RunSpec, place: Place, values: Mapping[str, Any]) -> RunSpec:
+        try:
+            return replace(once, **values).checked()
+        except UsageError as error:
+            raise self._impossible(place, values, error) from error
+
+    def _impossible(self, place: Place, values: Mapping[str, Any], error: UsageError) -> UsageError:
+        return impossible(self._file, place, values, error)
+
+    # Parts of all.
+
+    def _section(self, name: str) -> Mapping[str, Any]:
+        section = self._table.get(name, {})
+        if not isinstance(section, dict):
+            raise self._error(f"{name} must be a table; got '{section}'", hint=f"[{name}]")
+        return section
+
+    def _tables(self, name: str) -> list[Mapping[str, Any]]:
+        tables = self._table.get(name, [])
+        if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+            raise self._error(f"{name} must be a list of tables; got '{tables}'", hint=f"[[{name}]]")
+        return tables
+
+    def _run_options(self, section: Mapping[str, Any], where: str) -> dict[str, object]:
+        return {
+            key: self._parsed(self._option(key, where), value, f"{where} {key}: ") for key, value in section.items()
+        }
+
+    def _option(self, name: str, where: str) -> Option:
+        if name == "repeats":
+            raise self._error(
+                f"{where} repeats: a repeat is a block of the whole matrix", hint="repeats = 3 at the top of the file"
+            )
+        self._known([name], self._options, where=f"{where} ", kind="a run option")
+        return self._options[name]
+
+    def _parsed(self, option: Option, value: object, where: str, *, list_hint: bool = True) -> Any:
+        if isinstance(value, list | dict):
+            hint = f"[matrix] with {option.name} = […], or one value" if list_hint else f"{option.name} = 3"
+            raise self._error(f"{where}{option.label} must be one value; got '{value}'", hint=hint)
+        try:
+            return option.parse(value)
+        except UsageError as error:
+            raise self._error(f"{where}{error}", hint=f"{option.name} = {_example(option)}") from error
+
+    def _known(self, keys: Collection[str], known: Collection[str], *, where: str, kind: str = "") -> None:
+        for key in keys:
+            if key not in known:
+                rule = f", which is not {kind}" if kind else ""
+                raise self._error(
+                    f"{where}unknown key '{key}'{rule}", hint=_nearest(key.replace("-", "_"), known, "the keys are")
+                )
+
+    def _error(self, text: str, *, hint: str) -> UsageError:
+        return UsageError(f"{self._file}: {text}", hint=hint)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Exclude:
+    values: Mapping[str, tuple[Any, ...]]
+    on: tuple[str, ...]
+    text: str
+
+    def matches(self, combination: Mapping[str, Any], place: str) -> bool:
+        """Whether it takes this combination out."""
+        here = not self.on or place in self.on
+        return here and all(combination[name] in values for name, values in self.values.items())
+
+    def concerns(self, wanted: Sequence[tuple[Any, Place]]) -> bool:
+        """Whether one of these places is meant."""
+        return not self.on or any(place.name in self.on for _, place in wanted)
+
+
+def impossible(file: Path, place: Place, values: Mapping[str, Any], error: UsageError) -> UsageError:
+    """The error for a combination that a place cannot run, with the entry that leaves it out."""
+    rule = ", ".join(f"{name} = {_toml(value)}" for name, value in values.items())
+    return UsageError(
+        f"{file}: at [[on]] {place.name}, with {rule}: {error}",
+        hint=f'[[exclude]] with on = "{place.name}" and what cannot be there, or {error.hint}',
+    )
+
+
+def command_of(parameters: Sequence[Any]) -> Any:
+    """A command with these options and nothing else: what its words are checked by."""
+
+    def command(**_: Any) -> None:
+        """Nothing: only its options are of use."""
+
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    app.command()(signed(command, parameters))
+    return typer.main.get_command(app)
+
+
+def _kinds_of(backend: str) -> tuple[tuple[type, ...], bool]:
+    """The dataclasses of a backend's options, and whether it is one machine."""
+    if backend == LOCAL:
+        return (LocalOptions,), True
+    module = importlib.import_module(f"{BACKENDS[backend]}.options")
+    return (module.Options, module.Where), module.COMMAND.one_machine
+
+
+def _key_of(item: Any) -> str:
+    """As a file names it: the flag, with _ for -."""
+    return flag_of(item)[2:].replace("-", "_")
+
+
+def _changed(made: Any) -> dict[str, Any]:
+    """What differs from the defaults, as plain values."""
+    values = {item.name: getattr(made, item.name) for item in fields(made) if getattr(made, item.name) != item.default}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def _usual_name(backend: str, asked: Mapping[str, Any], device: object) -> str:
+    what = asked.get("gpu") or asked.get("host") or device or ""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", f"{backend}-{what}".strip("-"))
+
+
+def _nearest(word: str, known: Collection[str], otherwise: str) -> str:
+    near = difflib.get_close_matches(word, known, n=1)
+    return f"did you mean {near[0]}?" if near else f"{otherwise} {', '.join(dict.fromkeys(known))}"
+
+
+def _example(option: Option) -> str:
+    if option.kind is bool:
+        return "true"
+    return option.example if option.is_number else f'"{option.example}"'
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    return f'"{value}"' if isinstance(value, str) else str(value)

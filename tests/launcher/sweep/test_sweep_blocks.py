@@ -1,0 +1,99 @@
+from collections import Counter
+from itertools import product
+
+from launcher.sweep.blocks import in_order, plan_place, run_key, with_repeats
+from launcher.sweep.places import Configuration, Place, PlacePlan, Sweep
+from workload.contract.spec import Device, Precision, RunSpec
+
+T4 = {"name": "t4", "backend": "gcp", "gpu": "t4", "zones": ["us-central1-a"]}
+HERE = {"name": "local", "backend": "local"}
+CODE = "sha256:" + 64 * "0"
+
+
+def configurations(*models: str) -> tuple[Configuration, ...]:
+    return tuple(
+        Configuration(values={"model": model, "batch_size": size}, spec=RunSpec(model=model, batch_size=size))
+        for model, size in product(models, (32, 64))
+    )
+
+
+def planned(*models: str, repeats: int = 3, machines: int = 1, seed: int = 0) -> PlacePlan:
+    place = Place(name="t4", backend="gcp", asked=T4, machines=machines)
+    return plan_place(place, configurations(*models), name="night", repeats=repeats, seed=seed, code=CODE)
+
+
+def test_keys_are_the_same_for_ever() -> None:
+    """Another key means that everybody's runs are measured again: change these for a reason only."""
+    plain = RunSpec()
+    full = RunSpec(
+        model="vit_b_16", device=Device.CUDA, batch_size=64, precision=Precision.AMP, min_seconds=0.5, compile=True
+    )
+    assert {
+        "plain": run_key(plain, 1, code=CODE, asked=HERE),
+        "block 2": run_key(plain, 2, code=CODE, asked=HERE),
+        "full": run_key(full, 1, code=CODE, asked=HERE),
+        "t4": run_key(full, 1, code=CODE, asked=T4),
+        "code": run_key(full, 1, code="commit", asked=T4),
+        "text": run_key(RunSpec(dataset="/data/Größe"), 1, code=CODE, asked=HERE),
+    } == {
+        "plain": "9e6e893c80e8c39a",
+        "block 2": "cfdd3902fec4346c",
+        "full": "b630f29ee5737fec",
+        "t4": "567a704cc393995d",
+        "code": "62099903326ad517",
+        "text": "cbb712b31d89ed9f",
+    }
+
+
+def test_what_says_nothing_of_the_measurement_is_in_no_key() -> None:
+    key = run_key(RunSpec(dataset="cifar10"), 1, code=CODE, asked=HERE)
+    same = RunSpec(dataset="cifar10", data_dir="/mnt", download=True, repeats=3, model="resnet18")
+    assert run_key(same, 1, code=CODE, asked=HERE) == key
+    assert run_key(same, 1, code=CODE, asked=dict(reversed(HERE.items()))) == key
+
+
+def test_every_block_has_every_configuration_once_in_an_order_of_its_own() -> None:
+    blocks = [[one.text for one in in_order(configurations("a", "b", "c"), seed=0, block=n)] for n in (1, 2, 3)]
+    assert [len(set(block)) for block in blocks] == [6, 6, 6]
+    assert blocks[0] != blocks[1] != blocks[2] != blocks[0]
+    assert blocks[0] == [
+        "b, batch_size 32",
+        "a, batch_size 32",
+        "c, batch_size 32",
+        "c, batch_size 64",
+        "b, batch_size 64",
+        "a, batch_size 64",
+    ]
+
+
+def test_an_order_does_not_depend_on_the_other_configurations() -> None:
+    fewer, more = configurations("a", "b"), configurations("a", "x", "b")
+    kept = [one for one in in_order(more, seed=3, block=1) if one in fewer]
+    assert kept == in_order(fewer, seed=3, block=1)
+
+
+def test_orders_are_like_random_ones() -> None:
+    """First places of 6 configurations in 3,000 blocks: 500 each, within four standard deviations (20)."""
+    first = Counter(in_order(configurations("a", "b", "c"), seed=0, block=n)[0].text for n in range(3000))
+    assert all(abs(count - 500) < 82 for count in first.values()), first
+
+
+def test_blocks_are_shared_out_among_machines() -> None:
+    plan = planned("a", "b", repeats=5, machines=2)
+    assert [(task.job, task.number, [run.block for run in task.runs]) for task in plan.tasks] == [
+        ("night", 1, [1, 1, 1, 1, 3, 3, 3, 3, 5, 5, 5, 5]),
+        ("night", 2, [2, 2, 2, 2, 4, 4, 4, 4]),
+    ]
+    assert [run.position for run in plan.tasks[1].runs] == [1, 2, 3, 4, 1, 2, 3, 4]
+    assert [len(task.runs) for task in planned("a", machines=0).tasks] == [2, 2, 2]
+    assert len(planned("a", repeats=2, machines=9).tasks) == 2
+    assert len({run.run_key for run in plan.runs}) == 20
+
+
+def test_more_blocks_leave_the_earlier_ones_as_they_are() -> None:
+    sweep = Sweep(name="night", repeats=2, seed=0, places=(planned("a", "b", repeats=2, machines=2),))
+    more = with_repeats(sweep, 4)
+    assert more == Sweep(name="night", repeats=4, seed=0, places=(planned("a", "b", repeats=4, machines=2),))
+    before, after = sweep.places[0].tasks, more.places[0].tasks
+    assert all(later.runs[: len(early.runs)] == early.runs for early, later in zip(before, after, strict=True))
+    assert with_repeats(more, 2) == sweep
