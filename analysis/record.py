@@ -6,9 +6,10 @@ is derived here.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from analysis import model_work
 from workload.contract import record as contract
 from workload.contract.bundle import Status
 from workload.contract.fields import RANGES, Kind, instant
@@ -26,6 +27,8 @@ DERIVED: Mapping[str, Kind] = {
     "ceiling_conditions": Kind.TEXT,
     "region": Kind.TEXT,
     "peak_memory_bytes": Kind.NUMBER,
+    # What FLOP and bytes by formula rest on that nobody said, as the size of the images.
+    "work_assumption": Kind.TEXT,
 }
 # Column of `runs` -> its type.
 RUN_COLUMNS: Mapping[str, Kind] = {
@@ -70,9 +73,14 @@ def row_of(document: Mapping[str, Any]) -> Row:
     """The row of the content of one run.json; `BundleError` where `record.read` refuses it."""
     reading = contract.read(document)
     run, remarks = reading.record, list(reading.remarks)
+    # A run from elsewhere brings no count of its model, and the formulas know the model by its name.
+    by_name = model_work.of_spec(run.spec) if run.imported is not None and run.complexity is None else None
+    if by_name is not None:
+        run = replace(run, complexity=by_name.complexity)
     sections = {names: _section(run, names) for names in SECTIONS}
     cells = {column: _cell(sections[names], name, kind) for column, names, name, kind in CELLS}
     cells |= {"path": None, "kernels_file": None, **_derived(run)}
+    cells["work_assumption"] = by_name.assumption if by_name else None
     if run.status is Status.COMPLETED and run.imported is None:
         remarks += [
             f"run.json: {leaf.where} is absent or 0, and yet the run completed"

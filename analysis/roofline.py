@@ -6,12 +6,10 @@ comes from the run without a profiler, whose counters give FLOP and bytes alone.
 """
 
 import math
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
-from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,6 +18,8 @@ import pandas as pd
 from analysis.breakdown import COLUMNS, breakdown, in_steps, l2_bytes_are, per_step
 from analysis.configurations import CONFIGURATION, DEVICE, PLACE, SOFTWARE, WORK_NAMED, Group, completed, group
 from analysis.loading import Results
+from analysis.lower_bound import LOWER_BOUND, counted_over_model, model_warning, reasons
+from analysis.ncu.families import is_backward
 from analysis.statistics import over_runs
 from workload.contract import peaks
 from workload.contract.environment_record import DeviceFacts
@@ -27,7 +27,6 @@ from workload.contract.errors import BundleError
 from workload.contract.peaks import Gpu, Peak
 from workload.contract.text import percent, si
 from workload.contract.verdict import ABOVE_CEILING, INPUT_BOUND_FRACTION, Bound, by_fractions
-from workload.contract.vocabulary import MODEL_RATIO_FROM, MODEL_RATIO_TO
 
 # A figure above a roof by rounding alone does not count as above.
 ABOVE = 1 + 1e-9
@@ -42,6 +41,8 @@ class WorkSource(StrEnum):
 
     COUNTERS = "counters"
     MODELLED = "modelled"
+    # Counters over the profiler's own time, where nobody timed the step without it.
+    PROFILER = "under the profiler"
 
 
 class RoofKind(StrEnum):
@@ -99,26 +100,6 @@ class PointRow:
     counted_over_model: float | None
     flop_is_lower_bound: bool
     note: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShiftRow:
-    """A row of `shifts`."""
-
-    place: str | None
-    device_name: str | None
-    model: str
-    source: str
-    changed: str
-    left: str
-    right: str
-    at: str | None
-    intensity_left: float | None
-    intensity_right: float | None
-    intensity_ratio: float | None
-    flop_per_s_ratio: float | None
-    bound_left: str | None
-    bound_right: str | None
 
 
 def names_of(row: "type[DataclassInstance]") -> tuple[str, ...]:
@@ -187,23 +168,6 @@ def classify(work: Work, *, step_s: float, roof: Roof, data_wait_fraction: float
 def is_input_bound(data_wait_fraction: float | None) -> bool:
     """Whether waiting for data takes so much of the wall time that the step does not decide the throughput."""
     return data_wait_fraction is not None and data_wait_fraction > INPUT_BOUND_FRACTION
-
-
-def counted_over_model(counted_flop: float | None, model_flop: float | None) -> float | None:
-    """Executed FLOP by those of the model's formulas."""
-    return counted_flop / model_flop if counted_flop is not None and model_flop else None
-
-
-def model_warning(ratio: float | None) -> str | None:
-    """What to say where a counter and the formulas disagree by more than kernels explain."""
-    if ratio is None or MODEL_RATIO_FROM <= ratio <= MODEL_RATIO_TO:
-        return None
-    cause = (
-        "tensor operations or the backward pass are missing"
-        if ratio < MODEL_RATIO_FROM
-        else "padding, recomputation, or more steps than were said"
-    )
-    return f"counted FLOP are {ratio:.3g} x the model's: {cause}"
 
 
 # --- roofs
@@ -318,23 +282,96 @@ def points(results: Results) -> pd.DataFrame:
 
     `flop_per_s`: FLOP of a step by the median over runs of their median unprofiled step time, with its 95 % interval
     over runs; NaN where no step was timed. Modelled bytes are an interval, and so is the intensity: `intensity_low`
-    and `intensity_high`, between them the point; counted bytes are one figure. `roof` says which roof
-    `roof_flop_per_s` is of: the measured one, or the vendor's where none was measured. `fraction_of_peak` is of the
-    vendor's FLOP/s.
+    and `intensity_high`, between them the point; counted bytes are one figure. A profile that nobody timed otherwise is
+    a point over its own time. FLOP that are a lower bound have neither a bound nor a share of a roof. `roof` says which
+    roof `roof_flop_per_s` is of: the measured one, or the vendor's where none was measured. `fraction_of_peak` is of
+    the vendor's FLOP/s.
     """
-    return frame([{**pool.facts, **vars(row)} for pool, row in _points(results)], (*POINT_COLUMNS, *UNNAMED))
+    return frame([{**pool.facts, **vars(row)} for pool, row in point_rows(results)], (*POINT_COLUMNS, *UNNAMED))
 
 
-def _points(results: Results) -> Iterator[tuple[Group, PointRow]]:
+def point_rows(results: Results) -> Iterator[tuple[Group, PointRow]]:
+    """The rows of `points`, each with its group of runs."""
     devices: dict[tuple[Any, ...], _Device] = {}
     refuted = _refuted(results.runs)
     for pool in group(completed(results.runs)):
         place = tuple(pool[name] for name in DEVICE)
         if place not in devices:
             devices[place] = _device(results, pool.facts, pool.runs)
-        for source in WorkSource:
-            if any(pool.known(column) for column in WORK[source]):
-                yield pool, _point(pool, source, devices[place], refuted)
+        for measurement in _measurements(results, pool):
+            yield pool, _point(pool, measurement, devices[place], refuted)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Measurement:
+    """FLOP and bytes of a step from one source, and its time by run; of a whole profile where nobody says its steps.
+
+    `lower_bounds`: why the FLOP are not all. `launches`, `uncounted_launches`: of a profile's kernels.
+    """
+
+    source: WorkSource
+    work: Work
+    steps_s: Sequence[float]
+    lower_bounds: tuple[str, ...] = ()
+    is_whole_profile: bool = False
+    launches: int = 0
+    uncounted_launches: int = 0
+
+
+def _measurements(results: Results, pool: Group) -> Iterator[_Measurement]:
+    steps_s = _step_times(pool)
+    profile = None if steps_s or pool.runs["kernels_file"].isna().all() else _profile(results, pool)
+    if profile:
+        yield profile
+        return
+    for source, columns in WORK.items():
+        # Without a time, formulas say no more of an import than the name of its model.
+        is_told = source is WorkSource.COUNTERS or steps_s or not pool["imported"]
+        if is_told and any(pool.known(column) for column in columns):
+            bounds = _lower_bounds(pool) if source is WorkSource.COUNTERS else ()
+            yield _Measurement(source=source, work=work_of(pool, source), steps_s=steps_s, lower_bounds=bounds)
+
+
+def _step_times(pool: Group) -> list[float]:
+    """Seconds of a step by run: the median step, or images over wall time where a table of rates has no steps."""
+    steps = [step_s for step_s in pool.known("step_median_s") if step_s > 0]
+    if steps or not pool["imported"]:
+        return steps
+    return [pool["batch_size"] / rate for rate in pool.known("images_per_s") if rate > 0]
+
+
+def _lower_bounds(pool: Group, has_backward: bool | None = None, counted: float | None = None) -> tuple[str, ...]:
+    """Of a group's counters; `has_backward` and `counted` where the kernels themselves tell them."""
+    flagged, backward = (pool.runs[name].astype(object) for name in ("flop_is_lower_bound", "backward_kernels"))
+    return reasons(
+        hides_tensor=any(value is True for value in flagged),
+        is_partial=any(status == "partial" for status in pool.texts("profile_status")),
+        has_backward=False if any(value is False for value in backward) else has_backward,
+        counted=pool.median("counted_flop_per_step") if counted is None else counted,
+        model=pool.median("train_flop_per_step"),
+    )
+
+
+def _profile(results: Results, pool: Group) -> _Measurement | None:
+    """The kernels of a profile as one point, over their own time; None where they cannot be read or have no time."""
+    launches = results.kernels.groupby("run_id", sort=False).indices
+    profiled = [run_id for run_id in pool.runs["run_id"] if run_id in launches]
+    if not profiled:
+        return None
+    whole = _kernel_rows(results, pool, launches, ()).astype(object).to_dict("records")[0]
+    flop, moved, duration_s = (_number(whole[name]) for name in ("flop", "dram_bytes", "duration_s"))
+    kernels = pd.concat([results.kernels.iloc[launches[run_id]] for run_id in profiled])
+    has_backward = any(is_backward(str(name)) for name in kernels["name"].unique())
+    steps = _number(whole["steps"])
+    return _Measurement(
+        source=WorkSource.PROFILER,
+        work=Work(flop=flop, bytes_low=moved, bytes_high=moved),
+        steps_s=[duration_s] if duration_s else [],
+        lower_bounds=_lower_bounds(pool, has_backward, flop if steps else None) if flop is not None else (),
+        is_whole_profile=steps is None,
+        launches=len(kernels),
+        uncounted_launches=int(kernels["flop"].isna().sum()),
+    )
 
 
 # Columns of `runs` by source: FLOP, the fewest and the most bytes of a step.
@@ -359,53 +396,53 @@ def roof_of(pool: Group, peak: Peak | None, refuted: Collection[float] = ()) -> 
     return Roof(kind=RoofKind.PEAK, flop_per_s=peak.flop_per_s, bytes_per_s=peak.bytes_per_s) if peak else None
 
 
-def _point(pool: Group, source: WorkSource, device: _Device, refuted: Mapping[float, float]) -> PointRow:
+def _point(pool: Group, measurement: _Measurement, device: _Device, refuted: Mapping[float, float]) -> PointRow:
+    source, work, steps_s = measurement.source, measurement.work, measurement.steps_s
     peak = device.peak(pool["precision"])
-    work, roof = work_of(pool, source), roof_of(pool, peak, refuted)
-    steps = [step_s for step_s in pool.known("step_median_s") if step_s > 0]
-    step_s = _median(steps)
-    estimate = over_runs([] if work.flop is None else [work.flop / taken_s for taken_s in steps])
+    roof, is_whole = roof_of(pool, peak, refuted), not measurement.lower_bounds
+    step_s = _median(steps_s)
+    estimate = over_runs([] if work.flop is None else [work.flop / taken_s for taken_s in steps_s])
     # Of the median time, as in run.json: not the median of rates, which differs from it for an even number of runs.
     rate = work.flop / step_s if work.flop is not None and step_s else None
     placed = intensity(work.flop, work.moved(step_s, roof))
     waits = pool.median("data_wait_fraction")
-    limit = roof.at(placed) if roof and placed is not None else None
-    bound = classify(work, step_s=step_s, roof=roof, data_wait_fraction=waits) if roof and step_s else None
+    # Of a lower bound neither the intensity nor the share of a roof is known.
+    limit = roof.at(placed) if roof and placed is not None and is_whole else None
+    bound = classify(work, step_s=step_s, roof=roof, data_wait_fraction=waits) if limit and roof and step_s else None
     if source is WorkSource.MODELLED and roof and roof.kind is RoofKind.MEASURED and rate:
         # The rate and the ceiling contradict each other, and either may be wrong: no bound.
         bound = bound if bound is Bound.INPUT or rate <= ABOVE_CEILING * roof.flop_per_s else None
-    if is_busy(pool.texts("bound"), len(steps)):
+    if is_busy(pool.texts("bound"), len(steps_s)):
         bound = Bound.BUSY
     row = PointRow(
         **{name: pool[name] for name in WORK_NAMED},
         source=str(source),
-        runs=len(steps),
+        runs=len(steps_s),
         intensity_flop_per_byte=placed,
         intensity_low=intensity(work.flop, work.bytes_high) if source is WorkSource.MODELLED else None,
         intensity_high=intensity(work.flop, work.bytes_low) if source is WorkSource.MODELLED else None,
         flop_per_s=rate,
         flop_per_s_low=estimate.interval.low if estimate.interval else None,
         flop_per_s_high=estimate.interval.high if estimate.interval else None,
-        interval=estimate.interval_words if steps else None,
+        interval=estimate.interval_words if steps_s else None,
         bound=str(bound or Bound.INPUT) if bound or is_input_bound(waits) else None,
         roof=str(roof.kind) if roof else None,
         roof_flop_per_s=limit,
         fraction_of_roof=rate / limit if rate is not None and limit else None,
-        fraction_of_peak=rate / peak.flop_per_s if rate is not None and peak else None,
-        flop_per_step=work.flop,
-        counted_over_model=counted_over_model(work.flop, pool.median("train_flop_per_step"))
-        if source is WorkSource.COUNTERS
-        else None,
-        flop_is_lower_bound=source is WorkSource.COUNTERS
-        and any(value is True for value in pool.runs["flop_is_lower_bound"].astype(object)),
+        fraction_of_peak=rate / peak.flop_per_s if rate is not None and peak and is_whole else None,
+        flop_per_step=None if measurement.is_whole_profile else work.flop,
+        counted_over_model=None
+        if source is WorkSource.MODELLED or measurement.is_whole_profile
+        else counted_over_model(work.flop, pool.median("train_flop_per_step")),
+        flop_is_lower_bound=not is_whole,
     )
     unused = [
         f"{percent(refuted[value])} of the measured roof was reached: it is none"
         for value in dict.fromkeys(pool.known("ceiling_flop_per_s"))
         if value in refuted
     ]
-    notes = [*_notes(pool, source, row), *unused, *_roof_notes(row, roof, peak, was_measured=bool(unused)), *pool.apart]
-    return replace(row, note=_joined(notes))
+    notes = [*_notes(pool, measurement, row), *unused]
+    return replace(row, note=_joined([*notes, *_roof_notes(row, roof, peak, was_measured=bool(unused)), *pool.apart]))
 
 
 def is_busy(bounds: Sequence[str], runs: int) -> bool:
@@ -413,27 +450,42 @@ def is_busy(bounds: Sequence[str], runs: int) -> bool:
     return 2 * sum(bound == Bound.BUSY for bound in bounds) >= max(runs, 1)
 
 
-def _notes(pool: Group, source: WorkSource, row: PointRow) -> Iterator[str | None]:
+def _notes(pool: Group, measurement: _Measurement, row: PointRow) -> Iterator[str | None]:
     """What to know about FLOP, bytes and time."""
-    if not row.runs:
-        yield "no time without a profiler: no rate"
-    match source:
-        case WorkSource.COUNTERS:
-            yield "bytes with a cold cache, per kernel"
-            if row.flop_per_step is None:
-                yield "FLOP not counted"
-            if row.flop_is_lower_bound:
-                yield "FLOP are a lower bound: tensor operations that nothing counts"
-            elif any(value is False for value in pool.runs["calibration_verified"].astype(object)):
-                yield "FLOP unverified: the calibration's product was counted wrong"
-            yield model_warning(row.counted_over_model)
-            if any(value is False for value in pool.runs["backward_kernels"].astype(object)):
-                yield "no backward kernels in the profile"
+    yield from (f"{LOWER_BOUND}: {reason}" for reason in measurement.lower_bounds)
+    match measurement.source:
         case WorkSource.MODELLED:
+            if not row.runs:
+                yield "no time without a profiler: no rate"
             low, high = row.intensity_low, row.intensity_high
             if row.bound == Bound.MEMORY and low is not None and high is not None and high > low:
                 yield "bytes modelled: compute, if caches help more than the upper estimate says"
+            yield from dict.fromkeys(pool.texts("work_assumption"))
+            if row.runs and not pool.known("step_median_s"):
+                yield "by images over wall time, waits included: the run has no steps"
             yield _other_verdicts(pool, row.bound)
+        case WorkSource.COUNTERS | WorkSource.PROFILER:
+            yield "bytes with a cold cache, per kernel"
+            yield from _counter_notes(pool, measurement, row)
+
+
+def _counter_notes(pool: Group, measurement: _Measurement, row: PointRow) -> Iterator[str | None]:
+    if measurement.source is WorkSource.PROFILER:
+        yield "kernels under the profiler: one by one, at its clocks, without the gaps between them"
+        if measurement.is_whole_profile:
+            yield "the whole profile: nobody said how many steps it holds"
+    if not row.runs:
+        yield "no time without a profiler: no rate"
+    if 0 < measurement.uncounted_launches < measurement.launches:
+        some = f"{measurement.uncounted_launches} of {measurement.launches} launches"
+        yield f"no FLOP: {some} have no count, and the sum of the others would be too low"
+    elif measurement.work.flop is None:
+        yield "FLOP not counted"
+    elif not row.flop_is_lower_bound and any(
+        value is False for value in pool.runs["calibration_verified"].astype(object)
+    ):
+        yield "FLOP unverified: the calibration's product was counted wrong"
+    yield model_warning(row.counted_over_model)
 
 
 def _other_verdicts(pool: Group, bound: str | None) -> str | None:
@@ -445,6 +497,7 @@ def _other_verdicts(pool: Group, bound: str | None) -> str | None:
 
 # What can be wrong where a point lies above a roof.
 _ABOVE_A_ROOF = {
+    WorkSource.PROFILER: "the roof, the precision's label or the bytes (cold cache) are wrong",
     WorkSource.COUNTERS: "the roof, the precision's label or the bytes (cold cache) are wrong",
     WorkSource.MODELLED: (
         "the roof or the precision's label is wrong, or kernels execute fewer FLOP than modelled (Winograd)"
@@ -509,60 +562,6 @@ def _steps_said(results: Results, run_id: str) -> int | None:
     with suppress(BundleError):
         return int(results.record(run_id).profile.steps_profiled or 0) or None
     return None
-
-
-# --- shifts
-
-
-def shifts(results: Results) -> pd.DataFrame:
-    """How batch size and precision move a step: a row per step from one to the next, all else being equal.
-
-    `changed` is `batch_size` or `precision`, from `left` to `right` at the value `at` of the other one; ratios are
-    right by left.
-    """
-    rows = [{**pool.facts, **vars(row)} for pool, row in _points(results)]
-    pairs = [pair for changed in ("batch_size", "precision") for pair in _pairs(rows, changed)]
-    return frame(list(map(vars, pairs)), names_of(ShiftRow))
-
-
-# From the slow and exact to the fast.
-_PRECISIONS = ("fp32", "tf32", "bf16", "amp")
-
-
-def _pairs(rows: Sequence[Mapping[str, Any]], changed: str) -> Iterator[ShiftRow]:
-    other = "precision" if changed == "batch_size" else "batch_size"
-    fixed = [name for name in (*CONFIGURATION, *PLACE, "driver_version", "torch", "source") if name != changed]
-    series: dict[tuple[Any, ...], list[Mapping[str, Any]]] = defaultdict(list)
-    for row in rows:
-        if row[changed] is not None:
-            series[tuple(row[name] for name in fixed)].append(row)
-    for line in series.values():
-        line.sort(key=lambda row: _rank(row[changed]))
-        for left, right in pairwise(line):
-            if left[changed] != right[changed]:
-                yield ShiftRow(
-                    **{name: left[name] for name in ("place", "device_name", "model", "source")},
-                    changed=changed,
-                    left=str(left[changed]),
-                    right=str(right[changed]),
-                    at=str(left[other]) if left[other] is not None else None,
-                    intensity_left=left["intensity_flop_per_byte"],
-                    intensity_right=right["intensity_flop_per_byte"],
-                    intensity_ratio=_quotient(right, left, "intensity_flop_per_byte"),
-                    flop_per_s_ratio=_quotient(right, left, "flop_per_s"),
-                    bound_left=left["bound"],
-                    bound_right=right["bound"],
-                )
-
-
-def _rank(value: Any) -> float:
-    if isinstance(value, str):
-        return _PRECISIONS.index(value) if value in _PRECISIONS else len(_PRECISIONS)
-    return float(value)
-
-
-def _quotient(right: Mapping[str, Any], left: Mapping[str, Any], name: str) -> float | None:
-    return right[name] / left[name] if right[name] is not None and left[name] else None
 
 
 # --- shared

@@ -5,24 +5,22 @@ Units are in the names of the columns, as in all our tables: `flop_per_s`, `step
 """
 
 import csv
-import functools
 import math
-import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from analysis import model_work
 from analysis.audit.finding import Finding, Severity, by_severity
 from analysis.audit.flop import OVER_PEAK
 from workload.contract import peaks
 from workload.contract.errors import UsageError
 from workload.contract.peaks import Peak
-from workload.contract.spec import Precision
+from workload.contract.spec import IMAGENET_IMAGE_SIZE, Precision
 from workload.contract.text import percent, seconds, si
 from workload.contract.vocabulary import MODEL_RATIO_FROM, MODEL_RATIO_TO
 
-_TABLE = Path(__file__).with_name("model_flop.toml")
 # MACs are half of the FLOP; means of rates and rounding move published figures by some 20 %.
 MAC_SHARE_FROM, MAC_SHARE_TO = 0.4, 0.6
 # Vendors round, and clocks differ between boards; another device differs by more.
@@ -61,9 +59,9 @@ class Claim:
 
     @property
     def model_flop_per_image(self) -> float | None:
-        """Of training; None for an unknown model, or at another size than 224 x 224."""
-        known = model_flop().get(self.model)
-        return known["train_flop_per_image"] if known and self.image_size in {None, TABLE_IMAGE_SIZE} else None
+        """Of training, by formula; None for a model or an image size that is not in the table."""
+        work = model_work.find(self.model, self.image_size or IMAGENET_IMAGE_SIZE)
+        return work.train_flop_per_image if work else None
 
     @property
     def peak(self) -> Peak | None:
@@ -72,14 +70,6 @@ class Claim:
 
 TEXTS = ("name", "device_name", "model", "precision")
 REQUIRED = ("name", "device_name", "model")
-TABLE_IMAGE_SIZE = 224.0
-
-
-@functools.cache
-def model_flop() -> Mapping[str, Mapping[str, float]]:
-    """model_flop.toml by model."""
-    flop_of: Mapping[str, Mapping[str, float]] = tomllib.loads(_TABLE.read_text(encoding="utf-8"))
-    return flop_of
 
 
 def read(path: Path) -> list[Claim]:

@@ -1,7 +1,7 @@
 """`analyze roofline`."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from analysis.commands.shared import FormatOption, ResultsArgument, VerifyOption, load, tell
@@ -80,6 +80,7 @@ def roofline(
 ) -> int:
     """Where each step stands below the roofs of its machine, what limits it, and what moves it."""
     from analysis import roofline
+    from analysis.shifts import shifts
 
     loaded = load(results, verify=verify)
     points, roofs = roofline.points(loaded), _roofs_of_what_ran(loaded)
@@ -90,18 +91,23 @@ def roofline(
             "analyze import FILE --batch-size 32 --precision fp32 --profile-steps 1",
         )
     if output_format is TableFormat.TABLE:
-        shifts = roofline.shifts(loaded)
-        tables = {"roofs": (roofs, ROOFS), "steps": (points, POINTS), "shifts": (shifts, SHIFTS)}
+        steps = points.assign(bound=_marked(points))
+        tables = {"roofs": (roofs, ROOFS), "steps": (steps, POINTS), "shifts": (shifts(loaded), SHIFTS)}
         print(_titled({title: table for title, table in tables.items() if len(table[0])}, wide=wide))
     else:
         # Every figure of a point.
         names = (*roofline.POINT_COLUMNS, *roofline.UNNAMED)
         print(render(points, [Column(name=name, heading=name) for name in names], output_format))
-    if absent := _runs_without_work(loaded):
-        sys.stdout.flush()
-        print(absent, file=sys.stderr)
+    sys.stdout.flush()
+    for note in _runs_without_point(loaded):
+        print(note, file=sys.stderr)
     tell([*loaded.problems, *_broken_off(loaded)])
     return ExitCode.DONE
+
+
+def _marked(points: "pd.DataFrame") -> "pd.Series[str]":
+    """What limits each step; of a lower bound, which has no verdict, that it is one."""
+    return points["bound"].where(~points["flop_is_lower_bound"] | points["bound"].notna(), "(lower bound)")
 
 
 def _titled(tables: Mapping[str, tuple["pd.DataFrame", tuple[Column, ...]]], *, wide: bool) -> str:
@@ -129,17 +135,19 @@ def _why_no_point(results: "Results") -> str:
     return "the only run did not complete" if every == 1 else f"none of {every} runs completed"
 
 
-def _runs_without_work(results: "Results") -> str | None:
-    """Completed runs without FLOP and bytes: a log says when steps ended, not what they did."""
+def _runs_without_point(results: "Results") -> Iterator[str]:
+    """Completed runs without FLOP and bytes, or of an import without any time: how many, and what they lack."""
     from analysis.configurations import completed
     from analysis.roofline import WORK
 
+    done = completed(results.runs)
     columns = sorted({column for columns in WORK.values() for column in columns})
-    number = int(completed(results.runs)[columns].isna().all(axis=1).sum())
-    if not number:
-        return None
-    which = "1 run has" if number == 1 else f"{number} runs have"
-    return f"note       {which} neither FLOP nor bytes: no point on a roofline"
+    has_work = done[columns].notna().any(axis=1) | done["kernels_file"].notna()
+    has_time = done[["step_median_s", "images_per_s", "kernels_file"]].notna().any(axis=1) | done["imported"].ne(True)
+    for runs, lack in ((done[~has_work], "neither FLOP nor bytes"), (done[has_work & ~has_time], "no time")):
+        if len(runs):
+            which = "1 run has" if len(runs) == 1 else f"{len(runs)} runs have"
+            yield f"note       {which} {lack}: no point on a roofline"
 
 
 def _broken_off(results: "Results") -> list[Problem]:

@@ -163,7 +163,9 @@ def _roofline_combined(material: Material) -> Iterator[Drawn]:
         reason = _why_no_points(material) if points.empty else "one environment: its own roofline says the same"
         yield Missing(name="roofline_combined", reason=reason)
         return
-    points = points.loc[points.groupby(["env", "task", "source"], sort=False)["flop_per_s"].idxmax()]
+    # A lower bound stands only where there is nothing else: it has no rank.
+    ranked = points.sort_values(["flop_is_lower_bound", "flop_per_s"], ascending=[True, False], kind="stable")
+    points = points.loc[ranked.groupby(["env", "task", "source"], sort=False).head(1).index.sort_values()]
     roofs = _one_roof_each(usable_roofs(material.roofs, points), points)
     yield Figure(
         name="roofline_combined",
@@ -328,7 +330,8 @@ def _kernel_rooflines(material: Material) -> Iterator[Drawn]:
             name=f"kernel_roofline_{stems[shown_name]}",
             title=f"Kernel families: {first['task']}, batch {_batch(first)}, {first['variant']}, {env}",
             caption="Each point is a kernel family, its area the share of the profiled time; with L2 or L1 bytes "
-            f"counted, a shape per level of memory. Rates are of the profiled kernels, not of whole steps.{_l2(first)}",
+            f"counted, a shape per level of memory. Rates are of the profiled kernels, not of whole steps.{_l2(first)}"
+            + " ".join(["", *_lower_bound_caption(table)]),
             text=_kernels_text(table),
             chart=rooflines.kernels(table, roofs, shares.FAMILY_COLOURS),
         )
@@ -538,17 +541,25 @@ def _roofline_caption(points: pd.DataFrame, roofs: pd.DataFrame) -> str:
 def _source_caption(points: pd.DataFrame) -> str:
     meanings = {
         "counters": "Filled points: FLOP and DRAM bytes from the GPU's counters.",
+        "under the profiler": "Pale points: the kernels of a profile over their own time, which is no step's.",
         "modelled": "Hollow points: FLOP by formula, bytes modelled, the dashed line from every operation going to "
         "memory (low intensity) to each tensor moved once (high).",
     }
-    return " ".join(text for source, text in meanings.items() if source in set(points["source"]))
+    texts = [text for source, text in meanings.items() if source in set(points["source"])]
+    return " ".join([*texts, *_lower_bound_caption(points)])
+
+
+def _lower_bound_caption(points: pd.DataFrame) -> list[str]:
+    held = "flop_is_lower_bound" in points and points["flop_is_lower_bound"].any()
+    return ["≥ marks a lower bound: FLOP are missing, and the point lies further up and right."] if held else []
 
 
 def _points_text(points: pd.DataFrame) -> str:
-    rows = points.sort_values("flop_per_s", ascending=False).to_dict("records")
+    order = ["flop_is_lower_bound", "flop_per_s"]
+    rows = points.sort_values(order, ascending=[True, False], kind="stable").to_dict("records")
     parts = [
         f"{row['task']}, {row['variant']}, batch {_batch(row)}, {row['env']}: "
-        f"{si(row['flop_per_s'], 'FLOP/s')} "
+        f"{'at least ' if row['flop_is_lower_bound'] else ''}{si(row['flop_per_s'], 'FLOP/s')} "
         f"at {number(row['intensity_flop_per_byte'], 3)} FLOP/byte ({row['source']})"
         for row in rows[:6]
     ]

@@ -226,7 +226,7 @@ def kernels(points: pd.DataFrame, roofs: pd.DataFrame, families: Mapping[str, st
         shape=shape, size=size, tooltip=style.tooltips(table, TITLES)
     )
     return (
-        alt.layer(*_roof_layers(roofs, frame), marks)
+        alt.layer(*_roof_layers(roofs, frame), marks, *_at_least(base, table))
         .add_params(*parameters)
         .properties(width=style.WIDTH, height=frame.height)
     )
@@ -275,7 +275,7 @@ def against_batch(material: Material, points: pd.DataFrame) -> Drawing:
 
 def _drawn(points: pd.DataFrame) -> pd.DataFrame:
     """What a point's row needs; the rest would only make the page larger."""
-    kept = ["env", "task", "variant", "batch_size", *TITLES]
+    kept = ["env", "task", "variant", "batch_size", "flop_is_lower_bound", *TITLES]
     return points[[name for name in dict.fromkeys(kept) if name in points]]
 
 
@@ -292,7 +292,7 @@ def _spans(base: alt.Chart, points: pd.DataFrame, frame: Plane) -> list[alt.Char
 
 
 def _points(base: alt.Chart, points: pd.DataFrame, shape: alt.Shape) -> list[alt.Chart]:
-    """Filled where counters saw FLOP and bytes, hollow where a model says them."""
+    """Filled where counters saw FLOP and bytes, pale over the profiler's own time, hollow where a model says them."""
     tips = style.tooltips(points, TITLES)
     layers = []
     sources = set(points["source"])
@@ -305,7 +305,20 @@ def _points(base: alt.Chart, points: pd.DataFrame, shape: alt.Shape) -> list[alt
     if "counters" in sources:
         filled = base.transform_filter("datum.source == 'counters'").mark_point(size=80, filled=True)
         layers.append(filled.encode(shape=shape, tooltip=tips))
-    return layers
+    if "under the profiler" in sources:
+        pale = base.transform_filter("datum.source == 'under the profiler'").mark_point(
+            size=80, strokeWidth=1, filled=True, fillOpacity=0.35
+        )
+        layers.append(pale.encode(shape=shape, tooltip=tips))
+    return [*layers, *_at_least(base, points)]
+
+
+def _at_least(base: alt.Chart, points: pd.DataFrame) -> list[alt.Chart]:
+    """The mark of points whose FLOP are a lower bound."""
+    if "flop_is_lower_bound" not in points or not points["flop_is_lower_bound"].any():
+        return []
+    mark = base.transform_filter("datum.flop_is_lower_bound").mark_text(text="≥", dx=-12, fontSize=15)
+    return [mark]
 
 
 def _kinds(roofs: pd.DataFrame, *, named: bool = False) -> alt.StrokeDash:

@@ -15,6 +15,7 @@ from analysis.figures.figure import Figure, Missing
 from analysis.figures.material import Material
 from analysis.loading import Results
 from analysis.problem import Problem
+from analysis.shifts import shifts
 from analysis.statistics import Comparison
 from analysis.statistics.samples import LEVEL
 from workload.contract.errors import RooflaunchError
@@ -65,7 +66,7 @@ class ReportEvidence:
 
     @cached_property
     def shifts(self) -> pd.DataFrame:
-        return roofline.shifts(self.results)
+        return shifts(self.results)
 
     def compared(self, by: str, runs: pd.DataFrame | None = None) -> Compared:
         """All runs, or some of them, by one fact."""

@@ -17,6 +17,7 @@ from analysis.__main__ import main
 from analysis.figures.figure import Figure
 from analysis.report.evidence import gather
 from analysis.roofline import Roof, RoofKind, Work, WorkSource
+from analysis.shifts import shifts
 from benchmarks.synthetic_bundles import change, make, make_record
 from tests.analysis.ncu_files import DRAM, FADD, FFMA, FMUL, STARTED, TIME, wide
 from workload.contract import bundle, verdict
@@ -365,24 +366,34 @@ def test_counter_point_by_hand(tmp_path: Path) -> None:
         (
             {"profile__flop_per_step": 40e9, "profile__flop_is_lower_bound": True},
             (
-                "FLOP are a lower bound: tensor operations that nothing counts; counted FLOP are 0.117 x the model's: "
-                "tensor operations or the backward pass are missing"
+                "FLOP are a lower bound: tensor operations that nothing counts; bytes with a cold cache, per kernel; "
+                "counted FLOP are 0.117 x the model's: tensor operations or the backward pass are missing"
             ),
         ),
         (
             {"profile__flop_per_step": 600e9},
-            "counted FLOP are 1.76 x the model's: padding, recomputation, or more steps than were said",
+            (
+                "bytes with a cold cache, per kernel; counted FLOP are 1.76 x the model's: padding, recomputation, or "
+                "more steps than were said"
+            ),
         ),
         (
             {"profile__checks": {"flop_verified": False, "backward": {"present": False}}},
-            "FLOP unverified: the calibration's product was counted wrong; no backward kernels in the profile",
+            (
+                "FLOP are a lower bound: no kernels of a backward pass, so a part of a step; bytes with a cold cache, "
+                "per kernel"
+            ),
         ),
-        ({"profile__flop_per_step": None}, "FLOP not counted"),
+        (
+            {"profile__checks": {"flop_verified": False}},
+            "bytes with a cold cache, per kernel; FLOP unverified: the calibration's product was counted wrong",
+        ),
+        ({"profile__flop_per_step": None}, "bytes with a cold cache, per kernel; FLOP not counted"),
     ],
 )
 def test_notes_on_counters(tmp_path: Path, changes: Mapping[str, Any], note: str) -> None:
     row = counter_point(tmp_path, **changes)
-    assert row["note"] == f"bytes with a cold cache, per kernel; {note}"
+    assert row["note"] == note
 
 
 @pytest.mark.parametrize(
@@ -455,7 +466,7 @@ def test_profile_without_times(tmp_path: Path) -> None:
     row = only(table)
     assert (row["source"], row["runs"], row["intensity_flop_per_byte"]) == ("counters", 0, 35.0)
     assert (row["flop_per_s"], row["fraction_of_roof"], row["bound"]) == (None, None, None)
-    assert row["note"] == "no time without a profiler: no rate; bytes with a cold cache, per kernel"
+    assert row["note"] == "bytes with a cold cache, per kernel; no time without a profiler: no rate"
 
 
 def test_runs_of_a_group_that_say_something_else(tmp_path: Path) -> None:
@@ -492,7 +503,7 @@ def test_batch_and_precision_shift_the_intensity(tmp_path: Path) -> None:
     make(tmp_path, 2, timing__step_s__median=0.15, spec__batch_size=64, **flop)
     make(tmp_path, 3, timing__step_s__median=0.05, spec__precision="amp", ceilings=None, bound=None)
     make(tmp_path, 4, timing__step_s__median=0.1, spec__batch_size=64, spec__optimizer="adam")
-    batch, precision = roofline.shifts(analysis.load(tmp_path)).to_dict("records")
+    batch, precision = shifts(analysis.load(tmp_path)).to_dict("records")
     assert (batch["changed"], batch["left"], batch["right"], batch["at"]) == ("batch_size", "32", "64", "fp32")
     assert batch["intensity_left"] == pytest.approx(340.736 / 9.8)
     assert batch["intensity_right"] == pytest.approx(50.0)

@@ -1,0 +1,168 @@
+"""What a training step of a known model is, where a run from elsewhere brings no count: model_work.csv, by formula.
+
+`python docs/model_work.py` writes the table with the trainer's own counts, and a test compares them. Standard library
+only.
+"""
+
+import csv
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from workload.contract.record import ComplexityRecord, Spec
+from workload.contract.spec import CIFAR10, CIFAR10_IMAGE_SIZE, IMAGENET_IMAGE_SIZE, Precision
+
+_TABLE = Path(__file__).with_name("model_work.csv")
+# Where a model has no 224 x 224: Inception's auxiliary head needs 299.
+NATIVE_IMAGE_SIZES = {"inception_v3": 299}
+# Other libraries' names of the same networks, without what people vary.
+_ALIASES = {
+    "resnet50v15": "resnet50",
+    "vitbasepatch16224": "vit_b_16",
+    "vitbasepatch32224": "vit_b_32",
+    "vitlargepatch16224": "vit_l_16",
+    "swintinypatch4window7224": "swin_t",
+    "swinsmallpatch4window7224": "swin_s",
+    "swinbasepatch4window7224": "swin_b",
+    "mobilenetv2100": "mobilenet_v2",
+    "mobilenetv3large100": "mobilenet_v3_large",
+    "mobilenetv3small100": "mobilenet_v3_small",
+    "wideresnet502": "wide_resnet50_2",
+}
+# What GradScaler adds: one pass over all gradients, 4 bytes of each parameter read and written.
+_SCALER_BYTES_PER_PARAMETER = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByteModel:
+    """Bytes of a step: `per_step` for weights and optimizer, `per_image` for what each image adds."""
+
+    per_step: int
+    per_image: int
+
+    def of(self, images: int) -> int:
+        return self.per_step + images * self.per_image
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelWork:
+    """A row of the table: 1000 classes, SGD with momentum, train mode; `*_bytes` are the fewest and the most."""
+
+    model: str
+    image_size: int
+    parameters: int
+    forward_flop_per_image: int
+    train_flop_per_image: int
+    fp32_bytes: tuple[ByteModel, ByteModel]
+    bf16_bytes: tuple[ByteModel, ByteModel]
+
+    def bytes_per_step(self, batch_size: int, precision: str | None) -> tuple[int, int]:
+        """The fewest and the most bytes of a step; without a precision, from the fewest to the most of any."""
+        low, high = self.bf16_bytes[0].of(batch_size), self.fp32_bytes[1].of(batch_size)
+        match precision:
+            case Precision.FP32 | Precision.TF32:
+                low = self.fp32_bytes[0].of(batch_size)
+            case Precision.BF16:
+                high = self.bf16_bytes[1].of(batch_size)
+            case Precision.AMP:
+                high = self.bf16_bytes[1].of(batch_size) + _SCALER_BYTES_PER_PARAMETER * self.parameters
+        return low, high
+
+
+@functools.cache
+def table() -> Mapping[tuple[str, int], ModelWork]:
+    """By model and image size."""
+    with _TABLE.open(encoding="utf-8", newline="") as file:
+        works = [_work(row) for row in csv.DictReader(file)]
+    return {(work.model, work.image_size): work for work in works}
+
+
+def _work(row: Mapping[str, str]) -> ModelWork:
+    def interval(width: str) -> tuple[ByteModel, ByteModel]:
+        fewest, most = (
+            ByteModel(
+                per_step=int(row[f"{width}_{end}_bytes_per_step"]), per_image=int(row[f"{width}_{end}_bytes_per_image"])
+            )
+            for end in ("lower", "upper")
+        )
+        return fewest, most
+
+    return ModelWork(
+        model=row["model"],
+        image_size=int(row["image_size"]),
+        parameters=int(row["parameters"]),
+        forward_flop_per_image=int(row["forward_flop_per_image"]),
+        train_flop_per_image=int(row["train_flop_per_image"]),
+        fp32_bytes=interval("fp32"),
+        bf16_bytes=interval("bf16"),
+    )
+
+
+def known_name(name: str) -> str | None:
+    """The table's name of a model, as `ResNet-50` or `ViT-B/16` are written elsewhere; None for an unknown one."""
+    plain = _without_marks(name)
+    return _names().get(plain) or _ALIASES.get(plain)
+
+
+@functools.cache
+def _names() -> Mapping[str, str]:
+    return {_without_marks(model): model for model, _ in table()}
+
+
+def _without_marks(name: str) -> str:
+    return "".join(letter for letter in name.casefold() if letter.isalnum())
+
+
+def find(model: str, image_size: float | None) -> ModelWork | None:
+    """The work of a model on images of this edge; None for a model or a size that is not in the table."""
+    name = known_name(model)
+    return table().get((name, int(image_size))) if name and image_size and image_size == int(image_size) else None
+
+
+def of_sizes(model: str) -> tuple[ModelWork, ...]:
+    """The work of a model at every image size of the table."""
+    name = known_name(model)
+    return tuple(work for work in table().values() if work.model == name)
+
+
+def image_size_of(spec: Spec) -> tuple[int | None, bool]:
+    """The edge of a run's images, and whether somebody said it: else that of its data set, or the model's usual one."""
+    if spec.image_size:
+        return int(spec.image_size), True
+    if spec.dataset and spec.dataset.casefold().replace("-", "") == CIFAR10:
+        return CIFAR10_IMAGE_SIZE, True
+    name = known_name(spec.model)
+    return (NATIVE_IMAGE_SIZES.get(name, IMAGENET_IMAGE_SIZE) if name else None), False
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownWork:
+    """The work of a run of a known model. `assumption`: what nobody said and it rests on; None where all was said."""
+
+    complexity: ComplexityRecord
+    assumption: str | None
+
+
+def of_spec(spec: Spec) -> KnownWork | None:
+    """The work of a step by the model's name, batch size and image size; None for what the table does not have."""
+    image_size, is_stated = image_size_of(spec)
+    work = find(spec.model, image_size)
+    if work is None:
+        return None
+    low, high = work.bytes_per_step(spec.batch_size, spec.precision)
+    complexity = ComplexityRecord(
+        parameters=work.parameters,
+        forward_mac_per_image=work.forward_flop_per_image // 2,
+        forward_flop_per_image=work.forward_flop_per_image,
+        train_flop_per_step=work.train_flop_per_image * spec.batch_size,
+        train_flop_per_image=work.train_flop_per_image,
+        bytes_per_step_lower=low,
+        bytes_per_step_upper=high,
+        method=f"by formula of torchvision's {work.model}, {work.image_size} x {work.image_size} pixels, 1000 classes",
+    )
+    size = f"{work.image_size} x {work.image_size}"
+    assumption = (
+        None if is_stated else f"FLOP and bytes are those of {work.model} at {size} pixels: nobody said the size"
+    )
+    return KnownWork(complexity=complexity, assumption=assumption)

@@ -1,0 +1,188 @@
+"""Points of what others measured: profiles alone, logs of known models, and what is only a lower bound."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ncu_files import DRAM, FADD, FFMA, FMUL, TIME, save, wide
+
+import analysis
+from analysis import __main__ as door
+from analysis import roofline
+from analysis.importing import Given, import_file
+from analysis.shifts import shifts
+
+COUNTS = {TIME: "ns", FADD: "inst", FMUL: "inst", FFMA: "inst", DRAM: "byte"}
+STEP = ("sgemm_128", "wgrad_alg0_engine")
+# 2 x 4.2e9 + 1e9 + 1e9 FLOP in 8 ms, twice; 1.3 GB: a step of resnet18 of 2 images has 21.3 GFLOP.
+ROW = ["8000000", "1000000000", "1000000000", "4200000000", "650000000"]
+RESNET18 = {"model": "resnet18", "batch_size": 2}
+
+
+def profile(folder: Path, *, names: tuple[str, ...] = STEP, rows: list[list[str]] | None = None, **given: Any) -> Path:
+    """Import a profile, by default of one step; returns the results folder."""
+    text = wide(COUNTS, rows or [ROW] * len(names), names=names, capability="7.0")
+    path = save(folder, text, f"{len(list(folder.iterdir()))}.csv")
+    import_file(path, Given(**{**RESNET18, **given}), output=folder / "out")
+    return folder / "out"
+
+
+def log(folder: Path, *, step_ms: float = 50.0, **given: Any) -> Path:
+    """Import a log of 30 steady iterations that end one after the other."""
+    rows = "".join(f"cuda,{step_ms},{1763159640 + step_ms / 1000 * step:.3f}\n" for step in range(30))
+    path = save(folder, f"device,iter_time_ms,timestamp\n{rows}", f"{len(list(folder.iterdir()))}.csv")
+    import_file(path, Given(**{**RESNET18, "batch_size": 32, **given}), output=folder / "out")
+    return folder / "out"
+
+
+def rows(results: Path) -> list[dict[str, Any]]:
+    table = roofline.points(analysis.load(results)).astype(object)
+    return [
+        {str(name): value for name, value in row.items()} for row in table.where(table.notna(), None).to_dict("records")
+    ]
+
+
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    monkeypatch.setattr("sys.argv", ["analyze", *words])
+    code = door.main()
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+# --- a profile is a point
+
+
+@pytest.mark.parametrize("steps", [None, 2])
+def test_a_profile_alone_is_a_point_over_its_own_time(tmp_path: Path, steps: int | None) -> None:
+    given = {"gpu": "Tesla V100-SXM2-16GB", "precision": "fp32", "profile_steps": steps}
+    (point,) = rows(profile(tmp_path, names=STEP * 2, **given))
+    assert point["source"] == "under the profiler"
+    assert point["flop_per_s"] == pytest.approx(20.8e9 / 16e-3)
+    assert point["intensity_flop_per_byte"] == pytest.approx(20.8e9 / 1.3e9)
+    assert point["flop_per_step"] == (None if steps is None else pytest.approx(20.8e9))
+    assert point["runs"] == 1
+    # 16 FLOP/byte x 900 GB/s are less than 15.7 TFLOP/s.
+    assert point["fraction_of_roof"] == pytest.approx(20.8e9 / 16e-3 / (16 * 900e9))
+    assert "kernels under the profiler: one by one, at its clocks, without the gaps between them" in point["note"]
+    whole = "the whole profile: nobody said how many steps it holds"
+    assert (whole in point["note"]) == (steps is None)
+
+
+NOWHERE = {
+    "no precision": {"gpu": "Tesla V100-SXM2-16GB"},
+    "no GPU": {"precision": "fp32"},
+    "a GPU without a known peak": {"gpu": "NVIDIA GeForce GTX 1060", "precision": "fp32"},
+    "neither": {},
+}
+
+
+@pytest.mark.parametrize("given", NOWHERE.values(), ids=NOWHERE)
+@pytest.mark.parametrize("kind", ["profiles", "logs", "both"])
+def test_without_a_roof_there_are_still_points(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    given: dict[str, str],
+    kind: str,
+) -> None:
+    if kind != "logs":
+        profile(tmp_path, **given)
+        profile(tmp_path, batch_size=4, names=(*STEP, *STEP), **given)
+    if kind != "profiles":
+        log(tmp_path, batch_size=64, **given)
+    printed = {}
+    for form in ("table", "json", "csv"):
+        code, printed[form], err = command(monkeypatch, capsys, "roofline", str(tmp_path / "out"), "--format", form)
+        assert (code, err) == (0, "")
+    points = rows(tmp_path / "out")
+    assert len(points) == {"profiles": 2, "logs": 1, "both": 3}[kind]
+    assert all(point["flop_per_s"] > 0 and point["intensity_flop_per_byte"] > 0 for point in points)
+    assert all(point["roof"] is None and point["bound"] is None and "no roof:" in point["note"] for point in points)
+    assert len(json.loads(printed["json"])) == len(printed["csv"].splitlines()) - 1 == len(points)
+
+
+def test_a_timed_run_of_the_same_configuration_gives_the_profile_its_time(tmp_path: Path) -> None:
+    profile(tmp_path, profile_steps=1)
+    points = rows(log(tmp_path, batch_size=2))
+    assert [point["source"] for point in points] == ["counters", "modelled"]
+    assert points[0]["flop_per_s"] == pytest.approx(20.8e9 / 50e-3)
+
+
+# --- the model is known by its name
+
+
+def test_a_log_of_a_known_model_has_a_point_an_utilisation_and_a_verdict(tmp_path: Path) -> None:
+    (point,) = rows(log(tmp_path, gpu="Tesla T4", precision="fp32"))
+    # 32 x 10.648 GFLOP in 50 ms.
+    assert point["source"] == "modelled"
+    assert point["flop_per_s"] == pytest.approx(32 * 10648412160 / 0.05)
+    assert point["fraction_of_peak"] == pytest.approx(32 * 10648412160 / 0.05 / 8.1e12)
+    assert point["intensity_low"] <= point["intensity_flop_per_byte"] < point["intensity_high"]
+    assert point["bound"] == "compute"
+    assert "FLOP and bytes are those of resnet18 at 224 x 224 pixels: nobody said the size" in point["note"]
+
+
+def test_a_table_of_rates_has_a_point_of_its_wall_time(tmp_path: Path) -> None:
+    text = "model,gpu,precision,batch_size,imgs_per_sec\nresnet18,Tesla T4,fp32,32,500\nresnet50,Tesla T4,fp32,32,100\n"
+    import_file(save(tmp_path, text), Given(), output=tmp_path / "out")
+    points = {point["model"]: point for point in rows(tmp_path / "out")}
+    assert points["resnet18"]["flop_per_s"] == pytest.approx(500 * 10648412160)
+    assert points["resnet50"]["flop_per_s"] == pytest.approx(100 * 24299077632)
+    assert "by images over wall time, waits included: the run has no steps" in points["resnet18"]["note"]
+
+
+def test_an_unknown_model_has_no_point_and_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log(tmp_path)
+    log(tmp_path, model="my_net", step_ms=51.0)
+    code, _, err = command(monkeypatch, capsys, "roofline", str(tmp_path / "out"))
+    assert (code, err) == (0, "note       1 run has neither FLOP nor bytes: no point on a roofline\n")
+
+
+# --- lower bounds
+
+
+TENSOR = ("volta_fp16_s884gemm", "wgrad_alg0_engine")
+LOWER_BOUNDS = {
+    "tensor FLOP missing": ({"names": TENSOR}, "tensor operations that nothing counts"),
+    "forward alone": ({"names": ("sgemm_128",) * 9}, "no kernels of a backward pass, so a part of a step"),
+    "nine kernels of a ViT": (
+        {"model": "vit_b_16", "profile_steps": 1, "names": ("sgemm_128",) * 8 + STEP[1:]},
+        "fewer than the model has",
+    ),
+}
+
+
+@pytest.mark.parametrize(("facts", "reason"), LOWER_BOUNDS.values(), ids=LOWER_BOUNDS)
+def test_a_lower_bound_is_marked_and_has_no_verdict(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    facts: dict[str, Any],
+    reason: str,
+) -> None:
+    results = profile(tmp_path, gpu="Tesla V100-SXM2-16GB", precision="fp32", **facts)
+    (point,) = rows(results)
+    assert point["flop_is_lower_bound"] is True
+    verdicts = ("bound", "roof_flop_per_s", "fraction_of_roof", "fraction_of_peak")
+    assert [point[name] for name in verdicts] == [None] * 4
+    assert f"FLOP are a lower bound: {reason}" in point["note"]
+    _, out, _ = command(monkeypatch, capsys, "roofline", str(results))
+    assert "(lower bound)" in out
+
+
+def test_lower_bounds_are_compared_with_nothing(tmp_path: Path) -> None:
+    for batch_size in (2, 4):
+        results = profile(tmp_path, names=TENSOR * batch_size, batch_size=batch_size)
+    assert shifts(analysis.load(results)).empty
+    for batch_size in (2, 4):
+        profile(tmp_path, names=STEP * batch_size, batch_size=batch_size, model="resnet34")
+    assert len(shifts(analysis.load(results))) == 1
+
+
+def test_blanked_cells_leave_flop_unavailable(tmp_path: Path) -> None:
+    (point,) = rows(profile(tmp_path, rows=[ROW, [*ROW[:3], "n/a", ROW[4]]]))
+    assert (point["flop_per_s"], point["intensity_flop_per_byte"]) == (None, None)
+    assert "no FLOP: 1 of 2 launches have no count, and the sum of the others would be too low" in point["note"]
