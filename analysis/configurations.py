@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 # What the user chose.
 CONFIGURATION = (
     "model",
+    "script",
     "batch_size",
     "precision",
     "dataset",
@@ -35,7 +36,18 @@ CONFIGURATION = (
 DEVICE = ("place", "device_type", "device_name", "threads")
 PLACE = (*DEVICE, "machine_type")
 # Runs of one configuration in one place that differ in one of these are not the same measurement.
-SOFTWARE = ("driver_version", "torch", "runtime", "image_digest", "rooflaunch", "commit", "commit_dirty", "imported")
+SOFTWARE = (
+    "driver_version",
+    "torch",
+    "runtime",
+    "image_digest",
+    "rooflaunch",
+    "commit",
+    "commit_dirty",
+    "imported",
+    "script_sha256",
+    "packages_sha256",
+)
 # What names a line of a table; the rest is said in its note where lines of one name differ.
 NAMED = ("place", "device_name", "model", "batch_size", "precision")
 # What names the work of a step: larger images are more work.

@@ -24,7 +24,7 @@ from workload.clock import Clock, clock_for
 from workload.contract.spec import Device, Precision, RunSpec
 from workload.gpu_truth.loops import bare, ours
 from workload.recorder import StepPart
-from workload.step import TrainingStep
+from workload.training_step import TrainingStep
 
 EMPTY_STEPS = 50_000
 

@@ -37,6 +37,7 @@ from workload.contract.spec import (
     options,
     resolve,
 )
+from workload.script import command as script
 from workload.timeline import Timeline
 
 EXAMPLES = """examples:
@@ -90,7 +91,7 @@ def main(argv: Sequence[str]) -> int:
     log.to_stderr()
     try:
         with stoppable():
-            parsed = _parser().parse_args(argv)
+            parsed = parse(argv)
             command: Callable[[argparse.Namespace, Timeline], int] = parsed.command
             return command(parsed, timeline)
     except RooflaunchError as error:
@@ -103,6 +104,16 @@ def main(argv: Sequence[str]) -> int:
         if refused := shortage.explain(error, "before it had a result"):
             return _report(refused)
         raise
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The command line, with the words of somebody's own script apart; `UsageError` for what it must not be."""
+    script.refuse_stray(argv)
+    ours, theirs = script.split(argv)
+    parsed = _parser().parse_args(ours)
+    if theirs:
+        parsed.script_words = theirs
+    return parsed
 
 
 def _report(error: RooflaunchError) -> int:
@@ -121,8 +132,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"rooflaunch {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _add_train(commands)
+    script.add_parser(commands, argparse.RawDescriptionHelpFormatter)
     _add_profile(commands)
     _add_profiled_step(commands)
+    _add_script_ceilings(commands)
     _add_ceilings(commands)
     _add_gpu_truth(commands)
     environment = commands.add_parser("env", help="print what identifies this machine, as JSON", allow_abbrev=False)
@@ -188,6 +201,16 @@ def _add_profiled_step(commands: Any) -> None:
     step.add_argument("--owner", type=int, required=True)
     step.add_argument("--warmup-steps", type=int)
     step.set_defaults(command=_profiled_step)
+
+
+def _add_script_ceilings(commands: Any) -> None:
+    """What a measured script has measured beside itself; without `help` it is not listed."""
+    ceilings = commands.add_parser("script-ceilings", allow_abbrev=False)
+    ceilings.add_argument("--device", type=Device, required=True)
+    ceilings.add_argument("--precision", type=Precision, action="append", default=[])
+    ceilings.add_argument("--output", type=Path, required=True)
+    ceilings.add_argument("--fresh", action="store_true")
+    ceilings.set_defaults(command=_script_ceilings)
 
 
 def _add_option(parser: argparse.ArgumentParser, option: Option) -> None:
@@ -413,6 +436,24 @@ def _ceilings(parsed: argparse.Namespace, _: Timeline) -> int:
         print(json.dumps(measured.to_json(), indent=1))
     else:
         print(ceiling_rates.table(measured))
+    return ExitCode.DONE
+
+
+def _script_ceilings(parsed: argparse.Namespace, _: Timeline) -> int:
+    from workload import ceiling_cache, ceilings, instructions  # noqa: PLC0415 - imports torch
+
+    for precision in parsed.precision if parsed.device is Device.CPU else ():
+        with suppress(UsageError):  # then the rate is unavailable, with this reason
+            instructions.hold_back(ceilings.DTYPES[precision])
+    measured, age_s = ceiling_cache.cached_or_measure(
+        parsed.output,
+        device=parsed.device,
+        precisions=parsed.precision,
+        sample=ceilings.sensors_of(parsed.device),
+        progress=log.LOGGER.info,
+        fresh=parsed.fresh,
+    )
+    print(json.dumps(measured.to_json() | {"age_s": age_s}))
     return ExitCode.DONE
 
 

@@ -23,7 +23,7 @@ from workload.contract.errors import UsageError
 from workload.contract.spec import Device, Optimizer, Precision
 from workload.device import AUTOCAST_DTYPES
 from workload.flop import FlopCounter, Tally
-from workload.step import make_optimizer
+from workload.training_step import make_optimizer
 
 METHOD = (
     "own formula table over dispatched ops in train mode, forward and backward; 1 fused multiply-add = 2 FLOP; "

@@ -34,6 +34,9 @@ OVERWRITING = frozenset(
     | {"rand_like", "randn_like", "uniform_", "zero_", "zeros_like"}
 )
 
+# These read of their first tensor only what they give back.
+GATHERING = frozenset({"embedding", "index", "index_select", "gather", "take", "_embedding_bag"})
+
 
 def convolution_flop(output: Tensor, images: Tensor, weight: Tensor, *, transposed: bool) -> int:
     """2 FLOP for each weight at each position of the output, or of the input where transposed.
@@ -105,6 +108,33 @@ def _linear_backward(_: Any, __: Tensor, gradient: Tensor, weight: Tensor, mask:
     return sum(mask[:2]) * 2 * gradient.numel() * weight.shape[1]
 
 
+def _positions(inputs: Tensor) -> int:
+    return inputs.numel() // inputs.shape[-1]
+
+
+def _lstm(_: Any, inputs: Tensor, into: Tensor, between: Tensor, *__: Any) -> int:
+    """A layer of one direction by oneDNN: `inputs` (..., size), each weight once at each of these positions."""
+    return 2 * _positions(inputs) * (into.numel() + between.numel())
+
+
+def _lstm_backward(_: Any, inputs: Tensor, into: Tensor, between: Tensor, *__: Any) -> int:
+    return 2 * _lstm(_, inputs, into, between)
+
+
+def _cell(_: Any, inputs: Tensor, *__: Any) -> int:
+    """The element-wise part of a fused cell: its products arrive by themselves."""
+    return 0 * inputs.dim()
+
+
+def _cudnn_rnn(_: Any, inputs: Tensor, weights: Sequence[Tensor], *__: Any) -> int:
+    """`inputs` (..., size), packed or not; the vectors among the weights are biases."""
+    return 2 * _positions(inputs) * sum(weight.numel() for weight in weights if weight.dim() > 1)
+
+
+def _cudnn_rnn_backward(_: Any, inputs: Tensor, weights: Sequence[Tensor], *__: Any) -> int:
+    return 2 * _cudnn_rnn(_, inputs, weights)
+
+
 def _attention(_: Any, query: Tensor, key: Tensor, value: Tensor, *__: Any, **___: Any) -> int:
     return attention_flop(query, key, value)
 
@@ -138,6 +168,14 @@ FORMULAS: Mapping[str, Formula] = MappingProxyType(
         "baddbmm": ADD_MATMUL,
         "addmv": ADD_MATMUL,
         "addbmm": Formula(kind="matmul", flop=_add_summed_bmm),
+        "mkldnn_rnn_layer": Formula(kind="recurrent", flop=_lstm),
+        "mkldnn_rnn_layer_backward": Formula(kind="recurrent_backward", flop=_lstm_backward),
+        "_cudnn_rnn": Formula(kind="recurrent", flop=_cudnn_rnn),
+        "_cudnn_rnn_backward": Formula(kind="recurrent_backward", flop=_cudnn_rnn_backward),
+        "_thnn_fused_lstm_cell": Formula(kind="recurrent", flop=_cell),
+        "_thnn_fused_lstm_cell_backward_impl": Formula(kind="recurrent_backward", flop=_cell),
+        "_thnn_fused_gru_cell": Formula(kind="recurrent", flop=_cell),
+        "_thnn_fused_gru_cell_backward": Formula(kind="recurrent_backward", flop=_cell),
         "_scaled_dot_product_flash_attention": ATTENTION,
         "_scaled_dot_product_flash_attention_for_cpu": ATTENTION,
         "_scaled_dot_product_efficient_attention": ATTENTION,
@@ -223,17 +261,32 @@ class FlopCounter(TorchDispatchMode):
             if output is not NotImplemented:
                 return output
             self.uncounted.add(f"{func.namespace}.{name}")
-        output = func(*args, **kwargs)
+        output = self.run(func, args, kwargs)
         if formula is not None:
-            self._flop[formula.kind] += formula.flop(output, *args, **kwargs)
+            flop = formula.flop(output, *args, **kwargs)
+            self._flop[formula.kind] += flop
+            self.counted(flop, args)
         self._count_bytes(func, args, kwargs, output)
         return output
+
+    def run(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the op; a counter of more than FLOP does it in its own way."""
+        return func(*args, **kwargs)
+
+    def counted(self, flop: int, args: tuple[Any, ...]) -> None:
+        """Hear of the FLOP of a contraction with these arguments."""
 
     def _count_bytes(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         reads, writes, inputs = _arguments(func, args, kwargs)
         fresh = _fresh_outputs(func, output, inputs)
         if fresh is None:
             return
+        if func.overloadpacket.__name__ in GATHERING and reads and fresh:
+            # Of the table only the rows that are wanted: as many bytes as come out.
+            rows_bytes = sum(tensor.numel() * tensor.element_size() for tensor in fresh)
+            self._bytes_upper += rows_bytes
+            self._bytes_lower += rows_bytes
+            reads = reads[1:]
         # A tensor given twice (x * x) is read once.
         for tensor in {id(t): t for t in reads}.values():
             self._touch(tensor)
@@ -253,7 +306,7 @@ class FlopCounter(TorchDispatchMode):
 @cache
 def _moves_nothing(func: OpOverload) -> bool:
     """Views, allocations and queries of metadata."""
-    return func.is_view or func.namespace == "prim" or func.overloadpacket.__name__ in ALLOCATIONS
+    return func.is_view or func.namespace in ("prim", "profiler") or func.overloadpacket.__name__ in ALLOCATIONS
 
 
 @dataclass(frozen=True, kw_only=True)

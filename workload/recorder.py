@@ -39,6 +39,27 @@ class StepPart(StrEnum):
     OPTIMIZER = "optimizer"
 
 
+class Aside(StrEnum):
+    """Time of somebody's own script that is none of the four parts; all but `OTHER` is no time of a step at all."""
+
+    OTHER = "other"
+    VALIDATION = "validation"
+    CHECKPOINT = "checkpoint"
+    OUTSIDE = "outside"
+    IRREGULAR = "irregular"
+
+
+GAPS = tuple(aside for aside in Aside if aside is not Aside.OTHER)
+
+
+@dataclass(kw_only=True)
+class Gap:
+    """Stretches of one kind between steps: how many, and their seconds."""
+
+    number: int = 0
+    seconds: float = 0.0
+
+
 @dataclass(kw_only=True)
 class PhaseTotals:
     """The measured columns of one phase, seconds per step; when its last step ended, in seconds since the run began."""
@@ -47,6 +68,7 @@ class PhaseTotals:
     data_s: "array[float]" = field(default_factory=lambda: array("d"))
     images: int = 0
     ended_at_s: float = 0.0
+    gaps: dict[Aside, Gap] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)
@@ -56,8 +78,9 @@ class _Pending:
     phase: StepPhase
     images: int
     marks: list[Any]
-    parts: list[StepPart]
+    parts: list[StepPart | Aside]
     loss: Any = None
+    is_step: bool = True
     # Behind the loss's way to the host, which is queued after the step.
     done: Any = None
 
@@ -155,17 +178,33 @@ class Recorder:
             self._origin, self._origin_s = mark, self._now() - self._started_s
         self._current = _Pending(phase=phase, images=images, marks=[mark], parts=[])
 
-    def mark(self, part: StepPart) -> None:
-        """Say that the time since the previous mark belongs to `part`."""
+    def mark(self, part: StepPart | Aside) -> int:
+        """Say that the time since the previous mark belongs to `part`; returns how many parts the step has now."""
         assert self._current is not None
         self._current.marks.append(self._clock.mark())
         self._current.parts.append(part)
+        return len(self._current.parts)
 
-    def end(self, loss: torch.Tensor) -> None:
-        """Close a step; rows are written at most once a second, between steps."""
+    def relabel(self, parts: int, aside: Aside, *, but: StepPart | None = None) -> None:
+        """Say that the first `parts` parts of the open step were something else, as is known only now; not `but`."""
         assert self._current is not None
-        self._current.loss = self._losses.put(loss)
-        self._current.done = self._clock.mark()
+        known = self._current.parts
+        known[:parts] = [part if part is but else aside for part in known[:parts]]
+
+    def end(self, loss: torch.Tensor | None = None, *, images: int | None = None, is_step: bool = True) -> None:
+        """Close a step; rows are written at most once a second, between steps.
+
+        `images`: where they are known only now. Without `is_step` all of it was a gap, which has no row.
+        """
+        assert self._current is not None
+        if images is not None:
+            self._current.images = images
+        self._current.is_step = is_step
+        if loss is None:
+            self._current.done = self._current.marks[-1]
+        else:
+            self._current.loss = self._losses.put(loss)
+            self._current.done = self._clock.mark()
         self._pending.append(self._current)
         self._current = None
         if self._now() - self._last_flush_s >= FLUSH_EVERY_S:
@@ -187,19 +226,26 @@ class Recorder:
         self.flush()
 
     def _write(self, step: _Pending) -> None:
-        seconds = dict.fromkeys(StepPart, 0.0)
+        seconds: dict[StepPart | Aside, float] = dict.fromkeys(StepPart, 0.0)
         for part, (earlier, later) in zip(step.parts, pairwise(step.marks), strict=True):
-            seconds[part] += self._clock.seconds_between(earlier, later)
+            seconds[part] = seconds.get(part, 0.0) + self._clock.seconds_between(earlier, later)
+        totals = self.totals[step.phase]
+        if not step.is_step:
+            seconds = {Aside.IRREGULAR: sum(seconds.values())}
+        for gap in GAPS:
+            if gap in seconds:
+                total = totals.gaps.setdefault(gap, Gap())
+                total.number, total.seconds = total.number + 1, total.seconds + seconds.pop(gap)
+        totals.ended_at_s = ended_at_s = self._origin_s + self._clock.seconds_between(self._origin, step.marks[-1])
+        if not step.is_step:
+            return
         data_s = seconds.pop(StepPart.DATA)
         step_s = sum(seconds.values())
-        ended_at_s = self._origin_s + self._clock.seconds_between(self._origin, step.marks[-1])
-        times = (ended_at_s, step_s, data_s, *seconds.values())
-        cells = [f"{value:.7f}" for value in times]
-        loss = f"{self._losses.read(step.loss):.6g}"
+        parts = (seconds[part] for part in StepPart if part is not StepPart.DATA)
+        cells = [f"{value:.7f}" for value in (ended_at_s, step_s, data_s, *parts)]
+        loss = "" if step.loss is None else f"{self._losses.read(step.loss):.6g}"
         self._writer.writerow([self._written, step.phase, *cells, step.images, loss])
         self._written += 1
-        totals = self.totals[step.phase]
         totals.step_s.append(step_s)
         totals.data_s.append(data_s)
         totals.images += step.images
-        totals.ended_at_s = ended_at_s

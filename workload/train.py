@@ -43,9 +43,9 @@ from workload.environment.collect import collect
 from workload.profile.status import before_the_pass
 from workload.progress import Progress
 from workload.recorder import Recorder, StepPhase, loss_reader_for
-from workload.step import TrainingStep
 from workload.telemetry import Telemetry
 from workload.timeline import Timeline
+from workload.training_step import TrainingStep
 
 LOGGER = logging.getLogger("workload")
 # How `torch.use_deterministic_algorithms` refuses an operation, by the name of its kernel.

@@ -106,7 +106,7 @@ def _check_python(words: Sequence[str]) -> None:
     if not words[2:]:
         return  # named, not to be typed as it is
     try:
-        parsed = cli._parser().parse_args(list(words[2:]))
+        parsed = cli.parse(list(words[2:]))
     except SystemExit:  # --help, --version
         return
     except RooflaunchError as error:

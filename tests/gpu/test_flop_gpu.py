@@ -6,7 +6,7 @@ import torch
 from workload import complexity, models
 from workload.contract.spec import Device, Optimizer, Precision
 from workload.flop import FlopCounter, Tally
-from workload.step import make_optimizer
+from workload.training_step import make_optimizer
 
 pytestmark = [
     pytest.mark.gpu,

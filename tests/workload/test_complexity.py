@@ -13,7 +13,7 @@ from workload.complexity import Complexity
 from workload.contract.errors import ExitCode, UsageError
 from workload.contract.spec import Optimizer, Precision
 from workload.flop import FlopCounter, Tally
-from workload.step import make_optimizer
+from workload.training_step import make_optimizer
 
 # 224 x 224, 1000 classes: parameters in M, forward GFLOP, fvcore's GMAC, training GFLOP, each for one image.
 PUBLISHED = {

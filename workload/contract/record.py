@@ -67,8 +67,34 @@ class Repeat:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ScriptFacts:
+    """Somebody's own training script; tokens and the like in its arguments are left out.
+
+    `files`: the SHA-256 of the script and of the modules beside it that it imported, `sha256` of all of them;
+    `packages`: the versions of what else it imported. `commit`: of the repository that it lies in. `step`: what was
+    taken for a step; `unit`: what `images` counts everywhere in this record: images, tokens, samples or steps.
+    """
+
+    SPARSE: ClassVar[bool] = True
+    argv: Texts = None
+    command: Text = column("script")
+    files: Mapping[str, Text] | None = None
+    sha256: Text = column("script_sha256")
+    commit: Text = None
+    dirty: Flag = None
+    packages: Mapping[str, Text] | None = None
+    packages_sha256: Text = column()
+    step: Text = None
+    unit: Text = column()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Spec:
-    """The fields of `RunSpec`, filled; of an imported run only what its file or the user said."""
+    """The fields of `RunSpec`, filled; of an imported run only what its file or the user said.
+
+    Of a run of somebody's own script what it was seen to do: `model` is then the script's name, and `batch_size` how
+    many of `script.unit` each of the `grad_accumulation` batches of a step holds.
+    """
 
     model: Annotated[str, Kind.TEXT] = field(metadata={"column": ""})
     device: Text = None
@@ -97,6 +123,7 @@ class Spec:
     seed: Number = column()
     ceilings: Flag = None
     fresh_ceilings: Flag = None
+    script: ScriptFacts | None = None
 
     @classmethod
     def of(cls, spec: RunSpec) -> "Spec":
@@ -166,10 +193,19 @@ class SkippedSteps:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GapSeconds:
+    """What a script did between its measured steps: how often, and for how long in all."""
+
+    number: Number = None
+    seconds: Number = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Timing:
     """The measured region: it begins with its first step and ends with its last complete one.
 
     `images_per_s` is images over wall time. `explained_fraction`: what steps and waits for data are of the wall time.
+    `gaps`: of somebody's own script, by kind (validation, checkpoint, irregular); no part of `measured_s`.
     `phases`: when each began, in seconds since the process started.
     """
 
@@ -183,6 +219,7 @@ class Timing:
     data_wait_fraction: MeasuredShare = column()
     explained_fraction: MeasuredShare = column()
     skipped_steps: SkippedSteps | None = None
+    gaps: Mapping[str, GapSeconds] | None = None
     setup_s: MeasuredNumber = column()
     phases: Mapping[str, Number] | None = None
 
@@ -191,7 +228,10 @@ class Timing:
 class ComplexityRecord:
     """The work of a step: FLOP by formula (1 fused multiply-add is 2 FLOP), bytes as a modelled interval.
 
-    `theoretical_step_s`: the step's FLOP at the measured ceiling, and nothing else.
+    `theoretical_step_s`: the step's FLOP at the measured ceiling, and nothing else. Of somebody's own script
+    `unattributed`: the operations without a formula, by their share of the time of all operations, together
+    `unattributed_share`; `flop_by_precision`: by the type of what was multiplied; `copied_to_device_bytes`: from the
+    host to a GPU.
     """
 
     parameters: Number = column()
@@ -206,6 +246,11 @@ class ComplexityRecord:
     uncounted: Texts = None
     method: Text = None
     theoretical_step_s: Number = None
+    unattributed_share: Number = None
+    unattributed: Mapping[str, Number] | None = None
+    flop_by_precision: Mapping[str, Number] | None = None
+    copied_to_device_bytes: Number = None
+    copied_to_device_s: Number = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,8 @@ from workload.clock import Clock, clock_for
 from workload.contract.spec import RunSpec
 from workload.progress import Progress
 from workload.recorder import Recorder, StepPart, StepPhase, loss_reader_for
-from workload.step import TrainingStep
 from workload.telemetry import Telemetry
+from workload.training_step import TrainingStep
 
 Step = Callable[[Iterator[data.Batch], Callable[[StepPart], None]], torch.Tensor]
 

@@ -27,7 +27,7 @@ from workload.data import open_source
 from workload.gpu_truth import kernels, loops
 from workload.nvml import GpuSensors
 from workload.profile import trace
-from workload.step import TrainingStep
+from workload.training_step import TrainingStep
 
 OWNER_CHECK_S = 1.0
 # For which the compiler is asked: where HFMA2.MMA exists, where it does not, and what is newer.

@@ -30,7 +30,7 @@ from workload.data import Batch
 from workload.profile import trace
 from workload.profile.command import RETAKES, WARMUP_STEPS, Mode
 from workload.recorder import StepPart
-from workload.step import TrainingStep
+from workload.training_step import TrainingStep
 
 # For the step time without a profiler.
 TIMED_STEPS = 5

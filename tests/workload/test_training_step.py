@@ -11,7 +11,7 @@ from workload import models
 from workload.contract.spec import Device, Optimizer, Precision, RunSpec
 from workload.data import Batch
 from workload.recorder import StepPart
-from workload.step import TrainingStep, make_optimizer
+from workload.training_step import TrainingStep, make_optimizer
 
 SPEC = RunSpec(device=Device.CPU, batch_size=2, precision=Precision.AMP)
 

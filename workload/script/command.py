@@ -1,0 +1,325 @@
+"""`python -m workload script`: read the command line, run the script in this process, say how it ended.
+
+Standard library only: the script imports torch, when it wants to and with the variables that it has set.
+"""
+
+import os
+import shlex
+import signal
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import workload
+from workload import log
+from workload.contract.bundle import Status
+from workload.contract.errors import (
+    ExitCode,
+    InterruptedRunError,
+    OutOfDeviceMemoryError,
+    RooflaunchError,
+    RunFailedError,
+    UsageError,
+)
+from workload.contract.interrupt import asked
+from workload.contract.spec import Context, Profile, options
+from workload.contract.text import counted
+from workload.script import hooks, program
+from workload.script.ending import EndOfScript, end_by_force_after
+from workload.timeline import Timeline
+
+if TYPE_CHECKING:
+    from workload.script.run import ScriptRun
+
+EXAMPLES = """examples:
+  python -m workload script -- train.py --lr 0.1
+  python -m workload script --warmup 5 --iterations 50 -o results -- train.py --epochs 1
+  python -m workload script --samples-per-step 64 -- -m package.train
+  python -m workload script --then continue -- train.py
+"""
+TEXT = """Run a PyTorch training script as it is, measure its steps and leave a bundle.
+
+What a step is, is found out from the order of its backward passes and optimizer steps, and said. After the last
+measured step the script is ended in order, as by sys.exit(). Everything after -- is the script's.
+"""
+THEN = ("stop", "continue")
+NO_LOADER_HINT = "say what a step is, in the script: `import workload`, then `workload.step_done()` after each update"
+
+
+@dataclass(kw_only=True)
+class _End:
+    """How the script ended: its exit code, and what it raised."""
+
+    code: int = 0
+    error: BaseException | None = None
+
+
+def add_parser(commands: Any, formatter: Any) -> None:
+    """The options of the command."""
+    parser = commands.add_parser(
+        "script",
+        help="run somebody's own training script and measure its steps",
+        description=TEXT,
+        epilog=EXAMPLES,
+        formatter_class=formatter,
+        allow_abbrev=False,
+        usage="%(prog)s [OPTIONS] -- train.py ARGS",
+    )
+    parser.add_argument("--warmup", metavar="N", help="warm-up steps, kept apart (10; 3 on a CPU)")
+    parser.add_argument("--iterations", metavar="N", help="measured steps, at least (100; 20 on a CPU)")
+    parser.add_argument("--samples-per-step", metavar="N", help="what a step trains on, where no DataLoader tells")
+    parser.add_argument("--then", metavar="|".join(THEN), default="stop", help="after the last measured step (stop)")
+    parser.add_argument("--no-ceilings", dest="ceilings", action="store_false", help="do not measure what is possible")
+    parser.add_argument("--fresh-ceilings", action="store_true", help="measure it anew")
+    parser.add_argument("-o", "--output", type=Path, default=Path("results"), help="where bundles go (results)")
+    parser.add_argument("--context", help="written by a launcher; stdout then names the bundle's folder alone")
+    parser.set_defaults(command=run, script_words=())
+
+
+def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Our words and the script's, which stand after the first `--`; only this command has such."""
+    words = list(argv)
+    if words[:1] != ["script"] or "--" not in words:
+        return words, []
+    place = words.index("--")
+    return words[:place], words[place + 1 :]
+
+
+def refuse_stray(argv: Sequence[str]) -> None:
+    """`UsageError` for a script that does not stand after `--`."""
+    if argv[:1] == ["script"] and "--" not in argv and not {"-h", "--help"} & set(argv):
+        stray = next((place for place, word in enumerate(argv) if place and word.endswith(".py")), None)
+        if stray is not None:
+            line = shlex.join([*argv[1:stray], "--", *argv[stray:]])
+            raise UsageError(f"'{argv[stray]}' must stand after --", hint=f"python -m workload script {line}")
+
+
+def run(parsed: Namespace, timeline: Timeline) -> int:
+    """Measure the script; the exit code is 0 once every step is taken, else the script's own."""
+    wanted = _counts(parsed)
+    if parsed.then not in THEN:
+        raise UsageError(f"--then must be one of {', '.join(THEN)}; got '{parsed.then}'", hint="--then continue")
+    if parsed.fresh_ceilings and not parsed.ceilings:
+        raise UsageError("--fresh-ceilings measures what --no-ceilings leaves out", hint="leave one of the two out")
+    script = program.resolve(parsed.script_words)
+    program.refuse_distributed()
+    context = Context() if parsed.context is None else Context.from_argument(parsed.context)
+    is_launched = parsed.context is not None
+    announce = _announcer() if is_launched else None
+    measured: list[ScriptRun] = []
+
+    def listen() -> None:
+        from workload.script.run import Request, ScriptRun  # noqa: PLC0415 - imports torch, as the script just has
+        from workload.script.session import Limits  # noqa: PLC0415
+
+        request = Request(
+            program=script,
+            limits=Limits(**wanted),
+            context=context,
+            output=parsed.output,
+            goes_on=parsed.then == "continue",
+            ceilings=parsed.ceilings,
+            fresh_ceilings=parsed.fresh_ceilings,
+            profile=Profile.NONE,
+            announce=announce,
+        )
+        measured.append(ScriptRun(request, timeline))
+        workload.listen(measured[0].session)
+        hooks.install(measured[0].session)
+        _hear_exits(measured[0], script.name)
+
+    log.LOGGER.info("script     %s: looking for its training step", script.name)
+    timeline.enter("script")
+    hooks.when_imported("torch", listen)
+    end = _run(script)
+    if not measured:
+        return _without_torch(script, end, is_launched=is_launched)
+    return _close(measured[0], script, end, is_launched=is_launched)
+
+
+def _counts(parsed: Namespace) -> dict[str, int | None]:
+    known = {option.name: option for option in options()}
+    per_step = known["batch_size"]
+    rows = {"warmup": known["warmup"], "iterations": known["iterations"], "samples_per_step": per_step}
+    counts = {}
+    for name, option in rows.items():
+        text = getattr(parsed, name)
+        try:
+            counts[name] = None if text is None else option.parse(text)
+        except UsageError as error:
+            flag = "--" + name.replace("_", "-")
+            rule = str(error).partition(" must ")[2]
+            raise UsageError(f"{name.replace('_', ' ')} must {rule}", hint=f"{flag} {option.example}") from error
+    return counts
+
+
+def _announcer() -> Any:
+    """Prints bundles' folders to what is stdout now; what the script prints goes to stderr from here on."""
+    with suppress(OSError, ValueError):
+        ours = os.fdopen(os.dup(1), "w", encoding="utf-8")
+        sys.stdout.flush()
+        os.dup2(2, 1)
+        return lambda folder: print(folder, file=ours, flush=True)
+    return print
+
+
+def _run(script: program.Program) -> _End:
+    """Run it with the streams and the Ctrl-C that a script of its own has."""
+    streams = sys.stdout, sys.stderr
+    before = _interrupts_as_usual()
+    try:
+        # Not ours, which drop what cannot be written: the script may want to know.
+        sys.stdout, sys.stderr = sys.__stdout__ or sys.stdout, sys.__stderr__ or sys.stderr
+        script.run()
+    except EndOfScript:
+        return _End()
+    except SystemExit as ended:
+        return _End(code=program.code_of(ended), error=ended)
+    except InterruptedRunError as error:
+        return _End(code=ExitCode.INTERRUPTED, error=error)
+    except KeyboardInterrupt:
+        return _End(code=ExitCode.INTERRUPTED, error=_interrupted())
+    except BaseException as error:  # noqa: BLE001 - whatever a script may raise
+        program.show_traceback(error)
+        return _End(code=ExitCode.BUG, error=error)
+    finally:
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+        sys.stdout, sys.stderr = streams
+        with suppress(ValueError, TypeError):
+            signal.signal(signal.SIGINT, before)
+    return _End()
+
+
+def _interrupts_as_usual() -> Any:
+    """Ctrl-C is a KeyboardInterrupt, which many training scripts catch; returns the handler before."""
+    return signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _interrupted() -> InterruptedRunError:
+    return InterruptedRunError("interrupted by Ctrl-C", hint="run again; a bundle that was open keeps its steps")
+
+
+def _hear_exits(measured: "ScriptRun", name: str) -> None:
+    """A script that leaves without Python's own end, or becomes another program, leaves its bundle sealed."""
+    leave = os._exit
+    process = os.getpid()
+
+    def seal_and_leave(code: int) -> Any:
+        if os.getpid() == process:
+            with suppress(Exception):
+                measured.close(Status.FAILED, f"{name} ended by os._exit({code})")
+        leave(code)
+
+    os._exit = seal_and_leave  # type: ignore[assignment]
+    for other in ("execv", "execve"):
+        original = getattr(os, other)
+
+        def become(*given: Any, original: Any = original) -> Any:
+            if os.getpid() == process and measured.session.active:
+                log.LOGGER.warning("note       %s becomes another program, which is not measured", name)
+            return original(*given)
+
+        setattr(os, other, become)
+
+
+def _without_torch(script: program.Program, end: _End, *, is_launched: bool) -> int:
+    if end.code:
+        log.LOGGER.error("error: %s failed before it imported torch; nothing was measured", script.name)
+        return ExitCode.RUN_FAILED if is_launched else end.code
+    raise RunFailedError(
+        f"{script.name} ended without importing torch in this process: nothing was measured",
+        hint="the script that trains, not one that starts it",
+    )
+
+
+def _close(measured: "ScriptRun", script: program.Program, end: _End, *, is_launched: bool) -> int:
+    """Seal what there is, say how it went; the exit code."""
+    session = measured.session
+    session.active = False
+    if interruption := asked() or (end.error if isinstance(end.error, InterruptedRunError) else None):
+        measured.close(Status.INTERRUPTED, str(interruption))
+        raise interruption
+    if session.refusal:
+        measured.close(Status.FAILED, str(session.refusal))
+        raise session.refusal
+    if measured.is_sealed:
+        return _after(measured, script, end)
+    if end.code:
+        return _failed(measured, script, end, is_launched=is_launched)
+    if session.bug:
+        measured.close(Status.FAILED, f"a bug of ours: {session.bug!r}")
+        raise session.bug
+    if measured.measured_steps:
+        measured.close(Status.COMPLETED)
+        measured.show()
+        return _after(measured, script, end)
+    raise _nothing(measured, script)
+
+
+def _after(measured: "ScriptRun", script: program.Program, end: _End) -> int:
+    """The measurement is whole, whatever the script did afterwards."""
+    if measured.session.active or isinstance(end.error, EndOfScript) or not end.code:
+        end_by_force_after(script.name, ExitCode.DONE)
+        return ExitCode.DONE
+    return end.code
+
+
+def _failed(measured: "ScriptRun", script: program.Program, end: _End, *, is_launched: bool) -> int:
+    """The script's own failure, shown above by itself."""
+    steps = measured.measured_steps
+    what = _failure(script, end)
+    after = f"after {counted(steps, 'measured step')}" if measured.folder else "before its training step was known"
+    kept = f"; its bundle keeps them: {measured.folder}" if steps else ""
+    is_memory = isinstance(end.error, Exception) and _is_of_memory(end.error)
+    with suppress(RooflaunchError):
+        measured.close(Status.OUT_OF_MEMORY if is_memory else Status.FAILED, f"{what} {after}")
+    log.LOGGER.error("error: %s %s%s", what, after, kept)
+    if not is_launched:
+        return end.code
+    return OutOfDeviceMemoryError.exit_code if is_memory else RunFailedError.exit_code
+
+
+def _failure(script: program.Program, end: _End) -> str:
+    if isinstance(end.error, SystemExit) or end.error is None:
+        return f"{script.name} ended with exit code {end.code}"
+    return f"{script.name} failed with {type(end.error).__name__}"
+
+
+def _is_of_memory(error: Exception) -> bool:
+    from workload import device  # noqa: PLC0415 - torch is there by now
+
+    return device.is_out_of_memory(error)
+
+
+def _nothing(measured: "ScriptRun", script: program.Program) -> RooflaunchError:
+    """Why there is not one measured step of a script that ended well."""
+    session = measured.session
+    if measured.folder:
+        measured.close(Status.FAILED, "the script ended in its warm-up")
+        return RunFailedError(
+            f"{script.name} ended after {counted(session.optimizer_steps, 'optimizer step')}, before its first measured"
+            " step",
+            hint="--warmup 0 --iterations 3, or more epochs",
+        )
+    if session.optimizer_steps:
+        return RunFailedError(
+            f"{script.name} ended after {counted(session.optimizer_steps, 'optimizer step')}: too few to see what"
+            " repeats, count a step and measure one",
+            hint=f"more steps (smaller batches, more epochs); or {NO_LOADER_HINT}",
+        )
+    if session.backward_passes:
+        passes = f"{session.backward_passes} backward pass{'' if session.backward_passes == 1 else 'es'}"
+        return UsageError(
+            f"{script.name} made {passes} and no step of an optimizer of torch.optim",
+            hint=NO_LOADER_HINT,
+        )
+    return RunFailedError(
+        f"{script.name} ended without a backward pass or an optimizer step in this process",
+        hint="a script that trains in processes of its own (torchrun, torch.multiprocessing) cannot be measured yet:"
+        " run it as one process",
+    )

@@ -1,0 +1,118 @@
+"""What identifies a script in the bundle: arguments without secrets, the hashes of its files, its commit, its packages.
+
+Standard library only.
+"""
+
+import hashlib
+import importlib.metadata
+import re
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from workload.contract.record import ScriptFacts
+from workload.environment.machine import HostSystem
+
+# A repository of thousands of modules is identified by its commit.
+MOST_FILES = 500
+HIDDEN = "[redacted]"
+# An option whose value is a secret, by the last words of its name: not --tokenizer, --max-tokens or --key-size.
+SECRET = re.compile(
+    r"-+([\w-]*[-_.])?(token|secret|password|passwd|auth|credentials?|(api|access|secret|private)[-_]?key)",
+    re.IGNORECASE,
+)
+# How keys of Hugging Face, GitHub, GitLab, OpenAI, AWS, Google, Slack, Weights & Biases and JSON Web Tokens look.
+TOKEN = re.compile(
+    r"\b(hf_\w{20,}|gh[pousr]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|sk-[\w-]{16,}|(AKIA|ASIA)\w{12,}"
+    r"|AIza[\w-]{30,}|xox[abprs]-[\w-]{10,}|[0-9a-f]{40}\b|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]+)"
+)
+USER_OF_URL = re.compile(r"(?<=://)[^/@\s]+@")
+PACKAGE_FOLDERS = ("site-packages", "dist-packages")
+
+
+def redacted(words: Sequence[str]) -> tuple[str, ...]:
+    """Arguments without tokens, passwords, keys and the user's own folder."""
+    shown: list[str] = []
+    is_secret = False
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if is_secret:
+            shown.append(HIDDEN)
+        elif equals and SECRET.fullmatch(name):
+            shown.append(f"{name}={HIDDEN}")
+        else:
+            shown.append(without_home(TOKEN.sub(HIDDEN, USER_OF_URL.sub(f"{HIDDEN}@", word))))
+        is_secret = not is_secret and not equals and SECRET.fullmatch(word) is not None
+    return tuple(shown)
+
+
+def without_home(text: str) -> str:
+    """A path or an argument with `~` for the user's own folder, whose name is often theirs."""
+    home = str(Path.home())
+    return text.replace(home, "~") if len(home) > 1 else text
+
+
+def collect(words: Sequence[str], folder: Path, main: Path | None, *, machine: HostSystem) -> ScriptFacts:
+    """Of the script `main` in `folder`, once it has imported what it needs; `words`: script and arguments as given."""
+    argv = redacted(words)
+    files = {name: _sha256(path) for name, path in sorted(_files(folder, main).items())}
+    packages = dict(sorted(_packages()))
+    commit, dirty = _commit(machine, folder)
+    return ScriptFacts(
+        argv=argv,
+        command=shlex.join(argv),
+        files=files,
+        sha256=_digest(files),
+        commit=commit,
+        dirty=dirty,
+        packages=packages,
+        packages_sha256=_digest(packages),
+    )
+
+
+def _digest(rows: Mapping[str, str]) -> str:
+    return hashlib.sha256("".join(f"{name} {value}\n" for name, value in rows.items()).encode()).hexdigest()[:16]
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _files(folder: Path, main: Path | None) -> dict[str, Path]:
+    """The script and what it imported from its own folder, by path below it."""
+    paths = {main} if main else set()
+    for module in list(sys.modules.values()):
+        name = getattr(module, "__file__", None)
+        path = Path(name) if isinstance(name, str) and name.endswith(".py") else None
+        if path and path.is_absolute() and path.is_relative_to(folder) and not _is_installed(path):
+            paths.add(path)
+    ours = Path(__file__).parents[1]
+    kept = sorted(path for path in paths if path.is_file() and not path.is_relative_to(ours))[:MOST_FILES]
+    return {path.relative_to(folder).as_posix() if path.is_relative_to(folder) else path.name: path for path in kept}
+
+
+def _is_installed(path: Path) -> bool:
+    return any(part in PACKAGE_FOLDERS for part in path.parts)
+
+
+def _packages() -> Iterator[tuple[str, str]]:
+    """Version by name of every distribution that has an imported module."""
+    loaded = {name.partition(".")[0] for name in list(sys.modules)}
+    by_module = importlib.metadata.packages_distributions()
+    names = {distribution for module in loaded for distribution in by_module.get(module, ())}
+    for name in names:
+        try:
+            yield name, importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+
+
+def _commit(machine: HostSystem, folder: Path) -> tuple[str | None, bool | None]:
+    """The commit of the repository that the script lies in, and whether files that it tracks have changed since."""
+    command = ("git", "--no-optional-locks", "-C", str(folder), "status", "--porcelain=v2", "--branch")
+    status = machine.tool(*command, "--untracked-files=no")
+    match = re.search(r"^# branch\.oid ([0-9a-f]{40,64})$", status or "", re.MULTILINE)
+    if status is None or match is None:
+        return None, None
+    return match[1], any(not line.startswith("#") for line in status.splitlines())

@@ -1,0 +1,214 @@
+"""What is heard of a script: batches, backward passes, optimizer steps, checkpoints.
+
+`when_imported` waits until the script imports torch itself, so that variables which the script sets before take effect.
+Each wrapper calls the original and tells an observer; arguments, results and random state are never touched.
+"""
+
+import functools
+import importlib.abc
+import importlib.machinery
+import os
+import sys
+import threading
+import types
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
+from typing import Any, Protocol
+
+
+class Observer(Protocol):
+    """Who hears; each call comes from the thread in which it happened, while `active`."""
+
+    active: bool
+
+    def fetch_began(self) -> None:
+        """A batch is asked of a DataLoader."""
+
+    def fetched(self, loader: Any, batch: Any) -> None:
+        """It is there; `batch` is None at the end of the data."""
+
+    def backward_began(self) -> None:
+        """The outermost backward pass begins."""
+
+    def backward_ended(self) -> None:
+        """It is over."""
+
+    def stepping(self, optimizer: Any) -> None:
+        """An optimizer is about to step."""
+
+    def stepped(self, optimizer: Any, *, skipped: bool = False) -> None:
+        """It has, or a GradScaler has left the step out."""
+
+    def saving(self) -> None:
+        """A checkpoint is written."""
+
+    def saved(self) -> None:
+        """It is."""
+
+
+class _Loader(importlib.abc.Loader):
+    """Runs `then` when the module has been executed."""
+
+    def __init__(self, loader: Any, then: Callable[[], None]) -> None:
+        self._loader, self._then = loader, then
+
+    def create_module(self, spec: ModuleSpec) -> types.ModuleType | None:
+        module: types.ModuleType | None = self._loader.create_module(spec)
+        return module
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        self._then()
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds one module as everybody does, once."""
+
+    def __init__(self, name: str, then: Callable[[], None]) -> None:
+        self._name, self._then = name, then
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != self._name:
+            return None
+        sys.meta_path.remove(self)
+        for finder in sys.meta_path:
+            spec = finder.find_spec(fullname, path, target)
+            if spec is not None and spec.loader is not None:
+                spec.loader = _Loader(spec.loader, self._then)
+                return spec
+        return None
+
+
+def when_imported(name: str, then: Callable[[], None]) -> None:
+    """Call `then` once the module `name` is there: now, or after its import."""
+    if name in sys.modules:
+        then()
+    else:
+        sys.meta_path.insert(0, _Finder(name, then))
+
+
+def install(observer: Observer) -> None:
+    """Wrap what a training loop calls; torch is imported by now. In forked children nobody listens."""
+    import torch  # noqa: PLC0415 - see `when_imported`
+    import torch.utils.data  # noqa: PLC0415
+    from torch.optim import optimizer as optimizers  # noqa: PLC0415
+
+    def deaf() -> None:
+        observer.active = False
+
+    os.register_at_fork(after_in_child=deaf)
+    _hear_loaders(observer, torch.utils.data)
+    _hear_backward(observer, torch.autograd)
+    under_way = threading.local()
+
+    def before(optimizer: Any, *_: Any) -> None:
+        # An optimizer that wraps another one steps once; one whose step raised is not under way any more.
+        stack = vars(under_way).setdefault("optimizers", [])
+        del stack[next((place for place, known in enumerate(stack) if known is optimizer), len(stack)) :]
+        stack.append(optimizer)
+        if len(stack) == 1 and observer.active:
+            observer.stepping(optimizer)
+
+    def after(optimizer: Any, *_: Any) -> None:
+        stack = vars(under_way).setdefault("optimizers", [])
+        del stack[next((place for place, known in enumerate(stack) if known is optimizer), 0) :]
+        if not stack and observer.active:
+            observer.stepped(optimizer)
+
+    optimizers.register_optimizer_step_pre_hook(before)
+    optimizers.register_optimizer_step_post_hook(after)
+    _hear_scaler(observer, torch.amp.GradScaler)
+    _hear_saves(observer, torch)
+
+
+def _hear_loaders(observer: Observer, data: Any) -> None:
+    iterator = data.dataloader._BaseDataLoaderIter  # noqa: SLF001 - every DataLoader's iterator is one; there is no hook
+    fetch, start = iterator.__next__, data.DataLoader.__iter__
+
+    @functools.wraps(start)
+    def begin(self: Any) -> Any:
+        if not observer.active:
+            return start(self)
+        # With workers this takes as long as they need to start.
+        observer.fetch_began()
+        made = start(self)
+        made.rooflaunch_loader = self
+        observer.fetched(None, None)
+        return made
+
+    @functools.wraps(fetch)
+    def fetch_and_tell(self: Any) -> Any:
+        if not observer.active:
+            return fetch(self)
+        observer.fetch_began()
+        batch = None
+        try:
+            batch = fetch(self)
+        finally:
+            observer.fetched(getattr(self, "rooflaunch_loader", None), batch)
+        return batch
+
+    data.DataLoader.__iter__, iterator.__next__ = begin, fetch_and_tell
+
+
+def _hear_backward(observer: Observer, autograd: Any) -> None:
+    # Checkpointed layers run a backward pass inside the backward pass, on a GPU in another thread.
+    inside = [False]
+
+    def heard(original: Any) -> Any:
+        @functools.wraps(original)
+        def run(*given: Any, **named: Any) -> Any:
+            if inside[0] or not observer.active:
+                return original(*given, **named)
+            inside[0] = True
+            observer.backward_began()
+            try:
+                result = original(*given, **named)
+            finally:
+                inside[0] = False
+            observer.backward_ended()
+            return result
+
+        return run
+
+    # `Tensor.backward` calls the first by this name. `grad` is for penalties and the like: part of the forward pass.
+    autograd.backward = heard(autograd.backward)
+
+
+def _hear_scaler(observer: Observer, scaler: Any) -> None:
+    step = scaler.step
+
+    @functools.wraps(step)
+    def step_and_tell(self: Any, optimizer: Any, *given: Any, **named: Any) -> Any:
+        heard = [False]
+        handle = optimizer.register_step_post_hook(lambda *_: heard.__setitem__(0, True))
+        try:
+            result = step(self, optimizer, *given, **named)
+        finally:
+            handle.remove()
+        if not heard[0] and observer.active:
+            observer.stepped(optimizer, skipped=True)
+        return result
+
+    scaler.step = step_and_tell
+
+
+def _hear_saves(observer: Observer, torch: Any) -> None:
+    save = torch.save
+
+    @functools.wraps(save)
+    def save_and_tell(*given: Any, **named: Any) -> Any:
+        if not observer.active:
+            return save(*given, **named)
+        observer.saving()
+        try:
+            return save(*given, **named)
+        finally:
+            observer.saved()
+
+    torch.save = save_and_tell

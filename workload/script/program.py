@@ -1,0 +1,138 @@
+"""The user's script, run in this process as Python itself would run it. Standard library only, and no torch."""
+
+import importlib.util
+import io
+import os
+import runpy
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType, TracebackType
+
+from workload.contract.errors import UsageError
+
+EXAMPLE = "python -m workload script -- train.py --lr 0.1"
+# These start a process for each GPU.
+LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun", "horovodrun", "srun")
+OURS = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """A script or a module with its arguments. `words`: as given; `folder`: where its own modules lie."""
+
+    words: tuple[str, ...]
+    module: str | None
+    path: Path | None
+    arguments: tuple[str, ...]
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        """`train.py`, or the module's name."""
+        return self.path.name if self.path else self.module or ""
+
+    def run(self) -> None:
+        """Run it as `__main__`; whatever it raises comes out, `SystemExit` too."""
+        sys.argv = [str(self.words[0]), *self.arguments]
+        if self.module:
+            sys.path.insert(0, str(Path.cwd()))
+            runpy.run_module(self.module, run_name="__main__", alter_sys=True)
+            return
+        assert self.path is not None
+        sys.path.insert(0, str(self.folder))
+        main = ModuleType("__main__")
+        main.__file__ = str(Path(self.words[0]).absolute())
+        main.__dict__["__builtins__"] = __builtins__
+        with io.open_code(str(self.path)) as source:
+            code = compile(source.read(), main.__file__, "exec", dont_inherit=True)
+        # It stays there: worker processes and pickles look for it, and so do functions that run at the very end.
+        sys.modules["__main__"] = main
+        exec(code, main.__dict__)  # noqa: S102 - this is what was asked for
+
+
+def resolve(words: Sequence[str]) -> Program:
+    """The program that is meant by what stands after `--`; `UsageError` where there is none."""
+    if not words:
+        raise UsageError("no script: it stands after --, with its own arguments", hint=EXAMPLE)
+    first = words[0]
+    name = Path(first).name
+    if name in LAUNCHERS:
+        raise UsageError(
+            f"'{first}' starts a process for each GPU, and a step of several processes cannot be measured yet",
+            hint=f"the script alone, on one GPU: {EXAMPLE}",
+        )
+    if name.rstrip("0123456789.") == "python" and not Path(first).is_file():
+        raise UsageError(f"'{first}' is not needed: the script runs in this Python, {sys.executable}", hint=EXAMPLE)
+    if first == "-m":
+        return _module(words)
+    path = Path(first)
+    if not path.is_file():
+        raise UsageError(_why_no_script(path), hint=f"a path from here, {Path.cwd()}, or -m PACKAGE; {EXAMPLE}")
+    return Program(
+        words=tuple(words), module=None, path=path.resolve(), arguments=tuple(words[1:]), folder=path.resolve().parent
+    )
+
+
+def _why_no_script(path: Path) -> str:
+    if path.is_dir():
+        return f"'{path}' is a folder and no script"
+    return f"'{path}' looks like an option of ours behind --" if str(path).startswith("-") else f"no script '{path}'"
+
+
+def _module(words: Sequence[str]) -> Program:
+    if len(words) == 1:
+        raise UsageError("-m needs the name of a module", hint="python -m workload script -- -m package.train")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        spec = importlib.util.find_spec(words[1])
+    except (ImportError, ValueError):
+        spec = None
+    finally:
+        sys.path.pop(0)
+    if spec is None:
+        raise UsageError(f"no module '{words[1]}' for this Python, {sys.executable}", hint="python -m pip list")
+    origin = Path(spec.origin).resolve() if spec.origin and spec.origin.endswith(".py") else None
+    return Program(
+        words=tuple(words),
+        module=words[1],
+        path=None,
+        arguments=tuple(words[2:]),
+        folder=origin.parent if origin else Path.cwd(),
+    )
+
+
+def refuse_distributed() -> None:
+    """`UsageError` where a launcher of several processes has started this one."""
+    size = os.environ.get("WORLD_SIZE", "1")
+    if size != "1":
+        raise UsageError(
+            f"WORLD_SIZE is {size}: a step of several processes cannot be measured yet",
+            hint="unset WORLD_SIZE, and run the script as one process on one GPU",
+        )
+
+
+def show_traceback(error: BaseException) -> None:
+    """Print it as Python would have without us; a script's own `sys.excepthook` does it where there is one."""
+    trace = error.__traceback__
+    while trace is not None and _is_ours(trace):
+        trace = trace.tb_next
+    try:
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+    except Exception:  # noqa: BLE001 - the script's own hook may do anything
+        traceback.print_exception(error)
+
+
+def _is_ours(trace: TracebackType) -> bool:
+    path = trace.tb_frame.f_code.co_filename
+    return path.startswith(str(OURS)) or "runpy" in path or "importlib._bootstrap" in path
+
+
+def code_of(ended: SystemExit) -> int:
+    """The exit code that Python gives for it, with its message printed."""
+    if ended.code is None or isinstance(ended.code, int):
+        return ended.code or 0
+    print(ended.code, file=sys.stderr)
+    return 1

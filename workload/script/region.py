@@ -1,0 +1,78 @@
+"""The rows of a script's steps and what surrounds them: phases, telemetry, CPU time, the wall time without gaps."""
+
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from workload.clock import Clock, clock_for
+from workload.contract import bundle
+from workload.contract.spec import Device
+from workload.cpu_time import CpuMeter, CpuShare
+from workload.recorder import PhaseTotals, Recorder, StepPhase, loss_reader_for
+from workload.telemetry import Telemetry
+from workload.timeline import Timeline
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """The measured steps: their columns, the wall time that they and their waits explain, the CPUs that they got."""
+
+    totals: PhaseTotals
+    wall_s: float
+    cpus: CpuShare
+
+
+class Region:
+    """Opens telemetry.csv and steps.csv of a bundle; `is_open` while marks belong to a step."""
+
+    def __init__(self, folder: Path, device: Device, timeline: Timeline) -> None:
+        self.phase = StepPhase.WARMUP
+        self.is_open = False
+        self.measured: Measured | None = None
+        self._clock: Clock = clock_for(device)
+        self._timeline = timeline
+        self._stack = ExitStack()
+        path = folder / bundle.TELEMETRY
+        self.telemetry = self._stack.enter_context(Telemetry(path, device=device, origin_s=timeline.started_s))
+        losses = loss_reader_for(Device.CPU)  # nobody knows which of a script's tensors is its loss
+        self.recorder = self._stack.enter_context(Recorder(folder, self._clock, losses, started_s=timeline.started_s))
+        self._meter = CpuMeter()
+
+    def enter(self, phase: StepPhase) -> None:
+        """The steps of a phase begin; the device has done what came before."""
+        self.phase = phase
+        self._clock.synchronize()
+        self._meter = CpuMeter()
+        self._timeline.enter(phase)
+
+    def begin(self) -> None:
+        """A step begins."""
+        self.recorder.begin(self.phase, 0)
+        self.is_open = True
+
+    def end(self, images: int, *, is_step: bool) -> None:
+        """It is over."""
+        self.is_open = False
+        self.recorder.end(images=images, is_step=is_step)
+
+    def leave(self, *, is_whole: bool = True) -> None:
+        """The phase is over; without `is_whole` in the middle of a step, which then counts for nothing."""
+        totals = self.recorder.totals[self.phase]
+        began_s = self._timeline.began_s[self.phase]
+        self.is_open = False
+        # A device that has failed can be neither waited for nor read; the rows so far are in the file.
+        with suppress(RuntimeError):
+            self._clock.synchronize()
+            wall_s = self._timeline.elapsed_s() - began_s
+            cpus = self._meter.share()
+            self.recorder.drain()
+            if not is_whole and totals.step_s:
+                wall_s = totals.ended_at_s - began_s
+            if self.phase is StepPhase.MEASURED:
+                gaps_s = sum(gap.seconds for gap in totals.gaps.values())
+                self.measured = Measured(totals=totals, wall_s=max(wall_s - gaps_s, 1e-9), cpus=cpus)
+
+    def close(self) -> None:
+        """Close the files."""
+        self.is_open = False
+        self._stack.close()

@@ -1,0 +1,374 @@
+"""The bundle of a measured script: opened once its step is known, sealed after its last step or where it breaks off."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from workload import device, log, timing, usage
+from workload.contract import bundle, verdict
+from workload.contract.bundle import Status
+from workload.contract.environment_record import Environment
+from workload.contract.fields import from_facts
+from workload.contract.interrupt import undisturbed
+from workload.contract.invocation import as_typed
+from workload.contract.record import (
+    CeilingsRecord,
+    ComplexityRecord,
+    GapSeconds,
+    Memory,
+    Record,
+    Repeat,
+    SkippedSteps,
+    Spec,
+    Timing,
+)
+from workload.contract.spec import Context, Device, Precision, Profile
+from workload.contract.text import counted, percent, plain, seconds, si
+from workload.environment.collect import collect
+from workload.environment.machine import HostSystem
+from workload.profile.status import before_the_pass
+from workload.recorder import StepPhase
+from workload.script import facts
+from workload.script.program import Program
+from workload.script.region import Region
+from workload.script.session import Limits, Session, Step
+from workload.script.work import Work
+from workload.timeline import Timeline
+
+LOGGER = logging.getLogger("workload")
+METHOD = (
+    "own formula table over the operations dispatched in one warm-up step; 1 fused multiply-add = 2 FLOP; "
+    "element-wise, normalisation and pooling operations count 0 FLOP. Bytes are modelled: lower = each tensor once, "
+    "upper = each operation from and to memory"
+)
+# A few seconds a precision and for the bandwidth; measured again where other work disturbs, at most twice.
+CEILINGS_LIMIT_S = 180.0
+# Below this share of the operations' time without a formula nobody has to know.
+UNATTRIBUTED_NOTE_FROM = 0.05
+UNATTRIBUTED_SHOWN = 4
+MOST_NAME = 40
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What the command line asks for."""
+
+    program: Program
+    limits: Limits
+    context: Context
+    output: Path
+    goes_on: bool
+    ceilings: bool = True
+    fresh_ceilings: bool = False
+    profile: Profile = Profile.NONE
+    announce: Any = None
+
+
+class ScriptRun:
+    """A script under measurement, and its bundle."""
+
+    def __init__(self, request: Request, timeline: Timeline) -> None:
+        self.folder: Path | None = None
+        self.is_sealed = False
+        self._request, self._timeline = request, timeline
+        self._output, self._cwd = request.output.absolute(), Path.cwd()
+        self._record: Record | None = None
+        self._device = Device.CPU
+        self._stack = ExitStack()
+        self._notes: list[str] = []
+        # Before the script changes its folder, or the files in it.
+        self._machine = HostSystem()
+        self.session = Session(
+            request.limits, request.program.folder, self._open, self._complete, goes_on=request.goes_on
+        )
+
+    @property
+    def measured_steps(self) -> int:
+        """So far."""
+        region = self.session.region
+        return len(region.recorder.totals[StepPhase.MEASURED].step_s) if region else 0
+
+    def _open(self, step: Step, work: Work, used: Device) -> Region:
+        """The bundle, with all that is known before the first step is timed."""
+        if self.folder is not None:
+            # What was taken for a step is none: the folder holds no step.
+            self._stack.close()
+            return self._begin(self.folder, step, work, used)
+        program = self._request.program
+        name = _slug(program.name)
+        self._timeline.enter("environment")
+        run_id = bundle.make_run_id(
+            now=self._timeline.started_at,
+            place=self._request.context.place or f"local-{used}",
+            model=name,
+            batch_size=max(1, step.samples // step.batches),
+            precision=work.precision,
+        )
+        self.folder = bundle.create(self._output, run_id)
+        if self._request.announce:
+            self._request.announce(self.folder)
+        return self._begin(self.folder, step, work, used)
+
+    def _begin(self, folder: Path, step: Step, work: Work, used: Device) -> Region:
+        self._stack = ExitStack()
+        self._stack.enter_context(log.to_file(folder / bundle.LOG))
+        self._device = used
+        self._record = self._first_record(folder, step, work)
+        bundle.write_record(folder, self._record)
+        LOGGER.debug("script     %s", step.text)
+        return Region(folder, used, self._timeline)
+
+    def _first_record(self, folder: Path, step: Step, work: Work) -> Record:
+        request, context = self._request, self._request.context
+        environment = collect(device=self._device, outside=context.outside, machine=self._machine)
+        where = {
+            "place": context.place or f"local-{self._device}",
+            "backend": context.backend,
+            "runtime": context.runtime,
+            "runtime_reason": context.runtime_reason,
+        }
+        return Record(
+            run_id=folder.name,
+            status=Status.RUNNING,
+            repeat=Repeat(index=context.repeat, of=context.repeats),
+            spec=self._spec(step, work),
+            spec_origin=context.spec_origin or None,
+            environment=from_facts(Environment, where | environment),
+            timing=Timing(started_at=self._timeline.started_at.isoformat()),
+            complexity=_complexity(step, work),
+            memory=Memory(),
+            profile=before_the_pass(request.profile, repeat=context.repeat, repeats=context.repeats),
+            notes=self._notes,
+        )
+
+    def _spec(self, step: Step, work: Work) -> Spec:
+        program, (warmup, iterations, least_s) = self._request.program, self._request.limits.filled(self._device)
+        script = facts.collect(program.words, program.folder, program.path, machine=self._machine)
+        return Spec(
+            model=program.name,
+            device=self._device,
+            batch_size=max(1, step.samples // step.batches),
+            precision=work.precision,
+            warmup=warmup,
+            iterations=iterations,
+            min_seconds=least_s,
+            repeats=self._request.context.repeats,
+            profile=self._request.profile,
+            compile=_is_compiled(),
+            deterministic=torch.are_deterministic_algorithms_enabled(),
+            grad_accumulation=step.batches,
+            workers=step.workers,
+            optimizer=", ".join(dict.fromkeys(step.optimizers)) or None,
+            ceilings=self._request.ceilings,
+            fresh_ceilings=self._request.fresh_ceilings,
+            script=replace(script, step=step.text, unit=step.unit),
+        )
+
+    # --- the end
+
+    def _complete(self) -> None:
+        """Called by the session when every step is taken, while the script waits."""
+        self.close(Status.COMPLETED)
+        self.show()
+
+    def show(self) -> None:
+        """Print what was measured; not where the script's own output goes."""
+        print(as_typed(self.summary()), file=sys.stderr, flush=True)
+
+    def close(self, status: Status, error: str | None = None) -> None:
+        """Write and seal the bundle, if there is one; a script that ends early leaves its steps so far."""
+        region = self.session.region
+        if self.folder is None or self._record is None or self.is_sealed:
+            return
+        self._timeline.enter("finish")
+        with undisturbed():
+            if region and region.measured is None:
+                region.leave(is_whole=False)
+            if region:
+                region.close()
+            with suppress(RuntimeError):
+                self._set(memory=device.memory(self._device))
+            self._set(
+                usage=usage.measure(self._timeline.started_s, self._timeline.started_s + self._timeline.elapsed_s())
+            )
+            self._set(status=status, error=error, timing=self._timing())
+            if status is Status.COMPLETED and self._request.ceilings:
+                self._set(ceilings=self._measure_ceilings())
+            self._judge()
+            bundle.write_record(self.folder, self._record)
+            self._stack.close()
+            bundle.seal(self.folder)
+            self.is_sealed = True
+
+    def _set(self, **sections: Any) -> None:
+        assert self._record is not None
+        self._record = replace(self._record, **sections)
+
+    def _timing(self) -> Timing:
+        assert self._record is not None
+        known, region = self._record.timing, self.session.region
+        began_s = self._timeline.began_s
+        setup_s = began_s.get(StepPhase.WARMUP, began_s.get(StepPhase.MEASURED, self._timeline.elapsed_s()))
+        known = replace(known, setup_s=setup_s, phases={**began_s, "end": self._timeline.elapsed_s()})
+        measured = region.measured if region else None
+        if measured is None:
+            return known
+        known = timing.summarize(known, measured.totals, wall_s=measured.wall_s, cpus=measured.cpus)
+        gaps = {
+            gap.value: GapSeconds(number=total.number, seconds=total.seconds)
+            for gap, total in measured.totals.gaps.items()
+        }
+        skipped = self.session.skipped
+        if skipped:
+            counts = {phase.value: skipped[phase] for phase in StepPhase}
+            known = replace(known, skipped_steps=SkippedSteps(**counts))
+        return replace(known, gaps=gaps or None)
+
+    def _measure_ceilings(self) -> CeilingsRecord | None:
+        """In a process of its own, which no setting and no memory of the script's reaches; the script waits."""
+        assert self._record is not None
+        LOGGER.info("script     the steps are taken; measuring this machine's ceilings")
+        precision = self._record.spec.precision
+        command = [sys.executable, "-m", "workload", "script-ceilings", "--device", self._device.value]
+        command += ["--output", str(self._output), *(["--fresh"] if self._request.fresh_ceilings else [])]
+        if precision in set(Precision):
+            command += ["--precision", str(precision)]
+        python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads()), "PYTHONPATH": python_path}
+        try:
+            done = subprocess.run(
+                command,
+                check=True,
+                stdout=subprocess.PIPE,
+                stdin=subprocess.DEVNULL,
+                timeout=CEILINGS_LIMIT_S,
+                cwd=self._cwd,
+                env=environment,
+            )
+            return from_facts(CeilingsRecord, json.loads(done.stdout))
+        except (OSError, subprocess.SubprocessError, ValueError) as error:
+            self._notes.append(f"this machine's ceilings could not be measured: {error}")
+            return None
+
+    def _judge(self) -> None:
+        assert self._record is not None
+        record = self._record
+        roof = verdict.compute_roof_per_s(record)
+        if roof and record.complexity and record.complexity.train_flop_per_step:
+            theoretical_s = record.complexity.train_flop_per_step / roof
+            self._set(complexity=replace(record.complexity, theoretical_step_s=theoretical_s))
+        self._set(bound=verdict.from_record(self._record))
+        self._notes += _notes(self._record, self._request.limits)
+        for note in self._notes:
+            LOGGER.warning("note       %s", note)
+        self._set(notes=self._notes)
+
+    # --- what is said of it
+
+    def summary(self) -> str:
+        """A few lines for who typed the command: what a step is, how fast, what limits it."""
+        record = self._record
+        if record is None or record.spec.script is None or record.timing.step_s is None:
+            return ""
+        spec, script, figures = record.spec, record.spec.script, record.timing
+        flop_per_s, share = verdict.flop_per_s(record), verdict.share_of_ceiling(record)
+        rate = figures.images_per_s or 0.0
+        of = f"  ({percent(share)} of the measured {spec.precision} ceiling)" if share else ""
+        step_s = figures.step_s
+        rows = {
+            f"{script.unit}/s": f"{plain(rate, 4)}  (one run: no interval)",
+            "step time": f"{seconds(step_s.median or 0.0)}  (median of {counted(int(step_s.n or 0), 'step')})",
+            "FLOP/s": f"{si(flop_per_s, 'FLOP/s')} while stepping{of}" if flop_per_s else "no product was counted",
+            "limited by": _limit_words(record),
+            "data waits": f"{percent(figures.data_wait_fraction or 0.0)} of the wall time",
+            **_gap_rows(figures.gaps or {}),
+            "bundle": str(self.folder),
+            "next": f"analyze report {self._request.output}",
+        }
+        on = f"{spec.device}: {record.environment.device.name or spec.device}"
+        lines = [f"{script.command}, {spec.precision}, on {on}", f"  {script.step}", ""]
+        return "\n".join([*lines, *(f"  {name:<13} {text}" for name, text in rows.items())])
+
+
+def _limit_words(record: Record) -> str:
+    bound = record.bound
+    if bound is None or bound.bound is None:
+        return f"unknown: {bound.why if bound else 'no step was measured'}"
+    return f"{bound.bound}: {bound.why}"
+
+
+def _gap_rows(gaps: Mapping[str, GapSeconds]) -> dict[str, str]:
+    rows = [
+        f"{name} {counted(int(gap.number or 0), 'time')}, {seconds(gap.seconds or 0.0)}" for name, gap in gaps.items()
+    ]
+    return {"between steps": "; ".join(rows)} if rows else {}
+
+
+def _slug(name: str) -> str:
+    kept = "".join(letter if (letter.isalnum() and letter.isascii()) or letter in "._" else "-" for letter in name)
+    return kept.strip("-._")[:MOST_NAME] or "script"
+
+
+def _is_compiled() -> bool:
+    """Whether the script has compiled a part of itself."""
+    dynamo = sys.modules.get("torch._dynamo")
+    return bool(dynamo and dynamo.utils.counters["stats"]["unique_graphs"])
+
+
+def _complexity(step: Step, work: Work) -> ComplexityRecord:
+    tally, shown = work.tally, list(work.unattributed.items())
+    per_sample = step.samples
+    return ComplexityRecord(
+        parameters=step.parameters,
+        forward_mac_per_image=round(work.forward_flop / 2 / per_sample),
+        forward_flop_per_image=round(work.forward_flop / per_sample),
+        train_flop_per_step=tally.flop,
+        train_flop_per_image=round(tally.flop / per_sample),
+        flop_by_op=tally.flop_by_op,
+        bytes_per_step_lower=tally.bytes_lower,
+        bytes_per_step_upper=tally.bytes_upper,
+        uncounted=work.uncounted or None,
+        method=METHOD,
+        unattributed_share=work.unattributed_share,
+        unattributed=dict(shown),
+        flop_by_precision=work.flop_by_precision,
+        copied_to_device_bytes=work.copied_to_device_bytes or None,
+        copied_to_device_s=work.copied_to_device_s or None,
+    )
+
+
+def _notes(record: Record, limits: Limits) -> list[str]:
+    """What the reader of the figures has to know of them."""
+    notes, spec, work, taken = [], record.spec, record.complexity, record.timing.step_s
+    iterations = int(spec.iterations or 0)
+    if taken and record.status is Status.COMPLETED and (taken.n or 0) < iterations:
+        notes.append(f"the script ended after {int(taken.n or 0)} of {iterations} measured steps")
+    if spec.script and spec.script.unit != "images":
+        notes.append(f"images stand for {spec.script.unit}: this script's throughput is in {spec.script.unit}/s")
+    if work and (work.unattributed_share or 0.0) >= UNATTRIBUTED_NOTE_FROM:
+        names = ", ".join(list(work.unattributed or {})[:UNATTRIBUTED_SHOWN])
+        notes.append(f"unattributed: {percent(work.unattributed_share or 0.0)} of the operations' time, in {names}")
+    if work and work.uncounted:
+        notes.append(f"FLOP are a lower bound: no formula for {', '.join(work.uncounted)}")
+    by_type = (work.flop_by_precision or {}) if work else {}
+    if len([flop for flop in by_type.values() if flop]) > 1:
+        total = sum(flop or 0.0 for flop in by_type.values())
+        shares = ", ".join(f"{name} {percent((flop or 0.0) / total)}" for name, flop in by_type.items())
+        notes.append(f"FLOP by precision: {shares}; held against the {spec.precision} ceiling")
+    if spec.compile:
+        notes.append("FLOP and bytes are those of the step without torch.compile: fused operations move fewer bytes")
+    if limits.samples_per_step is not None:
+        notes.append(f"{limits.samples_per_step} samples a step, as --samples-per-step says")
+    if (skipped := record.timing.skipped_steps) and skipped.measured:
+        notes.append(f"a GradScaler left the optimizer out of {int(skipped.measured)} measured steps")
+    return notes

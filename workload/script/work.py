@@ -1,0 +1,181 @@
+"""What one step of an unknown script computes: FLOP, bytes and time of every operation, seen as it is dispatched.
+
+The step runs under a dispatch mode, which makes it slow and changes nothing else. It is never a timed one.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from workload.contract.spec import Device
+from workload.flop import FlopCounter, Tally, formula_of
+from workload.op_families import is_known
+
+# The ceiling that a product of these is held against; fp16 is that of `amp`, whoever scales the loss.
+PRECISIONS = {torch.float32: "fp32", torch.float16: "amp", torch.bfloat16: "bf16", torch.float64: "fp64"}
+UNATTRIBUTED_SHOWN = 8
+MS_PER_S = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """Of one step. `time_s` by operation; `flop_by_precision` by the element type of what is multiplied.
+
+    `unattributed`: the operations without a formula, by their share of all operations' time.
+    """
+
+    tally: Tally
+    forward_flop: int
+    flop_by_precision: Mapping[str, int]
+    time_s: Mapping[str, float]
+    unattributed: Mapping[str, float]
+    uncounted: tuple[str, ...]
+    copied_to_device_bytes: int
+    copied_to_device_s: float
+    devices: frozenset[str]
+
+    @property
+    def unattributed_share(self) -> float:
+        """Of the operations' time."""
+        return sum(self.unattributed.values())
+
+    @property
+    def precision(self) -> str:
+        """That of most FLOP; fp32 for a step without a product."""
+        return max(self.flop_by_precision, key=lambda name: self.flop_by_precision[name], default="fp32")
+
+
+class WorkCounter(FlopCounter):
+    """A `FlopCounter` that times each operation; `start` and `stop` it where no `with` block can stand."""
+
+    def __init__(self, device: Device) -> None:
+        super().__init__()
+        self.in_backward = False
+        self._timer = _Events() if device is Device.CUDA else _HostTimes()
+        self._forward_flop = 0
+        self._precisions: Counter[str] = Counter()
+        self._unknown: set[str] = set()
+        self._devices: set[str] = set()
+        self._copied_bytes = 0
+
+    def start(self) -> Self:
+        """Count from here on, in this thread."""
+        self.__enter__()
+        return self
+
+    def stop(self) -> Work:
+        """What was counted."""
+        self.__exit__(None, None, None)
+        time_s = self._timer.seconds()
+        total_s = sum(time_s.values()) or 1.0
+        shares = {name: time_s[name] / total_s for name in self._unknown if name in time_s}
+        return Work(
+            tally=self.tally(),
+            forward_flop=self._forward_flop,
+            flop_by_precision=dict(self._precisions),
+            time_s=time_s,
+            unattributed=dict(sorted(shares.items(), key=lambda item: -item[1])),
+            uncounted=tuple(sorted(self.uncounted)),
+            copied_to_device_bytes=self._copied_bytes,
+            copied_to_device_s=time_s.get(COPY_TO_DEVICE, 0.0),
+            devices=frozenset(self._devices),
+        )
+
+    def run(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operation and take its time."""
+        name = str(func.overloadpacket)
+        name = name.removeprefix("aten.")
+        began = self._timer.mark()
+        output = func(*args, **kwargs)
+        ended = self._timer.mark()
+        if copied := _bytes_to_device(func, args, output):
+            self._copied_bytes += copied
+            name = COPY_TO_DEVICE
+        self._timer.add(name, began, ended)
+        if formula_of(func.overloadpacket.__name__) is None and not is_known(func):
+            self._unknown.add(name)
+        if isinstance(output, Tensor):
+            self._devices.add(str(output.device))
+        return output
+
+    def counted(self, flop: int, args: tuple[Any, ...]) -> None:
+        """Note the FLOP of a contraction by precision and pass."""
+        if not self.in_backward:
+            self._forward_flop += flop
+        factor = next((arg for arg in args if isinstance(arg, Tensor) and arg.is_floating_point()), None)
+        if factor is not None and flop:
+            self._precisions[_precision_of(factor)] += flop
+
+
+COPY_TO_DEVICE = "copy to the device"
+
+
+def _precision_of(factor: Tensor) -> str:
+    name = PRECISIONS.get(factor.dtype, str(factor.dtype).removeprefix("torch."))
+    return "tf32" if name == "fp32" and factor.is_cuda and torch.get_float32_matmul_precision() != "highest" else name
+
+
+def _bytes_to_device(func: OpOverload, args: tuple[Any, ...], output: Any) -> int:
+    """Of a copy from the host to a GPU; 0 for every other operation."""
+    if not isinstance(output, Tensor) or output.device.type == "cpu":
+        return 0
+    name = func.overloadpacket.__name__
+    source = args[1] if name == "copy_" and len(args) > 1 else args[0] if name == "_to_copy" and args else None
+    is_copy = isinstance(source, Tensor) and source.device.type == "cpu"
+    return source.numel() * source.element_size() if is_copy and isinstance(source, Tensor) else 0
+
+
+class _HostTimes:
+    """Of a CPU, which computes as it is told to."""
+
+    def __init__(self) -> None:
+        self._time_s: Counter[str] = Counter()
+
+    def mark(self) -> Any:
+        return time.perf_counter()
+
+    def add(self, name: str, began: Any, ended: Any) -> None:
+        self._time_s[name] += ended - began
+
+    def seconds(self) -> dict[str, float]:
+        return dict(self._time_s)
+
+
+class _Events:
+    """Of a GPU: an event before and behind each operation, read when all have passed."""
+
+    def __init__(self) -> None:
+        self._spans: list[tuple[str, Any, Any]] = []
+
+    def mark(self) -> Any:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def add(self, name: str, began: Any, ended: Any) -> None:
+        self._spans.append((name, began, ended))
+
+    def seconds(self) -> dict[str, float]:
+        torch.cuda.synchronize()
+        time_s: Counter[str] = Counter()
+        for name, began, ended in self._spans:
+            time_s[name] += began.elapsed_time(ended) / MS_PER_S
+        return dict(time_s)
+
+
+def steady(works: list[Work]) -> Work | None:
+    """The last of two steps with the same FLOP; None while there are none."""
+    last = works[-1]
+    alike = [work for work in works[:-1] if work.tally.flop == last.tally.flop]
+    return last if alike else None
+
+
+def median_of(works: list[Work]) -> Work:
+    """Of steps that all differ: the one in the middle."""
+    return sorted(works, key=lambda work: work.tally.flop)[len(works) // 2]
