@@ -209,7 +209,9 @@ def _run_process(plan: LocalPlan, watcher: Watcher | None) -> LocalOutcome:
     if watcher:
         on_started = watcher.on_started
         follower = Follower(
-            on_message=watcher.on_message, on_started=lambda process: on_started(_Child(process=process))
+            on_message=watcher.on_message,
+            on_started=lambda process: on_started(_Child(process=process)),
+            apart=watcher.apart,
         )
     try:
         ended = run_child(plan.command, on_line=keep, follower=follower)

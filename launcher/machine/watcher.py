@@ -26,3 +26,4 @@ class Watcher:
     on_bundle: Callable[[Path], None]
     on_started: Callable[[Trainer], None]
     on_ended: Callable[[], None]
+    apart: bool = False

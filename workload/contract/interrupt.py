@@ -175,11 +175,13 @@ class ChildEnd:
 class Follower:
     """Who follows a child in place of the terminal: gets its messages by line, from a thread, and handles signals.
 
-    `on_started` is given the child as soon as it runs.
+    `on_started` is given the child as soon as it runs. `apart`: in a process group of its own, which Ctrl-C in our
+    terminal does not reach.
     """
 
     on_message: Callable[[str], None]
     on_started: Callable[["subprocess.Popen[str]"], None]
+    apart: bool = False
 
 
 def run_child(command: Sequence[str], *, on_line: Callable[[str], None], follower: Follower | None = None) -> ChildEnd:
@@ -213,6 +215,7 @@ def run_child(command: Sequence[str], *, on_line: Callable[[str], None], followe
                 text=True,
                 errors="replace",
                 env={**os.environ, LIFELINE: "stdin"},
+                process_group=0 if follower and follower.apart else None,
             )
         with child, _heard(child, follower):
             for line in child.stdout or ():

@@ -22,6 +22,7 @@ from tests.launcher.backends.gcp.fake_compute import Vm
 from tests.workload.storage.gcs_server import GcsServer
 from workload.contract import bundle
 from workload.contract.bundle import Status
+from workload.contract.task import TaskRun
 
 # What the phases take, in seconds: facts/gce.md has 3 min 35 s from insert to a usable VM (preinstalled driver), and no
 # figures for its parts or for what follows.
@@ -35,6 +36,7 @@ DURATIONS: Mapping[LaunchPhase, float] = {
     LaunchPhase.UPLOADED: 5.0,
 }
 BEAT_S = 15.0
+FINAL = (Status.COMPLETED, Status.OUT_OF_MEMORY)
 RECORD: dict[str, Any] = {
     "status": "completed",
     "error": None,
@@ -104,10 +106,18 @@ class CannedVm:
     # Whether a preempted VM has the time to leave a result.
     salvages: bool = True
     started: threading.Event = field(default_factory=threading.Event)
+    # Of a sweep: how a run ends, how fast it is, and the bundles of each run that need not run again, by its key.
+    status_of: Callable[[TaskRun], Status] = lambda _: Status.COMPLETED
+    rate_of: Callable[[TaskRun], float] = lambda _: 250.0
+    sealed: dict[str, list[str]] = field(default_factory=dict)
+    # How a bundle gets into the store; None: file by file, without labels.
+    upload: Callable[[Path], object] | None = None
     _count: int = 0
 
     def __call__(self, vm: Vm) -> None:
-        fault = self.fault if isinstance(self.fault, Fault) else self.fault[self._count]
+        # Beyond the list all goes well.
+        faults = [self.fault] * (self._count + 1) if isinstance(self.fault, Fault) else [*self.fault, Fault.NONE]
+        fault = faults[min(self._count, len(faults) - 1)]
         self._count += 1
         _Guest(self, vm, fault).run()
 
@@ -151,14 +161,15 @@ class _Guest:
         self._mark(LaunchPhase.RUN_STARTED)
         self._beat("step 1 of 110")
         self._canned.started.set()
-        for repeat in range(int(self._request.spec.get("repeats", 1))):
-            self._train(repeat)
+        for number, run in enumerate(self._request.work.runs):
+            if not run.run_key or run.run_key not in self._canned.sealed:
+                self._train(number, run)
         self._mark(LaunchPhase.RUN_ENDED)
         self._spend(self._canned.durations[LaunchPhase.UPLOADED])
         self._mark(LaunchPhase.UPLOADED)
         self._end()
 
-    def _train(self, repeat: int) -> None:
+    def _train(self, repeat: int, run: TaskRun) -> None:
         left_s = self._canned.durations[LaunchPhase.RUN_ENDED]
         while left_s > 0:
             self._spend(min(BEAT_S, left_s))
@@ -175,7 +186,7 @@ class _Guest:
                 case Fault.RESTARTS:
                     self._restart()
             self._beat(f"run {repeat + 1}: {left_s:.0f} s left")
-        self._upload(Status.FAILED if self._fault is Fault.FAILS else Status.COMPLETED)
+        self._upload(Status.FAILED if self._fault is Fault.FAILS else self._canned.status_of(run), run)
 
     def _restart(self) -> None:
         """As boot.py and the agent do it: no second measurement."""
@@ -226,7 +237,7 @@ class _Guest:
         self._vm.write_serial(f"{line}\n")
         self._put(status_object(self._vm.name), beat.to_bytes())
 
-    def _upload(self, status: Status) -> None:
+    def _upload(self, status: Status, run: TaskRun | None = None) -> None:
         run_id = bundle.make_run_id(
             now=datetime.fromtimestamp(self._clock.now(), UTC),
             place=f"gcp-{self._request.gpu}-{self._vm.zone}",
@@ -237,11 +248,29 @@ class _Guest:
         if self._fault is not Fault.NO_RUNS:
             folder = bundle.create(self._canned.home, run_id)
             error = None if status is Status.COMPLETED else str(status)
-            bundle.write_document(folder, {**RECORD, "run_id": run_id, "status": status, "error": error})
+            document = {**RECORD, "run_id": run_id, "status": status, "error": error}
+            if run is not None and run.run_key:
+                document |= self._of_the_task(run)
+            bundle.write_document(folder, document)
             (folder / bundle.STEPS).write_text(",".join(bundle.STEP_COLUMNS) + "\n")
             bundle.seal(folder)
-            self._server.put_folder(folder, "")
+            if self._canned.upload:
+                self._canned.upload(folder)
+            else:
+                self._server.put_folder(folder, "")
+            if run is not None and run.run_key and status in FINAL:
+                self._canned.sealed.setdefault(run.run_key, []).append(run_id)
         self._runs.append(run_id)
+
+    def _of_the_task(self, run: TaskRun) -> dict[str, Any]:
+        """What a run of a sweep has beside."""
+        task, spec = self._request.work, run.spec
+        return {
+            "run_key": run.run_key,
+            "job": {"name": task.job, "task": task.number, "block": run.block, "position": run.position},
+            "spec": {**RECORD["spec"], "model": spec.model, "batch_size": spec.batch_size or 32},
+            "timing": {**RECORD["timing"], "images_per_s": self._canned.rate_of(run)},
+        }
 
     def _result(self, *, exit_code: int, error: str = "", hint: str = "", preempted: bool = False) -> None:
         result = Result(

@@ -1,0 +1,63 @@
+"""What a sweep shows while it runs: a state for each place, and lines to know. Threads share it."""
+
+import threading
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlaceState:
+    """One place. `blocks_done`, `done`: with nothing left to run; `usd`, `left_s`: None where nobody knows.
+
+    `now`: what runs there, or why nothing does. `images_per_s`: of the run that ended last.
+    """
+
+    name: str
+    blocks_done: int = 0
+    blocks: int = 0
+    done: int = 0
+    runs: int = 0
+    now: str = ""
+    images_per_s: float | None = None
+    usd: float | None = None
+    left_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """Something to know, of a place or of all (empty)."""
+
+    place: str
+    text: str
+
+
+class Board:
+    """The states by place, in order, and the lines that nobody has shown yet."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._states: dict[str, PlaceState] = {}
+        self._lines: deque[Line] = deque()
+
+    def update(self, name: str, **changes: Any) -> None:
+        """Change what is known of a place."""
+        with self._lock:
+            self._states[name] = replace(self._states.get(name, PlaceState(name=name)), **changes)
+
+    def say(self, place: str, text: str) -> None:
+        """Have a line shown."""
+        with self._lock:
+            self._lines.append(Line(place=place, text=text))
+
+    @property
+    def states(self) -> tuple[PlaceState, ...]:
+        with self._lock:
+            return tuple(self._states.values())
+
+    def take_lines(self) -> list[Line]:
+        """The lines since the last call."""
+        with self._lock:
+            lines = list(self._lines)
+            self._lines.clear()
+            return lines

@@ -1,0 +1,258 @@
+"""A sweep is carried out: its places side by side, each with what is missing there.
+
+There is no state but the bundles: a process that ends at any moment leaves them, and the next start does the rest.
+"""
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+
+from launcher.backends import door
+from launcher.backends.door import Backend
+from launcher.sweep import lock
+from launcher.sweep.board import Board
+from launcher.sweep.budget import Budget
+from launcher.sweep.control import Control, Wish
+from launcher.sweep.live import LiveTable
+from launcher.sweep.local import LocalPlaces
+from launcher.sweep.outcome import PlaceOutcome, SweepOutcome, outcome_of
+from launcher.sweep.places import LOCAL, PlacePlan, Sweep
+from launcher.sweep.rented import RentedPlace
+from launcher.sweep.until import Until
+from launcher.sweep.work import FINAL, Ended, Grow, PlaceWork
+from workload.contract import bundle
+from workload.contract.errors import BundleError
+from workload.contract.interrupt import handled_by
+from workload.contract.record import Status
+from workload.storage.inventory import sealed_in
+
+DRAWN_EVERY_S = 0.25
+# A trainer seals its bundle, and a place that is left answers a last question; the third Ctrl-C waits for nobody.
+LEAVING_S = 60.0
+QUESTION = """\
+what becomes of the sweep?
+  f  finish: what runs now comes to its end, nothing new is started
+  l  leave: the run on this machine is interrupted; rented machines go on, and end by themselves
+  s  stop: the run on this machine is interrupted, rented machines are ended
+  c  continue
+"""
+WISHES = {"f": Wish.FINISH, "l": Wish.LEAVE, "s": Wish.STOP, "c": Wish.GO}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepPorts:
+    """What a sweep reaches out to; a test has its own. `sleep`: between looks at rented machines, None: as it is."""
+
+    backend: Callable[[str], Backend]
+    is_terminal: Callable[[], bool]
+    ask: Callable[[str], str]
+    now: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] | None = None
+
+
+def real_ports() -> SweepPorts:
+    """Those of this process."""
+    return SweepPorts(
+        backend=door.backend,
+        is_terminal=lambda: sys.stdin.isatty() and sys.stderr.isatty(),
+        ask=lambda text: str(typer.prompt(text, default="l", err=True)),
+    )
+
+
+def drive(
+    sweep: Sweep,
+    *,
+    output: Path,
+    until: Until | None = None,
+    grow: Grow | None = None,
+    max_cost_usd: float | None = None,
+    max_time_s: float | None = None,
+    ports: SweepPorts | None = None,
+) -> SweepOutcome:
+    """Do what is missing, and say what came of it; progress goes to stderr.
+
+    `grow` gives a place more blocks, where `until` wants them. Raises `UsageError` where another process works on the
+    same sweep in the same folder; whatever else goes wrong is in the outcome.
+    """
+    with lock.held(output, sweep.name) as earlier:
+        driver = _Driver(sweep, output, ports or real_ports(), Control(until_s=max_time_s), until, grow)
+        return driver.run(Budget(max_cost_usd), was_killed=earlier is not None)
+
+
+class _Driver:
+    def __init__(
+        self,
+        sweep: Sweep,
+        output: Path,
+        ports: SweepPorts,
+        control: Control,
+        until: Until | None,
+        grow: Grow | None,
+    ) -> None:
+        self._sweep, self._output, self._ports, self._control = sweep, output, ports, control
+        self._board = Board()
+        keys = {run.run_key for place in sweep.places for run in place.runs}
+        known = known_runs(output, keys, with_figures=until is not None)
+        self._works = [_work(place, known, until, grow) for place in sweep.places]
+        self._rented: list[RentedPlace] = []
+        self._bugs: list[BaseException] = []
+        self._signals: list[int] = []
+        self._is_asking = self._is_impatient = False
+
+    def run(self, budget: Budget, *, was_killed: bool) -> SweepOutcome:
+        """Start the places, and wait for them."""
+        began_s = self._ports.now()
+        for work in self._works:
+            self._board.update(work.name, blocks=work.blocks, runs=len(work.runs), done=work.done)
+        parts = self._parts(budget, was_killed=was_killed)
+        threads = [threading.Thread(target=self._guarded, args=(part,), daemon=True) for part in parts]
+        live = LiveTable(self._board, sys.stderr, self._ports.now)
+        with handled_by(self._hear):
+            for thread in threads:
+                thread.start()
+            self._wait(threads, live)
+        live.draw()
+        live.clear()
+        if self._bugs:
+            raise self._bugs[0]
+        return outcome_of(
+            self._sweep.name,
+            [self._place_outcome(work) for work in self._works],
+            output=self._output,
+            why_not=self._control.why_not,
+            was_interrupted=self._control.wish is not Wish.GO,
+            seconds=self._ports.now() - began_s,
+        )
+
+    def _parts(self, budget: Budget, *, was_killed: bool) -> list[Callable[[], None]]:
+        """What a thread each does: all places of this machine, and every rented one by itself."""
+        here = [work for work in self._works if work.plan.place.backend == LOCAL]
+        for work in self._works:
+            if work in here:
+                continue
+            place = work.plan.place
+            rented = RentedPlace(
+                work,
+                self._ports.backend(place.backend),
+                sweep=self._sweep.name,
+                output=self._output,
+                control=self._control,
+                board=self._board,
+                budget=budget,
+                sleep=self._ports.sleep,
+                is_busy_elsewhere=self._others_are_busy(work),
+                was_killed=was_killed,
+            )
+            self._rented.append(rented)
+            budget.expect(work.name, len(work.open_tasks()))
+        parts = [rented.run for rented in self._rented]
+        if here:
+            parts.append(LocalPlaces(here, output=self._output, control=self._control, board=self._board).run)
+        return parts
+
+    def _others_are_busy(self, work: PlaceWork) -> Callable[[], bool]:
+        """Whether another place of the sweep has a machine of the same host or project."""
+        place = work.plan.place
+
+        def look() -> bool:
+            others = (rented for rented in self._rented if rented.place is not place)
+            return any(
+                other.is_busy and (other.place.backend, other.place.where) == (place.backend, place.where)
+                for other in others
+            )
+
+        return look
+
+    def _guarded(self, part: Callable[[], None]) -> None:
+        """A bug of ours ends its part alone; its traceback comes at the end."""
+        try:
+            part()
+        except BaseException as bug:  # noqa: BLE001 - raised again by the main thread
+            self._bugs.append(bug)
+
+    def _wait(self, threads: Collection[threading.Thread], live: LiveTable) -> None:
+        """Until all have ended, or whoever leaves has waited long enough."""
+        left_s: float | None = None
+        while alive := [thread for thread in threads if thread.is_alive()]:
+            live.draw()
+            if self._signals:
+                live.clear()
+                self._answer(self._signals.pop(0))
+            if self._control.is_leaving:
+                left_s = left_s or time.monotonic()
+                if time.monotonic() - left_s > LEAVING_S or self._is_impatient:
+                    return
+            alive[0].join(DRAWN_EVERY_S)
+
+    # Ctrl-C.
+
+    def _hear(self, number: int, _: object) -> None:
+        if self._is_asking:
+            raise KeyboardInterrupt
+        self._signals.append(number)
+
+    def _answer(self, number: int) -> None:
+        """The first Ctrl-C asks, the second leaves, the third waits for nobody; other signals leave."""
+        if self._control.is_leaving:
+            self._control.kill()
+            self._is_impatient = True
+            return
+        if self._control.wish is Wish.FINISH or number != signal.SIGINT or not self._ports.is_terminal():
+            self._board.say("", "leaving: rented machines go on by themselves")
+            self._control.ask(Wish.LEAVE)
+            return
+        self._is_asking = True
+        try:
+            answer = self._ports.ask(f"\n{QUESTION}f, l, s or c")
+        except (KeyboardInterrupt, typer.Abort, EOFError):
+            answer = "l"
+        finally:
+            self._is_asking = False
+        wish = WISHES.get(answer.strip().lower()[:1], Wish.GO)
+        self._control.ask(wish)
+
+    # What came of it.
+
+    def _place_outcome(self, work: PlaceWork) -> PlaceOutcome:
+        rented = next((one for one in self._rented if one.place is work.plan.place), None)
+        return PlaceOutcome(
+            plan=work.plan,
+            done=work.done,
+            new=work.new_runs,
+            failures=work.failures,
+            too_large=work.too_large,
+            unanswered=work.unanswered(),
+            usd=rented.usd if rented else None,
+            calls=rented.calls if rented else {},
+            decision=work.decision,
+        )
+
+
+def known_runs(output: Path, keys: Collection[str], *, with_figures: bool) -> dict[str, Ended]:
+    """How those of these runs ended that have a sealed bundle in the folder, by key.
+
+    `with_figures`: their images per second too, for which each record is read.
+    """
+    known: dict[str, Ended] = {}
+    for sealed in sealed_in(output):
+        if sealed.run_key not in keys or sealed.status not in FINAL:
+            continue
+        rate = None
+        if with_figures and sealed.status == Status.COMPLETED:
+            with suppress(BundleError):
+                timing = bundle.read_record(output / sealed.run_id).timing
+                rate = timing.images_per_s if timing else None
+        known[sealed.run_key] = Ended(status=Status(sealed.status), images_per_s=rate, path=output / sealed.run_id)
+    return known
+
+
+def _work(place: PlacePlan, known: dict[str, Ended], until: Until | None, grow: Grow | None) -> PlaceWork:
+    own = {run.run_key for run in place.runs}
+    return PlaceWork(place, known={key: ended for key, ended in known.items() if key in own}, wanted=until, grow=grow)

@@ -1,0 +1,108 @@
+"""Bundles of a rented place come home as they are sealed, and are counted."""
+
+from collections.abc import Collection
+from concurrent.futures import Future
+from pathlib import Path
+
+from launcher.jobs.records import RUNS
+from launcher.sweep.board import Board
+from launcher.sweep.rental import Rental
+from launcher.sweep.work import FINAL, PlaceWork, one_line
+from launcher.sweep.workers import Workers
+from workload.contract import bundle
+from workload.contract.bundle import Bundle
+from workload.contract.errors import RooflaunchError
+from workload.contract.record import Status
+from workload.contract.text import plain
+from workload.storage import fetch
+from workload.storage.inventory import sealed_runs
+from workload.storage.source import FetchSource
+from workload.storage.store import Store
+
+# A bundle that its machine has named and that does not come whole is asked for so often.
+FETCH_TRIES = 3
+
+
+class Homecoming:
+    """From the store into the folder of results; `workers` do it."""
+
+    def __init__(self, work: PlaceWork, store: Store, output: Path, board: Board, workers: Workers) -> None:
+        self._work, self._store, self._output, self._board, self._workers = work, store, output, board, workers
+        self._tries: dict[str, int] = {}
+
+    def bring(self, launch: Rental) -> None:
+        """Have the bundles that a machine has named brought home, once each."""
+        for run_id in launch.named_runs:
+            if run_id not in launch.brought:
+                launch.brought.add(run_id)
+                launch.bringing.append(self._workers.submit(lambda run_id=run_id: self._bring_one(launch, run_id)))
+
+    def is_home(self, launch: Rental) -> bool:
+        """Whether every bundle that its machine has named is here, or given up."""
+        if not all(future.done() for future in launch.bringing):
+            return False
+        while launch.bringing:
+            launch.bringing.pop().result()  # a bug of ours is raised here
+        return set(launch.named_runs) <= launch.brought
+
+    def bring_sealed(self, keys: Collection[str] | None = None) -> None:
+        """Every sealed run of the place, or of these, that is in the store and not here; one list says which."""
+        waiting: list[Future[None]] = []
+        for sealed in sealed_runs(self._store):
+            if not self._work.has(sealed.run_key) or (keys is not None and sealed.run_key not in keys):
+                continue
+            if sealed.status in FINAL:
+                self._work.settle(sealed.run_key, Status(sealed.status))
+            is_here = (self._output / sealed.run_id / bundle.MANIFEST).is_file()
+            if sealed.status in (*FINAL, Status.FAILED) and not is_here:
+                waiting.append(self._workers.submit(lambda run_id=sealed.run_id: self._bring_stock(run_id)))
+        for future in waiting:
+            future.result()
+
+    def _bring_one(self, launch: Rental, run_id: str) -> None:
+        try:
+            sealed = self._fetched(run_id)
+        except RooflaunchError as error:
+            tries = self._tries[run_id] = self._tries.get(run_id, 0) + 1
+            if tries < FETCH_TRIES:
+                launch.brought.discard(run_id)
+            else:
+                self._board.say(self._work.name, f"{run_id} does not come home: {error}")
+        else:
+            self._arrived(sealed)
+
+    def _bring_stock(self, run_id: str) -> None:
+        """What an earlier start has left: what failed then is tried again now."""
+        try:
+            sealed = self._fetched(run_id)
+        except RooflaunchError as error:
+            self._board.say(self._work.name, f"{run_id} does not come home: {error}")
+        else:
+            if sealed.record.status in FINAL:
+                self._work.take(sealed.record, sealed.path)
+
+    def _fetched(self, run_id: str) -> Bundle:
+        """A whole bundle at home, whose record can be read. Raises what stands against it."""
+        if not (self._output / run_id / bundle.MANIFEST).is_file():
+            source = FetchSource(address=self._store.locate("").rstrip("/"), folder=RUNS, run_id=run_id)
+            report = fetch.fetch(self._store, source, self._output, jobs=1)
+            if report.error:
+                raise report.error
+        sealed = bundle.read(self._output / run_id)
+        _ = sealed.record
+        return sealed
+
+    def _arrived(self, sealed: Bundle) -> None:
+        record = sealed.record
+        is_new = self._work.status(record.run_key or "") is None
+        run = self._work.take(record, sealed.path)
+        if run is None or not is_new:
+            return
+        rate = record.timing.images_per_s if record.timing else None
+        is_completed = record.status is Status.COMPLETED
+        what = f"{plain(rate, 4)} images/s" if is_completed and rate else record.status.replace("_", " ")
+        why = f": {record.error}" if record.error and record.status is Status.FAILED else ""
+        done = f"{self._work.done}/{len(self._work.runs)}"
+        self._board.say(self._work.name, f"{done}  block {run.block}, {one_line(run, self._work.plan)}: {what}{why}")
+        if is_completed:
+            self._board.update(self._work.name, images_per_s=rate)

@@ -1,0 +1,73 @@
+"""A sweep on stderr: on a terminal a table that is drawn anew below the lines, elsewhere the lines alone."""
+
+import shutil
+from collections.abc import Callable, Sequence
+from typing import TextIO
+
+from launcher.sweep.board import Board, Line, PlaceState
+from workload.contract.invocation import as_typed
+from workload.contract.text import duration, plain, printable
+
+COLUMNS = ("place", "block", "done", "images/s", "USD", "left", "now")
+# Above, it is drawn in a cursor's place: more places than this would push the table off a small terminal.
+MOST_ROWS = 12
+
+
+class LiveTable:
+    """Draws a board. `clear` before something else is printed."""
+
+    def __init__(self, board: Board, stream: TextIO, now: Callable[[], float]) -> None:
+        self._board, self._stream, self._now = board, stream, now
+        self._began_s = now()
+        self._is_terminal = stream.isatty()
+        self._drawn = 0
+        self._shown = ""
+
+    def draw(self) -> None:
+        """Print new lines, and on a terminal the table as it is now."""
+        lines = self._board.take_lines()
+        if not self._is_terminal:
+            for line in lines:
+                print(self._text(line), file=self._stream, flush=True)
+            return
+        table = rows_of(self._board.states, shutil.get_terminal_size().columns - 1)
+        text = "\n".join(table)
+        if not lines and text == self._shown:
+            return
+        self.clear()
+        self._stream.write("".join(f"{self._text(line)}\n" for line in lines) + (f"{text}\n" if table else ""))
+        self._stream.flush()
+        self._drawn, self._shown = len(table), text
+
+    def clear(self) -> None:
+        """Take the table away."""
+        if self._is_terminal and self._drawn:
+            self._stream.write(f"\033[{self._drawn}A\033[J")
+            self._stream.flush()
+        self._drawn, self._shown = 0, ""
+
+    def _text(self, line: Line) -> str:
+        place = f"{line.place}: " if line.place else ""
+        return printable(as_typed(f"{'+' + duration(self._now() - self._began_s):>10}  {place}{line.text}"))
+
+
+def rows_of(states: Sequence[PlaceState], width: int) -> list[str]:
+    """The table as lines of at most `width` characters."""
+    rows = [COLUMNS, *map(_row, states[:MOST_ROWS])]
+    widths = [max(len(row[index]) for row in rows) for index in range(len(COLUMNS))]
+    lines = [
+        "  ".join(f"{cell:<{wide}}" for cell, wide in zip(row, widths, strict=True)).rstrip()[:width] for row in rows
+    ]
+    return [*lines, *([f"and {len(states) - MOST_ROWS} places more"] if len(states) > MOST_ROWS else [])]
+
+
+def _row(state: PlaceState) -> tuple[str, ...]:
+    return (
+        printable(state.name),
+        f"{state.blocks_done}/{state.blocks}",
+        f"{state.done}/{state.runs}",
+        "" if state.images_per_s is None else plain(state.images_per_s, 4),
+        "" if state.usd is None else f"{state.usd:.2f}",
+        "" if state.left_s is None else duration(state.left_s),
+        printable(state.now),
+    )

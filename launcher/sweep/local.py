@@ -1,0 +1,163 @@
+"""The places of a sweep that are this machine: their runs one after another, block by block in turn."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from launcher.machine import local, task
+from launcher.machine.local import LocalPlan
+from launcher.machine.options import LocalOptions
+from launcher.machine.runtime import Choice, choose
+from launcher.machine.task import End, Outcome
+from launcher.machine.watcher import Watcher
+from launcher.sweep.board import Board
+from launcher.sweep.control import Control
+from launcher.sweep.work import LOG_HINT, PlaceWork, one_line, too_large_text
+from workload.contract.errors import ExitCode
+from workload.contract.spec import Context, Resolved, RunSpec
+from workload.contract.task import Task, TaskRun
+from workload.contract.text import plain
+from workload.environment.outside import outside_facts
+
+
+class LocalPlaces:
+    """All places of this machine together: two at a time would disturb each other's figures."""
+
+    def __init__(self, works: Sequence[PlaceWork], *, output: Path, control: Control, board: Board) -> None:
+        self._works, self._control, self._board = works, control, board
+        self._seats = {work.name: _Seat(work, output) for work in works}
+        self._seconds: dict[str, list[float]] = {work.name: [] for work in works}
+
+    def run(self) -> None:
+        """Until nothing is left, or nothing more is wanted."""
+        for work in self._works:
+            self._show(work, "waits")
+        while self._rounds() and not self._control.why_not:
+            grown = [(work, work.add_blocks()) for work in self._works]
+            for work, count in grown:
+                if count and work.decision:
+                    self._board.say(work.name, work.decision.reason)
+            if not any(count for _, count in grown):
+                break
+        for work in self._works:
+            self._show(work, self._control.why_not or "done")
+
+    def _rounds(self) -> bool:
+        """Every block of every place that has something left, each place's in turn; whether all was gone through."""
+        turns = [(block, work, runs) for work in self._works for block, runs in _blocks_of(work)]
+        for block, work, runs in sorted(turns, key=lambda turn: turn[0]):
+            if self._control.why_not:
+                return False
+            self._block(work, Task(job=self._job(work), number=1, runs=runs), block)
+        return True
+
+    @staticmethod
+    def _job(work: PlaceWork) -> str:
+        return next((one.job for one in work.plan.tasks), "")
+
+    def _block(self, work: PlaceWork, runs: Task, block: int) -> None:
+        seat = self._seats[work.name]
+        outcomes = task.work_through(
+            runs,
+            seat.plan_of,
+            done=work.statuses(),
+            stopped=lambda: self._control.why_not,
+            watcher_of=lambda _, run: self._watcher(work, run),
+        )
+        for run in runs.runs:
+            self._show(work, f"block {block}: {one_line(run, work.plan)}")
+            self._note(work, next(outcomes))
+
+    def _watcher(self, work: PlaceWork, run: TaskRun) -> Watcher:
+        self._seats[work.name].words.clear()
+
+        def hear(line: str) -> None:
+            kind, colon, text = line.partition(": ")
+            if colon and kind in ("error", "hint"):
+                self._seats[work.name].words[kind] = text
+
+        self._board.update(work.name, now=f"block {run.block}: {one_line(run, work.plan)}")
+        return Watcher(
+            on_message=hear,
+            on_bundle=lambda _: None,
+            on_started=self._control.started,
+            on_ended=self._control.ended,
+            apart=True,
+        )
+
+    def _note(self, work: PlaceWork, outcome: Outcome) -> None:
+        """What became of a run: in a line, and for the sums."""
+        run, name = outcome.run, one_line(outcome.run, work.plan)
+        if outcome.bundle is not None:
+            work.take(outcome.bundle.record, outcome.bundle.path)
+        words = self._seats[work.name].words
+        if outcome.end in (End.SKIPPED, End.NOT_STARTED, End.INTERRUPTED):
+            smaller = work.too_large.get(run.run_key)
+            why = too_large_text(smaller) if smaller else outcome.why
+            if outcome.end is not End.NOT_STARTED:
+                self._board.say(work.name, f"block {run.block}, {name}: {outcome.end}: {why}")
+            return
+        rate = outcome.bundle.record.timing.images_per_s if outcome.bundle and outcome.bundle.record.timing else None
+        if outcome.end is End.FAILED:
+            why = words.get("error") or outcome.why
+            work.fail([run], why=why, hint=words.get("hint") or outcome.hint or LOG_HINT, code=_failed(outcome.code))
+        elif outcome.end is End.COMPLETED:
+            self._seconds[work.name].append(outcome.seconds)
+        what = f"{plain(rate, 4)} images/s" if outcome.end is End.COMPLETED and rate else f"{outcome.end}"
+        why = f": {words.get('error') or outcome.why}" if outcome.end is End.FAILED else ""
+        self._show(work, "", rate=rate)
+        self._board.say(work.name, f"{work.done}/{len(work.runs)}  block {run.block}, {name}: {what}{why}")
+
+    def _show(self, work: PlaceWork, now: str, rate: float | None = None) -> None:
+        taken = self._seconds[work.name]
+        left = len(work.runs) - work.done - len(work.failures)
+        self._board.update(
+            work.name,
+            blocks_done=work.blocks_done,
+            blocks=work.blocks,
+            done=work.done,
+            runs=len(work.runs),
+            left_s=sum(taken) / len(taken) * left if taken and left else None,
+            **({"now": now} if now else {}),
+            **({"images_per_s": rate} if rate else {}),
+        )
+
+
+class _Seat:
+    """How runs of one place are started on this machine. `words`: the trainer's last `error: …` and `hint: …`."""
+
+    def __init__(self, work: PlaceWork, output: Path) -> None:
+        self._work, self._output = work, output
+        self._choices: dict[RunSpec, Choice] = {}
+        self._outside = None
+        self.words: dict[str, str] = {}
+
+    def plan_of(self, spec: RunSpec, context: Context) -> LocalPlan:
+        """The run in a process or in a container, as its place asks for."""
+        options = self._work.plan.place.options or LocalOptions()
+        return local.make_plan(
+            Resolved(spec=spec, origin=self._work.plan.origin),
+            self._choice(options, spec),
+            output=self._output,
+            limits=options.limits(),
+            outside=outside_facts() if self._choice(options, spec).engine else None,
+            context=context,
+        )
+
+    def _choice(self, options: LocalOptions, spec: RunSpec) -> Choice:
+        """Alike for all specs that differ only in what a runtime does not look at."""
+        alike = RunSpec(device=spec.device, compile=spec.compile)
+        if alike not in self._choices:
+            self._choices[alike] = choose(options.asked_runtime(), spec, image=options.image, flavour=options.flavour)
+        return self._choices[alike]
+
+
+def _blocks_of(work: PlaceWork) -> Iterator[tuple[int, tuple[TaskRun, ...]]]:
+    """What is left of each block, in its own order."""
+    runs = [run for one in work.open_tasks() for run in one.runs]
+    for block in sorted({run.block for run in runs}):
+        yield block, tuple(run for run in runs if run.block == block)
+
+
+def _failed(code: int) -> int:
+    """A run that failed without an error of ours is one that failed."""
+    return code if code not in (ExitCode.DONE, ExitCode.BUG) else ExitCode.RUN_FAILED

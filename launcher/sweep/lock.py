@@ -1,0 +1,64 @@
+"""One process at a time works on a sweep in a folder of results.
+
+The lock is the kernel's (`flock`), so that it ends with its process however that ends, and holds between machines that
+share the folder. What the file says is for messages, and tells the next process that an earlier one was here.
+"""
+
+import fcntl
+import json
+import os
+import re
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from workload.contract import bundle
+from workload.contract.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holder:
+    """A process that works, or has worked, on a sweep; `started_at` is ISO 8601."""
+
+    pid: int
+    host: str
+    started_at: str
+
+
+def lock_path(output: Path, sweep: str) -> Path:
+    """Where the lock of a sweep is: a hidden file among its results."""
+    return output / f".sweep-{re.sub(r'[^A-Za-z0-9._-]+', '-', sweep)[:100]}.lock"
+
+
+@contextmanager
+def held(output: Path, sweep: str) -> Iterator[Holder | None]:
+    """Hold the lock meanwhile; yields who held it before and has ended, if anybody did.
+
+    Raises `UsageError` where another process holds it now.
+    """
+    bundle.make_output(output)
+    path = lock_path(output, sweep)
+    with path.open("a+", encoding="utf-8") as file:
+        earlier = _holder(path)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            who = f"process {earlier.pid} on {earlier.host}, since {earlier.started_at}" if earlier else "a process"
+            raise UsageError(
+                f"another process works on sweep '{sweep}' in '{output}': {who}",
+                hint="wait for it or end it, or -o ANOTHER_FOLDER",
+            ) from error
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        file.truncate(0)
+        json.dump(asdict(Holder(pid=os.getpid(), host=socket.gethostname(), started_at=now)), file)
+        file.flush()
+        yield earlier
+
+
+def _holder(path: Path) -> Holder | None:
+    with suppress(OSError, ValueError, TypeError):
+        return Holder(**json.loads(path.read_text(encoding="utf-8")))
+    return None

@@ -1,0 +1,175 @@
+"""What came of a sweep: for each place how much is there, what failed with its cure, and what to type next."""
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from launcher.jobs.records import NAME
+from launcher.sweep.places import PlacePlan
+from launcher.sweep.work import Failure, one_line, too_large_text
+from workload.contract.errors import ExitCode
+from workload.contract.invocation import as_typed
+from workload.contract.spec import RunSpec
+from workload.contract.task import TaskRun
+from workload.contract.text import counted, duration, percent, plain, unbroken, wrapped
+from workload.contract.until import BlocksInterval, Decision
+
+TEXT_COLUMN = 16
+# Runs that failed for one reason are named up to so many.
+FEW = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlaceOutcome:
+    """One place. `done`: runs with an answer, those that are too large among them; `new`: seen by this process.
+
+    `decision`: of `--until`, with the interval of each configuration.
+    """
+
+    plan: PlacePlan
+    done: int
+    new: int
+    failures: tuple[Failure, ...] = ()
+    too_large: Mapping[str, RunSpec] = field(default_factory=dict)
+    unanswered: tuple[TaskRun, ...] = ()
+    usd: float | None = None
+    calls: Mapping[str, int] = field(default_factory=dict)
+    decision: Decision | None = None
+
+    @property
+    def name(self) -> str:
+        return self.plan.place.name
+
+    @property
+    def not_begun(self) -> tuple[TaskRun, ...]:
+        """Runs without an answer that did not fail either."""
+        failed = {failure.run.run_key for failure in self.failures}
+        return tuple(run for run in self.unanswered if run.run_key not in failed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepOutcome:
+    """All places. `why_not`: why runs were not begun; `exit_code`: 0 where every run has an answer."""
+
+    name: str
+    places: tuple[PlaceOutcome, ...]
+    output: Path
+    exit_code: int
+    seconds: float
+    why_not: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "name": self.name,
+            "exit_code": self.exit_code,
+            "seconds": round(self.seconds, 1),
+            "why_not": self.why_not or None,
+            "places": [_to_json(place) for place in self.places],
+        }
+
+    def text(self, width: int | None = None) -> str:
+        """For a person: how much is there, why the rest is not, and what to type next."""
+        rows = [row for place in self.places for row in _rows(place, self.why_not)]
+        rows.append(("took", duration(self.seconds)))
+        if any(place.done for place in self.places):
+            rows += [
+                ("next", unbroken(f"analyze {verb} {shlex.quote(str(self.output))}")) for verb in ("compare", "report")
+            ]
+        return "\n".join(wrapped(as_typed(text), width, indent=TEXT_COLUMN, first=f"  {label}") for label, text in rows)
+
+
+def outcome_of(
+    name: str,
+    places: Sequence[PlaceOutcome],
+    *,
+    output: Path,
+    why_not: str,
+    was_interrupted: bool,
+    seconds: float,
+) -> SweepOutcome:
+    """With its exit code: 130 interrupted, 0 all there, 6 some failed; where nothing is there at all, that of why."""
+    missing = any(place.unanswered for place in places)
+    codes = {failure.code for place in places for failure in place.failures}
+    is_any_there = any(place.done for place in places)
+    failed = codes.pop() if len(codes) == 1 and not is_any_there else ExitCode.RUN_FAILED
+    code = ExitCode.INTERRUPTED if was_interrupted else ExitCode.DONE
+    if missing and not was_interrupted:
+        code = ExitCode(failed)
+    return SweepOutcome(
+        name=name, places=tuple(places), output=output, exit_code=int(code), seconds=seconds, why_not=why_not
+    )
+
+
+def _rows(place: PlaceOutcome, why_not: str) -> Iterator[tuple[str, str]]:
+    new = f", {place.new} of them now" if place.new != place.done else ""
+    cost = f"; {place.usd:.3f} USD" if place.usd is not None else ""
+    yield place.name, f"{place.done} of {counted(len(place.plan.runs), 'run')} have an answer{new}{cost}"
+    if place.decision is not None:
+        yield "", place.decision.reason
+        for name, one in place.decision.precisions.items():
+            yield "", f"{name}: {_interval(one)}"
+    for smaller, count in _counts([too_large_text(spec) for spec in place.too_large.values()]):
+        yield "", f"{counted(count, 'run')} left out: {smaller}"
+    for why, failures in _by_cause(place.failures).items():
+        runs = [f"{one_line(failure.run, place.plan)} (block {failure.run.block})" for failure in failures]
+        some = ", ".join(runs[:FEW]) + (f" and {len(runs) - FEW} more" if len(runs) > FEW else "")
+        yield "failed", f"{some}: {why}"
+        yield "cure", failures[0].hint
+    if place.not_begun:
+        yield "not begun", f"{counted(len(place.not_begun), 'run')}: {why_not or 'no answer'}; the same command goes on"
+
+
+def _interval(one: BlocksInterval) -> str:
+    """A figure with its interval, which covers it in 95 % although one stopped by looking."""
+    if one.value is None or one.low is None or one.high is None or one.half_width is None:
+        return one.reason or "no interval"
+    low, high = plain(one.low, 4), plain(one.high, 4)
+    return f"{plain(one.value, 4)}, from {low} to {high} (+-{percent(one.half_width)}, {counted(one.blocks, 'block')})"
+
+
+def _by_cause(failures: Sequence[Failure]) -> dict[str, list[Failure]]:
+    """By why they failed; the names of their machines make no difference."""
+    causes: dict[str, list[Failure]] = {}
+    for failure in failures:
+        causes.setdefault(re.sub(f"'?{NAME.pattern}'?", "a machine", failure.why), []).append(failure)
+    return causes
+
+
+def _counts(texts: Sequence[str]) -> list[tuple[str, int]]:
+    return [(text, texts.count(text)) for text in dict.fromkeys(texts)]
+
+
+def _to_json(place: PlaceOutcome) -> dict[str, Any]:
+    def named(run: TaskRun) -> dict[str, Any]:
+        return {"run_key": run.run_key, "block": run.block, "configuration": one_line(run, place.plan)}
+
+    precisions = place.decision.precisions if place.decision else {}
+    return {
+        "name": place.name,
+        "runs": len(place.plan.runs),
+        "done": place.done,
+        "new": place.new,
+        "usd": place.usd,
+        "calls": dict(place.calls),
+        "failures": [
+            {**named(one.run), "why": one.why, "hint": one.hint, "exit_code": one.code} for one in place.failures
+        ],
+        "too_large": [{"run_key": key, "why": too_large_text(spec)} for key, spec in place.too_large.items()],
+        "not_begun": [named(run) for run in place.not_begun],
+        "until": None
+        if place.decision is None
+        else {
+            "is_narrow": place.decision.is_narrow,
+            "blocks": place.decision.blocks,
+            "reason": place.decision.reason,
+            "target": place.decision.target,
+            "intervals": {
+                name: {"value": one.value, "low": one.low, "high": one.high, "half_width": one.half_width}
+                for name, one in precisions.items()
+            },
+        },
+    }

@@ -1,0 +1,576 @@
+"""A place of a sweep whose machines are rented: a launch for each task, and one loop that looks at all of them.
+
+What was asked for and what came of it lies in the store, so that this process may end at any moment: the next one
+adopts the launches that still run, brings home what is sealed and asks for what is missing. Every look asks for all
+machines at once, then for all records at once: a machine ends itself after its result is there.
+"""
+
+import secrets
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import fields, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from launcher.backends.door import Backend, Condition, Job, Listing, Machine, Plan
+from launcher.jobs import cleanup, launches
+from launcher.jobs.follow import LATER_EVERY_S, MAX_BACKOFF_S, interval_s
+from launcher.jobs.launches import LaunchState, Seen
+from launcher.jobs.records import (
+    LAUNCHES,
+    Heartbeat,
+    Request,
+    Result,
+    request_object,
+    result_object,
+    status_object,
+)
+from launcher.jobs.run import SELF_DELETION_S, Launcher
+from launcher.jobs.session import Session
+from launcher.sweep.board import Board
+from launcher.sweep.budget import Budget
+from launcher.sweep.control import Control, Wish
+from launcher.sweep.homecoming import Homecoming
+from launcher.sweep.rental import Rental
+from launcher.sweep.work import PlaceWork, runs_text
+from launcher.sweep.workers import Workers
+from workload.contract.errors import ExitCode, NoCapacityError, RooflaunchError, ToolError, UsageError
+from workload.contract.spec import Resolved
+from workload.contract.task import Task, TaskRun
+from workload.contract.text import counted
+
+# Launches in a row that brought no run of their task to its end: then something else is wrong than bad luck.
+MOST_IN_VAIN = 3
+# Requests to a cloud or a store that wait for an answer at a time.
+AT_A_TIME = 16
+# A machine that no list has any more has left its last records by the look after.
+LOOKS_AFTER_GONE = 2
+# Of the draft of a task what the prepared plan takes over.
+OWN = ("name", "launched_at", "spec", "spec_origin", "task", "limit_s")
+
+
+class RentedPlace:
+    """The machines of one place. `was_killed`: an earlier process of this sweep in this folder has ended."""
+
+    def __init__(
+        self,
+        work: PlaceWork,
+        backend: Backend,
+        *,
+        sweep: str,
+        output: Path,
+        control: Control,
+        board: Board,
+        budget: Budget,
+        sleep: Callable[[float], None] | None = None,
+        is_busy_elsewhere: Callable[[], bool] = lambda: False,
+        was_killed: bool = False,
+    ) -> None:
+        self._work, self._backend, self._sweep, self._output = work, backend, sweep, output
+        self._control, self._board, self._budget, self._was_killed = control, board, budget, was_killed
+        self._sleep, self._is_busy_elsewhere = sleep or control.wait, is_busy_elsewhere
+        self.place = work.plan.place
+        self._workers = Workers(AT_A_TIME)
+        self._launches: list[Rental] = []
+        self._waiting: list[Task] = []
+        self._in_vain: dict[int, int] = {}
+        self._prepared: Plan | None = None
+        self._session: Session | None = None
+        self._failing = 0
+        self._last_launch_s = 0.0
+        self._noun = "machine"
+        # The last refusal for want of capacity, and whether a machine has ended since.
+        self._refusal: NoCapacityError | None = None
+        self._freed = False
+
+    @property
+    def usd(self) -> float | None:
+        """What all machines have cost so far; None where nobody knows a price."""
+        known = [launch.usd for launch in self._launches if launch.usd is not None]
+        return sum(known) if known else None
+
+    @property
+    def _here(self) -> Session:
+        """Where machines and records are, once the place is connected."""
+        assert self._session is not None
+        return self._session
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a machine of it is there or asked for."""
+        return bool(self._under_way())
+
+    @property
+    def calls(self) -> dict[str, int]:
+        """How often the place was asked what."""
+        return dict(self._here.machines.calls) if self._session else {}
+
+    def run(self) -> None:
+        """Until every run has an answer or cannot get one, or nobody waits; errors of the place end it alone."""
+        try:
+            self._connect()
+            self._take_stock()
+            self._waiting = list(self._work.open_tasks(self._adopted_keys()))
+            while True:
+                self._work_off()
+                if self._control.why_not or not (count := self._work.add_blocks()):
+                    break
+                if decision := self._work.decision:
+                    self._board.say(self.place.name, decision.reason)
+                self._waiting = list(self._work.open_tasks())
+                assert count
+            self._show(self._control.why_not or "done")
+        except RooflaunchError as error:
+            self._work.fail(self._work.left(self._work.runs), why=str(error), hint=error.hint, code=error.exit_code)
+            self._show(str(error))
+            self._board.say(self.place.name, f"{error}; to mend it: {error.hint}")
+            self._leave_none()
+        finally:
+            self._workers.close()
+
+    def _work_off(self) -> None:
+        """Launch what waits and look until nothing is under way."""
+        while not self._control.wish >= Wish.LEAVE:
+            self._start_waiting()
+            self._collect_submitted()
+            if not (self._under_way() or self._waiting):
+                return
+            self._show()
+            self._sleep(self._pause_s())
+            self._look()
+        if self._control.wish is Wish.STOP:
+            self._stop_all()
+
+    def _under_way(self) -> list[Rental]:
+        return [launch for launch in self._launches if not (launch.is_over and launch.is_settled)]
+
+    def _pause_s(self) -> float:
+        usual_s = interval_s(self._here.now_s() - self._last_launch_s)
+        return (
+            min(MAX_BACKOFF_S, max(usual_s, LATER_EVERY_S) * 2 ** min(self._failing, 2)) if self._failing else usual_s
+        )
+
+    # Before the first machine.
+
+    def _connect(self) -> None:
+        settings = self._backend.settings(self.place.where, self.place.options)
+        self._settings = settings
+        machines, store = self._backend.machines(settings), self._backend.store(settings)
+        self._session = Session(
+            machines=machines,
+            store=store,
+            sleep=self._sleep,
+            on_event=lambda event: self._board.say(self.place.name, event.text) if event.kind == "note" else None,
+        )
+        self._noun = machines.noun
+        self._launcher = Launcher(self._here, output=self._output)
+        self._homecoming = Homecoming(self._work, store, self._output, self._board, self._workers)
+
+    def _take_stock(self) -> None:
+        """Bring home what is sealed, and adopt the launches of this sweep that have not ended."""
+        self._show("asks what there is")
+        self._homecoming.bring_sealed()
+        names = self._unfinished()
+        if not names:
+            return
+        read = [self._workers.submit(lambda name=name: self._read_request(name)) for name in names]
+        ours = [launch for future in read if (launch := future.result()) is not None]
+        if not ours:
+            return
+        self._launches += ours
+        self._look()
+        for launch in ours:
+            state = launch.judged.state if launch.judged else None
+            if state is LaunchState.REQUESTED and launch.machine is None and self._was_killed:
+                # Whoever asked for it has ended: what it asked for is asked for again, under the same name.
+                self._submit_again(launch)
+            elif not launch.is_over:
+                self._board.say(self.place.name, f"'{launch.name}' still runs, from an earlier start: it is followed")
+
+    def _unfinished(self) -> list[str]:
+        """The names of launches in the store that have no result."""
+        parts = [stored.name.removeprefix(LAUNCHES).split("/") for stored in self._here.store.objects(LAUNCHES)]
+        have = {(part[0], part[1]) for part in parts if len(part) == 2}  # noqa: PLR2004 - a launch, and its record
+        names = sorted({name for name, record in have if record == "request.json"})
+        return [name for name in names if (name, "result.json") not in have]
+
+    def _read_request(self, name: str) -> Rental | None:
+        """The launch of that name, where it is of this sweep and has runs of this place."""
+        request = launches.read(self._here.store, request_object(name), Request.from_bytes, [])
+        if request is None or request.name != name or request.task.get("job") != self._sweep:
+            return None
+        try:
+            task = request.work
+        except UsageError:
+            return None
+        if not any(self._work.has(run.run_key) for run in task.runs):
+            return None
+        return Rental(task=task, request=request, zones=tuple(request.zones), is_ours=False)
+
+    def _adopted_keys(self) -> set[str]:
+        return {run.run_key for launch in self._under_way() for run in launch.task.runs}
+
+    # Launching.
+
+    def _may_start(self) -> bool:
+        """Whether tasks that wait are submitted now: after a refusal for want of capacity once a machine has ended."""
+        if self._control.why_not:
+            self._waiting = []
+        if self._waiting and self._refusal is not None:
+            if self._under_way() or self._is_busy_elsewhere():
+                return False
+            if not self._freed:
+                self._fail(self._waiting, str(self._refusal), self._refusal.hint, self._refusal.exit_code)
+                self._waiting = []
+            self._refusal = None
+        return bool(self._waiting)
+
+    def _start_waiting(self) -> None:
+        """Submit every task that waits, if it may."""
+        if not self._may_start():
+            return
+        tasks, self._waiting = self._waiting, []
+        started: list[tuple[Rental, Plan]] = []
+        for index, task in enumerate(tasks):
+            self._budget.expect(self.place.name, len(tasks) - index)
+            if (launch := self._planned(task)) is not None:
+                started.append(launch)
+        self._budget.expect(self.place.name, 0)
+        together = getattr(self._here.machines, "submit_together", None)
+        if together is not None and len(started) > 1:
+            future = self._workers.submit(lambda: self._submit_together(started, together))
+            for launch, _ in started:
+                launch.submitting = future
+        else:
+            for launch, plan in started:
+                launch.submitting = self._workers.submit(lambda launch=launch, plan=plan: self._submit(launch, plan))
+        self._last_launch_s = self._here.now_s()
+
+    def _planned(self, task: Task) -> "tuple[Rental, Plan] | None":
+        """A launch for a task; the first one has ready what the machines need. None where it cannot be, with a line."""
+        task = replace(task, runs=self._work.left(task.runs))
+        if not task.runs:
+            return None
+        try:
+            plan = self._plan(task)
+            self._budget.reserve(plan)
+        except RooflaunchError as error:
+            is_poor = isinstance(error, UsageError) and self._budget.share_usd is not None
+            share = (
+                f" (a machine's share of the sweep's --max-cost is {self._budget.share_usd:.2f} USD)" if is_poor else ""
+            )
+            self._fail([task], f"{error}{share}", error.hint, error.exit_code)
+            return None
+        launch = Rental(task=task, request=plan.request, zones=tuple(plan.request.zones))
+        self._launches.append(launch)
+        return launch, plan
+
+    def _plan(self, task: Task) -> Plan:
+        options = self.place.options
+        share = self._budget.share_usd
+        names = {item.name for item in fields(options)}
+        if share is not None and "max_cost_usd" in names:
+            own = options.max_cost_usd
+            options = replace(options, max_cost_usd=share if own is None else min(own, share))
+        resolved = Resolved(spec=replace(task.runs[0].spec, repeats=1), origin=self._work.plan.origin)
+        job = Job(resolved=resolved, token=secrets.token_hex(3), task=task)
+        now = datetime.fromtimestamp(self._here.now_s(), UTC)
+        draft = self._backend.plan(job, options, self._settings, now=now)
+        if self._prepared is None:
+            self._prepared = self._backend.prepare(draft, self._here.machines)
+            return self._prepared
+        own_fields = {name: getattr(draft.request, name) for name in OWN}
+        return self._prepared.renamed(replace(self._prepared.request, **own_fields))
+
+    def _submit(self, launch: Rental, plan: Plan) -> None:
+        """In a thread of its own. Raises what keeps the machine from coming to be."""
+        self._launcher.record(plan)
+        submitted = self._launcher.submit(plan)
+        launch.machine = submitted.machines[0]
+        launch.zones = (launch.machine.zone,)
+
+    def _submit_together(self, started: "list[tuple[Rental, Plan]]", together: Callable[..., Any]) -> None:
+        """As above for a place that takes many at once; each launch has its record first."""
+        for _, plan in started:
+            self._launcher.record(plan)
+        submitted = together([plan for _, plan in started], self._here.note)
+        machines = {machine.name: machine for one in submitted for machine in one.machines}
+        for launch, _ in started:
+            if launch.name in machines:
+                launch.machine = machines[launch.name]
+                launch.zones = (launch.machine.zone,)
+
+    def _submit_again(self, launch: Rental) -> None:
+        if self._prepared is None:
+            self._plan(launch.task)
+        assert self._prepared is not None
+        plan = self._prepared.renamed(launch.request)
+        launch.is_ours = True
+        launch.submitting = self._workers.submit(lambda: self._resubmit(launch, plan))
+        self._board.say(self.place.name, f"'{launch.name}' was asked for and never came: it is asked for again")
+
+    def _resubmit(self, launch: Rental, plan: Plan) -> None:
+        submitted = self._launcher.submit(plan)
+        launch.machine = submitted.machines[0]
+        launch.zones = (launch.machine.zone,)
+
+    def _collect_submitted(self) -> None:
+        """What came of the submissions that have ended."""
+        for launch in self._launches:
+            future = launch.submitting
+            if future is None or not future.done():
+                continue
+            launch.submitting = None
+            error = future.exception()
+            if error is None:
+                continue
+            if not isinstance(error, RooflaunchError):
+                raise error
+            launch.is_over = launch.is_settled = True
+            self._budget.spent(launch.name, 0.0)
+            if isinstance(error, NoCapacityError):
+                if self._refusal is None:
+                    self._board.say(self.place.name, f"{error}; further machines wait until another has ended")
+                self._refusal, self._freed = error, False
+                self._waiting.append(launch.task)
+            else:
+                self._fail([launch.task], str(error), error.hint, error.exit_code)
+
+    def _fail(self, tasks: Collection[Task], why: str, hint: str, code: int) -> None:
+        runs = self._work.left(run for task in tasks for run in task.runs)
+        self._work.fail(runs, why=why, hint=hint, code=code)
+        if runs:
+            self._board.say(self.place.name, f"{runs_text(runs)} left out: {why}")
+
+    # Looking.
+
+    def _look(self) -> None:
+        """At all machines, then at all records; what cannot be asked now is asked again."""
+        watched = [launch for launch in self._under_way() if launch.submitting is None]
+        if not watched:
+            return
+        try:
+            listing = self._here.machines.look({launch.name: launch.zones for launch in watched})
+            self._read_records(watched)
+            now_s = self._here.now_s()
+            for launch in watched:
+                self._judge(launch, listing, now_s)
+            self._end_stale([launch for launch in watched if self._must_be_ended(launch, now_s)])
+            self._settle([launch for launch in watched if launch.ended_s is not None and not launch.is_settled])
+        except ToolError as error:
+            if not self._failing:
+                self._board.say(self.place.name, f"{error}; the machines go on by themselves, trying again")
+            self._failing += 1
+            self._give_up_past_limits(watched, error)
+        else:
+            if self._failing:
+                self._board.say(self.place.name, "it answers again")
+            self._failing = 0
+
+    def _read_records(self, watched: Sequence[Rental]) -> None:
+        """One list of the launches' objects; those that are new are read."""
+        start = _common_start([launch.name for launch in watched])
+        versions = {stored.name: stored.version for stored in self._here.store.objects(f"{LAUNCHES}{start}")}
+        reading = []
+        for launch in watched:
+            result, status = result_object(launch.name), status_object(launch.name)
+            changed = [
+                name for name in (result, status) if versions.get(name, "") not in ("", launch.versions.get(name))
+            ]
+            if launch.result is not None or not changed:
+                continue
+            launch.versions |= {name: versions[name] for name in changed}
+            # A heartbeat says nothing more once there is a result.
+            is_result = result in changed
+            reading.append(
+                self._workers.submit(lambda launch=launch, is_result=is_result: self._read(launch, is_result))
+            )
+        for future in reading:
+            future.result()
+
+    def _read(self, launch: Rental, is_result: bool) -> None:
+        problems: list[str] = []
+        store = self._here.store
+        if is_result:
+            launch.result = launches.read(store, result_object(launch.name), Result.from_bytes, problems)
+        if launch.result is None:
+            beat = launches.read(store, status_object(launch.name), Heartbeat.from_bytes, [])
+            launch.heartbeat = beat or launch.heartbeat
+        launch.problems = tuple(problems)
+
+    def _judge(self, launch: Rental, listing: Listing[Machine], now_s: float) -> None:
+        machine = next((one for one in listing if one.name == launch.name), None)
+        is_gone = machine is not None and machine.condition is Condition.GONE
+        silent = () if machine is not None else tuple(listing.unreachable)
+        preempted = machine is not None and machine.preempted
+        if machine is not None and not is_gone:
+            launch.machine = machine
+        seen = Seen(
+            name=launch.name,
+            noun=self._noun,
+            request=launch.request,
+            heartbeat=launch.heartbeat,
+            result=launch.result,
+            machine=None if is_gone else machine,
+            silent=silent,
+            problems=launch.problems,
+        )
+        launch.judged = launches.judge(seen, now_s, was_preempted=lambda: preempted)
+        if launch.judged.usd is not None:
+            launch.usd = launch.judged.usd
+        self._homecoming.bring(launch)
+        if is_gone:
+            launch.gone_looks += 1
+        if launch.result is not None:
+            launch.ended_s = launch.ended_s or now_s
+            launch.is_over = is_gone
+        elif launch.gone_looks >= LOOKS_AFTER_GONE and (
+            launch.is_ours or launch.judged.state is not LaunchState.REQUESTED
+        ):
+            self._lost(launch, now_s, preempted=preempted)
+        if launch.is_over:
+            self._freed = True
+            self._budget.spent(launch.name, launch.usd)
+
+    def _lost(self, launch: Rental, now_s: float, *, preempted: bool) -> None:
+        """Its machine is gone and has left no result; the store gets one, for whoever asks."""
+        assert launch.judged is not None
+        usual = "the cloud took it back" if preempted else f"the {self._noun} is gone and left no result"
+        launch.why = usual if launch.judged.state is LaunchState.REQUESTED else launch.judged.why or usual
+        launch.is_over, launch.ended_s = True, now_s
+        if launch.usd is None and launch.machine is not None and launch.machine.created_s is not None:
+            price = launch.request.price(launch.machine.zone)
+            launch.usd = price.usd(max(0.0, now_s - launch.machine.created_s)) if price else None
+        zone = launch.zones[0] if len(launch.zones) == 1 else ""
+        self._workers.submit(
+            lambda: cleanup.settle(
+                self._here.store,
+                launch.name,
+                zone,
+                ExitCode.RUN_FAILED,
+                launch.why,
+                now_s=now_s,
+                preempted=preempted,
+            )
+        )
+
+    def _must_be_ended(self, launch: Rental, now_s: float) -> bool:
+        """Whether its machine is there and should not be: silent, past its limit, or long after its result."""
+        if launch.machine is None or launch.gone_looks:
+            return False
+        if launch.result is not None:
+            return now_s - (launch.ended_s or now_s) > SELF_DELETION_S
+        is_stale = launch.judged is not None and launch.judged.state is LaunchState.STALE
+        return is_stale and not launch.machine.may_start_again(now_s)
+
+    def _end_stale(self, stale: Sequence[Rental]) -> None:
+        machines = [launch.machine for launch in stale if launch.machine is not None]
+        if not machines:
+            return
+        for launch in stale:
+            if launch.result is None:
+                launch.why = launch.judged.why if launch.judged else ""
+                self._here.note(f"'{launch.name}': {launch.why}; it is removed")
+        # The next looks find them gone, and whether the last moment has left a result.
+        self._here.machines.stop(machines)
+
+    def _give_up_past_limits(self, watched: Sequence[Rental], error: ToolError) -> None:
+        """Nobody answers, and the place itself must have ended these: what they left is not known."""
+        now_s = self._here.now_s()
+        for launch in watched:
+            begun_s = launches.epoch_s(launch.request.launched_at) or now_s
+            if now_s > begun_s + launch.request.limit_s + launches.PROVISIONING_S + launches.AFTER_LIMIT_S:
+                launch.is_over = launch.is_settled = True
+                self._fail([launch.task], str(error), f"launch status {launch.name}", error.exit_code)
+
+    # What came of it.
+
+    def _settle(self, ended: Sequence[Rental]) -> None:
+        """Of launches that have ended and whose bundles are here: what is missing is asked for again."""
+        ready = [launch for launch in ended if self._homecoming.is_home(launch)]
+        # A machine may have sealed a bundle after its last sign.
+        if any(launch.result is None and self._work.left(launch.task.runs) for launch in ready):
+            lost = [launch for launch in ready if launch.result is None]
+            self._homecoming.bring_sealed({run.run_key for launch in lost for run in launch.task.runs})
+        for launch in ready:
+            launch.is_settled = True
+            left = self._work.left(launch.task.runs)
+            if left:
+                self._again(launch, left)
+
+    def _again(self, launch: Rental, left: tuple[TaskRun, ...]) -> None:
+        """Another machine for the runs that this one left, unless the task has had enough of them in vain."""
+        result, number = launch.result, launch.task.number
+        why = launch.why or (result.error if result else "") or "it ended before"
+        made_progress = len(left) < len(launch.task.runs)
+        in_vain = self._in_vain[number] = 0 if made_progress else self._in_vain.get(number, 0) + 1
+        task = replace(launch.task, runs=left)
+        is_hopeless = result is not None and result.exit_code == ExitCode.USAGE
+        if is_hopeless or in_vain >= MOST_IN_VAIN:
+            hint = (result.hint if result else "") or f"launch logs {launch.name}"
+            tries = "" if is_hopeless else f" ({counted(in_vain, 'machine')} in a row brought nothing)"
+            code = result.exit_code if result and result.exit_code else ExitCode.RUN_FAILED
+            self._fail([task], f"{why}{tries}", hint.replace("launch logs RUN", f"launch logs {launch.name}"), code)
+            return
+        self._waiting.append(task)
+        if not self._control.why_not:
+            done_by = f"another {self._noun} does the {runs_text(left)} left"
+            self._board.say(self.place.name, f"'{launch.name}': {why}; {done_by}")
+
+    # The end.
+
+    def _stop_all(self) -> None:
+        """End every machine, and say in the store who did it."""
+        for launch in self._under_way():
+            if launch.submitting is not None and launch.submitting.exception() is not None:
+                launch.is_over = True
+        there = {launch.name: launch for launch in self._under_way() if launch.machine and not launch.is_over}
+        removed = self._here.machines.stop([launch.machine for launch in there.values() if launch.machine])
+        now_s = self._here.now_s()
+        for one in removed:
+            if one.gone:
+                there[one.name].is_over = there[one.name].is_settled = True
+                error = f"its {self._noun} was ended with its sweep, by Ctrl-C"
+                cleanup.settle(self._here.store, one.name, one.zone, ExitCode.INTERRUPTED, error, now_s=now_s)
+        self._board.say(self.place.name, f"{counted(sum(one.gone for one in removed), self._noun)} ended")
+        self._homecoming.bring_sealed({run.run_key for launch in self._launches for run in launch.task.runs})
+        cleanup.require_gone(removed)
+
+    def _leave_none(self) -> None:
+        """After an error: machines that run go on by themselves, and say so."""
+        running = [launch.name for launch in self._under_way() if launch.machine is not None]
+        if running:
+            self._board.say(self.place.name, f"still running: {', '.join(running)}; the same command follows them")
+
+    def _show(self, now: str = "") -> None:
+        work, under_way = self._work, self._under_way()
+        running = [launch for launch in under_way if launch.heartbeat is not None and not launch.result]
+        starting = [launch for launch in under_way if launch.heartbeat is None and not launch.result]
+        words = f"{counted(len(running), self._noun)} at work" if running else ""
+        if len(running) == 1 and running[0].heartbeat and running[0].heartbeat.last_line:
+            words = launches.plain(running[0].heartbeat.last_line)
+        words = ", ".join(filter(None, (words, f"{len(starting)} starting" if starting else "")))
+        self._board.update(
+            self.place.name,
+            blocks_done=work.blocks_done,
+            blocks=work.blocks,
+            done=work.done,
+            runs=len(work.runs),
+            usd=self.usd,
+            left_s=self._left_s(running),
+            now=now or words or (str(self._refusal) if self._refusal else ""),
+        )
+
+    def _left_s(self, running: Sequence[Rental]) -> float | None:
+        """By how fast runs ended here so far; None before the first."""
+        left = len(self._work.runs) - self._work.done - len(self._work.failures)
+        if not left or not self._work.new_runs or not running:
+            return None
+        first_s = min(launches.epoch_s(launch.request.launched_at) or 0.0 for launch in self._launches)
+        return (self._here.now_s() - first_s) / self._work.new_runs * left
+
+
+def _common_start(names: Sequence[str]) -> str:
+    """What all of them begin with: one list of the store then has no others, or few."""
+    first, last = min(names), max(names)
+    return first[: next((at for at, letter in enumerate(first) if last[at : at + 1] != letter), len(first))]

@@ -1,0 +1,88 @@
+"""`--until`: whether a place has blocks enough, by the bundles that it has. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from launcher.sweep.places import Configuration
+from workload.contract import until
+from workload.contract.errors import UsageError
+from workload.contract.spec import RunSpec, options
+from workload.contract.text import percent
+from workload.contract.until import Decision
+
+# Images per second by block, of each configuration that was measured.
+Figures = Mapping[RunSpec, Mapping[int, float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Until:
+    """How narrow every interval is to be, as a share of its figure.
+
+    `baseline` empty: the throughput of each configuration. Else option values: each configuration is compared with the
+    one that is like it but for these, `{"precision": "fp32"}` say. `most`: blocks of a place, at most.
+    """
+
+    share: float
+    baseline: Mapping[str, Any] = field(default_factory=dict)
+    most: int | None = None
+
+    def __str__(self) -> str:
+        """As a plan says it."""
+        what = "every difference" if self.baseline else "every throughput"
+        against = " against " + ", ".join(f"{name} {value}" for name, value in self.baseline.items())
+        most = f", with {self.most} blocks at most" if self.most else ""
+        return f"{what}{against if self.baseline else ''} is known within +-{percent(self.share)}{most}"
+
+
+def parse_share(text: str, flag: str) -> float:
+    """`1%` or `0.01`; raises `UsageError` for what is no share between nothing and all."""
+    try:
+        share = float(text.removesuffix("%")) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        share = 0.0
+    if not 0 < share < 1:
+        raise UsageError(f"{flag} must be a share such as 1%; got '{text}'", hint=f"{flag} 1%")
+    return share
+
+
+def parse_baseline(text: str) -> dict[str, Any]:
+    """`precision=fp32,batch_size=32` as option values; raises `UsageError` for what is none."""
+    known = {option.name: option for option in options()}
+    values: dict[str, Any] = {}
+    for part in text.split(","):
+        name, equals, value = part.strip().partition("=")
+        option = known.get(name.replace("-", "_"))
+        if not equals or option is None:
+            raise UsageError(
+                f"a baseline is written OPTION=VALUE,...; got '{part.strip()}'", hint="--baseline precision=fp32"
+            )
+        values[option.name] = option.parse(value)
+    return values
+
+
+def require_baseline(wanted: Until, configurations: tuple[Configuration, ...]) -> None:
+    """Raises `UsageError` where no configuration has its baseline in the matrix."""
+    specs = {configuration.spec for configuration in configurations}
+    if wanted.baseline and not any(replace(spec, **wanted.baseline) in specs - {spec} for spec in specs):
+        named = ", ".join(f"{name} {value}" for name, value in wanted.baseline.items())
+        raise UsageError(
+            f"no two configurations of the matrix differ in the baseline's options alone; got {named}",
+            hint="--baseline OPTION=VALUE, of an option with several values in [matrix]",
+        )
+
+
+def decide(wanted: Until, configurations: tuple[Configuration, ...], figures: Figures) -> Decision:
+    """Whether a place is done. Configurations without a figure, out of memory or failed, are left out."""
+    series: dict[str, list[float]] = {}
+    for configuration in configurations:
+        own = figures.get(configuration.spec, {})
+        if not wanted.baseline:
+            rates = [own[block] for block in sorted(own)]
+        else:
+            against = replace(configuration.spec, **wanted.baseline)
+            other = {} if against == configuration.spec else figures.get(against, {})
+            rates = [own[block] / other[block] for block in sorted(own.keys() & other.keys())]
+        if rates:
+            series[configuration.text] = rates
+    return until.decide(series, target=wanted.share, most=wanted.most)

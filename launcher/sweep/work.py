@@ -1,0 +1,237 @@
+"""What is asked of one place of a sweep, and what has come of it so far. Threads may share it; it asks nobody."""
+
+import threading
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.sweep import until as stopping
+from launcher.sweep.places import PlacePlan
+from launcher.sweep.until import Until
+from workload.contract.errors import ExitCode
+from workload.contract.record import Record, Status
+from workload.contract.spec import RunSpec
+from workload.contract.task import Task, TaskRun
+from workload.contract.text import counted
+from workload.contract.until import Decision
+
+# A run with one of these is not measured again.
+FINAL = frozenset({Status.COMPLETED, Status.OUT_OF_MEMORY})
+# The same place with so many blocks in all.
+Grow = Callable[[PlacePlan, int], PlacePlan]
+LOG_HINT = "log.txt in its bundle says more; the same command runs it again"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """Why a run that is asked for is not there, and what helps."""
+
+    run: TaskRun
+    why: str
+    hint: str
+    code: int = ExitCode.RUN_FAILED
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How a run of the sweep ended, as its bundle has it; `path` where that is here."""
+
+    status: Status
+    images_per_s: float | None = None
+    path: Path | None = None
+
+
+class PlaceWork:
+    """The runs of one place. `known`: how those ended that have a sealed bundle from before, by key."""
+
+    def __init__(
+        self, plan: PlacePlan, *, known: dict[str, Ended], wanted: Until | None = None, grow: Grow | None = None
+    ) -> None:
+        self._plan, self._wanted, self._grow = plan, wanted, grow
+        self._lock = threading.RLock()
+        self._ended: dict[str, Ended] = {}
+        self._failures: dict[str, Failure] = {}
+        self._asked = {run.run_key: run for run in plan.runs}
+        self._decision: Decision | None = None
+        self._out_of_memory: frozenset[str] = frozenset()
+        self._too_large: dict[str, RunSpec] = {}
+        # Figures at the last decision: blocks that add none are of no use.
+        self._figures_then = -1
+        self._new = 0
+        for key in plan.done:
+            self._ended[key] = known.get(key, Ended(status=Status.COMPLETED))
+        for key, ended in known.items():
+            if ended.status in FINAL:
+                self._ended[key] = ended
+
+    @property
+    def plan(self) -> PlacePlan:
+        return self._plan
+
+    @property
+    def name(self) -> str:
+        return self._plan.place.name
+
+    @property
+    def runs(self) -> tuple[TaskRun, ...]:
+        """All that are asked for, done or not."""
+        return self._plan.runs
+
+    @property
+    def decision(self) -> Decision | None:
+        """The last one of `--until`."""
+        return self._decision
+
+    @property
+    def new_runs(self) -> int:
+        """How many this process saw to their end."""
+        return self._new
+
+    def has(self, run_key: str) -> bool:
+        """Whether it is one of this place."""
+        with self._lock:
+            return run_key in self._asked
+
+    def status(self, run_key: str) -> Status | None:
+        """How a run ended that need not run again; None for any other."""
+        with self._lock:
+            ended = self._ended.get(run_key)
+            return ended.status if ended else None
+
+    def statuses(self) -> dict[str, str]:
+        """Of all runs that need not run again, by key."""
+        with self._lock:
+            return {key: ended.status.value for key, ended in self._ended.items() if key in self._asked}
+
+    def take(self, record: Record, path: Path) -> TaskRun | None:
+        """A sealed bundle has come; the run that it is of, None where that is no run of this place.
+
+        A run that was interrupted from outside is as if it had not begun.
+        """
+        with self._lock:
+            run = self._asked.get(record.run_key or "")
+            if run is None:
+                return None
+            if record.status in FINAL:
+                rate = record.timing.images_per_s if record.timing else None
+                self._new += self._ended.get(run.run_key) is None
+                self._ended[run.run_key] = Ended(status=Status(record.status), images_per_s=rate, path=path)
+                self._failures.pop(run.run_key, None)
+            elif record.status is Status.FAILED:
+                self.fail([run], why=record.error or "it failed", hint=LOG_HINT)
+            return run
+
+    def settle(self, run_key: str, status: Status) -> None:
+        """A sealed bundle of a run is in the store, and not here yet."""
+        with self._lock:
+            if run_key in self._asked and status in FINAL:
+                self._ended.setdefault(run_key, Ended(status=status))
+
+    def fail(self, runs: Iterable[TaskRun], *, why: str, hint: str, code: int = ExitCode.RUN_FAILED) -> None:
+        """These runs are not tried again now."""
+        with self._lock:
+            for run in runs:
+                if run.run_key not in self._ended:
+                    self._failures[run.run_key] = Failure(run=run, why=why, hint=hint, code=code)
+
+    @property
+    def failures(self) -> tuple[Failure, ...]:
+        """In the order of the runs."""
+        with self._lock:
+            return tuple(self._failures[key] for key in self._asked if key in self._failures)
+
+    @property
+    def too_large(self) -> dict[str, RunSpec]:
+        """The runs that are left out since a smaller batch did not fit, by key, with that one."""
+        with self._lock:
+            keys = frozenset(key for key, ended in self._ended.items() if ended.status is Status.OUT_OF_MEMORY)
+            if keys != self._out_of_memory:
+                self._out_of_memory, self._too_large = keys, self._plan.too_large(keys)
+            return {key: spec for key, spec in self._too_large.items() if key not in self._ended}
+
+    @property
+    def done(self) -> int:
+        """How many runs need not run (again): they ended, or are too large."""
+        with self._lock:
+            return sum(key in self._ended for key in self._asked) + len(self.too_large)
+
+    @property
+    def blocks_done(self) -> int:
+        """How many blocks have nothing left to run."""
+        with self._lock:
+            closed = self._closed()
+            open_blocks = {run.block for run in self.runs if run.run_key not in closed}
+            return len({run.block for run in self.runs} - open_blocks)
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks there are."""
+        return len({run.block for run in self.runs})
+
+    def open_tasks(self, without: Collection[str] = ()) -> tuple[Task, ...]:
+        """What is left to run: neither ended nor failed nor too large, nor among `without`."""
+        with self._lock:
+            return self._plan.without({*self._closed(), *self._failures, *without})
+
+    def left(self, runs: Iterable[TaskRun]) -> tuple[TaskRun, ...]:
+        """Those of these runs that are still to be run."""
+        with self._lock:
+            closed = {*self._closed(), *self._failures}
+            return tuple(run for run in runs if run.run_key not in closed)
+
+    def unanswered(self) -> tuple[TaskRun, ...]:
+        """All runs without a result, failed or never begun."""
+        with self._lock:
+            closed = self._closed()
+            return tuple(run for run in self.runs if run.run_key not in closed)
+
+    def _closed(self) -> set[str]:
+        return {*self._ended, *self.too_large}
+
+    # Until the intervals are narrow.
+
+    @property
+    def figures(self) -> dict[RunSpec, dict[int, float]]:
+        """Images per second of every completed run whose bundle is here, by configuration and block."""
+        with self._lock:
+            figures: dict[RunSpec, dict[int, float]] = {}
+            for key, run in self._asked.items():
+                ended = self._ended.get(key)
+                if ended is not None and ended.images_per_s:
+                    figures.setdefault(run.spec, {})[run.block] = ended.images_per_s
+            return figures
+
+    def add_blocks(self) -> int:
+        """Look whether `--until` wants more, and ask for them; how many. Nothing may be under way meanwhile."""
+        with self._lock:
+            if self._wanted is None or self._grow is None:
+                return 0
+            figures = self.figures
+            self._decision = stopping.decide(self._wanted, self._plan.configurations, figures)
+            count = sum(len(rates) for rates in figures.values())
+            most = self._wanted.most
+            add = self._decision.add if most is None else min(self._decision.add, most - self.blocks)
+            if self._decision.is_done or add <= 0 or count == self._figures_then:
+                return 0
+            self._figures_then = count
+            self._plan = self._grow(self._plan, self.blocks + add)
+            self._asked = {run.run_key: run for run in self._plan.runs}
+            self._out_of_memory = frozenset()
+            return add
+
+
+def one_line(run: TaskRun, plan: PlacePlan) -> str:
+    """What messages call a run: its configuration's name."""
+    texts = {configuration.spec: configuration.text for configuration in plan.configurations}
+    batch = "" if run.spec.batch_size is None else f", batch {run.spec.batch_size}"
+    return texts.get(run.spec) or f"{run.spec.model}{batch}, {run.spec.precision}"
+
+
+def too_large_text(smaller: RunSpec) -> str:
+    """Why a run is left out."""
+    return f"batch {smaller.batch_size} of the same configuration ran out of memory here"
+
+
+def runs_text(runs: Collection[TaskRun]) -> str:
+    """`3 runs`."""
+    return counted(len(runs), "run")

@@ -1,0 +1,40 @@
+"""A few threads for what waits for a network: nobody waits for them when the sweep is left."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Workers:
+    """Daemons, unlike those of a `ThreadPoolExecutor`, which keep the interpreter from its end."""
+
+    def __init__(self, count: int) -> None:
+        self._most = count
+        self._threads: list[threading.Thread] = []
+        self._waiting: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+
+    def submit(self, work: Callable[[], T]) -> Future[T]:
+        """Have it done, some time."""
+        future: Future[T] = Future()
+        if len(self._threads) < self._most:
+            self._threads.append(threading.Thread(target=self._serve, daemon=True))
+            self._threads[-1].start()
+        self._waiting.put((future, work))
+        return future
+
+    def close(self) -> None:
+        """Have the threads end when nothing waits."""
+        for _ in self._threads:
+            self._waiting.put(None)
+
+    def _serve(self) -> None:
+        while (item := self._waiting.get()) is not None:
+            future, work = item
+            try:
+                future.set_result(work())
+            except BaseException as error:  # noqa: BLE001 - it is raised again where it is awaited
+                future.set_exception(error)

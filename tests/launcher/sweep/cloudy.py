@@ -1,0 +1,57 @@
+"""Sweeps in a fake cloud: the real backend and driver, a fake Compute Engine, a real server of Cloud Storage."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from launcher.backends.gcp.backend import ComputeEngine
+from launcher.backends.gcp.catalog import Current
+from launcher.backends.gcp.options import Options, Where
+from launcher.sweep.drive import SweepPorts, drive
+from launcher.sweep.outcome import SweepOutcome
+from launcher.sweep.places import Place, Sweep
+from tests.launcher.backends.gcp.canned_cloud import IMAGE, ZONE, Cloud
+from tests.launcher.sweep.sweeps import NAME, configurations_of, plan_of
+from tests.workload.storage.gcs_server import BUCKET
+from workload.contract.errors import ToolError
+from workload.contract.spec import RunSpec
+
+
+def no_docker() -> NoReturn:
+    raise ToolError("no Docker engine: /var/run/docker.sock does not exist", hint="start Docker")
+
+
+def t4(name: str = "t4", *, machines: int = 0, **options: Any) -> Place:
+    chosen = Options(**{"gpu": "t4", "zones": (ZONE,), "fallback": False, "image": IMAGE, **options})
+    return Place(
+        name=name, backend="gcp", options=chosen, where=Where(project="my-project", bucket=BUCKET), machines=machines
+    )
+
+
+def cloud_sweep(*places: Place, blocks: int = 2, name: str = NAME, **lists: Sequence[Any]) -> Sweep:
+    """Every configuration of the lists at every place."""
+    made = configurations_of(RunSpec(), **(lists or {"model": ["resnet18", "resnet50"]}))
+    plans = tuple(plan_of(place, made, blocks, job=name) for place in places or (t4(),))
+    return Sweep(name=name, repeats=blocks, seed=0, places=plans)
+
+
+def ports_of(cloud: Cloud, **changes: Any) -> SweepPorts:
+    backend = ComputeEngine(
+        compute=lambda _: cloud.compute,
+        bucket=lambda _: cloud.bucket,
+        engine=no_docker,
+        default_project=lambda: "my-project",
+        prices=lambda _: Current(),
+        sleep=cloud.clock.sleep,
+    )
+    plain: dict[str, Any] = {
+        "backend": lambda name: {"gcp": backend}[name],
+        "is_terminal": lambda: False,
+        "ask": lambda _: "l",
+        "sleep": cloud.clock.sleep,
+    }
+    return SweepPorts(**{**plain, **changes})
+
+
+def swept(cloud: Cloud, sweep: Sweep, *, output: Path | None = None, ports: Any = None, **wishes: Any) -> SweepOutcome:
+    return drive(sweep, output=output or cloud.output, ports=ports or ports_of(cloud), **wishes)

@@ -1,0 +1,287 @@
+"""A rented place: a machine for each block, all of them looked at together, whatever becomes of them."""
+
+import os
+import re
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from launcher.jobs import launches
+from launcher.jobs.records import LaunchPhase, Request, request_object
+from launcher.sweep import lock
+from launcher.sweep.places import Sweep
+from launcher.sweep.until import Until
+from tests.launcher.backends.gcp.canned_cloud import QUICK, ZONE, Cloud, Clouds
+from tests.launcher.backends.gcp.canned_vm import Fault
+from tests.launcher.sweep.cloudy import cloud_sweep, ports_of, swept, t4
+from tests.launcher.sweep.sweeps import grow
+from workload.contract.bundle import Status
+from workload.contract.task import TaskRun
+from workload.storage.inventory import sealed_in
+
+pytestmark = pytest.mark.world
+
+# Long enough for something to happen meanwhile.
+LONG = {**QUICK, LaunchPhase.RUN_ENDED: 60.0}
+
+
+def keys_of(sweep: Sweep) -> list[str]:
+    return sorted(run.run_key for place in sweep.places for run in place.runs)
+
+
+def at_home(cloud: Cloud, sweep: Sweep) -> list[str]:
+    """The keys of its runs that are whole in the folder of results, each as often as there is a bundle of it."""
+    keys = set(keys_of(sweep))
+    return sorted(one.run_key for one in sealed_in(cloud.output) if one.run_key in keys and one.status == "completed")
+
+
+def check_whole(cloud: Cloud, sweep: Sweep) -> None:
+    """Every run is here, none was measured twice, and no machine is left."""
+    assert at_home(cloud, sweep) == keys_of(sweep)
+    assert {len(cloud.vm.sealed[key]) for key in keys_of(sweep)} == {1}
+    assert cloud.fake.instances == []
+
+
+def meanwhile(condition: Callable[[], bool], act: Callable[[], object]) -> threading.Thread:
+    """Do something as soon as a condition holds."""
+
+    def watch() -> None:
+        ended = threading.Event()
+        for _ in range(4000):
+            if condition():
+                act()
+                return
+            ended.wait(0.005)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    return thread
+
+
+def interrupt(number: int) -> Callable[[], None]:
+    return lambda: os.kill(os.getpid(), number)
+
+
+def test_each_block_has_a_machine_of_its_own_and_all_bundles_come_home(
+    clouds: Clouds, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with clouds() as cloud:
+        sweep = cloud_sweep(name="own-machines", blocks=3)
+        outcome = swept(cloud, sweep)
+        assert (outcome.exit_code, [(place.done, place.new) for place in outcome.places]) == (0, [(6, 6)])
+        check_whole(cloud, sweep)
+        assert len(cloud.fake.all_vms) == 3
+        lines = capsys.readouterr().err
+        assert re.search(r"t4: 6/6  block \d, resnet(18|50): 250 images/s", lines)
+        # Each told once what a machine is for.
+        requests = [Request.from_bytes(vm.metadata["rooflaunch-request"].encode()) for vm in cloud.fake.all_vms]
+        assert sorted(request.work.number for request in requests) == [1, 2, 3]
+        assert {request.work.job for request in requests} == {"own-machines"}
+
+
+def test_what_is_there_is_not_asked_for_again(clouds: Clouds) -> None:
+    with clouds() as cloud:
+        sweep = cloud_sweep(name="again", blocks=2)
+        swept(cloud, sweep)
+        outcome = swept(cloud, sweep, output=cloud.output.with_name("elsewhere"))
+        assert (outcome.exit_code, [(place.done, place.new) for place in outcome.places]) == (0, [(4, 0)])
+        assert len(cloud.fake.all_vms) == 2
+        # Another folder gets the bundles all the same.
+        keys = {one.run_key for one in sealed_in(cloud.output.with_name("elsewhere"))}
+        assert keys == set(keys_of(sweep))
+
+
+def test_machines_that_are_lost_or_taken_back_are_replaced(clouds: Clouds, capsys: pytest.CaptureFixture[str]) -> None:
+    with clouds(fault=[Fault.VANISHES], durations=LONG) as cloud:
+        sweep = cloud_sweep(t4(spot=True), name="lost", blocks=2)
+        taken = meanwhile(
+            lambda: bool(cloud.vm.sealed) and bool(cloud.fake.instances),
+            lambda: cloud.fake.preempt(cloud.fake.instances[0].name),
+        )
+        outcome = swept(cloud, sweep)
+        taken.join()
+        assert (outcome.exit_code, outcome.places[0].done) == (0, 4)
+        check_whole(cloud, sweep)
+        assert len(cloud.fake.all_vms) == 4
+        lines = capsys.readouterr().err
+        assert len(re.findall(r"another VM does the \d runs? left", lines)) == 2
+
+
+def test_a_silent_machine_is_removed_and_its_runs_done_by_another(
+    clouds: Clouds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launches, "SILENCE_LIMIT_S", 120)
+    with clouds(fault=[Fault.STOPS_BEATING], durations=LONG, scale=100) as cloud:
+        sweep = cloud_sweep(name="silent", blocks=1)
+        outcome = swept(cloud, sweep)
+        assert outcome.exit_code == 0
+        check_whole(cloud, sweep)
+        assert len(cloud.fake.all_vms) == 2
+
+
+def test_a_task_that_brings_nothing_again_and_again_is_given_up_with_its_reason(clouds: Clouds) -> None:
+    with clouds(fault=Fault.VANISHES, durations=LONG) as cloud:
+        outcome = swept(cloud, cloud_sweep(name="in-vain", blocks=1))
+        assert outcome.exit_code == 6
+        assert len(cloud.fake.all_vms) == 3
+        assert cloud.fake.instances == []
+        [why] = {failure.why for failure in outcome.places[0].failures}
+        assert why == "the VM is gone and left no result (3 machines in a row brought nothing)"
+
+
+def test_one_failed_run_stops_no_other_and_is_listed_with_its_cure(clouds: Clouds) -> None:
+    with clouds() as cloud:
+        cloud.vm.status_of = lambda run: Status.FAILED if run.spec.model == "resnet50" else Status.COMPLETED
+        outcome = swept(cloud, cloud_sweep(name="fails", blocks=2))
+        assert (outcome.exit_code, outcome.places[0].done) == (6, 2)
+        assert len(cloud.fake.all_vms) == 2
+        text = outcome.text()
+        assert "failed        resnet50 (block 1), resnet50 (block 2): failed\n" in text
+        assert "cure          log.txt in its bundle says more; the same command runs it again\n" in text
+
+
+def test_larger_batches_than_one_that_ran_out_of_memory_are_left_out(clouds: Clouds) -> None:
+    def status_of(run: TaskRun) -> Status:
+        return Status.COMPLETED if (run.spec.batch_size or 0) < 64 else Status.OUT_OF_MEMORY
+
+    with clouds(fault=[Fault.NONE, Fault.VANISHES], durations=LONG) as cloud:
+        cloud.vm.status_of = status_of
+        sweep = cloud_sweep(t4(machines=1), name="memory", blocks=1, batch_size=[32, 64, 128])
+        outcome = swept(cloud, sweep)
+        assert (outcome.exit_code, outcome.places[0].done) == (0, 3)
+        again = cloud_sweep(t4(machines=1), name="memory", blocks=2, batch_size=[32, 64, 128])
+        # The largest of block 2 is not tried, since the plan knows; the machine that is lost shows what was asked for.
+        outcome = swept(cloud, again)
+        assert (outcome.exit_code, outcome.places[0].done) == (0, 6)
+        assert [spec.batch_size for spec in outcome.places[0].too_large.values()] == [64]
+        last = Request.from_bytes(cloud.fake.all_vms[-1].metadata["rooflaunch-request"].encode())
+        assert [run.spec.batch_size for run in last.work.runs if run.spec.batch_size == 128] == []
+        assert "1 run left out: batch 64 of the same configuration ran out of memory here" in outcome.text()
+
+
+def test_without_room_for_all_machines_the_rest_waits_for_those_that_run(
+    clouds: Clouds, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with clouds() as cloud:
+        cloud.fake.hide_quota("us-central1", "PREEMPTIBLE_NVIDIA_T4_GPUS", 0)
+        cloud.fake.hide_quota("us-central1", "NVIDIA_T4_GPUS", 1)
+        sweep = cloud_sweep(name="quota", blocks=3)
+        outcome = swept(cloud, sweep)
+        assert outcome.exit_code == 0
+        check_whole(cloud, sweep)
+        assert "further machines wait until another has ended" in capsys.readouterr().err
+
+
+def test_without_any_room_it_ends_with_what_the_cloud_says(clouds: Clouds) -> None:
+    with clouds() as cloud:
+        cloud.fake.stockout(ZONE)
+        outcome = swept(cloud, cloud_sweep(name="no-room", blocks=3))
+        assert outcome.exit_code == 5
+        assert len(outcome.places[0].failures) == 6
+        assert cloud.fake.count("POST .*/instances$") == 3
+        assert cloud.fake.instances == []
+
+
+def test_what_a_place_may_not_do_ends_that_place_alone(clouds: Clouds) -> None:
+    with clouds() as cloud:
+        sweep = cloud_sweep(t4(), t4("spendthrift", max_run_time_s=1), name="two-places", blocks=1)
+        outcome = swept(cloud, sweep)
+        assert outcome.exit_code == 6
+        assert [place.done for place in outcome.places] == [2, 0]
+        assert "--max-run-time" in outcome.places[1].failures[0].why
+
+
+def test_who_leaves_finds_the_machines_at_the_next_start(clouds: Clouds, capsys: pytest.CaptureFixture[str]) -> None:
+    with clouds(durations=LONG, scale=60) as cloud:
+        sweep = cloud_sweep(name="left", blocks=2)
+        meanwhile(lambda: len(cloud.vm.sealed) >= 1, interrupt(signal.SIGTERM))
+        outcome = swept(cloud, sweep)
+        assert outcome.exit_code == 130
+        assert len(cloud.fake.instances) == 2
+        assert "not begun" in outcome.text()
+        capsys.readouterr()
+        outcome = swept(cloud, sweep)
+        assert (outcome.exit_code, outcome.places[0].done) == (0, 4)
+        check_whole(cloud, sweep)
+        assert len(cloud.fake.all_vms) == 2
+        assert "still runs, from an earlier start: it is followed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("answer", ["s", "f"], ids=["stop", "finish"])
+def test_ctrl_c_asks(clouds: Clouds, answer: str) -> None:
+    asked: list[str] = []
+
+    def ask(question: str) -> str:
+        asked.append(question)
+        return answer
+
+    with clouds(durations=LONG, scale=60) as cloud:
+        sweep = cloud_sweep(name=f"asked-{answer}", blocks=2)
+        cloud.fake.hide_quota("us-central1", "PREEMPTIBLE_NVIDIA_T4_GPUS", 0)
+        cloud.fake.hide_quota("us-central1", "NVIDIA_T4_GPUS", 1)
+        meanwhile(lambda: len(cloud.vm.sealed) >= 1, interrupt(signal.SIGINT))
+        outcome = swept(cloud, sweep, ports=ports_of(cloud, is_terminal=lambda: True, ask=ask))
+        assert outcome.exit_code == 130
+        assert len(asked) == 1
+        # Either way nothing runs any more; who finishes has the whole first block.
+        assert cloud.fake.instances == []
+        assert len(cloud.fake.all_vms) == 1
+        assert outcome.places[0].done == {"s": 1, "f": 2}[answer]
+        outcome = swept(cloud, sweep)
+        assert outcome.exit_code == 0
+        check_whole(cloud, sweep)
+
+
+def test_what_a_killed_process_asked_for_is_asked_for_again_under_the_same_name(clouds: Clouds) -> None:
+    with clouds() as cloud:
+        sweep = cloud_sweep(name="killed", blocks=1)
+        plan = cloud.plan()
+        [task] = sweep.places[0].tasks
+        request = replace(plan.request, task=task.to_json(plan.spec))
+        cloud.bucket.write(request_object(request.name), request.to_bytes())
+        with lock.held(cloud.output, "killed"):
+            pass
+        outcome = swept(cloud, sweep)
+        assert outcome.exit_code == 0
+        check_whole(cloud, sweep)
+        assert [vm.name for vm in cloud.fake.all_vms] == [request.name]
+
+
+def test_blocks_are_added_until_the_intervals_are_narrow(clouds: Clouds) -> None:
+    with clouds() as cloud:
+        cloud.vm.rate_of = lambda run: 250.0 + run.block / 10
+        sweep = cloud_sweep(name="until", blocks=2)
+        outcome = swept(cloud, sweep, until=Until(share=0.05), grow=grow)
+        [place] = outcome.places
+        assert (outcome.exit_code, place.done, len(cloud.fake.all_vms)) == (0, 8, 4)
+        assert place.decision is not None
+        assert place.decision.is_narrow
+        assert "resnet18: 250.2, from 250 to 250.5 (+-0.1 %, 4 blocks)" in outcome.text()
+
+
+def test_no_look_costs_more_questions_for_more_machines(clouds: Clouds) -> None:
+    with clouds(durations=LONG) as cloud:
+        sweep = cloud_sweep(name="bulk", blocks=8, model=["resnet18"])
+        outcome = swept(cloud, sweep)
+        assert outcome.exit_code == 0
+        calls = outcome.places[0].calls
+        # One list a look; a machine is asked for by itself once, when it is gone, for why.
+        assert calls.get("compute.instances.get", 0) <= 8 + 8
+        assert calls["compute.instances.aggregated_list"] <= 8 + 60
+
+
+def test_the_whole_sweep_costs_no_more_than_it_may(clouds: Clouds) -> None:
+    with clouds() as cloud:
+        sweep = cloud_sweep(name="budget", blocks=3)
+        outcome = swept(cloud, sweep, max_cost_usd=0.9)
+        assert outcome.exit_code == 0
+        requests = [Request.from_bytes(vm.metadata["rooflaunch-request"].encode()) for vm in cloud.fake.all_vms]
+        highest = [(request.price(ZONE), request.limit_s) for request in requests]
+        assert sum(price.usd(limit_s) for price, limit_s in highest if price) <= 0.9
+        assert {limit_s < 3600 for _, limit_s in highest} == {True}
+        poor = swept(cloud, cloud_sweep(name="poor", blocks=3), max_cost_usd=0.05)
+        assert poor.exit_code == 2
+        assert len(cloud.fake.all_vms) == 3

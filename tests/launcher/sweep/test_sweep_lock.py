@@ -1,0 +1,73 @@
+"""One process at a time on a sweep in a folder."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.sweep import lock
+from workload.contract.errors import UsageError
+
+ROOT = Path(__file__).parents[3]
+HOLD = """
+import sys
+from pathlib import Path
+from launcher.sweep import lock
+with lock.held(Path(sys.argv[1]), "night"):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_lock_is_free_again_and_tells_who_had_it(tmp_path: Path) -> None:
+    with lock.held(tmp_path / "new", "night") as before:
+        assert before is None
+    with lock.held(tmp_path / "new", "night") as before:
+        assert before is not None
+        assert before.pid == os.getpid()
+
+
+def test_other_sweeps_and_folders_have_locks_of_their_own(tmp_path: Path) -> None:
+    with lock.held(tmp_path, "night"), lock.held(tmp_path, "day"), lock.held(tmp_path / "other", "night"):
+        pass
+
+
+def test_the_second_is_refused_in_words(tmp_path: Path) -> None:
+    with lock.held(tmp_path, "night"), pytest.raises(UsageError) as raised, lock.held(tmp_path, "night"):
+        pass
+    holder = json.loads(lock.lock_path(tmp_path, "night").read_text())
+    assert str(raised.value) == (
+        f"another process works on sweep 'night' in '{tmp_path}': "
+        f"process {os.getpid()} on {holder['host']}, since {holder['started_at']}"
+    )
+    assert raised.value.hint == "wait for it or end it, or -o ANOTHER_FOLDER"
+
+
+def test_a_name_cannot_leave_its_folder(tmp_path: Path) -> None:
+    assert lock.lock_path(tmp_path, "../../etc/x").parent == tmp_path
+    assert lock.lock_path(tmp_path, "a/b").name == ".sweep-a-b.lock"
+
+
+def test_what_somebody_wrote_into_it_is_no_matter(tmp_path: Path) -> None:
+    lock.lock_path(tmp_path, "night").write_text("[1, 2")
+    with lock.held(tmp_path, "night") as before:
+        assert before is None
+
+
+@pytest.mark.world
+def test_a_killed_process_holds_nothing(tmp_path: Path) -> None:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "held\n"
+    with pytest.raises(UsageError, match=f"process {holder.pid} on "), lock.held(tmp_path, "night"):
+        pass
+    holder.kill()
+    holder.wait()
+    with lock.held(tmp_path, "night") as before:
+        assert before is not None
+        assert before.pid == holder.pid

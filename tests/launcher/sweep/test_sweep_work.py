@@ -1,0 +1,150 @@
+"""What is asked of a place and what has come of it, without a machine."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.sweep.places import LOCAL, Place
+from launcher.sweep.until import Until
+from launcher.sweep.work import LOG_HINT, Ended, PlaceWork, one_line, too_large_text
+from tests.launcher.sweep.sweeps import configurations_of, grow, plan_of
+from workload.contract.record import Record, Spec, Status, Timing
+from workload.contract.task import TaskRun
+
+HERE = Place(name="here", backend=LOCAL)
+PATH = Path("/results/run")
+
+
+def work_of(blocks: int = 2, *, known: dict[str, Ended] | None = None, **changes: Any) -> PlaceWork:
+    plan = plan_of(HERE, configurations_of(model=["resnet18", "resnet50"], batch_size=[1, 8]), blocks)
+    return PlaceWork(plan, known=known or {}, **changes)
+
+
+def record_of(
+    run: TaskRun, status: Status = Status.COMPLETED, *, rate: float = 100.0, error: str | None = None
+) -> Record:
+    timing = Timing(started_at="2026-11-21T12:00:00Z", images_per_s=rate if status is Status.COMPLETED else None)
+    spec = Spec(model=run.spec.model, batch_size=run.spec.batch_size)
+    return Record(run_id="run", status=status, run_key=run.run_key, spec=spec, timing=timing, error=error)
+
+
+def keys(runs: Any) -> list[str]:
+    return [run.run_key for run in runs]
+
+
+@pytest.mark.parametrize(
+    ("status", "is_done", "is_failed"),
+    [
+        (Status.COMPLETED, True, False),
+        (Status.OUT_OF_MEMORY, True, False),
+        (Status.FAILED, False, True),
+        (Status.INTERRUPTED, False, False),
+        (Status.PREEMPTED, False, False),
+        (Status.TIMED_OUT, False, False),
+    ],
+    ids=str,
+)
+def test_how_a_run_ended_says_whether_it_is_tried_again(status: Status, is_done: bool, is_failed: bool) -> None:
+    work = work_of()
+    run = work.runs[0]
+    assert work.take(record_of(run, status, error="the loss is nan"), PATH) == run
+    left = run.run_key in keys(run for task in work.open_tasks() for run in task.runs)
+    assert left is not (is_done or is_failed)
+    assert [(one.run, one.why, one.hint, one.code) for one in work.failures] == (
+        [(run, "the loss is nan", LOG_HINT, 6)] if is_failed else []
+    )
+    # What failed has no answer: the next start tries it again.
+    assert (run in work.unanswered()) is not is_done
+    assert work.new_runs == int(is_done)
+
+
+def test_a_bundle_of_another_sweep_is_none_of_ours() -> None:
+    work = work_of()
+    assert work.take(record_of(TaskRun(spec=work.runs[0].spec, run_key="0" * 16)), PATH) is None
+    assert work.take(record_of(TaskRun(spec=work.runs[0].spec)), PATH) is None
+    assert work.done == 0
+
+
+def test_larger_batches_of_what_ran_out_of_memory_are_left_out_also_at_the_next_start() -> None:
+    work = work_of()
+    small = next(run for run in work.runs if run.spec.model == "resnet50" and run.spec.batch_size == 1)
+    larger = [run for run in work.runs if run.spec.model == "resnet50" and run.spec.batch_size == 8]
+    work.take(record_of(small, Status.OUT_OF_MEMORY), PATH)
+    assert sorted(work.too_large) == sorted(keys(larger))
+    assert work.done == 1 + len(larger)
+    open_keys = keys(run for task in work.open_tasks() for run in task.runs)
+    assert not set(open_keys) & set(keys(larger))
+    assert (
+        too_large_text(work.too_large[larger[0].run_key]) == "batch 1 of the same configuration ran out of memory here"
+    )
+    again = work_of(known={small.run_key: Ended(status=Status.OUT_OF_MEMORY)})
+    assert again.too_large == work.too_large
+
+
+def test_a_larger_batch_that_did_fit_counts_as_it_ended() -> None:
+    work = work_of()
+    small, large = (
+        next(run for run in work.runs if run.spec.model == "resnet50" and run.spec.batch_size == size)
+        for size in (1, 8)
+    )
+    work.take(record_of(large), PATH)
+    work.take(record_of(small, Status.OUT_OF_MEMORY), PATH)
+    assert large.run_key not in work.too_large
+    assert work.status(large.run_key) is Status.COMPLETED
+
+
+def test_blocks_are_done_when_nothing_of_them_is_left() -> None:
+    work = work_of()
+    first = [run for run in work.runs if run.block == 1]
+    for run in first[:-1]:
+        work.take(record_of(run), PATH)
+    assert (work.blocks_done, work.blocks) == (0, 2)
+    work.take(record_of(first[-1]), PATH)
+    assert (work.blocks_done, work.blocks) == (1, 2)
+
+
+def test_a_run_that_is_in_the_store_is_done_before_it_is_here() -> None:
+    work = work_of()
+    run = work.runs[0]
+    work.settle(run.run_key, Status.COMPLETED)
+    assert work.status(run.run_key) is Status.COMPLETED
+    assert run.spec not in work.figures
+    assert work.take(record_of(run, rate=7.0), PATH) == run
+    assert work.figures[run.spec] == {1: 7.0}
+
+
+def test_until_adds_blocks_up_to_its_looks_and_stops_when_the_intervals_are_narrow() -> None:
+    work = work_of(3, wanted=Until(share=0.05), grow=grow)
+    rates = {1: 100.0, 2: 100.2, 3: 99.9, 4: 100.1}
+    for run in work.runs:
+        work.take(record_of(run, rate=rates[run.block]), PATH)
+    assert work.add_blocks() == 1
+    assert {run.block for task in work.open_tasks() for run in task.runs} == {4}
+    for run in work.runs:
+        work.take(record_of(run, rate=rates[run.block]), PATH)
+    assert work.add_blocks() == 0
+    assert work.decision is not None
+    assert work.decision.is_narrow
+    assert work.decision.reason.startswith("every interval is within +-5 % after 4 blocks")
+
+
+def test_until_ends_at_the_most_blocks_and_where_blocks_bring_nothing_new() -> None:
+    work = work_of(3, wanted=Until(share=0.001, most=4), grow=grow)
+    for run in work.runs:
+        work.take(record_of(run, rate=100.0 + 10 * run.block), PATH)
+    assert work.add_blocks() == 1
+    # The fourth block failed as a whole: more of it would too.
+    assert work.add_blocks() == 0
+    for run in work.runs:
+        work.take(record_of(run, rate=100.0 + 10 * run.block), PATH)
+    assert work.add_blocks() == 0
+    assert work.decision is not None
+    assert not work.decision.is_narrow
+    assert work.decision.is_done
+
+
+def test_a_run_is_called_by_its_configuration() -> None:
+    work = work_of()
+    run = next(run for run in work.runs if run.spec.batch_size == 8 and run.spec.model == "resnet18")
+    assert one_line(run, work.plan) == "resnet18, batch_size 8"
