@@ -35,7 +35,7 @@ class Homecoming:
         for run_id in launch.named_runs:
             if run_id not in launch.brought:
                 launch.brought.add(run_id)
-                launch.bringing.append(self._workers.submit(lambda run_id=run_id: self._bring_one(launch, run_id)))
+                launch.bringing.append(self._workers.submit(self._bring_one, launch, run_id))
 
     def is_home(self, launch: Rental) -> bool:
         """Whether every bundle that its machine has named is here, or given up."""
@@ -55,7 +55,7 @@ class Homecoming:
                 self._work.settle(sealed.run_key, Status(sealed.status))
             is_here = (self._output / sealed.run_id / bundle.MANIFEST).is_file()
             if sealed.status in (*FINAL, Status.FAILED) and not is_here:
-                waiting.append(self._workers.submit(lambda run_id=sealed.run_id: self._bring_stock(run_id)))
+                waiting.append(self._workers.submit(self._bring_stock, sealed.run_id))
         for future in waiting:
             future.result()
 

@@ -6,7 +6,7 @@ machines at once, then for all records at once: a machine ends itself after its 
 """
 
 import secrets
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +21,7 @@ from launcher.jobs.records import (
     Heartbeat,
     Request,
     Result,
+    epoch_s,
     request_object,
     result_object,
     status_object,
@@ -70,7 +71,8 @@ class RentedPlace:
         self._control, self._board, self._budget, self._was_killed = control, board, budget, was_killed
         self._sleep, self._is_busy_elsewhere = sleep or control.wait, is_busy_elsewhere
         self.place = work.plan.place
-        self._workers = Workers(AT_A_TIME)
+        # A submission may take minutes, and bundles are large: neither keeps a look waiting.
+        self._readers, self._submitters, self._bringers = Workers(AT_A_TIME), Workers(AT_A_TIME), Workers(AT_A_TIME)
         self._launches: list[Rental] = []
         self._waiting: list[Task] = []
         self._in_vain: dict[int, int] = {}
@@ -126,7 +128,8 @@ class RentedPlace:
             self._board.say(self.place.name, f"{error}; to mend it: {error.hint}")
             self._leave_none()
         finally:
-            self._workers.close()
+            for workers in (self._readers, self._submitters, self._bringers):
+                workers.close()
 
     def _work_off(self) -> None:
         """Launch what waits and look until nothing is under way."""
@@ -164,7 +167,7 @@ class RentedPlace:
         )
         self._noun = machines.noun
         self._launcher = Launcher(self._here, output=self._output)
-        self._homecoming = Homecoming(self._work, store, self._output, self._board, self._workers)
+        self._homecoming = Homecoming(self._work, store, self._output, self._board, self._bringers)
 
     def _take_stock(self) -> None:
         """Bring home what is sealed, and adopt the launches of this sweep that have not ended."""
@@ -173,7 +176,7 @@ class RentedPlace:
         names = self._unfinished()
         if not names:
             return
-        read = [self._workers.submit(lambda name=name: self._read_request(name)) for name in names]
+        read = [self._readers.submit(self._read_request, name) for name in names]
         ours = [launch for future in read if (launch := future.result()) is not None]
         if not ours:
             return
@@ -233,17 +236,17 @@ class RentedPlace:
         started: list[tuple[Rental, Plan]] = []
         for index, task in enumerate(tasks):
             self._budget.expect(self.place.name, len(tasks) - index)
-            if (launch := self._planned(task)) is not None:
-                started.append(launch)
+            if (planned := self._planned(task)) is not None:
+                started.append(planned)
         self._budget.expect(self.place.name, 0)
         together = getattr(self._here.machines, "submit_together", None)
         if together is not None and len(started) > 1:
-            future = self._workers.submit(lambda: self._submit_together(started, together))
+            future = self._submitters.submit(self._submit_together, started, together)
             for launch, _ in started:
                 launch.submitting = future
         else:
             for launch, plan in started:
-                launch.submitting = self._workers.submit(lambda launch=launch, plan=plan: self._submit(launch, plan))
+                launch.submitting = self._submitters.submit(self._submit, launch, plan)
         self._last_launch_s = self._here.now_s()
 
     def _planned(self, task: Task) -> "tuple[Rental, Plan] | None":
@@ -306,7 +309,7 @@ class RentedPlace:
         assert self._prepared is not None
         plan = self._prepared.renamed(launch.request)
         launch.is_ours = True
-        launch.submitting = self._workers.submit(lambda: self._resubmit(launch, plan))
+        launch.submitting = self._submitters.submit(self._resubmit, launch, plan)
         self._board.say(self.place.name, f"'{launch.name}' was asked for and never came: it is asked for again")
 
     def _resubmit(self, launch: Rental, plan: Plan) -> None:
@@ -379,24 +382,22 @@ class RentedPlace:
             ]
             if launch.result is not None or not changed:
                 continue
-            launch.versions |= {name: versions[name] for name in changed}
-            # A heartbeat says nothing more once there is a result.
-            is_result = result in changed
-            reading.append(
-                self._workers.submit(lambda launch=launch, is_result=is_result: self._read(launch, is_result))
-            )
+            new = {name: versions[name] for name in changed}
+            reading.append(self._readers.submit(self._read, launch, new))
         for future in reading:
             future.result()
 
-    def _read(self, launch: Rental, is_result: bool) -> None:
+    def _read(self, launch: Rental, new: Mapping[str, str]) -> None:
+        """The records of these versions; a heartbeat says nothing more once there is a result."""
         problems: list[str] = []
         store = self._here.store
-        if is_result:
+        if result_object(launch.name) in new:
             launch.result = launches.read(store, result_object(launch.name), Result.from_bytes, problems)
         if launch.result is None:
             beat = launches.read(store, status_object(launch.name), Heartbeat.from_bytes, [])
             launch.heartbeat = beat or launch.heartbeat
         launch.problems = tuple(problems)
+        launch.versions |= new
 
     def _judge(self, launch: Rental, listing: Listing[Machine], now_s: float) -> None:
         machine = next((one for one in listing if one.name == launch.name), None)
@@ -442,16 +443,15 @@ class RentedPlace:
             price = launch.request.price(launch.machine.zone)
             launch.usd = price.usd(max(0.0, now_s - launch.machine.created_s)) if price else None
         zone = launch.zones[0] if len(launch.zones) == 1 else ""
-        self._workers.submit(
-            lambda: cleanup.settle(
-                self._here.store,
-                launch.name,
-                zone,
-                ExitCode.RUN_FAILED,
-                launch.why,
-                now_s=now_s,
-                preempted=preempted,
-            )
+        self._bringers.submit(
+            cleanup.settle,
+            self._here.store,
+            launch.name,
+            zone,
+            ExitCode.RUN_FAILED,
+            launch.why,
+            now_s=now_s,
+            preempted=preempted,
         )
 
     def _must_be_ended(self, launch: Rental, now_s: float) -> bool:
@@ -478,7 +478,7 @@ class RentedPlace:
         """Nobody answers, and the place itself must have ended these: what they left is not known."""
         now_s = self._here.now_s()
         for launch in watched:
-            begun_s = launches.epoch_s(launch.request.launched_at) or now_s
+            begun_s = epoch_s(launch.request.launched_at) or now_s
             if now_s > begun_s + launch.request.limit_s + launches.PROVISIONING_S + launches.AFTER_LIMIT_S:
                 launch.is_over = launch.is_settled = True
                 self._fail([launch.task], str(error), f"launch status {launch.name}", error.exit_code)
@@ -566,7 +566,7 @@ class RentedPlace:
         left = len(self._work.runs) - self._work.done - len(self._work.failures)
         if not left or not self._work.new_runs or not running:
             return None
-        first_s = min(launches.epoch_s(launch.request.launched_at) or 0.0 for launch in self._launches)
+        first_s = min(epoch_s(launch.request.launched_at) or 0.0 for launch in self._launches)
         return (self._here.now_s() - first_s) / self._work.new_runs * left
 
 

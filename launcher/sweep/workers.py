@@ -3,9 +3,11 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -17,13 +19,13 @@ class Workers:
         self._threads: list[threading.Thread] = []
         self._waiting: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
 
-    def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Have it done, some time."""
+    def submit(self, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> Future[T]:
+        """Have `work(*args, **options)` done, some time."""
         future: Future[T] = Future()
         if len(self._threads) < self._most:
             self._threads.append(threading.Thread(target=self._serve, daemon=True))
             self._threads[-1].start()
-        self._waiting.put((future, work))
+        self._waiting.put((future, partial(work, *args, **options)))
         return future
 
     def close(self) -> None:
