@@ -17,6 +17,7 @@ from launcher.jobs import app as jobs
 from launcher.kinds import HERE, Runtime
 from launcher.machine.options import LocalOptions
 from launcher.options import Format, FormatOption, instance_of, parameters_of, run_options
+from launcher.sweep.app import SWEEP_EXAMPLES, run_sweep
 from workload.contract.errors import ExitCode, UsageError
 from workload.contract.invocation import as_typed
 from workload.contract.program import VersionOption, help_unless_called
@@ -99,6 +100,7 @@ def run_local(
 
 jobs.declare(run_local, parameters_of(LocalOptions), before="output")
 app.command("local", epilog=LOCAL_EXAMPLES)(run_options(run_local))
+app.command("sweep", epilog=SWEEP_EXAMPLES)(run_sweep)
 jobs.register(app)
 
 

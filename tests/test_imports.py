@@ -79,6 +79,7 @@ DECLARING = {
     *("launcher.backends", "launcher.backends.gcp", "launcher.backends.gcp.app", "launcher.backends.gcp.options"),
     *("launcher.jobs", "launcher.jobs.app", "launcher.backends.ssh", "launcher.backends.ssh.options"),
     *("launcher.choice", "launcher.machine", "launcher.machine.options"),
+    *("launcher.sweep", "launcher.sweep.app"),
     *("workload", "workload.contract"),
     *(f"workload.contract.{name}" for name in ("door", "errors", "interrupt", "invocation", "program", "spec")),
     *("workload.contract.tables", "workload.contract.text"),

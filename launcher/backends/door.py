@@ -163,8 +163,27 @@ class Job:
     task: Task | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """How long a machine is expected to be had, in seconds, and what it costs; None: unknown.
+
+    `ready_s`: until its first run; `run_s`: for all its runs; `limit_s`: at most; `most_usd`: where it runs into that,
+    in the dearest place of those with a known price, `is_most_partial` where others may be tried too.
+    """
+
+    ready_s: float = 0.0
+    run_s: float | None = None
+    limit_s: float | None = None
+    usd_per_h: float | None = None
+    most_usd: float | None = None
+    is_most_partial: bool = False
+
+
 class Plan(Protocol):
-    """What is about to happen: a frozen value that a dry run prints and `Machines.submit` sends."""
+    """What is about to happen: a frozen value that a dry run prints and `Machines.submit` sends.
+
+    One that knows has an `estimate` too (`Estimate`), which the plan of a sweep adds up, and `notes` for its user.
+    """
 
     @property
     def request(self) -> Request:

@@ -7,10 +7,9 @@ has the same order at every place, so that places are compared at the same posit
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
-from launcher.sweep.places import Configuration, Place, PlacePlan, Sweep
+from launcher.sweep.places import Configuration, Place, PlacePlan
 from workload.contract.spec import RunSpec, options
 from workload.contract.task import Task, TaskRun
 
@@ -75,22 +74,18 @@ def plan_place(
     )
 
 
-def with_repeats(sweep: Sweep, repeats: int) -> Sweep:
-    """The same with more blocks, or fewer: those that both have are the same runs, on the same machines."""
-    places = tuple(
-        plan_place(
-            plan.place,
-            plan.configurations,
-            name=sweep.name,
-            repeats=repeats,
-            seed=sweep.seed,
-            code=plan.code,
-            origin=plan.origin,
-            done=plan.done,
-        )
-        for plan in sweep.places
+def with_blocks(plan: PlacePlan, blocks: int, *, seed: int) -> PlacePlan:
+    """The same place with more blocks, or fewer: those that both have are the same runs, on the same machines."""
+    return plan_place(
+        plan.place,
+        plan.configurations,
+        name=plan.tasks[0].job,
+        repeats=blocks,
+        seed=seed,
+        code=plan.code,
+        origin=plan.origin,
+        done=plan.done,
     )
-    return replace(sweep, repeats=repeats, places=places)
 
 
 def _digest(values: Mapping[str, Any]) -> str:

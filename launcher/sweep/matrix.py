@@ -75,15 +75,11 @@ def load(path: Path) -> Mapping[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise UsageError(
-            f"there is no matrix '{path}'", hint=f"launch sweep --example imagenette > {path.name}"
-        ) from error
+        raise UsageError(f"there is no matrix '{path}'", hint=f"launch sweep --example first > {path.name}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"'{path}' cannot be read: {error}", hint="name a TOML file") from error
     except tomllib.TOMLDecodeError as error:
-        raise UsageError(
-            f"'{path}' is no TOML: {error}", hint="launch sweep --example imagenette shows a matrix"
-        ) from error
+        raise UsageError(f"'{path}' is no TOML: {error}", hint="launch sweep --example first shows a matrix") from error
 
 
 def read(
@@ -92,11 +88,18 @@ def read(
     file: Path,
     environment: Mapping[str, str],
     config_folder: Path | None,
-    only: Sequence[str] = (),
     many: bool = False,
 ) -> Matrix:
-    """What a file asks for. `only`: the places that are wanted, of all; `many`: more than `MANY_RUNS` are meant."""
-    return _Reader(table, file=file, environment=environment, config_folder=config_folder).read(only, many=many)
+    """What a file asks for. `many`: more than `MANY_RUNS` are meant."""
+    return _Reader(table, file=file, environment=environment, config_folder=config_folder).read(many=many)
+
+
+def require_places(matrix: Matrix, names: Sequence[str]) -> None:
+    """Raise `UsageError` for a name that no place has."""
+    known = [place.place.name for place in matrix.places]
+    for name in names:
+        if name not in known:
+            raise UsageError(f"no place is named '{name}'", hint=_nearest(name, known, "--on is one of"))
 
 
 class _Reader:
@@ -108,7 +111,7 @@ class _Reader:
         # Repeats are blocks: they stand at the top.
         self._options = {option.name: option for option in options() if option.name != "repeats"}
 
-    def read(self, only: Sequence[str], *, many: bool) -> Matrix:
+    def read(self, *, many: bool) -> Matrix:
         self._known(self._table, TOP, where="")
         name = self._name()
         defaults = self._run_options(self._section("defaults"), "[defaults]")
@@ -118,12 +121,11 @@ class _Reader:
             raise self._error("no place: where should it run?", hint='[[on]] with backend = "local", or "gcp" and gpu')
         self._require_distinct([place for _, place in places])
         excludes = self._excludes(axes, [place.name for _, place in places])
-        wanted = [(entry, place) for entry, place in places if place.name in self._wanted(only, places)]
         repeats = self._repeats()
-        self._require_few(axes, repeats, len(wanted), many=many)
+        self._require_few(axes, repeats, len(places), many=many)
         used: set[int] = set()
-        made = tuple(self._at(entry, place, defaults, axes, excludes, used) for entry, place in wanted)
-        unused = [rule.text for number, rule in enumerate(excludes) if number not in used and rule.concerns(wanted)]
+        made = tuple(self._at(entry, place, defaults, axes, excludes, used) for entry, place in places)
+        unused = [rule.text for number, rule in enumerate(excludes) if number not in used]
         warnings = tuple(f"{self._file}: an [[exclude]] matches nothing: {text}" for text in unused)
         return Matrix(name=name, repeats=repeats, seed=self._seed(), places=made, warnings=warnings)
 
@@ -254,13 +256,13 @@ class _Reader:
             command = command_of([parameter for kind in kinds for parameter in parameters_of(kind)])
             with command.make_context(where, [*words]) as context:
                 arguments = dict(context.params)
-            made = [instance_of(kind, arguments) for kind in kinds]
+            made: list[Any] = [instance_of(kind, arguments) for kind in kinds]
             if isinstance(made[0], LocalOptions):
                 made[0].limits()
         except typer.TyperException as error:
             text = plainly(error, [part for word in words for part in word.partition("=")[::2]])
             own_words = re.sub(r"'--([a-z-]+)'", lambda flag: flag[1].replace("-", "_"), text)
-            raise self._error(f"{where}: {own_words.rstrip('.')}", hint=f"launch {backend} --help") from error
+            raise self._error(f"{where}: {own_words.rstrip('.')}", hint="launch " + backend + " --help") from error
         except UsageError as error:
             raise self._error(f"{where}: {error}", hint=error.hint) from error
         return made
@@ -288,13 +290,6 @@ class _Reader:
         for name in names:
             if names.count(name) > 1:
                 raise self._error(f"two places are named '{name}'", hint=f'name = "{name}-2" in one of the [[on]]')
-
-    def _wanted(self, only: Sequence[str], places: Sequence[tuple[Any, Place]]) -> Collection[str]:
-        names = [place.name for _, place in places]
-        for name in only:
-            if name not in names:
-                raise self._error(f"no place is named '{name}'", hint=_nearest(name, names, "--on is one of"))
-        return set(only) or set(names)
 
     def _at(
         self,
@@ -402,10 +397,6 @@ class _Exclude:
         """Whether it takes this combination out."""
         here = not self.on or place in self.on
         return here and all(combination[name] in values for name, values in self.values.items())
-
-    def concerns(self, wanted: Sequence[tuple[Any, Place]]) -> bool:
-        """Whether one of these places is meant."""
-        return not self.on or any(place.name in self.on for _, place in wanted)
 
 
 def impossible(file: Path, place: Place, values: Mapping[str, Any], error: UsageError) -> UsageError:

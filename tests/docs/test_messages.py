@@ -35,8 +35,9 @@ def test_the_search_for_commands_sees_them() -> None:
 
 
 CASES = {
-    "launch sweep --resume repeats what did not complete": "launch has no command sweep",
-    "launch sweep repeats it": "launch has no command sweep",
+    "launch night --resume repeats what did not complete": "launch has no command night",
+    "launch night repeats it": "launch has no command night",
+    "launch sweep night.toml --resume": "No such option",
     "launch local --profile": "requires an argument",
     "launch local --profil ncu": "No such option",
     "launch local --precision fp8": "precision must be one of",

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
+from launcher.backends.door import Estimate
 from launcher.backends.gcp.choices import AROUND_S, SECONDS_PER_H
 from launcher.backends.gcp.gpus import Driver, GpuOffer, MachineType, VmImage
 from launcher.backends.gcp.options import Options
@@ -100,6 +101,19 @@ class PlannedVm:
     def expected_s(self) -> float:
         """An estimate of how long the VM lives, at most its limit."""
         return min(self.ready_s + self.run_s, self.limit_s)
+
+    @property
+    def estimate(self) -> Estimate:
+        """Of one attempt in the first zone; the most is of all attempts in the dearest zone with a known price."""
+        highest = self.highest_usd
+        return Estimate(
+            ready_s=self.ready_s,
+            run_s=self.run_s,
+            limit_s=self.limit_s,
+            usd_per_h=self.usd_per_h(self.zones[0]),
+            most_usd=None if highest is None else highest * self.attempts,
+            is_most_partial=bool(self.regions_without_price),
+        )
 
     def expected_usd(self, zone: str) -> float | None:
         """An estimate for one attempt in that zone."""

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
+from launcher.backends.door import Estimate
 from launcher.backends.ssh.options import Options
 from launcher.jobs.records import Price, Request, region_of
 from launcher.kinds import Runtime
@@ -53,6 +54,13 @@ class SshPlan:
     def spec(self) -> RunSpec:
         """The run as it will be done."""
         return RunSpec(**self.request.spec)
+
+    @property
+    def estimate(self) -> Estimate:
+        """Nobody knows how fast the machine is."""
+        usd_per_h = self.options.usd_per_h
+        most_usd = usd_per_h * self.request.limit_s / 3600 if usd_per_h else None
+        return Estimate(limit_s=self.request.limit_s, usd_per_h=usd_per_h, most_usd=most_usd)
 
     def renamed(self, request: Request) -> "SshPlan":
         """The same as a job of its own, in a folder and a container of its own."""

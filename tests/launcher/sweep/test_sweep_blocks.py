@@ -1,8 +1,8 @@
 from collections import Counter
 from itertools import product
 
-from launcher.sweep.blocks import in_order, plan_place, run_key, with_repeats
-from launcher.sweep.places import Configuration, Place, PlacePlan, Sweep
+from launcher.sweep.blocks import in_order, plan_place, run_key, with_blocks
+from launcher.sweep.places import Configuration, Place, PlacePlan
 from workload.contract.spec import Device, Precision, RunSpec
 
 T4 = {"name": "t4", "backend": "gcp", "gpu": "t4", "zones": ["us-central1-a"]}
@@ -91,9 +91,7 @@ def test_blocks_are_shared_out_among_machines() -> None:
 
 
 def test_more_blocks_leave_the_earlier_ones_as_they_are() -> None:
-    sweep = Sweep(name="night", repeats=2, seed=0, places=(planned("a", "b", repeats=2, machines=2),))
-    more = with_repeats(sweep, 4)
-    assert more == Sweep(name="night", repeats=4, seed=0, places=(planned("a", "b", repeats=4, machines=2),))
-    before, after = sweep.places[0].tasks, more.places[0].tasks
-    assert all(later.runs[: len(early.runs)] == early.runs for early, later in zip(before, after, strict=True))
-    assert with_repeats(more, 2) == sweep
+    few, many = planned("a", "b", repeats=2, machines=2), planned("a", "b", repeats=4, machines=2)
+    assert with_blocks(few, 4, seed=0) == many
+    assert with_blocks(many, 2, seed=0) == few
+    assert all(later.runs[:4] == early.runs for early, later in zip(few.tasks, many.tasks, strict=True))

@@ -134,13 +134,6 @@ def test_an_exclude_may_be_of_one_place_and_of_several_values() -> None:
     assert len(there.configurations) == 4
 
 
-def test_only_some_places() -> None:
-    rules = '[[exclude]]\non = "local-cpu"\nbatch_size = 3\n'
-    whole = read(DESIGN + rules, only=["t4"])
-    assert [place.place.name for place in whole.places] == ["t4"]
-    assert whole.warnings == ()
-
-
 def test_an_exclude_that_matches_nothing_is_a_warning() -> None:
     whole = read(AXES + '[[exclude]]\nmodel = "resnet50"\nbatch_size = 128\n' + HERE)
     assert whole.warnings == ('night.toml: an [[exclude]] matches nothing: model = "resnet50", batch_size = 128',)
@@ -238,8 +231,8 @@ def test_a_time_limit_may_be_seconds_by_its_field() -> None:
 
 def test_an_unknown_place_is_refused() -> None:
     with pytest.raises(UsageError) as refused:
-        read(DESIGN, only=["tt4"])
-    assert (str(refused.value), refused.value.hint) == ("night.toml: no place is named 'tt4'", "did you mean t4?")
+        matrix.require_places(read(DESIGN), ["t4", "tt4"])
+    assert (str(refused.value), refused.value.hint) == ("no place is named 'tt4'", "did you mean t4?")
 
 
 def test_many_runs_are_asked_about_before_anything_is_combined() -> None:

@@ -1,0 +1,107 @@
+"""`launch sweep`: its options. Light: `launch --help` loads it."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from launcher.options import Format, FormatOption
+from workload.contract.errors import ExitCode, UsageError
+from workload.contract.invocation import as_typed
+from workload.contract.text import terminal_width
+
+MATRICES = Path(__file__).parent / "matrices"
+# \b keeps the lines as they are.
+SWEEP_EXAMPLES = """\b
+Examples:
+  launch sweep --example first > first.toml
+  launch sweep first.toml --dry-run
+  launch sweep night.toml --on t4 --max-cost 5 --dry-run
+"""
+
+
+def examples() -> list[str]:
+    """The matrices that come with this program, by name."""
+    return sorted(path.stem for path in MATRICES.glob("*.toml"))
+
+
+def place_names(ctx: typer.Context) -> list[str]:
+    """The places of the matrix that is typed already."""
+    from launcher.sweep import matrix
+
+    try:
+        file = Path(str(ctx.params.get("file")))
+        whole = matrix.read(matrix.load(file), file=file, environment={}, config_folder=None, many=True)
+    except UsageError:
+        return []
+    return [place.place.name for place in whole.places]
+
+
+def run_sweep(
+    *,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="MATRIX.toml", help="what to run, and where", show_default=False)
+    ] = None,
+    on: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="this place alone; again for more", autocompletion=place_names),
+    ] = None,
+    max_cost: Annotated[
+        float | None, typer.Option(metavar="USD", help="of the whole sweep: machines get time for no more")
+    ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="measure everything again, whatever is there", show_default=False)
+    ] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="more than 10,000 runs are meant", show_default=False)
+    ] = False,
+    example: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="print a matrix to start from", autocompletion=examples, show_default=False),
+    ] = None,
+    output: Annotated[Path, typer.Option("-o", "--output", help="folder for the bundles")] = Path("results"),
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan and stop", show_default=False)] = False,
+    output_format: FormatOption = Format.TABLE,
+) -> int:
+    """Run a matrix of configurations, in blocks, at one place or several.
+
+    Running it again does what is missing.
+    """
+    if example is not None:
+        print(_example(example), end="")
+        return ExitCode.DONE
+    if file is None:
+        raise UsageError("launch sweep takes a matrix", hint="launch sweep --example first > first.toml")
+    from launcher import models
+    from launcher.sweep import matrix, start
+    from launcher.sweep.start import Asked
+
+    asked = Asked(
+        file=file,
+        on=tuple(on or ()),
+        max_cost_usd=max_cost,
+        fresh=fresh,
+        output=output,
+    )
+    table = matrix.load(file)
+    whole = matrix.read(table, file=file, environment=os.environ, config_folder=Path.cwd(), many=yes)
+    matrix.require_places(whole, on or ())
+    for name in {one.spec.model for place in whole.places for one in place.configurations}:
+        models.require(name)
+    for warning in whole.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    plan = start.planned(asked, whole, offline=dry_run)
+    if dry_run:
+        text = plan.text(terminal_width(sys.stdout))
+        print(json.dumps(plan.to_json(), indent=1) if output_format is Format.JSON else as_typed(text))
+        return ExitCode.DONE
+    raise UsageError("launch sweep shows its plan and does not run it yet", hint="launch sweep MATRIX.toml --dry-run")
+
+
+def _example(name: str) -> str:
+    if name not in examples():
+        raise UsageError(f"there is no example '{name}'", hint=f"one of {', '.join(examples())}")
+    return (MATRICES / f"{name}.toml").read_text(encoding="utf-8")

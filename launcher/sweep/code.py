@@ -1,0 +1,47 @@
+"""What identifies the code of a place's runs in their keys: an image by its name, else the content of our files."""
+
+import hashlib
+import importlib.metadata
+from collections.abc import Mapping
+
+from launcher import images
+from launcher.kinds import Runtime
+from launcher.sweep.places import LOCAL, Place
+
+# What a process on this machine computes with; an image has its own in its recipe.
+LIBRARIES = ("torch", "torchvision")
+
+
+def code_of(place: Place) -> str:
+    """The same for the same code, wherever it lies and whatever commit it is: a change of it means other runs.
+
+    An image that is named by a tag is that tag: what is behind it may change without a notice.
+    """
+    named: str | None = getattr(place.options, "image", None)
+    if named:
+        return f"image {named.partition('@')[2] or named}"
+    if getattr(place.options, "runtime", None) is not Runtime.PROCESS:
+        inputs = {name: images.make_recipe(flavour).inputs for name, flavour in images.load_flavours().items()}
+        return f"images {_digest(inputs)}"
+    trainer = {name: text for name, text in images.agent_code().items() if name.startswith("workload/")}
+    files = {name: hashlib.sha256(text).hexdigest() for name, text in trainer.items()}
+    libraries = {name: _version(name) for name in LIBRARIES} if place.backend == LOCAL else {}
+    return f"code {_digest({**files, **libraries})}"
+
+
+def is_by_tag(place: Place) -> bool:
+    """Whether an image is named that may be another one tomorrow."""
+    named: str | None = getattr(place.options, "image", None)
+    return named is not None and "@sha256:" not in named
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _digest(parts: Mapping[str, str]) -> str:
+    text = "\n".join(f"{name}={value}" for name, value in sorted(parts.items()))
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,446 @@
+"""The plan of a sweep, before anything runs: what is asked for, what is there, how long it takes and what it costs.
+
+Nobody is asked: prices are those that were kept or those of a table, times are those of earlier runs in the folder of
+results, and where neither is known the plan says so.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from launcher.backends.door import Backend, Estimate, Job
+from launcher.sweep.blocks import plan_place, run_key, with_blocks
+from launcher.sweep.code import code_of, is_by_tag
+from launcher.sweep.matrix import Matrix, PlaceMatrix, impossible
+from launcher.sweep.places import LOCAL, Place, PlacePlan, Sweep
+from launcher.sweep.there import There, first_lines, seconds_of_runs
+from workload.contract.errors import UsageError
+from workload.contract.spec import Resolved, RunSpec
+from workload.contract.task import Task
+from workload.contract.text import counted, dollars, duration, minutes, wrapped
+
+SECONDS_PER_H = 3600
+TEXT_COLUMN = 12
+# Configurations that a line names.
+FEW = 4
+BackendOf = Callable[[str], Backend]
+# In place of the digits that a launch gets when it is sent.
+NO_TOKEN = "000000"  # noqa: S105 - a part of a name
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlaceForecast:
+    """What a place is expected to take. None: unknown.
+
+    `seconds`: until its last machine is done, `usd` and `most_usd` of all its `machines`, of those that have something
+    to do; `measured`: how many of the runs to do have a configuration whose time was measured before; `is_paid`: by the
+    hour. `too_large`: runs left out, as a smaller batch ran out of memory.
+    """
+
+    plan: PlacePlan
+    seconds: float | None = None
+    usd: float | None = None
+    most_usd: float | None = None
+    machines: int = 0
+    measured: int = 0
+    is_paid: bool = False
+    is_most_partial: bool = False
+    notes: tuple[str, ...] = ()
+    too_large: int = 0
+
+    @property
+    def missing(self) -> int:
+        """Runs that are to be started."""
+        return sum(len(task.runs) for task in self.plan.missing) - self.too_large
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepPlan:
+    """A sweep as it will be done.
+
+    `unmeasured`: configurations without any run, where others have some; `others`: runs of the sweep of this name that
+    it does not ask for (any more), by configuration.
+    """
+
+    sweep: Sweep
+    places: tuple[PlaceForecast, ...]
+    output: Path
+    unmeasured: tuple[str, ...] = ()
+    others: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def missing(self) -> int:
+        """Runs that are to be started."""
+        return sum(place.missing for place in self.places)
+
+    @property
+    def usd(self) -> float | None:
+        """Expected, of all places; None where one that is paid for is unknown."""
+        return _sum([place.usd for place in self.places if place.is_paid])
+
+    @property
+    def most_usd(self) -> float | None:
+        """Where every machine runs into its time limit."""
+        return _sum([place.most_usd for place in self.places if place.is_paid])
+
+    @property
+    def seconds(self) -> float | None:
+        """Places run side by side, but for those of this machine."""
+        known = [place.seconds for place in self.places if place.missing]
+        here = [place.seconds for place in self.places if place.missing and place.plan.place.backend == LOCAL]
+        if None in known:
+            return None
+        return max((value for value in [*known, _sum(here)] if value is not None), default=0.0)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for `--dry-run --format json`."""
+        return {
+            "name": self.sweep.name,
+            "repeats": self.sweep.repeats,
+            "seed": self.sweep.seed,
+            "output": str(self.output),
+            "runs": sum(len(place.plan.runs) for place in self.places),
+            "missing": self.missing,
+            "expected_s": self.seconds,
+            "expected_usd": self.usd,
+            "most_usd": self.most_usd,
+            "places": [_to_json(place) for place in self.places],
+            "unmeasured": list(self.unmeasured),
+            "no_longer_asked_for": dict(self.others),
+            "notes": list(self.notes),
+        }
+
+    def text(self, width: int | None = None) -> str:
+        """What a user reads before anything starts."""
+        return "\n".join(wrapped(text, width, indent=TEXT_COLUMN, first=label) for label, text in self._rows() if text)
+
+    def _rows(self) -> Iterator[tuple[str, str]]:
+        sweep, runs = self.sweep, sum(len(place.plan.runs) for place in self.places)
+        done = sum(len(place.plan.done) for place in self.places)
+        configurations = {one.text for place in self.places for one in place.plan.configurations}
+        yield (
+            "sweep",
+            (
+                f"{sweep.name}: {counted(len(configurations), 'configuration')}, {counted(sweep.repeats, 'block')}, "
+                f"{counted(len(self.places), 'place')}: {counted(runs, 'run')}, {done} done"
+            ),
+        )
+        yield "order", f"of its own in every block, the same at every place (seed {sweep.seed})"
+        for place in self.places:
+            yield place.plan.place.name, _place_text(place)
+            for note in place.notes:
+                yield "", note
+        if len(self.places) > 1:
+            paid = [place for place in self.places if place.is_paid]
+            is_partial = any(place.is_most_partial for place in paid)
+            cost = f"; {_cost_text(self.usd, self.most_usd, is_partial=is_partial)}" if paid else ""
+            yield "all", f"{_time_text(self.seconds)}, places side by side{cost}"
+        if self.unmeasured:
+            yield "no run yet", first_lines([(text, 1) for text in self.unmeasured], FEW)
+        if self.others:
+            texts = first_lines(list(self.others.items()), FEW)
+            yield (
+                "stays",
+                (
+                    f"{counted(sum(self.others.values()), 'run')} of '{sweep.name}' that this matrix does not ask for, "
+                    f"with these options, this code and these places: {texts}"
+                ),
+            )
+        for note in self.notes:
+            yield "note", note
+        yield "bundles", f"{self.output}/"
+
+
+def make_plan(
+    matrix: Matrix,
+    there: There,
+    *,
+    output: Path,
+    backend: BackendOf,
+    now: datetime,
+    only: Sequence[str] = (),
+    offline: bool = True,
+    fresh: str = "",
+    as_many_blocks: bool = False,
+    file: Path,
+) -> SweepPlan:
+    """From a matrix and what is there to the plan. `backend`: from its name to the `Backend`.
+
+    `only`: places by name, of all; `fresh`: digits that make every key another one, so that everything is measured
+    again; `as_many_blocks`: at least those that are there, which `--until` may have added.
+    """
+    every = [_planned(place, matrix, fresh) for place in matrix.places]
+    if as_many_blocks:
+        every = [with_blocks(plan, max(matrix.repeats, blocks_there(plan, there)), seed=matrix.seed) for plan in every]
+    keys = frozenset(run.run_key for plan in every for run in plan.runs)
+    wanted = [replace(plan, done=there.done(plan)) for plan in every if not only or plan.place.name in only]
+    places = tuple(_forecast(plan, there, output, backend, now, file, offline=offline) for plan in wanted)
+    name = wanted[0].tasks[0].job
+    more = frozenset(key for plan in every for key in _keys_of_more_blocks(plan, there))
+    return SweepPlan(
+        sweep=Sweep(name=name, repeats=matrix.repeats, seed=matrix.seed, places=tuple(wanted)),
+        places=places,
+        output=output,
+        unmeasured=tuple(text for plan in wanted for text in _unmeasured(plan)),
+        others=dict(there.of_job(name, keys | more)),
+        notes=_notes(wanted, more, offline=offline, fresh=fresh),
+    )
+
+
+def require_affordable(plan: SweepPlan, most_usd: float | None) -> None:
+    """Raise `UsageError` where a sweep is expected to cost more than `--max-cost`."""
+    if most_usd is None or plan.usd is None or plan.usd <= most_usd:
+        return
+    raise UsageError(
+        f"the sweep is expected to cost {plan.usd:.2f} USD, more than --max-cost {most_usd:g}",
+        hint=f"--max-cost {plan.usd * 1.01 + 0.01:.2f}, fewer repeats, or --on NAME for some of the places",
+    )
+
+
+def blocks_there(plan: PlacePlan, there: There) -> int:
+    """The last block of a place that has a run, counted from those that it asks for on without a gap."""
+    last = max(run.block for run in plan.runs)
+    while any(key in there.by_key for key in _keys_of_block(plan, last + 1)):
+        last += 1
+    return last
+
+
+def _keys_of_block(plan: PlacePlan, block: int) -> list[str]:
+    asked = plan.place.asked
+    return [run_key(one.spec, block, code=plan.code, asked=asked) for one in plan.configurations]
+
+
+def _keys_of_more_blocks(plan: PlacePlan, there: There) -> frozenset[str]:
+    """Of runs that are there in blocks beyond those that are asked for."""
+    first = max(run.block for run in plan.runs) + 1
+    blocks = range(first, blocks_there(plan, there) + 1)
+    return frozenset(key for block in blocks for key in _keys_of_block(plan, block) if key in there.by_key)
+
+
+def _planned(place: PlaceMatrix, matrix: Matrix, fresh: str) -> PlacePlan:
+    code = code_of(place.place)
+    return plan_place(
+        place.place,
+        place.configurations,
+        name=f"{matrix.name}-{fresh}" if fresh else matrix.name,
+        repeats=matrix.repeats,
+        seed=matrix.seed,
+        code=f"{code} {fresh}" if fresh else code,
+        origin=place.origin,
+    )
+
+
+def _unmeasured(plan: PlacePlan) -> list[str]:
+    """Configurations without a run, where others have one in every block that is begun."""
+    if not plan.done:
+        return []
+    specs = {run.spec for run in plan.runs if run.run_key in plan.done}
+    return [f"{one.text} at {plan.place.name}" for one in plan.configurations if one.spec not in specs]
+
+
+def _notes(plans: Sequence[PlacePlan], more: frozenset[str], *, offline: bool, fresh: str) -> tuple[str, ...]:
+    notes = []
+    rented = [plan.place.name for plan in plans if plan.place.backend != LOCAL]
+    if rented and offline:
+        notes.append(
+            f"nobody was asked: what lies in the {'stores' if len(rented) > 1 else 'store'} of {', '.join(rented)} and "
+            "not here yet is done too; a start looks there first"
+        )
+    if more:
+        notes.append(f"{counted(len(more), 'run')} of further blocks are there, as --until adds them; they stay")
+    several = [plan.place.name for plan in plans if len(plan.tasks) < len({run.block for run in plan.runs})]
+    if several:
+        notes.append(f"{', '.join(several)}: a machine runs several blocks, so how much hosts differ stays unknown")
+    if fresh:
+        notes.append("--fresh: what is there stays, and everything is measured again under another name")
+    notes += [
+        f"{plan.place.name} runs an image by its tag: what is behind it may change, and earlier runs count as done"
+        for plan in plans
+        if is_by_tag(plan.place)
+    ]
+    return tuple(notes)
+
+
+# A place.
+
+
+def _forecast(
+    plan: PlacePlan, there: There, output: Path, backend_of: BackendOf, now: datetime, file: Path, *, offline: bool
+) -> PlaceForecast:
+    too_large = {key: spec for key, spec in plan.too_large(there.out_of_memory(plan)).items() if key not in plan.done}
+    tasks = plan.without({*plan.done, *too_large})
+    drafts = []
+    if plan.place.backend != LOCAL:
+        backend = backend_of(plan.place.backend)
+        drafts = [_draft(plan, task, backend, now, file, offline=offline) for task in tasks]
+    estimates = [getattr(draft, "estimate", Estimate()) for draft in drafts] or [Estimate() for _ in tasks]
+    place = drafts[0].request.place if drafts else ""
+    known = seconds_of_runs(there, plan, output, place=place) if tasks else {}
+    seconds = [_machine_s(task, estimate, known) for task, estimate in zip(tasks, estimates, strict=True)]
+    notes = [*_too_large_notes(too_large), *_limit_notes(seconds, estimates)]
+    return PlaceForecast(
+        plan=plan,
+        seconds=None if None in seconds else max((value for value in seconds if value is not None), default=0.0),
+        usd=_sum([_usd(value, estimate) for value, estimate in zip(seconds, estimates, strict=True)]),
+        most_usd=_sum([estimate.most_usd for estimate in estimates]),
+        machines=len(tasks),
+        measured=sum(run.spec in known for task in tasks for run in task.runs),
+        is_most_partial=any(estimate.is_most_partial for estimate in estimates),
+        is_paid=any(draft.request.machine_type or draft.request.prices for draft in drafts),
+        notes=tuple(dict.fromkeys([*notes, *(note for draft in drafts for note in getattr(draft, "notes", ()))])),
+        too_large=len(too_large),
+    )
+
+
+def _draft(plan: PlacePlan, task: Task, backend: Backend, now: datetime, file: Path, *, offline: bool) -> Any:
+    """The backend's own plan of one machine. `UsageError` names the entry, or the combination that it cannot run."""
+    place = plan.place
+    settings = None
+
+    def draft(work: Task) -> Any:
+        resolved = Resolved(spec=work.runs[0].spec, origin=plan.origin)
+        job = Job(resolved=resolved, token=NO_TOKEN, task=work)
+        return backend.plan(job, place.options, settings, now=now, offline=True)
+
+    try:
+        settings = backend.settings(place.where, place.options, offline=offline)
+        return draft(task)
+    except UsageError as error:
+        if settings is None:
+            raise _wrong_place(file, place, error) from error
+        values_of = {one.spec: one.values for one in plan.configurations}
+        refused = []
+        for run in task.runs:
+            try:
+                draft(replace(task, runs=(run,)))
+            except UsageError as alone:
+                refused.append((values_of[run.spec], alone))
+        if refused and len(refused) < len(task.runs):
+            raise impossible(file, place, *refused[0]) from error
+        raise _wrong_place(file, place, error) from error
+
+
+def _wrong_place(file: Path, place: Place, error: UsageError) -> UsageError:
+    return UsageError(f"{file}: [[on]] {place.name}: {error}", hint=error.hint)
+
+
+def _machine_s(task: Task, estimate: Estimate, known: Mapping[RunSpec, float]) -> float | None:
+    """How long a machine is had for a task: its runs as they were measured, else as the backend assumes, at most."""
+    assumed = None if estimate.run_s is None else estimate.run_s / len(task.runs)
+    runs = [known.get(run.spec, assumed) for run in task.runs]
+    if None in runs:
+        return None
+    whole = estimate.ready_s + sum(seconds for seconds in runs if seconds is not None)
+    return whole if estimate.limit_s is None else min(whole, estimate.limit_s)
+
+
+def _usd(seconds: float | None, estimate: Estimate) -> float | None:
+    if seconds is None or estimate.usd_per_h is None:
+        return None
+    return estimate.usd_per_h * seconds / SECONDS_PER_H
+
+
+def _limit_notes(seconds: Sequence[float | None], estimates: Sequence[Estimate]) -> Iterator[str]:
+    """A task that does not fit into its machine's time is finished by another machine, which boots again."""
+    limited = [
+        estimate.limit_s
+        for value, estimate in zip(seconds, estimates, strict=True)
+        if value is not None and estimate.limit_s is not None and value >= estimate.limit_s
+    ]
+    if limited:
+        yield (
+            f"the runs of a machine may not fit into its limit of {minutes(min(limited))}: a longer max_run_time, or "
+            "more machines; what is left is done by the next start"
+        )
+
+
+def _too_large_notes(too_large: Mapping[str, RunSpec]) -> Iterator[str]:
+    if too_large:
+        sizes = sorted({smaller.batch_size for smaller in too_large.values() if smaller.batch_size is not None})
+        yield (
+            f"{counted(len(too_large), 'run')} left out: batch {' and '.join(map(str, sizes))} of the same "
+            "configuration ran out of memory here"
+        )
+
+
+def _sum(values: Sequence[float | None]) -> float | None:
+    return None if None in values else sum(value for value in values if value is not None)
+
+
+# As text.
+
+
+def _place_text(forecast: PlaceForecast) -> str:
+    plan = forecast.plan
+    machines = {
+        LOCAL: "on this machine",
+    }.get(plan.place.backend, f"on {counted(forecast.machines, 'machine')} of {plan.place.backend}")
+    runs = f"{counted(len(plan.runs), 'run')}, {len(plan.done)} done"
+    if not forecast.missing:
+        return f"{runs}: nothing to do"
+    text = f"{runs}, {forecast.missing} to do {machines}; {_expected_text(forecast)}"
+    if not forecast.is_paid:
+        return text
+    return f"{text}; {_cost_text(forecast.usd, forecast.most_usd, is_partial=forecast.is_most_partial)}"
+
+
+def _expected_text(forecast: PlaceForecast) -> str:
+    if forecast.seconds is None:
+        known = f"measured before for {forecast.measured} of them" if forecast.measured else "none was measured before"
+        return f"time unknown ({known})"
+    if forecast.measured == forecast.missing:
+        return f"{_time_text(forecast.seconds)} by earlier runs"
+    assumed = "all" if not forecast.measured else str(forecast.missing - forecast.measured)
+    return f"{_time_text(forecast.seconds)} (the time of {assumed} of them is assumed)"
+
+
+def _time_text(seconds: float | None) -> str:
+    return "time unknown" if seconds is None else f"expected {duration(seconds)}"
+
+
+def _cost_text(usd: float | None, most_usd: float | None, *, is_partial: bool) -> str:
+    if usd is None and most_usd is None:
+        return "cost unknown: usd_per_h takes your price"
+    expected = "cost unknown" if usd is None else f"expected {dollars(usd)}"
+    most = "an unknown sum" if most_usd is None else dollars(most_usd)
+    return f"{expected}, at most {most}{' where the price is known' if is_partial else ''}"
+
+
+def _to_json(forecast: PlaceForecast) -> dict[str, Any]:
+    plan = forecast.plan
+    return {
+        "name": plan.place.name,
+        "backend": plan.place.backend,
+        "asked": dict(plan.place.asked),
+        "code": plan.code,
+        "machines": forecast.machines,
+        "runs": len(plan.runs),
+        "done": len(plan.done),
+        "missing": forecast.missing,
+        "too_large": forecast.too_large,
+        "measured_before": forecast.measured,
+        "expected_s": forecast.seconds,
+        "expected_usd": forecast.usd,
+        "most_usd": forecast.most_usd,
+        "notes": list(forecast.notes),
+        "spec_origin": {name: str(origin) for name, origin in plan.origin.items()},
+        "tasks": [
+            {
+                "number": task.number,
+                "runs": [
+                    {
+                        "block": run.block,
+                        "position": run.position,
+                        "run_key": run.run_key,
+                        "done": run.run_key in plan.done,
+                        "spec": run.spec.to_json(),
+                    }
+                    for run in task.runs
+                ],
+            }
+            for task in plan.tasks
+        ],
+    }

@@ -1,0 +1,128 @@
+"""What a folder of results says of a sweep: which of its runs are there, and how long such runs take."""
+
+import platform
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from launcher.sweep.blocks import NOT_IN_KEY
+from launcher.sweep.places import LOCAL, PlacePlan
+from workload.contract import bundle
+from workload.contract.errors import BundleError, UsageError
+from workload.contract.record import Record, Status
+from workload.contract.spec import Device, RunSpec
+from workload.storage.inventory import SealedRun, sealed_in
+
+# A run with one of these in its bundle need not run again.
+DONE = frozenset({Status.COMPLETED, Status.OUT_OF_MEMORY})
+# `bundle.make_run_id` writes it; no model of torchvision has a dash in its name.
+RUN_ID = re.compile(r"\d{8}T\d{6}Z-(?P<place>.+)-(?P<model>[^-]+)-b(?P<batch>\d+)-(?P<precision>[a-z0-9]+)-[0-9a-f]{6}")
+# Bundles that are opened to look for one of the same configuration, per configuration.
+MOST_LOOKED_AT = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class There:
+    """The complete runs of a folder, with what this sweep has of them by key."""
+
+    runs: tuple[SealedRun, ...] = ()
+    by_key: Mapping[str, SealedRun] = field(default_factory=dict)
+
+    def done(self, plan: PlacePlan) -> frozenset[str]:
+        """The keys of a place's runs that need not run again."""
+        return frozenset(run.run_key for run in plan.runs if run.run_key in self.by_key)
+
+    def out_of_memory(self, plan: PlacePlan) -> frozenset[str]:
+        """Those of them that ended so."""
+        return frozenset(key for key in self.done(plan) if self.by_key[key].status == Status.OUT_OF_MEMORY)
+
+    def of_job(self, name: str, but: frozenset[str]) -> Counter[str]:
+        """What else there is of the sweep of that name, without these keys: how many runs by configuration."""
+        others = (run for run in self.runs if run.job == name and run.run_key not in but)
+        return Counter(_configuration(run.run_id) for run in others)
+
+
+def look(results: Path) -> There:
+    """By the manifests alone. A key counts as done whatever else there is with it."""
+    runs = tuple(sealed_in(results))
+    return There(runs=runs, by_key={run.run_key: run for run in runs if run.run_key and run.status in DONE})
+
+
+def seconds_of_runs(there: There, plan: PlacePlan, results: Path, *, place: str) -> dict[RunSpec, float]:
+    """How long a run of each configuration took, process and all, of the runs that are missing; as the folder knows it.
+
+    From a run of this sweep in another block; else from one of the same options, here on this host, elsewhere in the
+    place whose name begins with `place`.
+    """
+    missing = {run.spec for task in plan.missing for run in task.runs}
+    seconds: dict[RunSpec, float] = {}
+    for run in plan.runs:
+        sealed = there.by_key.get(run.run_key)
+        if sealed and sealed.status == Status.COMPLETED and run.spec in missing and run.spec not in seconds:
+            with suppress(BundleError):
+                seconds[run.spec] = _seconds(bundle.read_record(results / sealed.run_id))
+    others = _by_name(there.runs) if missing - seconds.keys() else {}
+    for spec in missing - seconds.keys():
+        like = others.get((spec.model, spec.batch_size, spec.precision), [])
+        for record in _records(like[-MOST_LOOKED_AT:][::-1], results):
+            if _is_same(record, spec) and _is_there(record, plan, place):
+                seconds[spec] = _seconds(record)
+                break
+    return {spec: value for spec, value in seconds.items() if value > 0}
+
+
+def _records(runs: Iterable[SealedRun], results: Path) -> Iterator[Record]:
+    for sealed in runs:
+        with suppress(BundleError):
+            yield bundle.read_record(results / sealed.run_id)
+
+
+def _by_name(runs: Iterable[SealedRun]) -> dict[tuple[str, int | None, str], list[SealedRun]]:
+    """The completed ones by model, batch (and for any, None) and precision, as their names have them, oldest first."""
+    groups: dict[tuple[str, int | None, str], list[SealedRun]] = {}
+    for sealed in runs:
+        name = RUN_ID.fullmatch(sealed.run_id)
+        if name and sealed.status == Status.COMPLETED:
+            for batch in (int(name["batch"]), None):
+                groups.setdefault((name["model"], batch, name["precision"]), []).append(sealed)
+    return groups
+
+
+def _is_same(record: Record, spec: RunSpec) -> bool:
+    """Whether a filled spec is what would become of this one."""
+    try:
+        was = asdict(record.spec.run_spec())
+    except UsageError:
+        return False
+    asked = {name: value for name, value in asdict(spec).items() if name not in NOT_IN_KEY and value is not None}
+    if spec.device is Device.AUTO:
+        del asked["device"]
+    return all(was[name] == value for name, value in asked.items())
+
+
+def _is_there(record: Record, plan: PlacePlan, place: str) -> bool:
+    environment = record.environment
+    if environment.backend != plan.place.backend:
+        return False
+    if plan.place.backend == LOCAL:
+        return environment.host is not None and environment.host.hostname == platform.node()
+    return (environment.place or "").startswith(place)
+
+
+def _seconds(record: Record) -> float:
+    phases = record.timing.phases or {}
+    return float(phases.get("end") or (record.timing.setup_s or 0) + (record.timing.measured_s or 0))
+
+
+def _configuration(run_id: str) -> str:
+    name = RUN_ID.fullmatch(run_id)
+    return f"{name['model']}, batch {name['batch']}, {name['precision']} at {name['place']}" if name else run_id
+
+
+def first_lines(counts: Sequence[tuple[str, int]], most: int) -> str:
+    """The first so many, and how many more."""
+    shown = ", ".join(f"{text} ({count})" if count > 1 else text for text, count in counts[:most])
+    return shown + (f" and {len(counts) - most} more" if len(counts) > most else "")

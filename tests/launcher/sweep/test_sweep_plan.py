@@ -1,0 +1,284 @@
+import tomllib
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.synthetic_bundles import make
+from launcher import images
+from launcher.backends.gcp import catalog
+from launcher.backends.gcp.backend import ComputeEngine
+from launcher.backends.ssh.backend import backend as ssh
+from launcher.sweep import code, matrix, there
+from launcher.sweep.blocks import with_blocks
+from launcher.sweep.plan import SweepPlan, make_plan, require_affordable
+from workload.contract.errors import UsageError
+
+NOW = datetime(2026, 11, 21, 14, 25, 30, tzinfo=UTC)
+FILE = Path("night.toml")
+TWO_PLACES = """
+name = "night"
+repeats = 2
+[matrix]
+model = ["resnet18"]
+batch_size = [16, 32, 64]
+[[on]]
+backend = "local"
+device = "cpu"
+[[on]]
+name = "t4"
+backend = "gcp"
+gpu = "t4"
+zone = ["us-central1-a"]
+fallback = false
+project = "my-project"
+"""
+
+
+@pytest.fixture(autouse=True)
+def same_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images, "current_commit", lambda: "0" * 40)
+
+
+def plan(text: str, results: Path, **more: Any) -> SweepPlan:
+    table = tomllib.loads(text)
+    whole = matrix.read(table, file=FILE, environment={}, config_folder=None)
+    gcp = ComputeEngine(prices=lambda _: catalog.Current(prices=None))
+    backends = {"gcp": gcp, "ssh": ssh}
+    return make_plan(
+        whole, there.look(results), output=results, backend=backends.__getitem__, now=NOW, file=FILE, **more
+    )
+
+
+def seal(results: Path, whole: SweepPlan, number: int, place: int, run: int, **changes: Any) -> None:
+    """A bundle of one of the plan's runs."""
+    place_plan = whole.sweep.places[place]
+    task_run = place_plan.runs[run]
+    make(
+        results,
+        number,
+        **{
+            "run_key": task_run.run_key,
+            "job": {"name": whole.sweep.name, "task": 1, "block": task_run.block, "position": task_run.position},
+            "spec__batch_size": task_run.spec.batch_size,
+            **changes,
+        },
+    )
+
+
+def test_a_plan_before_anything_ran(tmp_path: Path) -> None:
+    whole = plan(TWO_PLACES, tmp_path / "results")
+    assert whole.text(100).replace(str(tmp_path), "") == PLANNED
+
+
+PLANNED = """\
+sweep       night: 3 configurations, 2 blocks, 2 places: 12 runs, 0 done
+order       of its own in every block, the same at every place (seed 0)
+local-cpu   6 runs, 0 done, 6 to do on this machine; time unknown (none was measured before)
+t4          6 runs, 0 done, 6 to do on 2 machines of gcp; expected 10 min (the time of all of them
+            is assumed); expected 0.20 USD, at most 1.22 USD
+all         time unknown, places side by side; expected 0.20 USD, at most 1.22 USD
+note        nobody was asked: what lies in the store of t4 and not here yet is done too; a start
+            looks there first
+note        local-cpu: a machine runs several blocks, so how much hosts differ stays unknown
+bundles     /results/\
+"""
+
+
+def test_what_is_there_is_not_run_again(tmp_path: Path) -> None:
+    first = plan(TWO_PLACES, tmp_path)
+    seal(tmp_path, first, 1, 0, 0)
+    seal(tmp_path, first, 2, 0, 1, status="failed")
+    seal(tmp_path, first, 3, 0, 2, status="preempted")
+    seal(tmp_path, first, 4, 1, 5)
+    here, t4 = plan(TWO_PLACES, tmp_path).places
+    assert (len(here.plan.done), here.missing) == (1, 5)
+    assert (len(t4.plan.done), t4.missing, t4.machines) == (1, 5, 2)
+    assert first.places[0].plan.runs[0].run_key in here.plan.done
+
+
+def test_only_some_places_know_of_the_runs_of_all(tmp_path: Path) -> None:
+    seal(tmp_path, plan(TWO_PLACES, tmp_path), 1, 1, 0)
+    whole = plan(TWO_PLACES, tmp_path, only=["local-cpu"])
+    assert [place.plan.place.name for place in whole.places] == ["local-cpu"]
+    assert whole.others == {}
+
+
+def test_a_larger_batch_than_one_that_ran_out_of_memory_is_left_out(tmp_path: Path) -> None:
+    first = plan(TWO_PLACES, tmp_path)
+    run = next(n for n, run in enumerate(first.sweep.places[1].runs) if run.spec.batch_size == 32)
+    seal(tmp_path, first, 1, 1, run, status="out_of_memory")
+    t4 = plan(TWO_PLACES, tmp_path).places[1]
+    # Of the 6 runs one is there and two of batch 64 are too large; batch 32 of the other block may fit.
+    assert (len(t4.plan.done), t4.too_large, t4.missing) == (1, 2, 3)
+    assert t4.notes == ("2 runs left out: batch 32 of the same configuration ran out of memory here",)
+
+
+def test_times_are_those_of_earlier_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One block of the CPU is there: the other takes as long; the T4 has none, so its time is assumed."""
+    monkeypatch.setattr("platform.node", lambda: "other")
+    first = plan(TWO_PLACES, tmp_path)
+    of_a_cpu = {"environment__backend": "local", "timing__phases": {"start": 0.0, "end": 100.0}}
+    for run in range(3):
+        seal(tmp_path, first, run, 0, run, **of_a_cpu)
+    here, t4 = plan(TWO_PLACES, tmp_path).places
+    assert (here.seconds, here.measured, here.missing, here.is_paid, here.usd) == (300.0, 3, 3, False, None)
+    assert (t4.measured, t4.seconds is not None, t4.is_paid) == (0, True, True)
+
+
+def test_a_run_of_the_same_options_on_this_host_tells_the_time_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = {
+        "environment__backend": "local",
+        "environment__host__hostname": "box",
+        "spec__device": "cpu",
+        "timing__phases": {"end": 50.0},
+    }
+    make(tmp_path, 1, **here)
+    make(tmp_path, 2, **here, spec__channels_last=True)
+    one = '[defaults]\ndevice = "cpu"\n[matrix]\nbatch_size = [32]\n[[on]]\nbackend = "local"\n'
+    monkeypatch.setattr("platform.node", lambda: "box")
+    assert plan(one, tmp_path).places[0].seconds == 150.0
+    monkeypatch.setattr("platform.node", lambda: "another")
+    assert plan(one, tmp_path).places[0].seconds is None
+
+
+def test_a_matrix_that_changed_says_what_has_no_run_and_what_stays(tmp_path: Path) -> None:
+    before = plan(TWO_PLACES, tmp_path)
+    for run in range(3):
+        seal(tmp_path, before, run, 0, run)
+    make(tmp_path, 9, job={"name": "other", "task": 1, "block": 1, "position": 1}, run_key="00ff")
+    after = plan(TWO_PLACES.replace("[16, 32, 64]", "[32, 64, 128]"), tmp_path)
+    assert after.unmeasured == ("resnet18, batch_size 128 at local-cpu",)
+    assert sum(after.others.values()) == 1
+    text = after.text()
+    assert "no run yet  resnet18, batch_size 128 at local-cpu\n" in text
+    assert "stays       1 run of 'night' that this matrix does not ask for" in text
+
+
+def test_blocks_that_until_has_added_stay_and_count(tmp_path: Path) -> None:
+    first = plan(TWO_PLACES, tmp_path)
+    further = with_blocks(first.sweep.places[0], 4, seed=0)
+    for number, run in enumerate(further.runs[6:]):
+        seal(tmp_path, first, number, 0, 0, run_key=run.run_key)
+    again = plan(TWO_PLACES, tmp_path)
+    assert again.others == {}
+    assert again.notes[-2] == "6 runs of further blocks are there, as --until adds them; they stay"
+    until = plan(TWO_PLACES, tmp_path, as_many_blocks=True)
+    assert ([len(place.plan.runs) for place in until.places], len(until.places[0].plan.done)) == ([12, 6], 6)
+
+
+def test_fresh_is_a_sweep_of_another_name_with_nothing_done(tmp_path: Path) -> None:
+    first = plan(TWO_PLACES, tmp_path)
+    seal(tmp_path, first, 1, 0, 0)
+    fresh = plan(TWO_PLACES, tmp_path, fresh="20261121-142530")
+    assert (fresh.sweep.name, fresh.missing) == ("night-20261121-142530", 12)
+    keys = [{run.run_key for place in whole.sweep.places for run in place.runs} for whole in (first, fresh)]
+    assert not keys[0] & keys[1]
+
+
+def test_more_than_it_may_cost_is_refused(tmp_path: Path) -> None:
+    whole = plan(TWO_PLACES, tmp_path)
+    require_affordable(whole, None)
+    require_affordable(whole, 100.0)
+    with pytest.raises(UsageError) as refused:
+        require_affordable(whole, 0.1)
+    assert str(refused.value) == f"the sweep is expected to cost {whole.usd:.2f} USD, more than --max-cost 0.1"
+    assert refused.value.hint.startswith("--max-cost 0.")
+
+
+TF32 = TWO_PLACES.replace("batch_size = [16, 32, 64]", 'precision = ["fp32", "tf32"]').replace('device = "cpu"', "")
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        (
+            TF32,
+            'night.toml: at [[on]] t4, with model = "resnet18", precision = "tf32": precision tf32 needs compute capa',
+            '[[exclude]] with on = "t4" and what cannot be there, or --precision fp32, or --precision amp',
+        ),
+        (
+            TWO_PLACES.replace('gpu = "t4"', 'gpu = "t5"'),
+            "night.toml: [[on]] t4: ",
+            "",
+        ),
+        (
+            TWO_PLACES + "rerun_preempted = 2",
+            "night.toml: [[on]] t4: --rerun-preempted is a count for spot VMs, which alone are preempted; got '2'",
+            "--spot --rerun-preempted 2",
+        ),
+        (
+            TWO_PLACES + '[[on]]\nbackend = "ssh"\nhost = "box"\npython = "/p"\nimage = "x"\n',
+            "night.toml: [[on]] ssh-box: --python is for a process, and a container was asked for; got --python /p",
+            "--runtime process, or leave --python out",
+        ),
+    ],
+    ids=["a combination", "no such GPU", "options that contradict", "of another backend"],
+)
+def test_what_a_place_cannot_do(tmp_path: Path, text: str, message: str, hint: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        plan(text, tmp_path)
+    assert str(refused.value).startswith(message)
+    assert refused.value.hint == hint or not hint
+
+
+def test_runs_that_do_not_fit_into_the_limit_are_told(tmp_path: Path) -> None:
+    long = TWO_PLACES.replace("repeats = 2", "repeats = 30") + 'machines = 1\nmax_run_time = "30m"\n'
+    t4 = plan(long, tmp_path).places[1]
+    assert t4.notes[0] == (
+        "the runs of a machine may not fit into its limit of 30 min: a longer max_run_time, or more machines; what is "
+        "left is done by the next start"
+    )
+    assert t4.seconds == 1800
+
+
+def test_a_machine_without_a_price_costs_nothing_that_is_counted(tmp_path: Path) -> None:
+    box = TWO_PLACES + '[[on]]\nbackend = "ssh"\nhost = "box"\n'
+    there_ = plan(box, tmp_path).places[2]
+    assert (there_.is_paid, there_.usd, there_.seconds, there_.machines) == (False, None, None, 1)
+    priced = plan(box + "usd_per_h = 0.5\n", tmp_path).places[2]
+    assert (priced.is_paid, priced.usd, priced.most_usd) == (True, None, 0.5)
+
+
+def test_json_has_every_run(tmp_path: Path) -> None:
+    values = plan(TWO_PLACES, tmp_path).to_json()
+    assert (values["name"], values["runs"], values["missing"]) == ("night", 12, 12)
+    t4 = values["places"][1]
+    assert [task["number"] for task in t4["tasks"]] == [1, 2]
+    assert set(t4["tasks"][0]["runs"][0]) == {"block", "position", "run_key", "done", "spec"}
+    assert t4["spec_origin"] == {"model": "option", "batch_size": "option"}
+
+
+def test_the_image_or_the_code_is_in_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def key(more: str) -> str:
+        return plan(TWO_PLACES + more, tmp_path).sweep.places[1].runs[0].run_key
+
+    digest = f'image = "host/a@sha256:{"0" * 64}"\n'
+    moved = digest.replace("host/a", "host/b")
+    assert len({key(""), key(digest), key('image = "host/a:1"\n')}) == 3
+    assert key(digest) == key(moved)
+    assert key('max_run_time = "5h"\nbucket = "other"\nusd_per_h = 3.0\nmachines = 1\n') == key("")
+    assert key("spot = true\n") != key("")
+    assert "by its tag" in plan(TWO_PLACES + 'image = "host/a:1"\n', tmp_path).notes[-1]
+    before = key("")
+    monkeypatch.setattr(images, "agent_code", lambda: {"workload/x.py": b"other"})
+    assert key("") != before
+
+
+def test_a_process_here_is_its_code_and_its_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = '[matrix]\nmodel = ["resnet18"]\n[[on]]\nbackend = "local"\nruntime = "process"\n'
+    place = matrix.read(tomllib.loads(text), file=FILE, environment={}, config_folder=None).places[0].place
+    before = code.code_of(place)
+    assert before.startswith("code ")
+    monkeypatch.setattr(code.importlib.metadata, "version", lambda _: "9.9")
+    after = code.code_of(place)
+    assert after != before
+    # Another file of the launcher makes no other run; one of the trainer does.
+    files = images.agent_code()
+    monkeypatch.setattr(images, "agent_code", lambda: {**files, "launcher/agent/agent.py": b""})
+    assert code.code_of(place) == after
+    monkeypatch.setattr(images, "agent_code", lambda: {**files, "workload/train.py": b""})
+    assert code.code_of(place) != after
