@@ -1,6 +1,7 @@
 """One run, top to bottom: prepare, open the bundle, measure the ceilings, warm up, measure, write."""
 
 import logging
+import math
 import os
 import re
 import time
@@ -36,13 +37,14 @@ from workload.contract.record import (
     Spec,
     Timing,
 )
-from workload.contract.spec import Context, Device, Precision, Resolved, RunSpec, options
+from workload.contract.spec import Context, Device, KeptCeilings, Precision, Resolved, RunSpec, options
 from workload.contract.text import counted, percent, seconds, si
 from workload.cpu_time import CpuMeter
 from workload.environment.collect import collect
 from workload.profile.status import before_the_pass
 from workload.progress import Progress
 from workload.recorder import Recorder, StepPhase, loss_reader_for
+from workload.settle import settle, thermometer_of
 from workload.telemetry import Telemetry
 from workload.timeline import Timeline
 from workload.training_step import TrainingStep
@@ -183,10 +185,18 @@ def _first_record(job: TrainingJob, run_id: str, timeline: Timeline) -> Record:
 def _measure(job: TrainingJob, folder: Path, draft: Draft, timeline: Timeline) -> None:
     path = folder / bundle.TELEMETRY
     with Telemetry(path, device=job.spec.device, origin_s=timeline.started_s) as telemetry:
+        context = job.context
+        thermometer = thermometer_of(job.spec.device) if context.settles else None
+        # Before the ceilings, which load the device, the first run of a task finds it as it was before the whole task.
+        target_c = thermometer() if thermometer and context.settle_to_c is None else context.settle_to_c
         if job.spec.ceilings:
             timeline.enter("ceilings")
-            draft.set(ceilings=_measure_ceilings(job.spec, folder.parent, fresh=job.spec.fresh_ceilings))
+            kept = KeptCeilings.NONE if job.spec.fresh_ceilings else KeptCeilings(context.kept_ceilings)
+            draft.set(ceilings=_measure_ceilings(job.spec, folder.parent, kept))
         check()
+        if thermometer:
+            timeline.enter("settle")
+            draft.set(settling=settle(thermometer, target_c, report=LOGGER.info))
         timeline.enter("setup")
         device.reset_peak_memory(job.spec.device)
         _train(job, TrainingStep(job.model, job.spec), folder, draft, timeline)
@@ -199,14 +209,15 @@ def _measure(job: TrainingJob, folder: Path, draft: Draft, timeline: Timeline) -
         raise telemetry.error
 
 
-def _measure_ceilings(spec: RunSpec, output: Path, *, fresh: bool) -> CeilingsRecord:
+def _measure_ceilings(spec: RunSpec, output: Path, kept: KeptCeilings) -> CeilingsRecord:
     measured, age_s = ceiling_cache.cached_or_measure(
         output,
         device=spec.device,
         precisions=(spec.precision,),
         sample=ceilings.sensors_of(spec.device),
         progress=LOGGER.info,
-        fresh=fresh,
+        fresh=kept is KeptCeilings.NONE,
+        max_age_s=math.inf if kept is KeptCeilings.BLOCK else ceiling_cache.MAX_AGE_S,
     )
     if age_s:
         LOGGER.info("this machine's ceilings of %s ago are used again (not with --fresh-ceilings)", seconds(age_s, 2))
@@ -223,7 +234,7 @@ def _measure_ceilings_again(job: TrainingJob, folder: Path, draft: Draft, share:
     draft.set(memory=device.memory(spec.device))
     if spec.device is Device.CUDA:
         torch.cuda.empty_cache()
-    draft.set(ceilings=_measure_ceilings(spec, folder.parent, fresh=True))
+    draft.set(ceilings=_measure_ceilings(spec, folder.parent, KeptCeilings.NONE))
     job.notes.append(f"{above} measured before it, {si(was, 'FLOP/s')}: the ceilings were measured again after it")
 
 
@@ -310,7 +321,9 @@ def _region(
 def _close_record(job: TrainingJob, draft: Draft, timeline: Timeline) -> None:
     began_s = timeline.began_s
     setup_end_s = began_s.get(StepPhase.WARMUP, timeline.elapsed_s())
-    ceilings_s = began_s.get("setup", setup_end_s) - began_s["ceilings"] if "ceilings" in began_s else 0.0
+    # Ceilings, and cooling down, are no part of what a run by itself needs before its first step.
+    ceilings_began_s = began_s.get("ceilings", began_s.get("settle"))
+    ceilings_s = 0.0 if ceilings_began_s is None else began_s.get("setup", setup_end_s) - ceilings_began_s
     draft.set_timing(setup_s=setup_end_s - ceilings_s, phases={**began_s, "end": timeline.elapsed_s()})
     with suppress(RuntimeError):
         if draft.record.memory == Memory():

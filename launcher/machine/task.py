@@ -18,7 +18,7 @@ from launcher.machine.watcher import Watcher
 from workload.contract.bundle import Bundle
 from workload.contract.errors import ExitCode, InterruptedRunError, RooflaunchError
 from workload.contract.record import Status
-from workload.contract.spec import Context, RunSpec
+from workload.contract.spec import Context, KeptCeilings, RunSpec
 from workload.contract.task import Task, TaskRun
 from workload.contract.text import duration
 
@@ -109,6 +109,10 @@ class _Work:
         # Why none of the rest is started.
         self._over = ""
         self._completed_s: list[tuple[RunSpec, float]] = []
+        self._measured_blocks = set[int]()
+        # Repeats of one configuration are all alike already.
+        self._settles = any(run.spec != task.runs[0].spec for run in task.runs)
+        self._settle_to_c: float | None = None
         self._did_not_fit = [run.spec for run in task.runs if done.get(run.run_key) == Status.OUT_OF_MEMORY]
 
     def left_out(
@@ -141,10 +145,23 @@ class _Work:
             run_key=run.run_key,
             # Of repeats the first one holds the profile.
             profile_later=not task.job and number > 1,
+            kept_ceilings=self._kept_ceilings(run),
+            settles=self._settles,
+            settle_to_c=self._settle_to_c,
         )
+
+    def _kept_ceilings(self, run: TaskRun) -> KeptCeilings:
+        """A sweep measures the ceilings once a block, whatever lies there from before; other launches once an hour."""
+        if not self._task.job:
+            return KeptCeilings.HOUR
+        return KeptCeilings.BLOCK if run.block in self._measured_blocks else KeptCeilings.NONE
 
     def note(self, outcome: Outcome) -> None:
         """Learn from a run that was started."""
+        if outcome.bundle and outcome.bundle.record.ceilings:
+            self._measured_blocks.add(outcome.run.block)
+        if outcome.bundle and outcome.bundle.record.settling and self._settle_to_c is None:
+            self._settle_to_c = outcome.bundle.record.settling.target_c
         if outcome.end is End.COMPLETED:
             self._completed_s.append((outcome.run.spec, outcome.seconds))
         if outcome.end is End.OUT_OF_MEMORY:

@@ -1,6 +1,7 @@
 """The cache of ceilings, with measurements that cost nothing."""
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -44,9 +45,9 @@ class Bench:
             **self.identity,
         )
 
-    def ask(self, *precisions: str, fresh: bool = False) -> tuple[Ceilings, float]:
+    def ask(self, *precisions: str, fresh: bool = False, **limits: float) -> tuple[Ceilings, float]:
         return ceiling_cache.cached_or_measure(
-            self.folder, device=Device.CPU, precisions=precisions, fresh=fresh, now=lambda: self.now
+            self.folder, device=Device.CPU, precisions=precisions, fresh=fresh, now=lambda: self.now, **limits
         )
 
 
@@ -65,6 +66,12 @@ def test_the_second_run_takes_the_first_one_s_ceilings(bench: Bench) -> None:
     assert bench.ask("fp32") == (first, 1800.0)
     assert bench.measured == [("fp32", "bandwidth")]
     assert [path.name for path in bench.folder.iterdir()] == [".ceilings.json"]
+
+
+def test_a_block_takes_those_of_its_first_run_however_long_ago_that_was(bench: Bench) -> None:
+    first, _ = bench.ask("fp32", fresh=True)
+    bench.now += timedelta(days=1)
+    assert bench.ask("fp32", max_age_s=math.inf) == (first, 86400.0)
 
 
 @pytest.mark.parametrize(("passed_s", "measured_again"), [(0, False), (3600, False), (3601, True), (-1, True)])

@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count as counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from workload import ceiling_rates, cli, models, train
+from workload import ceiling_rates, cli, models, settle, train
 from workload.contract import bundle
 from workload.contract.environment_record import DeviceFacts, Environment
 from workload.contract.errors import ExitCode
@@ -261,6 +262,57 @@ def test_fresh_ceilings() -> None:
     run("--iterations", "1", ceilings=True)
     _, second = run("--iterations", "1", "--fresh-ceilings", ceilings=True)
     assert record_of(second)["ceilings"]["age_s"] == 0
+
+
+def in_a_block(**context: object) -> list[str]:
+    return ["--iterations", "1", "--context", json.dumps(context)]
+
+
+@pytest.mark.usefixtures("without_doubt")
+def test_the_first_run_of_a_block_measures_the_ceilings_and_the_others_take_them() -> None:
+    run("--iterations", "1", ceilings=True)
+    ages = []
+    for kept in ("none", "block"):
+        _, folder = run(*in_a_block(kept_ceilings=kept), ceilings=True)
+        ages.append(record_of(folder)["ceilings"]["age_s"])
+    assert ages[0] == 0
+    assert 0 < ages[1] < 60
+
+
+@pytest.mark.usefixtures("without_doubt")
+def test_the_device_cools_down_after_the_ceilings_and_before_the_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    readings = iter([40.0, 47.0, 44.0, 61.0])
+    sensors = {"coretemp": [SimpleNamespace(current=20.0)], "nvme": [SimpleNamespace(current=90.0)]}
+    slept = []
+
+    def read() -> dict[str, list[SimpleNamespace]]:
+        sensors["coretemp"].append(SimpleNamespace(current=next(readings)))
+        del sensors["coretemp"][1:-1]
+        return sensors
+
+    monkeypatch.setattr(settle.psutil, "sensors_temperatures", read, raising=False)
+    monkeypatch.setitem(settle.settle.__kwdefaults__ or {}, "sleep", slept.append)
+    _, first = run(*in_a_block(settles=True), ceilings=True)
+    record = record_of(first)
+    settling, phases = record["settling"], list(record["timing"]["phases"])
+    assert {name: settling[name] for name in ("target_c", "before_c", "after_c", "is_reached")} == {
+        "target_c": 40.0,
+        "before_c": 47.0,
+        "after_c": 44.0,
+        "is_reached": True,
+    }
+    assert slept == [settle.LOOK_EVERY_S]
+    assert phases.index("ceilings") < phases.index("settle") < phases.index("setup") < phases.index("warmup")
+    _, later = run(*in_a_block(settles=True, settle_to_c=60.0))
+    assert record_of(later)["settling"] == {
+        "target_c": 60.0,
+        "before_c": 61.0,
+        "after_c": 61.0,
+        "waited_s": 0.0,
+        "is_reached": True,
+    }
+    _, plain = run("--iterations", "1")
+    assert record_of(plain)["settling"] is None
 
 
 @pytest.mark.usefixtures("without_doubt")

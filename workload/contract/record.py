@@ -154,6 +154,22 @@ class JobPlace:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Settling:
+    """How the device was let cool down before the warm-up, as the run is one of several configurations in a task.
+
+    `target_c`: what it had before the first run of the task, in degrees Celsius; reached is at most 5 degrees above.
+    """
+
+    SPARSE: ClassVar[bool] = True
+    target_c: Number = None
+    before_c: Number = None
+    after_c: Number = None
+    waited_s: Number = None
+    is_reached: Flag = None
+    why: Text = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class StepSeconds:
     """Of the measured steps, waits for data left out; the sample standard deviation."""
 
@@ -422,7 +438,7 @@ class Imported:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """One run. `repeat`, `job`, `run_key`, `imported` and `cost` are None where they do not apply."""
+    """One run. `repeat`, `job`, `run_key`, `settling`, `imported` and `cost` are None where they do not apply."""
 
     run_id: Annotated[str, Kind.TEXT] = field(metadata={"column": ""})
     status: Annotated[Status, Kind.TEXT] = field(metadata={"column": ""})
@@ -434,6 +450,7 @@ class Record:
     spec: Spec
     spec_origin: Mapping[str, Text] | None = None
     environment: Environment = field(default_factory=Environment)
+    settling: Settling | None = None
     timing: Timing = field(default_factory=Timing)
     complexity: ComplexityRecord | None = None
     ceilings: CeilingsRecord | None = None

@@ -420,13 +420,25 @@ def arguments(spec: RunSpec) -> list[str]:
     ]
 
 
+class KeptCeilings(StrEnum):
+    """Which ceilings that lie beside the bundles a run takes in place of measuring: those of the last hour, or none.
+
+    `block`: as a later run of a block those of its first run, however long ago that was.
+    """
+
+    HOUR = "hour"
+    NONE = "none"
+    BLOCK = "block"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Context:
     """What a launcher knows and the trainer cannot: passed as one JSON argument, kept in the bundle.
 
     `outside`: facts by section of run.json's `environment` that were collected where a container cannot see them.
     `profile_later`: the launcher profiles the bundle itself once the timing runs are done. `job` (name, task, block,
-    position) and `run_key` are those of a run of a sweep.
+    position) and `run_key` are those of a run of a sweep. `settles`: the device is let cool down before the warm-up, to
+    `settle_to_c` degrees Celsius, or as the first run of a task to what it has at the start.
     """
 
     backend: str = "local"
@@ -440,6 +452,9 @@ class Context:
     profile_later: bool = False
     job: Mapping[str, Any] | None = None
     run_key: str = ""
+    kept_ceilings: str = KeptCeilings.HOUR
+    settles: bool = False
+    settle_to_c: float | None = None
 
     def to_argument(self) -> str:
         """One line of JSON with what differs from the defaults."""

@@ -16,7 +16,7 @@ from launcher.machine.task import End, Outcome, work_through
 from workload.contract import bundle
 from workload.contract.bundle import Status
 from workload.contract.errors import ExitCode, ToolError
-from workload.contract.record import Record, Repeat, Spec
+from workload.contract.record import CeilingsRecord, Record, Repeat, Settling, Spec
 from workload.contract.spec import Context, Profile, Resolved, RunSpec
 from workload.contract.task import Task, TaskRun
 
@@ -39,6 +39,7 @@ class Machine:
         self.ends: dict[tuple[str, int | None], Status] = {}
         self.seconds: dict[str, float] = {}
         self.now_s = 0.0
+        self.with_ceilings = True
         self.contexts: list[Context] = []
         self.during: Callable[[], None] = lambda: None
 
@@ -50,7 +51,11 @@ class Machine:
         def train() -> None:
             path = bundle.create(self.folder, name)
             spec_made = Spec(model=spec.model, batch_size=spec.batch_size or 32)
-            bundle.write_record(path, Record(run_id=name, status=status, error=_error(status), spec=spec_made))
+            record = Record(run_id=name, status=status, error=_error(status), spec=spec_made)
+            measures = self.with_ceilings and status is Status.COMPLETED
+            settling = Settling(target_c=41.0 + len(self.contexts)) if context.settles else None
+            ceilings = CeilingsRecord(age_s=0) if measures else None
+            bundle.write_record(path, replace(record, settling=settling, ceilings=ceilings))
             bundle.seal(path)
             self.now_s += self.seconds.get(spec.model, 10.0)
             self.docker.containers.pieces = ()
@@ -127,6 +132,39 @@ def test_of_a_sweep_each_run_that_asks_for_a_profile_has_its_own(machine: Machin
     machine.work(sweep(profiled[0], plain, profiled[1]))
     commands = [made.arguments["command"][0] for made in machine.docker.containers.created]
     assert commands == ["train", "profile", "train", "train", "profile"]
+
+
+def test_a_block_measures_its_ceilings_once(machine: Machine) -> None:
+    machine.ends = {("vgg11", 32): Status.FAILED}
+    models = [("alexnet", "resnet18", "vgg11"), ("vgg11", "alexnet", "resnet18")]
+    machine.work(sweep(*(run_of(model, block=block) for block, names in enumerate(models, 1) for model in names)))
+    # The first of the second block broke off before it had any.
+    assert [context.kept_ceilings for context in machine.contexts] == [
+        "none",
+        "block",
+        "block",
+        "none",
+        "none",
+        "block",
+    ]
+
+
+def test_other_launches_measure_their_ceilings_once_an_hour_and_wait_for_no_temperature(machine: Machine) -> None:
+    machine.work(Task.of_repeats(RunSpec(repeats=2)))
+    assert [(context.kept_ceilings, context.settles) for context in machine.contexts] == [("hour", False)] * 2
+
+
+def test_configurations_begin_at_the_temperature_before_the_first_of_them(machine: Machine) -> None:
+    machine.work(sweep(run_of("vgg11"), run_of("alexnet"), run_of("vgg11", block=2)))
+    assert [(context.settles, context.settle_to_c) for context in machine.contexts] == [
+        (True, None),
+        (True, 42.0),
+        (True, 42.0),
+    ]
+    machine.contexts.clear()
+    machine.folder = machine.folder / "again"
+    machine.work(sweep(run_of("vgg11"), run_of("vgg11", block=2)))
+    assert [context.settles for context in machine.contexts] == [False, False], "one configuration: all alike"
 
 
 def test_a_run_that_fails_stops_no_other(machine: Machine) -> None:
@@ -240,6 +278,7 @@ TINY = {"device": "cpu", "image_size": "32", "batch_size": "2", "warmup": "1", "
 
 
 @pytest.mark.world
+@pytest.mark.timeout(400)
 def test_processes_for_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two blocks of two, one of which does not exist: the others leave bundles that say what they are."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
