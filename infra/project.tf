@@ -9,7 +9,7 @@ locals {
     "iam.googleapis.com",
     "serviceusage.googleapis.com",
     "storage.googleapis.com",
-  ], var.billing_account == null ? [] : ["billingbudgets.googleapis.com"])
+  ], var.billing_account == null ? [] : ["billingbudgets.googleapis.com"], var.use_batch ? ["batch.googleapis.com"] : [])
 }
 
 resource "google_project_service" "this" {

@@ -130,6 +130,12 @@ variable "guest_logging" {
   default     = false
 }
 
+variable "use_batch" {
+  description = "For `launch batch`: enable Google Cloud Batch, let its agent on the VMs report, and let launchers edit jobs."
+  type        = bool
+  default     = false
+}
+
 variable "create_network" {
   description = "A network of its own, in which VMs need no external address (`launch gcp --no-external-ip`); false: the project's default network."
   type        = bool

@@ -78,6 +78,7 @@ DECLARING = {
     *("launcher", "launcher.__main__", "launcher.app", "launcher.options", "launcher.kinds", "launcher.sizes"),
     *("launcher.backends", "launcher.backends.gcp", "launcher.backends.gcp.app", "launcher.backends.gcp.options"),
     *("launcher.jobs", "launcher.jobs.app", "launcher.backends.ssh", "launcher.backends.ssh.options"),
+    *("launcher.backends.batch", "launcher.backends.batch.options"),
     *("launcher.choice", "launcher.machine", "launcher.machine.options"),
     *("launcher.sweep", "launcher.sweep.app"),
     *("workload", "workload.contract"),

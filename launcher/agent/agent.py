@@ -215,9 +215,12 @@ class Agent:
         spec = spec.checked()
         if spec.download:  # the user's own folder is none of this machine's
             spec = replace(spec, data_dir=str(self.home.data))
+        runtime = Runtime(self.request.runtime)
+        # As a process in a container that was started by others, the image is that of this very process.
+        image = self.request.image if runtime is Runtime.DOCKER else ""
         plan = local.make_plan(
             Resolved(spec=spec, origin=self.request.spec_origin),  # type: ignore[arg-type] # a StrEnum's values
-            choose(Runtime(self.request.runtime), spec, image=self.request.image or None),
+            choose(runtime, spec, image=image or None),
             output=self.home.output,
             limits=ContainerLimits(),
             outside=outside,

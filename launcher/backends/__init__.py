@@ -3,4 +3,8 @@
 from collections.abc import Mapping
 
 # A backend's name, as in `launch NAME` and in run.json -> its package (see `launcher.backends.door`).
-BACKENDS: Mapping[str, str] = {"gcp": "launcher.backends.gcp", "ssh": "launcher.backends.ssh"}
+BACKENDS: Mapping[str, str] = {
+    "gcp": "launcher.backends.gcp",
+    "ssh": "launcher.backends.ssh",
+    "batch": "launcher.backends.batch",
+}

@@ -152,7 +152,8 @@ class Request(_Document):
 
     `launched_at` is ISO 8601 in UTC; `limit_s` is when the run must be over, and a cloud deletes the machine.
     `store` is the address of the bundles and records; `place` is completed by the machine with its zone, if it has one.
-    `runtime` is docker, with `image` by the registry's digest, or process, which has no image.
+    `runtime` is docker, with `image` by the registry's digest, or process: of an agent that is in that image itself,
+    or of one without an image.
     `spot`: the machine may be taken away. `prices` by region, without the regions whose price is unknown.
     `gpu` to `zones` are empty where a backend has no such thing; `options` are the backend's own. `task`: the runs of a
     sweep that this machine works through (`workload.contract.task`); without one it is `spec`, `repeats` times.

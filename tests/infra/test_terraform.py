@@ -98,6 +98,7 @@ VM_GRANTS = {
     ("artifact_registry_repository", "roles/artifactregistry.reader"),
     ("project", "${google_project_iam_custom_role.vm.name}"),
     ("project", "roles/logging.logWriter"),
+    ("project", "roles/batch.agentReporter"),
 }
 # Where the code of a VM uses each permission. A new call there needs a line here, and one in vm.tf.
 USES = {
@@ -146,6 +147,9 @@ def test_a_vm_can_delete_only_vms_of_ours() -> None:
 def test_logging_is_only_on_request() -> None:
     assert _of_kind("google_project_iam_member")["vm_logging"]["count"] == "${var.guest_logging ? 1 : 0}"
     assert _named("variable")["guest_logging"]["default"] is False
+    assert _of_kind("google_project_iam_member")["vm_batch"]["count"] == "${var.use_batch ? 1 : 0}"
+    assert _of_kind("google_project_iam_member")["launchers_batch"]["for_each"].startswith("${var.use_batch ? ")
+    assert _named("variable")["use_batch"]["default"] is False
 
 
 # ---- what a launcher may do
@@ -198,6 +202,7 @@ def test_launchers_have_exactly_these_roles() -> None:
         ("project", "${google_project_iam_custom_role.launcher_deletes.name}"),
         ("storage_bucket", "roles/storage.objectUser"),
         ("storage_bucket", "roles/storage.legacyBucketReader"),
+        ("project", "roles/batch.jobsEditor"),
         ("artifact_registry_repository", "roles/artifactregistry.writer"),
         ("service_account", "roles/iam.serviceAccountUser"),
     }
@@ -313,6 +318,7 @@ def test_services_are_those_that_are_called() -> None:
     named = re.findall(r"[a-z]+\.googleapis\.com", str(_locals()["services"]))
     assert sorted(named) == [
         "artifactregistry.googleapis.com",
+        "batch.googleapis.com",
         "billingbudgets.googleapis.com",
         "cloudbilling.googleapis.com",
         "cloudresourcemanager.googleapis.com",

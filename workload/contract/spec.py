@@ -24,6 +24,12 @@ ENVIRONMENT_PREFIX = "ROOFLAUNCH_"
 OTHER_VARIABLES = frozenset(
     {
         "ROOFLAUNCH_COMPUTE_ENDPOINT",
+        "ROOFLAUNCH_BATCH_ENDPOINT",
+        # Of a task of Cloud Batch: launcher/backends/batch/plan.py
+        "ROOFLAUNCH_LAUNCH",
+        "ROOFLAUNCH_STORE",
+        "ROOFLAUNCH_RETRIES",
+        "ROOFLAUNCH_LIMIT_S",
         "ROOFLAUNCH_COMMIT",
         "ROOFLAUNCH_IMAGE_DIGEST",
         # launcher/backends/gcp/settings.py
@@ -36,7 +42,7 @@ OTHER_VARIABLES = frozenset(
     }
 )
 # Tables of rooflaunch.toml that are no run options: where a launcher finds its cloud.
-OTHER_TABLES = frozenset({"gcp", "ssh"})
+OTHER_TABLES = frozenset({"gcp", "ssh", "batch"})
 
 
 class Device(StrEnum):

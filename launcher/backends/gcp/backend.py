@@ -70,7 +70,7 @@ class ComputeEngine:
             job.resolved,
             options,
             settings,
-            image=options.image or _image_to_be(job.resolved, options, settings),
+            image=options.image or image_to_be(job.resolved, options, settings),
             now=now,
             token=job.token,
             task=job.task,
@@ -87,10 +87,10 @@ class ComputeEngine:
         vm_image, notes = vm_images.resolve(draft.vm_images, cloud, is_named=options.vm_image is not None)
         engine = self.engine
         if options.image:
-            reference = _by_digest(engine, options.image)
+            reference = by_digest(engine, options.image)
             notes += _architecture_notes(engine, reference)
         else:
-            reference = _pushed(engine(), draft.request.options["flavour"], draft.settings.repository)
+            reference = pushed_image(engine(), draft.request.options["flavour"], draft.settings.repository)
         now = datetime.fromtimestamp(cloud.now_s(), UTC)
         return draft.launched(now, image=reference).on_image(vm_image, notes)
 
@@ -109,14 +109,14 @@ class ComputeEngine:
 backend = ComputeEngine()
 
 
-def _image_to_be(resolved: Resolved, options: Options, settings: Settings) -> str:
+def image_to_be(resolved: Resolved, options: Options, settings: Settings) -> str:
     """What the image for this code will be called; its digest is not known before it is pushed."""
     flavour = "cpu" if resolved.spec.device is Device.CPU else gpus.require(options.gpu).flavour
     recipe = images.make_recipe(images.require_flavour(flavour), commit=images.current_commit())
     return f"{settings.repository}:{recipe.tag.partition(':')[2]}"
 
 
-def _by_digest(engine: Callable[[], Engine], image: str) -> str:
+def by_digest(engine: Callable[[], Engine], image: str) -> str:
     """A reference that means the same content for ever; a tag is looked up in its registry."""
     if "@sha256:" in image:
         return image
@@ -147,7 +147,7 @@ def _architecture_notes(engine: Callable[[], Engine], reference: str) -> tuple[s
     return ()
 
 
-def _pushed(engine: Engine, flavour: str, repository: str) -> str:
+def pushed_image(engine: Engine, flavour: str, repository: str) -> str:
     """Have the image for this code in `repository`, built if the engine lacks it; returns it by digest."""
     row = images.require_flavour(flavour)
     held = engine.image(row.pinned_base)

@@ -66,7 +66,7 @@ class ComputePatience:
     retry_s: float = RETRY_S
 
 
-class _CloudClock:
+class CloudClock:
     """The cloud's time, by the dates of its answers; `monotonic` carries it from one to the next.
 
     This machine's own date may be hours off, and decides nothing about a VM.
@@ -95,7 +95,7 @@ class _Clients:
 
     credentials: Any
     endpoint: str | None
-    clock: _CloudClock
+    clock: CloudClock
     made: dict[str, Any] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -388,7 +388,8 @@ class Compute:
 
         with translated(self.project, method):
             try:
-                return self._repeat(call, self._patience.retry_s if retry_s is None else retry_s)
+                limit_s = self._patience.retry_s if retry_s is None else retry_s
+                return repeated(call, limit_s, sleep=self._sleep, monotonic=self._monotonic)
             except api.NotFound as error:
                 if missing is not None and missing in said_by(error):
                     return None
@@ -398,20 +399,23 @@ class Compute:
                     return None
                 raise
 
-    def _repeat(self, call: Callable[[], Any], limit_s: float) -> Any:
-        """`call()`, again and again while the service is busy or does not answer, up to the limit."""
-        end_s = self._monotonic() + limit_s
-        pause_s = FIRST_PAUSE_S
-        while True:
-            try:
-                return call()
-            except Exception as error:
-                # Half of the pause is chance, so that 100 launches do not come back together.
-                wanted_s = pause_s * (0.5 + random.random())  # noqa: S311 - no secret
-                if not passing(error) or self._monotonic() + wanted_s > end_s:
-                    raise
-            self._sleep(wanted_s)
-            pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+
+def repeated(
+    call: Callable[[], T], limit_s: float, *, sleep: Callable[[float], None], monotonic: Callable[[], float]
+) -> T:
+    """`call()`, again and again while the service is busy or does not answer, up to the limit."""
+    end_s = monotonic() + limit_s
+    pause_s = FIRST_PAUSE_S
+    while True:
+        try:
+            return call()
+        except Exception as error:
+            # Half of the pause is chance, so that 100 launches do not come back together.
+            wanted_s = pause_s * (0.5 + random.random())  # noqa: S311 - no secret
+            if not passing(error) or monotonic() + wanted_s > end_s:
+                raise
+        sleep(wanted_s)
+        pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
 
 
 def connect(
@@ -424,7 +428,7 @@ def connect(
     """Compute Engine for `project`; nothing is asked of it yet. Raises `ToolError`: no package, no credentials."""
     endpoint = os.environ.get(ENDPOINT_VARIABLE)
     _require_package()
-    clients = _Clients(credentials=_credentials(endpoint), endpoint=endpoint, clock=_CloudClock(monotonic))
+    clients = _Clients(credentials=credentials_for(endpoint), endpoint=endpoint, clock=CloudClock(monotonic))
     return Compute(project, clients, sleep=sleep, monotonic=monotonic, patience=patience)
 
 
@@ -452,7 +456,7 @@ def _require_package() -> None:
         raise ToolError("the package google-cloud-compute is missing", hint="pip install 'rooflaunch[gcp]'") from error
 
 
-def _credentials(endpoint: str | None) -> Any:
+def credentials_for(endpoint: str | None) -> Any:
     import google.auth  # noqa: PLC0415 - see the module
     from google.auth.credentials import AnonymousCredentials  # noqa: PLC0415
 

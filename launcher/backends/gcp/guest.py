@@ -1,6 +1,7 @@
 """The landlord of a VM: what it asks its metadata server, and Compute Engine about itself. Standard library only.
 
-It travels in the VM's metadata and not in the image: see launcher/agent/landlord.py.
+It travels in the VM's metadata, or in the command of a task of Cloud Batch, and not in the image: see
+launcher/agent/landlord.py.
 
 Facts for the record come from workload/environment/gce.py, which nothing may hold up; what is asked here is waited for.
 """
@@ -15,9 +16,10 @@ from http import HTTPStatus
 from typing import Any
 
 from launcher.agent.home import epoch_s
-from launcher.jobs.records import Request
+from launcher.jobs.records import Request, request_object
 from workload.contract.errors import ToolError
 from workload.environment.metadata import METADATA_ADDRESS, Answer, MetadataServer, named_address
+from workload.storage.store import open_store
 
 COMPUTE = "https://compute.googleapis.com"
 NAMESPACE = "rooflaunch"
@@ -136,11 +138,54 @@ class Guest:
         raise AssertionError("the last try returns or raises")
 
 
+@dataclass(frozen=True, kw_only=True)
+class BatchGuest(Guest):
+    """The VM of a task of Cloud Batch. The launch lies in its store, and Batch ends the task at its limit.
+
+    `began_s`: when the task began, in seconds since 1970; `tries_left`: how often Batch starts it again.
+    """
+
+    store: str
+    launch: str
+    began_s: float
+    limit_s: float
+    tries_left: int
+
+    def request(self) -> bytes:
+        """As the launcher wrote it into the store before there was a job."""
+        name = request_object(self.launch)
+        content = open_store(self.store, probe=f"{name.rpartition('/')[0]}/").read(name)
+        if content is None:
+            raise ToolError(f"{self.store} has no {name}", hint="launch again")
+        return content
+
+    def report(self, name: str, value: str) -> None:
+        """Batch's VMs have no guest attributes: the heartbeat in the store says it."""
+
+    def deleted_s(self) -> float:
+        """Batch's `maxRunDuration` counts from the start of the task."""
+        return self.began_s + self.limit_s
+
+    def comes_back(self) -> bool:
+        """Whether Batch starts a task again whose VM was taken back."""
+        return self.tries_left > 0
+
+
 def this_machine(environment: Mapping[str, str] = os.environ) -> Guest:
     """The landlord of the VM that we are on; both addresses can be pointed elsewhere."""
-    return Guest(
-        metadata=named_address(environment) or METADATA_ADDRESS,
-        compute=(environment.get("ROOFLAUNCH_COMPUTE_ENDPOINT") or COMPUTE).rstrip("/"),
+    metadata = named_address(environment) or METADATA_ADDRESS
+    compute = (environment.get("ROOFLAUNCH_COMPUTE_ENDPOINT") or COMPUTE).rstrip("/")
+    if (launch := environment.get("ROOFLAUNCH_LAUNCH")) is None:
+        return Guest(metadata=metadata, compute=compute)
+    tries = int(environment["ROOFLAUNCH_RETRIES"]) - int(environment.get("BATCH_TASK_RETRY_ATTEMPT") or 0)
+    return BatchGuest(
+        metadata=metadata,
+        compute=compute,
+        store=environment["ROOFLAUNCH_STORE"],
+        launch=launch,
+        began_s=time.time(),
+        limit_s=float(environment["ROOFLAUNCH_LIMIT_S"]),
+        tries_left=tries,
     )
 
 

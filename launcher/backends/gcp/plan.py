@@ -28,6 +28,7 @@ BF16_CAPABILITY = (8, 0)
 IMAGE = r"[a-z0-9][-._/:@a-zA-Z0-9]{0,511}"
 # All metadata of an instance together may have 256 KB.
 MAX_METADATA_BYTES = 250_000
+NEEDS_NAT = "without an external address the VM needs Cloud NAT, for its packages"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +196,7 @@ def _notes(plan: VmPlan) -> Iterator[str]:
     if plan.ready_s + plan.run_s > plan.limit_s:
         yield f"the run may not be over within the limit of {plan.limit_s} s: --max-run-time"
     if not plan.options.external_ip:
-        yield "without an external address the VM needs Cloud NAT, for its packages"
+        yield NEEDS_NAT
     if plan.settings.subnetwork and "/" not in plan.settings.subnetwork:
         yield f"every region needs a subnetwork '{plan.settings.subnetwork}'; name it with its region to stay there"
 

@@ -27,7 +27,7 @@ REQUEST = "rooflaunch-request"
 
 def render(plan: PlannedVm, width: int | None) -> str:
     """A fact after the other, in lines of at most `width` characters."""
-    rows = [*_run(plan), *_vm(plan), *_cost(plan), *(("note", note) for note in plan.notes)]
+    rows = [*run_rows(plan), *_vm(plan), *_cost(plan), *(("note", note) for note in plan.notes)]
     return "\n".join(wrapped(as_typed(text), width, indent=LABEL_WIDTH, first=name) for name, text in rows)
 
 
@@ -37,7 +37,8 @@ def render_request(plan: PlannedVm) -> str:
     return f"{request}\n{json.dumps(_short(plan), indent=1)}"
 
 
-def _run(plan: PlannedVm) -> Iterator[tuple[str, str]]:
+def run_rows(plan: PlannedVm) -> Iterator[tuple[str, str]]:
+    """What is run, and who set it."""
     spec = plan.spec
     batch = "the device's default batch" if spec.batch_size is None else f"batch {spec.batch_size}"
     times = "one run" if spec.repeats == 1 else f"{spec.repeats} runs, a process each"

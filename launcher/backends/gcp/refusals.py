@@ -146,7 +146,7 @@ def _insert_fault(error: Any) -> OperationFault | None:
         return OperationFault(code=STOCKOUT, message=message)
     if code in (TOO_MANY, UNAVAILABLE):
         return OperationFault(code=f"HTTP_{code}", message=message)
-    if "quotaExceeded" in _reasons(error):
+    if "quotaExceeded" in reasons_of(error):
         return OperationFault(code=QUOTA_EXCEEDED, message=message)
     if code in (400, 404) and _NOT_IN_ZONE_TEXT.search(message):
         return OperationFault(code=NOT_IN_ZONE, message=message)
@@ -157,7 +157,7 @@ def _insert_fault(error: Any) -> OperationFault | None:
 
 def _forbidden(error: Any, project: str) -> DeniedError:
     message = said_by(error)
-    if _reasons(error) & {"accessNotConfigured", "SERVICE_DISABLED"}:
+    if reasons_of(error) & {"accessNotConfigured", "SERVICE_DISABLED"}:
         return DeniedError(
             f"the Compute Engine API is disabled in project '{project}'",
             hint=f"gcloud services enable compute.googleapis.com --project {project}",
@@ -204,7 +204,7 @@ def passing(error: Exception) -> bool:
         if _is_stockout(error):
             return False
         # Too many requests in a minute has been a 403, and for some methods still is.
-        limited = bool(_reasons(error) & {"rateLimitExceeded", "userRateLimitExceeded", "RATE_LIMIT_EXCEEDED"})
+        limited = bool(reasons_of(error) & {"rateLimitExceeded", "userRateLimitExceeded", "RATE_LIMIT_EXCEEDED"})
         return int(error.code or 0) in BUSY or limited
     if isinstance(error, auth.GoogleAuthError):
         return isinstance(error, auth.TransportError) or error.retryable
@@ -212,10 +212,10 @@ def passing(error: Exception) -> bool:
 
 
 def _is_stockout(error: Any) -> bool:
-    return "insufficientCapacity" in _reasons(error) or bool(_STOCKOUT_TEXT.search(said_by(error)))
+    return "insufficientCapacity" in reasons_of(error) or bool(_STOCKOUT_TEXT.search(said_by(error)))
 
 
-def _reasons(error: Any) -> set[str]:
+def reasons_of(error: Any) -> set[str]:
     """Why, in the words of both formats that Google's services answer with."""
     old = {str(item.get("reason", "")) for item in error.errors if isinstance(item, Mapping)}
     return old | {str(error.reason or "")}

@@ -867,7 +867,7 @@ class Docker:
 
 
 def reference(world: World, image: str | None, repository: str = SETTINGS.repository) -> str:
-    return backend._by_digest(world.engine, image) if image else backend._pushed(world.engine(), "cuda", repository)
+    return backend.by_digest(world.engine, image) if image else backend.pushed_image(world.engine(), "cuda", repository)
 
 
 @dataclass

@@ -192,3 +192,26 @@ def test_the_trainers_facts_come_from_the_same_server(metadata: FakeMetadata, vm
     assert facts is not None
     assert (facts["zone"], facts["machine_type"], facts["spot"]) == ("us-central1-a", "n1-standard-1", True)
     assert (facts["physical_host"], facts["preempted"]) == (None, False)
+
+
+def test_a_task_of_batch_has_its_request_in_the_store_and_its_end_by_the_limit(tmp_path: Path) -> None:
+    request = fake_vm.make_request(NAME, "", {})
+    (tmp_path / f"launches/{NAME}").mkdir(parents=True)
+    (tmp_path / f"launches/{NAME}/request.json").write_bytes(request.to_bytes())
+    variables = {
+        "ROOFLAUNCH_LAUNCH": NAME,
+        "ROOFLAUNCH_STORE": str(tmp_path),
+        "ROOFLAUNCH_LIMIT_S": "600",
+        "ROOFLAUNCH_RETRIES": "2",
+    }
+    began_s = time.time()
+    first = this_machine(variables)
+    assert first.request() == request.to_bytes()
+    assert first.deleted_s() == pytest.approx(began_s + 600, abs=5)
+    first.report("heartbeat", "nobody is asked")
+    attempts = [this_machine({**variables, "BATCH_TASK_RETRY_ATTEMPT": str(count)}) for count in range(3)]
+    assert [attempt.comes_back() for attempt in attempts] == [True, True, False]
+    nowhere = this_machine({**variables, "ROOFLAUNCH_LAUNCH": "rooflaunch-t4-20261121-100000-ffffff"})
+    with pytest.raises(ToolError) as refused:
+        nowhere.request()
+    assert str(refused.value).endswith("has no launches/rooflaunch-t4-20261121-100000-ffffff/request.json")

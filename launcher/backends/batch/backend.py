@@ -1,0 +1,99 @@
+"""Cloud Batch as a backend of `launch`: the settings, prices, images and bucket are those of Compute Engine."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from launcher.backends.batch.machines import BatchMachines
+from launcher.backends.batch.options import Options, Where
+from launcher.backends.batch.plan import PREFIX, BatchPlan, make_plan, stamp
+from launcher.backends.batch.service import BatchService
+from launcher.backends.door import Job
+from launcher.backends.gcp import gpus
+from launcher.backends.gcp.backend import ComputeEngine, by_digest, image_to_be, pushed_image
+from launcher.backends.gcp.options import Where as VmWhere
+from launcher.backends.gcp.settings import Settings
+from launcher.checks import Check
+from launcher.jobs import launches
+from launcher.jobs.records import LAUNCHES
+from workload.storage import gcs
+
+if TYPE_CHECKING:
+    from workload.storage.gcs import Bucket
+
+
+@dataclass(frozen=True, kw_only=True)
+class Region:
+    """One region of one project, with where its things lie."""
+
+    region: str
+    settings: Settings
+
+
+def _open_bucket(name: str) -> "Bucket":
+    return gcs.connect(name, prefix=LAUNCHES, root=f"{PREFIX}/", jobs=launches.READERS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CloudBatch:
+    """The backend `batch`, with its ports."""
+
+    name: str = "batch"
+    vm: ComputeEngine = field(default_factory=ComputeEngine)
+    service: Callable[[str, str], BatchService] = BatchService
+    bucket: Callable[[str], "Bucket"] = _open_bucket
+    sleep: Callable[[float], None] = time.sleep
+
+    def settings(self, where: Where, options: Options | None = None, *, offline: bool = False) -> Region:
+        """Raises `UsageError` for what is not as Google names it, and for a GPU that no VM has."""
+        vm_options = None
+        if options is not None:
+            gpus.require(options.gpu)
+            vm_options = options.for_vm(())
+        place = VmWhere(project=where.project, bucket=where.bucket)
+        return Region(region=where.region, settings=self.vm.settings(place, vm_options, offline=offline))
+
+    def plan(self, job: Job, options: Options, settings: Region, *, now: datetime, offline: bool = False) -> BatchPlan:
+        where = settings.settings
+        prices = self.vm.prices(None if offline or options.usd_per_h is not None else where.project)
+        unpriced = prices.why and options.usd_per_h is None
+        return make_plan(
+            job.resolved,
+            options,
+            where,
+            settings.region,
+            image=options.image or image_to_be(job.resolved, options.for_vm(()), where),
+            now=now,
+            token=job.token,
+            task=job.task,
+            today=prices.prices,
+            notes=[f"prices are those of a table: {prices.why}"] if unpriced else [],
+        )
+
+    def prepare(self, draft: BatchPlan, machines: BatchMachines) -> BatchPlan:
+        """Have the image where the VM can pull it, by digest."""
+        # Before an image is built and sent for minutes: whether Batch answers us at all.
+        now_s = machines.now_s()
+        if draft.options.image:
+            reference = by_digest(self.vm.engine, draft.options.image)
+        else:
+            flavour = draft.vm.request.options["flavour"]
+            reference = pushed_image(self.vm.engine(), flavour, draft.settings.repository)
+        return draft.launched(stamp(now_s), image=reference)
+
+    def machines(self, settings: Region) -> BatchMachines:
+        service = self.service(settings.settings.project, settings.region)
+        return BatchMachines(service, lambda: self.store(settings), sleep=self.sleep)
+
+    def store(self, settings: Region) -> "Bucket":
+        return self.bucket(settings.settings.bucket)
+
+    def checks(self, where: Where) -> Iterator[Check]:
+        from launcher.backends.batch import doctor  # noqa: PLC0415 - only `launch doctor` needs it
+
+        return iter(doctor.examine(where))
+
+
+backend = CloudBatch()

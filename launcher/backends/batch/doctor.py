@@ -1,0 +1,100 @@
+"""`launch doctor batch`: what a job of Cloud Batch needs beside what `launch doctor gcp` looks at. Changes nothing."""
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from launcher.backends.batch.machines import BatchMachines
+from launcher.backends.batch.options import Where
+from launcher.backends.batch.plan import PREFIX
+from launcher.backends.batch.service import ENDPOINT_VARIABLE, BatchService
+from launcher.backends.gcp import services
+from launcher.backends.gcp.backend import ComputeEngine
+from launcher.backends.gcp.options import Where as VmWhere
+from launcher.backends.gcp.services import Services
+from launcher.backends.gcp.settings import Settings
+from launcher.checks import Check, CheckPart
+from workload.contract.errors import RooflaunchError
+from workload.contract.text import counted
+from workload.storage import gcs
+from workload.storage.gcs import Bucket
+
+BATCH = CheckPart("batch")
+# What Batch's own agent on the VM reports with: https://cloud.google.com/batch/docs/create-run-job-custom-service-account
+REPORTER = "batch.states.report"
+REPORTER_ROLE = "roles/batch.agentReporter"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchPorts:
+    """What is looked at; a test makes one of its own."""
+
+    service: Callable[[str, str], BatchService] = BatchService
+    services: Callable[[str], Services] = services.connect
+    bucket: Callable[[str], Bucket] = lambda name: gcs.connect(name, prefix=f"{PREFIX}/")
+
+
+def examine(where: Where, ports: BatchPorts | None = None) -> Iterator[Check]:
+    """Every check, in order; without a project there is nothing to ask."""
+    ports = ports or BatchPorts()
+    try:
+        settings = ComputeEngine().settings(VmWhere(project=where.project, bucket=where.bucket))
+    except RooflaunchError as error:
+        yield _failed("project", error)
+        return
+    yield from _queue_checks(ports.service(settings.project, where.region), settings, where)
+    yield _bucket_check(settings, ports)
+    yield reporter_check(settings, ports)
+    yield BATCH.note(
+        "the rest", "quotas, images, registry and service account are those of Compute Engine", "launch doctor gcp"
+    )
+
+
+def _queue_checks(service: BatchService, settings: Settings, where: Where) -> Iterator[Check]:
+    try:
+        jobs = [job for job in service.jobs() if not job.is_over]
+        left = list(BatchMachines(service, _no_store).leftovers())
+    except RooflaunchError as error:
+        yield _failed("API", error)
+        return
+    going_on = counted(len(jobs), "job")
+    yield BATCH.ok("API", f"Batch answers in {where.region} of {settings.project}; {going_on} of ours go on")
+    if left:
+        named = ", ".join(f"{item.name} ({item.why})" for item in left)
+        yield BATCH.problem("leftovers", named, f"launch reap --region {where.region}")
+
+
+def _no_store() -> Bucket:
+    raise AssertionError("nobody asks for output here")
+
+
+def _bucket_check(settings: Settings, ports: BatchPorts) -> Check:
+    try:
+        ports.bucket(settings.bucket)
+    except RooflaunchError as error:
+        return _failed("bucket", error)
+    return BATCH.ok("bucket", f"gs://{settings.bucket}/{PREFIX} can be read")
+
+
+def reporter_check(settings: Settings, ports: BatchPorts) -> Check:
+    """Without this permission Batch's agent cannot say that it lives, and every task fails after a while."""
+    if os.environ.get(ENDPOINT_VARIABLE):
+        return BATCH.note("VM's role", f"not asked: {ENDPOINT_VARIABLE} points elsewhere")
+    account = settings.service_account
+    cure = (
+        f"gcloud projects add-iam-policy-binding {settings.project} --member serviceAccount:{account} "
+        f"--role {REPORTER_ROLE}; infra/ does"
+    )
+    try:
+        asked = ports.services(settings.project)
+        roles = asked.roles_in_project(account)
+        may_report = REPORTER_ROLE in roles or REPORTER in asked.permissions(roles)
+    except RooflaunchError as error:
+        return BATCH.note("VM's role", f"not seen: {error}", cure)
+    if not may_report:
+        return BATCH.problem("VM's role", f"{account} lacks {REPORTER_ROLE}: tasks would be given up for lost", cure)
+    return BATCH.ok("VM's role", f"{account} may report to Batch")
+
+
+def _failed(name: str, error: RooflaunchError) -> Check:
+    return BATCH.problem(name, str(error), error.hint)

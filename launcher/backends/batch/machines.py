@@ -1,0 +1,247 @@
+"""The tasks of Cloud Batch in one region, as every backend shows its machines."""
+
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from launcher.backends.batch.plan import LIMIT_LABEL, QUEUE_LABEL, BatchPlan
+from launcher.backends.batch.service import BatchJob, BatchService, BatchTask
+from launcher.backends.door import Condition, Leftover, Listing, Machine, Output, Removed, Submitted, Tell, Tried
+from launcher.jobs.records import NAME, log_object
+from workload.contract.errors import NoCapacityError, RooflaunchError, ToolError
+from workload.contract.text import counted, duration
+from workload.storage.store import MAX_TEXT_BYTES, Store, UnreachableError
+
+LOOK_EVERY_S = 10.0
+# A cancelled job ends its VMs in a minute or two.
+END_S, END_EVERY_S = 300.0, 5.0
+# So much later than a task's limit Batch has ended it.
+LATE_S = 300.0
+STATES = {"RUNNING": Condition.RUNNING, "SUCCEEDED": Condition.GONE, "FAILED": Condition.GONE}
+UNTIL_NOW = "nothing yet"
+
+
+class BatchMachines:
+    """Tasks of one region, by the names of their launches."""
+
+    noun = "task"
+
+    def __init__(
+        self, service: BatchService, store: Callable[[], Store], *, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self._service, self._open_store, self._sleep = service, store, sleep
+        self._store: Store | None = None
+
+    @property
+    def place(self) -> str:
+        return f"{self._service.project} in {self._service.region}"
+
+    @property
+    def calls(self) -> Mapping[str, int]:
+        return self._service.calls
+
+    def now_s(self) -> float:
+        return self._service.now_s()
+
+    def submit(self, plan: BatchPlan, tell: Tell) -> Submitted:
+        """One job of one task; waits until Batch has a VM for it, at most as long as the plan says."""
+        return self.submit_together([plan], tell)
+
+    def submit_together(self, plans: Sequence[BatchPlan], tell: Tell) -> Submitted:
+        """One job with a task for each plan, in their order; waits until the first has a VM.
+
+        Raises `NoCapacityError` after the plan's time in the queue: the job is cancelled then.
+        """
+        first = plans[0]
+        job_id, began_s = first.request.name, self.now_s()
+        try:
+            tell(f"asking Cloud Batch in {self._service.region} for {counted(len(plans), 'task')}")
+            body = first.body(plans)
+            self._service.create(job_id, body, str(uuid.uuid5(uuid.NAMESPACE_URL, job_id)))
+            job = self._scheduled(job_id, first.options.queue_time_s, tell)
+        except BaseException:
+            self._cancel_and_wait(job_id)
+            raise
+        if job is None:
+            said = self._why_queued(job_id)
+            gone = self._cancel_and_wait(job_id)
+            tried = Tried(
+                zone=", ".join(first.request.zones), code="QUEUED", message=said, seconds=self.now_s() - began_s
+            )
+            left = "" if gone else f"; whether job '{job_id}' is cancelled could not be confirmed"
+            raise NoCapacityError(
+                f"no VM for '{job_id}' in {duration(first.options.queue_time_s)} in the queue of Cloud Batch, in "
+                f"{tried.zone}: {said}{left}",
+                hint="--queue-time, longer; another --region, or --zone of its zones; the quota: launch doctor gcp",
+            )
+        names = [plan.request.name for plan in plans]
+        there = {machine.name: machine for machine in self.look(dict.fromkeys(names, ()))}
+        return Submitted(machines=tuple(there[name] for name in names))
+
+    def look(self, names: Mapping[str, Sequence[str]] | None = None) -> Listing[Machine]:
+        """One list of jobs tells of them all; tasks are asked for by job, where one of theirs is meant."""
+        try:
+            jobs = self._service.jobs()
+            machines = {
+                machine.name: machine
+                for job in jobs
+                for machine in self._machines(job, None if names is None else set(names))
+            }
+        except UnreachableError:
+            return Listing(unreachable=(self._service.region,))
+        if names is None:
+            return Listing(there=tuple(one for one in machines.values() if one.condition is not Condition.GONE))
+        gone = {
+            name: Machine(name=name, zone=self._service.region, condition=Condition.GONE)
+            for name in names
+            if name not in machines
+        }
+        return Listing(there=tuple((machines | gone)[name] for name in names))
+
+    def stop(self, machines: Sequence[Machine | Leftover]) -> Sequence[Removed]:
+        """Cancel the jobs of these tasks. Batch ends no task alone: a job with others that still go on is let be."""
+        wanted = [machine.name for machine in machines]
+        try:
+            reasons = self._stop(set(wanted))
+        except UnreachableError:
+            return [Removed.unanswered(self.noun, name, [self._service.region]) for name in wanted]
+        except RooflaunchError as error:
+            reasons = dict.fromkeys(wanted, str(error))
+        region = self._service.region
+        return [
+            Removed(kind=self.noun, name=name, zone=region, gone=not reasons.get(name), reason=reasons.get(name, ""))
+            for name in wanted
+        ]
+
+    def output(self, machine: Machine, start: int) -> Output:
+        """From the log that the task leaves in the bucket every 20 s; nothing goes to Cloud Logging."""
+        self._store = self._store or self._open_store()
+        log = self._store.read(log_object(machine.name), most_bytes=MAX_TEXT_BYTES) if self._is_there(machine) else None
+        new = (log or b"")[start:]
+        return Output(text=new.decode(errors="replace"), next_start=start + len(new))
+
+    def phases(self, machine: Machine) -> Mapping[str, str]:
+        """Its heartbeat comes within a second of its start."""
+        del machine
+        return {}
+
+    def leftovers(self) -> Listing[Leftover]:
+        """Jobs that wait in the queue for longer than was asked for, and tasks that run past their limit."""
+        now_s = self.now_s()
+        left = []
+        for job in self._service.jobs():
+            if why := self._why_left(job, now_s):
+                left += [
+                    Leftover(kind=self.noun, name=one.name, zone=one.zone, why=why)
+                    for one in self._machines(job, None)
+                    if one.condition is not Condition.GONE
+                ]
+        return Listing(there=tuple(left))
+
+    def _machines(self, job: BatchJob, wanted: set[str] | None) -> Iterator[Machine]:
+        """The tasks of a job that are wanted; of a job that has not begun, nobody asks for its tasks."""
+        if wanted is not None and not wanted & set(job.launches):
+            return
+        has_begun = job.state not in ("QUEUED", "SCHEDULED", "STATE_UNSPECIFIED")
+        tasks = {task.index: task for task in self._service.tasks(job.id)} if has_begun else {}
+        for index, name in enumerate(job.launches):
+            if NAME.fullmatch(name) and (wanted is None or name in wanted):
+                yield self._machine(job, name, tasks.get(index))
+
+    def _machine(self, job: BatchJob, name: str, task: BatchTask | None) -> Machine:
+        state = task.state if task else job.state
+        condition = STATES.get(state, Condition.STARTING)
+        if job.is_over:
+            condition = Condition.GONE
+        elif job.state in ("DELETION_IN_PROGRESS", "CANCELLATION_IN_PROGRESS") and condition is not Condition.GONE:
+            condition = Condition.RUNNING
+        limit_s = _number(job.labels.get(LIMIT_LABEL))
+        began_s = task.began_s if task else None
+        is_preempted = state == "FAILED" and task is not None and task.was_preempted
+        events = task.events if task else job.events
+        return Machine(
+            name=name,
+            zone=(task.zone if task else "") or self._service.region,
+            condition=condition,
+            status=state,
+            created_s=began_s or job.created_s,
+            deadline_s=began_s + limit_s if began_s and limit_s else None,
+            preempted=is_preempted,
+            why=events[-1] if condition is Condition.GONE and events else "",
+        )
+
+    def _scheduled(self, job_id: str, queue_time_s: float, tell: Tell) -> BatchJob | None:
+        """The job once it has left the queue; None where it has waited there for too long."""
+        said = ""
+        while True:
+            job = self._service.job(job_id)
+            if job is None:
+                raise ToolError(f"job '{job_id}' was deleted while it was in the queue", hint="launch again")
+            if job.state not in ("QUEUED", "STATE_UNSPECIFIED"):
+                return job
+            if (waited_s := self.now_s() - job.created_s) > queue_time_s:
+                return None
+            if job.events and job.events[-1] != said:
+                said = job.events[-1]
+                tell(f"in the queue for {duration(waited_s)}: {said}")
+            self._sleep(LOOK_EVERY_S)
+
+    def _why_queued(self, job_id: str) -> str:
+        job = self._service.job(job_id)
+        return job.events[-1] if job and job.events else "Batch gives no reason; a stockout or a missing quota waits so"
+
+    def _stop(self, wanted: set[str]) -> dict[str, str]:
+        """What stands against the end of each; empty for one that is gone."""
+        reasons = dict.fromkeys(wanted, "")
+        for job in self._service.jobs():
+            ours = wanted & set(job.launches)
+            if not ours or job.is_over:
+                continue
+            going_on = {one.name for one in self._machines(job, None) if one.condition is not Condition.GONE}
+            others = going_on - wanted
+            if others:
+                why = f"it shares job '{job.id}' with {counted(len(others), 'task')} that would end with it"
+                reasons |= dict.fromkeys(ours & going_on, why)
+            elif going_on and not self._cancel_and_wait(job.id):
+                reasons |= dict.fromkeys(ours, "its job is still there")
+        return reasons
+
+    def _cancel_and_wait(self, job_id: str) -> bool:
+        """Whether a later question has confirmed that the job is over, or not there."""
+        try:
+            job = self._service.job(job_id)
+            if job is None or job.is_over:
+                return True
+            self._service.cancel(job_id)
+            end_s = self.now_s() + END_S
+            while self.now_s() < end_s:
+                job = self._service.job(job_id)
+                if job is None or job.is_over:
+                    return True
+                self._sleep(END_EVERY_S)
+        except RooflaunchError:
+            pass
+        return False
+
+    def _is_there(self, machine: Machine) -> bool:
+        [seen] = self.look({machine.name: (machine.zone,)}) or [None]
+        return seen is not None and seen.condition is not Condition.GONE
+
+    def _why_left(self, job: BatchJob, now_s: float) -> str:
+        if job.is_over:
+            return ""
+        waits_s, queue_s, limit_s = (
+            now_s - job.created_s,
+            _number(job.labels.get(QUEUE_LABEL)),
+            _number(job.labels.get(LIMIT_LABEL)),
+        )
+        if job.state == "QUEUED":
+            is_late = queue_s is not None and waits_s > queue_s + LATE_S
+            return f"it has waited in the queue for {duration(waits_s)}, and nobody waits for it" if is_late else ""
+        began = [one.deadline_s for one in self._machines(job, None) if one.condition is Condition.RUNNING]
+        late = [deadline_s for deadline_s in began if deadline_s is not None and now_s > deadline_s + LATE_S]
+        return f"its limit was {duration(now_s - min(late))} ago" if late and limit_s else ""
+
+
+def _number(text: str | None) -> float | None:
+    return float(text) if text and text.isdigit() else None

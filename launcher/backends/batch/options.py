@@ -1,0 +1,92 @@
+"""The command `launch batch`: what it is asked for beside the run. Light: `launch --help` loads it."""
+
+from dataclasses import dataclass, field, fields
+
+from launcher.backends.gcp.options import Options as VmOptions
+from launcher.backends.gcp.options import gpu_names, zone_names
+from launcher.choice import Command, choice
+from launcher.sizes import limit_s
+
+DEFAULT_QUEUE_S = 1800
+# https://cloud.google.com/batch/docs/reference/rest/v1/projects.locations.jobs (TaskSpec.maxRetryCount)
+MOST_RETRIES = 10
+# \b keeps the lines as they are.
+EXAMPLES = """\b
+Examples:
+  launch batch --gpu t4 --region us-central1 --dry-run
+  launch batch --gpu l4 --region us-central1 --spot --rerun-preempted 3 --repeats 3
+  launch batch --gpu t4 --region us-central1 --zone us-central1-a --queue-time 2h --detach
+"""
+COMMAND = Command(
+    help="""Train on a VM that Google Cloud Batch has in its queue, and bring the bundles home.
+
+    Batch waits for a free GPU, ends the VM, and starts a task again whose spot VM was taken back. Its logs are those
+    that the task leaves in the bucket.
+    """,
+    examples=EXAMPLES,
+    noun="task",
+    sent_to="Cloud Batch",
+)
+_VM = {item.name: item for item in fields(VmOptions)}
+
+
+def _as_gcp(name: str) -> object:
+    """The same option as `launch gcp` has, with its default there."""
+    item = _VM[name]
+    return field(metadata=item.metadata, default=item.default)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Where:
+    """Which region, project and bucket is meant: a job of Batch belongs to one region."""
+
+    region: str = choice("the region of Batch and of its VMs", metavar="REGION")
+    project: str | None = choice("the Google Cloud project (that of your credentials)", default=None, metavar="P")
+    bucket: str | None = choice("where launches and bundles lie (PROJECT-rooflaunch)", default=None, metavar="B")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What `launch batch` is asked for beside the run. `zones`: those of the region that are allowed; () all."""
+
+    gpu: str = choice("which GPU the VM has", metavar="t4|l4|v100|a100|…", autocompletion=gpu_names)
+    zones: tuple[str, ...] = choice(
+        "allow this zone of the region; again for more (every zone of it with the GPU)",
+        default=(),
+        flag="--zone",
+        metavar="Z",
+        autocompletion=zone_names,
+    )
+    spot: bool = _as_gcp("spot")  # type: ignore[assignment] # a field, as dataclass takes it
+    rerun_preempted: int = choice(
+        "have Batch start a task again whose spot VM was taken back, N times at most",
+        default=0,
+        metavar="N",
+        min=0,
+        max=MOST_RETRIES,
+    )
+    queue_time_s: int = choice(
+        "how long to wait in the queue for a free GPU, as 30m or 2h; then the job is cancelled",
+        default=DEFAULT_QUEUE_S,
+        flag="--queue-time",
+        metavar="TIME",
+        parse=limit_s,
+        typed_default="30m",
+    )
+    machine_type: str | None = _as_gcp("machine_type")  # type: ignore[assignment]
+    gpu_count: int = _as_gcp("gpu_count")  # type: ignore[assignment]
+    max_run_time_s: int = _as_gcp("max_run_time_s")  # type: ignore[assignment]
+    max_cost_usd: float | None = _as_gcp("max_cost_usd")  # type: ignore[assignment]
+    usd_per_h: float | None = _as_gcp("usd_per_h")  # type: ignore[assignment]
+    disk_gb: int = _as_gcp("disk_gb")  # type: ignore[assignment]
+    external_ip: bool = choice("without one the subnetwork needs Private Google Access", default=False)
+    image: str | None = _as_gcp("image")  # type: ignore[assignment]
+    repository: str | None = _as_gcp("repository")  # type: ignore[assignment]
+    service_account: str | None = _as_gcp("service_account")  # type: ignore[assignment]
+    network: str | None = _as_gcp("network")  # type: ignore[assignment]
+    subnetwork: str | None = _as_gcp("subnetwork")  # type: ignore[assignment]
+
+    def for_vm(self, zones: tuple[str, ...]) -> VmOptions:
+        """The same as `launch gcp` would be asked for it, in these zones and no other."""
+        shared = {name: getattr(self, name) for name in _VM if hasattr(self, name)}
+        return VmOptions(**{**shared, "zones": zones, "fallback": False})

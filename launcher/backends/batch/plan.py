@@ -1,0 +1,336 @@
+"""`launch batch` before anything happens: the VM of `launch gcp`, as a job of Cloud Batch is asked for it. Pure.
+
+Fields of the job: https://cloud.google.com/batch/docs/reference/rest/v1/projects.locations.jobs
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from launcher.backends.batch.options import Options
+from launcher.backends.gcp import plan as gcp_plan
+from launcher.backends.gcp import plan_text
+from launcher.backends.gcp.gpus import Driver, require
+from launcher.backends.gcp.plan import VmPlan
+from launcher.backends.gcp.planned_vm import PULL_S, SCOPE
+from launcher.backends.gcp.settings import Settings
+from launcher.backends.gcp.skus import PriceList
+from launcher.jobs.records import Price, Request, region_of
+from launcher.kinds import Runtime
+from workload.contract.errors import ToolError, UsageError
+from workload.contract.invocation import as_typed
+from workload.contract.spec import Profile, Resolved
+from workload.contract.task import Task
+from workload.contract.text import dollars, minutes, wrapped
+
+# A VM that was taken back ends its task with this: https://cloud.google.com/batch/docs/troubleshooting
+PREEMPTED_CODE = 50001
+LABELS = {"rooflaunch": "launch"}
+QUEUE_LABEL, LIMIT_LABEL = "rooflaunch-queue-s", "rooflaunch-limit-s"
+# Which launch a task is, by its variables; the job keeps them, so that every launcher can tell.
+LAUNCH_VARIABLE, STORE_VARIABLE, RETRIES_VARIABLE = "ROOFLAUNCH_LAUNCH", "ROOFLAUNCH_STORE", "ROOFLAUNCH_RETRIES"
+LIMIT_VARIABLE = "ROOFLAUNCH_LIMIT_S"
+# Records and bundles of Batch lie beside those of `launch gcp`, whose commands look for VMs.
+PREFIX = "batch"
+# As published for a job on a CPU: 19 s until it is scheduled, 87 s until it runs; a GPU's driver comes on top.
+STARTED_S = {Driver.NONE: 87, Driver.PREINSTALLED: 87 + 120, Driver.INSTALL: 87 + 120}
+NEEDS_PRIVATE_ACCESS = (
+    "without an external address the subnetwork needs Private Google Access, as create_network in infra/ makes it"
+)
+SHM = "2g"
+USER = 1000
+COLUMN = 11
+PROGRAM = Path(__file__).with_name("start.py")
+LANDLORD = Path(__file__).parents[1] / "gcp" / "guest.py"
+# As launcher.machine.containers.for_profile: Docker gives capabilities to root alone, setpriv hands the one over.
+COUNTER_OPTIONS = "--user 0:0 --cap-drop ALL --cap-add SYS_ADMIN --cap-add SETUID --cap-add SETGID --cap-add SETPCAP"
+COUNTER_WORDS = (
+    "setpriv",
+    f"--reuid={USER}",
+    f"--regid={USER}",
+    "--clear-groups",
+    "--inh-caps=-all,+sys_admin",
+    "--ambient-caps=-all,+sys_admin",
+    "--bounding-set=-all,+sys_admin",
+)
+# Volta's is the proprietary module below this branch, and which driver Batch installs is its own choice.
+NO_PROMISE_OF_DRIVER = (
+    "which driver Batch installs is its own choice, and this GPU needs one below {}, as a VM of gcp gets it"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchPlan:
+    """Everything that a launch is about to do. `vm`: as `launch gcp` would have it, with its price and limits."""
+
+    request: Request
+    vm: VmPlan
+    options: Options
+    region: str
+    notes: tuple[str, ...] = ()
+    programs: Mapping[str, str] = field(repr=False)
+
+    @property
+    def settings(self) -> Settings:
+        """Where things lie in Google Cloud."""
+        return self.vm.settings
+
+    @property
+    def attempts(self) -> int:
+        """Batch itself starts a task again."""
+        return 1
+
+    def renamed(self, request: Request) -> "BatchPlan":
+        """The same as a job of its own."""
+        return replace(self, request=request)
+
+    def launched(self, now: datetime, *, image: str) -> "BatchPlan":
+        """The same at that time, which its name has too, with the image by the registry's digest."""
+        vm = self.vm.launched(now, image=image)
+        named = vm.request
+        request = replace(self.request, name=named.name, launched_at=named.launched_at, image=named.image)
+        return replace(self, vm=vm, request=request)
+
+    @property
+    def ready_s(self) -> float:
+        """An estimate: from a free GPU until the run starts."""
+        return STARTED_S[self.vm.driver] + PULL_S
+
+    @property
+    def price(self) -> Price | None:
+        """Of the VM; None: unknown."""
+        return self.request.price(self.request.zones[0])
+
+    def text(self, width: int | None = None) -> str:
+        """The plan as lines, our commands in it as they can be typed here."""
+        rows = [*plan_text.run_rows(self.vm), *self._rows(), *(("note", note) for note in self.notes)]
+        return "\n".join(wrapped(as_typed(text), width, indent=COLUMN, first=name) for name, text in rows)
+
+    def _rows(self) -> Iterator[tuple[str, str]]:
+        vm, options, limit_s = self.vm, self.options, self.request.limit_s
+        kind = "spot" if options.spot else "on demand"
+        yield "vm", f"{vm.machine.name} with {vm.request.gpu_count} x {vm.gpu.title}, {kind}"
+        yield "name", self.request.name
+        yield "zones", f"any of {', '.join(self.request.zones)}: which one, Batch decides"
+        yield "queue", f"up to {minutes(options.queue_time_s)} for a free GPU while this command runs; then cancelled"
+        yield "image", f"{self.request.image}, flavour {vm.request.options['flavour']}"
+        yield "account", self.settings.service_account
+        yield "store", f"{self.request.store}/runs/"
+        attempts = options.rerun_preempted + 1
+        expected_s = min(self.ready_s + vm.run_s, limit_s)
+        price = self.price
+        expected = longest = None
+        if price:
+            figure = f"{price.whole_usd_per_h:.3f} USD per hour in {self.region}"
+            yield "price", f"{figure}; read {price.read}: {price.source}"
+            expected, longest = price.usd(expected_s), price.usd((limit_s + self.ready_s) * attempts)
+        else:
+            yield "price", f"unknown in {self.region}; --usd-per-h takes yours"
+        parts = f"{minutes(self.ready_s)} to start and {minutes(vm.run_s)} for the run assumed"
+        yield "expected", f"{minutes(expected_s)} once it has a VM, {dollars(expected)}: {parts}"
+        times = f" for each of {attempts} attempts" if attempts > 1 else ""
+        whole = f"{minutes(limit_s)}{times}, {dollars(longest)} with the starts"
+        yield "at most", f"{whole}; then Batch ends the task and its VM"
+        yield "besides", f"{price.uncounted if price else 'traffic and tax'}, which are not counted here"
+
+    def sent_text(self) -> str:
+        """The job with its programs left short."""
+        job = json.loads(json.dumps(self.body([self])))
+        container = job["taskGroups"][0]["taskSpec"]["runnables"][0]["container"]
+        names = {
+            text: f"<launcher/backends/{name}, {len(text.splitlines())} lines>" for name, text in self.programs.items()
+        }
+        container["commands"] = [names.get(word, word) for word in container["commands"]]
+        return (
+            f"request    jobs.create in {self.region}; --format json has its texts whole\n{json.dumps(job, indent=1)}"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for `--dry-run --format json`."""
+        return {
+            "name": self.request.name,
+            "region": self.region,
+            "price": self.price and asdict(self.price),
+            "expected_s": self.ready_s + self.vm.run_s,
+            "request": asdict(self.request),
+            "job": self.body([self]),
+            "notes": list(self.notes),
+        }
+
+    def body(self, plans: Sequence["BatchPlan"]) -> dict[str, Any]:
+        """What jobs.create is sent for these plans: a task each, which share all but their runs. No credential."""
+        limit_s, retries = self.request.limit_s, self.options.rerun_preempted
+        task = {
+            "runnables": [{"container": self._container(plans)}],
+            "computeResource": {"cpuMilli": str(self.vm.machine.vcpus * 1000)},
+            "maxRunDuration": f"{limit_s}s",
+            "maxRetryCount": retries,
+            "environment": {
+                "variables": {
+                    STORE_VARIABLE: self.request.store,
+                    LIMIT_VARIABLE: str(limit_s),
+                    RETRIES_VARIABLE: str(retries),
+                    # For the record: a container cannot see which image it is.
+                    "ROOFLAUNCH_IMAGE_DIGEST": self.request.image.partition("@")[2],
+                }
+            },
+        }
+        if retries:
+            again = {"action": "RETRY_TASK", "actionCondition": {"exitCodes": [PREEMPTED_CODE]}}
+            task["lifecyclePolicies"] = [again]
+        labels = {**LABELS, QUEUE_LABEL: str(self.options.queue_time_s), LIMIT_LABEL: str(limit_s)}
+        return {
+            "taskGroups": [
+                {
+                    "taskSpec": task,
+                    "taskCount": str(len(plans)),
+                    "parallelism": str(len(plans)),
+                    # Two tasks on one VM would disturb each other's figures.
+                    "taskCountPerNode": "1",
+                    "taskEnvironments": [{"variables": {LAUNCH_VARIABLE: plan.request.name}} for plan in plans],
+                }
+            ],
+            "allocationPolicy": self._allocation(labels),
+            # Without a logsPolicy nothing goes to Cloud Logging: the task leaves its own log in the bucket.
+            "labels": labels,
+        }
+
+    def _container(self, plans: Sequence["BatchPlan"]) -> dict[str, Any]:
+        program, landlord = self.programs.values()
+        begin = ["python", "-c", program, landlord]
+        options = f"--network host --shm-size {SHM}"
+        if any(run.spec.profile is Profile.NCU for plan in plans for run in plan.request.work.runs):
+            begin, options = [*COUNTER_WORDS, *begin], f"{options} {COUNTER_OPTIONS}"
+        return {
+            "imageUri": self.request.image,
+            "entrypoint": begin[0],
+            "commands": begin[1:],
+            "options": options,
+        }
+
+    def _allocation(self, labels: Mapping[str, str]) -> dict[str, Any]:
+        vm, options = self.vm, self.options
+        policy: dict[str, Any] = {
+            "machineType": vm.machine.name,
+            "provisioningModel": "SPOT" if options.spot else "STANDARD",
+            "bootDisk": {"sizeGb": str(options.disk_gb), "type": vm.gpu.disk_type},
+        }
+        if vm.gpu.accelerator:
+            policy["accelerators"] = [{"type": vm.gpu.accelerator, "count": str(vm.request.gpu_count)}]
+        interface: dict[str, Any] = {"noExternalIpAddress": not options.external_ip}
+        if self.settings.network or not self.settings.subnetwork:
+            interface["network"] = _network(self.settings)
+        if self.settings.subnetwork:
+            interface["subnetwork"] = _subnetwork(self.settings, self.region)
+        return {
+            "location": {"allowedLocations": [f"zones/{zone}" for zone in self.request.zones]},
+            "instances": [{"policy": policy, "installGpuDrivers": vm.driver is not Driver.NONE}],
+            "serviceAccount": {"email": self.settings.service_account, "scopes": [SCOPE]},
+            "network": {"networkInterfaces": [interface]},
+            "labels": dict(labels),
+        }
+
+
+def make_plan(
+    resolved: Resolved,
+    options: Options,
+    settings: Settings,
+    region: str,
+    *,
+    image: str,
+    now: datetime,
+    token: str,
+    task: Task | None = None,
+    today: PriceList | None = None,
+    notes: Sequence[str] = (),
+) -> BatchPlan:
+    """The plan of `launch batch`; touches nothing but tables and programs. `now` is aware.
+
+    Raises `UsageError` for what a VM cannot do, for a GPU that the region has not, and for a zone of another region.
+    """
+    zones = _zones(options, region)
+    vm = gcp_plan.make_plan(
+        resolved,
+        options.for_vm(zones),
+        settings,
+        image=image,
+        now=now,
+        token=token,
+        today=today,
+        notes=notes,
+        task=task,
+    )
+    request = replace(
+        vm.request,
+        backend="batch",
+        store=f"{vm.request.store}/{PREFIX}",
+        place=f"batch-{vm.gpu.name}",
+        runtime=Runtime.PROCESS,
+        zones=list(zones),
+        options={**{name: vm.request.options[name] for name in ("project", "flavour")}, "region": region},
+    )
+    return BatchPlan(
+        request=request,
+        vm=vm,
+        options=options,
+        region=region,
+        notes=tuple(_notes(vm, options)),
+        programs={f"{path.parent.name}/{path.name}": _text(path) for path in (PROGRAM, LANDLORD)},
+    )
+
+
+def _zones(options: Options, region: str) -> tuple[str, ...]:
+    gpu = require(options.gpu)
+    there = tuple(zone for zone in gpu.zones if region_of(zone) == region)
+    if not there:
+        raise UsageError(
+            f"no {gpu.title} in region '{region}'; the regions with one: {', '.join(gpu.regions)}",
+            hint=f"--region {gpu.regions[0]}",
+        )
+    for zone in options.zones:
+        if zone not in there:
+            raise UsageError(
+                f"zone '{zone}' is none with a {gpu.title} in {region}; there: {', '.join(there)}",
+                hint=f"--zone {there[0]}, or --region {region_of(zone) or there[0]}",
+            )
+    return tuple(dict.fromkeys(options.zones)) or there
+
+
+def _notes(vm: VmPlan, options: Options) -> Iterator[str]:
+    yield from (note for note in vm.notes if note != gcp_plan.NEEDS_NAT)
+    if not options.external_ip:
+        yield NEEDS_PRIVATE_ACCESS
+    if vm.gpu.driver_below and vm.driver is not Driver.NONE:
+        yield NO_PROMISE_OF_DRIVER.format(vm.gpu.driver_below)
+    if not options.external_ip and any(run.spec.download for run in vm.request.work.runs):
+        yield "the data set is downloaded from the open network: without an external address that needs Cloud NAT"
+    if any(run.spec.profile is Profile.NCU for run in vm.request.work.runs):
+        yield "ncu gets CAP_SYS_ADMIN for the whole task, not for its pass alone: Batch starts one container"
+
+
+def _network(settings: Settings) -> str:
+    name = settings.network or "default"
+    return name if "/" in name else f"projects/{settings.project}/global/networks/{name}"
+
+
+def _subnetwork(settings: Settings, region: str) -> str:
+    name = settings.subnetwork or ""
+    if name.startswith("projects/"):
+        return name
+    path = name if name.startswith("regions/") else f"regions/{region}/subnetworks/{name}"
+    return f"projects/{settings.project}/{path}"
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ToolError(f"this installation lacks {path.name}", hint="install rooflaunch again") from error
+
+
+def stamp(now_s: float) -> datetime:
+    """An aware time."""
+    return datetime.fromtimestamp(now_s, UTC)

@@ -1,0 +1,282 @@
+"""The border to Cloud Batch: what is asked of one region of one project, and what it answers, as values.
+
+google-cloud-batch is imported by functions alone. Its own retries are turned off, as in the border to Compute Engine.
+"""
+
+import json
+import os
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from launcher.backends.batch.plan import LAUNCH_VARIABLE, PREEMPTED_CODE
+from launcher.backends.gcp.compute import CloudClock, credentials_for, repeated
+from launcher.backends.gcp.refusals import BUSY, DeniedError, no_credentials, reasons_of, said_by
+from workload.contract.errors import ToolError, UsageError
+from workload.storage.gcs import LOG_IN, foreign_answer
+from workload.storage.store import UnreachableError
+
+ENDPOINT_VARIABLE = "ROOFLAUNCH_BATCH_ENDPOINT"
+PUBLIC_ENDPOINT = "https://batch.googleapis.com"
+# A question is answered in a second or two; of a failing one this long.
+ANSWER_S, RETRY_S = 15.0, 30.0
+PAGE = 1000
+# What Batch allows as a job's id, as Compute Engine does as a VM's name.
+JOB_ID = re.compile(r"[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchJob:
+    """One job. `launches`: the launch that each task is, in the order of tasks; `tasks`: how many are in which state.
+
+    `events`: what Batch says happened, oldest first. `labels` are ours.
+    """
+
+    id: str
+    state: str
+    created_s: float
+    launches: tuple[str, ...]
+    tasks: Mapping[str, int]
+    events: tuple[str, ...]
+    labels: Mapping[str, str]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether none of its tasks will run any more."""
+        return self.state in ("SUCCEEDED", "FAILED", "CANCELLED")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchTask:
+    """One task of a job. `began_s`: when it began to run last; `codes`: of its exits, oldest first; `zone` if told."""
+
+    index: int
+    state: str
+    began_s: float | None
+    codes: tuple[int, ...]
+    events: tuple[str, ...]
+    zone: str = ""
+
+    @property
+    def was_preempted(self) -> bool:
+        """Whether its last VM was taken back."""
+        return bool(self.codes) and self.codes[-1] == PREEMPTED_CODE
+
+
+class BatchService:
+    """Cloud Batch in one region of a project. Threads may share it; `calls` counts requests, each repetition too."""
+
+    def __init__(
+        self,
+        project: str,
+        region: str,
+        *,
+        sleep: Callable[[float], None] = time.sleep,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.project, self.region = project, region
+        self.calls: Counter[str] = Counter()
+        self._parent = f"projects/{project}/locations/{region}"
+        self._sleep, self._monotonic = sleep, monotonic
+        self._clock = CloudClock(monotonic)
+        self._client: Any = None
+        self._lock = threading.Lock()
+
+    def now_s(self) -> float:
+        """Seconds since 1970 by the cloud's clock."""
+        if self._clock.now_s() is None:
+            self._ask("list_jobs", {"parent": self._parent, "page_size": 1})
+        now_s = self._clock.now_s()
+        if now_s is None:
+            raise ToolError(
+                "Cloud Batch's answers have no date, without which the age of a job is not known",
+                hint=f"curl -I {PUBLIC_ENDPOINT}: a proxy in between may take the date away",
+            )
+        return now_s
+
+    def create(self, job_id: str, body: Mapping[str, Any], request_id: str) -> BatchJob | None:
+        """Ask for the job of `body` (REST names); None where one of that id is there already."""
+        from google.api_core import exceptions as api  # noqa: PLC0415 - see the module
+        from google.cloud import batch_v1  # noqa: PLC0415
+
+        job = batch_v1.Job.from_json(json.dumps(body))
+        request = {"parent": self._parent, "job_id": job_id, "job": job, "request_id": request_id}
+        try:
+            return _job(self._ask("create_job", request))
+        except ToolError as error:
+            if isinstance(error.__cause__, api.Conflict):
+                return None
+            raise
+
+    def jobs(self) -> list[BatchJob]:
+        """Every job of ours in the region."""
+        # Labels are looked at here too: a server may not know the filter.
+        request = {"parent": self._parent, "filter": 'labels.rooflaunch="launch"', "page_size": PAGE}
+        jobs: list[BatchJob] = []
+        while True:
+            page = self._ask("list_jobs", request)
+            jobs += [_job(job) for job in page.jobs if dict(job.labels).get("rooflaunch") == "launch"]
+            if not page.next_page_token:
+                return jobs
+            request = {**request, "page_token": page.next_page_token}
+
+    def job(self, job_id: str) -> BatchJob | None:
+        """The job of that id; None where there is none."""
+        if not JOB_ID.fullmatch(job_id):
+            return None
+        answer = self._ask("get_job", {"name": f"{self._parent}/jobs/{job_id}"}, missing=True)
+        return None if answer is None else _job(answer)
+
+    def tasks(self, job_id: str) -> list[BatchTask]:
+        """The tasks of a job that have begun to exist, in their order."""
+        request: dict[str, Any] = {"parent": f"{self._parent}/jobs/{job_id}/taskGroups/group0", "page_size": PAGE}
+        tasks: list[BatchTask] = []
+        while True:
+            page = self._ask("list_tasks", request, missing=True)
+            if page is None:
+                return tasks
+            tasks += [_task(task) for task in page.tasks]
+            if not page.next_page_token:
+                return sorted(tasks, key=lambda task: task.index)
+            request = {**request, "page_token": page.next_page_token}
+
+    def cancel(self, job_id: str) -> None:
+        """Have Batch end the job's tasks; of one that is over or not there nothing is asked."""
+        self._ask("cancel_job", {"name": f"{self._parent}/jobs/{job_id}"}, missing=True, over=True)
+
+    def _ask(self, method: str, request: Mapping[str, Any], *, missing: bool = False, over: bool = False) -> Any:
+        """The answer; None for a 404 with `missing`, and with `over` for a job that is over already."""
+        from google.api_core import exceptions as api  # noqa: PLC0415 - see the module
+
+        def call() -> Any:
+            with self._lock:
+                self.calls[f"batch.{method}"] += 1
+                client = self._client = self._client or self._connected()
+            answer = getattr(client, method)(dict(request), retry=None, timeout=ANSWER_S)
+            # The client's pagers would ask on by themselves, without our limits.
+            return getattr(answer, "_response", answer)
+
+        with self._translated(method):
+            try:
+                return repeated(call, RETRY_S, sleep=self._sleep, monotonic=self._monotonic)
+            except api.NotFound as error:
+                if (missing and "/jobs/" in said_by(error)) or (missing and "not found" in said_by(error).lower()):
+                    return None
+                raise
+            except (api.FailedPrecondition, api.BadRequest):
+                if over:
+                    return None
+                raise
+
+    def _connected(self) -> Any:
+        endpoint = os.environ.get(ENDPOINT_VARIABLE)
+        try:
+            from google.cloud import batch_v1  # noqa: PLC0415 - see the module
+        except ModuleNotFoundError as error:
+            raise ToolError(
+                "the package google-cloud-batch is missing", hint="pip install 'rooflaunch[batch]'"
+            ) from error
+        client = batch_v1.BatchServiceClient(
+            credentials=credentials_for(endpoint),
+            transport="rest",
+            client_options={"api_endpoint": endpoint} if endpoint else None,
+        )
+        session: Any = client.transport._session  # type: ignore[attr-defined] # noqa: SLF001 - no public way
+        session.hooks["response"].append(self._clock.hear)
+        return client
+
+    @contextmanager
+    def _translated(self, method: str) -> Iterator[None]:
+        """Turn what the client and its libraries raise into our errors, cause kept."""
+        import requests  # noqa: PLC0415 - see the module
+        import urllib3  # noqa: PLC0415
+        from google.api_core import exceptions as api  # noqa: PLC0415
+        from google.auth import exceptions as auth  # noqa: PLC0415
+        from google.protobuf import json_format  # noqa: PLC0415
+
+        try:
+            yield
+        except json_format.ParseError as error:
+            raise foreign_answer("Cloud Batch", os.environ.get(ENDPOINT_VARIABLE) or PUBLIC_ENDPOINT) from error
+        except api.GoogleAPICallError as error:
+            raise self._explained(error, method) from error
+        except auth.TransportError as error:
+            raise _unreachable(error) from error
+        except auth.GoogleAuthError as error:
+            raise (_unreachable if error.retryable else no_credentials)(error) from error
+        except (requests.RequestException, urllib3.exceptions.HTTPError, ConnectionError, TimeoutError) as error:
+            raise _unreachable(error) from error
+
+    def _explained(self, error: Any, method: str) -> ToolError | UsageError:
+        code, message = int(error.code), said_by(error)
+        if code in BUSY:
+            return _unreachable(error)
+        if reasons_of(error) & {"accessNotConfigured", "SERVICE_DISABLED"}:
+            return DeniedError(
+                f"the Batch API is disabled in project '{self.project}'",
+                hint=f"gcloud services enable batch.googleapis.com --project {self.project}",
+            )
+        if code == 403:  # noqa: PLR2004 - HTTP
+            return DeniedError(
+                f"no permission for Batch in project '{self.project}': {message}",
+                hint=f"ask its owner to add you to `launchers` in infra/, or change the account: {LOG_IN}",
+            )
+        if code == 401:  # noqa: PLR2004
+            return no_credentials(error)
+        if code == 404 and "ocation" in message:  # noqa: PLR2004
+            return UsageError(f"Batch has no region '{self.region}': {message}", hint="--region us-central1")
+        return ToolError(f"Cloud Batch refused {method}: {message}", hint=f"launch doctor batch --region {self.region}")
+
+
+def _unreachable(error: BaseException) -> UnreachableError:
+    endpoint = os.environ.get(ENDPOINT_VARIABLE)
+    where = endpoint or PUBLIC_ENDPOINT
+    usual = f"check the network and its proxy (curl -I {PUBLIC_ENDPOINT}), then run again"
+    hint = f"start that server, or unset {ENDPOINT_VARIABLE}" if endpoint else usual
+    system = re.search(r"\[Errno -?\d+\] ([^'\")]+)", said_by(error))
+    return UnreachableError(
+        f"Cloud Batch cannot be reached at {where}: {system[1] if system else said_by(error)}", hint=hint
+    )
+
+
+def _job(job: Any) -> BatchJob:
+    groups = list(job.task_groups)
+    launches = [dict(one.variables).get(LAUNCH_VARIABLE, "") for group in groups for one in group.task_environments]
+    counts: Counter[str] = Counter()
+    for group in job.status.task_groups.values():
+        counts.update({str(state): int(count) for state, count in group.counts.items()})
+    return BatchJob(
+        id=job.name.rpartition("/")[2],
+        state=job.status.state.name,
+        created_s=_seconds(job.create_time) or 0.0,
+        launches=tuple(launches),
+        tasks=counts,
+        events=tuple(event.description for event in job.status.status_events),
+        labels=dict(job.labels),
+    )
+
+
+def _task(task: Any) -> BatchTask:
+    events = list(task.status.status_events)
+    began = [_seconds(event.event_time) for event in events if event.task_state.name == "RUNNING"]
+    codes = [event.task_execution.exit_code for event in events if event.task_state.name == "FAILED"]
+    codes += [PREEMPTED_CODE for event in events if not codes and f"{PREEMPTED_CODE}" in event.description]
+    zones = re.findall(r"zones/([a-z0-9-]+)/", " ".join(event.description for event in events))
+    return BatchTask(
+        index=int(task.name.rpartition("/")[2]),
+        state=task.status.state.name,
+        began_s=began[-1] if began else None,
+        codes=tuple(codes),
+        events=tuple(event.description for event in events),
+        zone=zones[-1] if zones else "",
+    )
+
+
+def _seconds(moment: datetime | None) -> float | None:
+    return moment.timestamp() if moment else None

@@ -1,0 +1,165 @@
+"""`launch batch` as its user has it: the real command, client, store, agent and trainer; Batch itself is a fake."""
+
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from launcher.backends.batch.machines import BatchMachines
+from launcher.backends.batch.options import Options
+from launcher.backends.batch.plan import PREFIX, make_plan, stamp
+from launcher.backends.batch.service import ENDPOINT_VARIABLE, BatchService
+from launcher.jobs import run as jobs_run
+from launcher.jobs.session import Session
+from tests.launcher.backends.batch.fake_batch import PROJECT, REGION, FakeBatch, FakeTask
+from tests.launcher.backends.gcp.canned_cloud import IMAGE, SETTINGS
+from tests.launcher.backends.gcp.fake_metadata import FakeMetadata
+from tests.workload.storage import gcs_server
+from tests.workload.storage.gcs_server import BUCKET
+from workload.contract import bundle
+from workload.contract.errors import ExitCode
+from workload.contract.spec import Device, Origin, Resolved, RunSpec
+from workload.contract.task import Task, TaskRun
+from workload.storage.inventory import sealed_runs
+from workload.storage.store import open_store
+
+pytestmark = [
+    pytest.mark.world,
+    pytest.mark.timeout(400),
+    pytest.mark.skipif("FULL_PAGES" not in os.environ, reason="takes half a minute: FULL_PAGES=1 runs it"),
+]
+
+ROOT = Path(__file__).parents[4]
+TINY = ("--cpu", "--model=squeezenet1_1", "--batch-size=1", "--warmup=1", "--image-size=64", "--no-ceilings")
+PLACE = ("--region", REGION, "--project", PROJECT, "--bucket", BUCKET)
+
+
+@dataclass
+class World:
+    """What a launch meets."""
+
+    fake: FakeBatch
+    folder: Path
+    vm: Any
+
+    def launch(self, *words: str, code: int = ExitCode.DONE) -> tuple[str, str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "launcher", *words],
+            cwd=self.folder,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout, done.stderr
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    def execute(
+        task: FakeTask, container: Mapping[str, Any], variables: Mapping[str, str]
+    ) -> "subprocess.Popen[bytes]":
+        assert container["entrypoint"] == "python"
+        log = (tmp_path / f"{task.launch}-{task.attempt}.txt").open("wb")
+        words = [sys.executable, *container["commands"]]
+        return subprocess.Popen(
+            words, env={**os.environ, **variables, "PYTHONPATH": str(ROOT)}, stdout=log, stderr=subprocess.STDOUT
+        )
+
+    vm: Any = SimpleNamespace(
+        instance_id=1,
+        name="batch-vm-1",
+        zone="us-central1-a",
+        machine_type="n1-standard-4",
+        cpu_platform="Intel Skylake",
+        preempted=False,
+        spot=False,
+        project=PROJECT,
+        metadata={},
+        body={},
+        guest_attributes={},
+        gone=threading.Event(),
+    )
+    with (
+        gcs_server.running(tmp_path / "gcs.log") as server,
+        FakeMetadata(vm) as metadata,
+        FakeBatch(execute=execute) as fake,
+    ):
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
+        monkeypatch.setenv("GCE_METADATA_HOST", metadata.host)
+        monkeypatch.setenv("ROOFLAUNCH_COMPUTE_ENDPOINT", "http://127.0.0.1:9")
+        monkeypatch.setenv(ENDPOINT_VARIABLE, fake.url)
+        yield World(fake, tmp_path, vm)
+
+
+def test_from_the_command_to_the_bundle(world: World) -> None:
+    words = ("--gpu", "t4", *PLACE, "--image", IMAGE, "--usd-per-h", "3600", *TINY, "--iterations", "2")
+    out, err = world.launch("batch", *words)
+    [folder] = (world.folder / "results").iterdir()
+    run = bundle.read(folder).record
+    assert (run.status, run.environment.backend, run.environment.runtime) == ("completed", "batch", "process")
+    assert "-batch-t4-us-central1-a-squeezenet1_1-" in folder.name
+    assert run.environment.cloud is not None
+    assert (run.environment.cloud.zone, run.environment.cloud.spot) == ("us-central1-a", False)
+    assert run.cost is not None
+    assert run.cost.usd is not None
+    assert "asking Cloud Batch in us-central1 for 1 task" in err
+    assert re.search(r"^  cost +\d+\.\d{3} USD from ", out, re.MULTILINE)
+
+    [job] = world.fake.jobs
+    out, _ = world.launch("status", *PLACE)
+    assert re.search(rf"^{job} +t4 +us-central1-a +done .* 1$", out, re.MULTILINE)
+    out, _ = world.launch("logs", job, *PLACE)
+    assert "uploaded" in out
+    _, err = world.launch("down", job, *PLACE)
+    assert f"'{job}' has no task: it is gone already" in err
+
+
+def test_a_task_that_is_taken_back_in_the_middle_goes_on_where_it_was(world: World) -> None:
+    base = RunSpec(model="squeezenet1_1", device=Device.CPU, batch_size=1, warmup=1, iterations=3, image_size=64)
+    base = RunSpec(**{**base.to_json(), "ceilings": False})
+    runs = tuple(TaskRun(spec=base, block=block, run_key=f"{block:016x}") for block in (1, 2, 3))
+    service = BatchService(PROJECT, REGION)
+    store = open_store(f"gs://{BUCKET}/{PREFIX}", jobs=4)
+    machines = BatchMachines(service, lambda: store)
+    plan = make_plan(
+        Resolved(spec=base, origin={"model": Origin.OPTION}),
+        Options(gpu="t4", spot=True, rerun_preempted=2, usd_per_h=1.0),
+        SETTINGS,
+        REGION,
+        image=IMAGE,
+        now=stamp(time.time()),
+        token="0000bb",
+        task=Task(job="night", runs=runs),
+    )
+
+    def take_back() -> None:
+        deadline_s = time.monotonic() + 120
+        while not list(sealed_runs(store)):
+            assert time.monotonic() < deadline_s
+            time.sleep(0.1)
+        world.vm.preempted = True
+        world.fake.preempt(plan.request.name)
+        world.vm.preempted = False
+
+    thread = threading.Thread(target=take_back)
+    thread.start()
+    outcome = jobs_run.run(Session(machines=machines, store=store), plan, output=world.folder / "results")
+    thread.join()
+    assert outcome.exit_code == ExitCode.DONE, outcome.error
+    sealed = list(sealed_runs(store))
+    completed = sorted(run.run_key for run in sealed if run.status == "completed")
+    assert completed == [run.run_key for run in runs], "each once"
+    assert world.fake.task(plan.request.name).attempt == 1
+    assert world.fake.running() == 0

@@ -1,0 +1,208 @@
+"""Jobs that wait for ever, fail, are taken back or deleted, and a thousand tasks: the real client asks a fake."""
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher.backends.batch.machines import BatchMachines
+from launcher.backends.batch.plan import BatchPlan
+from launcher.backends.batch.service import ENDPOINT_VARIABLE, BatchService
+from launcher.backends.door import Condition, Machine
+from launcher.backends.gcp.refusals import DeniedError
+from tests.launcher.backends.batch.fake_batch import PROJECT, REGION, FakeBatch
+from tests.launcher.backends.batch.test_batch_contract import plan_of
+from tests.launcher.backends.contract import silent
+from tests.launcher.backends.gcp.test_gcp_contract import Clock
+from workload.contract.errors import NoCapacityError, RooflaunchError, ToolError, UsageError
+from workload.storage.store import Store, UnreachableError, open_store
+
+pytestmark = pytest.mark.world
+
+
+class Region:
+    """One region with its fake service, and machines that ask it."""
+
+    def __init__(self, fake: FakeBatch, clock: Clock, store: Store) -> None:
+        self.fake, self.clock = fake, clock
+        self.service = BatchService(PROJECT, REGION, sleep=clock.sleep, monotonic=clock.now)
+        self.machines = BatchMachines(self.service, lambda: store, sleep=clock.sleep)
+
+    def submit(self, *plans: BatchPlan) -> list[Machine]:
+        return list(self.machines.submit_together(plans, silent).machines)
+
+    def look(self, name: str) -> Machine:
+        [machine] = self.machines.look({name: ()})
+        return machine
+
+
+@pytest.fixture
+def region(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Region]:
+    clock = Clock()
+    with FakeBatch(clock=clock.now) as fake:
+        monkeypatch.setenv(ENDPOINT_VARIABLE, fake.url)
+        yield Region(fake, clock, open_store(str(tmp_path)))
+
+
+def test_a_job_that_waits_for_ever_is_cancelled_with_the_reason(region: Region) -> None:
+    region.fake.stockout = "Quota checking process decided to delay scheduling for the job: inadequate quotas [T4]"
+    lines = list[str]()
+    began_s = region.clock.now()
+    with pytest.raises(NoCapacityError) as refused:
+        region.machines.submit(plan_of("00000a", queue_time_s=900), lines.append)
+    assert str(refused.value) == (
+        "no VM for 'rooflaunch-t4-20270115-080000-00000a' in 15 min in the queue of Cloud Batch, in us-central1-a, "
+        "us-central1-b: Quota checking process decided to delay scheduling for the job: inadequate quotas [T4]"
+    )
+    assert refused.value.hint.startswith("--queue-time, longer; another --region")
+    assert 900 <= region.clock.now() - began_s < 1000
+    assert [job.state for job in region.fake.jobs.values()] == ["CANCELLED"]
+    assert lines[0] == "asking Cloud Batch in us-central1 for 1 task"
+    assert lines[1].startswith("in the queue for 0 s: Quota checking")
+    assert len(lines) == 2, "said once"
+
+
+def test_taken_back_twice_then_done(region: Region) -> None:
+    [machine] = region.submit(plan_of("00000b", spot=True, rerun_preempted=2))
+    for attempt in (1, 2):
+        region.fake.preempt(machine.name)
+        assert region.look(machine.name).condition is Condition.RUNNING, "Batch starts it again by itself"
+        assert region.fake.task(machine.name).attempt == attempt
+    region.fake.end(machine.name)
+    seen = region.look(machine.name)
+    assert (seen.condition, seen.preempted, seen.status) == (Condition.GONE, False, "SUCCEEDED")
+
+
+def test_taken_back_once_more_than_asked_for(region: Region) -> None:
+    [machine] = region.submit(plan_of("00000c", spot=True, rerun_preempted=1))
+    region.fake.preempt(machine.name)
+    region.look(machine.name)
+    region.fake.preempt(machine.name)
+    seen = region.look(machine.name)
+    assert (seen.condition, seen.preempted) == (Condition.GONE, True)
+    assert "exit code 50001" in seen.why
+
+
+def test_one_task_of_several_fails(region: Region) -> None:
+    plans = [plan_of(f"{number:06x}") for number in (1, 2, 3)]
+    names = [machine.name for machine in region.submit(*plans)]
+    region.fake.end(names[1], code=6)
+    listing = {seen.name: seen for seen in region.machines.look(dict.fromkeys(names, ()))}
+    assert [listing[name].condition for name in names] == [Condition.RUNNING, Condition.GONE, Condition.RUNNING]
+    assert "exit code 6" in listing[names[1]].why
+    assert {seen.name for seen in region.machines.look()} == {names[0], names[2]}
+
+
+def test_batch_ends_no_task_alone(region: Region) -> None:
+    names = [machine.name for machine in region.submit(plan_of("000001"), plan_of("000002"))]
+    [removed] = region.machines.stop([region.look(names[0])])
+    assert (removed.gone, removed.reason) == (
+        False,
+        f"it shares job '{names[0]}' with 1 task that would end with it",
+    )
+    assert region.look(names[1]).condition is Condition.RUNNING
+    assert [removed.gone for removed in region.machines.stop([region.look(name) for name in names])] == [True, True]
+    assert region.fake.running() == 0
+
+
+def test_a_job_whose_agent_was_lost_is_over(region: Region) -> None:
+    [machine] = region.submit(plan_of("00000d"))
+    region.fake.end(machine.name, code=50002)
+    assert region.look(machine.name).condition is Condition.GONE
+
+
+def test_a_job_that_nobody_waits_for_is_left_over(region: Region) -> None:
+    region.fake.stockout = "no T4 is free"
+    plan = plan_of("00000e", queue_time_s=600)
+    region.service.create(plan.request.name, plan.body([plan]), "0" * 8 + "-0000-4000-8000-000000000000")
+    assert list(region.machines.leftovers()) == []
+    region.clock.s += 3600
+    [left] = region.machines.leftovers()
+    assert (left.name, left.why) == (
+        plan.request.name,
+        "it has waited in the queue for 60 min, and nobody waits for it",
+    )
+    assert [removed.gone for removed in region.machines.stop([left])] == [True]
+    assert list(region.machines.leftovers()) == []
+
+
+def test_a_thousand_tasks_are_one_job_and_a_few_questions(region: Region) -> None:
+    plans = [plan_of(f"{number:06x}") for number in range(1000)]
+    names = [machine.name for machine in region.submit(*plans)]
+    assert len(names) == 1000
+    assert len(region.fake.jobs) == 1
+    for name in names[:50]:
+        region.fake.preempt(name)
+    before = region.fake.asked.total()
+    listing = {seen.name: seen for seen in region.machines.look(dict.fromkeys(names, ()))}
+    assert sum(seen.preempted for seen in listing.values()) == 50
+    assert sum(seen.condition is Condition.RUNNING for seen in listing.values()) == 950
+    assert region.fake.asked.total() - before == 2, "one list of jobs, one page of tasks"
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "message", "hint"),
+    [
+        (
+            (403, "SERVICE_DISABLED", "Batch API has not been used in project my-project before"),
+            DeniedError,
+            "the Batch API is disabled in project 'my-project'",
+            "gcloud services enable batch.googleapis.com --project my-project",
+        ),
+        (
+            (403, "IAM_PERMISSION_DENIED", "Permission 'batch.jobs.list' denied"),
+            DeniedError,
+            "no permission for Batch in project 'my-project': Permission 'batch.jobs.list' denied",
+            "ask its owner to add you to `launchers` in infra/, or change the account: ",
+        ),
+        (
+            (404, "NOT_FOUND", "Location mars-north1 is not found"),
+            UsageError,
+            "Batch has no region 'us-central1': Location mars-north1 is not found",
+            "--region us-central1",
+        ),
+        (
+            (400, "INVALID", "machine type n1-foo is not valid"),
+            ToolError,
+            "Cloud Batch refused list_jobs: machine type n1-foo is not valid",
+            "launch doctor batch --region us-central1",
+        ),
+        (
+            (503, "UNAVAILABLE", "The service is currently unavailable."),
+            UnreachableError,
+            "Cloud Batch cannot be reached at http",
+            "start that server, or unset ROOFLAUNCH_BATCH_ENDPOINT",
+        ),
+    ],
+    ids=["disabled", "denied", "region", "refused", "busy"],
+)
+def test_what_batch_refuses(
+    answer: tuple[int, str, str], kind: type[RooflaunchError], message: str, hint: str, region: Region
+) -> None:
+    region.fake.refuses = answer
+    with pytest.raises(kind) as refused:
+        region.service.jobs()
+    assert str(refused.value).startswith(message)
+    assert refused.value.hint.startswith(hint)
+
+
+def test_a_closed_port(region: Region, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENDPOINT_VARIABLE, "http://127.0.0.1:9")
+    service = BatchService(PROJECT, REGION, sleep=region.clock.sleep, monotonic=region.clock.now)
+    with pytest.raises(UnreachableError) as refused:
+        service.jobs()
+    assert str(refused.value) == "Cloud Batch cannot be reached at http://127.0.0.1:9: Connection refused"
+
+
+def test_the_package_may_be_missing(region: Region, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "google.cloud.batch_v1", None)
+    monkeypatch.delattr("google.cloud.batch_v1", raising=False)
+    service = BatchService(PROJECT, REGION, sleep=region.clock.sleep, monotonic=region.clock.now)
+    ask: Callable[[], object] = service.jobs
+    with pytest.raises(ToolError) as refused:
+        ask()
+    assert (str(refused.value), refused.value.hint) == (
+        "the package google-cloud-batch is missing",
+        "pip install 'rooflaunch[batch]'",
+    )
