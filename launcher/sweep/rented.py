@@ -297,7 +297,7 @@ class RentedPlace:
         for _, plan in started:
             self._launcher.record(plan)
         submitted = together([plan for _, plan in started], self._here.note)
-        machines = {machine.name: machine for one in submitted for machine in one.machines}
+        machines = {machine.name: machine for machine in submitted.machines}
         for launch, _ in started:
             if launch.name in machines:
                 launch.machine = machines[launch.name]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.backends.batch.options import Options
+from launcher.backends.door import Estimate
 from launcher.backends.gcp import plan as gcp_plan
 from launcher.backends.gcp import plan_text
 from launcher.backends.gcp.gpus import Driver, require
@@ -100,6 +101,19 @@ class BatchPlan:
         return STARTED_S[self.vm.driver] + PULL_S
 
     @property
+    def estimate(self) -> Estimate:
+        """From a free GPU on: how long a job waits for one, nobody knows."""
+        price, limit_s = self.price, self.request.limit_s
+        attempts = self.options.rerun_preempted + 1
+        return Estimate(
+            ready_s=self.ready_s,
+            run_s=self.vm.run_s,
+            limit_s=limit_s,
+            usd_per_h=price.whole_usd_per_h if price else None,
+            most_usd=price.usd((limit_s + self.ready_s) * attempts) if price else None,
+        )
+
+    @property
     def price(self) -> Price | None:
         """Of the VM; None: unknown."""
         return self.request.price(self.request.zones[0])
@@ -122,17 +136,16 @@ class BatchPlan:
         attempts = options.rerun_preempted + 1
         expected_s = min(self.ready_s + vm.run_s, limit_s)
         price = self.price
-        expected = longest = None
+        expected = price.usd(expected_s) if price else None
         if price:
             figure = f"{price.whole_usd_per_h:.3f} USD per hour in {self.region}"
             yield "price", f"{figure}; read {price.read}: {price.source}"
-            expected, longest = price.usd(expected_s), price.usd((limit_s + self.ready_s) * attempts)
         else:
             yield "price", f"unknown in {self.region}; --usd-per-h takes yours"
         parts = f"{minutes(self.ready_s)} to start and {minutes(vm.run_s)} for the run assumed"
         yield "expected", f"{minutes(expected_s)} once it has a VM, {dollars(expected)}: {parts}"
         times = f" for each of {attempts} attempts" if attempts > 1 else ""
-        whole = f"{minutes(limit_s)}{times}, {dollars(longest)} with the starts"
+        whole = f"{minutes(limit_s)}{times}, {dollars(self.estimate.most_usd)} with the starts"
         yield "at most", f"{whole}; then Batch ends the task and its VM"
         yield "besides", f"{price.uncounted if price else 'traffic and tax'}, which are not counted here"
 
