@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from launcher import sizes
 from launcher.options import Format, FormatOption
 from workload.contract.errors import ExitCode, UsageError
 from workload.contract.invocation import as_typed
@@ -19,7 +20,10 @@ SWEEP_EXAMPLES = """\b
 Examples:
   launch sweep --example first > first.toml
   launch sweep first.toml --dry-run
-  launch sweep night.toml --on t4 --max-cost 5 --dry-run
+  launch sweep first.toml
+  launch sweep first.toml --until 5% --max-repeats 10
+  launch sweep first.toml --until-ratio 2% --baseline precision=fp32
+  launch sweep night.toml --on t4 --max-cost 5
 """
 
 
@@ -49,8 +53,23 @@ def run_sweep(
         list[str] | None,
         typer.Option(metavar="NAME", help="this place alone; again for more", autocompletion=place_names),
     ] = None,
+    until: Annotated[
+        str | None, typer.Option(metavar="SHARE", help="add blocks until every throughput is known so well, as 1%")
+    ] = None,
+    until_ratio: Annotated[
+        str | None, typer.Option(metavar="SHARE", help="the same of every difference from --baseline")
+    ] = None,
+    baseline: Annotated[
+        str | None, typer.Option(metavar="NAME=VALUE,...", help="what --until-ratio compares with, as precision=fp32")
+    ] = None,
+    max_repeats: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="with --until: at most so many blocks")
+    ] = None,
     max_cost: Annotated[
         float | None, typer.Option(metavar="USD", help="of the whole sweep: machines get time for no more")
+    ] = None,
+    max_time: Annotated[
+        str | None, typer.Option(metavar="TIME", help="begin no run after this time, as 8h or 90m")
     ] = None,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="measure everything again, whatever is there", show_default=False)
@@ -82,12 +101,13 @@ def run_sweep(
     asked = Asked(
         file=file,
         on=tuple(on or ()),
-        max_cost_usd=max_cost,
+        until=start.until_of(until, until_ratio, baseline, max_repeats),
+        max_cost_usd=start.require_sum(max_cost),
+        max_time_s=None if max_time is None else sizes.parse_duration_s(max_time, "--max-time"),
         fresh=fresh,
         output=output,
     )
-    table = matrix.load(file)
-    whole = matrix.read(table, file=file, environment=os.environ, config_folder=Path.cwd(), many=yes)
+    whole = matrix.read(matrix.load(file), file=file, environment=os.environ, config_folder=Path.cwd(), many=yes)
     matrix.require_places(whole, on or ())
     for name in {one.spec.model for place in whole.places for one in place.configurations}:
         models.require(name)
@@ -98,7 +118,11 @@ def run_sweep(
         text = plan.text(terminal_width(sys.stdout))
         print(json.dumps(plan.to_json(), indent=1) if output_format is Format.JSON else as_typed(text))
         return ExitCode.DONE
-    raise UsageError("launch sweep shows its plan and does not run it yet", hint="launch sweep MATRIX.toml --dry-run")
+    print(as_typed(plan.text(terminal_width(sys.stderr))), file=sys.stderr)
+    outcome = start.go(asked, plan)
+    text = outcome.text(terminal_width(sys.stdout))
+    print(json.dumps(outcome.to_json(), indent=1) if output_format is Format.JSON else text)
+    return outcome.exit_code
 
 
 def _example(name: str) -> str:

@@ -1,15 +1,22 @@
-"""`launch sweep` once its options are known: the plan of what is asked for."""
+"""`launch sweep` once its options are known: the plan of what is asked for, and its start."""
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from launcher.backends import door
 from launcher.backends.door import Backend
 from launcher.sweep import there
+from launcher.sweep import until as stopping
+from launcher.sweep.blocks import with_blocks
+from launcher.sweep.drive import SweepPorts, drive
 from launcher.sweep.matrix import Matrix
+from launcher.sweep.outcome import SweepOutcome
 from launcher.sweep.plan import SweepPlan, make_plan, require_affordable
+from launcher.sweep.until import Until
+from workload.contract.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,8 +26,39 @@ class Asked:
     file: Path
     output: Path
     on: tuple[str, ...] = ()
+    until: Until | None = None
     max_cost_usd: float | None = None
+    max_time_s: float | None = None
     fresh: bool = False
+
+
+def until_of(until: str | None, until_ratio: str | None, baseline: str | None, most: int | None) -> Until | None:
+    """From `--until` or `--until-ratio` with `--baseline`; `UsageError` for what does not go together."""
+    if until and until_ratio:
+        raise UsageError("--until and --until-ratio are two rules to stop by", hint="one of the two")
+    if bool(until_ratio) != bool(baseline):
+        raise UsageError(
+            "--until-ratio is of differences from --baseline: both or none",
+            hint="--until-ratio 2% --baseline precision=fp32",
+        )
+    if most is not None and not (until or until_ratio):
+        raise UsageError(
+            f"--max-repeats is how many blocks --until may add; got {most} without it",
+            hint=f"repeats = {most} in the matrix, or --until 1%",
+        )
+    if until:
+        return Until(share=stopping.parse_share(until, "--until"), most=most)
+    if until_ratio and baseline:
+        share = stopping.parse_share(until_ratio, "--until-ratio")
+        return Until(share=share, baseline=stopping.parse_baseline(baseline), most=most)
+    return None
+
+
+def require_sum(usd: float | None) -> float | None:
+    """What `--max-cost` says; `UsageError` for what is no sum."""
+    if usd is not None and not (math.isfinite(usd) and usd > 0):
+        raise UsageError(f"--max-cost must be a positive sum in USD; got '{usd:g}'", hint="--max-cost 5")
+    return usd
 
 
 def planned(
@@ -42,7 +80,26 @@ def planned(
         only=asked.on,
         offline=offline,
         fresh=f"{at:%Y%m%d-%H%M%S}" if asked.fresh else "",
+        as_many_blocks=asked.until is not None,
         file=asked.file,
     )
     require_affordable(plan, asked.max_cost_usd)
-    return plan
+    if asked.until is None:
+        return plan
+    for place in plan.sweep.places:
+        stopping.require_baseline(asked.until, place.configurations)
+    return replace(plan, notes=(*plan.notes, f"blocks are added until {asked.until}"))
+
+
+def go(asked: Asked, plan: SweepPlan, ports: SweepPorts | None = None) -> SweepOutcome:
+    """Carry it out."""
+    seed = plan.sweep.seed
+    return drive(
+        plan.sweep,
+        output=asked.output,
+        until=asked.until,
+        grow=lambda place, blocks: with_blocks(place, blocks, seed=seed),
+        max_cost_usd=asked.max_cost_usd,
+        max_time_s=asked.max_time_s,
+        ports=ports,
+    )

@@ -9,6 +9,7 @@ from launcher.__main__ import main
 from launcher.sweep import app, matrix
 
 SMALL = '[matrix]\nmodel = ["resnet18"]\nbatch_size = [8, 16]\n[[on]]\nbackend = "local"\nruntime = "process"\n'
+LIMITS = "from 30 s to 120 d"
 OTHER = '[[on]]\nname = "box"\nbackend = "ssh"\nhost = "me@box"\n'
 
 
@@ -59,8 +60,16 @@ def test_a_warning_goes_to_stderr(
             ("night.toml", "--on", "bx", "--dry-run"),
             "error: no place is named 'bx'\nhint: did you mean box?\n",
         ),
+        (
+            ("night.toml", "--max-time", "1x"),
+            f"error: --max-time must be a duration such as 60m or 1h30m, {LIMITS}; got '1x'\nhint: --max-time 60m\n",
+        ),
+        (
+            ("night.toml", "--max-cost", "0"),
+            "error: --max-cost must be a positive sum in USD; got '0'\nhint: --max-cost 5\n",
+        ),
     ],
-    ids=["no file", "another file", "no such example", "no such place"],
+    ids=["no file", "another file", "no such example", "no such place", "no time", "no sum"],
 )
 def test_what_is_asked_for_wrongly(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], error: str
