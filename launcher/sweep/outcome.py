@@ -76,9 +76,8 @@ class SweepOutcome:
         rows = [row for place in self.places for row in _rows(place, self.why_not)]
         rows.append(("took", duration(self.seconds)))
         if any(place.done for place in self.places):
-            rows += [
-                ("next", unbroken(f"analyze {verb} {shlex.quote(str(self.output))}")) for verb in ("compare", "report")
-            ]
+            folder = shlex.quote(str(self.output))
+            rows += [("next", unbroken(f"analyze compare {folder}")), ("next", unbroken(f"analyze report {folder}"))]
         return "\n".join(wrapped(as_typed(text), width, indent=TEXT_COLUMN, first=f"  {label}") for label, text in rows)
 
 
