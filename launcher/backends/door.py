@@ -19,7 +19,7 @@ from launcher.backends import BACKENDS
 from launcher.checks import Check
 from launcher.jobs.records import Request
 from workload.contract.errors import UsageError
-from workload.contract.spec import Resolved
+from workload.contract.spec import Resolved, RunSpec
 from workload.contract.task import Task
 
 T = TypeVar("T")
@@ -161,6 +161,11 @@ class Job:
     resolved: Resolved
     token: str
     task: Task | None = None
+
+    @property
+    def specs(self) -> tuple[RunSpec, ...]:
+        """The options of each run that the machine does."""
+        return tuple(run.spec for run in self.task.runs) if self.task else (self.resolved.spec,)
 
 
 @dataclass(frozen=True, kw_only=True)

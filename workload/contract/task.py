@@ -5,7 +5,7 @@ of a matrix. In a request a run holds only what differs from the request's own s
 fits into the metadata of a VM.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -51,6 +51,17 @@ class Task:
         """One configuration, as often as its `repeats` says."""
         once = replace(spec, repeats=1)
         return cls(runs=tuple(TaskRun(spec=once, block=block) for block in range(1, spec.repeats + 1)))
+
+    def mapped(self, change: Callable[[RunSpec], RunSpec]) -> Self:
+        """The same runs with the options that `change` makes of theirs; what it refuses is said of which run."""
+
+        def changed(number: int, run: TaskRun) -> TaskRun:
+            try:
+                return replace(run, spec=change(run.spec))
+            except UsageError as error:
+                raise UsageError(f"run {number} of {self}: {error}", hint=error.hint) from error
+
+        return replace(self, runs=tuple(changed(number, run) for number, run in enumerate(self.runs, 1)))
 
     def to_json(self, base: RunSpec) -> dict[str, Any]:
         """Plain values; of each spec what differs from `base`."""

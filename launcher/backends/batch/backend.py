@@ -64,7 +64,7 @@ class CloudBatch:
             options,
             where,
             settings.region,
-            image=options.image or image_to_be(job.resolved, options.for_vm(()), where),
+            image=options.image or image_to_be(job, options.for_vm(()), where),
             now=now,
             token=job.token,
             task=job.task,

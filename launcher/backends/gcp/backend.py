@@ -22,8 +22,9 @@ from launcher.jobs import launches
 from launcher.jobs.records import LAUNCHES
 from launcher.machine import engine as docker_engine
 from launcher.machine.engine import Engine
+from launcher.machine.runtime import CPU_FLAVOUR
 from workload.contract.errors import ToolError, UsageError
-from workload.contract.spec import Device, Resolved
+from workload.contract.spec import Device
 from workload.storage import gcs
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class ComputeEngine:
             job.resolved,
             options,
             settings,
-            image=options.image or image_to_be(job.resolved, options, settings),
+            image=options.image or image_to_be(job, options, settings),
             now=now,
             token=job.token,
             task=job.task,
@@ -109,9 +110,10 @@ class ComputeEngine:
 backend = ComputeEngine()
 
 
-def image_to_be(resolved: Resolved, options: Options, settings: Settings) -> str:
+def image_to_be(job: Job, options: Options, settings: Settings) -> str:
     """What the image for this code will be called; its digest is not known before it is pushed."""
-    flavour = "cpu" if resolved.spec.device is Device.CPU else gpus.require(options.gpu).flavour
+    on_cpu = all(spec.device is Device.CPU for spec in job.specs)
+    flavour = CPU_FLAVOUR if on_cpu else gpus.require(options.gpu).flavour
     recipe = images.make_recipe(images.require_flavour(flavour), commit=images.current_commit())
     return f"{settings.repository}:{recipe.tag.partition(':')[2]}"
 

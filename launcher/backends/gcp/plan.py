@@ -96,8 +96,10 @@ def make_plan(
     machine, count = choices.choose_machine(gpu, options)
     spec, changed = choices.on_vm(resolved.spec, gpu)
     if task is not None:
-        task = replace(task, runs=tuple(replace(run, spec=choices.on_vm(run.spec, gpu)[0]) for run in task.runs))
-    with_driver = spec.device is not Device.CPU
+        asked, task = task, task.mapped(lambda one: choices.on_vm(one, gpu)[0].checked())
+        changed = list(dict.fromkeys(note for run in asked.runs for note in choices.on_vm(run.spec, gpu)[1]))
+    specs = [run.spec for run in task.runs] if task else [spec]
+    with_driver = any(one.device is not Device.CPU for one in specs)
     images = vm_images.candidates(gpu, options, with_driver=with_driver)
     driver = images[0].driver if with_driver else Driver.NONE
     zones = choices.zone_order(gpu, options, settings)
@@ -167,9 +169,10 @@ def _check_size(plan: VmPlan) -> None:
     size = sum(len(key) + len(value.encode()) for key, value in plan.metadata().items())
     if size > MAX_METADATA_BYTES:
         shorter = "shorter values for --model and the other run options"
+        task = plan.request.work if plan.request.task else None
         raise UsageError(
-            f"the request has {size} bytes; a VM's metadata takes {MAX_METADATA_BYTES}",
-            hint="more machines, which share the runs" if plan.request.task else shorter,
+            f"the request{f' for {task}' if task else ''} has {size} bytes; a VM's metadata takes {MAX_METADATA_BYTES}",
+            hint="more machines, which share the runs" if task else shorter,
         )
 
 
@@ -180,7 +183,7 @@ def _notes(plan: VmPlan) -> Iterator[str]:
         yield f"the run computes on one GPU of {plan.request.gpu_count}"
     if (
         plan.driver is not Driver.NONE
-        and plan.spec.precision is Precision.BF16
+        and any(run.spec.precision is Precision.BF16 for run in plan.request.work.runs)
         and plan.gpu.capability < BF16_CAPABILITY
     ):
         capability = ".".join(map(str, plan.gpu.capability))

@@ -56,6 +56,11 @@ class SshPlan:
         return RunSpec(**self.request.spec)
 
     @property
+    def specs(self) -> list[RunSpec]:
+        """The options of each run."""
+        return [run.spec for run in self.request.work.runs]
+
+    @property
     def estimate(self) -> Estimate:
         """Nobody knows how fast the machine is."""
         usd_per_h = self.options.usd_per_h
@@ -118,6 +123,7 @@ def make_plan(
     `task`: the runs of a sweep in place of the resolved spec's.
     """
     _check(options)
+    task = task.mapped(RunSpec.checked) if task else None
     label = NAMED.sub("-", login.host.lower())[:MOST_NAMED].strip("-") or "host"
     request = Request(
         name=f"rooflaunch-{label}-{now:%Y%m%d-%H%M%S}-{token}",

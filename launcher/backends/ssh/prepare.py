@@ -1,6 +1,7 @@
 """Before a job starts on a machine: look at it, choose a runtime, and have our code or an image there."""
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -25,13 +26,13 @@ HOST = "/host"
 
 def prepare(draft: SshPlan, machines: SshMachines) -> SshPlan:
     """The plan as it will be done. Raises `ToolError` where the machine cannot do it."""
-    spec, options = draft.spec, draft.options
+    specs, options = draft.specs, draft.options
     code = images.make_recipe(images.require_flavour(CPU_FLAVOUR)).context()
     code_name = hashlib.sha256(code).hexdigest()[:16]
     site = sites.look_at(machines, python=options.python or sites.USUAL_PYTHON, code=code_name)
-    _require_possible(machines.place, site, spec)
-    with_gpu = bool(site.gpus) and spec.device in (Device.CUDA, Device.AUTO)
-    runtime, why = _runtime(machines.place, options, spec, site, with_gpu=with_gpu)
+    _require_possible(machines.place, site, specs)
+    with_gpu = bool(site.gpus) and any(spec.device in (Device.CUDA, Device.AUTO) for spec in specs)
+    runtime, why = _runtime(machines.place, options, specs, site, with_gpu=with_gpu)
     if not site.has_code:
         machines.ask("code", payload=code, within_s=TRANSFER_LIMIT_S, code=code_name, size=len(code))
     name, image = draft.request.name, ""
@@ -51,20 +52,24 @@ def prepare(draft: SshPlan, machines: SshMachines) -> SshPlan:
     return replace(draft, request=request, start=start, machine=str(site), runtime=f"{runtime}: {why}")
 
 
-def _require_possible(place: str, site: Site, spec: RunSpec) -> None:
+def _require_possible(place: str, site: Site, specs: Sequence[RunSpec]) -> None:
     if not site.is_writable:
         raise ToolError(f"we may not write to {site.root} on {place}", hint="ask its owner for a folder")
     if site.free_bytes < sites.NEEDED_BYTES:
         free = f"{site.free_bytes / 1e6:.0f} MB are free in {site.root} on {place}"
         raise ToolError(f"{free}; a run needs {sites.NEEDED_BYTES / 1e6:.0f} MB", hint="free some space there")
-    if spec.device is Device.CUDA and not site.gpus:
+    if any(spec.device is Device.CUDA for spec in specs) and not site.gpus:
         raise ToolError(f"nvidia-smi shows no GPU on {place}", hint="--cpu, or another machine")
 
 
-def _runtime(place: str, options: Options, spec: RunSpec, site: Site, *, with_gpu: bool) -> tuple[Runtime, str]:
-    """What was asked for, else what is there already, else what can be made there; and why."""
+def _runtime(
+    place: str, options: Options, specs: Sequence[RunSpec], site: Site, *, with_gpu: bool
+) -> tuple[Runtime, str]:
+    """What was asked for, else what is there already, else what can be made there, for all runs alike; and why."""
     no_process = site.why_no_process()
-    no_container = NO_MPS if spec.device is Device.MPS else NO_COMPILER if spec.compile else ""
+    no_container = NO_COMPILER if any(spec.compile for spec in specs) else ""
+    if any(spec.device is Device.MPS for spec in specs):
+        no_container = NO_MPS
     wants_container = bool(options.image) or options.runtime is Runtime.DOCKER
     if no_container and wants_container:
         raise UsageError(f"{no_container}; a container was asked for", hint="--runtime process")

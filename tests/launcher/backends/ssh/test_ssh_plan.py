@@ -10,6 +10,7 @@ from launcher.backends.ssh.backend import backend
 from launcher.backends.ssh.options import Options, Where
 from launcher.backends.ssh.plan import Start
 from launcher.kinds import Runtime
+from workload.contract.errors import UsageError
 from workload.contract.spec import RunSpec, resolve
 from workload.contract.task import Task, TaskRun
 
@@ -44,6 +45,15 @@ def test_a_task_of_a_sweep_travels_with_the_request() -> None:
     plan = backend.plan(job, Options(), backend.settings(Where(host="box")), now=datetime.now(UTC))
     assert plan.request.work == task
     assert plan.text().splitlines()[0] == "plan       1 run in 1 block, task 1 of 'night', a process each"
+
+
+def test_every_run_of_a_task_must_be_one_that_can_be() -> None:
+    runs = (TaskRun(spec=RunSpec()), TaskRun(spec=RunSpec(subset=8), position=2))
+    job = Job(resolved=resolve({}, {}, None), token="abcdef", task=Task(job="night", runs=runs))
+    with pytest.raises(UsageError) as refused:
+        backend.plan(job, Options(), backend.settings(Where(host="box")), now=datetime.now(UTC))
+    why = "synthetic data has no subset; got --subset 8"
+    assert str(refused.value) == f"run 2 of 2 runs in 1 block, task 1 of 'night': {why}"
 
 
 def test_the_same_plan_as_another_job_has_a_folder_and_a_container_of_its_own() -> None:

@@ -92,10 +92,10 @@ CHOICES: dict[str, tuple[Site, dict[str, Any], str]] = {
 
 
 def chosen(machine: Site, asked: dict[str, Any]) -> str:
-    spec = RunSpec(device=Device.AUTO, compile="compile" in asked)
+    specs = [RunSpec(device=Device.AUTO), RunSpec(device=Device.AUTO, compile="compile" in asked)]
     options = Options(**{name: value for name, value in asked.items() if name != "compile"})
     try:
-        runtime, why = _runtime("box", options, spec, machine, with_gpu=bool(machine.gpus))
+        runtime, why = _runtime("box", options, specs, machine, with_gpu=bool(machine.gpus))
     except RooflaunchError as error:
         return str(error) if error.hint else "no hint"
     return f"{runtime}: {why}"
