@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from launcher.backends import BACKENDS
+from launcher.duel import app as duel
 from launcher.jobs import app as jobs
 from launcher.kinds import HERE, Runtime
 from launcher.machine.options import LocalOptions
@@ -101,6 +102,7 @@ def run_local(
 jobs.declare(run_local, parameters_of(LocalOptions), before="output")
 app.command("local", epilog=LOCAL_EXAMPLES)(run_options(run_local))
 app.command("sweep", epilog=SWEEP_EXAMPLES)(run_sweep)
+duel.register(app)
 jobs.register(app)
 
 

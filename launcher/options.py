@@ -1,7 +1,7 @@
 """Options of several commands. One parameter per field of `RunSpec`, or of a backend's dataclass: they never differ."""
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import MISSING, fields
 from enum import StrEnum
 from functools import wraps
@@ -28,9 +28,9 @@ T = TypeVar("T")
 FormatOption = Annotated[Format, typer.Option("--format", help="what stdout gets")]
 
 
-def run_options(command: Callable[..., int]) -> Callable[..., int]:
-    """Give `command` every run option; it receives what the user typed as `given`, by field name."""
-    run = [_parameter(option) for option in options() if option.name != "device"]
+def run_options(command: Callable[..., int], *, without: Collection[str] = ()) -> Callable[..., int]:
+    """Give `command` every run option, but those `without`; it gets what the user typed as `given`, by field name."""
+    run = [_parameter(option) for option in options() if option.name not in ("device", *without)]
     devices = [_device_switch(device) for device in DEVICE_SWITCHES]
     signature = inspect.signature(command)
     own = [parameter for parameter in signature.parameters.values() if parameter.name != "given"]

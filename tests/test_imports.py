@@ -81,6 +81,7 @@ DECLARING = {
     *("launcher.backends.batch", "launcher.backends.batch.options"),
     *("launcher.choice", "launcher.machine", "launcher.machine.options"),
     *("launcher.sweep", "launcher.sweep.app"),
+    *("launcher.duel", "launcher.duel.app"),
     *("workload", "workload.contract"),
     *(f"workload.contract.{name}" for name in ("door", "errors", "interrupt", "invocation", "program", "spec")),
     *("workload.contract.tables", "workload.contract.text"),

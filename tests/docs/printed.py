@@ -28,8 +28,8 @@ PROGRAMS = (
     "launch|analyze|python3? -m|gcloud|terraform|docker|pip|dcgmi|ncu|nvidia-smi|systemctl|usermod|git lfs|apt install"
 )
 START = re.compile(rf"(?<![\w/.:'\"-])(?:\.venv/bin/)?(?P<program>{PROGRAMS})(?= [^ ])")
-# What ends a command in a sentence, and what ends the sentence.
-END = re.compile(r"[;`\n#|>]|[,:.)]( |<|$)|\)[,;.]| - | && | \(|  ")
+# What ends a command in a sentence, and what ends the sentence; a dot by itself is a folder.
+END = re.compile(r"[;`\n#|>]|(?<! )[,:.)]( |<|$)|\)[,;.]| - | && | \(|  ")
 
 
 @dataclass(frozen=True, kw_only=True)

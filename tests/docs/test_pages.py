@@ -43,6 +43,7 @@ INSTEAD = (
     Instead(match=r"launch gcp (?!.*--dry-run).*; done", run=None, why="the loop's line is on the page a second time"),
     Instead(match=r"launch gcp (?!.*--dry-run)", run="{0} --dry-run", why="it costs money"),
     Instead(match=r"me@box", run=None, why="it needs a machine: tests/launcher/backends/ssh runs such lines"),
+    Instead(match=r"launch duel --commit", run=None, why="it needs a checkout: test_ci_page.py has one"),
     Instead(match=r"--cuda", run="{0} --dry-run", why="it needs an NVIDIA GPU"),
 )
 EVERY_DAY = (
@@ -136,7 +137,7 @@ def test_every_row_is_needed() -> None:
 @pytest.mark.parametrize("page", pages.names())
 def test_other_blocks_are_what_they_say(page: str) -> None:
     for block in pages.blocks(page):
-        assert block.language in ("", "console", "python", "toml"), f"{page}:{block.line}"
+        assert block.language in ("", "console", "python", "toml", "yaml"), f"{page}:{block.line}"
         if block.language == "toml":
             tomllib.loads(block.text)
 

@@ -26,8 +26,9 @@ from typing import Any
 from workload.contract import record
 from workload.contract.checksum import crc32c, crc32c_text
 from workload.contract.errors import BundleError, RunFailedError, UsageError
+from workload.contract.fields import encode
 from workload.contract.files import replace_text
-from workload.contract.record import SCHEMA_VERSION, Record, Status
+from workload.contract.record import SCHEMA_VERSION, JobPlace, Record, Status
 
 # The home of `Status` was here; most of its readers look for it beside the bundle.
 __all__ = ["SCHEMA_VERSION", "Status"]
@@ -158,6 +159,17 @@ def reseal(folder: Path, run: Record) -> None:
     """Replace run.json of a complete bundle and seal what the folder holds now; killed meanwhile it is incomplete."""
     (folder / MANIFEST).unlink(missing_ok=True)
     write_record(folder, run)
+    seal(folder)
+
+
+def place_in_job(folder: Path, place: JobPlace) -> None:
+    """Say in a complete bundle which part of which job it was; all else that its run.json says stays as it was written.
+
+    For trainers that cannot be told: those of other commits and of other images.
+    """
+    document = {**read(folder).document, "job": encode(place)}
+    (folder / MANIFEST).unlink()
+    write_document(folder, document)
     seal(folder)
 
 

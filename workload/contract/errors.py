@@ -21,6 +21,10 @@ class ExitCode(IntEnum):
     BAD_BUNDLE = 8
     NOT_POOLABLE = 9
     FINDINGS = 10
+    # Of a duel, B against A; 0 is the same.
+    SLOWER = 11
+    FASTER = 12
+    NOT_DECIDABLE = 13
     INTERRUPTED = 130
 
 

@@ -15,7 +15,21 @@ from pathlib import Path
 MODULES = {"launch": "launcher", "analyze": "analysis"}
 # What can follow a program's name where a command is meant: "launch again" is English. A test looks for every command.
 COMMANDS = {
-    "launch": ["local", "gcp", "ssh", "batch", "sweep", "gpus", "build", "doctor", "status", "logs", "down", "reap"],
+    "launch": [
+        "local",
+        "duel",
+        "gcp",
+        "ssh",
+        "batch",
+        "sweep",
+        "gpus",
+        "build",
+        "doctor",
+        "status",
+        "logs",
+        "down",
+        "reap",
+    ],
     "analyze": [
         "summary",
         "roofline",

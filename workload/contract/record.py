@@ -137,12 +137,16 @@ class Spec:
 
 @dataclass(frozen=True, kw_only=True)
 class JobPlace:
-    """The job that the run was part of, its task, its block of the matrix and its place in it."""
+    """The job that the run was part of, its task, its block of the matrix and its place in it.
+
+    `variant`: A or B of a duel, whose blocks are its quadruples.
+    """
 
     name: Text = column("job_name")
     task: Number = None
     block: Number = column()
     position: Number = column()
+    variant: Text = None
 
     @classmethod
     def of(cls, values: Mapping[str, Any] | None) -> Self | None:

@@ -1,0 +1,92 @@
+"""`launch duel`: its options. Light: `launch --help` loads it."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from launcher.duel import LEFT_OUT
+from launcher.options import Format, FormatOption, run_options
+from workload.contract.errors import ExitCode
+from workload.contract.invocation import as_typed
+
+# \b keeps the lines as they are.
+EXAMPLES = """\b
+What A and B share stands before --, what is A's own after it, what is B's own after ---:
+  launch duel --model resnet50 -- --precision fp32 --- --precision bf16
+  launch duel --cpu --batch-size 8 -- --- --channels-last
+Two commits of rooflaunch, or its working tree as it is now, from a checkout:
+  launch duel --commit main HEAD --cpu
+  launch duel --commit HEAD . --model mobilenet_v2 --same-within 1%
+Two images:
+  launch duel --image rooflaunch:cpu rooflaunch:cpu-new --max-time 1h
+Exit codes, of B against A: 0 the same, 11 slower, 12 faster, 13 not decidable within the budget.
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("duel", epilog=EXAMPLES)(run_options(run_duel, without=LEFT_OUT))
+
+
+def run_duel(
+    *,
+    given: dict[str, object],
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[-- OPTIONS OF A --- OPTIONS OF B]", help="run options of one side", show_default=False
+        ),
+    ] = None,
+    commit: Annotated[
+        tuple[str, str] | None,
+        typer.Option(metavar="A B", help="two commits of this code; . is the working tree", show_default=False),
+    ] = None,
+    image: Annotated[
+        tuple[str, str] | None, typer.Option(metavar="A B", help="two images, in containers", show_default=False)
+    ] = None,
+    same_within: Annotated[str, typer.Option(metavar="X%", help="a smaller difference is the same")] = "2%",
+    max_time: Annotated[str, typer.Option(metavar="TIME", help="not decidable after it")] = "30m",
+    max_segments: Annotated[
+        int | None, typer.Option(metavar="N", help="not decidable after so many runs", show_default=False)
+    ] = None,
+    summary: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="append the result as Markdown",
+            envvar="GITHUB_STEP_SUMMARY",
+            show_default=False,
+            show_envvar=True,
+        ),
+    ] = None,
+    output: Annotated[Path, typer.Option("-o", "--output", help="folder for the bundles")] = Path("results"),
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan and stop", show_default=False)] = False,
+    output_format: FormatOption = Format.TABLE,
+) -> int:
+    """Say whether B is slower than A, faster, or the same.
+
+    Short runs of both alternate on this machine, ABBA or BAAB by lot, until that is decided.
+    """
+    from launcher.duel import contest, report, sides
+
+    budget = contest.make_budget(same_within=same_within, max_time=max_time, max_segments=max_segments)
+    report.require_writable(summary)
+    request = sides.Request(shared=given, words=tuple(words or ()), commits=commit, images=image, output=output)
+    with sides.prepared(request, os.environ) as pair:
+        plan = report.Plan(pair=pair, budget=budget, output=output)
+        if dry_run:
+            print(json.dumps(plan.to_json(), indent=1) if output_format is Format.JSON else as_typed(plan.text()))
+            return ExitCode.DONE
+        print(as_typed(plan.text()), file=sys.stderr)
+        outcome = contest.fight(pair, budget, tell=lambda line: print(line, file=sys.stderr, flush=True))
+    result = report.Result(pair=pair, budget=budget, outcome=outcome, output=output)
+    print(json.dumps(result.to_json(), indent=1) if output_format is Format.JSON else as_typed(result.text()))
+    if summary:
+        report.append(summary, result.markdown())
+    if outcome.interrupted:
+        raise outcome.interrupted
+    return result.exit_code

@@ -1,0 +1,255 @@
+"""What a duel says: a plan before it, and its result as text, as JSON, and as Markdown for a job's summary."""
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from launcher.duel.contest import Budget, Measured, Outcome
+from launcher.duel.sides import VARIANTS, Pair
+from workload.contract import bundle
+from workload.contract.bundle import RECORD
+from workload.contract.duel import LEAST_QUADRUPLES, SEGMENTS, DuelState, DuelVerdict
+from workload.contract.errors import ExitCode, UsageError
+from workload.contract.text import counted, duration, minutes, percent, plain, printable, seconds
+
+CODES = {
+    DuelVerdict.SAME: ExitCode.DONE,
+    DuelVerdict.SLOWER: ExitCode.SLOWER,
+    DuelVerdict.FASTER: ExitCode.FASTER,
+    DuelVerdict.NOT_DECIDABLE: ExitCode.NOT_DECIDABLE,
+}
+DECIDED = (DuelVerdict.SAME, DuelVerdict.SLOWER, DuelVerdict.FASTER)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What `launch duel` is about to do."""
+
+    pair: Pair
+    budget: Budget
+    output: Path
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for `--dry-run --format json`."""
+        sides = {name: self.pair.side(name) for name in VARIANTS}
+        return {
+            **{name: {"label": side.label, **side.plan.to_json()} for name, side in sides.items()},
+            **_limits(self.budget),
+            "warnings": list(self.pair.warnings),
+        }
+
+    def text(self) -> str:
+        """As lines."""
+        limit = f" or {self.budget.max_segments} runs" if self.budget.max_segments else ""
+        least = counted(LEAST_QUADRUPLES * SEGMENTS, "run")
+        rows = [
+            *((name, self.pair.side(name).label) for name in VARIANTS),
+            ("decides", f"whether B takes the same time as A within {percent(self.budget.margin)}, more or less"),
+            ("takes", f"{least} or more, ABBA or BAAB by lot; at most {minutes(self.budget.max_time_s)}{limit}"),
+            ("bundles", f"{self.output}/"),
+            *((f"command {name}", shlex.join(self._command(name))) for name in VARIANTS),
+            *(("warning", warning) for warning in self.pair.warnings),
+        ]
+        if self.pair.are_equal:
+            rows.append(("note", "A and B are the same: such a duel shows what this machine can tell"))
+        return _lines(rows)
+
+    def _command(self, variant: str) -> list[str]:
+        """Without the context, which only keeps in the bundle what the plan says."""
+        words: list[str] = self.pair.side(variant).plan.to_json()["command"]
+        index = words.index("--context")
+        return words[:index] + words[index + 2 :]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What came of it."""
+
+    pair: Pair
+    budget: Budget
+    outcome: Outcome
+    output: Path
+
+    @property
+    def verdict(self) -> DuelVerdict:
+        """An interrupted duel is not decidable."""
+        return self.outcome.state.verdict or DuelVerdict.NOT_DECIDABLE
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """For CI."""
+        return CODES[self.verdict]
+
+    @property
+    def notes(self) -> list[str]:
+        """What else there is to say, a sentence each."""
+        notes = list(self.pair.warnings)
+        state, wall = self.outcome.state, self.outcome.wall
+        if self.pair.are_equal:
+            notes.append("A and B are the same: this says what the machine can tell")
+        if wall.verdict != state.verdict and wall.verdict in (DuelVerdict.SLOWER, DuelVerdict.FASTER):
+            notes.append(
+                f"by the whole wall time B is {wall.verdict} ({wall.interval}): single steps or the time between"
+                " steps differ, which the median step leaves out"
+            )
+        if state.verdict is DuelVerdict.NOT_DECIDABLE and not self.outcome.interrupted:
+            wider = f"--same-within {100 * min(2 * self.budget.margin, 0.5):g}%"
+            notes.append(f"what would help: a longer --max-time, {wider}, or a machine with less other work")
+        return notes
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        outcome = self.outcome
+        segments = [
+            {
+                "position": one.position,
+                "variant": one.variant,
+                "s_per_image": one.image_s,
+                "wall_s_per_image": one.wall_image_s,
+                "bundle": str(one.folder),
+            }
+            for one in outcome.segments
+        ]
+        return {
+            "name": outcome.name,
+            "verdict": self.verdict,
+            "exit_code": self.exit_code,
+            **_state(outcome.state),
+            "wall_time": {"verdict": outcome.wall.verdict, **_state(outcome.wall)},
+            **{
+                name: {
+                    "label": self.pair.side(name).label,
+                    "spec": self.pair.side(name).plan.spec.to_json(),
+                    "s_per_image": _middle(outcome.segments, name),
+                }
+                for name in VARIANTS
+            },
+            **_limits(self.budget),
+            "elapsed_s": outcome.elapsed_s,
+            "interrupted": bool(outcome.interrupted),
+            "notes": self.notes,
+            "segments": segments,
+        }
+
+    def text(self) -> str:
+        """As lines."""
+        outcome = self.outcome
+        spread = outcome.state.spread
+        apart = "" if spread is None else f"; those of one side differ by {percent(spread)} themselves"
+        rows = [
+            ("verdict", f"{self._headline()}: {outcome.state.reason}"),
+            *((name, f"{self._figure(name)}  ({self.pair.side(name).label})") for name in VARIANTS),
+            ("runs", f"{len(outcome.segments)} in {duration(outcome.elapsed_s)}{apart}"),
+            ("bundles", f"{self.output}/ ({outcome.name})"),
+            *(("note", note) for note in self.notes),
+        ]
+        return _lines(rows)
+
+    def markdown(self) -> str:
+        """For the summary of a job."""
+        outcome, state = self.outcome, self.outcome.state
+        rows = [
+            "| | A | B |",
+            "|---|---|---|",
+            _row("what", [self.pair.side(name).label for name in VARIANTS]),
+            _row("time per image (median step)", [self._figure(name) for name in VARIANTS]),
+            _row("runs", [str(sum(one.variant == name for one in outcome.segments)) for name in VARIANTS]),
+        ]
+        facts = [
+            "interval of B against A, " + state.interval if state.low is not None else "no interval",
+            f"{counted(state.quadruples, 'quadruple')} in {duration(outcome.elapsed_s)}",
+            *self._machine(),
+        ]
+        notes = "".join(f"\n- {_cell(note)}" for note in self.notes)
+        return (
+            f"### launch duel: {self._headline()}\n\n{_cell(state.reason)}.\n\n"
+            + "\n".join(rows)
+            + f"\n\n{_cell('; '.join(facts))}.\n{notes}\n"
+        )
+
+    def _headline(self) -> str:
+        if self.outcome.interrupted:
+            return "interrupted"
+        match self.verdict:
+            case DuelVerdict.SAME:
+                return f"the same within {percent(self.budget.margin)}"
+            case DuelVerdict.NOT_DECIDABLE:
+                return "not decidable on this machine within the budget"
+            case DuelVerdict.SLOWER | DuelVerdict.FASTER:
+                return f"B is {self.verdict}"
+
+    def _figure(self, variant: str) -> str:
+        middle = _middle(self.outcome.segments, variant)
+        return "-" if middle is None else f"{seconds(middle)} per image, {plain(1 / middle, 4)} images/s"
+
+    def _machine(self) -> list[str]:
+        """The device, and torch, of the first run."""
+        for one in self.outcome.segments[:1]:
+            if (one.folder / RECORD).is_file():
+                environment = bundle.read_record(one.folder).environment
+                torch = environment.software and environment.software.torch
+                return [text for text in (environment.device.name, f"torch {torch}" if torch else None) if text]
+        return []
+
+
+def require_writable(summary: Path | None) -> None:
+    """Raises `UsageError` before anything is measured."""
+    if summary is None:
+        return
+    try:
+        with summary.open("a", encoding="utf-8"):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"the summary '{summary}' cannot be written: {error.strerror}", hint="--summary FILE, in a folder of yours"
+        ) from error
+
+
+def append(summary: Path, markdown: str) -> None:
+    """Behind what others wrote there."""
+    with summary.open("a", encoding="utf-8") as file:
+        file.write(markdown)
+
+
+def _limits(budget: Budget) -> dict[str, Any]:
+    return {
+        "same_within": budget.margin,
+        "max_time_s": budget.max_time_s,
+        "max_segments": budget.max_segments,
+    }
+
+
+def _state(state: DuelState) -> dict[str, Any]:
+    return {
+        "reason": state.reason,
+        "ratio": state.ratio,
+        "low": state.low,
+        "high": state.high,
+        "level": state.level,
+        "quadruples": state.quadruples,
+        "spread": state.spread,
+    }
+
+
+def _middle(segments: Sequence[Measured], variant: str) -> float | None:
+    times = [one.image_s for one in segments if one.variant == variant]
+    return median(times) if times else None
+
+
+def _lines(rows: Sequence[tuple[str, str]]) -> str:
+    return "\n".join(f"{name:<10} {printable(text)}" for name, text in rows)
+
+
+def _row(name: str, cells: Sequence[str]) -> str:
+    return "| " + " | ".join([name, *map(_cell, cells)]) + " |"
+
+
+def _cell(text: str) -> str:
+    """Of a table in Markdown, which a commit's subject must not break."""
+    line = printable(text)
+    for character in "\\|<`*_[":
+        line = line.replace(character, f"\\{character}" if character != "<" else "&lt;")
+    return line

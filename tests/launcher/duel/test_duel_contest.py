@@ -1,0 +1,176 @@
+"""The course of a duel, with segments whose times are known."""
+
+import math
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launcher.duel import contest
+from launcher.duel.contest import Budget, Measured, fight, make_budget
+from launcher.duel.sides import Pair, Side
+from launcher.kinds import Runtime
+from launcher.machine import local
+from launcher.machine.containers import ContainerLimits
+from launcher.machine.runtime import Choice
+from workload.contract.duel import DuelVerdict
+from workload.contract.errors import InterruptedRunError, UsageError
+from workload.contract.interrupt import interruption
+from workload.contract.spec import resolve
+
+
+def make_pair(*, are_equal: bool = False) -> Pair:
+    choice = Choice(runtime=Runtime.PROCESS, why="a duel of options")
+    plan = local.make_plan(resolve({}, {}, None), choice, output=Path("out"), limits=ContainerLimits())
+    a = Side(variant="A", label="--precision fp32", plan=plan)
+    return Pair(a=a, b=Side(variant="B", label="--precision bf16", plan=plan), are_equal=are_equal)
+
+
+class Machine:
+    """Runs segments: 10 ms an image, B longer by `effect`; each takes `segment_s` on its clock."""
+
+    def __init__(self, *, effect: float = 0.0, noise: float = 0.001, segment_s: float = 5.0, wall: float = 0.0) -> None:
+        self._effect, self._noise, self._segment_s, self._wall = effect, noise, segment_s, wall
+        self._rng, self.clock_s, self.order = random.Random(0), 100.0, ""
+        self.before: Callable[[int], None] = lambda _: None
+
+    def measure(self, side: Side, *, name: str, position: int) -> Measured:
+        self.before(position)
+        self.clock_s += self._segment_s
+        self.order += side.variant
+        is_b = side.variant == "B"
+        image_s = 0.01 * math.exp(self._rng.gauss(0, self._noise) + self._effect * is_b)
+        wall_s = image_s * math.exp(self._wall * is_b)
+        folder = Path(f"{name}-{position}")
+        return Measured(position=position, variant=side.variant, image_s=image_s, wall_image_s=wall_s, folder=folder)
+
+    def fight(self, budget: Budget) -> contest.Outcome:
+        self.heard: list[str] = []
+        return fight(
+            make_pair(),
+            budget,
+            tell=self.heard.append,
+            measure=self.measure,
+            name="duel-00002a",
+            now=lambda: self.clock_s,
+        )
+
+
+TEN_MINUTES = Budget(max_time_s=600)
+
+
+@pytest.mark.parametrize(
+    ("effect", "verdict"),
+    [
+        pytest.param(0.0, DuelVerdict.SAME, id="same"),
+        pytest.param(0.05, DuelVerdict.SLOWER, id="slower"),
+        pytest.param(-0.05, DuelVerdict.FASTER, id="faster"),
+    ],
+)
+def test_a_duel_ends_as_soon_as_it_is_decided(effect: float, verdict: DuelVerdict) -> None:
+    machine = Machine(effect=effect)
+
+    outcome = machine.fight(TEN_MINUTES)
+
+    assert outcome.state.verdict is verdict
+    assert (outcome.state.quadruples, len(outcome.segments), outcome.elapsed_s) == (8, 32, 160.0)
+    assert {machine.order[start : start + 4] for start in range(0, 32, 4)} == {"ABBA", "BAAB"}
+    assert len(machine.heard) == 8
+    assert machine.heard[0].startswith("undecided after 1 quadruple")
+
+
+def test_the_name_says_the_order() -> None:
+    first, again = Machine(), Machine()
+    first.fight(TEN_MINUTES)
+    again.fight(TEN_MINUTES)
+
+    assert first.order == again.order
+
+
+NOISY = "; segments of one variant differ by "
+
+
+@pytest.mark.parametrize(
+    ("budget", "segment_s", "segments", "why"),
+    [
+        pytest.param(TEN_MINUTES, 10.0, 60, "the time of 10 min was used up after 15 quadruples", id="time"),
+        pytest.param(
+            Budget(max_time_s=600, max_segments=43), 1.0, 40, "the limit of 43 segments was reached", id="segments"
+        ),
+        pytest.param(
+            TEN_MINUTES,
+            30.0,
+            8,
+            "8 quadruples, the fewest that decide, take about 16 min, and 10 min were allowed",
+            id="hopeless",
+        ),
+    ],
+)
+def test_what_cannot_be_decided_says_why(budget: Budget, segment_s: float, segments: int, why: str) -> None:
+    machine = Machine(noise=0.2, segment_s=segment_s)
+
+    outcome = machine.fight(budget)
+
+    assert outcome.state.verdict is DuelVerdict.NOT_DECIDABLE
+    assert len(outcome.segments) == segments
+    assert f"not decidable: {why}" in outcome.state.reason
+    assert NOISY in outcome.state.reason
+
+
+def test_an_interrupted_duel_keeps_its_segments() -> None:
+    machine = Machine()
+
+    def interrupt(position: int) -> None:
+        if position == 6:
+            raise interruption(2)
+
+    machine.before = interrupt
+    outcome = machine.fight(TEN_MINUTES)
+
+    assert isinstance(outcome.interrupted, InterruptedRunError)
+    assert len(outcome.segments) == 6
+    assert outcome.state.reason.startswith("not decidable: interrupted by Ctrl-C after 1 quadruple")
+
+
+def test_the_wall_time_is_judged_too() -> None:
+    outcome = Machine(wall=0.1).fight(TEN_MINUTES)
+
+    assert (outcome.state.verdict, outcome.wall.verdict) == (DuelVerdict.SAME, DuelVerdict.SLOWER)
+
+
+SHARE = "--same-within must be a share from 0.1 % to 50 %, as 2%; got "
+
+
+@pytest.mark.parametrize(
+    ("typed", "message", "hint"),
+    [
+        ({"same_within": "2"}, f"{SHARE}'2'", "--same-within 2%"),
+        ({"same_within": "0%"}, f"{SHARE}'0%'", "--same-within 2%"),
+        ({"same_within": "51%"}, f"{SHARE}'51%'", "--same-within 2%"),
+        ({"same_within": "nan%"}, f"{SHARE}'nan%'", "--same-within 2%"),
+        (
+            {"max_segments": 31},
+            "a verdict takes 32 segments or more; got --max-segments 31",
+            "--max-segments 32",
+        ),
+        (
+            {"max_time": "soon"},
+            "--max-time must be a duration such as 60m or 1h30m, from 30 s to 120 d; got 'soon'",
+            "--max-time 60m",
+        ),
+    ],
+    ids=lambda value: "=".join(f"{item}" for pair in value.items() for item in pair) if isinstance(value, dict) else "",
+)
+def test_limits_that_are_none(typed: dict[str, object], message: str, hint: str) -> None:
+    plain: dict[str, object] = {"same_within": "2%", "max_time": "30m", "max_segments": None}
+    with pytest.raises(UsageError) as caught:
+        make_budget(**plain | typed)  # type: ignore[arg-type]
+    assert (str(caught.value), caught.value.hint) == (message, hint)
+
+
+@pytest.mark.parametrize("typed", ["2%", "2 %", "2.0%", " 2% "])
+def test_shares(typed: str) -> None:
+    budget = make_budget(same_within=typed, max_time="1h", max_segments=32)
+
+    assert (budget.margin, budget.max_time_s, budget.max_segments) == (0.02, 3600, 32)

@@ -1,0 +1,156 @@
+"""Duels with the real trainer, in small, and what a user sees when a side fails.
+
+Duels to their verdict take minutes: FULL_PAGES=1 runs them.
+"""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_duel_commits import git
+
+from workload.contract import bundle
+
+pytestmark = [pytest.mark.world, pytest.mark.timeout(1800)]
+FULL = pytest.mark.skipif("FULL_PAGES" not in os.environ, reason="it takes minutes: FULL_PAGES=1 runs it")
+ROOT = Path(__file__).parents[3]
+# A step of a few ms on one thread; the machine is busy with other tests, so only what is large can be told.
+SMALL = ("--cpu", "--model", "squeezenet1_1", "--batch-size", "1", "--image-size", "32", "--warmup", "1")
+SHORT = (*SMALL, "--iterations", "15", "--min-seconds", "0", "--same-within", "25%", "--max-time", "25m")
+
+
+def duel(folder: Path, *words: str, **options: Any) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "launcher", "duel", *words]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False, **options)
+
+
+def step_of(workload: Path) -> Path:
+    """The module of the training step."""
+    return next(path for path in workload.glob("*.py") if "class TrainingStep" in path.read_text())
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A repository of this trainer, with a second commit on `slow`: 5 ms of sleep in each step."""
+    folder = tmp_path / "checkout"
+    shutil.copytree(ROOT / "workload", folder / "workload", ignore=shutil.ignore_patterns("__pycache__"))
+    git(folder, "init", "-q", "-b", "main")
+    git(folder, "add", "-A")
+    git(folder, "commit", "-qm", "As it is")
+    git(folder, "checkout", "-q", "-b", "slow")
+    step = step_of(folder / "workload")
+    text = step.read_text()
+    slow = re.sub(r"(\n +)(self\._scaler\.step\()", r"\1__import__('time').sleep(0.005)\1\2", text, count=1)
+    assert slow != text
+    step.write_text(slow)
+    git(folder, "commit", "-qam", "5 ms of sleep")
+    return folder
+
+
+@FULL
+@pytest.mark.parametrize(
+    ("a", "b", "code", "verdict"),
+    [("main", "slow", 11, "slower"), ("slow", "main", 12, "faster"), ("main", "main", 0, "same")],
+)
+def test_a_commit_against_a_slower_one_and_against_itself(
+    a: str, b: str, code: int, verdict: str, checkout: Path
+) -> None:
+    done = duel(checkout, "--commit", a, b, *SHORT, "--format", "json", "--summary", "summary.md")
+
+    assert done.returncode == code, done.stdout + done.stderr
+    result = json.loads(done.stdout)
+    assert result["verdict"] == verdict
+    assert ("A and B are the same: this says what the machine can tell" in result["notes"]) == (a == b)
+    assert (checkout / "summary.md").read_text().startswith("### launch duel: ")
+    jobs = [bundle.read(checkout / one["bundle"]).record for one in result["segments"]]
+    placed = [(run.job.name, run.job.variant, run.job.block, run.job.position) for run in jobs if run.job]
+    assert placed == [
+        (result["name"], one["variant"], one["position"] // 4 + 1, one["position"] % 4 + 1)
+        for one in result["segments"]
+    ]
+    commits = {job.variant: run.environment.software.commit for run in jobs if (job := run.job)}
+    assert commits == {"A": git(checkout, "rev-parse", a), "B": git(checkout, "rev-parse", b)}
+
+
+def test_a_side_that_fails_says_which(tmp_path: Path) -> None:
+    """Batch normalisation of one image of one pixel."""
+    small = ("--cpu", "--batch-size", "1", "--image-size", "32")
+    done = duel(tmp_path, *small, "--", "---", "--deterministic")
+
+    assert done.returncode == 2
+    error, hint = done.stderr.splitlines()[-2:]
+    assert re.match(r"error: segment 1, of [AB] \(.*\): resnet18 cannot train on 32x32 images at batch size 1", error)
+    assert hint == "hint: --batch-size 2"
+    assert "Traceback" not in done.stderr
+
+
+def test_a_commit_whose_trainer_is_broken(checkout: Path) -> None:
+    step_of(checkout / "workload").write_text("raise ZeroDivisionError('broken')\n")
+
+    done = duel(checkout, "--commit", ".", ".", *SHORT)
+
+    assert done.returncode == 6
+    error = done.stderr.splitlines()[-2]
+    assert error.startswith("error: segment 1, of ")
+    assert error.endswith("ZeroDivisionError: broken")
+
+
+def test_ctrl_c_leaves_what_was_measured(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "launcher", "duel", *SMALL, "--iterations", "100000", "--", "---"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    started = subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline and not list(tmp_path.glob("results/*/steps.csv")):
+        time.sleep(0.2)
+    started.send_signal(signal.SIGINT)
+    out, err = started.communicate(timeout=90)
+
+    assert started.returncode == 130, err
+    assert out.startswith(
+        "verdict    interrupted: not decidable: interrupted by Ctrl-C before a quadruple was complete"
+    )
+    (folder,) = tmp_path.glob("results/2*")
+    run = bundle.read(folder).record
+    assert run.status == "interrupted"
+    assert run.job is not None
+    assert (run.job.block, run.job.position) == (1, 1)
+    assert err.splitlines()[-2] == "error: interrupted by Ctrl-C"
+
+
+def test_the_plan_alone(tmp_path: Path) -> None:
+    done = duel(tmp_path, "--cpu", "--dry-run", "--format", "json", "--", "---", "--channels-last")
+
+    assert done.returncode == 0
+    plan = json.loads(done.stdout)
+    assert (plan["A"]["spec"]["channels_last"], plan["B"]["spec"]["channels_last"]) == (False, True)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "a duel needs two sides: options, commits or images"),
+        (("--precision", "fp32", "---", "--precision", "bf16"), "No such option: ---"),
+        (("--commit", "main"), "Option '--commit' requires 2 arguments"),
+        (("--summary", "missing/summary.md", "--", "---"), "the summary 'missing/summary.md' cannot be written"),
+    ],
+    ids=["nothing", "without --", "one commit", "summary"],
+)
+def test_mistakes_are_two_lines(words: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    done = duel(tmp_path, *words)
+
+    assert done.returncode == 2
+    error, hint = done.stderr.splitlines()
+    assert error.startswith(f"error: {message}")
+    assert hint.startswith("hint: ")

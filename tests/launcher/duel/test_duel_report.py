@@ -1,0 +1,137 @@
+"""What a duel says, word for word."""
+
+import json
+from pathlib import Path
+
+import pytest
+from test_duel_contest import TEN_MINUTES, Machine, make_pair
+
+from launcher.duel import report
+from launcher.duel.report import Plan, Result
+from workload.contract.errors import ExitCode, UsageError
+from workload.contract.interrupt import interruption
+
+
+def result(machine: Machine, *, are_equal: bool = False) -> Result:
+    outcome = machine.fight(TEN_MINUTES)
+    return Result(pair=make_pair(are_equal=are_equal), budget=TEN_MINUTES, outcome=outcome, output=Path("out"))
+
+
+def test_slower() -> None:
+    slower = result(Machine(effect=0.05))
+
+    assert slower.exit_code == ExitCode.SLOWER == 11
+    assert slower.text().splitlines() == [
+        "verdict    B is slower: B takes 5.1 % longer than A (98 %: +4.8 % to +5.4 %), after 8 quadruples",
+        "A          9.999 ms per image, 100 images/s  (--precision fp32)",
+        "B          10.51 ms per image, 95.18 images/s  (--precision bf16)",
+        "runs       32 in 2 min; those of one side differ by less than 0.1 % themselves",
+        "bundles    out/ (duel-00002a)",
+    ]
+    assert slower.markdown() == (
+        "### launch duel: B is slower\n\n"
+        "B takes 5.1 % longer than A (98 %: +4.8 % to +5.4 %), after 8 quadruples.\n\n"
+        "| | A | B |\n"
+        "|---|---|---|\n"
+        "| what | --precision fp32 | --precision bf16 |\n"
+        "| time per image (median step) | 9.999 ms per image, 100 images/s | 10.51 ms per image, 95.18 images/s |\n"
+        "| runs | 16 | 16 |\n\n"
+        "interval of B against A, 98 %: +4.8 % to +5.4 %; 8 quadruples in 2 min.\n\n"
+    )
+    document = json.loads(json.dumps(slower.to_json()))
+    assert (document["verdict"], document["exit_code"], document["interrupted"]) == ("slower", 11, False)
+    assert document["low"] < document["ratio"] < document["high"]
+    assert document["A"]["spec"]["model"] == "resnet18"
+    assert [one["variant"] for one in document["segments"]][:4] in (["A", "B", "B", "A"], ["B", "A", "A", "B"])
+
+
+@pytest.mark.parametrize(
+    ("machine", "code", "headline"),
+    [
+        pytest.param(Machine(), 0, "the same within 2 %", id="same"),
+        pytest.param(Machine(effect=-0.05), 12, "B is faster", id="faster"),
+        pytest.param(
+            Machine(noise=0.2, segment_s=10.0),
+            13,
+            "not decidable on this machine within the budget",
+            id="not decidable",
+        ),
+    ],
+)
+def test_other_verdicts(machine: Machine, code: int, headline: str) -> None:
+    other = result(machine)
+
+    assert other.exit_code == code
+    assert other.text().startswith(f"verdict    {headline}: ")
+    assert other.markdown().startswith(f"### launch duel: {headline}\n")
+
+
+def test_what_helps_where_nothing_is_decided() -> None:
+    lines = result(Machine(noise=0.2, segment_s=10.0)).text().splitlines()
+
+    assert lines[-1] == (
+        "note       what would help: a longer --max-time, --same-within 4%, or a machine with less other work"
+    )
+
+
+def test_a_median_that_hides_something_is_told() -> None:
+    notes = result(Machine(wall=0.1)).notes
+
+    assert len(notes) == 1
+    assert notes[0].startswith("by the whole wall time B is slower (98 %: +10 % to +11 %): ")
+
+
+def test_a_duel_against_itself_says_so() -> None:
+    same = result(Machine(), are_equal=True)
+
+    assert "- A and B are the same: this says what the machine can tell\n" in same.markdown()
+
+
+def test_interrupted_before_the_first_segment() -> None:
+    machine = Machine()
+
+    def interrupt(_: int) -> None:
+        raise interruption(15)
+
+    machine.before = interrupt
+    broken = result(machine)
+
+    assert broken.text().splitlines() == [
+        "verdict    interrupted: not decidable: interrupted by SIGTERM before a quadruple was complete",
+        "A          -  (--precision fp32)",
+        "B          -  (--precision bf16)",
+        "runs       0 in 0 s",
+        "bundles    out/ (duel-00002a)",
+    ]
+    assert json.loads(json.dumps(broken.to_json()))["interrupted"] is True
+    assert "| runs | 0 | 0 |" in broken.markdown()
+
+
+def test_the_plan() -> None:
+    lines = Plan(pair=make_pair(are_equal=True), budget=TEN_MINUTES, output=Path("out")).text().splitlines()
+
+    assert lines[:5] == [
+        "A          --precision fp32",
+        "B          --precision bf16",
+        "decides    whether B takes the same time as A within 2 %, more or less",
+        "takes      32 runs or more, ABBA or BAAB by lot; at most 10 min",
+        "bundles    out/",
+    ]
+    assert "--context" not in lines[5]
+    assert lines[-1] == "note       A and B are the same: such a duel shows what this machine can tell"
+
+
+def test_a_subject_cannot_break_the_table() -> None:
+    assert report._cell("a | b <img> `c`\n") == "a \\| b &lt;img> \\`c\\`\\\\n"
+
+
+def test_a_summary_is_appended_and_one_that_cannot_be_written_is_refused_before(tmp_path: Path) -> None:
+    path = tmp_path / "summary.md"
+    path.write_text("before\n")
+    report.require_writable(path)
+    report.append(path, "### after\n")
+
+    assert path.read_text() == "before\n### after\n"
+    with pytest.raises(UsageError) as caught:
+        report.require_writable(tmp_path / "missing" / "summary.md")
+    assert str(caught.value).endswith("summary.md' cannot be written: No such file or directory")

@@ -1,0 +1,148 @@
+"""What A and B are, from what was typed."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.duel import sides
+from launcher.duel.sides import EXAMPLE, Pair, Request, parse, split
+from workload.contract.errors import ToolError, UsageError
+
+
+def prepare(*words: str, environment: Mapping[str, str] | None = None, **changes: Any) -> Pair:
+    plain: dict[str, Any] = {"shared": {}, "words": words, "commits": None, "images": None, "output": Path("out")}
+    with sides.prepared(Request(**plain | changes), environment or {}) as pair:
+        return pair
+
+
+def test_options_against_options() -> None:
+    shared = {"model": "mobilenet_v2", "device": "cpu", "precision": "fp32"}
+    pair = prepare("--batch-size=8", "---", "--precision", "bf16", "--cuda", "--no-channels-last", shared=shared)
+
+    a, b = pair.a.plan.spec, pair.b.plan.spec
+    assert (a.model, a.device, a.precision, a.batch_size) == ("mobilenet_v2", "cpu", "fp32", 8)
+    assert (b.model, b.device, b.precision, b.batch_size) == ("mobilenet_v2", "cuda", "bf16", None)
+    assert (pair.a.label, pair.b.label) == ("--batch-size=8", "--precision bf16 --cuda --no-channels-last")
+    assert not pair.are_equal
+
+
+def test_a_segment_measures_3_seconds_and_no_ceilings_unless_told_otherwise() -> None:
+    environment = {"ROOFLAUNCH_REPEATS": "5", "ROOFLAUNCH_PROFILE": "torch"}
+    pair = prepare("---", "--ceilings", "--min-seconds", "1", environment=environment)
+
+    a, b = pair.a.plan.spec, pair.b.plan.spec
+    assert (a.ceilings, a.min_seconds, b.ceilings, b.min_seconds) == (False, 3.0, True, 1.0)
+    assert (a.repeats, a.profile, b.repeats, b.profile) == (1, "none", 1, "none")
+
+
+@pytest.mark.parametrize("words", [("---",), ("--precision", "fp32", "---"), ("--cpu", "---", "--cpu")])
+def test_equal_sides_are_allowed(words: tuple[str, ...]) -> None:
+    assert prepare(*words).are_equal
+
+
+@pytest.mark.parametrize(
+    ("words", "changes", "message", "hint"),
+    [
+        pytest.param((), {}, "a duel needs two sides: options, commits or images", EXAMPLE, id="nothing"),
+        pytest.param(
+            ("---",),
+            {"commits": ("a", "b")},
+            "a duel compares options, commits or images, one of the three",
+            "options of both stand before --",
+            id="two kinds",
+        ),
+        pytest.param(
+            ("--precision", "fp32"),
+            {},
+            "one --- stands between the options of A and those of B; got 0 of them in '--precision fp32'",
+            EXAMPLE,
+            id="one side",
+        ),
+        pytest.param(
+            ("---", "---"),
+            {},
+            "one --- stands between the options of A and those of B; got 2 of them in '--- ---'",
+            EXAMPLE,
+            id="three sides",
+        ),
+        pytest.param(
+            ("---", "--precison", "bf16"),
+            {},
+            "'--precison' of B is no run option",
+            "did you mean --precision? launch local --help lists all",
+            id="unknown option",
+        ),
+        pytest.param(
+            ("resnet50", "---"), {}, "'resnet50' of A is no run option", "launch local --help lists all", id="a word"
+        ),
+        pytest.param(("--precision", "---"), {}, "--precision of A needs a value", "--precision fp32", id="no value"),
+        pytest.param(
+            ("---", "--batch-size", "0"),
+            {},
+            "batch size must be a positive integer; got '0'",
+            "--batch-size 32",
+            id="wrong value",
+        ),
+        pytest.param(
+            ("---", "--repeats", "3"),
+            {},
+            "a duel repeats its runs by itself and profiles none; got --repeats of B",
+            "leave --repeats out; --max-segments limits the runs",
+            id="repeats",
+        ),
+    ],
+)
+def test_mistakes(words: tuple[str, ...], changes: dict[str, Any], message: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        prepare(*words, **changes)
+    assert (str(caught.value), caught.value.hint) == (message, hint)
+
+
+def test_an_unknown_model_is_refused_before_anything_runs() -> None:
+    with pytest.raises(UsageError, match="unknown model 'resnet18x'"):
+        prepare("---", "--model", "resnet18x")
+
+
+def test_words_are_split_and_read() -> None:
+    assert split(["--cpu", "---", "--mps"]) == (["--cpu"], ["--mps"])
+    assert parse(["--compile", "--no-ceilings", "--seed", "--7"], "A") == {
+        "compile": True,
+        "ceilings": False,
+        "seed": "--7",
+    }
+
+
+def test_images_need_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    from launcher.machine import engine
+
+    monkeypatch.setattr(engine, "socket_exists", lambda: False)
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    with pytest.raises(ToolError, match="no Docker engine"):
+        prepare(images=("one", "two"))
+
+
+def test_images(monkeypatch: pytest.MonkeyPatch, docker: Any) -> None:
+    from launcher.machine import engine
+
+    docker.hold("sha256:" + "a" * 64, "rooflaunch:one")
+    docker.hold("sha256:" + "b" * 64, "rooflaunch:two")
+    monkeypatch.setattr(engine, "connect", docker.engine)
+    monkeypatch.setattr(sides, "outside_facts", dict)
+
+    pair = prepare(images=("rooflaunch:one", "rooflaunch:two"), shared={"device": "cpu"})
+
+    assert (pair.a.label, pair.b.label) == (
+        "rooflaunch:one (sha256:aaaaaaaaaaaa)",
+        "rooflaunch:two (sha256:bbbbbbbbbbbb)",
+    )
+    assert [side.plan.container.image for side in (pair.a, pair.b) if side.plan.container] == [
+        "sha256:" + "a" * 64,
+        "sha256:" + "b" * 64,
+    ]
+    assert not pair.are_equal
+    assert prepare(images=("rooflaunch:one", "rooflaunch:one"), shared={"device": "cpu"}).are_equal
+    with pytest.raises(ToolError) as caught:
+        prepare(images=("rooflaunch:one", "rooflaunch:three"), shared={"device": "cpu"})
+    assert str(caught.value) == "the engine holds no image 'rooflaunch:three'"
