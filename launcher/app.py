@@ -134,6 +134,9 @@ def build_image(
     repository: Annotated[
         str | None, typer.Option(metavar="HOST/NAME", help="where --push sends it", show_default=False)
     ] = None,
+    sif: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="also write it as a file for Apptainer", show_default=False)
+    ] = None,
     output_format: FormatOption = Format.TABLE,
 ) -> int:
     """Build the container image for this code.
@@ -142,12 +145,14 @@ def build_image(
     """
     from launcher import build as building
     from launcher import images
+    from launcher import sif as apptainer
     from launcher.machine import engine
 
     row = images.require_flavour(flavour)
     if repository and not push:
         raise UsageError(f"--repository says where --push sends the image; got {repository}", hint="add --push")
     target = building.require_repository(repository) if push else None
+    tool = apptainer.require_tool(sif) if sif else None
     docker = engine.connect()
     if pin:
         print(f"{row.base} is {building.pin(docker, row)}", file=sys.stderr)
@@ -164,6 +169,8 @@ def build_image(
     built = building.build(docker, recipe, network=network, cached=not rebuild)
     if target:
         built = building.push(docker, built, target)
+    if sif and tool:
+        apptainer.write(tool, built.tag, sif)
     print(json.dumps(built.to_json(), indent=1) if output_format is Format.JSON else as_typed(built.text()))
     return ExitCode.DONE
 
@@ -199,7 +206,7 @@ def run_doctor(
     from launcher.backends import door
 
     chosen = parts or HERE
-    place = jobs.place_of(where)
+    place = jobs.place_of(where, likely=chosen)
     typed = [name for name, value in where.items() if value is not None]
     if typed and place.backend not in chosen:
         flags = jobs.flags_of(place.backend)
@@ -220,4 +227,4 @@ def run_doctor(
     return doctor.exit_code(checks)
 
 
-app.command("doctor", epilog=DOCTOR_EXAMPLES)(jobs.with_where(run_doctor))
+app.command("doctor", epilog=DOCTOR_EXAMPLES)(jobs.with_where(run_doctor, names_backend=False))

@@ -79,6 +79,7 @@ DECLARING = {
     *("launcher.backends", "launcher.backends.gcp", "launcher.backends.gcp.app", "launcher.backends.gcp.options"),
     *("launcher.jobs", "launcher.jobs.app", "launcher.backends.ssh", "launcher.backends.ssh.options"),
     *("launcher.backends.batch", "launcher.backends.batch.options"),
+    *("launcher.backends.slurm", "launcher.backends.slurm.options"),
     *("launcher.choice", "launcher.machine", "launcher.machine.options"),
     *("launcher.sweep", "launcher.sweep.app"),
     *("launcher.duel", "launcher.duel.app"),

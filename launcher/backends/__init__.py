@@ -7,4 +7,5 @@ BACKENDS: Mapping[str, str] = {
     "gcp": "launcher.backends.gcp",
     "ssh": "launcher.backends.ssh",
     "batch": "launcher.backends.batch",
+    "slurm": "launcher.backends.slurm",
 }

@@ -44,7 +44,8 @@ class Machine:
 
     `zone`: where it is, in the place's words: a zone, a host, a partition. `status`: the place's own word for its
     condition. `deadline_s`: when the place itself ends it. `restarts`: the place starts it again after a failure of its
-    own, of a stopped one until `restarts_until_s`. `preempted`, `why`: of one that is gone, as far as the place knows.
+    own, of a stopped one until `restarts_until_s`. `queued`: one that is starting waits for its turn, and neither its
+    boot nor its limit has begun. `preempted`, `why`: of one that is gone, as far as the place knows.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Machine:
     deadline_s: float | None = None
     restarts: bool = False
     restarts_until_s: float | None = None
+    queued: bool = False
     preempted: bool = False
     why: str = ""
 
@@ -215,6 +217,8 @@ class Machines(Protocol):
     """The machines of one place: a project, a cluster, a host. Every method may raise `RooflaunchError`s.
 
     Each must hold whatever else goes on: two launchers at once, one that was killed, a list with gaps, a slow clock.
+    A place with a queue of its own may also have `submit_together(plans, tell)`, which is `submit` for all plans of a
+    sweep at once: machines in the order of the plans, and all of them or none.
     """
 
     @property

@@ -5,7 +5,7 @@ What a command does is imported when it runs.
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, fields
 from functools import wraps
 from pathlib import Path
@@ -54,6 +54,7 @@ Examples:
   launch reap --dry-run
   launch reap
 """
+BACKEND_HELP = "which backend's launches are meant (that of the other options or of rooflaunch.toml, else gcp)"
 RUN_HELP = "the launch's name, a start or end of it that no other has (its 6 last digits), or a run that it left"
 
 
@@ -130,9 +131,15 @@ def declare(command: Callable[..., int], options: list[inspect.Parameter], *, be
     signed(command, [*own[:at], *options, *own[at:]])
 
 
-def with_where(command: Callable[..., int]) -> Callable[..., int]:
+def with_where(command: Callable[..., int], *, names_backend: bool = True) -> Callable[..., int]:
     """Give a command the options that say which place is meant, of all backends; it gets them as `**where`."""
     options: dict[str, inspect.Parameter] = {}
+    if names_backend:
+        info = typer.Option("--backend", metavar="NAME", help=BACKEND_HELP, autocompletion=lambda: list(BACKENDS))
+        annotation = Annotated[str | None, info]
+        options["backend"] = inspect.Parameter(
+            "backend", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
+        )
     for name in BACKENDS:
         for parameter in parameters_of(_options_of(name).Where, required=False):
             options.setdefault(parameter.name, parameter)
@@ -145,23 +152,34 @@ def with_where(command: Callable[..., int]) -> Callable[..., int]:
     return placed
 
 
-def place_of(where: Mapping[str, Any]) -> "Place":
-    """The place that the options mean: of the backend that has them; without any as rooflaunch.toml says.
+def place_of(where: Mapping[str, Any], *, likely: Sequence[str] = ()) -> "Place":
+    """The place that the options mean: of the backend that is named or has them; without any as rooflaunch.toml says.
 
-    Raises `UsageError` for options of two backends.
+    `likely`: backends that are asked first whether the options are theirs. Raises `UsageError` for options of two.
     """
     from launcher.jobs.commands import Place
 
     typed = {name: value for name, value in where.items() if value is not None}
+    named = typed.pop("backend", None)
+    if named is not None and named not in BACKENDS:
+        raise UsageError(f"there is no backend '{named}'", hint=f"--backend {' or '.join(BACKENDS)}")
     if not typed:
-        return _usual_place()
-    for name in BACKENDS:
-        kind = _options_of(name).Where
-        if set(typed) <= {item.name for item in fields(kind)}:
+        return _usual_place() if named is None else place_in(named)
+    for name in (named,) if named else (*(part for part in likely if part in BACKENDS), *BACKENDS):
+        if set(typed) <= set(_place_fields(name)):
             return Place(backend=name, where=_where(name, typed))
     own = {name: [flag_of(item) for item in fields(_options_of(name).Where) if item.name in typed] for name in BACKENDS}
     owners = ", ".join(f"{' and '.join(flags)} of {name}" for name, flags in own.items() if flags)
     raise UsageError(f"a command looks at one place; got options of two: {owners}", hint="leave one of them out")
+
+
+def implied_by(typed: Collection[str]) -> str:
+    """The backend that the options of these names mean by themselves."""
+    return next((name for name in BACKENDS if typed and set(typed) <= set(_place_fields(name))), USUAL)
+
+
+def _place_fields(name: str) -> list[str]:
+    return [item.name for item in fields(_options_of(name).Where)]
 
 
 def place_in(name: str) -> "Place":

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path
@@ -21,7 +21,7 @@ from launcher import models, table
 from launcher.backends import door
 from launcher.backends.door import Backend, Condition, Job, Listing, Machine, Machines, Plan, Removed
 from launcher.jobs import cleanup, launches, logs
-from launcher.jobs.app import other_places
+from launcher.jobs.app import USUAL, implied_by, other_places
 from launcher.jobs.launches import Launch
 from launcher.jobs.progress import LaunchProgress
 from launcher.jobs.run import LaunchOutcome, LeftRunningError, run
@@ -77,11 +77,14 @@ class Place:
     @property
     def words(self) -> str:
         """The options without which no other command finds it; empty where none is needed."""
-        if all(item.default is not MISSING for item in fields(self.where)):
+        if self.backend == USUAL:
             return ""
-        values = {item.name: getattr(self.where, item.name) for item in fields(self.where)}
-        typed = ((name, value) for name, value in values.items() if value is not None)
-        return " ".join(f"--{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in typed)
+        items = fields(self.where)
+        values = {item.name: getattr(self.where, item.name) for item in items}
+        typed = {item.name: values[item.name] for item in items if values[item.name] != item.default}
+        named = "" if implied_by(typed) == self.backend else f"--backend {self.backend}"
+        options = (f"--{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in typed.items())
+        return " ".join(filter(None, (named, *options)))
 
     def named_in(self, text: str) -> str:
         """`text` with each of our commands that asks a place as it finds this one."""

@@ -101,6 +101,8 @@ class _Known:
     looked_s: float | None = None
     # Since when it has been stopped, by the same clock.
     stopped_s: float | None = None
+    # Of a machine that waits for its turn, the place's word for it.
+    status: str = ""
 
 
 class _Follower:
@@ -132,6 +134,8 @@ class _Follower:
 
     def _progress(self) -> str:
         known = self._known
+        if known.status:
+            return f"the {self._noun} waits: {known.status}"
         if known.heartbeat is not None and known.heartbeat.last_line:
             return plain(known.heartbeat.last_line)
         last = next(reversed(known.phases), "")
@@ -148,6 +152,9 @@ class _Follower:
         if machine.condition is Condition.STOPPED:
             return self._stopped(machine)
         self._known.stopped_s = None
+        if machine.queued:
+            self._waits(machine)
+            return None
         if self._known.heartbeat is None:
             self._tell_phases(self._session.machines.phases(machine))
         return self._overdue(machine)
@@ -198,6 +205,13 @@ class _Follower:
         self._known.silent_s = 0.0
         self._known.looked_s = self._now()
 
+    def _waits(self, machine: Machine) -> None:
+        """In its place's queue, at first or once more: its boot and its limit begin when it starts."""
+        self._booting_s = self._now()
+        self._limit_s = self._now() + self._request.limit_s
+        self._known.status = machine.status
+        self._sign()
+
     def _stopped(self, machine: Machine) -> Followed | None:
         """By its host, most likely: the cloud starts it again, and it saves what there is; or nobody ever does."""
         now_s, known = self._now(), self._known
@@ -217,6 +231,7 @@ class _Follower:
     def _overdue(self, machine: Machine) -> Followed | None:
         """The VM is there and has no result: whether it has been silent, or been there, for too long."""
         now_s, known = self._now(), self._known
+        known.status = ""
         known.silent_s += 0.0 if known.looked_s is None or self._failing else now_s - known.looked_s
         known.looked_s = now_s
         if now_s > self._limit_s + AFTER_LIMIT_S:
@@ -258,21 +273,27 @@ class _Follower:
         return self._without_result()
 
     def _without_result(self) -> Followed:
-        name = self._request.name
-        if self._machine().preempted:
+        name, machine = self._request.name, self._machine()
+        if machine.preempted:
             spot_hint = "--rerun-preempted 2 starts it again by itself; without --spot it is not taken back"
-            error = RunFailedError(f"'{name}' was preempted: the cloud took the spot VM back", hint=spot_hint)
+            why = "the cloud took the spot VM back" if self._request.spot else machine.why
+            hint = spot_hint if self._request.spot else "launch again"
+            error = RunFailedError(f"'{name}' was preempted: {why}", hint=hint)
             return self._ended(Ending.PREEMPTED, is_gone=True, error=error)
-        if self._now() > self._limit_s - LIMIT_MARGIN_S:
+        is_late = self._now() > self._limit_s - LIMIT_MARGIN_S
+        if is_late and not machine.why:
             limit = duration(self._request.limit_s)
             error = RunFailedError(
                 f"'{name}' reached its time limit of {limit} and left no result", hint="--max-run-time, longer"
             )
             return self._ended(Ending.LIMIT, is_gone=True, error=error)
-        error = RunFailedError(f"'{name}' was deleted before it had a result", hint=f"launch status {name}")
+        if machine.why:
+            error = RunFailedError(f"'{name}' ended without a result: {machine.why}", hint=f"launch logs {name}")
+        else:
+            error = RunFailedError(f"'{name}' was deleted before it had a result", hint=f"launch status {name}")
         if why := "; ".join(self._known.unreadable):
             error = RunFailedError(f"'{name}' has ended, and how is unknown: {why}", hint=f"launch logs {name}")
-        return self._ended(Ending.DELETED, is_gone=True, error=error)
+        return self._ended(Ending.LIMIT if is_late else Ending.DELETED, is_gone=True, error=error)
 
     def _removed(self, machine: Machine, ending: Ending, why: str) -> Followed:
         """Keep what it printed, remove it, and look for a result once more."""

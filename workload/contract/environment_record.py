@@ -188,6 +188,7 @@ class SlurmFacts:
     cluster: Text = None
     partition: Text = None
     qos: Text = None
+    constraint: Text = None
     node_list: Text = None
     node_name: Text = None
     tasks_per_node: Text = None

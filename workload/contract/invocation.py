@@ -20,6 +20,7 @@ COMMANDS = {
         "duel",
         "gcp",
         "ssh",
+        "slurm",
         "batch",
         "sweep",
         "gpus",

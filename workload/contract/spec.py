@@ -32,6 +32,8 @@ OTHER_VARIABLES = frozenset(
         "ROOFLAUNCH_LIMIT_S",
         "ROOFLAUNCH_COMMIT",
         "ROOFLAUNCH_IMAGE_DIGEST",
+        # launcher/backends/slurm/script.py
+        "ROOFLAUNCH_END_S",
         # launcher/backends/gcp/settings.py
         "ROOFLAUNCH_PROJECT",
         "ROOFLAUNCH_BUCKET",
@@ -42,7 +44,7 @@ OTHER_VARIABLES = frozenset(
     }
 )
 # Tables of rooflaunch.toml that are no run options: where a launcher finds its cloud.
-OTHER_TABLES = frozenset({"gcp", "ssh", "batch"})
+OTHER_TABLES = frozenset({"gcp", "ssh", "batch", "slurm"})
 
 
 class Device(StrEnum):

@@ -12,6 +12,7 @@ TEXTS = {
     "cluster": "SLURM_CLUSTER_NAME",
     "partition": "SLURM_JOB_PARTITION",
     "qos": "SLURM_JOB_QOS",
+    "constraint": "SLURM_JOB_CONSTRAINTS",
     "node_list": "SLURM_JOB_NODELIST",
     "node_name": "SLURMD_NODENAME",
     "tasks_per_node": "SLURM_TASKS_PER_NODE",

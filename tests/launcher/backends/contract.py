@@ -39,6 +39,10 @@ class Place:
         """Of a job that was never submitted."""
         raise NotImplementedError
 
+    def started(self, machine: Machine) -> Machine:
+        """What was submitted, once it has left a queue that the place may have; as it is then."""
+        return machine
+
     def count(self) -> int:
         """How many machines there are, whoever asked for them, as the place itself knows."""
         raise NotImplementedError
@@ -91,7 +95,7 @@ def silent(_: str) -> None:
 def submit(place: Place, plan: Plan | None = None) -> Machine:
     submitted = place.machines().submit(plan or place.plan(), silent)
     assert len(submitted.machines) == 1
-    return submitted.machines[0]
+    return place.started(submitted.machines[0])
 
 
 def beside(place: Place) -> list[Machine]:
@@ -189,7 +193,8 @@ def test_what_a_killed_launcher_left_can_be_seen_and_ended(place: Place) -> None
         finally:
             process.kill()
     machines = place.machines()
-    [machine] = machines.look({plan.request.name: plan.request.zones})
+    [seen] = machines.look({plan.request.name: plan.request.zones})
+    machine = place.started(seen)
     assert machine.condition is Condition.RUNNING
     assert submit(place, plan).name == machine.name
     assert place.count() == 1

@@ -1,0 +1,1 @@
+"""A cluster with Slurm: a launch is an element of a job array."""

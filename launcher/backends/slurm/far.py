@@ -1,0 +1,409 @@
+"""What `launch slurm` asks of a login node: called there, or sent over ssh and run by its python3.
+
+Python 3.8 or newer, standard library only. In the folder of ours, which the login node shares with the compute nodes:
+
+    arrays/<array>/    one job array: script.sh, `elements` (a launch a line, the first is element 1), `job` (Slurm's
+                       number), and <element>.log, which is the launch's own log
+    jobs/<name>/       one launch: `element` (its array and number in it), and what its agent keeps
+    checks/            what a compute node saw of this folder
+    launches/, runs/   the store: records and bundles
+
+An array has the name of its first launch, which is also its name in Slurm: what a launcher that was killed has
+submitted is found again by it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+# A busy controller answers late; squeue itself gives up after a while.
+TOOL_LIMIT_S = 50
+# One `sacct` for so many arrays.
+MOST_JOBS = 200
+MOST_OUTPUT_BYTES = 1 << 20
+LOOK_EVERY_S = 0.3
+NAME = re.compile(r"rooflaunch-[a-z0-9-]{1,51}[a-z0-9]")
+SQUEUE = "%j|%F|%K|%T|%P|%N|%V|%S|%e|%r"
+SACCT = "JobName,JobID,State,Partition,NodeList,Submit,Start,End"
+SINFO = "%P|%a|%l|%D|%G|%f|%m|%T"
+NO_ACCOUNTING = "accounting storage is disabled"
+
+
+def main(question: dict[str, Any], payload: BinaryIO) -> tuple[dict[str, Any], Iterable[bytes]]:
+    """The answer to one question; each has the time by this machine's clock."""
+    del payload
+    root = Path(question["root"]).expanduser()
+    blocks: Iterable[bytes] = ()
+    do = question["do"]
+    try:
+        if do == "site":
+            answer = site(root)
+        elif do == "put":
+            answer = put(root, question)
+        elif do == "submit":
+            answer = submit(root, question)
+        elif do == "check":
+            answer = check(root, question)
+        elif do == "checked":
+            answer = {"is_known": is_fresh(root / "checks" / (question["subject"] + ".good"), question["for_s"])}
+        elif do == "look":
+            answer = {"jobs": look(root, question["names"])}
+        elif do == "stop":
+            answer = {"stopped": stop(root, question["names"], question["wait_s"])}
+        else:
+            answer, blocks = output(root, question)
+    except NoAnswer as silent:
+        answer = {"silent": str(silent)}
+    return {"now_s": time.time(), **answer}, blocks
+
+
+class NoAnswer(Exception):  # noqa: N818 - it is no error of ours
+    """Slurm's controller does not answer; its words."""
+
+
+def tool(*words: str, given: str = "") -> tuple[int, str, str]:
+    """How a program ended, and what it printed; in a session of its own, so that Ctrl-C does not cut it off."""
+    environment = {**os.environ, "SLURM_TIME_FORMAT": "%s"}
+    try:
+        done = subprocess.run(
+            words,
+            input=given,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=TOOL_LIMIT_S,
+            check=False,
+            env=environment,
+            start_new_session=True,
+        )
+    except FileNotFoundError:
+        return 127, "", words[0] + " is not installed"
+    except (OSError, subprocess.SubprocessError) as error:
+        return 1, "", str(error)
+    return done.returncode, done.stdout, done.stderr.strip()
+
+
+def printed(*words: str) -> str:
+    """What a program prints; empty where it fails."""
+    code, text, _ = tool(*words)
+    return text if code == 0 else ""
+
+
+def asked(*words: str) -> str:
+    """What a program of Slurm's answers; raises `NoAnswer`."""
+    code, text, complaints = tool(*words)
+    if code != 0:
+        raise NoAnswer(complaints or words[0] + " failed")
+    return text
+
+
+# What is there.
+
+
+def site(root: Path) -> dict[str, Any]:
+    """Everything that decides what can be asked of this cluster."""
+    code, version, _ = tool("sbatch", "--version")
+    if code == 127:  # noqa: PLR2004 - a shell's word for it
+        return {"version": "", "root": str(root)}
+    user = printed("id", "-un").strip()
+    config = {}
+    for line in asked("scontrol", "show", "config").splitlines():
+        key, equals, value = line.partition("=")
+        if equals:
+            config[key.strip()] = value.strip()
+    wanted = ("ClusterName", "MaxArraySize", "PreemptMode", "AccountingStorageType", "JobRequeue", "MinJobAge")
+    accounts = printed("sacctmgr", "-nP", "show", "assoc", "user=" + user, "format=account,partition,qos")
+    return {
+        "version": version.strip(),
+        "root": str(root),
+        "user": user,
+        "config": {key: config.get(key, "") for key in wanted},
+        "partitions": [line.split("|") for line in asked("sinfo", "-h", "-o", SINFO).splitlines()],
+        "preempt": preemption(),
+        "accounts": [line.split("|") for line in accounts.splitlines()],
+        "pyxis": "--container-image" in printed("srun", "--help"),
+        "apptainer": (printed("apptainer", "--version") or printed("singularity", "--version")).strip(),
+        "apptainer_path": shutil.which("apptainer") or shutil.which("singularity") or "",
+        "counters": counters(),
+    }
+
+
+def preemption() -> dict[str, str]:
+    """What becomes of a preempted job, by partition."""
+    modes = {}
+    for line in printed("scontrol", "--oneliner", "show", "partition").splitlines():
+        words = dict(word.partition("=")[::2] for word in line.split())
+        modes[words.get("PartitionName", "")] = words.get("PreemptMode", "")
+    return modes
+
+
+def counters() -> str:
+    """Whether this machine's NVIDIA driver keeps its counters for administrators: `1`, `0`, or nothing known."""
+    with suppress(OSError):
+        text = Path("/proc/driver/nvidia/params").read_text()
+        return "".join(re.findall(r"RmProfilingAdminOnly: (\d)", text))
+    return ""
+
+
+# What is sent.
+
+
+def put(root: Path, question: dict[str, Any]) -> dict[str, Any]:
+    """Have a small file of ours there, whole."""
+    path = root / question["path"]
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(f".{path.name}-{os.getpid()}")
+    new.write_text(question["text"])
+    new.replace(path)
+    return {}
+
+
+@contextmanager
+def held(path: Path) -> Iterator[None]:
+    """While nobody else on this machine, or where the file system has locks at all, submits the same."""
+    with path.open("a+") as file:
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def submit(root: Path, question: dict[str, Any]) -> dict[str, Any]:
+    """Have the array in Slurm's queue, once. `refused`: what sbatch says against it."""
+    array, names = question["array"], question["names"]
+    folder = root / "arrays" / array
+    folder.mkdir(parents=True, exist_ok=True)
+    with held(folder / "lock"):
+        # The script is written before it is submitted: without one nobody has tried.
+        known = number_of(folder) or ((folder / "script.sh").exists() and in_slurm(array))
+        if known:
+            (folder / "job").write_text(known)
+            return {"job": known}
+        for index, name in enumerate(names, 1):
+            home, record = root / "jobs" / name, root / "launches" / name
+            home.mkdir(parents=True, exist_ok=True)
+            record.mkdir(parents=True, exist_ok=True)
+            (home / "element").write_text(f"{array} {index}\n")
+            # Slurm writes through the link: what its own daemons say of the job is in the launch's log, too.
+            log = folder / f"{index}.log"
+            if not log.is_symlink():
+                (record / "startup.log").touch()
+                log.symlink_to(os.path.relpath(record / "startup.log", folder))
+        (folder / "elements").write_text("".join(name + "\n" for name in names))
+        (folder / "script.sh").write_text(question["script"])
+        code, text, complaints = tool("sbatch", "--parsable", *question["words"], given=question["script"])
+        number = text.strip().split(";")[0]
+        if code != 0 or not number.isdigit():
+            return {"refused": complaints or text.strip() or f"exit code {code}", "code": code}
+        (folder / "job").write_text(number)
+    return {"job": number}
+
+
+def number_of(folder: Path) -> str:
+    """Slurm's number of an array; empty where it was not submitted, or nobody wrote it down."""
+    try:
+        return (folder / "job").read_text().strip()
+    except OSError:
+        return ""
+
+
+def in_slurm(array: str) -> str:
+    """The number of a job of that name, wherever Slurm knows of it."""
+    rows = queue(array) or ended([array], by_name=True)
+    return rows[0]["array_job"] if rows else ""
+
+
+def check(root: Path, question: dict[str, Any]) -> dict[str, Any]:
+    """What a compute node sees of our folder, by a job of a second; `waits`: it is still in the queue."""
+    folder = root / "checks"
+    folder.mkdir(parents=True, exist_ok=True)
+    name = question["name"]
+    answer, token = folder / (name + ".answer"), folder / (name + ".token")
+    token.write_text(name)
+    code, text, complaints = tool("sbatch", "--parsable", *question["words"], given=question["script"])
+    job = text.strip().split(";")[0]
+    if code != 0 or not job.isdigit():
+        return {"refused": complaints or text.strip(), "code": code}
+    until_s = time.monotonic() + question["wait_s"]
+    while True:
+        state = printed("squeue", "-h", "-j", job, "-t", "all", "-o", "%T %r").strip()
+        is_over = not state or state.split()[0] not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING")
+        # A network file system shows a new file some seconds late.
+        if answer.exists() or (is_over and arrives(answer)):
+            return {"job": job, "answer": answer.read_text(), "state": state}
+        if is_over or time.monotonic() > until_s:
+            return {"job": job, "answer": "", "state": state, "waits": not is_over}
+        time.sleep(LOOK_EVERY_S)
+
+
+def is_fresh(path: Path, for_s: float) -> bool:
+    """Whether a file is there and not older than that."""
+    with suppress(OSError):
+        return time.time() - path.stat().st_mtime < for_s
+    return False
+
+
+def arrives(path: Path) -> bool:
+    """Whether a file that another machine wrote comes to be seen here."""
+    until_s = time.monotonic() + 5
+    while time.monotonic() < until_s:
+        with suppress(OSError):
+            os.listdir(path.parent)  # noqa: PTH208 - asks the server again
+        if path.exists():
+            return True
+        time.sleep(LOOK_EVERY_S)
+    return False
+
+
+# What became of launches.
+
+
+def queue(array: str = "") -> list[dict[str, str]]:
+    """The elements of our arrays that Slurm's controller knows of, those of the last minutes that ended among them."""
+    which = ["--name=" + array] if array else []
+    text = asked("squeue", "-h", "-r", "--me", "-t", "all", "-o", SQUEUE, *which)
+    fields = ("array", "array_job", "index", "state", "partition", "node", "submitted", "started", "ends", "reason")
+    rows = [dict(zip(fields, line.split("|"))) for line in text.splitlines() if line.count("|") == len(fields) - 1]
+    return [row for row in rows if NAME.fullmatch(row["array"])]
+
+
+def ended(arrays: list[str], *, by_name: bool = False) -> list[dict[str, str]]:
+    """The elements of these jobs as the accounting has them; none where there is no accounting."""
+    rows = []
+    for start in range(0, len(arrays), MOST_JOBS):
+        some = ",".join(arrays[start : start + MOST_JOBS])
+        # By name, sacct looks at today alone unless it is told from when on.
+        which = ["--name=" + some, "-S", "now-30days"] if by_name else ["-j", some]
+        code, text, complaints = tool("sacct", "-n", "-X", "-P", "-o", SACCT, *which)
+        if code != 0:
+            if NO_ACCOUNTING in complaints or code == 127:  # noqa: PLR2004 - it is not installed
+                return []
+            raise NoAnswer(complaints)
+        for line in text.splitlines():
+            array, job, state, partition, node, submitted, started, end = line.split("|")
+            number, _, index = job.partition("_")
+            rows.append(
+                {
+                    "array": array,
+                    "array_job": number,
+                    "index": index,
+                    "state": state,
+                    "partition": partition,
+                    "node": node,
+                    "submitted": submitted,
+                    "started": started,
+                    "ends": end,
+                    "reason": "",
+                }
+            )
+    return rows
+
+
+class Arrays:
+    """Which launch is which element, as the files in our folder say; each is read once."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.names: dict[str, list[str]] = {}
+
+    def elements(self, array: str) -> list[str]:
+        """The launches of an array in order; none of one that nobody wrote down."""
+        if array not in self.names:
+            self.names[array] = []
+            with suppress(OSError):
+                self.names[array] = (self.root / "arrays" / array / "elements").read_text().splitlines()
+        return self.names[array]
+
+    def name_of(self, row: dict[str, str]) -> str:
+        """The launch that a row of Slurm's is of; empty for none of ours."""
+        names = self.elements(row["array"])
+        index = int(row["index"]) if row["index"].isdigit() else 0
+        return names[index - 1] if 0 < index <= len(names) else ""
+
+    def array_of(self, name: str) -> str:
+        """The array that a launch is in; empty where it was never submitted."""
+        try:
+            return (self.root / "jobs" / name / "element").read_text().split()[0]
+        except (OSError, IndexError):
+            return ""
+
+
+LIVING = frozenset(
+    [
+        "PENDING",
+        "CONFIGURING",
+        "RUNNING",
+        "COMPLETING",
+        "SUSPENDED",
+        "STOPPED",
+        "SIGNALING",
+        "STAGE_OUT",
+        "RESIZING",
+        "REQUEUED",
+        "REQUEUE_FED",
+        "REQUEUE_HOLD",
+        "SPECIAL_EXIT",
+        "RESV_DEL_HOLD",
+    ]
+)
+
+
+def is_living(row: dict[str, str]) -> bool:
+    """Whether an element waits or runs; one that is started again after a preemption waits."""
+    return row["state"] in LIVING
+
+
+def look(root: Path, names: list[str] | None) -> list[dict[str, str]]:
+    """These launches, one `squeue` and at most one `sacct` for all; without names every one that waits or runs."""
+    arrays = Arrays(root)
+    rows = {arrays.name_of(row): row for row in queue()}
+    if names is None:
+        return [{**row, "name": name} for name, row in rows.items() if name and is_living(row)]
+    forgotten = sorted({arrays.array_of(name) for name in names if name not in rows} - {""})
+    numbers = [number for number in (number_of(root / "arrays" / array) for array in forgotten) if number]
+    old = {arrays.name_of(row): row for row in ended(numbers)} if numbers else {}
+    every = {**old, **rows}
+    return [{**every[name], "name": name} for name in names if name in every]
+
+
+def stop(root: Path, names: list[str], wait_s: float) -> dict[str, str]:
+    """End these; why one is not confirmed to be gone, or empty."""
+    arrays = Arrays(root)
+    wanted = set(names)
+    complaints = ""
+    until_s = time.monotonic() + wait_s
+    is_told = False
+    while True:
+        alive = {name: row for row in queue() for name in [arrays.name_of(row)] if name in wanted and is_living(row)}
+        if not alive:
+            return dict.fromkeys(names, "")
+        if not is_told:
+            ids = [f"{row['array_job']}_{row['index']}" for row in alive.values()]
+            _, _, complaints = tool("scancel", *ids)
+            is_told = True
+        if time.monotonic() > until_s:
+            left = {name: f"it is still {row['state'].lower()}" for name, row in alive.items()}
+            return {name: left.get(name, "") and (complaints or left[name]) for name in names}
+        time.sleep(LOOK_EVERY_S)
+
+
+def output(root: Path, question: dict[str, Any]) -> tuple[dict[str, Any], Iterable[bytes]]:
+    """What a launch that has not ended printed from `start` on, in whole lines; later the store has it all."""
+    content, name, arrays = b"", question["name"], Arrays(root)
+    array = arrays.array_of(name)
+    if array and any(arrays.name_of(row) == name and is_living(row) for row in queue(array)):
+        with suppress(OSError), (root / "launches" / name / "startup.log").open("rb") as log:
+            log.seek(question["start"])
+            content = log.read(MOST_OUTPUT_BYTES)
+    if len(content) < MOST_OUTPUT_BYTES:
+        content = content[: content.rfind(b"\n") + 1]
+    return {"bytes": len(content)}, [content]

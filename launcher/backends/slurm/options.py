@@ -1,0 +1,123 @@
+"""The command `launch slurm`: what it is asked for beside the run. Light: `launch --help` loads it."""
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+from launcher.choice import Command, choice
+from workload.contract.errors import UsageError
+
+DEFAULT_LIMIT_S = 3600
+MIN_LIMIT_S, MAX_LIMIT_S = 60, 120 * 86400
+# sbatch(1): minutes, m:s, h:m:s, days-h, days-h:m, days-h:m:s.
+TIME = re.compile(r"(?:(?P<days>\d{1,3})-)?(?P<first>\d{1,6})(?::(?P<second>\d{1,2}))?(?::(?P<third>\d{1,2}))?")
+ROOT = "~/.rooflaunch"
+# \b keeps the lines as they are.
+EXAMPLES = """\b
+Examples:
+  launch slurm --partition gpu --gres gpu:1 --dry-run --request
+  launch slurm --partition gpu --account lab --time 30:00 --python ~/torch/bin/python
+  launch slurm --host me@login.cluster --partition gpu --image ~/rooflaunch.sif
+"""
+COMMAND = Command(
+    help="""Train on a cluster with Slurm, and bring the bundles home.
+
+    The job goes on when this command ends, until it is over or reaches its time limit. Results lie in a folder that
+    the compute nodes share with the login node.
+    """,
+    examples=EXAMPLES,
+    noun="job",
+    sent_to="sbatch",
+)
+
+
+class Software(StrEnum):
+    """What has torch on a node. `auto`: with an image what the cluster has for images, else its Python."""
+
+    AUTO = "auto"
+    PYXIS = "pyxis"
+    APPTAINER = "apptainer"
+    NONE = "none"
+
+
+def time_s(text: str) -> int:
+    """Seconds of a time limit as sbatch reads it; `UsageError` for anything else."""
+    parts = TIME.fullmatch(text)
+    seconds = 0
+    if parts:
+        numbers = [int(parts[name]) for name in ("first", "second", "third") if parts[name] is not None]
+        if parts["days"] is not None:
+            units: tuple[int, ...] = (3600, 60, 1)
+            seconds = int(parts["days"]) * 86400
+        else:
+            units = {1: (60,), 2: (60, 1), 3: (3600, 60, 1)}[len(numbers)]
+        seconds += sum(number * unit for number, unit in zip(numbers, units, strict=False))
+    if not MIN_LIMIT_S <= seconds <= MAX_LIMIT_S:
+        shown = text.encode("unicode_escape").decode()[:80]
+        raise UsageError(
+            f"--time must be a time as sbatch reads it, such as 1:30:00, 90 (minutes) or 1-12 (days-hours), from a "
+            f"minute to 120 days; got '{shown}'",
+            hint="--time 1:00:00",
+        )
+    return seconds
+
+
+def time_text(seconds: int) -> str:
+    """`1-12:00:00`, `1:30:00`: as sbatch reads it."""
+    hours, rest = divmod(seconds, 3600)
+    days, hours = divmod(hours, 24)
+    clock = f"{hours}:{rest // 60:02}:{rest % 60:02}"
+    return f"{days}-{clock}" if days else clock
+
+
+@dataclass(frozen=True, kw_only=True)
+class Where:
+    """Which cluster: this machine is its login node, or `host` is one that ssh can log in to."""
+
+    host: str | None = choice(
+        "submit from this login node, over ssh (this machine is one)", default=None, metavar="USER@HOST"
+    )
+    port: int | None = choice("where its ssh listens (that of ~/.ssh/config)", default=None, metavar="N")
+    folder: str | None = choice(
+        f"a folder there that the compute nodes share with the login node ({ROOT})", default=None, metavar="FOLDER"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What sbatch is asked for, and what has torch on the node. `time_s`: of each element of the array."""
+
+    partition: str | None = choice("where it may run (the cluster's default)", default=None, metavar="P[,P]")
+    account: str | None = choice("who pays (yours, if you have one)", default=None, metavar="A")
+    qos: str | None = choice("quality of service", default=None, metavar="Q")
+    constraint: str | None = choice("features that the node must have", default=None, metavar="F")
+    gres: str | None = choice(
+        "what it needs of a node (gpu:1 where the partition has GPUs; none with --cpu)",
+        default=None,
+        metavar="gpu[:TYPE]:N",
+    )
+    exclusive: bool = choice("have the node alone: nobody disturbs the figures", default=False)
+    time_s: int = choice(
+        "when Slurm ends it, as sbatch reads it",
+        default=DEFAULT_LIMIT_S,
+        flag="--time",
+        metavar="TIME",
+        parse=time_s,
+        typed_default="1:00:00",
+    )
+    at_a_time: int | None = choice(
+        "of the jobs of a sweep, how many may run at once (as many as there is room for)",
+        default=None,
+        metavar="N",
+        min=1,
+    )
+    sbatch: tuple[str, ...] = choice(
+        "a further option of sbatch, as --sbatch=--mem=16G; again for more", default=(), metavar="OPTION"
+    )
+    requeue: bool = choice("start it again after a preemption or a node's failure, with what is missing", default=True)
+    container: Software = choice("auto: the image if one is named, else the cluster's Python", default=Software.AUTO)
+    image: str | None = choice(
+        "HOST/NAME@sha256:… or a .sif or .sqsh file that the nodes can read", default=None, metavar="REF|FILE"
+    )
+    python: str | None = choice("the nodes' Python with torch (python3)", default=None, metavar="PATH")
+    usd_per_h: float | None = choice("what an hour of the node costs", default=None, metavar="USD")

@@ -1,0 +1,209 @@
+"""`launch slurm` before anything is asked of the cluster: what will be submitted. Pure."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
+from typing import Any
+
+from launcher.backends.slurm.login_node import Cluster
+from launcher.backends.slurm.options import Options, Software, time_text
+from launcher.backends.slurm.script import Node, job_script
+from launcher.jobs.records import WORD, Price, Request, region_of
+from workload.contract.errors import UsageError
+from workload.contract.spec import Device, Resolved, RunSpec
+from workload.contract.task import Task
+from workload.contract.text import minutes, wrapped
+
+USUAL_PYTHON = "python3"
+USUAL_GRES = "gpu:1"
+# What a value of sbatch's options may be: one word, which is no option.
+VALUE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_@%+=.,:*/()&|!\[\]-]{0,511}")
+GRES = re.compile(r"[a-z][a-z0-9_]*(:[A-Za-z][A-Za-z0-9_.-]*)?(:[1-9][0-9]{0,3})?(,[A-Za-z0-9_.:,-]+)?")
+# A whole option of sbatch: one line, and nothing that begins another.
+SBATCH = re.compile(r"--[a-z][a-z0-9-]*(=[^\x00-\x1f\x7f]{1,512})?")
+OURS = ("--array", "--job-name", "--output", "--error", "--open-mode", "--time", "--wrap", "--requeue", "--no-requeue")
+IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+#-]{0,511}")
+FILE = re.compile(r"(?:~/|/)[^\x00-\x1f\x7f]{1,1023}")
+TEXT_COLUMN = 11
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmPlan:
+    """Everything that a launch is about to do; `node`, `gres` and `site` for sure once the cluster was looked at.
+
+    `zone`: the partition, if one was named. `after`: the number of a check that has to end well first.
+    """
+
+    request: Request
+    cluster: Cluster
+    options: Options
+    node: Node
+    gres: str
+    site: str = ""
+    software: str = ""
+    most_elements: int = 0
+    after: str = ""
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def attempts(self) -> int:
+        """Slurm starts it again by itself."""
+        return 1
+
+    @property
+    def zone(self) -> str:
+        """Of a job that waits."""
+        return (self.options.partition or "").replace(",", "+")
+
+    @property
+    def spec(self) -> RunSpec:
+        """The run as it will be done."""
+        return RunSpec.from_json(self.request.spec)
+
+    def renamed(self, request: Request) -> "SlurmPlan":
+        """The same as a job of its own."""
+        return replace(self, request=request)
+
+    def text(self, width: int | None = None) -> str:
+        """The plan as lines."""
+        spec, request, options = self.spec, self.request, self.options
+        device = "the best device found" if spec.device is Device.AUTO else spec.device
+        batch = "the device's default batch" if spec.batch_size is None else f"batch {spec.batch_size}"
+        times = "one run" if spec.repeats == 1 else f"{spec.repeats} runs, a process each"
+        one = f"{spec.model}, {batch}, {spec.precision}, on {device}; {times}"
+        origins = ", ".join(f"{name}: {source}" for name, source in request.spec_origin.items())
+        again = "started again with what is missing after a preemption or a node's failure"
+        rows = [
+            ("plan", f"{request.work}, a process each" if request.task else one),
+            ("set by", origins or "all defaults"),
+            ("job", request.name),
+            ("cluster", f"{self.cluster.place}" + (f": {self.site}" if self.site else ", which nobody has asked yet")),
+            ("asks for", self._asked_for()),
+            ("software", self.software or self._software_asked_for()),
+            ("folder", f"{self.node.root}, which the nodes must see under the same name"),
+            ("limit", f"{minutes(request.limit_s)} ({time_text(request.limit_s)}), kept by Slurm"),
+            ("ends", again if options.requeue else "not started again after a preemption"),
+            ("cost", f"{options.usd_per_h:g} USD per hour, as you said" if options.usd_per_h else "none is counted"),
+            *(("note", note) for note in self.notes),
+        ]
+        return "\n".join(wrapped(text, width, indent=TEXT_COLUMN, first=name) for name, text in rows if text)
+
+    def _asked_for(self) -> str:
+        options = self.options
+        gres = self.gres or ("no GPU" if self.spec.device is Device.CPU else "a GPU if the partition has any")
+        words = [f"partition {options.partition}" if options.partition else "the default partition", gres]
+        words += [f"{name} {value}" for name in ("account", "qos", "constraint") if (value := getattr(options, name))]
+        return ", ".join([*words, *(["the node alone"] if options.exclusive else []), *options.sbatch])
+
+    def _software_asked_for(self) -> str:
+        options = self.options
+        if options.image:
+            how = "Pyxis or Apptainer" if options.container is Software.AUTO else str(options.container)
+            return f"the image {options.image}, by {how}"
+        return f"the nodes' own {self.node.python}"
+
+    def sent_text(self) -> str:
+        """The script."""
+        return job_script([self.request], self.options, self.node, gres=self.gres)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for `--dry-run --format json`."""
+        return {
+            "host": self.cluster.place,
+            "site": self.site,
+            "software": self.software,
+            "gres": self.gres,
+            "request": asdict(self.request),
+            "script": self.sent_text(),
+            "notes": list(self.notes),
+        }
+
+
+def make_plan(
+    resolved: Resolved, options: Options, cluster: Cluster, node: Node, *, now: datetime, token: str, task: Task | None
+) -> SlurmPlan:
+    """The draft: what the cluster has is not known yet. Raises `UsageError` for options that cannot be."""
+    spec = resolved.spec
+    _check(options, spec)
+    request = Request(
+        name=f"rooflaunch-slurm-{now:%Y%m%d-%H%M%S}-{token}",
+        backend="slurm",
+        launched_at=now.isoformat(timespec="milliseconds"),
+        store=node.root if node.root.startswith("/") else f"/{node.root}",
+        place="slurm",
+        runtime="process",
+        limit_s=options.time_s,
+        spec=spec.to_json(),
+        spec_origin=dict(resolved.origin),
+        prices=_prices(options, now),
+        options=_recorded(options, cluster),
+        task=task.to_json(spec) if task else {},
+    )
+    default = USUAL_GRES if spec.device is Device.CUDA else ""
+    return SlurmPlan(request=request, cluster=cluster, options=options, node=node, gres=options.gres or default)
+
+
+def _recorded(options: Options, cluster: Cluster) -> dict[str, Any]:
+    """What the launch's record keeps: words alone."""
+    words: dict[str, Any] = {
+        "host": cluster.login.host if cluster.login else "",
+        "account": options.account or "",
+        "qos": options.qos or "",
+        "container": str(options.container),
+        "requeue": options.requeue,
+        "exclusive": options.exclusive,
+    }
+    lists = {"partition": options.partition or "", "constraint": options.constraint or "", "gres": options.gres or ""}
+    split = {name: [part for part in re.split(r"[,&|]", text) if WORD.fullmatch(part)] for name, text in lists.items()}
+    return {name: value for name, value in words.items() if not isinstance(value, str) or WORD.fullmatch(value)} | split
+
+
+def _prices(options: Options, now: datetime) -> Mapping[str, Mapping[str, Any]]:
+    """One's own price, whatever the partition is called."""
+    if options.usd_per_h is None:
+        return {}
+    price = asdict(Price(usd_per_h=options.usd_per_h, source="--usd-per-h", read=f"{now:%Y-%m-%d}"))
+    zones = {"", *(region_of(part) for part in (options.partition or "").split(","))}
+    return dict.fromkeys(sorted(zones), price)
+
+
+def _check(options: Options, spec: RunSpec) -> None:
+    for name in ("partition", "account", "qos", "constraint"):
+        value = getattr(options, name)
+        if value is not None and not VALUE.fullmatch(value):
+            raise UsageError(f"--{name} must be one word, as sbatch takes it; got {value!r}", hint=f"--{name} NAME")
+    if options.gres is not None and not GRES.fullmatch(options.gres):
+        raise UsageError(f"--gres must be as gpu:1 or gpu:a100:2; got {options.gres!r}", hint="--gres gpu:1")
+    for word in options.sbatch:
+        if not SBATCH.fullmatch(word):
+            raise UsageError(
+                f"--sbatch takes one long option of sbatch; got {word!r}", hint="--sbatch OPTION, again for more"
+            )
+        if word.partition("=")[0] in OURS:
+            raise UsageError(
+                f"{word.partition('=')[0]} is set by launch slurm itself; got {word!r}", hint="leave it out"
+            )
+    if spec.device is Device.CPU and options.gres and options.gres.startswith("gpu"):
+        raise UsageError(f"--cpu needs no GPU; got --gres {options.gres}", hint="one of the two")
+    if spec.device is Device.MPS:
+        raise UsageError("no node of a cluster has Apple's GPU; got --mps", hint="--cuda, or --cpu")
+    if options.usd_per_h is not None and not 0 <= options.usd_per_h <= 1e6:  # noqa: PLR2004 - nobody pays that
+        raise UsageError(f"--usd-per-h must be a price in USD; got {options.usd_per_h}", hint="--usd-per-h 0.80")
+    _check_software(options)
+
+
+def _check_software(options: Options) -> None:
+    image, container, python = options.image, options.container, options.python
+    if container in (Software.PYXIS, Software.APPTAINER) and not image:
+        hint = "--image HOST/NAME@sha256:… or a .sif or .sqsh file"
+        raise UsageError(f"--container {container} needs an image", hint=hint)
+    if container is Software.NONE and image:
+        raise UsageError(f"--image is for a container; got --container none with {image}", hint="leave it out")
+    if python and image:
+        both = f"--python is the nodes' own, and an image has one; got --python {python} with --image"
+        raise UsageError(both, hint="one of the two")
+    if image and not (IMAGE.fullmatch(image) or FILE.fullmatch(image)):
+        raise UsageError(f"{image!r} is no image's name and no whole path of a file", hint="--image ~/my.sif")
+    if python is not None and (not python or re.search(r"[\x00-\x1f]|^-", python)):
+        raise UsageError(f"{python!r} is no path of a program", hint="--python ~/torch/bin/python")

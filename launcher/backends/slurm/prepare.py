@@ -1,0 +1,206 @@
+"""Before a job is submitted: look at the cluster, choose its software, send our code, and look at a node once."""
+
+import hashlib
+import importlib.util
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from launcher import images
+from launcher.backends.slurm import site as sites
+from launcher.backends.slurm.login_node import ANY_MACHINE, Cluster, LoginNode
+from launcher.backends.slurm.machines import SlurmMachines, check_name
+from launcher.backends.slurm.options import Options, Software
+from launcher.backends.slurm.plan import USUAL_GRES, USUAL_PYTHON, SlurmPlan
+from launcher.backends.slurm.refusals import explained
+from launcher.backends.slurm.script import Node, check_script
+from launcher.backends.slurm.site import Partition, Site
+from launcher.machine.runtime import CPU_FLAVOUR
+from workload.contract.errors import ToolError, UsageError
+from workload.contract.spec import Device
+from workload.contract.text import printable
+from workload.storage.ssh import QUESTION_LIMIT_S, TRANSFER_LIMIT_S, source_of
+
+GUEST = "launcher/backends/slurm/guest.py"
+# A free node answers within seconds; on a full cluster the sweep waits for the check in the queue.
+CHECK_S = 60.0
+# What a node was like is asked again the next day: https://github.com/skypilot-org/skypilot/issues/8830
+CHECKED_FOR_S = 24 * 3600.0
+
+
+def node_of(cluster: Cluster, options: Options) -> Node:
+    """What a draft knows of the node, without asking anybody."""
+    code, guest = _code(), source_of(GUEST)
+    python = options.python or USUAL_PYTHON
+    # The launcher's own environment on a login node is in a folder that the nodes see, more often than not.
+    if options.python is None and cluster.login is None and importlib.util.find_spec("torch") is not None:
+        python = sys.executable
+    return Node(
+        root=cluster.root,
+        code=_hash(code),
+        landlord=f"landlords/slurm-{_hash(guest.encode())}.py",
+        container=options.container if options.container is not Software.AUTO else _usual_software(options),
+        python=python,
+        image=options.image or "",
+        with_gpu=bool(options.gres),
+        commit=images.current_commit(),
+    )
+
+
+def _usual_software(options: Options) -> Software:
+    return Software.APPTAINER if options.image else Software.NONE
+
+
+def _code() -> bytes:
+    return images.make_recipe(images.require_flavour(CPU_FLAVOUR)).context()
+
+
+def _hash(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def prepare(draft: SlurmPlan, machines: SlurmMachines) -> SlurmPlan:
+    """The plan as it will be done. Raises `UsageError` or `ToolError` where the cluster cannot do it."""
+    node, options = machines.node, draft.options
+    site = sites.look_at(node)
+    partitions = site.meant(options.partition)
+    gres = draft.gres or _usual_gres(draft, partitions)
+    sites.require_room(site, partitions, gres=gres, limit_s=options.time_s)
+    software, why = _software(site, options, draft.node.python)
+    there = replace(
+        draft.node,
+        root=site.root,
+        container=software,
+        with_gpu=bool(sites.parse_gres(gres.partition(",")[0])),
+        apptainer=site.apptainer_path or draft.node.apptainer,
+    )
+    _send(node, there)
+    launched = datetime.fromtimestamp(machines.now_s(), UTC)
+    # Of several partitions the strictest counts: a job that does not come back must say how it ended.
+    is_cancelled = any(partition.preempted == "CANCEL" for partition in partitions)
+    preempted = "CANCEL" if is_cancelled else next((partition.preempted for partition in partitions), "")
+    request = replace(
+        draft.request,
+        launched_at=launched.isoformat(timespec="milliseconds"),
+        store=site.root,
+        options={**draft.request.options, **({"preempted": preempted} if preempted.isalpha() else {})},
+    )
+    notes = (
+        ("preempted jobs of this partition are cancelled, not started again: PreemptMode=CANCEL",)
+        if is_cancelled and options.requeue
+        else ()
+    )
+    plan = replace(
+        draft,
+        request=request,
+        node=there,
+        gres=gres,
+        site=str(site),
+        software=why,
+        most_elements=site.array_size,
+        notes=(*draft.notes, *notes),
+    )
+    return _checked(plan, machines)
+
+
+def _usual_gres(draft: SlurmPlan, partitions: tuple[Partition, ...]) -> str:
+    """A GPU where the partition has any, unless the CPU was asked for."""
+    with_gpus = bool(partitions) and all(partition.gpus for partition in partitions)
+    return USUAL_GRES if with_gpus and draft.spec.device is Device.AUTO else ""
+
+
+def _software(site: Site, options: Options, python: str) -> tuple[Software, str]:
+    """What was asked for, or what the cluster has for images; and why."""
+    if not options.image:
+        return Software.NONE, f"the nodes' own {python}"
+    asked = options.container
+    usual = site.software_for_images()
+    if asked is Software.AUTO and usual is None:
+        raise ToolError(
+            f"{site.cluster} has neither Pyxis nor Apptainer on its login node, which an image needs",
+            hint="leave --image out, with --python PATH; or --container apptainer if the nodes alone have it",
+        )
+    if asked is Software.PYXIS and not site.pyxis:
+        raise ToolError(
+            f"srun of {site.cluster} has no --container-image: Pyxis is not set up",
+            hint="--container apptainer, or leave --image out, with --python PATH",
+        )
+    chosen = usual if asked is Software.AUTO and usual is not None else asked
+    if chosen is Software.APPTAINER and str(options.image).endswith(".sqsh"):
+        raise UsageError(f"Apptainer reads .sif files; got --image {options.image}", hint="launch build --sif FILE")
+    if chosen is Software.PYXIS and str(options.image).endswith(".sif"):
+        raise UsageError(
+            f"Pyxis reads .sqsh files and registries; got --image {options.image}", hint="--container apptainer"
+        )
+    how = "Pyxis" if chosen is Software.PYXIS else site.apptainer or "Apptainer"
+    return chosen, f"{options.image}, by {how}"
+
+
+def _send(login_node: LoginNode, node: Node) -> None:
+    """Our code and the landlord, if they are not there already."""
+    facts = login_node.ask("facts", program=ANY_MACHINE, python=USUAL_PYTHON, code=node.code, labels=[])
+    if not facts["is_writable"]:
+        raise ToolError(
+            f"we may not write to {node.root} on {login_node.cluster.place}",
+            hint="--folder FOLDER, one of yours that the nodes share",
+        )
+    if not facts["has_code"]:
+        code = _code()
+        login_node.ask(
+            "code", program=ANY_MACHINE, payload=code, within_s=TRANSFER_LIMIT_S, code=node.code, size=len(code)
+        )
+    login_node.ask("put", path=node.landlord, text=source_of(GUEST))
+
+
+def _checked(plan: SlurmPlan, machines: SlurmMachines) -> SlurmPlan:
+    """The plan, once a compute node was looked at; where that waits in the queue, the sweep waits for it there."""
+    options, node = plan.options, plan.node
+    asked = (options.partition, options.account, options.qos, options.constraint, plan.gres, options.sbatch)
+    subject = _hash(repr((asked, node.container, node.image, node.python, node.root)).encode())
+    known = machines.node.ask("checked", subject=subject, for_s=CHECKED_FOR_S)
+    if known["is_known"]:
+        return plan
+    name = check_name()
+    answer = machines.node.ask(
+        "check",
+        name=name,
+        script=check_script(name, options, node, gres=plan.gres),
+        words=[],
+        wait_s=CHECK_S,
+        within_s=CHECK_S + QUESTION_LIMIT_S,
+    )
+    if "refused" in answer:
+        raise explained(answer["refused"], machines.place)
+    if answer.get("waits"):
+        state = printable(answer["state"])
+        note = f"no node is free now ({state}): the job waits behind check {answer['job']}, which looks at a node first"
+        return replace(plan, after=str(answer["job"]), notes=(*plan.notes, note))
+    _require_good(answer, plan, machines.place)
+    machines.node.ask("put", path=f"checks/{subject}.good", text=answer["answer"])
+    return plan
+
+
+def _require_good(answer: Mapping[str, Any], plan: SlurmPlan, place: str) -> None:
+    node, state = plan.node, printable(answer["state"]) or "ended"
+    facts = dict(line.partition(" ")[::2] for line in answer["answer"].splitlines())
+    if not facts:
+        raise ToolError(
+            f"the compute nodes do not see {node.root} of {place}, or may not write there: "
+            f"the check job {answer['job']} left nothing ({state})",
+            hint="--folder FOLDER, one that login node and nodes share under the same name, on a scratch disk say",
+        )
+    where = printable(facts.get("node", "a node"))
+    if facts.get("image") == "unreadable":
+        raise ToolError(
+            f"the image {node.image} cannot be read on {where}", hint="put it into a folder that the nodes share"
+        )
+    if facts.get("apptainer") == "missing":
+        raise ToolError(f"{where} has no Apptainer", hint="leave --image out, with --python PATH, or ask for it")
+    python = facts.get("python", "ok")
+    if python != "ok":
+        raise ToolError(
+            f"{node.python} on {where} cannot run the trainer: {printable(python) or 'it prints nothing'}",
+            hint="--python PATH of one with torch, torchvision, numpy and psutil in a folder that the nodes see",
+        )

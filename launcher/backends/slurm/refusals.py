@@ -1,0 +1,91 @@
+"""What sbatch says when it refuses a job, and what that means."""
+
+import re
+from dataclasses import dataclass
+
+from workload.contract.errors import NoCapacityError, RooflaunchError, ToolError, UsageError
+from workload.contract.text import printable
+
+ACCOUNTS = "sacctmgr show assoc user=$USER format=account,partition,qos"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """`said`: a part of sbatch's message, from slurm's own table of errors (src/common/slurm_errno.c)."""
+
+    said: str
+    means: str
+    hint: str
+    error: type[RooflaunchError] = UsageError
+
+
+REFUSALS = (
+    Refusal(
+        said="Invalid account",
+        means="the account is missing, unknown, or may not use this partition",
+        hint=f"--account NAME; on the login node: {ACCOUNTS}",
+    ),
+    Refusal(
+        said="Invalid partition name|invalid partition specified",
+        means="there is no such partition",
+        hint="--partition NAME; launch doctor slurm shows them",
+    ),
+    Refusal(said="Invalid qos", means="there is no such quality of service, or it is not for you", hint="--qos NAME"),
+    Refusal(
+        said="time limit is invalid|time limit exceeds|PartitionTimeLimit",
+        means="the time asked for is over the limit of the partition",
+        hint="a shorter --time; launch doctor slurm shows the limits",
+    ),
+    Refusal(
+        said="Invalid feature",
+        means="no node has the feature that --constraint asks for",
+        hint="--constraint F; launch doctor slurm shows the features",
+    ),
+    Refusal(
+        said="Invalid generic resource|Invalid Trackable RESource",
+        means="the cluster has nothing of the kind that --gres asks for",
+        hint="--gres gpu:1; launch doctor slurm shows the GPUs of each partition",
+    ),
+    Refusal(
+        said="node configuration is not available|Memory specification can not|More processors requested",
+        means="no node of the partition has what was asked for",
+        hint="another --partition, or less of --gres, --constraint or memory; launch doctor slurm",
+    ),
+    Refusal(
+        said="MaxSubmit|job submit limit|QOS policy|Job violates accounting",
+        means="you have as many jobs there as you may, or ask for more than you may",
+        hint="wait until some have ended (squeue), or fewer --repeats or a shorter --time",
+        error=NoCapacityError,
+    ),
+    Refusal(
+        said="Invalid job array",
+        means="the array has more elements than the cluster takes",
+        hint="scontrol show config says MaxArraySize",
+    ),
+    Refusal(
+        said="not permitted|Access/permission denied|User's group",
+        means="you may not use this partition",
+        hint="another --partition, or ask its administrator",
+    ),
+    Refusal(
+        said="Unable to contact slurm controller|Zero Bytes|Socket timed out|Connection refused",
+        means="Slurm's controller does not answer",
+        hint="scontrol ping says whether it is there; then the same command again",
+        error=ToolError,
+    ),
+    Refusal(
+        said="unrecognized option|invalid option|Invalid directive|Script arguments|Invalid .* specification",
+        means="sbatch does not know an option, or not this value of it",
+        hint="see --sbatch and the other options; --dry-run --request shows the whole script",
+    ),
+)
+
+
+def explained(said: str, place: str) -> RooflaunchError:
+    """The error for what sbatch printed, which is quoted."""
+    lines = [line.removeprefix("sbatch: ").removeprefix("error: ").strip() for line in said.splitlines()]
+    last = printable("; ".join(dict.fromkeys(line for line in lines if line))) or "it says nothing"
+    for refusal in REFUSALS:
+        if re.search(refusal.said, said, re.IGNORECASE):
+            return refusal.error(f"sbatch on {place} refused the job: {refusal.means} ({last})", hint=refusal.hint)
+    return ToolError(f"sbatch on {place} refused the job: {last}", hint="--dry-run --request shows the whole script")

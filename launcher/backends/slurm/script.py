@@ -1,0 +1,185 @@
+"""The script that sbatch gets: read by people, submitted by us or by hand. Pure.
+
+It holds everything about its elements, one line for each, so that nothing but our code in the shared folder is needed.
+"""
+
+import json
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from launcher.backends.slurm.options import Options, Software, time_text
+from launcher.jobs.records import Request
+
+CHECK_LIMIT_S = 300
+# What the check job looks at for the cluster's own Python; in one line of a shell.
+PROBE = (
+    "import importlib.metadata as m, sys; "
+    "has = {d.metadata['Name'].lower() for d in m.distributions() if d.metadata['Name']}; "
+    "lacks = [n for n in ('torch', 'torchvision', 'numpy', 'psutil') if n not in has]; "
+    "old = sys.version_info < (3, 11); "
+    "print('is Python %d.%d' % sys.version_info[:2] if old else 'lacks ' + ', '.join(lacks) if lacks else 'ok')"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """What an element finds on its node: `root` is our folder, absolute or below the user's own (`~/…`).
+
+    `code` names our code's version in it, `landlord` the file that tells the agent of Slurm. `apptainer`: the program,
+    which older clusters have as `singularity`.
+    """
+
+    root: str
+    code: str
+    landlord: str
+    container: Software
+    python: str
+    image: str = ""
+    with_gpu: bool = False
+    apptainer: str = "apptainer"
+    commit: str = ""
+
+
+def sbatch_words(options: Options, *, gres: str) -> list[str]:
+    """What decides where a job may run: of a check of the nodes the same as of the job itself."""
+    named = {
+        "partition": options.partition,
+        "account": options.account,
+        "qos": options.qos,
+        "constraint": options.constraint,
+        "gres": gres,
+    }
+    return [f"--{key}={value}" for key, value in named.items() if value]
+
+
+def job_script(requests: Sequence[Request], options: Options, node: Node, *, gres: str) -> str:
+    """Of an array with an element for each request; its name is that of the first."""
+    name = requests[0].name
+    # sbatch expands nothing in its options: a folder below the user's own is relative, and sbatch is called there.
+    folder = f"{node.root.removeprefix('~/')}/arrays/{name}"
+    at_a_time = "" if options.at_a_time is None else f"%{options.at_a_time}"
+    words = [
+        f"--job-name={name}",
+        f"--array=1-{len(requests)}{at_a_time}",
+        f"--output={folder}/%a.log",
+        "--open-mode=append",
+        "--nodes=1",
+        "--ntasks=1",
+        f"--time={time_text(options.time_s)}",
+        *sbatch_words(options, gres=gres),
+        *(["--exclusive"] if options.exclusive else []),
+        "--requeue" if options.requeue else "--no-requeue",
+        *options.sbatch,
+    ]
+    elements = "\n".join(_line(request) for request in requests)
+    constraint = f"export SLURM_JOB_CONSTRAINTS={shlex.quote(options.constraint)}\n" if options.constraint else ""
+    return f"""#!/bin/bash
+# rooflaunch: {"one launch" if len(requests) == 1 else f"{len(requests)} launches, an element of the array each"}.
+# To submit it by hand, as SCRIPT in your home folder on the login node, once `launch slurm` was used there:
+#   mkdir -p {shlex.quote(folder)} && sbatch SCRIPT
+{_lines(words)}
+set -eu
+umask 077
+root={_path(node.root)} array={name} index=$SLURM_ARRAY_TASK_ID
+
+# What each element was asked for, a line each.
+mapfile -t elements <<'ELEMENTS'
+{elements}
+ELEMENTS
+request=${{elements[index - 1]}}
+name=${{request#*'"name":"'}} name=${{name%%'"'*}}
+home=$root/jobs/$name
+
+# What the agent reads; and for `launch status` what it lacks of a script that was submitted by hand.
+mkdir -p "$home" "$root/launches/$name"
+printf '%s\\n' "$request" >"$home/request.json"
+cp "$root/{node.landlord}" "$home/landlord.py"
+[ -e "$root/launches/$name/request.json" ] || cp "$home/request.json" "$root/launches/$name/request.json"
+[ -e "$root/launches/$name/startup.log" ] || ln "$root/arrays/$array/$index.log" "$root/launches/$name/startup.log"
+[ -e "$home/element" ] || printf '%s %s\\n' "$array" "$index" >"$home/element"
+[ -e "$root/arrays/$array/elements" ] ||
+  printf '%s\\n' "${{elements[@]}}" | sed 's/^[^,]*,"name":"\\([^"]*\\)".*/\\1/' >"$root/arrays/$array/elements"
+echo "booted $(date -u +%Y-%m-%dT%H:%M:%SZ)" >>"$home/phases"
+
+# When Slurm ends it; older versions say so only when they are asked.
+export ROOFLAUNCH_END_S=${{SLURM_JOB_END_TIME:-$(SLURM_TIME_FORMAT=%s squeue -h -j "$SLURM_JOB_ID" -o %e || true)}}
+{constraint}cd "$home"
+{_start(node)}
+"""
+
+
+def _line(request: Request) -> str:
+    return json.dumps({"schema_version": Request.SCHEMA_VERSION, **asdict(request)}, separators=(",", ":"))
+
+
+def _lines(words: Sequence[str]) -> str:
+    return "\n".join(f"#SBATCH {word}" for word in words)
+
+
+def _path(path: str) -> str:
+    """A word of a shell."""
+    return f'"$HOME"/{shlex.quote(path[2:])}' if path.startswith("~/") else shlex.quote(path)
+
+
+def _start(node: Node) -> str:
+    """The agent, in place of the shell: what Slurm sends to the job reaches it."""
+    agent = '-u -m launcher.agent "$home"'
+    if node.container is Software.PYXIS:
+        return (
+            f'exec srun --ntasks=1 --container-image={_path(node.image)} --container-mounts="$root:$root" \\\n'
+            f'  --no-container-mount-home --container-workdir="$home" python {agent}'
+        )
+    if node.container is Software.APPTAINER:
+        prefix = "SINGULARITYENV" if node.apptainer.endswith("singularity") else "APPTAINERENV"
+        gpu = " --nv" if node.with_gpu else ""
+        image = node.image if _is_file(node.image) else f"docker://{node.image}"
+        return (
+            "for variable in ${!SLURM@} ${!CUDA@} ${!NVIDIA@} ${!ROOFLAUNCH@}; do\n"
+            f'  export "{prefix}_$variable=${{!variable}}"\n'
+            "done\n"
+            f'exec {shlex.quote(node.apptainer)} exec --cleanenv --no-home{gpu} --bind "$root:$root" --pwd "$home" \\\n'
+            f"  {_path(image)} python {agent}"
+        )
+    commit = f" ROOFLAUNCH_COMMIT={node.commit}" if node.commit else ""
+    return (
+        f'export PYTHONPATH="$root/code/{node.code}" PYTHONDONTWRITEBYTECODE=1{commit}\n'
+        f"exec {_path(node.python)} {agent}"
+    )
+
+
+def _is_file(image: str) -> bool:
+    return image.startswith(("/", "~/"))
+
+
+def check_script(name: str, options: Options, node: Node, *, gres: str) -> str:
+    """Of the job of a second that says what a compute node sees of our folder, the image, and Python."""
+    words = [
+        "--job-name=rooflaunch-check",
+        f"--output={node.root}/checks/{name}.log",
+        "--nodes=1",
+        "--ntasks=1",
+        f"--time={time_text(CHECK_LIMIT_S)}",
+        "--no-requeue",
+        *sbatch_words(options, gres=gres),
+        *options.sbatch,
+    ]
+    looks = ['echo "node $(hostname -s)"']
+    if _is_file(node.image):
+        looks.append(f'if [ -r {_path(node.image)} ]; then echo "image ok"; else echo "image unreadable"; fi')
+    if node.container is Software.APPTAINER:
+        looks.append(
+            f"command -v {shlex.quote(node.apptainer)} >/dev/null && echo apptainer ok || echo apptainer missing"
+        )
+    if node.container is Software.NONE:
+        looks.append(f'echo "python $({_path(node.python)} -c {shlex.quote(PROBE)} 2>&1 | tail -n 1)"')
+    looked = "\n".join(f"  {look}" for look in looks)
+    return f"""#!/bin/bash
+{_lines(words)}
+folder={_path(node.root)}/checks
+[ "$(cat "$folder/{name}.token")" = {name} ] || exit 3
+{{
+{looked}
+}} >"$folder/{name}.new"
+mv "$folder/{name}.new" "$folder/{name}.answer"
+"""

@@ -1,0 +1,38 @@
+"""`launch build --sif`: a built image as one file for Apptainer, which clusters have in place of Docker."""
+
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from workload.contract.errors import ToolError, UsageError
+
+SUFFIX = ".sif"
+
+
+def require_tool(path: Path) -> str:
+    """Apptainer's program, before a build takes minutes; singularity is what older ones are called.
+
+    Raises `UsageError` for a file that would not be a `.sif` or has no folder, `ToolError` without the program.
+    """
+    if path.suffix != SUFFIX:
+        raise UsageError(f"--sif makes a file whose name ends in {SUFFIX}; got '{path}'", hint="--sif rooflaunch.sif")
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"--sif: there is no folder '{path.parent}'", hint="make it, or name another")
+    tool = shutil.which("apptainer") or shutil.which("singularity")
+    if tool is None:
+        raise ToolError(
+            "apptainer is not installed, which makes a .sif of the image",
+            hint="install Apptainer here; or push the image (--push): a cluster's Apptainer takes it from its registry",
+        )
+    return tool
+
+
+def write(tool: str, tag: str, path: Path) -> None:
+    """The engine's image as a file, in place of one that is there. Raises `ToolError` where that fails."""
+    command = [tool, "build", "--force", str(path), f"docker-daemon:{tag}"]
+    print(shlex.join(command), file=sys.stderr)
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False)
+    if done.returncode != 0:
+        raise ToolError(f"apptainer ended with exit code {done.returncode}", hint="its own lines above say why")

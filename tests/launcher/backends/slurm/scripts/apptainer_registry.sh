@@ -1,0 +1,44 @@
+#!/bin/bash
+# rooflaunch: 2 launches, an element of the array each.
+# To submit it by hand, as SCRIPT in your home folder on the login node, once `launch slurm` was used there:
+#   mkdir -p /home/me/.rooflaunch/arrays/rooflaunch-slurm-20261121-120000-abcdef && sbatch SCRIPT
+#SBATCH --job-name=rooflaunch-slurm-20261121-120000-abcdef
+#SBATCH --array=1-2
+#SBATCH --output=/home/me/.rooflaunch/arrays/rooflaunch-slurm-20261121-120000-abcdef/%a.log
+#SBATCH --open-mode=append
+#SBATCH --nodes=1
+#SBATCH --ntasks=1
+#SBATCH --time=1:00:00
+#SBATCH --no-requeue
+set -eu
+umask 077
+root=/home/me/.rooflaunch array=rooflaunch-slurm-20261121-120000-abcdef index=$SLURM_ARRAY_TASK_ID
+
+# What each element was asked for, a line each.
+mapfile -t elements <<'ELEMENTS'
+{"schema_version":2,"name":"rooflaunch-slurm-20261121-120000-abcdef","backend":"slurm","launched_at":"2026-11-21T12:00:00.000+00:00","store":"/home/me/.rooflaunch","place":"slurm","runtime":"process","limit_s":3600,"spec":{"model":"resnet18","device":"auto","batch_size":null,"precision":"fp32","dataset":"synthetic","data_dir":"~/.cache/rooflaunch","download":false,"subset":null,"image_size":null,"warmup":null,"iterations":null,"min_seconds":null,"repeats":1,"profile":"none","profile_steps":1,"profile_step_bytes":false,"profile_throughput":false,"channels_last":false,"compile":false,"deterministic":false,"no_augment":false,"grad_accumulation":1,"workers":null,"optimizer":"sgd","seed":0,"ceilings":true,"fresh_ceilings":false},"spec_origin":{"model":"option"},"image":"","gpu":"","gpu_count":0,"machine_type":"","zones":[],"spot":false,"prices":{},"attempt":1,"options":{"container":"auto","requeue":false,"exclusive":false,"partition":[],"constraint":[],"gres":[]},"task":{}}
+{"schema_version":2,"name":"rooflaunch-slurm-20261121-120000-123456","backend":"slurm","launched_at":"2026-11-21T12:00:00.000+00:00","store":"/home/me/.rooflaunch","place":"slurm","runtime":"process","limit_s":3600,"spec":{"model":"resnet18","device":"auto","batch_size":null,"precision":"fp32","dataset":"synthetic","data_dir":"~/.cache/rooflaunch","download":false,"subset":null,"image_size":null,"warmup":null,"iterations":null,"min_seconds":null,"repeats":1,"profile":"none","profile_steps":1,"profile_step_bytes":false,"profile_throughput":false,"channels_last":false,"compile":false,"deterministic":false,"no_augment":false,"grad_accumulation":1,"workers":null,"optimizer":"sgd","seed":0,"ceilings":true,"fresh_ceilings":false},"spec_origin":{"model":"option"},"image":"","gpu":"","gpu_count":0,"machine_type":"","zones":[],"spot":false,"prices":{},"attempt":1,"options":{"container":"auto","requeue":false,"exclusive":false,"partition":[],"constraint":[],"gres":[]},"task":{}}
+ELEMENTS
+request=${elements[index - 1]}
+name=${request#*'"name":"'} name=${name%%'"'*}
+home=$root/jobs/$name
+
+# What the agent reads; and for `launch status` what it lacks of a script that was submitted by hand.
+mkdir -p "$home" "$root/launches/$name"
+printf '%s\n' "$request" >"$home/request.json"
+cp "$root/landlords/slurm-x.py" "$home/landlord.py"
+[ -e "$root/launches/$name/request.json" ] || cp "$home/request.json" "$root/launches/$name/request.json"
+[ -e "$root/launches/$name/startup.log" ] || ln "$root/arrays/$array/$index.log" "$root/launches/$name/startup.log"
+[ -e "$home/element" ] || printf '%s %s\n' "$array" "$index" >"$home/element"
+[ -e "$root/arrays/$array/elements" ] ||
+  printf '%s\n' "${elements[@]}" | sed 's/^[^,]*,"name":"\([^"]*\)".*/\1/' >"$root/arrays/$array/elements"
+echo "booted $(date -u +%Y-%m-%dT%H:%M:%SZ)" >>"$home/phases"
+
+# When Slurm ends it; older versions say so only when they are asked.
+export ROOFLAUNCH_END_S=${SLURM_JOB_END_TIME:-$(SLURM_TIME_FORMAT=%s squeue -h -j "$SLURM_JOB_ID" -o %e || true)}
+cd "$home"
+for variable in ${!SLURM@} ${!CUDA@} ${!NVIDIA@} ${!ROOFLAUNCH@}; do
+  export "SINGULARITYENV_$variable=${!variable}"
+done
+exec /usr/bin/singularity exec --cleanenv --no-home --bind "$root:$root" --pwd "$home" \
+  docker://ghcr.io/me/it@sha256:ab python -u -m launcher.agent "$home"

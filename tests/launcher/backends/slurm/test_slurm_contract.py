@@ -1,0 +1,133 @@
+"""The contract of every backend on a real Slurm, with accounting and without."""
+
+import os
+import pickle
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launcher.backends.door import Machine, Plan
+from launcher.backends.slurm import far
+from launcher.backends.slurm.machines import SlurmMachines
+from launcher.backends.slurm.options import Options
+from tests.launcher.backends.contract import CHECKS, Check, Place, name_of
+from tests.launcher.backends.slurm.conftest import doing, machines_of, plan_of
+from tests.slurm import SlurmCluster, until
+
+pytestmark = [
+    pytest.mark.world,
+    pytest.mark.timeout(200),
+    pytest.mark.skipif("FULL_PAGES" not in os.environ, reason="takes two minutes: FULL_PAGES=1 runs it"),
+]
+
+LAUNCHER = """
+import pickle, sys
+from pathlib import Path
+from launcher.backends.slurm.backend import backend
+plan = pickle.loads(Path(sys.argv[1]).read_bytes())
+backend.machines(plan.cluster).submit(plan, lambda text: None)
+print("submitted", flush=True)
+sys.stdin.read()
+"""
+# Of a partition where preempted jobs are not started again: there a preemption is an end.
+SCAVENGE = Options(partition="scavenge", sbatch=("--mem=100",))
+
+
+class TheCluster(Place):
+    """Elements of arrays of one on two nodes."""
+
+    def __init__(self, cluster: SlurmCluster, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._cluster, self._folder, self._monkeypatch = cluster, folder, monkeypatch
+        self._plans = 0
+
+    def machines(self) -> SlurmMachines:
+        return machines_of()
+
+    def plan(self) -> Plan:
+        self._plans += 1
+        draft = plan_of(token=f"{self._plans:06x}", options=SCAVENGE)
+        return doing(draft, self._cluster.home, "exec sleep 600")
+
+    def started(self, machine: Machine) -> Machine:
+        until(lambda: self._cluster.queue("RUNNING"), "the job does not start")
+        [seen] = machines_of().look({machine.name: ()})
+        return seen
+
+    def count(self) -> int:
+        return len(self._cluster.queue("PENDING", "RUNNING"))
+
+    def launcher(self, plan: Plan) -> Sequence[str]:
+        path = self._folder / "plan"
+        path.write_bytes(pickle.dumps(plan))
+        return (sys.executable, "-c", LAUNCHER, str(path))
+
+    def print(self, machine: Machine, text: str) -> None:
+        with (self._cluster.ours / "launches" / machine.name / "startup.log").open("a") as log:
+            log.write(text)
+
+    def lose(self, machine: Machine) -> None:
+        self._cluster.run("scancel", "--quiet", f"--name={machine.name}")
+        until(lambda: not self._cluster.queue(), "the job does not end")
+
+    def preempt(self, machine: Machine) -> None:
+        del machine
+        words = ("--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 1")
+        self._cluster.run("sbatch", *words)
+        until(lambda: not self._cluster.queue(), "the job that preempts does not end")
+
+    def fill(self) -> None:
+        self._refuse("sbatch", "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)")
+
+    def refuse_ends(self) -> None:
+        self._refuse("scancel", "Job/step already completing or completed")
+        self._monkeypatch.setattr("launcher.backends.slurm.machines.STOP_LIMIT_S", 1.0)
+
+    def hide(self, machine: Machine) -> None:
+        del machine
+        for program in ("squeue", "sacct", "scancel"):
+            self._refuse(program, "Unable to contact slurm controller (connect failure)")
+
+    def add_stranger(self) -> str:
+        self._cluster.run("sbatch", "--job-name=rooflaunch-of-somebody", "--output=/dev/null", "--wrap=sleep 600")
+        until(lambda: len(self._cluster.queue("RUNNING")) == 2, "the other job does not start")
+        return "rooflaunch-of-somebody"
+
+    def _refuse(self, program: str, words: str) -> None:
+        """From now on our programs meet one that refuses; the test's own go on."""
+        folder = self._folder / "bin"
+        folder.mkdir(exist_ok=True)
+        (folder / program).write_text(f'#!/bin/sh\necho "{program}: error: {words}" >&2\nexit 1\n')
+        (folder / program).chmod(0o755)
+        tool = far.tool
+        self._monkeypatch.setattr(far, "tool", lambda word, *more, **given: tool(_shim(folder, word), *more, **given))
+
+
+def _shim(folder: Path, program: str) -> str:
+    return str(folder / program) if (folder / program).exists() else program
+
+
+@pytest.fixture
+def place(cluster: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TheCluster:
+    return TheCluster(cluster, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=name_of)
+def test_contract(check: Check, place: Place) -> None:
+    check(place)
+
+
+def test_submitted_together_they_are_one_array(cluster: SlurmCluster) -> None:
+    plans = [doing(plan_of(token=f"{number:06x}"), cluster.home, "exec sleep 600") for number in range(3)]
+    plans = [replace(plan, most_elements=3) for plan in plans]
+    machines = machines_of()
+    submitted = machines.submit_together(plans, lambda _: None)
+    assert [machine.name for machine in submitted.machines] == [plan.request.name for plan in plans]
+    arrays = {row.partition("_")[0] for row in cluster.queue()}
+    assert len(arrays) == 2, "two elements are the most of an array there"
+    assert dict(machines.calls) == {"slurm.submit": 2, "slurm.look": 1}
+    again = machines_of().submit_together(plans, lambda _: None)
+    assert [machine.name for machine in again.machines] == [plan.request.name for plan in plans]
+    assert len(cluster.queue()) == 3

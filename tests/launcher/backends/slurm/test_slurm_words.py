@@ -1,0 +1,209 @@
+"""What Slurm says, and what that means: states, refusals, GPUs, the log of a job. No Slurm is asked."""
+
+from pathlib import Path
+
+import pytest
+
+from launcher.backends.door import Condition
+from launcher.backends.slurm.guest import Element
+from launcher.backends.slurm.machines import _machine
+from launcher.backends.slurm.refusals import explained
+from launcher.backends.slurm.site import Gpus, Partition, Site, parse_gres, require_room
+from launcher.backends.slurm.states import state_of
+from launcher.jobs.records import Request
+from workload.contract.errors import NoCapacityError, RooflaunchError, ToolError, UsageError
+
+ROW = {
+    "name": "rooflaunch-slurm-20261121-120000-abcdef",
+    "state": "RUNNING",
+    "partition": "gpu,cpu",
+    "started": "1795302000",
+    "ends": "1795305600",
+    "reason": "None",
+}
+
+
+@pytest.mark.parametrize(
+    ("word", "condition", "queued", "preempted", "why"),
+    [
+        ("PENDING", Condition.STARTING, True, False, ""),
+        ("CONFIGURING", Condition.STARTING, True, False, ""),
+        ("REQUEUE_HOLD", Condition.STARTING, True, False, ""),
+        ("RUNNING", Condition.RUNNING, False, False, ""),
+        ("COMPLETING", Condition.RUNNING, False, False, ""),
+        ("SOMETHING_NEW", Condition.RUNNING, False, False, ""),
+        ("COMPLETED", Condition.GONE, False, False, ""),
+        ("FAILED", Condition.GONE, False, False, "Slurm says FAILED: its script failed"),
+        ("TIMEOUT", Condition.GONE, False, False, "Slurm says TIMEOUT: it reached its time limit"),
+        ("CANCELLED by 1000", Condition.GONE, False, False, "Slurm says CANCELLED: somebody cancelled it by 1000"),
+        ("NODE_FAIL", Condition.GONE, False, False, "Slurm says NODE_FAIL: its node failed"),
+        ("BOOT_FAIL", Condition.GONE, False, False, "Slurm says BOOT_FAIL: its node did not start"),
+        ("DEADLINE", Condition.GONE, False, False, "Slurm says DEADLINE: it could not end before its deadline"),
+        (
+            "OUT_OF_MEMORY",
+            Condition.GONE,
+            False,
+            False,
+            "Slurm says OUT_OF_MEMORY: it took more of the node's memory than it had asked for",
+        ),
+        ("PREEMPTED", Condition.GONE, False, True, "Slurm says PREEMPTED: another job took its node (preempted)"),
+    ],
+)
+def test_states(word: str, condition: Condition, queued: bool, preempted: bool, why: str) -> None:
+    machine = _machine({**ROW, "state": word})
+    assert (machine.condition, machine.queued, machine.preempted, machine.why) == (condition, queued, preempted, why)
+    assert state_of(word).condition is condition
+    assert machine.zone == "gpu+cpu"
+    assert (machine.deadline_s is not None) is (condition is Condition.RUNNING)
+    assert (machine.created_s is None) is queued
+
+
+def test_what_a_job_waits_for_is_told() -> None:
+    assert _machine({**ROW, "state": "PENDING", "reason": "Resources"}).status == "pending (Resources)"
+    assert _machine({**ROW, "state": "PENDING", "started": "N/A"}).status == "pending"
+
+
+FAILED = "sbatch: error: Batch job submission failed: "
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "means", "hint"),
+    [
+        (
+            f"{FAILED}Invalid account or account/partition combination specified",
+            UsageError,
+            "the account is missing, unknown, or may not use this partition",
+            "--account NAME; on the login node: sacctmgr show assoc user=$USER format=account,partition,qos",
+        ),
+        (
+            f"sbatch: error: invalid partition specified: gpus\n{FAILED}Invalid partition name specified",
+            UsageError,
+            "there is no such partition",
+            "--partition NAME; launch doctor slurm shows them",
+        ),
+        (
+            f"{FAILED}Requested time limit is invalid (missing or exceeds some limit)",
+            UsageError,
+            "the time asked for is over the limit of the partition",
+            "a shorter --time; launch doctor slurm shows the limits",
+        ),
+        (
+            f"{FAILED}Requested node configuration is not available",
+            UsageError,
+            "no node of the partition has what was asked for",
+            "another --partition, or less of --gres, --constraint or memory; launch doctor slurm",
+        ),
+        (
+            f"{FAILED}Invalid feature specification",
+            UsageError,
+            "no node has the feature that --constraint asks for",
+            "--constraint F; launch doctor slurm shows the features",
+        ),
+        (
+            "sbatch: error: AssocMaxSubmitJobLimit",
+            NoCapacityError,
+            "you have as many jobs there as you may, or ask for more than you may",
+            "wait until some have ended (squeue), or fewer --repeats or a shorter --time",
+        ),
+        (
+            f"{FAILED}Unable to contact slurm controller (connect failure)",
+            ToolError,
+            "Slurm's controller does not answer",
+            "scontrol ping says whether it is there; then the same command again",
+        ),
+    ],
+)
+def test_refusals(said: str, kind: type[RooflaunchError], means: str, hint: str) -> None:
+    error = explained(said, "this login node")
+    quoted = "; ".join(line.removeprefix("sbatch: error: ") for line in said.splitlines())
+    assert type(error) is kind
+    assert (str(error), error.hint) == (f"sbatch on this login node refused the job: {means} ({quoted})", hint)
+
+
+@pytest.mark.parametrize(("said", "quoted"), [("sbatch: error: \x1b[2J", "\\x1b[2J"), ("", "it says nothing")])
+def test_a_refusal_that_nobody_knows_is_quoted(said: str, quoted: str) -> None:
+    error = explained(said, "me@box")
+    assert type(error) is ToolError
+    assert str(error) == f"sbatch on me@box refused the job: {quoted}"
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus"),
+    [
+        ("(null)", ()),
+        ("gpu:2", (Gpus(kind="", count=2),)),
+        ("gpu:t4:2(S:0-1)", (Gpus(kind="t4", count=2),)),
+        ("gpu:a100:4,gpu:v100:1,shard:8", (Gpus(kind="a100", count=4), Gpus(kind="v100", count=1))),
+        ("gpu", (Gpus(kind="", count=1),)),
+        ("craynetwork:4", ()),
+    ],
+)
+def test_gpus_of_a_node(text: str, gpus: tuple[Gpus, ...]) -> None:
+    assert parse_gres(text) == gpus
+
+
+def partition(name: str, *gpus: Gpus, limit: str = "1:00:00", limit_s: float = 3600) -> Partition:
+    return Partition(
+        name=name, is_default=name == "cpu", is_up=True, limit_s=limit_s, limit=limit, nodes=1, gpus=gpus, features=(),
+        preempted="",
+    )  # fmt: skip
+
+
+SITE = Site(
+    version="slurm 22.05.8", root="/r", user="me", cluster="hopper", has_accounting=True, array_size=1001,
+    partitions=(partition("cpu"), partition("gpu", Gpus(kind="t4", count=2))), accounts=(), pyxis=False, apptainer="",
+    apptainer_path="", counters="",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("names", "gres", "limit_s", "message", "hint"),
+    [
+        (None, "gpu:1", 60, "partition cpu of hopper has no GPU; --gres gpu:1 was asked for", "--partition gpu"),
+        ("gpu", "gpu:l4:1", 60, "partition gpu of hopper has gpu:t4:2; got --gres gpu:l4:1", "--gres gpu:t4:2"),
+        ("gpu", "gpu:3", 60, "partition gpu of hopper has gpu:t4:2; got --gres gpu:3", "--gres gpu:t4:2"),
+        ("gpu", "", 3601, "a job of partition gpu may take 1:00:00; got 3601 s", "--time 1:00:00"),
+        ("gpus", "", 60, "hopper has no partition 'gpus'", "one of cpu, gpu"),
+    ],
+)
+def test_what_no_node_can_do_is_refused(names: str | None, gres: str, limit_s: int, message: str, hint: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        require_room(SITE, SITE.meant(names), gres=gres, limit_s=limit_s)
+    assert (str(raised.value), raised.value.hint) == (message, hint)
+
+
+@pytest.mark.parametrize(("names", "gres"), [(None, ""), ("gpu", "gpu:t4:2"), ("cpu,gpu", "gpu:1"), ("gpu", "gpu")])
+def test_what_a_node_can_do_is_let_pass(names: str | None, gres: str) -> None:
+    require_room(SITE, SITE.meant(names), gres=gres, limit_s=3600)
+
+
+END = "slurmstepd-n1: error: *** JOB 4 ON n1 CANCELLED AT 2026-11-21T23:04:53{why} ***\n"
+
+
+@pytest.mark.parametrize(
+    ("why", "mode", "is_preempted", "comes_back"),
+    [
+        (" DUE TO PREEMPTION", "REQUEUE", True, True),
+        (" DUE TO PREEMPTION", "CANCEL", True, False),
+        (" DUE TO JOB REQUEUE", "CANCEL", True, True),
+        (" DUE TO NODE FAILURE", "", True, True),
+        (" DUE TO TIME LIMIT", "REQUEUE", False, True),
+        ("", "REQUEUE", False, True),
+    ],
+)
+def test_why_a_job_is_ended_stands_in_its_log(
+    why: str, mode: str, is_preempted: bool, comes_back: bool, tmp_path: Path
+) -> None:
+    request = Request(
+        name=ROW["name"], backend="slurm", launched_at="2026-11-21T12:00:00Z", store="/r", place="slurm",
+        runtime="process", limit_s=60, spec={}, options={"requeue": True, "preempted": mode},
+    )  # fmt: skip
+    (tmp_path / "request.json").write_bytes(request.to_bytes())
+    before = END.format(why=" DUE TO PREEMPTION")
+    log = tmp_path / "startup.log"
+    log.write_text(before + "rooflaunch: phase run_started\n" + END.format(why=why))
+    variables = {"SLURM_JOB_PARTITION": "gpu", "ROOFLAUNCH_END_S": "1795305600"}
+    element = Element(home=tmp_path, variables=variables, log=log, log_start=len(before))
+    assert (element.is_preempted(), element.comes_back()) == (is_preempted, comes_back)
+    assert (element.zone, element.deleted_s()) == ("gpu", 1795305600.0)
+    assert Element(home=tmp_path, variables={}, log=tmp_path / "none").deleted_s() is None

@@ -1,0 +1,120 @@
+"""The Slurm clusters that `.ci/slurm` starts on this machine: one with accounting, one without."""
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path("/var/lib/rooflaunch-test-slurm")
+WHY_SKIPPED = "no Slurm of the tests answers here: .ci/packages installs it, .ci/slurm {name} starts it"
+NODES = ("n1", "n2", "g1")
+ENDS_WITHIN_S = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmCluster:
+    """One of them; `home`: the user's folder, which its nodes see since they are all this machine."""
+
+    name: str
+    home: Path
+
+    @property
+    def settings(self) -> Path:
+        return FOLDER / self.name / "slurm.conf"
+
+    @property
+    def environ(self) -> dict[str, str]:
+        return {**os.environ, "SLURM_CONF": str(self.settings), "HOME": str(self.home)}
+
+    @property
+    def ours(self) -> Path:
+        return self.home / ".rooflaunch"
+
+    def run(self, *words: str) -> str:
+        """What one of Slurm's programs prints; a test that asks for what cannot be fails."""
+        environ = {**self.environ, "SLURM_TIME_FORMAT": "%s"}
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False, env=environ)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def queue(self, *states: str) -> list[str]:
+        """Slurm's name of each element of ours that is there."""
+        chosen = ["-t", ",".join(states)] if states else []
+        return self.run("squeue", "-h", "-r", "-o", "%F_%K", *chosen).split()
+
+    def daemon(self, program: str) -> int:
+        """The process of `slurmctld`, or of `slurmd` on a node (`slurmd-n1`)."""
+        words = program.replace("slurmd-", "slurmd -D -N ").split()
+        for path in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                line = (path / "cmdline").read_bytes().decode().split("\0")[:-1]
+                is_ours = f"SLURM_CONF={self.settings}".encode() in (path / "environ").read_bytes().split(b"\0")
+                if is_ours and line[: len(words)] == words:
+                    return int(path.name)
+        raise AssertionError(f"{program} does not run")
+
+    def start(self, program: str) -> None:
+        """As `.ci/slurm` does."""
+        words = ["slurmctld", "-D"] if program == "slurmctld" else ["slurmd", "-D", "-N", program.partition("-")[2]]
+        with (FOLDER / self.name / f"{program}.log").open("ab") as log:
+            subprocess.Popen(words, stdout=log, stderr=log, env=self.environ, start_new_session=True)
+
+    def clear(self) -> None:
+        """Nothing waits or runs, and every node is up."""
+        with suppress(AssertionError):
+            self.run("scancel", "--user=root")
+        for node in NODES:
+            with suppress(AssertionError):
+                self.run("scontrol", "update", f"nodename={node}", "state=resume")
+        until(lambda: not self.queue(), f"the queue is not empty: {self.queue()}")
+
+
+def until(holds: object, what: str, within_s: float = ENDS_WITHIN_S) -> None:
+    """Wait until it is so."""
+    assert callable(holds)
+    end_s = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < end_s, what
+        time.sleep(0.2)
+
+
+@cache
+def answers(name: str) -> bool:
+    """Whether that cluster is there."""
+    settings = FOLDER / name / "slurm.conf"
+    if shutil.which("sinfo") is None or not settings.exists():
+        return False
+    environ = {**os.environ, "SLURM_CONF": str(settings)}
+    with suppress(subprocess.SubprocessError):
+        done = subprocess.run(["sinfo", "-h"], capture_output=True, timeout=10, check=False, env=environ)
+        return done.returncode == 0
+    return False
+
+
+@contextmanager
+def cluster(name: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmCluster]:
+    """It, for one test: nothing runs there before and after."""
+    if not answers(name):
+        pytest.skip(WHY_SKIPPED.format(name=name))
+    one = SlurmCluster(name=name, home=home)
+    for variable in ("SLURM_CONF", "HOME"):
+        monkeypatch.setenv(variable, one.environ[variable])
+    for variable in [word for word in os.environ if word.startswith(("SBATCH_", "SLURM_JOB", "SLURM_ARRAY"))]:
+        monkeypatch.delenv(variable)
+    one.clear()
+    try:
+        yield one
+    finally:
+        one.clear()
+
+
+def script(words: Sequence[str]) -> str:
+    """A job that does just that."""
+    return "#!/bin/bash\n" + "\n".join(words) + "\n"
