@@ -16,6 +16,8 @@ from workload.contract.task import Task, TaskRun
 KEY_DIGITS = 16
 # Blocks are counted apart; where data lies, and whether it has to be downloaded first, changes nothing of a run.
 NOT_IN_KEY = frozenset({"repeats", "data_dir", "download"})
+# Of the others, what they are unless something is asked for.
+USUAL = {option.name: option.default for option in options() if option.name not in NOT_IN_KEY}
 
 
 def run_key(spec: RunSpec, block: int, *, code: str, asked: Mapping[str, Any]) -> str:
@@ -23,9 +25,7 @@ def run_key(spec: RunSpec, block: int, *, code: str, asked: Mapping[str, Any]) -
 
     Of the options those that differ from their default, so that a new one changes no key of older runs.
     """
-    plain = spec.to_json()
-    usual = {option.name: option.default for option in options()}
-    changed = {name: value for name, value in plain.items() if name not in NOT_IN_KEY and value != usual[name]}
+    changed = {name: value for name, usual in USUAL.items() if (value := getattr(spec, name)) != usual}
     return _digest({"options": changed, "block": block, "code": code, "place": asked})[:KEY_DIGITS]
 
 

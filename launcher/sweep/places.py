@@ -84,6 +84,8 @@ class PlacePlan:
 
         `out_of_memory`: keys of runs that did. Runs that are among them are no part of the answer.
         """
+        if not out_of_memory:
+            return {}
         smallest: dict[RunSpec, RunSpec] = {}
         for run in self.runs:
             size, alike = run.spec.batch_size, replace(run.spec, batch_size=None)

@@ -22,6 +22,8 @@ DONE = frozenset({Status.COMPLETED, Status.OUT_OF_MEMORY})
 RUN_ID = re.compile(r"\d{8}T\d{6}Z-(?P<place>.+)-(?P<model>[^-]+)-b(?P<batch>\d+)-(?P<precision>[a-z0-9]+)-[0-9a-f]{6}")
 # Bundles that are opened to look for one of the same configuration, per configuration.
 MOST_LOOKED_AT = 3
+# Configurations for which bundles are opened: it takes milliseconds each, and a plan should take a second or two.
+MOST_CONFIGURATIONS = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,11 +63,12 @@ def seconds_of_runs(there: There, plan: PlacePlan, results: Path, *, place: str)
     seconds: dict[RunSpec, float] = {}
     for run in plan.runs:
         sealed = there.by_key.get(run.run_key)
-        if sealed and sealed.status == Status.COMPLETED and run.spec in missing and run.spec not in seconds:
-            with suppress(BundleError):
-                seconds[run.spec] = _seconds(bundle.read_record(results / sealed.run_id))
-    others = _by_name(there.runs) if missing - seconds.keys() else {}
-    for spec in missing - seconds.keys():
+        if sealed and sealed.status == Status.COMPLETED and sealed.seconds and run.spec in missing:
+            seconds.setdefault(run.spec, sealed.seconds)
+    left = missing - seconds.keys()
+    unknown = [one.spec for one in plan.configurations if one.spec in left]
+    others = _by_name(there.runs) if unknown else {}
+    for spec in unknown[:MOST_CONFIGURATIONS]:
         like = others.get((spec.model, spec.batch_size, spec.precision), [])
         for record in _records(like[-MOST_LOOKED_AT:][::-1], results):
             if _is_same(record, spec) and _is_there(record, plan, place):

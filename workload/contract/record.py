@@ -5,7 +5,7 @@ stand in its declaration (`workload.contract.fields`). docs/run.schema.json is g
 nobody knows. Of the same schema unknown keys are kept out; older schemas are upgraded on reading.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from statistics import fmean, median, quantiles, stdev
@@ -471,7 +471,7 @@ COLUMNS = tuple(leaf for leaf in FIELDS if leaf.column)
 # Where run.json has what a column holds, as messages name it.
 PLACES = {str(leaf.column): leaf.where for leaf in COLUMNS}
 # What a list of runs shows of one, see `labels_of`.
-STATUS_LABEL, KEY_LABEL, JOB_LABEL = "status", "run_key", "job"
+STATUS_LABEL, KEY_LABEL, JOB_LABEL, SECONDS_LABEL = "status", "run_key", "job", "seconds"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -513,11 +513,22 @@ def to_json(record: Record) -> dict[str, Any]:
 
 
 def labels_of(document: Mapping[str, Any]) -> dict[str, str]:
-    """How a run ended, the key of what was asked for and the job that it is part of, of those that its run.json has."""
-    job = document.get("job")
-    name = job.get("name") if isinstance(job, dict) else None
+    """How a run ended, the key of what was asked for, the job that it is part of and how long its process took.
+
+    As text, of those that its run.json has.
+    """
+    name, ended_s = (_inner(document, path) for path in (("job", "name"), ("timing", "phases", "end")))
     labels = {STATUS_LABEL: document.get("status"), KEY_LABEL: document.get("run_key"), JOB_LABEL: name}
-    return {label: value for label, value in labels.items() if isinstance(value, str)}
+    texts = {label: value for label, value in labels.items() if isinstance(value, str)}
+    return texts | ({SECONDS_LABEL: f"{ended_s:.1f}"} if isinstance(ended_s, float) else {})
+
+
+def _inner(document: Mapping[str, Any], path: Iterable[str]) -> Any:
+    """A field of a document that nobody has checked yet."""
+    value: Any = document
+    for name in path:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
 
 
 def json_schema() -> dict[str, Any]:

@@ -6,6 +6,7 @@ on every file system, is refused, and a manifest is believed only as far as the 
 
 import json
 import os
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from workload.storage.names import clashes, why_unsafe
 from workload.storage.store import Store, StoredObject
 
 RUNS = "runs"
+SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,3})?")
 # Pieces of files that have not come whole, inside the run's folder.
 PARTIAL = ".fetch"
 # Names that the fetch itself writes; compared without case, as some file systems do.
@@ -68,19 +70,25 @@ class Wanted:
 
 @dataclass(frozen=True, kw_only=True)
 class SealedRun:
-    """A complete run as a list shows it; `run_key` and `job`, its sweep's name, are empty where it has none."""
+    """A complete run as a list shows it; `run_key` and `job`, its sweep's name, are empty where it has none.
+
+    `seconds`: how long its process took, where its labels say so.
+    """
 
     run_id: str
     status: str
     run_key: str
     job: str = ""
+    seconds: float | None = None
 
     @classmethod
     def labelled(cls, run_id: str, labels: Mapping[str, str]) -> Self:
         """From the labels of its manifest."""
-        texts = (labels.get(label, "") for label in (record.STATUS_LABEL, record.KEY_LABEL, record.JOB_LABEL))
-        status, run_key, job = (text if isinstance(text, str) else "" for text in texts)
-        return cls(run_id=run_id, status=status, run_key=run_key, job=job)
+        names = (record.STATUS_LABEL, record.KEY_LABEL, record.JOB_LABEL, record.SECONDS_LABEL)
+        texts = (labels.get(name, "") for name in names)
+        status, run_key, job, took = (text if isinstance(text, str) else "" for text in texts)
+        seconds = float(took) if SECONDS.fullmatch(took) else None
+        return cls(run_id=run_id, status=status, run_key=run_key, job=job, seconds=seconds)
 
 
 def take_stock(objects: Iterable[StoredObject], folder: str, kind: str = "bucket") -> Inventory:
@@ -167,7 +175,9 @@ def sealed_in(results: Path) -> Iterator[SealedRun]:
         return
     for name in names:
         try:
-            document = json.loads((results / name / bundle.MANIFEST).read_bytes())
+            # Ten thousand of them: a Path for each would take as long as reading it.
+            with open(f"{results}/{name}/{bundle.MANIFEST}", "rb", buffering=0) as manifest:  # noqa: PTH123
+                document = json.loads(manifest.read())
         except (OSError, ValueError, RecursionError):
             continue
         labels = document.get(bundle.LABELS) if isinstance(document, dict) else None

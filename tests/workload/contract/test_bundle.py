@@ -51,9 +51,10 @@ def test_sealed_bundle_reads_back(sealed: Path) -> None:
 def test_a_manifest_says_how_its_run_ended(sealed: Path) -> None:
     assert json.loads((sealed / "MANIFEST.json").read_text())["labels"] == {"status": "completed"}
     job = JobPlace(name="night", task=1, block=2, position=3)
-    bundle.reseal(sealed, replace(RUN, status=Status.OUT_OF_MEMORY, run_key="00ff", job=job))
+    timing = Timing(phases={"start": 0.0, "end": 31.4567})
+    bundle.reseal(sealed, replace(RUN, status=Status.OUT_OF_MEMORY, run_key="00ff", job=job, timing=timing))
     labels = json.loads((sealed / "MANIFEST.json").read_text())["labels"]
-    assert labels == {"status": "out_of_memory", "run_key": "00ff", "job": "night"}
+    assert labels == {"status": "out_of_memory", "run_key": "00ff", "job": "night", "seconds": "31.5"}
 
 
 def test_checksums_are_those_of_cloud_storage(sealed: Path) -> None:

@@ -87,11 +87,11 @@ def test_any_manifest_is_read_or_refused(content: bytes) -> None:
 
 def test_what_lies_in_a_folder_of_results_is_seen_by_its_manifests_alone(tmp_path: Path) -> None:
     manifests = {
-        "a-run": '{"labels": {"status": "completed", "run_key": "00ff", "job": "night"}}',
+        "a-run": '{"labels": {"status": "completed", "run_key": "00ff", "job": "night", "seconds": "31.5"}}',
         "b-older": '{"files": []}',
         "c-damaged": "{",
         "d-other": "[]",
-        "e-odd": '{"labels": {"status": 3}}',
+        "e-odd": '{"labels": {"status": 3, "seconds": "nan"}}',
         "f-odd": '{"labels": []}',
     }
     for name, text in manifests.items():
@@ -100,7 +100,7 @@ def test_what_lies_in_a_folder_of_results_is_seen_by_its_manifests_alone(tmp_pat
     (tmp_path / "open").mkdir()
     (tmp_path / "notes.txt").write_text("")
     assert list(inventory.sealed_in(tmp_path)) == [
-        SealedRun(run_id="a-run", status="completed", run_key="00ff", job="night"),
+        SealedRun(run_id="a-run", status="completed", run_key="00ff", job="night", seconds=31.5),
         *(SealedRun(run_id=name, status="", run_key="") for name in ("b-older", "e-odd", "f-odd")),
     ]
     assert list(inventory.sealed_in(tmp_path / "none")) == []
