@@ -43,7 +43,7 @@ INSTEAD = (
     Instead(match=r"launch gcp (?!.*--dry-run).*; done", run=None, why="the loop's line is on the page a second time"),
     Instead(match=r"launch gcp (?!.*--dry-run)", run="{0} --dry-run", why="it costs money"),
     Instead(match=r"launch batch (?!.*--dry-run)", run="{0} --dry-run", why="it costs money"),
-    Instead(match=r"launch (doctor|status|logs|down) .*--region", run=None, why="it needs a project: tests/launcher/backends/batch runs such lines"),
+    Instead(match=r"launch (doctor|status|logs|down) .*--region", run=None, why="it needs a project of Google Cloud"),
     Instead(match=r"pip install", run=None, why="for the reader's own machine"),
     Instead(match=r"me@box", run=None, why="it needs a machine: tests/launcher/backends/ssh runs such lines"),
     Instead(match=r"launch duel --commit", run=None, why="it needs a checkout: test_ci_page.py has one"),
@@ -59,6 +59,7 @@ EVERY_DAY = (
 NAMES = {
     "results/RUN_ID": "$(ls -d results/*-local-cpu-* | tail -1)",
     "gs://BUCKET/PREFIX": "gs://rooflaunch-test",
+    "gs://my-project-rooflaunch/batch": "gs://rooflaunch-test",
     "gs://my-project-rooflaunch": "gs://rooflaunch-test",
 }
 # Other exit codes than 0, by line.
