@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from analysis.report import words
 from analysis.report.evidence import ReportEvidence
+from workload.contract import peaks
 from workload.contract.environment_record import CloudFacts, Environment
 from workload.contract.errors import UsageError
 from workload.contract.fields import encode
@@ -71,16 +72,27 @@ def _local(where: Environment, spec: RunSpec) -> list[str]:
 
 
 def _gpu(where: Environment) -> str | None:
-    """`t4`: from the place, which is called after the GPU that was asked for and the zone; else from the device."""
+    """`t4`: from the place, which is called after the GPU that was asked for and the zone; else from the device.
+
+    A name that several devices have needs the memory to tell them apart.
+    """
     place, zone = where.place or "", (where.cloud and where.cloud.zone) or ""
     if zone and place.startswith("gcp-") and place.endswith(f"-{zone}"):
         return printable(place.removeprefix("gcp-").removesuffix(f"-{zone}"))
-    # Compute Engine's names for GPUs are the last word or words of NVIDIA's: Tesla T4, NVIDIA L4, Tesla V100-SXM2-16GB.
-    name = where.device.name or ""
-    return next((word for part in name.split() if (word := part.split("-")[0].lower()) in GPUS), None)
+    gpu = peaks.find_gpu(where.device.name, memory_bytes=where.device.memory_total_bytes)
+    return ON_COMPUTE_ENGINE.get(gpu.gpu) if gpu else None
 
 
-GPUS = frozenset({"t4", "l4", "v100", "a100", "h100", "h200"})
+# What `launch gcp --gpu` calls the devices of peaks.toml.
+ON_COMPUTE_ENGINE = {
+    "T4": "t4",
+    "L4": "l4",
+    "V100 SXM2": "v100",
+    "A100 40 GB": "a100",
+    "A100 80 GB SXM": "a100-80gb",
+    "H100 SXM5": "h100",
+    "H200 SXM": "h200",
+}
 
 
 def _machine(cloud: CloudFacts | None) -> list[str]:

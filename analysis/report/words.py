@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.compare import within_blocks_words
+from analysis.figures import labels
 from analysis.report.content import Heading, Table
 from analysis.statistics import Comparison
 from workload.contract.tables import Column, Role, number
@@ -97,6 +98,14 @@ def rate_with_interval(row: Mapping[str, Any], field: str = "images_per_s", unit
 def paired(comparison: Comparison) -> str:
     """`; paired within 3 blocks: …`, to stand behind an interval; empty where runs were compared as two samples."""
     return f"; {within_blocks_words(comparison.within_blocks)}" if comparison.within_blocks else ""
+
+
+def with_device(row: Mapping[str, Any]) -> str:
+    """The environment, and its device where the name does not say it: nobody knows what `gcp-3` is."""
+    device = row.get("device_name")
+    if not is_known(device) or str(device).lower() in row["env"].lower():
+        return str(row["env"])
+    return f"{row['env']} ({labels.shown(device)})"
 
 
 def counted(number_of: int, noun: str, plural: str | None = None) -> str:

@@ -5,7 +5,7 @@ import math
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -27,10 +27,12 @@ from analysis.report.content import Bullets, Commands, Paragraph, Picture, Repor
 from analysis.report.evidence import ReportEvidence, gather
 from analysis.report.sections import answer, complexity, context, design, discussion, variability
 from benchmarks.synthetic_bundles import make
+from launcher.backends.gcp import gpus as gcp_gpus
 from tests.docs import grammar
+from workload.contract import peaks
 from workload.contract import record as contract
 from workload.contract.errors import ExitCode
-from workload.contract.record import Record
+from workload.contract.record import GivenByUser, Record
 from workload.contract.spec import Device, Precision, Profile, RunSpec, arguments
 from workload.contract.tables import Column, Role
 from workload.contract.text import printable
@@ -160,11 +162,12 @@ def test_a_cell_has_the_unit_and_the_digits_of_its_column(column: Column, value:
 
 def test_the_answer_names_the_fastest_and_how_far_it_is_ahead(evidence: ReportEvidence) -> None:
     first, second = answer.sentences(answer.ranking(evidence), evidence)
-    assert first.startswith(
-        "mobilenet_v2 trains fastest on gcp-l4-us-central1-a at batch 64, fp32: 2020 images/s (95 % inte"
+    assert first.startswith("mobilenet_v2 trains fastest on gcp-l4-us-central1-a (NVIDIA L4): 2020 images/s (95 % inte")
+    assert (
+        " 3 runs) at batch 64, fp32, ahead of gcp-t4-us-central1-a (Tesla T4) (2.00 x, jointly 95 % interval 1.9"
+        in first
     )
-    assert "ahead of gcp-t4-us-central1-a (2.00 x, jointly 95 % interval 1.9" in first
-    assert second.startswith("resnet18 trains fastest on gcp-l4-us-central1-a at batch 64, fp32: 404.0 images/s (95 % ")
+    assert second.startswith("resnet18 trains fastest on gcp-l4-us-central1-a (NVIDIA L4): 404.0 images/s (95 % ")
 
 
 def test_overlapping_environments_are_not_ranked() -> None:
@@ -172,10 +175,10 @@ def test_overlapping_environments_are_not_ranked() -> None:
         *repeats("a", (100.0, 110.0, 90.0)), *repeats("b", (99.0, 112.0, 91.0), place="t4", device_name="Tesla T4")
     )
     (sentence,) = answer.sentences(answer.ranking(near), near)
-    assert "not distinguishable from t4 (0.994 x, jointly 95 % interval 0." in sentence
+    assert "not distinguishable from t4 (Tesla T4) (0.994 x, jointly 95 % interval 0." in sentence
     alone = of(*repeats("a", (100.0,)), *repeats("b", (50.0,), place="t4", device_name="Tesla T4"))
     (sentence,) = answer.sentences(answer.ranking(alone), alone)
-    assert "100.0 images/s (one run: no interval); t4 comes next, how far behind cannot be said: " in sentence
+    assert "100.0 images/s (one run: no interval) at batch 32, fp32; t4 (Tesla T4) comes next, how far " in sentence
 
 
 def test_cheapest_where_prices_exist(evidence: ReportEvidence) -> None:
@@ -183,16 +186,14 @@ def test_cheapest_where_prices_exist(evidence: ReportEvidence) -> None:
         each for each in answer.section(evidence).blocks if isinstance(each, Table) and "Cheapest" in each.caption
     ]
     # 0.7 USD/h at 404 images/s against 0.5 at 202.
-    assert table.rows[1][:5] == ["resnet18", "gcp-l4-us-central1-a", "64", "fp32", "0.481"]
+    assert table.rows[1][:6] == ["resnet18", "gcp-l4-us-central1-a", "NVIDIA L4", "64", "fp32", "0.481"]
     none = of(*repeats("a", (100.0, 101.0)))
-    assert "No run has a price per hour, so nothing is said about cost." in texts(answer.section(none))
+    assert "No measured run has a price per hour, so nothing is said about cost." in texts(answer.section(none))
 
 
 def test_nothing_measured_is_said() -> None:
     nothing = compose(of(run("a", status="failed", steps=[], path="/nowhere")))
-    assert (
-        texts(nothing.sections[0])[1] == "No run timed its steps to the end (1 failed), so nothing is said about speed."
-    )
+    assert texts(nothing.sections[0])[1] == "No run has a throughput (1 failed), so nothing is said about speed."
 
 
 # --- the discussion
@@ -210,7 +211,8 @@ def test_larger_batches_that_stop_pay_and_leave_open() -> None:
     sentences, table = discussion.batch_sentences(found)
     assert sentences[0] == (
         "Of 3 series of batch sizes in 1 a larger batch certainly gains less than the limit, "
-        "in 1 every larger batch pays, in 1 the intervals leave it open (limit: +5.0 % per step)."
+        "in 1 every larger batch certainly gains the limit or more, in 1 the intervals leave it open "
+        "(limit: +5.0 % per step)."
     )
     assert sentences[1].startswith(
         "resnet18 · fp32 on local-cuda: batch 64 after 32 gains little (+1.0 %, 95 % interval +0."
@@ -245,7 +247,7 @@ def test_runs_of_one_block_are_compared_with_each_other_as_compare_does() -> Non
         *in_blocks("c", 103.0, 0.002, place="t4", device_name="Tesla T4", usd_per_h=0.7),
     )
     (fastest,) = answer.sentences(answer.ranking(found), found)
-    assert ", ahead of t4 (" in fastest
+    assert ", ahead of t4 (Tesla T4) (" in fastest
     assert PAIRED.search(fastest)
     sentences, table = discussion.batch_sentences(found)
     assert "every batch up to 64 pays" in sentences[1]
@@ -302,7 +304,7 @@ def test_without_prices_hardware_is_compared_by_speed_alone() -> None:
         *repeats("a", (100.0, 101.0, 102.0)), *repeats("b", (40.0, 41.0, 42.0), place="t4", device_name="Tesla T4")
     )
     first, second, *_ = discussion.hardware_sentences(found)
-    assert first.startswith("Fewer than two environments have a price per hour")
+    assert first.startswith("Fewer than two environments have a measured run with a price")
     assert second.startswith("resnet18, batch 32, fp32: local-cuda (NVIDIA L4) is 2.46 x as fast as t4 (Tesla T4)")
     alone = list(discussion.hardware_sentences(of(*repeats("a", (100.0, 101.0)))))
     assert alone[1].startswith("One environment was measured")
@@ -315,7 +317,9 @@ def test_memory_bounds_with_the_interval_of_the_intensity(evidence: ReportEviden
     assert "at 25.0 to 100 FLOP/byte" in heavy
     assert "(ridge 27.7)" in heavy
     nothing = of(*repeats("a", (100.0, 101.0)))
-    assert list(discussion.memory_sentences(nothing)) == ["No run has a bound: ceilings, FLOP or bytes are missing."]
+    assert list(discussion.memory_sentences(nothing)) == [
+        "No configuration has a bound: ceilings, FLOP or bytes are missing, or contradict each other."
+    ]
 
 
 def test_zones_are_compared_where_one_device_ran_in_two() -> None:
@@ -327,7 +331,7 @@ def test_zones_are_compared_where_one_device_ran_in_two() -> None:
     assert len(said) == 1
     assert "is 1.25 x as fast as us-central1-b (95 %: " in said[0]
     same = of(*repeats("a", (100.0, 101.0, 102.0), zone="us-central1-a"))
-    assert list(discussion.zone_sentences(same))[-1].startswith("No device ran in two zones")
+    assert list(discussion.zone_sentences(same))[-1].startswith("No device was measured in two zones")
 
 
 def test_no_claim_without_an_interval(evidence: ReportEvidence) -> None:
@@ -399,7 +403,10 @@ def test_complexity_per_image_step_and_layer(evidence: ReportEvidence) -> None:
     assert step[3:7] == ["640 GFLOP", "6.40 GB", "25.6 GB", "25.0 to 100"]
     assert any("O(N·K·C·H·W·R·S / G)" in cell for row in tables[-1].rows for cell in row)
     (sentence,) = [each.text for each in section.blocks if isinstance(each, Paragraph)]
-    assert "mobilenet_v2 does the least work per byte: 5.00 FLOP, and resnet18 the most: 25.0." in sentence
+    assert (
+        "mobilenet_v2 at batch 16, fp32, does the least work per byte: 5.00 FLOP; "
+        "resnet18 at batch 16, fp32, the most: 25.0" in sentence
+    )
 
 
 def test_what_is_missing_is_told_with_its_reason(evidence: ReportEvidence) -> None:
@@ -472,18 +479,18 @@ SINGLE = "One run has no interval"
     [
         (
             [*repeats("a", (100.0, 101.0)), *repeats("b", (50.0, 50.5), batch_size=64)],
-            "resnet18 trains fastest on local-cuda at batch 32, fp32: 100.5 images/s (95 % interval",
-            "Every configuration ran at least twice",
+            "resnet18 had its highest throughput on local-cuda (NVIDIA L4): 100.5 images/s (95 % interval",
+            "Every configuration was measured at least twice",
         ),
         (
             [*repeats("a", (100.0,)), *repeats("b", (50.0, 50.5), batch_size=64)],
-            "resnet18 was fastest, in one run, on local-cuda at batch 32, fp32: 100.0 images/s (one run: no interval)",
-            "1 of 2 configurations ran once. One run has no interval: its figures are what was seen once",
+            "resnet18 had its highest throughput, in one run, on local-cuda (NVIDIA L4): 100.0 images/s (one run: no",
+            "1 of 2 configurations has one measured run. One run has no interval: its figures are what was seen once",
         ),
         (
             repeats("a", (100.0,)),
-            "resnet18 on local-cuda at batch 32, fp32: 100.0 images/s (one run: no interval); nothing else was",
-            "1 of 1 configuration ran once. One run has no interval",
+            "resnet18 on local-cuda (NVIDIA L4): 100.0 images/s (one run: no interval) at batch 32, fp32; nothing",
+            "1 of 1 configuration has one measured run. One run has no interval",
         ),
     ],
     ids=["all repeated", "the fastest once", "one run"],
@@ -529,7 +536,7 @@ def test_a_page_of_imports_says_whose_method_it_was() -> None:
     said = [text for section in page.sections for text in texts(section)]
     assert f"2 of 2 runs came from other people's files: {design.FOREIGN}" in said
     assert not [text for text in said if text.startswith("Warm-up steps are recorded")]
-    assert "No run has telemetry to look for causes in." in said
+    assert "No cause of variation was found in the steps, and no run has telemetry to look for more in." in said
 
 
 def test_every_figure_has_its_place(report: Report, evidence: ReportEvidence) -> None:
@@ -630,6 +637,34 @@ def test_commands_repeat_the_run(environment: Any, spec: RunSpec, line: str) -> 
     assert reproduce.command(read(record)) == line
     if not line.startswith("#"):
         grammar.check(line)
+
+
+def test_a_run_on_compute_engine_is_repeated_on_the_same_gpu_with_a_machine_that_has_it() -> None:
+    """An A100 of 80 GB was to be repeated as `--gpu a100 --machine-type a2-ultragpu-1g`, which the launcher refuses."""
+    offers = gcp_gpus.load()
+    assert set(reproduce.ON_COMPUTE_ENGINE.items()) == {(offer.device, name) for name, offer in offers.items()}
+    for name, offer in offers.items():
+        device = peaks.named(offer.device)
+        memory = float(offer.memory_gb) * 1e9
+        cloud = {"zone": "us-central1-a", "machine_type": offer.default_machine_type, "spot": True}
+        where = {"backend": "gcp", "device": {"name": device.names[0], "memory_total_bytes": memory}, "cloud": cloud}
+        line = reproduce.command(read({"environment": where, "spec": {"batch_size": 4}}))
+        assert line.startswith(f"launch gcp --gpu {name} --zone us-central1-a --machine-type "), (name, line)
+        grammar.check(line)
+        assert offer.default_machine_type in offer.machine_types
+    ambiguous = {"backend": "gcp", "device": {"name": "A100"}}
+    assert reproduce.command(read({"environment": ambiguous})).startswith("# it ran on Compute Engine, on a GPU whose")
+
+
+def test_what_was_said_of_an_import_is_said_again() -> None:
+    """Each option of `analyze import` that says what the file does not is kept in its bundles, and so is printed."""
+    options = {name for parameter in grammar.DOORS["analyze"].commands["import"].params for name in parameter.opts}
+    kept = {f"--{field.name.replace('_', '-')}" for field in fields(GivenByUser)}
+    assert {name for name in options if name.startswith("--")} - {"--output", "--help", "--wide"} == kept
+    given = {"model": "resnet50", "batch_size": 64, "precision": "amp", "gpu": "Tesla T4", "profile_steps": 2}
+    line = reproduce.command(read({"imported": {"file": "a.csv", "given": given}}))
+    grammar.check(line)
+    assert [word for word in given if f"--{word.replace('_', '-')} " not in line] == []
 
 
 def test_a_command_gives_the_same_spec_back(evidence: ReportEvidence) -> None:
@@ -861,7 +896,7 @@ def test_markdown_has_tables_pictures_and_commands(report: Report) -> None:
     text = markdown.render(report, figures="figures")
     assert text.startswith("# Training throughput, and what limits it\n\n36 runs · 12 configurations · 2 environments")
     assert "![Best throughput of each model and environment](figures/throughput_comparison.png)" in text
-    assert "| model | fastest on | batch |" in text
+    assert "| model | fastest on | device | batch |" in text
     assert "```sh\n# gcp-t4-us-central1-a: " in text
     assert "![" not in markdown.render(report, figures=None)
     rows = [line for line in text.splitlines() if line.startswith("|")]

@@ -19,12 +19,15 @@ from workload.contract.verdict import Bound
 MOST_SENTENCES = 8
 # Errors before the answer; all are in the section of the audit.
 MOST_ERRORS = 4
+# Of the audit: the figures are those of a machine that did something else too.
+BUSY_RULES = ("CPU competition", "CPU held back")
 # Of a profile, in words.
 MOST_FAMILIES = 3
 
 FASTEST = (
     Column(name="task", heading="model", role=Role.FACT),
     Column(name="env", heading="fastest on", role=Role.FACT),
+    Column(name="device_name", heading="device", role=Role.FACT),
     Column(name="batch_size", heading="batch", digits=0),
     Column(name="variant", heading="precision", role=Role.FACT),
     Column(name="images_per_s", heading="images/s"),
@@ -38,6 +41,7 @@ FASTEST = (
 CHEAPEST = (
     Column(name="task", heading="model", role=Role.FACT),
     Column(name="env", heading="cheapest on", role=Role.FACT),
+    Column(name="device_name", heading="device", role=Role.FACT),
     Column(name="batch_size", heading="batch", digits=0),
     Column(name="variant", heading="precision", role=Role.FACT),
     Column(name="usd_per_million_images", heading="USD per million images", digits=3),
@@ -124,25 +128,50 @@ def sentences(rows: Sequence[Mapping[str, Any]], evidence: ReportEvidence) -> It
         yield from _without_times(evidence)
         return
     lines = Counter(evidence.material.measured["task"])
-    wrong: dict[str, list[str]] = defaultdict(list)
-    for finding in evidence.findings:
-        for run_id in finding.subject if finding.severity is Severity.ERROR else ():
-            wrong[run_id].append(finding.rule)
     for row in rows[:MOST_SENTENCES]:
-        rules = [rule for run_id in row["run_ids"] for rule in wrong.get(run_id, ())]
-        doubt = f" The audit found an error in its runs: {words.listed(rules)}." if rules else ""
-        yield f"{_first(row, lines[row['task']])}. {_limit(row)}{doubt}"
+        yield f"{_busy(row, evidence)}{_first(row, lines[row['task']])}. {_limit(row)}{_doubts(row, evidence)}"
     if len(rows) > MOST_SENTENCES:
         yield f"{len(rows) - MOST_SENTENCES} more models are in the table."
 
 
+def _busy(row: Mapping[str, Any], evidence: ReportEvidence) -> str:
+    """What kept the runs of a line, or of the one that it is compared with, from their CPUs: before anything else."""
+    parts = []
+    for side, who in ((row, ""), (row["second"], f"{row['second']['env']}: " if row["second"] else "")):
+        figures = [
+            finding.figure
+            for finding in evidence.findings
+            if side and finding.rule in BUSY_RULES and set(side["run_ids"]) & set(finding.subject)
+        ]
+        parts += [f"{who}{words.listed(figures, 2)}"] if figures else []
+    return f"On a busy machine ({'; '.join(parts)}): " if parts else ""
+
+
+def _doubts(row: Mapping[str, Any], evidence: ReportEvidence) -> str:
+    """The errors that the audit found in the runs of a line, and in those that it is compared with."""
+    doubts = []
+    for side, whose in (
+        (row, "its runs"),
+        (row["second"], f"those of {row['second']['env']}" if row["second"] else ""),
+    ):
+        rules = [
+            finding.rule
+            for finding in evidence.findings
+            if side and finding.severity is Severity.ERROR and set(side["run_ids"]) & set(finding.subject)
+        ]
+        doubts += [f" The audit found an error in {whose}: {words.listed(rules)}."] if rules else []
+    return "".join(doubts)
+
+
 def _first(row: Mapping[str, Any], lines: int) -> str:
-    """A model's fastest line; of one run, what was seen and not what is."""
-    where = f"{row['env']} at batch {words.text(row['batch_size'])}, {row['variant']}"
-    rate = words.rate_with_interval(row)
+    """A model's fastest line. That it is the fastest is said where its interval says so; else what was seen."""
+    where = words.with_device(row)
+    rate = f"{words.rate_with_interval(row)} at batch {words.text(row['batch_size'])}, {row['variant']}"
     if lines == 1:
-        return f"{row['task']} on {where}: {rate}; nothing else was measured to compare it with"
-    verb = "trains fastest on" if row["runs"] > 1 else "was fastest, in one run, on"
+        return f"{row['task']} on {where}: {rate}; nothing else of this model was measured"
+    is_ahead = words.is_known(row.get("ratio_low")) and row["ratio_low"] > 1
+    once = "" if row["runs"] > 1 else ", in one run,"
+    verb = "trains fastest on" if is_ahead else f"had its highest throughput{once} on"
     return f"{row['task']} {verb} {where}: {rate}{_lead(row)}"
 
 
@@ -153,7 +182,7 @@ def _without_times(evidence: ReportEvidence) -> Iterator[str]:
     if profiles.empty:
         counts = Counter(words.text(status).replace("_", " ") for status in evidence.results.runs["status"])
         ended = ", ".join(f"{number} {status}" for status, number in counts.most_common())
-        yield f"No run timed its steps to the end ({ended}), so nothing is said about speed."
+        yield f"No run has a throughput ({ended}), so nothing is said about speed."
         return
     keys = ["env", "task", "variant", "batch_size"]
     for (env, task, variant, batch), table in profiles.groupby(keys, sort=False, dropna=False):
@@ -167,24 +196,26 @@ def _without_times(evidence: ReportEvidence) -> Iterator[str]:
 def _lead(row: Mapping[str, Any]) -> str:
     second = row["second"]
     if second is None:
-        return "; no other environment measured it"
+        return "; no other environment has a throughput of it"
     if not words.is_known(row.get("ratio_low")):
         reason = row.get("ratio_reason")
-        return f"; {second['env']} comes next, how far behind cannot be said: {reason}"
+        return f"; {words.with_device(second)} comes next, how far behind cannot be said: {reason}"
     ends = (
         f"{words.figure(row['ratio'])} x, jointly 95 % interval {words.between(row['ratio_low'], row['ratio_high'])}"
         f"{row['ratio_paired']}"
     )
     if row["ratio_low"] > 1:
-        return f", ahead of {second['env']} ({ends})"
-    return f", not distinguishable from {second['env']} ({ends})"
+        return f", ahead of {words.with_device(second)} ({ends})"
+    return f", not distinguishable from {words.with_device(second)} ({ends})"
 
 
 def _limit(row: Mapping[str, Any]) -> str:
-    if not words.is_known(row["bound"]):
-        why = row["bound_why"] if words.is_known(row["bound_why"]) else "no ceiling was measured"
-        return f"What limits it is not known: {why}."
     why = f": {row['bound_why']}" if words.is_known(row["bound_why"]) else ""
+    if not words.is_known(row["bound"]):
+        return f"What limits it is not known{why}."
+    if ", " in row["bound"]:
+        # Of several verdicts the reason is that of one run.
+        return f"Its runs do not agree on what limits it: {row['bound']}."
     if row["bound"] == Bound.BUSY:
         return f"The machine was busy, so this is no figure of the machine{why}."
     return f"Limited by {row['bound']}{why}."
@@ -207,7 +238,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Block:
 def _cheapest(evidence: ReportEvidence) -> list[Block]:
     costs = registry.cheapest(evidence.material.costs)
     if costs.empty:
-        return [Paragraph(text="No run has a price per hour, so nothing is said about cost.")]
+        return [Paragraph(text="No measured run has a price per hour, so nothing is said about cost.")]
     best = costs.loc[costs.groupby("task", sort=False)["usd_per_million_images"].idxmin()]
     rows = [
         row | {"interval": words.between(row["usd_per_million_images_low"], row["usd_per_million_images_high"])}
@@ -226,7 +257,8 @@ def _trust(evidence: ReportEvidence) -> str:
     )
     if lines.empty:
         return (
-            f"It rests on {words.counted(len(runs), 'run')}, none with timed steps. The audit found {counted_findings}."
+            f"It rests on {words.counted(len(runs), 'run')}, none with a measured step. "
+            f"The audit found {counted_findings}."
         )
     single = int((lines == 1).sum())
     alone = f"; {single} of them with one run and so without an interval" if single else ""

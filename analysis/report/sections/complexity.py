@@ -52,10 +52,10 @@ def section(evidence: ReportEvidence) -> Section:
     rows = {row["task"]: row for row in words.rows_of(known)}
     ordered = [rows[task] for task in evidence.material.tasks if task in rows]
     if not ordered:
-        nothing = Paragraph(text="No run says how complex its model is (imported logs do not).")
+        nothing = Paragraph(text="No run says how complex its model is.")
         return Section(name="complexity", title="Model complexity", blocks=[nothing, _big_o()])
     blocks: list[Block] = [_models(ordered), _steps(evidence), *_by_operation(evidence, ordered)]
-    blocks += [Paragraph(text=_words(ordered)), _big_o()]
+    blocks += [Paragraph(text=_words(words.rows_of(runs))), _big_o()]
     return Section(name="complexity", title="Model complexity", blocks=blocks)
 
 
@@ -114,25 +114,24 @@ def _by_operation(evidence: ReportEvidence, rows: list[dict[str, Any]]) -> list[
 
 
 def _words(rows: list[dict[str, Any]]) -> str:
-    """What the table means for memory: little work per parameter or byte is what stresses it."""
-    known = [row for row in rows if _ratio(row, "train_flop_per_step", "bytes_upper_per_step") is not None]
-    if not known:
+    """What the table means for memory: little work per byte is what stresses it. Of all configurations."""
+    intensities = {
+        f"{row['task']} at batch {words.text(row['batch_size'])}, {row['variant']}": intensity
+        for row in rows
+        if (intensity := _ratio(row, "train_flop_per_step", "bytes_upper_per_step")) is not None
+    }
+    if not intensities:
         return "No run has modelled bytes: what stresses memory most cannot be read from the formulas."
-    intensities = {row["task"]: _ratio(row, "train_flop_per_step", "bytes_upper_per_step") or 0.0 for row in known}
-    low, high = (
-        min(intensities, key=lambda task: intensities[task]),
-        max(intensities, key=lambda task: intensities[task]),
-    )
-    most = (
-        f"By the model of bytes (every operation from and to memory), {low} does the least work per byte: "
-        f"{words.figure(intensities[low])} FLOP"
-    )
-    if low == high:
-        return f"{most}. The roofline says whether that is memory's or compute's side of a device."
+    low, high = (end(intensities, key=lambda name: intensities[name]) for end in (min, max))
+    if intensities[low] == intensities[high]:
+        return (
+            f"By the model of bytes (every operation from and to memory), {low}, does {words.figure(intensities[low])} "
+            "FLOP of work per byte. The roofline says whether that is memory's or compute's side of a device."
+        )
     return (
-        f"{most}, and {high} the most: {words.figure(intensities[high])}. The less work per byte, the more a "
-        f"model depends "
-        "on bandwidth; the roofline says on which side of a device's ridge it falls."
+        f"By the model of bytes (every operation from and to memory), {low}, does the least work per byte: "
+        f"{words.figure(intensities[low])} FLOP; {high}, the most: {words.figure(intensities[high])}. The less work "
+        "per byte, the more a step depends on bandwidth; the roofline says on which side of a device's ridge it falls."
     )
 
 

@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import pandas as pd
 
@@ -61,8 +61,17 @@ ENVIRONMENTS = (
     Column(name="commit", heading="commit", role=Role.FACT),
     Column(name="runs", heading="runs", digits=0),
 )
+# From so many steps on a run has met what a training meets.
+MANY_STEPS = 1000
+FEW_STEPS = (
+    "At most {steps} measured steps per run: long trainings meet heat, other tenants and data that these do not."
+)
+SYNTHETIC = "Synthetic data wait for no disk: runs on it say nothing about input pipelines."
+PRICES = (
+    "Prices are those recorded with the runs, or list prices of the day in the table; disks, network and idle time are "
+    "not in them."
+)
 LIMITS = (
-    "A few measured steps per run: long trainings meet heat, other tenants and data that these do not.",
     (
         "Modelled bytes are an interval from each tensor once to every operation from and to memory; caches "
         "decide where in it a step falls. Only counters know."
@@ -75,12 +84,7 @@ LIMITS = (
         "Measured ceilings are what simple kernels reached on the same machine, at the clock of that moment; a "
         "step can come near them, vendors' peaks are for the sheet's clock."
     ),
-    "Synthetic data wait for no disk: runs on it say nothing about input pipelines.",
     "Intervals of 2 to 5 runs suppose that runs differ as a normal sample does.",
-    (
-        "Prices are those recorded with the runs, or list prices of the day in the table; disks, network and idle "
-        "time are not in them."
-    ),
 )
 
 
@@ -156,7 +160,7 @@ def _subject(finding: Finding) -> str:
 
 def limits(evidence: ReportEvidence) -> Section:
     """What these figures do not say; and the figures that could not be drawn, with the reason."""
-    blocks: list[Block] = [Bullets(sentences=LIMITS)]
+    blocks: list[Block] = [Bullets(sentences=[*_of_these_runs(evidence), *LIMITS])]
     if evidence.missing:
         blocks.append(Paragraph(text="Figures left out:"))
         blocks.append(Bullets(sentences=[f"{figure.name}: {figure.reason}" for figure in evidence.missing]))
@@ -170,6 +174,18 @@ def limits(evidence: ReportEvidence) -> Section:
         blocks.append(Paragraph(text="What the runs say of themselves:"))
         blocks.append(Bullets(sentences=notes))
     return Section(name="limits", title="Limits", blocks=blocks)
+
+
+def _of_these_runs(evidence: ReportEvidence) -> Iterator[str]:
+    """Limits that only some runs have."""
+    runs = evidence.material.every
+    steps = runs["steps"].max()
+    if steps < MANY_STEPS:
+        yield FEW_STEPS.format(steps=f"{steps:g}")
+    if (runs["dataset"] == "synthetic").any():
+        yield SYNTHETIC
+    if len(evidence.material.costs) and evidence.material.costs["usd_per_h"].notna().any():
+        yield PRICES
 
 
 def _notes(evidence: ReportEvidence) -> list[str]:

@@ -9,6 +9,7 @@ from analysis.configurations import completed
 from analysis.report import words
 from analysis.report.content import Block, Bullets, Paragraph, Section
 from analysis.report.evidence import ReportEvidence
+from workload.contract.spec import Device
 from workload.contract.tables import Column, Role
 
 QUESTIONS = (
@@ -17,24 +18,22 @@ QUESTIONS = (
     "From which batch size on do larger batches no longer pay, and what does lower precision change?",
     "What do virtualisation, placement and zone change?",
 )
-METHOD = (
-    (
-        "Warm-up steps are recorded and kept apart. The device is synchronised at both ends of the measured "
-        "region; inside it CUDA steps are timed with events. Images/s is measured images over measured wall time, "
-        "never a mean of rates."
-    ),
-    (
-        "The replicate is the run: medians over runs, 95 % intervals from runs (Student's t on logarithms below 6 "
-        "runs, order statistics from there on). Runs whose device, driver, torch, image digest, precision or "
-        "commit differ are never pooled."
-    ),
-    (
-        "FLOP are counted by formula, forward and backward, 1 fused multiply-add = 2 FLOP. Bytes are the GPU's "
-        "counters where a profile was taken, else modelled as an interval. Profiles are a second pass: time "
-        "always comes from the unprofiled run."
-    ),
+TIMED = (
+    "Warm-up steps are recorded and kept apart. The device is synchronised at both ends of the measured "
+    "region{events}. Images/s is measured images over measured wall time, never a mean of rates."
 )
-
+EVENTS = "; inside it CUDA steps are timed with events"
+POOLED = (
+    "The replicate is the run: medians over runs, 95 % intervals from runs (Student's t on logarithms below 6 "
+    "runs, order statistics from there on). Runs whose device, driver, torch, image digest, precision or "
+    "commit differ are never pooled."
+)
+COUNTED = (
+    "FLOP are counted by formula, forward and backward, 1 fused multiply-add = 2 FLOP. Bytes are the GPU's counters "
+    "where a profile was taken, else modelled as an interval. Profiles are a second pass: time always comes from the "
+    "unprofiled run."
+)
+OURS = "Of the {ours} that this program measured: "
 FOREIGN = "how they were timed, and what of it was warm-up, is known as far as the files say."
 
 MATRIX = (
@@ -78,11 +77,16 @@ def section(evidence: ReportEvidence) -> Section:
 
 def _method(runs: pd.DataFrame) -> Sequence[str]:
     """How these runs were measured: of imported ones, only what their files say."""
-    imported = int(runs["imported"].fillna(False).astype(bool).sum())
+    is_imported = runs["imported"].fillna(False).astype(bool)
+    imported, ours = int(is_imported.sum()), runs[~is_imported]
+    timed = TIMED.format(events=EVENTS if (ours["device_type"] == Device.CUDA).any() else "")
     if not imported:
-        return METHOD
+        return [timed, POOLED, COUNTED]
     foreign = f"{imported} of {words.counted(len(runs), 'run')} came from other people's files: {FOREIGN}"
-    return [METHOD[1], foreign] if imported == len(runs) else [*METHOD, foreign]
+    if ours.empty:
+        return [POOLED, foreign]
+    whose = OURS.format(ours=words.counted(len(ours), "run"))
+    return [whose + timed, POOLED, whose + COUNTED, foreign]
 
 
 def _single(evidence: ReportEvidence) -> str:
@@ -93,10 +97,17 @@ def _single(evidence: ReportEvidence) -> str:
         return "No run has timed its steps: nothing in this report says how fast a step is."
     if single:
         return (
-            f"{single} of {words.counted(len(lines), 'configuration')} ran once. One run has no interval: its figures "
-            "are what was seen once, and a difference from another one is no claim. --repeats 3 gives intervals."
+            f"{single} of {words.counted(len(lines), 'configuration')} {'has' if single == 1 else 'have'} one measured "
+            "run. One run has no interval: its figures are what was seen once, and a difference from another one is no "
+            "claim. Repeats give intervals."
         )
-    return "Every configuration ran at least twice, so that every throughput has an interval."
+    without = int(evidence.material.measured["images_per_s_low"].isna().sum())
+    if without:
+        return (
+            f"Every configuration was measured at least twice; {without} of {len(lines)} have no interval all the "
+            "same: their runs read the same, or have no throughput."
+        )
+    return "Every configuration was measured at least twice, and every throughput has an interval."
 
 
 def _matrix(evidence: ReportEvidence, runs: pd.DataFrame) -> Block:

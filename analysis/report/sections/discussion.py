@@ -33,7 +33,10 @@ GAINS = (
     Column(name="interval", heading="95 % interval"),
     Column(name="reason", heading="note", role=Role.FACT),
 )
-UNCORRECTED = "Each interval is a 95 % one by itself: of twenty such statements one may be wrong."
+UNCORRECTED = (
+    "Intervals of batch sizes and prices are 95 % ones by themselves: of twenty such statements one may be wrong. "
+    "Those between environments, precisions and zones are corrected for their number (Holm)."
+)
 
 
 def section(evidence: ReportEvidence) -> Section:
@@ -84,7 +87,7 @@ def hardware_sentences(evidence: ReportEvidence) -> Iterator[str]:
             any_price_differs = True
             yield _dearest(evidence, task, rows)
     if not any_price_differs:
-        yield "No model ran on two environments of different price."
+        yield "No model was measured in two environments of different price."
 
 
 def _dearest(evidence: ReportEvidence, task: str, rows: Sequence[Mapping[str, Any]]) -> str:
@@ -126,9 +129,8 @@ def _line(evidence: ReportEvidence, cost: Mapping[str, Any]) -> Mapping[str, Any
 
 def _without_prices(evidence: ReportEvidence) -> Iterator[str]:
     yield (
-        "Fewer than two environments have a price per hour, so nothing is said about money. Runs on Compute "
-        "Engine record "
-        "their price."
+        "Fewer than two environments have a measured run with a price per hour, so nothing is said about money. Runs "
+        "on Compute Engine record their price."
     )
     environments = evidence.material.measured["env"].nunique()
     if environments == 0:
@@ -138,8 +140,13 @@ def _without_prices(evidence: ReportEvidence) -> Iterator[str]:
         yield "One environment was measured: whether dearer hardware is faster cannot be answered from these runs."
         return
     peaks = _peaks(evidence)
-    for row in words.rows_of(evidence.by_place.table)[:MOST_SENTENCES]:
+    compared = words.rows_of(evidence.by_place.table)
+    if evidence.by_place.reason is not None:
+        yield f"No comparison between environments: {evidence.by_place.reason}."
+    for row in compared[:MOST_SENTENCES]:
         yield f"{row['model']}, batch {words.text(row['batch_size'])}, {row['precision']}: {row['verdict']}."
+    if len(compared) > MOST_SENTENCES:
+        yield f"{len(compared) - MOST_SENTENCES} more comparisons are in the table of speed-ups."
     if peaks:
         yield f"The vendors' peaks: {peaks}."
 
@@ -147,9 +154,11 @@ def _without_prices(evidence: ReportEvidence) -> Iterator[str]:
 def _peaks(evidence: ReportEvidence) -> str:
     roofs = evidence.material.roofs
     peaks = roofs[roofs["kind"] == "peak"] if len(roofs) else roofs
-    return "; ".join(
-        f"{row['env']} {row['precision']} {words.si(row['flop_per_s'], 'FLOP/s')}" for row in words.rows_of(peaks)
-    )
+    texts = [
+        f"{row['device_name']} {row['precision']} {words.si(row['flop_per_s'], 'FLOP/s')}"
+        for row in words.rows_of(peaks)
+    ]
+    return words.listed(texts) if texts else ""
 
 
 # --- memory
@@ -160,8 +169,11 @@ def memory_sentences(evidence: ReportEvidence) -> Iterator[str]:
     points = evidence.material.points
     known = points[points["bound"].notna()] if len(points) else points
     if known.empty:
-        yield "No run has a bound: ceilings, FLOP or bytes are missing."
+        yield "No configuration has a bound: ceilings, FLOP or bytes are missing, or contradict each other."
         return
+    # Counted before modelled: a configuration is one point.
+    known = known.sort_values("source", key=lambda source: source != registry.COUNTERS, kind="stable")
+    known = known.drop_duplicates(["env", "task", "variant", "batch_size"])
     for task in evidence.material.tasks:
         rows = words.rows_of(known[known["task"] == task])
         if rows:
@@ -209,7 +221,8 @@ class Pays(StrEnum):
     """What the intervals say about larger batches."""
 
     STOPS = "a larger batch certainly gains less than the limit"
-    PAYS = "every larger batch pays"
+    UNEVEN = "a step certainly gains less than the limit and a later one at least as much"
+    PAYS = "every larger batch certainly gains the limit or more"
     OPEN = "the intervals leave it open"
 
 
@@ -270,21 +283,31 @@ def _gain(evidence: ReportEvidence, left: Mapping[str, Any], right: Mapping[str,
 
 def _where_it_stops(steps: Sequence[Mapping[str, Any]]) -> tuple[Pays, str]:
     """The first larger batch whose gain is certainly below `WORTHWHILE`, or that none or no interval shows it."""
-    for step in steps:
+    for number, step in enumerate(steps):
         if words.is_known(step["high"]) and step["high"] < WORTHWHILE:
             what = "makes it slower" if step["high"] < 1 else "gains little"
             left, right = f"{step['left']:g}", f"{step['right']:g}"
-            return (
-                Pays.STOPS,
-                f"batch {right} after {left} {what}{_ends(step)}, so larger batches stop paying at {left}",
-            )
+            seen = f"batch {right} after {left} {what}{_ends(step)}"
+            again = next((later for later in steps[number + 1 :] if _pays(later)), None)
+            if again is not None:
+                more = f"batch {again['right']:g} after {again['left']:g} pays again{_ends(again)}"
+                return Pays.UNEVEN, f"{seen}, but {more}"
+            rest = steps[number + 1 :]
+            if all(words.is_known(later["high"]) and later["high"] < WORTHWHILE for later in rest):
+                return Pays.STOPS, f"{seen}, so larger batches stop paying at {left}"
+            return Pays.STOPS, f"{seen}; whether a still larger one pays is open"
     last = steps[-1]
-    if all(words.is_known(step["low"]) and step["low"] > 1 for step in steps):
+    if all(map(_pays, steps)):
         return Pays.PAYS, f"every batch up to {last['right']:g} pays, the last step from {last['left']:g}{_ends(last)}"
     if all(not words.is_known(step["low"]) for step in steps):
         return Pays.OPEN, f"cannot be said: {steps[0]['reason']}"
     widest = max(steps, key=lambda step: step["high"] / step["low"] if words.is_known(step["low"]) else 1.0)
     return Pays.OPEN, f"open, as from batch {widest['left']:g} to {widest['right']:g}{_ends(widest)}"
+
+
+def _pays(step: Mapping[str, Any]) -> bool:
+    """Whether a larger batch certainly gains what is worth while."""
+    return words.is_known(step["low"]) and step["low"] >= WORTHWHILE
 
 
 def _ends(step: Mapping[str, Any]) -> str:
@@ -323,7 +346,9 @@ def _verdicts(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     rest = len(rows) - len(certain)
     if rest:
         limits = [
-            float(row["smallest_detectable_ratio"]) for row in rows if words.is_known(row["smallest_detectable_ratio"])
+            float(row["smallest_detectable_ratio"])
+            for row in rows
+            if row not in certain and words.is_known(row["smallest_detectable_ratio"])
         ]
         seen = f"; a ratio of {words.figure(median(limits))} would typically have been seen" if limits else ""
         yield f"{words.counted(rest, 'comparison')} of {len(rows)} without a certain difference{seen}."
@@ -350,8 +375,8 @@ def zone_sentences(evidence: ReportEvidence) -> Iterator[str]:
                 yield from (f"{device} by {fact}: {sentence}" for sentence in _verdicts(words.rows_of(compared.table)))
     if not any_device:
         yield (
-            "No device ran in two zones, under two hypervisors or on two backends: what placement changes cannot be "
-            "answered from these runs."
+            "No device was measured in two zones, under two hypervisors, on two backends or in two runtimes: what "
+            "placement changes cannot be answered from these runs."
         )
 
 
@@ -366,7 +391,10 @@ def _spread(evidence: ReportEvidence) -> Iterator[str]:
         yield (
             f"On {words.text(place)} ({words.text(device)}) runs of one configuration typically vary by "
             f"{words.percent(typical['cov_between'])} (95 % interval {ends}, {words.text(typical['model'])} at batch "
-            f"{words.text(typical['batch_size'])}, {words.counted(int(typical['runs']), 'run')}), and steps "
-            f"within a run by "
-            f"{words.percent(typical['cov_within'])}."
+            f"{words.text(typical['batch_size'])}, {words.counted(int(typical['runs']), 'run')})"
+            + (
+                f", and steps within a run by {words.percent(typical['cov_within'])}."
+                if words.is_known(typical["cov_within"])
+                else "."
+            )
         )

@@ -40,6 +40,10 @@ COMPARED = (
 )
 
 
+NO_RATE = f"{registry.NO_RATE.capitalize()}."
+NO_FIGURE = "No model ran at two batch sizes, nor two models in one way: the table has what was measured."
+
+
 def section(evidence: ReportEvidence) -> Section:
     """Figures first, then the table of all lines, then the comparisons."""
     figures = evidence.figures("throughput_env-", "batch_size_scaling", "model_comparison", "efficiency_comparison")
@@ -47,7 +51,7 @@ def section(evidence: ReportEvidence) -> Section:
     return Section(
         name="measurements",
         title="Measurements",
-        blocks=[Picture(figure=figure) for figure in figures] or [Paragraph(text=registry.NO_RATE.capitalize() + ".")],
+        blocks=[Picture(figure=figure) for figure in figures] or [Paragraph(text=NO_FIGURE if timed else NO_RATE)],
         parts=[
             *([Section(name="summary", title="Every configuration", blocks=[_summary(evidence)])] if timed else []),
             Section(

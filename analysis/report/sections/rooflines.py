@@ -68,6 +68,9 @@ OF_OPERATORS = (
 OF_KERNELS = "Kernels by torch.profiler, per step: their time on the GPU"
 
 
+NO_ROOFS = "No ceiling was measured, and there is no vendor's peak for what is known of device and precision."
+
+
 def section(evidence: ReportEvidence) -> Section:
     """Roofs, steps, shifts, kernels, operators."""
     blocks: list[Block] = [_roofs(evidence)]
@@ -91,7 +94,7 @@ def others(evidence: ReportEvidence, *names: str) -> list[Figure]:
 def _roofs(evidence: ReportEvidence) -> Block:
     roofs = evidence.material.roofs
     if roofs.empty:
-        return Paragraph(text="No ceiling was measured, and no vendor's peak is known for these devices.")
+        return Paragraph(text=NO_ROOFS)
     rows = [row | {"ridge": words.quotient(row["flop_per_s"], row["bytes_per_s"])} for row in words.rows_of(roofs)]
     return words.table("Ceilings measured on the machine, and the vendors' peaks (dense)", ROOFS, rows)
 

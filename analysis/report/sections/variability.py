@@ -38,7 +38,7 @@ def section(evidence: ReportEvidence) -> Section:
     """The figure of the fixed configuration, the table between runs, and the causes found."""
     blocks: list[Block] = [Picture(figure=figure) for figure in evidence.figures("variance_fixed_config")]
     if evidence.between.empty:
-        blocks.append(Paragraph(text="No run timed its steps: nothing is said about how they vary."))
+        blocks.append(Paragraph(text="No completed run timed its steps: nothing is said about how they vary."))
     else:
         blocks += [_between(evidence), *_causes(evidence)]
     return Section(name="variability", title="Variability", blocks=blocks)
@@ -62,8 +62,9 @@ def _causes(evidence: ReportEvidence) -> list[Block]:
         by_cause[env_of.get(row["run_id"], words.ABSENT), row["cause"]].append(row)
     no_telemetry = evidence.results.telemetry.empty
     if not by_cause:
-        looked = "No cause of variation was found in the telemetry."
-        return [Paragraph(text="No run has telemetry to look for causes in." if no_telemetry else looked)]
+        looked = "No cause of variation was found, in steps or telemetry."
+        without = "No cause of variation was found in the steps, and no run has telemetry to look for more in."
+        return [Paragraph(text=without if no_telemetry else looked)]
     strongest = []
     for (env, _), rows in by_cause.items():
         worst = max(rows, key=lambda row: row["share_explained"] if words.is_known(row["share_explained"]) else -1.0)

@@ -194,7 +194,7 @@ def test_runs_of_a_table_are_measured_runs(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("sys.argv", list(map(str, words)))
     assert door.main() == ExitCode.DONE
     assert "resnet18 was fastest, in one run, on Tesla V100-SXM2-16GB" in text.read_text()
-    assert "2 of 2 configurations ran once." in text.read_text()
+    assert "2 of 2 configurations have one measured run." in text.read_text()
 
 
 def test_a_column_called_batch_may_count_iterations() -> None:
