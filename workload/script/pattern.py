@@ -161,8 +161,9 @@ def find(segments: Sequence[Segment]) -> Pattern | None:
 
 def _first_of_step(segments: Sequence[Segment]) -> int:
     """Where a step begins: with the data after a segment without, else with the backward pass after one without."""
-    for has in (lambda segment: segment.batches, lambda segment: segment.backward + segment.closures):
-        amounts = [has(segment) for segment in segments]
+    batches = [segment.batches for segment in segments]
+    passes = [segment.backward + segment.closures for segment in segments]
+    for amounts in (batches, passes):
         beginnings = [number for number, amount in enumerate(amounts) if amount and not amounts[number - 1]]
         if len(beginnings) == 1:
             return beginnings[0]

@@ -5,7 +5,7 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +24,7 @@ from workload.contract.record import (
     CeilingsRecord,
     ComplexityRecord,
     GapSeconds,
+    JobPlace,
     Memory,
     Record,
     Repeat,
@@ -94,9 +95,8 @@ class ScriptRun:
 
     @property
     def measured_steps(self) -> int:
-        """So far."""
-        region = self.session.region
-        return len(region.recorder.totals[StepPhase.MEASURED].step_s) if region else 0
+        """So far; rows of the last second may not be written yet."""
+        return self.session.measured_steps
 
     def _open(self, step: Step, work: Work, used: Device) -> Region:
         """The bundle, with all that is known before the first step is timed."""
@@ -123,6 +123,7 @@ class ScriptRun:
         self._stack = ExitStack()
         self._stack.enter_context(log.to_file(folder / bundle.LOG))
         self._device = used
+        self._notes = list(_variation(work))
         self._record = self._first_record(folder, step, work)
         bundle.write_record(folder, self._record)
         LOGGER.debug("script     %s", step.text)
@@ -141,13 +142,15 @@ class ScriptRun:
             run_id=folder.name,
             status=Status.RUNNING,
             repeat=Repeat(index=context.repeat, of=context.repeats),
+            job=JobPlace.of(context.job),
+            run_key=context.run_key or None,
             spec=self._spec(step, work),
             spec_origin=context.spec_origin or None,
             environment=from_facts(Environment, where | environment),
             timing=Timing(started_at=self._timeline.started_at.isoformat()),
             complexity=_complexity(step, work),
             memory=Memory(),
-            profile=before_the_pass(request.profile, repeat=context.repeat, repeats=context.repeats),
+            profile=before_the_pass(request.profile, context),
             notes=self._notes,
         )
 
@@ -345,6 +348,12 @@ def _complexity(step: Step, work: Work) -> ComplexityRecord:
         copied_to_device_bytes=work.copied_to_device_bytes or None,
         copied_to_device_s=work.copied_to_device_s or None,
     )
+
+
+def _variation(work: Work) -> Iterator[str]:
+    if work.flop_range:
+        low, high = (si(flop, "FLOP") for flop in work.flop_range)
+        yield f"the FLOP of a step vary, from {low} to {high} in the few that were counted: FLOP/s are an estimate"
 
 
 def _notes(record: Record, limits: Limits) -> list[str]:

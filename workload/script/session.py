@@ -26,11 +26,9 @@ from workload.script.batches import Batch, Unit, fetched_at, measure
 from workload.script.ending import EndOfScript
 from workload.script.pattern import MOST_SEGMENTS, Pattern, Seen, Segment, StepFinder
 from workload.script.region import Region
-from workload.script.work import Work, WorkCounter, median_of, steady
+from workload.script.work import MOST_COUNTED, Work, WorkCounter, chosen, usual
 
 LOGGER = log.LOGGER
-# Of steps whose work is counted: two alike are enough; where shapes vary, so many at most.
-MOST_COUNTED = 5
 # A hand-written update steps no optimizer of torch's, however many backward passes there are.
 BACKWARD_WITHOUT_STEP = 2000
 API_HINT = (
@@ -143,6 +141,11 @@ class Session:
         self._last_fetches: list[Fetch] = []
         self._taken = 0
         self._began_s = 0.0
+
+    @property
+    def measured_steps(self) -> int:
+        """Taken so far."""
+        return self._taken if self.stage is Stage.MEASURED else 0
 
     # --- what is heard
 
@@ -340,8 +343,8 @@ class Session:
         length = len(pattern.segments) if pattern else 1
         # The usual amount of the last few steps: one may hold the short batch at the end of the data.
         sums = [self._recent[end - length : end] for end in range(length, len(self._recent) + 1, length)]
-        usual = Counter((sum(row[0] for row in rows), sum(row[2] for row in rows)) for rows in sums)
-        (samples, batches), _ = usual.most_common(1)[0] if usual else ((0, 0), 0)
+        amounts = Counter((sum(row[0] for row in rows), sum(row[2] for row in rows)) for rows in sums)
+        (samples, batches), _ = amounts.most_common(1)[0] if amounts else ((0, 0), 0)
         unit = next((row[1] for row in reversed(self._recent) if row[2]), Unit.STEPS)
         if self._limits.samples_per_step:
             samples, unit = self._limits.samples_per_step, Unit.SAMPLES if unit is Unit.STEPS else unit
@@ -413,17 +416,14 @@ class Session:
         self._taken += 1
         if is_whole and (full or self._limits.samples_per_step):
             self._works.append(work)
-        chosen = steady(self._works) if self._works else None
-        if chosen is None and self._taken < 2 * MOST_COUNTED and len(self._works) < MOST_COUNTED:
+        known = usual(self._works)
+        if known is None and self._taken < 2 * MOST_COUNTED and len(self._works) < MOST_COUNTED:
             self._begin_counting()
             return
         if "torch._dynamo" in sys.modules:
             torch.compiler.set_stance("default")
-        if chosen is None:
-            chosen = median_of(self._works or [work])
-            LOGGER.warning("note       the FLOP of a step vary: those of the median of %d steps", len(self._works))
         self._taken = 0
-        self.region = self._open_bundle(self.step, chosen, self._device)
+        self.region = self._open_bundle(self.step, known or chosen(self._works or [work]), self._device)
         self._enter(Stage.WARMUP if self._limits.filled(self._device)[0] else Stage.MEASURED)
 
     # --- timing

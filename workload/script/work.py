@@ -5,8 +5,8 @@ The step runs under a dispatch mode, which makes it slow and changes nothing els
 
 import time
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import torch
@@ -19,7 +19,8 @@ from workload.op_families import is_known
 
 # The ceiling that a product of these is held against; fp16 is that of `amp`, whoever scales the loss.
 PRECISIONS = {torch.float32: "fp32", torch.float16: "amp", torch.bfloat16: "bf16", torch.float64: "fp64"}
-UNATTRIBUTED_SHOWN = 8
+# Of the steps whose work is counted.
+ENOUGH_ALIKE, MOST_COUNTED = 4, 5
 MS_PER_S = 1000
 
 
@@ -27,7 +28,8 @@ MS_PER_S = 1000
 class Work:
     """Of one step. `time_s` by operation; `flop_by_precision` by the element type of what is multiplied.
 
-    `unattributed`: the operations without a formula, by their share of all operations' time.
+    `unattributed`: the operations without a formula, by their share of all operations' time. `flop_range`: of the
+    few that were counted, where they differ.
     """
 
     tally: Tally
@@ -39,6 +41,7 @@ class Work:
     copied_to_device_bytes: int
     copied_to_device_s: float
     devices: frozenset[str]
+    flop_range: tuple[int, int] | None = None
 
     @property
     def unattributed_share(self) -> float:
@@ -169,13 +172,24 @@ class _Events:
         return dict(time_s)
 
 
-def steady(works: list[Work]) -> Work | None:
-    """The last of two steps with the same FLOP; None while there are none."""
-    last = works[-1]
-    alike = [work for work in works[:-1] if work.tally.flop == last.tally.flop]
-    return last if alike else None
+def usual(works: Sequence[Work]) -> Work | None:
+    """The work of a step: of four that are all alike; else, of five, the most common or else the middle one.
+
+    A script may do more every so many steps, as DCGAN does for its pictures, or work on sequences of any length.
+    """
+    counts = Counter(work.tally.flop for work in works)
+    if len(works) < (MOST_COUNTED if len(counts) > 1 else ENOUGH_ALIKE):
+        return None
+    return chosen(works)
 
 
-def median_of(works: list[Work]) -> Work:
-    """Of steps that all differ: the one in the middle."""
-    return sorted(works, key=lambda work: work.tally.flop)[len(works) // 2]
+def chosen(works: Sequence[Work]) -> Work:
+    """The most common of these, where one is; else the middle one; with the range where they differ."""
+    flop, times = Counter(work.tally.flop for work in works).most_common(1)[0]
+    ordered = sorted(works, key=lambda work: work.tally.flop)
+    low, high = ordered[0].tally.flop, ordered[-1].tally.flop
+    if low == high:
+        return works[-1]
+    is_common = 2 * times > len(works)
+    work = next(work for work in works if work.tally.flop == flop) if is_common else ordered[len(works) // 2]
+    return replace(work, flop_range=(low, high))

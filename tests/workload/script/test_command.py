@@ -1,0 +1,207 @@
+"""The command line of `python -m workload script`, and what is refused before a script runs."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from stage import measured
+
+from workload import cli
+from workload.contract.errors import ExitCode, UsageError
+from workload.script import program
+
+EXAMPLE = "python -m workload script -- train.py --lr 0.1"
+FOLDER = "results"
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("print('trained')\n")
+    (tmp_path / "folder").mkdir()
+
+
+# what stands after `script`, error, hint
+REFUSED = {
+    "nothing": ([], "no script: it stands after --, with its own arguments", EXAMPLE),
+    "nothing after": (["--"], "no script: it stands after --, with its own arguments", EXAMPLE),
+    "before --": (
+        ["--warmup", "1", "train.py", "--lr", "0.1"],
+        "'train.py' must stand after --",
+        "python -m workload script --warmup 1 -- train.py --lr 0.1",
+    ),
+    "absent": (["--", "trian.py"], "no script 'trian.py'", "a path from here, {here}, or -m PACKAGE; " + EXAMPLE),
+    "a folder": (
+        ["--", "folder"],
+        "'folder' is a folder and no script",
+        "a path from here, {here}, or -m PACKAGE; " + EXAMPLE,
+    ),
+    "our option": (
+        ["--", "--warmup", "3", "train.py"],
+        "'--warmup' looks like an option of ours behind --",
+        "a path from here, {here}, or -m PACKAGE; " + EXAMPLE,
+    ),
+    "an interpreter": (
+        ["--", "python3.11", "train.py"],
+        f"'python3.11' is not needed: the script runs in this Python, {sys.executable}",
+        EXAMPLE,
+    ),
+    "several processes": (
+        ["--", "torchrun", "--nproc-per-node", "2", "train.py"],
+        "'torchrun' starts a process for each GPU, and a step of several processes cannot be measured yet",
+        f"the script alone, on one GPU: {EXAMPLE}",
+    ),
+    "no module named": (["--", "-m"], "-m needs the name of a module", "python -m workload script -- -m package.train"),
+    "no such module": (
+        ["--", "-m", "nonesuch.train"],
+        f"no module 'nonesuch.train' for this Python, {sys.executable}",
+        "python -m pip list",
+    ),
+    "no steps": (
+        ["--iterations", "0", "--", "train.py"],
+        "iterations must be a positive integer; got '0'",
+        "--iterations 100",
+    ),
+    "half a sample": (
+        ["--samples-per-step", "1.5", "--", "train.py"],
+        "samples per step must be a positive integer; got '1.5'",
+        "--samples-per-step 32",
+    ),
+    "then": (
+        ["--then", "sleep", "--", "train.py"],
+        "--then must be one of stop, continue; got 'sleep'",
+        "--then continue",
+    ),
+    "ceilings": (
+        ["--no-ceilings", "--fresh-ceilings", "--", "train.py"],
+        "--fresh-ceilings measures what --no-ceilings leaves out",
+        "leave one of the two out",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_bad_command_line_is_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words, message, hint = REFUSED[name]
+    assert cli.main(["script", *words]) == ExitCode.USAGE
+    assert capsys.readouterr().err == f"error: {message}\nhint: {hint.format(here=Path.cwd())}\n"
+
+
+def test_a_process_of_several_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(UsageError, match="WORLD_SIZE is 4: a step of several processes cannot be measured yet"):
+        program.refuse_distributed()
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    program.refuse_distributed()
+
+
+def test_everything_after_the_dashes_is_the_scripts() -> None:
+    parsed = cli.parse(["script", "--iterations", "4", "--", "train.py", "--warmup", "7", "--", "-o", "x"])
+    assert (parsed.iterations, parsed.warmup, str(parsed.output)) == ("4", None, FOLDER)
+    assert parsed.script_words == ["train.py", "--warmup", "7", "--", "-o", "x"]
+
+
+LOOP = """
+import sys, torch
+from torch.utils.data import DataLoader, TensorDataset
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+def train(steps):
+    for number, (x,) in enumerate(DataLoader(TensorDataset(torch.ones(4 * steps, 4)), 4)):
+        model(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        yield number
+"""
+TOO_FEW = (
+    "hint: more steps (smaller batches, more epochs); or say what a step is, in the script: `import workload`, then"
+    " `workload.step_done()` after each update"
+)
+RUN_ALONE = (
+    "hint: a script that trains in processes of its own (torchrun, torch.multiprocessing) cannot be measured yet: run"
+    " it as one process"
+)
+# script: (what it does, exit code, what it prints, how our messages end, status of its bundle)
+ENDS: dict[str, tuple[str, int, str, str, str | None]] = {
+    "fails at once": (
+        "import torch\nraise KeyError('x')",
+        1,
+        "",
+        "error: {name} failed with KeyError before its training step was known",
+        None,
+    ),
+    "fails later": (
+        f"{LOOP}for n in train(40):\n    if n == 12: raise ValueError('diverged')",
+        1,
+        "",
+        "error: {name} failed with ValueError after 4 measured steps; its bundle keeps them: {folder}",
+        "failed",
+    ),
+    "ends with a code": (
+        f"{LOOP}for n in train(40):\n    if n == 12: sys.exit(3)",
+        3,
+        "",
+        "error: {name} ended with exit code 3 after 4 measured steps; its bundle keeps them: {folder}",
+        "failed",
+    ),
+    "too few steps": (f"{LOOP}print(list(train(2)))", 6, "[0, 1]\n", TOO_FEW, None),
+    "ends in its warm-up": (
+        f"{LOOP}list(train(8))",
+        6,
+        "",
+        "hint: --warmup 0 --iterations 3, or more epochs",
+        "failed",
+    ),
+    "never trains": (
+        "import torch\nprint('well')",
+        6,
+        "well\n",
+        RUN_ALONE,
+        None,
+    ),
+    "needs no torch": ("print('well')", 6, "well\n", "hint: the script that trains, not one that starts it", None),
+    "updates by hand": (
+        f"{LOOP}model(torch.ones(4)).sum().backward()",
+        2,
+        "",
+        "hint: say what a step is, in the script: `import workload`, then `workload.step_done()` after each update",
+        None,
+    ),
+    "cleans up": (
+        f"{LOOP}import atexit\ntry:\n    list(train(40))\nfinally:\n    print('cleaned up')",
+        0,
+        "cleaned up\n",
+        "",
+        "completed",
+    ),
+}
+DAILY = {"fails later", "too few steps", "cleans up"}
+
+
+@pytest.mark.world
+@pytest.mark.skipif(sys.platform == "darwin", reason="copies a process that has loaded torch")
+@pytest.mark.parametrize("name", [name for name in ENDS if name in DAILY])
+def test_a_script_keeps_its_own_end(name: str, tmp_path: Path) -> None:
+    check_end(name, tmp_path)
+
+
+@pytest.mark.world
+@pytest.mark.skipif(sys.platform == "darwin", reason="copies a process that has loaded torch")
+@pytest.mark.skipif("FULL_PAGES" not in os.environ, reason="FULL_PAGES=1 runs it")
+@pytest.mark.parametrize("name", [name for name in ENDS if name not in DAILY])
+def test_every_script_keeps_its_own_end(name: str, tmp_path: Path) -> None:
+    check_end(name, tmp_path)
+
+
+def check_end(name: str, tmp_path: Path) -> None:
+    text, code, printed, last_line, status = ENDS[name]
+    script = tmp_path / "script.py"
+    script.write_text(text)
+    ran = measured(tmp_path / "run", script, options=("--warmup", "2", "--iterations", "5"))
+    assert (ran.code, ran.out) == (code, printed), ran.err
+    assert ran.err.rstrip("\n").endswith(last_line.format(name="script.py", folder=ran.folder))
+    assert (ran.record and ran.record["status"]) == status
+    if "raise" in text:
+        assert "Traceback (most recent call last):\n  File" in ran.err
+        assert "workload/script" not in ran.err, "the traceback is the script's alone"
