@@ -221,6 +221,7 @@ def insert(compute: FakeCompute, request: Request, *, programs: Mapping[str, str
     body["metadata"]["items"] += [{"key": key, "value": value} for key, value in items.items()]
     where = f"{compute.url}/compute/v1/projects/{PROJECT}/zones/{ZONE}/instances?requestId={uuid.uuid4()}"
     asked = urllib.request.Request(where, data=json.dumps(body).encode(), method="POST")
-    with urllib.request.urlopen(asked, timeout=10) as answer:
+    # Its first request has the fake import the client's messages: many seconds on a busy machine.
+    with urllib.request.urlopen(asked, timeout=100) as answer:
         assert answer.status == 200
     return compute.vm(request.name)
