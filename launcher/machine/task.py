@@ -83,14 +83,16 @@ def work_through(
     stopped: Callable[[], str] = lambda: "",
     watcher_of: WatcherOf = lambda *_: None,
     now_s: Callable[[], float] = time.monotonic,
+    settle_to_c: float | None = None,
 ) -> Iterator[Outcome]:
     """The outcome of every run of the task, in order; the next one begins when the next outcome is asked for.
 
     `done`: status by run_key of the sealed bundles in the store; of these a run is skipped that is completed or out of
     memory. `time_left_s`: until nothing may run here any more. `stopped` says why no further run is wanted, if so.
+    `settle_to_c`: what the device had before the first run, where that was one of an earlier task.
     A launch by itself, which is no part of a sweep, ends with the first of its repeats that fails: the next would too.
     """
-    work = _Work(task, done)
+    work = _Work(task, done, settle_to_c)
     for number, run in enumerate(task.runs, 1):
         outcome = work.left_out(number, run, time_left_s, stopped)
         if outcome is None:
@@ -104,7 +106,7 @@ def work_through(
 class _Work:
     """What the runs of a task so far mean for those that follow."""
 
-    def __init__(self, task: Task, done: Mapping[str, str]) -> None:
+    def __init__(self, task: Task, done: Mapping[str, str], settle_to_c: float | None) -> None:
         self._task, self._done = task, done
         # Why none of the rest is started.
         self._over = ""
@@ -112,7 +114,7 @@ class _Work:
         self._measured_blocks = set[int]()
         # Repeats of one configuration are all alike already.
         self._settles = any(run.spec != task.runs[0].spec for run in task.runs)
-        self._settle_to_c: float | None = None
+        self._settle_to_c = settle_to_c
         self._did_not_fit = [run.spec for run in task.runs if done.get(run.run_key) == Status.OUT_OF_MEMORY]
 
     def left_out(

@@ -62,6 +62,7 @@ class LocalPlaces:
             done=work.statuses(),
             stopped=lambda: self._control.why_not,
             watcher_of=lambda _, run: self._watcher(work, run),
+            settle_to_c=seat.settle_to_c,
         )
         for run in runs.runs:
             self._show(work, f"block {block}: {one_line(run, work.plan)}")
@@ -89,6 +90,9 @@ class LocalPlaces:
         run, name = outcome.run, one_line(outcome.run, work.plan)
         if outcome.bundle is not None:
             work.take(outcome.bundle.record, outcome.bundle.path)
+            seat, settling = self._seats[work.name], outcome.bundle.record.settling
+            if settling and seat.settle_to_c is None:
+                seat.settle_to_c = settling.target_c
         words = self._seats[work.name].words
         if outcome.end in (End.SKIPPED, End.NOT_STARTED, End.INTERRUPTED):
             smaller = work.too_large.get(run.run_key)
@@ -130,6 +134,8 @@ class _Seat:
         self._choices: dict[RunSpec, Choice] = {}
         self._outside = None
         self.words: dict[str, str] = {}
+        # What the device had before the first run of all, in degrees Celsius.
+        self.settle_to_c: float | None = None
 
     def plan_of(self, spec: RunSpec, context: Context) -> LocalPlan:
         """The run in a process or in a container, as its place asks for."""

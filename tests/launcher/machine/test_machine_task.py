@@ -162,6 +162,10 @@ def test_configurations_begin_at_the_temperature_before_the_first_of_them(machin
         (True, 42.0),
     ]
     machine.contexts.clear()
+    machine.folder = machine.folder / "block"
+    machine.work(sweep(run_of("vgg11"), run_of("alexnet")), settle_to_c=38.0)
+    assert [context.settle_to_c for context in machine.contexts] == [38.0, 38.0], "of a task before"
+    machine.contexts.clear()
     machine.folder = machine.folder / "again"
     machine.work(sweep(run_of("vgg11"), run_of("vgg11", block=2)))
     assert [context.settles for context in machine.contexts] == [False, False], "one configuration: all alike"

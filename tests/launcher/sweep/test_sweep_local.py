@@ -1,0 +1,52 @@
+"""What the places on this machine tell each run of what came before it; the runs themselves: test_sweep_live.py."""
+
+import json
+from pathlib import Path
+
+import pytest
+from fake_docker import FakeDocker
+
+from launcher.kinds import Runtime
+from launcher.machine.runtime import Choice
+from launcher.sweep import local
+from launcher.sweep.board import Board
+from launcher.sweep.control import Control
+from launcher.sweep.local import LocalPlaces
+from launcher.sweep.places import LOCAL, Place
+from launcher.sweep.work import PlaceWork
+from tests.launcher.sweep.sweeps import configurations_of, plan_of
+from workload.contract import bundle
+from workload.contract.record import Record, Settling, Spec, Status
+
+
+def test_every_block_begins_at_the_temperature_before_the_first_run_of_all(
+    docker: FakeDocker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    docker.hold("sha256:ab", "rooflaunch:cpu")
+    engine = docker.engine()
+    choice = Choice(runtime=Runtime.DOCKER, why="t", engine=engine, image=engine.image("sha256:ab"))
+    monkeypatch.setattr(local, "choose", lambda *_, **__: choice)
+    monkeypatch.setattr(local, "outside_facts", dict)
+    contexts = []
+
+    def train() -> None:
+        command = docker.containers.created[-1].arguments["command"]
+        context = json.loads(command[command.index("--context") + 1])
+        contexts.append(context)
+        folder = bundle.create(tmp_path, f"run-{len(contexts)}")
+        settling = Settling(target_c=context.get("settle_to_c", 40.0 + len(contexts)))
+        spec = Spec(model="squeezenet1_1", batch_size=2)
+        run = Record(
+            run_id=folder.name, status=Status.COMPLETED, run_key=context["run_key"], settling=settling, spec=spec
+        )
+        bundle.write_record(folder, run)
+        bundle.seal(folder)
+        lines[1] = (f"{folder}\n".encode(), None)
+
+    lines = [train, (None, None)]
+    docker.containers.pieces = lines
+    plan = plan_of(Place(name="here", backend=LOCAL), configurations_of(batch_size=[1, 2]), 2)
+    work = PlaceWork(plan, known={})
+    LocalPlaces([work], output=tmp_path, control=Control(), board=Board()).run()
+    assert [context["job"]["block"] for context in contexts] == [1, 1, 2, 2]
+    assert [context.get("settle_to_c") for context in contexts] == [None, 41.0, 41.0, 41.0]
