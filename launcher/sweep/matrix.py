@@ -38,9 +38,9 @@ OWN_OF_PLACE = ("backend", "name", "machines")
 # the image is in the key by its content.
 NOT_MEASURED = frozenset(
     {
-        *("max_run_time_s", "rerun_preempted"),
-        *("max_cost_usd", "usd_per_h", "project", "service_account"),
-        *("bucket", "repository", "image"),
+        *("max_run_time_s", "rerun_preempted", "time_s", "queue_time_s", "at_a_time", "requeue"),
+        *("max_cost_usd", "usd_per_h", "project", "service_account", "account", "qos"),
+        *("bucket", "repository", "folder", "image"),
     }
 )
 

@@ -17,6 +17,7 @@ from PIL import Image
 from analysis.importing import Given, import_file
 from benchmarks.synthetic_bundles import make
 from launcher.backends.gcp.plan import Options, make_plan
+from launcher.sweep.app import MATRICES
 from tests.docs.pages import ROOT
 from tests.launcher.backends.gcp.canned_cloud import IMAGE, SETTINGS, ZONE, clouds_on
 from tests.workload.storage.gcs_server import BUCKET, running
@@ -121,6 +122,8 @@ def _results(folder: Path) -> None:
             number += 1
             place = {"environment__place": f"gcp-t4-{zone}", "environment__cloud__zone": zone}
             make(folder / "results", number, spec__precision=precision, **place)
+    for matrix in MATRICES.glob("*.toml"):
+        shutil.copy(matrix, folder)
     (folder / "log.csv").write_text(LOG)
     (folder / "ncu.csv").write_text(NCU)
     profiled = folder / "profiled.csv"

@@ -52,6 +52,7 @@ INSTEAD = (
 EVERY_DAY = (
     Instead(match=r"make run", run="make --dry-run run", why="it trains: FULL_PAGES=1 runs it"),
     Instead(match=r"launch local(?!.*--dry-run)", run="{0} --dry-run", why="it trains: FULL_PAGES=1 runs it"),
+    Instead(match=r"launch sweep first.toml$", run="{0} --dry-run", why="it trains: FULL_PAGES=1 runs it"),
     Instead(match=r"analyze report", run=None, why="seconds, as analyze example: FULL_PAGES=1 runs it"),
     Instead(
         match=r"python -m workload (train|script|profile|ceilings)", run=None, why="it trains: FULL_PAGES=1 runs it"

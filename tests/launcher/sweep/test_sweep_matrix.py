@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from launcher.backends import BACKENDS
 from launcher.backends.gcp.options import Options, Where
 from launcher.kinds import Runtime
 from launcher.machine.options import LocalOptions
@@ -185,7 +186,7 @@ WRONG = [
     ("name = 'a b'" + AXES + HERE, "name must be up to 63 letters, digits, '.', '_' or '-'; got 'a b'",
      'name = "night-1"'),
     (AXES, "no place: where should it run?", '[[on]] with backend = "local", or "gcp" and gpu'),
-    (AXES + "[[on]]\ndevice = 'cpu'", "[[on]] 1 has no backend", "backend is one of local, gcp, ssh"),
+    (AXES + "[[on]]\ndevice = 'cpu'", "[[on]] 1 has no backend", f"backend is one of local, {', '.join(BACKENDS)}"),
     (AXES + "[[on]]\nbackend = 'gpc'", "[[on]] 1 has the unknown backend 'gpc'", "did you mean gcp?"),
     (AXES + "[[on]]\nbackend = 'gcp'", "[[on]] 1: Missing option gpu", "launch gcp --help"),
     (AXES + HERE + HERE, "two places are named 'local'", 'name = "local-2" in one of the [[on]]'),
