@@ -2,6 +2,7 @@
 
     python benchmarks/duel.py                                     10,000 + 4,000 simulated duels, 5 minutes on one core
     python benchmarks/duel.py --duels 20 --results build/duel.jsonl      small, and resumed where it was broken off
+    python benchmarks/duel.py --real                              540 duels of real training steps here, 40 minutes
     python benchmarks/duel.py --fit ../shared/data/iterations     the noise in benchmarks/duel_noise.toml, from logs
 
 Simulated: steps with the distribution and the autocorrelation of real logs (`duel_noise.toml`) on machines that hold
@@ -28,10 +29,15 @@ from scipy.special import betaincinv, ndtr, stdtr
 from analysis.statistics import steady_state
 from analysis.statistics.autocorrelation import acf, normal_scores
 from analysis.statistics.samples import Floats
+from benchmarks import duel_real
 from benchmarks.resumable import Results
 from workload.contract.duel import SEGMENTS, DuelVerdict, Segment, judge, order
 
 NOISE = Path(__file__).with_name("duel_noise.toml")
+# What `--real` measured, and goes on with; another machine's figures belong into another file (--results).
+REAL = Path(__file__).with_name("duel_real.jsonl")
+# Of each condition.
+REAL_DUELS = 81
 QUADRUPLES = 60
 STEPS = 20
 # A segment is a process of its own; processes on one machine differ by this much (the report's data: 0.2 to 0.6 %).
@@ -252,6 +258,40 @@ def table(results: Results, effect: str, *, duels: int) -> Iterator[str]:
         yield f"where it decided: right in {totals['duel'][right] / decided:.1%} of {decided}"
 
 
+def real_table(results: Results, effect: str, *, duels: int) -> Iterator[str]:
+    """As `table`, of what was measured: a line per condition, then one for all."""
+    right = DuelVerdict.SAME if effect == "A/A" else DuelVerdict.SLOWER
+    wrong = {DuelVerdict.SLOWER, DuelVerdict.FASTER} if effect == "A/A" else {DuelVerdict.SAME, DuelVerdict.FASTER}
+    totals = {rule: Counter[str]() for rule in RULES}
+    yield f"{effect}: wrong verdicts, and right ones of the duel"
+    yield f"{'steps':<30} {'condition':<13}" + "".join(f" {rule:>15}" for rule in RULES) + "  right  undecided"
+    for condition in duel_real.CONDITIONS:
+        chunks = duel_real.chunks_of(results, condition, duels=duels)
+        rules = {rule: sum((Counter(chunk[effect][rule]) for chunk in chunks), Counter[str]()) for rule in RULES}
+        for rule, counter in rules.items():
+            totals[rule] += counter
+        yield _line("real", f"{condition:<13}", rules, wrong, right)
+    yield _line("all", " " * 13, totals, wrong, right)
+    count, of = sum(totals["duel"][verdict] for verdict in wrong), totals["duel"].total()
+    yield f"duel: {count} wrong of {of}; at most {upper_bound(count, of):.2%} (upper 95 % bound)"
+    decided = of - totals["duel"][DuelVerdict.NOT_DECIDABLE]
+    yield f"where it decided: right in {totals['duel'][right]} of {decided}"
+
+
+def real(path: Path, *, duels: int) -> None:
+    """Measure what is missing, then print."""
+    results = Results(path)
+    for line in duel_real.measure(results, duels=duels, judged=verdicts):
+        print(line, flush=True)
+    chunks = [chunk for name in duel_real.CONDITIONS for chunk in duel_real.chunks_of(results, name, duels=duels)]
+    loads = [load for chunk in chunks for load in chunk["load"]]
+    limited_by = ", ".join(sorted({chunk["limited by"] for chunk in chunks}))
+    print(f"\nload of the machine: {min(loads):.1f} to {max(loads):.1f}; control group by: {limited_by}")
+    for effect in duel_real.EFFECTS:
+        print()
+        print("\n".join(real_table(results, effect, duels=duels)))
+
+
 def _line(name: str, kind: str, rules: Mapping[str, Counter[str]], called: set[DuelVerdict], right: DuelVerdict) -> str:
     shares = [sum(counter[verdict] for verdict in called) / counter.total() for counter in rules.values()]
     duel = rules["duel"]
@@ -264,16 +304,20 @@ def _line(name: str, kind: str, rules: Mapping[str, Counter[str]], called: set[D
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--duels", type=int, default=500, help="A/A duels of each log on each machine; fewer of others")
+    parser.add_argument("--duels", type=int, help="A/A duels of each log on each machine (500); fewer of others")
+    parser.add_argument("--real", action="store_true", help="duels of real steps on this machine")
     parser.add_argument("--results", type=Path, help="file of parts that are done")
     parser.add_argument("--fit", type=Path, help="folder of logs to fit")
     options = parser.parse_args()
     if options.fit:
         NOISE.write_text(as_toml([fitted(path) for path in sorted(options.fit.glob("*.csv"))]))
         return
-    results = Results(options.results)
+    if options.real:
+        real(options.results or REAL, duels=options.duels or REAL_DUELS)
+        return
+    results, duels = Results(options.results), options.duels or 500
     for effect in EFFECTS:
-        for line in table(results, effect, duels=options.duels if effect == "A/A" else max(options.duels // 5, 1)):
+        for line in table(results, effect, duels=duels if effect == "A/A" else max(duels // 5, 1)):
             print(line, flush=True)
         print()
 

@@ -28,6 +28,10 @@ class Results:
         if path and lines:
             path.write_text("".join(_line(part, figures) for part, figures in self._known.items()))
 
+    def known(self, part: str) -> Figures | None:
+        """What was measured before."""
+        return self._known.get(part)
+
     def once(self, part: str, measure: Callable[[np.random.Generator], Figures]) -> Figures:
         """The figures of a part; its random draws depend on its name alone, so in whatever order parts are done."""
         if part not in self._known:

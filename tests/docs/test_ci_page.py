@@ -83,7 +83,7 @@ def test_which_verdicts_end_the_build(code: int, ends: int, checkout: Path) -> N
 def test_the_step_runs_with_the_real_program(checkout: Path) -> None:
     """In small, and with a share that a busy machine can tell."""
     (script,) = steps()
-    small = "--same-within 25% --model squeezenet1_1 --batch-size 1 --image-size 32 --iterations 15 --min-seconds 0"
+    small = "--same-within 50% --model squeezenet1_1 --batch-size 1 --image-size 32 --iterations 15 --min-seconds 0"
     shortened = script.replace("--model mobilenet_v2", small)
     assert shortened != script
 
