@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from analysis import iteration_log
+from analysis import iteration_log, lower_bound
 from analysis.foreign import tables
 from analysis.foreign.looks_like import READABLE, looks_like
 from analysis.foreign.ncu_text import is_ncu_text
@@ -25,7 +25,7 @@ from analysis.iteration_log import Log, Whole
 from analysis.record import row_of
 from workload.contract import bundle
 from workload.contract.bundle import Status
-from workload.contract.environment_record import DeviceFacts, Environment
+from workload.contract.environment_record import DeviceFacts, Environment, SoftwareFacts
 from workload.contract.errors import BundleError, NothingToDoError, UsageError
 from workload.contract.profile_record import NcuTool, ProfileResult
 from workload.contract.record import GivenByUser, Imported, ImportedColumn, Record, Spec, StepSeconds, Timing, to_json
@@ -46,6 +46,7 @@ NCU_MARKS = re.compile(rb'^==[A-Z]+==|^"?ID"?,|"Kernel Name"', re.MULTILINE)
 LOOKED_AT_BYTES = 1 << 20
 # Larger ones are a mistake: the biggest batches ever published have five digits.
 MAX_BATCH_SIZE = 10**7
+MAX_EDGE = 10**5
 MAX_NAME = 200
 _BREAKS_OFF = "the file breaks off in its last row, which is left out"
 
@@ -59,14 +60,22 @@ class Given:
     precision: str | None = None
     gpu: str | None = None
     profile_steps: int | None = None
+    driver: str | None = None
+    torch: str | None = None
+    dataset: str | None = None
+    image_size: int | None = None
 
     def checked(self) -> "Given":
         """This, or `UsageError` for a value that breaks its rule."""
-        for name in ("model", "gpu"):
+        for name in ("model", "gpu", "driver", "torch", "dataset"):
             text = getattr(self, name)
             if text is not None and not (text.strip() and len(text) <= MAX_NAME):
                 raise UsageError(f"--{name} must be a name; got '{text[:80]}'", hint=f"--{name} NAME")
-        for name, limit in (("batch_size", MAX_BATCH_SIZE), ("profile_steps", MAX_BATCH_SIZE)):
+        for name, limit in (
+            ("batch_size", MAX_BATCH_SIZE),
+            ("profile_steps", MAX_BATCH_SIZE),
+            ("image_size", MAX_EDGE),
+        ):
             number, flag = getattr(self, name), "--" + name.replace("_", "-")
             if number is not None and not 1 <= number <= limit:
                 raise UsageError(f"{flag} must be a positive integer; got '{number}'", hint=f"{flag} 4")
@@ -206,6 +215,7 @@ def _bundle_of_log(file: _File, log: Log, given: Given, decoded: Decoded) -> tup
     began_s = log.whole.started_at_s if log.whole else _first(log.series.get("timestamp", ()))
     started_at = None if began_s is None or not log.has_zone else datetime.fromtimestamp(began_s, UTC)
     timing, notes = _of_whole(log.whole, facts.batch_size) if log.whole else _timing(rows, log)
+    rates = log.series.get("images_per_s", ())
     imported = replace(
         file.described("iterations", given),
         columns={field: ImportedColumn(**asdict(meaning)) for field, meaning in log.columns.items()},
@@ -213,7 +223,8 @@ def _bundle_of_log(file: _File, log: Log, given: Given, decoded: Decoded) -> tup
         labels=log.labels,
         rows=log.rows,
         rows_cut=log.cut,
-        claimed_images_per_s=log.whole.images_per_s if log.whole else _mean(log.series.get("images_per_s", ())),
+        claimed_images_per_s=log.whole.images_per_s if log.whole else _mean(rates),
+        claimed_measured_images_per_s=_mean(rates[1:]),
         losses=[*decoded.losses, *[_BREAKS_OFF] * log.cut] or None,
     )
     notes += [_BREAKS_OFF] * log.cut
@@ -444,7 +455,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _import_profile(file: _File, given: Given, output: Path) -> Path:
-    from analysis import ncu  # noqa: PLC0415 - pandas, once the file was found to be there
+    from analysis import against_model, ncu  # noqa: PLC0415 - pandas, once the file was found to be there
 
     found = ncu.read(file.path)
     if len(found.gpus) > 1:
@@ -470,6 +481,10 @@ def _import_profile(file: _File, given: Given, output: Path) -> Path:
     copy = REPORT_COPY if file.path.suffix == REPORT_SUFFIX else KERNELS_COPY
     imported = replace(file.described(Profile.NCU, given), losses=list(found.losses) or None)
     record = _record(facts, given, imported, started_at=None, measured=None)
+    wrong = against_model.contradiction(
+        record.spec, found.kernels, steps=given.profile_steps, is_partial=found.is_partial
+    )
+    notes += [wrong] if wrong else []
     device = replace(record.environment.device, compute_capability=_one(found.kernels["compute_capability"]))
     record = replace(
         record,
@@ -489,6 +504,7 @@ def _one(values: "pd.Series[str]") -> str | None:
 def _profile(found: "NcuFile", steps: int | None) -> ProfileResult:
     """Run.json's `profile`; figures per step only where the user says how many steps the profile holds."""
     kernels = found.kernels
+    uncounted = lower_bound.of_kernels(kernels)
     return ProfileResult(
         status="partial" if found.is_partial else "completed",
         reason="; ".join(found.warnings) or None if found.is_partial else None,
@@ -499,7 +515,8 @@ def _profile(found: "NcuFile", steps: int | None) -> ProfileResult:
         kernel_time_s_per_step=_per_step(kernels["duration_s"], steps),
         flop_per_step=_per_step(kernels["flop"], steps),
         tensor_flop_per_step=_per_step(kernels["flop_tensor"], steps),
-        flop_is_lower_bound=bool(kernels["flop_is_lower_bound"].any()),
+        flop_is_lower_bound=uncounted is not None,
+        lower_bound_reason=uncounted,
         dram_bytes_per_step=_per_step(kernels["dram_bytes"], steps),
         l2_bytes_per_step=_per_step(kernels["l2_bytes"], steps),
         l1_bytes_per_step=_per_step(kernels["l1_bytes"], steps),
@@ -527,6 +544,8 @@ def _record(
         batch_size=facts.batch_size,
         precision=facts.precision,
         iterations=measured,
+        dataset=given.dataset,
+        image_size=given.image_size,
     )
     known = [name for name, value in vars(spec).items() if value is not None]
     place = facts.place or facts.device_name or "imported"
@@ -542,7 +561,11 @@ def _record(
         imported=imported,
         spec=spec,
         spec_origin={name: "option" if getattr(given, name, None) is not None else "file" for name in known},
-        environment=Environment(place=place, device=DeviceFacts(type=facts.device_type, name=facts.device_name)),
+        environment=Environment(
+            place=place,
+            device=DeviceFacts(type=facts.device_type, name=facts.device_name, driver_version=given.driver),
+            software=SoftwareFacts(torch=given.torch) if given.torch else None,
+        ),
         timing=Timing(started_at=_iso(started_at)),
         profile=ProfileResult(status="not requested"),
     )

@@ -29,7 +29,7 @@ from workload.contract.tidy import clean
 
 FOLDER, FILE = ".analysis", "bundles.parquet"
 # A change in what a row holds, or in how it is read, makes older indexes worthless: count up.
-VERSION = b"7"
+VERSION = b"8"
 VERSION_KEY = b"rooflaunch.index"
 # The files that a row is made from.
 SOURCES = (bundle.MANIFEST, bundle.RECORD, bundle.STEPS, bundle.TELEMETRY)

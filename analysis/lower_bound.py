@@ -4,25 +4,40 @@ One rule for the table, the figures, the report and the audit: a lower bound is 
 roof, and is compared with nothing.
 """
 
+from typing import TYPE_CHECKING
+
 from workload.contract.vocabulary import MODEL_RATIO_FROM, MODEL_RATIO_TO
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 LOWER_BOUND = "FLOP are a lower bound"
 TENSOR = "tensor operations that nothing counts"
+PARTLY = "not every operation of a number type was counted"
 PARTIAL = "the profile is partial"
 FEWER = "fewer than the model has"
 NO_BACKWARD = "no kernels of a backward pass, so a part of a step"
 
 
+def of_kernels(kernels: "pd.DataFrame") -> str | None:
+    """Which operations of a profile's launches nothing counts, where some were counted; None where all were."""
+    is_counted = kernels["flop"].notna()
+    if (is_counted & kernels["hides_tensor_flop"]).any():
+        return TENSOR
+    return PARTLY if (is_counted & kernels["flop_is_lower_bound"]).any() else None
+
+
 def reasons(
-    *, hides_tensor: bool, is_partial: bool, has_backward: bool | None, counted: float | None, model: float | None
+    *, uncounted: str | None, is_partial: bool, has_backward: bool | None, counted: float | None, model: float | None
 ) -> tuple[str, ...]:
     """Why FLOP that were counted are not all of the step's; none where they are.
 
-    `has_backward`: None where nobody knows. `counted`, `model`: FLOP of as many steps, by counters and by formula.
+    `uncounted`: which operations have no counter. `has_backward`: None where nobody knows. `counted`, `model`: FLOP of
+    as many steps, by counters and by formula.
     """
     known = []
-    if hides_tensor:
-        known.append(TENSOR)
+    if uncounted:
+        known.append(uncounted)
     if is_partial:
         known.append(PARTIAL)
     if has_backward is False:

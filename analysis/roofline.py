@@ -18,7 +18,7 @@ import pandas as pd
 from analysis.breakdown import COLUMNS, breakdown, in_steps, l2_bytes_are, per_step
 from analysis.configurations import CONFIGURATION, DEVICE, PLACE, SOFTWARE, WORK_NAMED, Group, completed, group
 from analysis.loading import Results
-from analysis.lower_bound import LOWER_BOUND, counted_over_model, model_warning, reasons
+from analysis.lower_bound import LOWER_BOUND, TENSOR, counted_over_model, model_warning, reasons
 from analysis.ncu.families import is_backward
 from analysis.statistics import over_runs
 from workload.contract import peaks
@@ -344,7 +344,9 @@ def _lower_bounds(pool: Group, has_backward: bool | None = None, counted: float 
     """Of a group's counters; `has_backward` and `counted` where the kernels themselves tell them."""
     flagged, backward = (pool.runs[name].astype(object) for name in ("flop_is_lower_bound", "backward_kernels"))
     return reasons(
-        hides_tensor=any(value is True for value in flagged),
+        uncounted=next(iter(pool.texts("lower_bound_reason")), TENSOR)
+        if any(value is True for value in flagged)
+        else None,
         is_partial=any(status == "partial" for status in pool.texts("profile_status")),
         has_backward=False if any(value is False for value in backward) else has_backward,
         counted=pool.median("counted_flop_per_step") if counted is None else counted,

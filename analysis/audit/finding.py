@@ -37,11 +37,12 @@ def by_severity(findings: Iterable[Finding]) -> list[Finding]:
 
 @dataclass(frozen=True, kw_only=True)
 class Hit:
-    """Where a rule is broken; `cure` where there is a better one than the rule's."""
+    """Where a rule is broken; `cure` and `severity` where the rule's own are not right for this case."""
 
     subject: tuple[str, ...]
     figure: str
     cure: str | None = None
+    severity: Severity | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,20 +58,20 @@ class Rule:
 
     def findings(self, evidence: AuditEvidence) -> list[Finding]:
         """What breaks this rule; what is found in the same words of several runs is one finding."""
-        alike: dict[tuple[str, str], list[str]] = {}
+        alike: dict[tuple[str, str, Severity], list[str]] = {}
         for hit in self.check(evidence):
-            alike.setdefault((hit.figure, hit.cure or self.cure), []).extend(hit.subject)
+            alike.setdefault((hit.figure, hit.cure or self.cure, hit.severity or self.severity), []).extend(hit.subject)
         return [
             Finding(
                 rule=self.name,
-                severity=self.severity,
+                severity=severity,
                 subject=tuple(subject),
                 figure=figure,
                 threshold=self.threshold,
                 why=self.why,
                 cure=cure,
             )
-            for (figure, cure), subject in alike.items()
+            for (figure, cure, severity), subject in alike.items()
         ]
 
 

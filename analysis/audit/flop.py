@@ -2,16 +2,19 @@
 
 from collections.abc import Iterator
 
+import numpy as np
 import pandas as pd
 
+from analysis.against_model import contradiction
 from analysis.audit.evidence import WITH_KERNELS, AuditEvidence
 from analysis.audit.finding import Hit, Rule, Severity, each_case
 from analysis.cases import Case, rows
+from analysis.lower_bound import PARTLY
 from analysis.ncu.families import is_backward
 from workload.contract import peaks
 from workload.contract.profile_record import Calibration
-from workload.contract.spec import Precision
-from workload.contract.text import percent, si
+from workload.contract.spec import Device, Precision
+from workload.contract.text import percent, seconds, si
 from workload.contract.verdict import ABOVE_CEILING
 from workload.contract.vocabulary import MODEL_RATIO_FROM, MODEL_RATIO_TO, names_tensor_cores
 
@@ -27,8 +30,16 @@ OVER_PEAK = 1.0
 OVER_BANDWIDTH = 1.25
 # Products reach 80 to 90 % of a peak, copies 77 to 92 %; half is another device, or a busy one.
 CEILING_FROM, CEILING_TO = 0.5, 1.03
+# Of 253 published throughputs the slowest that was the GPU's reached 1.9 % of its fp32 peak (MobileNetV2 on an RTX
+# 4090), and those above the memory's limit less than 0.7 %. A thousand launches take some 10 ms, on a slow CPU 100 ms.
+TOO_SLOW, LAUNCHES_S = 0.015, 0.1
+# Two cores train at 0.1e12 FLOP/s, a whole server's CPUs at some 1e12.
+OF_A_CPU = 1e12
 # Model FLOP utilisation outside this is worth a warning: published trainings lie within.
 MFU_FROM, MFU_TO = 0.01, 0.60
+
+# NVIDIA Volta, 2017.
+FIRST_WITH_TENSOR_CORES = 7.0
 
 INCOMPLETE_PROFILES = ("partial", "failed", "timed out", "interrupted")
 
@@ -59,6 +70,9 @@ def _fractions(case: Case) -> Iterator[tuple[str, float, float]]:
         # Above the fp32 peak it is tf32: a rule of its own.
         if peak and case["precision"] != Precision.FP32:
             yield f"the vendor's peak, {si(peak.flop_per_s, 'FLOP/s')}", rate / peak.flop_per_s, OVER_PEAK
+        if case["precision"] is None and (gpu := peaks.find_gpu(case["device_name"])):
+            highest = max(row.tflop_per_s for row in gpu.peaks) * 1e12
+            yield f"the highest peak of {gpu.gpu} in any precision, {si(highest, 'FLOP/s')}", rate / highest, OVER_PEAK
     if moved := _dram_bytes_per_s(case):
         if ceiling := case["ceiling_bytes_per_s"]:
             yield f"the measured ceiling, {si(ceiling, 'B/s')}", moved / ceiling, OVER_BANDWIDTH
@@ -67,7 +81,13 @@ def _fractions(case: Case) -> Iterator[tuple[str, float, float]]:
 
 
 def flop_per_s(case: Case) -> float | None:
-    """Of the median step, by the model's formulas; where those are unknown, by counters."""
+    """Of the median step, by the model's formulas; where those are unknown, by counters.
+
+    Of an import by its wall time, where that is known: a timer that does not wait for its GPU shows any rate.
+    """
+    rate, per_image = case["images_per_s"], case["train_flop_per_image"]
+    if case["imported"] and rate and per_image:
+        return float(rate * per_image)
     flop, step_s = case["train_flop_per_step"] or case["counted_flop_per_step"], case["step_median_s"]
     return flop / step_s if flop and step_s else None
 
@@ -111,6 +131,38 @@ def odd_utilisation(case: Case) -> str | None:
     return f"{percent(share, decimals=1)} of {of}"
 
 
+def too_slow(case: Case) -> str | None:
+    """A rate that no GPU of the label is as slow as: alone, without another run to compare it with."""
+    work, step_s = case["train_flop_per_step"], _step_s(case)
+    gpu = peaks.find_gpu(case["device_name"])
+    if not work or not step_s or (gpu is None and (case["device_type"] != Device.CUDA or case["device_name"])):
+        return None
+    slowest = min(peaks.gpus(), key=_fp32_flop_per_s) if gpu is None else gpu
+    peak = _fp32_flop_per_s(slowest)
+    expected_s = LAUNCHES_S + work / (TOO_SLOW * peak)
+    if step_s <= expected_s:
+        return None
+    whose = f"{slowest.gpu}, the slowest GPU that is known here" if gpu is None else slowest.gpu
+    rate = work / step_s
+    share = percent(rate / peak, decimals=2)
+    took = f"{seconds(step_s)} for a step of {si(work, 'FLOP', 4)}: {si(rate, 'FLOP/s', 4)}"
+    like_a_cpu = "; a CPU does as much" if rate < OF_A_CPU else ""
+    return f"{took}, {share} of the fp32 peak of {whose}{like_a_cpu}"
+
+
+def _step_s(case: Case) -> float | None:
+    """The shorter of the median step and a batch's share of the wall time, which holds waits."""
+    by_rate = case["batch_size"] / case["images_per_s"] if case["images_per_s"] else None
+    return min((value for value in (case["step_median_s"], by_rate) if value), default=None)
+
+
+def _fp32_flop_per_s(gpu: peaks.Gpu) -> float:
+    """That of the lowest power limit, where it depends on that."""
+    rows = {row.precision: row for row in gpu.peaks}
+    row = rows.get(Precision.FP32) or min(gpu.peaks, key=lambda row: row.tflop_per_s)
+    return (row.tflop_per_s_low or row.tflop_per_s) * 1e12
+
+
 # --- counters
 
 
@@ -136,7 +188,16 @@ def _above_fp32(case: Case) -> Iterator[str]:
         yield f"{si(rate, 'FLOP/s')}, above the fp32 peak of {peak.gpu}, {si(peak.flop_per_s, 'FLOP/s')}"
 
 
-def tensor_flop_missing(case: Case) -> str | None:
+def tensor_flop_missing(evidence: AuditEvidence) -> Iterator[Hit]:
+    for case in evidence.cases:
+        kernels = evidence.kernels.get(case.run_id)
+        figure = _hidden(case) if kernels is None or not case["imported"] else _hidden_in(case, kernels)
+        if figure:
+            yield Hit(subject=(case.run_id,), figure=figure)
+
+
+def _hidden(case: Case) -> str | None:
+    """Of a run of ours, by what its profile says of itself."""
     if case["flop_is_lower_bound"]:
         reason = case.record.profile.lower_bound_reason or "kernels use tensor cores whose FLOP were not counted"
         return f"counted FLOP are a lower bound: {reason}"
@@ -149,7 +210,61 @@ def tensor_flop_missing(case: Case) -> str | None:
     )
 
 
-def counted_against_model(case: Case) -> str | None:
+def _hidden_in(case: Case, kernels: pd.DataFrame) -> str | None:
+    """Of somebody else's profile, by its launches: without counts nothing is missing from them."""
+    counted = kernels[kernels["flop"].notna()]
+    if case["flop_is_lower_bound"] and counted["hides_tensor_flop"].any():
+        names = counted.loc[counted["hides_tensor_flop"], "name"].astype(str)
+        return (
+            f"counted FLOP are a lower bound: {_launches(len(names))} on tensor cores, whose FLOP were not counted, as"
+            f" {names.iloc[0][:60]}"
+        )
+    has_tensor_cores = _generation(case["compute_capability"]) >= FIRST_WITH_TENSOR_CORES
+    if case["precision"] in {None, Precision.FP32} or counted.empty or not has_tensor_cores:
+        return None
+    if counted["flop_tensor"].notna().all() or counted["flop_tensor"].gt(0).any():
+        # Counted, and be it as none: then the label is wrong, or the layers are no products.
+        return None
+    return f"{case['precision']}, and nothing in the file counts tensor cores"
+
+
+def _launches(number: int) -> str:
+    return "1 launch" if number == 1 else f"{number} launches"
+
+
+def _generation(capability: str | None) -> float:
+    """Compute capability as a number; that of the newest where nobody knows."""
+    try:
+        return float(capability or np.inf)
+    except ValueError:
+        return np.inf
+
+
+def counted_against_model(evidence: AuditEvidence) -> Iterator[Hit]:
+    """Of a run of ours by its own count of the model; of somebody else's by the model that it is said to be."""
+    for case in evidence.cases:
+        kernels = evidence.kernels.get(case.run_id)
+        if case["imported"] and kernels is not None:
+            record = case.record
+            figure = contradiction(
+                record.spec,
+                kernels,
+                steps=record.profile.steps_profiled,
+                is_partial=case["profile_status"] in INCOMPLETE_PROFILES,
+            )
+            if figure:
+                yield Hit(subject=(case.run_id,), figure=figure, cure=NAME_IT_RIGHT)
+        elif not case["imported"] and (figure := _against_own_model(case)):
+            yield Hit(subject=(case.run_id,), figure=figure)
+
+
+NAME_IT_RIGHT = (
+    "import it again as what it is: --model, --batch-size, --profile-steps and --image-size say so; analyze kernels"
+    " shows where the FLOP are"
+)
+
+
+def _against_own_model(case: Case) -> str | None:
     counted, model = case["counted_flop_per_step"], case["train_flop_per_step"]
     if not counted or not model or MODEL_RATIO_FROM <= counted / model <= MODEL_RATIO_TO:
         return None
@@ -183,8 +298,10 @@ def no_backward(evidence: AuditEvidence) -> Iterator[Hit]:
             continue
         kernels = evidence.kernels.get(case.run_id)
         if kernels is not None and not any(is_backward(str(name)) for name in kernels["name"].unique()):
-            launches = "1 launch" if len(kernels) == 1 else f"{len(kernels)} launches"
-            yield Hit(subject=(case.run_id,), figure=f"{launches}, none of a kernel that only a backward pass has")
+            yield Hit(
+                subject=(case.run_id,),
+                figure=f"{_launches(len(kernels))}, none of a kernel that only a backward pass has",
+            )
 
 
 def partial_profile(case: Case) -> str | None:
@@ -203,6 +320,8 @@ def uncounted(evidence: AuditEvidence) -> Iterator[Hit]:
         lacking = [what for column, what in UNCOUNTED.items() if bool(kernels[column].isna().all())]
         if lacking:
             yield Hit(subject=(case.run_id,), figure=f"{' and '.join(lacking)} are unavailable: no counter tells them")
+        if case.record.profile.lower_bound_reason == PARTLY:
+            yield Hit(subject=(case.run_id,), figure=f"FLOP are a lower bound: {PARTLY}")
 
 
 UNCOUNTED = {"flop": "FLOP", "dram_bytes": "DRAM bytes"}
@@ -224,7 +343,7 @@ RULES = (
         threshold=f"at most {percent(ABOVE_CEILING)} of a measured ceiling, {percent(OVER_PEAK)} of a vendor's peak, "
         f"and {percent(OVER_BANDWIDTH)} of a bandwidth (cold caches): nothing runs faster than the device",
         why="the roof is another device's or another precision's, or the FLOP are too many",
-        cure="check device, precision and peak; measure the ceilings again on a quiet machine",
+        cure="check device, precision, model, batch size and peak; measure the ceilings again on a quiet machine",
         check=each_case(above_roof),
     ),
     Rule(
@@ -246,6 +365,15 @@ RULES = (
         check=each_case(odd_utilisation),
     ),
     Rule(
+        name="too slow for its label",
+        severity=Severity.ERROR,
+        threshold=f"at least {percent(TOO_SLOW, decimals=1)} of the GPU's fp32 peak beyond {LAUNCHES_S:g} s a step: the"
+        " slowest published training of a whole GPU reaches 1.9 %",
+        why="the device is not the one that the label says, or the run did not wait for it: it may be a CPU's log",
+        cure="look where it ran and what it waited for; import it again with --gpu, or without the label",
+        check=each_case(too_slow),
+    ),
+    Rule(
         name="fp32 that is tf32",
         severity=Severity.ERROR,
         threshold="fp32 without any work on tensor cores, and not above the fp32 peak: tensor cores do not compute in"
@@ -260,7 +388,7 @@ RULES = (
         threshold="a count of the work on tensor cores, where there is any: fadd, fmul and ffma do not see it",
         why="FLOP/s and intensity are then many times too low, and the point lies in another part of the roofline",
         cure="launch local --profile ncu with ncu 2023.2 or newer, which counts them by compute capability",
-        check=each_case(tensor_flop_missing),
+        check=tensor_flop_missing,
     ),
     Rule(
         name="counted FLOP against model",
@@ -268,7 +396,7 @@ RULES = (
         threshold=f"{MODEL_RATIO_FROM:g} to {MODEL_RATIO_TO:g} x the model's: padding adds, Winograd and FFT save less",
         why="something was not counted, counted twice, or is not the model that the label says",
         cure="look at the likely cause; analyze kernels shows where the FLOP are",
-        check=each_case(counted_against_model),
+        check=counted_against_model,
     ),
     Rule(
         name="calibration unverified",

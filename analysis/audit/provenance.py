@@ -21,6 +21,8 @@ MODEL = re.compile(
     r"(resnet|vgg|densenet|alexnet|googlenet|squeezenet|mobilenet|efficientnet|convnext|vit|swin|inception)[-_]?(\d*)",
     re.IGNORECASE,
 )
+# A letter and a number that are part of a model's name, as `vit_b_16` and `efficientnet_b0`.
+VARIANT = re.compile(r"(vit|efficientnet|swin)([-_]?v2)?[-_]?[a-z]{1,5}[-_]?\d+", re.IGNORECASE)
 BATCH = re.compile(r"(?<![a-z])(?:b|bs|batch)[-_]?(\d+)(?![0-9])", re.IGNORECASE)
 # NVIDIA, developer.nvidia.com/cuda-gpus and /cuda-legacy-gpus, read 2026-11.
 COMPUTE_CAPABILITY = {
@@ -112,7 +114,7 @@ def _configuration_labels(case: Case) -> Iterator[str]:
     own = {f"{family}{size}".lower() for family, size in MODEL.findall(case["model"])}
     if models and own and not models & own:
         yield f"the file '{name}' names {', '.join(sorted(models))}, the run is of '{case['model']}'"
-    batches = {int(number) for number in BATCH.findall(name)}
+    batches = {int(number) for number in BATCH.findall(VARIANT.sub("", name))}
     if batches and case["batch_size"] not in batches:
         numbers = ", ".join(map(str, sorted(batches)))
         yield f"the file '{name}' names batch size {numbers}, the run has {case['batch_size']}"
@@ -203,7 +205,8 @@ RULES = (
         threshold=f"a file that gives {', '.join(NEEDED_FACTS.values())}: each has explained a difference between runs"
         " before",
         why="such a run can be looked at, but a difference to another one cannot be explained",
-        cure="analyze import FILE --precision P --gpu G; or measure it: launch local",
+        cure="analyze import FILE with --gpu, --precision, --driver, --torch, --dataset and --image-size, as far as"
+        " they are known; or measure it: launch local",
         check=each_case(unknown_facts),
     ),
     Rule(

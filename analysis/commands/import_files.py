@@ -17,6 +17,7 @@ EXAMPLES = """\b
 Examples:
   analyze import iterations.csv --gpu "Tesla T4"
   analyze import train.log --model resnet50 --batch-size 256
+  analyze import train.log --model resnet18 --batch-size 128 --dataset cifar10 --image-size 32
   analyze import ncu.csv --model resnet50 --batch-size 64 --precision fp32 --profile-steps 4
 """
 
@@ -41,12 +42,32 @@ def import_files(
     profile_steps: Annotated[
         int | None, typer.Option(metavar="N", help="training steps in an ncu profile, if known", show_default=False)
     ] = None,
+    driver: Annotated[str | None, typer.Option(metavar="V", help="of the GPU, if known", show_default=False)] = None,
+    torch: Annotated[
+        str | None, typer.Option(metavar="V", help="version of PyTorch, if known", show_default=False)
+    ] = None,
+    dataset: Annotated[
+        str | None, typer.Option(metavar="NAME", help="what it trained on, as cifar10", show_default=False)
+    ] = None,
+    image_size: Annotated[
+        int | None, typer.Option(metavar="N", help="edge of its images in pixels, if known", show_default=False)
+    ] = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="folder for the bundles")] = Path("results"),
 ) -> int:
     """Make bundles of other people's logs and profiles; prints the folder of each, and what was left out of it."""
     from analysis.importing import Given
 
-    given = Given(model=model, batch_size=batch_size, precision=precision, gpu=gpu, profile_steps=profile_steps)
+    given = Given(
+        model=model,
+        batch_size=batch_size,
+        precision=precision,
+        gpu=gpu,
+        profile_steps=profile_steps,
+        driver=driver,
+        torch=torch,
+        dataset=dataset,
+        image_size=image_size,
+    )
     refused, present = list[tuple[Path, RooflaunchError]](), list[NothingToDoError]()
     for file in files:
         try:

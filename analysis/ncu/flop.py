@@ -27,14 +27,16 @@ BYTES_FROM_RATES = "DRAM bytes are bytes per second x time, rounded as ncu print
 class LaunchWork:
     """What each launch did. None for what the file does not tell, NaN where it does not tell it of a launch.
 
-    `flop` adds up the types that are counted. `is_lower_bound`: there were tensor operations that nothing counted, or
-    of a type not all operations are counted. `remarks` say what was computed from what.
+    `flop` adds up the types that are counted. `hides_tensor`: there were tensor operations that nothing counted.
+    `is_lower_bound`: there were, or of a type not all operations are counted. `remarks` say what was computed from
+    what.
     """
 
     duration_s: Floats | None
     flop_by_type: Mapping[str, Floats]
     flop_tensor: Floats | None
     flop: Floats | None
+    hides_tensor: Flags
     is_lower_bound: Flags
     dram_read: Floats | None
     dram_write: Floats | None
@@ -60,6 +62,7 @@ def work(values: Values, is_named_for_tensor_cores: Flags, tensor_pipe_is_produc
         flop_by_type=by_type,
         flop_tensor=_idle(values) if tensor is None else tensor,
         flop=_total([*by_type.values(), *tensor_counts]),
+        hides_tensor=hidden,
         is_lower_bound=hidden | any(_is_partly_counted(values, kind) for kind in TYPES),
         dram_read=bytes_read,
         dram_write=bytes_written,

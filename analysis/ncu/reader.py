@@ -201,6 +201,7 @@ def _kernels(table: Launches) -> tuple[pd.DataFrame, tuple[str, ...]]:
         "flop_tensor": done.flop_tensor,
         "flop": done.flop,
         "flop_is_lower_bound": done.is_lower_bound,
+        "hides_tensor_flop": done.hides_tensor,
         "dram_bytes": done.dram,
         "dram_read_bytes": done.dram_read,
         "dram_write_bytes": done.dram_write,

@@ -58,13 +58,13 @@ def test_the_timer_without_synchronisation(found: Found) -> None:
     assert files(found, "unsynchronised timing") == {LAPTOP_64, LAPTOP_128}
 
 
-@pytest.mark.parametrize(("file", "factor"), [(LAPTOP_64, "1.15"), (LAPTOP_128, "1.41"), (T4, "2.08")])
+@pytest.mark.parametrize(("file", "factor"), [(LAPTOP_64, "1.15"), (LAPTOP_128, "1.41"), (T4, "2.09")])
 def test_the_mean_of_rates(found: Found, file: str, factor: str) -> None:
-    assert figure(found, "mean of rates", file).endswith(f"by images over wall time: {factor} x")
+    assert f"by images over wall time: {factor} x" in figure(found, "mean of rates", file)
 
 
 def test_the_rates_of_the_t4(found: Found) -> None:
-    assert figure(found, "mean of rates", T4).startswith("649.7 images/s by the log's rates, 312.2 by images over")
+    assert figure(found, "mean of rates", T4).startswith("653.9 images/s by the log's rates, 312.2 by images over")
 
 
 def test_the_time_outside_the_timed_part(found: Found) -> None:
@@ -82,11 +82,9 @@ def test_the_spilling_batch(found: Found) -> None:
     assert files(found, "throttling") == set()
 
 
-def test_the_series_that_stops(found: Found) -> None:
-    assert figure(found, "incomplete series", LAPTOP_128) == (
-        "stops after 39 rows; another log of resnet50 in 'envA' has 100"
-    )
-    assert files(found, "incomplete series") == {LAPTOP_128}
+def test_no_series_is_held_against_another_batch_size(found: Found) -> None:
+    """39 rows at batch size 128 beside 100 at 64 may be all that there were."""
+    assert files(found, "incomplete series") == set()
 
 
 def test_the_labels_that_disagree(found: Found) -> None:

@@ -345,11 +345,12 @@ def test_steps_skipped_by_amp(facts: dict[str, float], expected: list[str]) -> N
 def test_an_imported_log_is_measured_by_its_siblings() -> None:
     logs = [
         run("short", imported=True, steps=noisy(n=38), iterations=38.0),
-        run("whole", imported=True, steps=noisy(n=99), iterations=99.0, batch_size=64),
+        run("whole", imported=True, steps=noisy(n=99), iterations=99.0),
+        run("larger batch", imported=True, steps=noisy(n=49), iterations=49.0, batch_size=64),
         run("other", imported=True, steps=noisy(n=199), iterations=199.0, model="vgg16"),
     ]
 
     (finding,) = found(*logs, rule="incomplete series")
 
     assert finding.subject == ("short",)
-    assert finding.figure == "stops after 39 rows; another log of resnet18 in 'local-cuda' has 100"
+    assert finding.figure == "stops after 39 rows; another log of resnet18 at batch size 32 in 'local-cuda' has 100"

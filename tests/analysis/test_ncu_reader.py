@@ -51,6 +51,7 @@ COLUMNS = [
     "flop_tensor",
     "flop",
     "flop_is_lower_bound",
+    "hides_tensor_flop",
     "dram_bytes",
     "dram_read_bytes",
     "dram_write_bytes",

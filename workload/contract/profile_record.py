@@ -154,7 +154,7 @@ class ProfileResult:
     flop_by_class: Mapping[str, Number] | None = None
     tensor_flop_per_step: Number = column("counted_tensor_flop_per_step")
     flop_is_lower_bound: Flag = column()
-    lower_bound_reason: Text = None
+    lower_bound_reason: Text = column("lower_bound_reason")
     dram_bytes_per_step: Number = column("counted_dram_bytes_per_step")
     dram_read_bytes_per_step: Number = None
     dram_write_bytes_per_step: Number = None

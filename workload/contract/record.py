@@ -415,12 +415,17 @@ class GivenByUser:
     precision: Text = None
     gpu: Text = None
     profile_steps: Number = None
+    driver: Text = None
+    torch: Text = None
+    dataset: Text = None
+    image_size: Number = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Imported:
     """The file that somebody else's measurement came from, and how it was read.
 
+    `claimed_images_per_s`: the mean of its rates; `claimed_measured_images_per_s`: without the first, which is warm-up.
     `losses`: what was dropped from it, is in it twice or not at all, or could not be understood, a sentence each.
     """
 
@@ -437,6 +442,7 @@ class Imported:
     rows: Number = None
     rows_cut: Number = None
     claimed_images_per_s: Number = column()
+    claimed_measured_images_per_s: Number = column()
     losses: Texts = None
 
 

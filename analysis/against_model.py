@@ -1,0 +1,92 @@
+"""A profile from elsewhere against the model, the batch size and the steps that somebody says it is of. Pure."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from analysis import lower_bound, model_work
+from analysis.breakdown import in_steps
+from analysis.model_work import ModelWork
+from analysis.ncu.families import is_backward
+from workload.contract.record import Spec
+from workload.contract.text import counted, si
+from workload.contract.vocabulary import MODEL_RATIO_FROM, MODEL_RATIO_TO
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# Counted FLOP that agree with another reading so well make it the likely one: padding and element-wise work add 10 %.
+FITS_FROM, FITS_TO = 0.85, 1.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Claim:
+    """Counted FLOP of a profile, and what it is said to be; `steps` is None where nobody says."""
+
+    flop: float
+    work: ModelWork
+    batch_size: int
+    steps: int | None
+    is_forward_alone: bool
+
+    def per_image(self, work: ModelWork) -> int:
+        return work.forward_flop_per_image if self.is_forward_alone else work.train_flop_per_image
+
+    @property
+    def expected(self) -> float:
+        return self.per_image(self.work) * self.batch_size * (self.steps or 1)
+
+    @property
+    def ratio(self) -> float:
+        return self.flop / self.expected
+
+
+def contradiction(spec: Spec, kernels: "pd.DataFrame", *, steps: float | None, is_partial: bool) -> str | None:
+    """Where counted FLOP and those of the named model differ by more than kernels explain, with the likely causes.
+
+    None where they agree, where either is unknown, and where FLOP that are too few are known to be a lower bound.
+    """
+    size, _ = model_work.image_size_of(spec)
+    work = model_work.find(spec.model, size)
+    kernels, _ = in_steps(kernels)
+    if work is None or kernels.empty or kernels["flop"].isna().any():
+        return None
+    claim = _Claim(
+        flop=float(kernels["flop"].sum()),
+        work=work,
+        batch_size=spec.batch_size,
+        steps=int(steps) if steps else None,
+        is_forward_alone=not any(is_backward(str(name)) for name in kernels["name"].unique()),
+    )
+    is_low = claim.ratio < MODEL_RATIO_FROM
+    is_known_to_be_low = is_partial or lower_bound.of_kernels(kernels) is not None
+    if is_known_to_be_low if is_low else claim.ratio <= MODEL_RATIO_TO:
+        return None
+    where = f"in {counted(claim.steps, 'step')}" if claim.steps else "in the whole profile"
+    what = (
+        f"{'the forward pass' if claim.is_forward_alone else 'a step'} of {work.model} at batch size {claim.batch_size}"
+    )
+    expected = f"{si(claim.expected / (claim.steps or 1), 'FLOP', 4)} by the model in {what}"
+    times = f" x {claim.steps}" if (claim.steps or 1) > 1 else ""
+    return (
+        f"{si(claim.flop, 'FLOP', 4)} counted {where}, {expected}{times}: {claim.ratio:.3g} x;"
+        f" likely {', or '.join(_causes(claim))}"
+    )
+
+
+def _causes(claim: _Claim) -> Iterator[str]:
+    """Readings that fit, the most special ones first."""
+    for work in model_work.of_sizes(claim.work.model):
+        ratio = claim.flop / (claim.per_image(work) * claim.batch_size * (claim.steps or 1))
+        if work.image_size != claim.work.image_size and FITS_FROM <= ratio <= FITS_TO:
+            yield f"images of {work.image_size} x {work.image_size} pixels (--image-size {work.image_size})"
+    images = claim.flop / claim.per_image(claim.work)
+    named = claim.batch_size * (claim.steps or 1)
+    steps = round(images / claim.batch_size)
+    if claim.ratio > 1 and steps > 1 and FITS_FROM <= images / (steps * claim.batch_size) <= FITS_TO:
+        yield f"{steps} steps (--profile-steps {steps})"
+    if images >= MODEL_RATIO_FROM and round(images) != named:
+        yield f"another batch size: the FLOP are those of {counted(max(1, round(images)), 'image')}, not of {named}"
+    if claim.ratio < 1:
+        yield "a part of a step"
+    yield f"another model than {claim.work.model}"
