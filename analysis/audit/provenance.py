@@ -205,8 +205,8 @@ RULES = (
         threshold=f"a file that gives {', '.join(NEEDED_FACTS.values())}: each has explained a difference between runs"
         " before",
         why="such a run can be looked at, but a difference to another one cannot be explained",
-        cure="analyze import FILE with --gpu, --precision, --driver, --torch, --dataset and --image-size, as far as"
-        " they are known; or measure it: launch local",
+        cure="analyze import FILE --gpu G --precision P --driver V --torch V --dataset NAME --image-size 224; or"
+        " measure it: launch local",
         check=each_case(unknown_facts),
     ),
     Rule(
