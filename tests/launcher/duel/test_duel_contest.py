@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,9 +14,16 @@ from launcher.duel.sides import Pair, Side
 from launcher.kinds import Runtime
 from launcher.machine import local
 from launcher.machine.containers import ContainerLimits
+from launcher.machine.local import LocalOutcome
 from launcher.machine.runtime import Choice
 from workload.contract.duel import DuelVerdict
-from workload.contract.errors import InterruptedRunError, UsageError
+from workload.contract.errors import (
+    InterruptedRunError,
+    OutOfDeviceMemoryError,
+    RooflaunchError,
+    RunFailedError,
+    UsageError,
+)
 from workload.contract.interrupt import interruption
 from workload.contract.spec import resolve
 
@@ -174,3 +182,69 @@ def test_shares(typed: str) -> None:
     budget = make_budget(same_within=typed, max_time="1h", max_segments=32)
 
     assert (budget.margin, budget.max_time_s, budget.max_segments) == (0.02, 3600, 32)
+
+
+MEMORY = OutOfDeviceMemoryError("the trainer was killed for want of memory", hint="a smaller --batch-size")
+WHERE = "segment 6, of B (--precision bf16): "
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "lines", "kind", "message", "hint"),
+    [
+        pytest.param(
+            7,
+            None,
+            ["measured", "error: resnet18 at batch size 9000 does not fit", "hint: --batch-size 4500"],
+            OutOfDeviceMemoryError,
+            "resnet18 at batch size 9000 does not fit",
+            "--batch-size 4500",
+            id="out of memory",
+        ),
+        pytest.param(7, MEMORY, [], OutOfDeviceMemoryError, str(MEMORY), MEMORY.hint, id="killed for want of memory"),
+        pytest.param(
+            6,
+            None,
+            ["error: the training step failed: x: y", "hint: log.txt"],
+            RunFailedError,
+            "the training step failed: x: y",
+            "log.txt",
+            id="failed",
+        ),
+        pytest.param(
+            1,
+            None,
+            ["Traceback (most recent call last):", "KeyError: 'x'"],
+            RunFailedError,
+            "KeyError: 'x'",
+            "python -m workload train with its options shows all",
+            id="a bug",
+        ),
+        pytest.param(
+            2,
+            None,
+            ["error: unknown option --new", "hint: --help"],
+            UsageError,
+            "unknown option --new",
+            "--help",
+            id="an older commit that lacks an option",
+        ),
+        pytest.param(
+            3,
+            None,
+            [],
+            RunFailedError,
+            "exit code 3",
+            "python -m workload train with its options shows all",
+            id="without a word",
+        ),
+    ],
+)
+def test_a_side_that_fails_ends_the_duel_with_its_error(
+    code: int, error: RooflaunchError | None, lines: list[str], kind: type[RooflaunchError], message: str, hint: str
+) -> None:
+    outcome = LocalOutcome(exit_code=code, bundles=(), error=error)
+
+    failed = contest._failed(make_pair().b, 5, outcome, deque(lines))
+
+    assert type(failed) is kind
+    assert (str(failed), failed.hint) == (WHERE + message, hint)

@@ -271,3 +271,18 @@ def test_help(word: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_option_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
     assert verify(["--verify", "results"]) == ExitCode.USAGE
     assert capsys.readouterr().err == ("error: there is no option '--verify'\nhint: python -m workload.bundle --help\n")
+
+
+def test_a_run_gets_its_place_in_a_job_and_keeps_all_else(sealed: Path) -> None:
+    """Also what only its own, newer trainer knows."""
+    newer = {**bundle.read(sealed).document, "of_tomorrow": 1}
+    bundle.write_document(sealed, newer)
+    bundle.seal(sealed)
+
+    bundle.place_in_job(sealed, JobPlace(name="duel-00002a", variant="B", block=2, position=3))
+
+    placed = bundle.read(sealed)
+    job = {"name": "duel-00002a", "task": None, "block": 2, "position": 3, "variant": "B"}
+    assert placed.document == {**newer, "job": job}
+    assert placed.record.job == JobPlace(**job)
+    assert json.loads((sealed / "MANIFEST.json").read_text())["labels"]["job"] == "duel-00002a"
