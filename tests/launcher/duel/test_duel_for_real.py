@@ -18,6 +18,7 @@ import pytest
 from test_duel_commits import git
 
 from workload.contract import bundle
+from workload.contract.errors import ExitCode
 
 pytestmark = [pytest.mark.world, pytest.mark.timeout(1800)]
 FULL = pytest.mark.skipif("FULL_PAGES" not in os.environ, reason="it takes minutes: FULL_PAGES=1 runs it")
@@ -73,8 +74,10 @@ def test_a_commit_against_a_slower_one_and_against_itself(
         checkout, "--commit", a, b, *SHORT, "--same-within", margin, "--format", "json", "--summary", "summary.md"
     )
 
-    assert done.returncode == code, done.stdout + done.stderr
+    assert done.returncode in (code, ExitCode.NOT_DECIDABLE), done.stdout + done.stderr
     result = json.loads(done.stdout)
+    if done.returncode == ExitCode.NOT_DECIDABLE:
+        pytest.skip(f"this machine cannot tell now: {result['reason']}")
     assert result["verdict"] == verdict
     assert ("A and B are the same: this says what the machine can tell" in result["notes"]) == (a == b)
     assert (checkout / "summary.md").read_text().startswith("### launch duel: ")
