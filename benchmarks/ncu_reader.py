@@ -2,9 +2,12 @@
 
 python benchmarks/ncu_reader.py                              1,000,000 launches x 20 metrics: about 3 minutes
 python benchmarks/ncu_reader.py --layout long --launches 100000
+python benchmarks/ncu_reader.py --layout long --launches 69240 --metrics 5 --what import     125 MB, to a bundle
 
-`--marks` writes numbers as 2,433,449. Seconds are those of the call, without imports; memory is what the call added to
-the process. pyarrow gets the easiest job there is: from the first row on, with types of its own choice.
+`--marks` writes numbers as 2,433,449. `--what import` makes a bundle of the file: a copy, its checksums, the table.
+`--cpu-time` counts what the processors worked, on a machine that others use too. Seconds are those of the call, without
+imports; memory is what the call added to the process. pyarrow gets the easiest job there is: from the first row on,
+with types of its own choice.
 """
 
 import argparse
@@ -24,6 +27,7 @@ import paired
 import pyarrow.csv
 
 from analysis import ncu
+from analysis.importing import Given, import_file
 
 PAGE_BYTES = resource.getpagesize()
 RANGE = "PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg"
@@ -116,10 +120,16 @@ def read_by_pyarrow(path: Path) -> object:
     return pyarrow.csv.read_csv(path, options)
 
 
-READERS: dict[str, Callable[[Path], object]] = {"ours": ncu.read, "pyarrow": read_by_pyarrow}
+def import_it(path: Path) -> object:
+    given = Given(model="resnet18", batch_size=32, precision="fp32", gpu="Tesla T4", profile_steps=1)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        return import_file(path, given, output=Path(folder))
 
 
-def run_here(reader: str, path: Path) -> None:
+READERS: dict[str, Callable[[Path], object]] = {"ours": ncu.read, "import": import_it, "pyarrow": read_by_pyarrow}
+
+
+def run_here(reader: str, path: Path, clock: Callable[[], float]) -> None:
     """Print the seconds that the call took, and the bytes that it added at most."""
     before = resident_bytes()
     peak = [before]
@@ -131,9 +141,9 @@ def run_here(reader: str, path: Path) -> None:
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    began = time.perf_counter()
+    began = clock()
     result = READERS[reader](path)
-    seconds = time.perf_counter() - began
+    seconds = clock() - began
     done.set()
     watcher.join()
     assert result is not None
@@ -149,11 +159,12 @@ class Measured:
     """Seconds and bytes of every call, by reader."""
 
     path: Path
+    options: list[str]
     seconds: dict[str, list[float]] = field(default_factory=lambda: {reader: [] for reader in READERS})
     memory: dict[str, list[int]] = field(default_factory=lambda: {reader: [] for reader in READERS})
 
     def run(self, reader: str) -> float:
-        command = [sys.executable, __file__, "--reader", reader, "--file", str(self.path)]
+        command = [sys.executable, __file__, "--reader", reader, "--file", str(self.path), *self.options]
         took, added = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
         self.seconds[reader].append(float(took))
         self.memory[reader].append(int(added))
@@ -171,21 +182,26 @@ def main() -> None:
     parser.add_argument("--launches", type=int, default=1_000_000)
     parser.add_argument("--layout", choices=["wide", "long"], default="wide")
     parser.add_argument("--marks", action="store_true", help="thousands marks")
+    parser.add_argument("--metrics", type=int, default=len(METRICS), help="the first so many")
+    parser.add_argument("--what", choices=["ours", "import"], default="ours", help="read it, or make a bundle of it")
+    parser.add_argument("--cpu-time", action="store_true", help="instead of the time that passes")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--reader", choices=list(READERS), help=argparse.SUPPRESS)
     parser.add_argument("--file", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.reader:
-        run_here(arguments.reader, arguments.file)
+        run_here(arguments.reader, arguments.file, time.process_time if arguments.cpu_time else time.perf_counter)
         return
+    del METRICS[arguments.metrics :]
+    what, options = arguments.what, ["--cpu-time"] if arguments.cpu_time else []
     with tempfile.TemporaryDirectory() as folder:
-        measured = Measured(Path(folder) / f"{arguments.layout}.csv")
+        measured = Measured(Path(folder) / f"{arguments.layout}.csv", options)
         write(measured.path, arguments.layout, arguments.launches, marks=arguments.marks)
-        ratios = paired.measure(lambda: measured.run("ours"), lambda: measured.run("pyarrow"), pairs=arguments.pairs)
+        ratios = paired.measure(lambda: measured.run(what), lambda: measured.run("pyarrow"), pairs=arguments.pairs)
         size = measured.path.stat().st_size
         print(f"{arguments.layout}, {arguments.launches} launches x {len(METRICS)} metrics, {size / 1e6:.0f} MB")
-        print("\n".join(map(measured.report, READERS)))
-    print(paired.report("ours / pyarrow", ratios))
+        print("\n".join(map(measured.report, (what, "pyarrow"))))
+    print(paired.report(f"{what} / pyarrow", ratios))
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def _devices(material: Material) -> dict[str, str]:
     rows = material.every.drop_duplicates("env")
     facts = rows[["device_name", "threads"]].astype(object)
     facts = facts.where(facts.notna(), None)
-    names = labels.devices(facts.to_dict("records"))
+    names = labels.devices([{str(name): value for name, value in row.items()} for row in facts.to_dict("records")])
     machines = Counter(names)
     return {
         env: f"{name} ({machines[name]} machines)" if machines[name] > 1 else name
@@ -84,10 +84,7 @@ def _order(material: Material, kept: Mapping[Pair, str]) -> list[str]:
 
 
 def _reduced(material: Material, kept: Mapping[Pair, str]) -> Material:
-    tables = {
-        name: _renamed(getattr(material, name), kept)
-        for name in ("every", "runs", "measured", "failed", "points", "kernel_points", "costs")
-    }
+    every, measured, runs = (_renamed(table, kept) for table in (material.every, material.measured, material.runs))
     device_of = {env: name for (env, _), name in kept.items()}
     roofs = material.roofs
     if len(roofs):
@@ -95,13 +92,19 @@ def _reduced(material: Material, kept: Mapping[Pair, str]) -> Material:
         # One machine's roofs for each precision and kind, where several stand for a device.
         roofs = roofs.assign(env=roofs["env"].map(device_of)).drop_duplicates(["env", "precision", "kind"])
     # Lines are rows of `measured`, which have new numbers now.
-    line_of = {run_id: line for line, run_ids in enumerate(tables["measured"]["run_ids"]) for run_id in run_ids}
-    runs = tables["runs"]
+    line_of = {run_id: line for line, run_ids in enumerate(measured["run_ids"]) for run_id in run_ids}
     return replace(
         material,
-        **{**tables, "runs": runs.assign(line=runs["run_id"].map(line_of)), "roofs": roofs.reset_index(drop=True)},
-        environments=by_speed(tables["every"], tables["measured"], "env"),
-        tasks=[task for task in material.tasks if task in set(tables["every"]["task"])],
+        every=every,
+        measured=measured,
+        runs=runs.assign(line=runs["run_id"].map(line_of)),
+        failed=_renamed(material.failed, kept),
+        points=_renamed(material.points, kept),
+        kernel_points=_renamed(material.kernel_points, kept),
+        costs=_renamed(material.costs, kept),
+        roofs=roofs.reset_index(drop=True),
+        environments=by_speed(every, measured, "env"),
+        tasks=[task for task in material.tasks if task in set(every["task"])],
     )
 
 
