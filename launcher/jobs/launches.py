@@ -47,7 +47,8 @@ INSTALLING_BOOT_LIMIT_S = 25 * 60
 SILENCE_LIMIT_S = 5 * 60
 # The cloud may act 30 s after the limit.
 AFTER_LIMIT_S = 5 * 60
-READERS = 8
+# Records are read one by one: --all of 10,000 launches has 20,000.
+READERS = 32
 # A shorter part of a name is more likely a slip than a choice, and `launch down` deletes.
 MIN_WORD = 4
 SHOWN = 20

@@ -36,13 +36,7 @@ from workload.storage.inventory import sealed_in
 DRAWN_EVERY_S = 0.25
 # A trainer seals its bundle, and a place that is left answers a last question; the third Ctrl-C waits for nobody.
 LEAVING_S = 60.0
-QUESTION = """\
-what becomes of the sweep?
-  f  finish: what runs now comes to its end, nothing new is started
-  l  leave: the run on this machine is interrupted; rented machines go on, and end by themselves
-  s  stop: the run on this machine is interrupted, rented machines are ended
-  c  continue
-"""
+QUESTION = "what becomes of the sweep?"
 WISHES = {"f": Wish.FINISH, "l": Wish.LEAVE, "s": Wish.STOP, "c": Wish.GO}
 
 
@@ -205,18 +199,32 @@ class _Driver:
             self._is_impatient = True
             return
         if self._control.wish is Wish.FINISH or number != signal.SIGINT or not self._ports.is_terminal():
-            self._board.say("", "leaving: rented machines go on by themselves")
+            self._board.say("", f"leaving: {self._left_alone()}")
             self._control.ask(Wish.LEAVE)
             return
         self._is_asking = True
         try:
-            answer = self._ports.ask(f"\n{QUESTION}f, l, s or c")
+            answer = self._ports.ask(self._question())
         except (KeyboardInterrupt, typer.Abort, EOFError):
             answer = "l"
         finally:
             self._is_asking = False
         wish = WISHES.get(answer.strip().lower()[:1], Wish.GO)
         self._control.ask(wish)
+
+    def _left_alone(self) -> str:
+        """What becomes of what runs when this process ends."""
+        here = any(work.plan.place.backend == LOCAL for work in self._works)
+        parts = ["the run on this machine is interrupted"] if here else []
+        parts += ["rented machines go on and end by themselves"] if any(one.is_busy for one in self._rented) else []
+        return ", ".join(parts) or "nothing runs"
+
+    def _question(self) -> str:
+        lines = ["", QUESTION, "  f  finish: what runs now comes to its end, nothing new is started"]
+        lines.append(f"  l  leave: {self._left_alone()}")
+        if any(one.is_busy for one in self._rented):
+            lines.append("  s  stop: rented machines are ended too")
+        return "\n".join([*lines, "  c  continue", "f, l, s or c"])
 
     # What came of it.
 

@@ -296,7 +296,12 @@ class RentedPlace:
         """As above for a place that takes many at once; each launch has its record first."""
         for _, plan in started:
             self._launcher.record(plan)
-        submitted = together([plan for _, plan in started], self._here.note)
+        try:
+            submitted = together([plan for _, plan in started], self._here.note)
+        except RooflaunchError as error:
+            for launch, _ in started:
+                self._launcher.settle(launch.name, "", error.exit_code, str(error))
+            raise
         machines = {machine.name: machine for machine in submitted.machines}
         for launch, _ in started:
             if launch.name in machines:

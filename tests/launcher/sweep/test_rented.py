@@ -25,7 +25,9 @@ from workload.storage.inventory import sealed_in
 pytestmark = pytest.mark.world
 
 # Long enough for something to happen meanwhile.
-LONG = {**QUICK, LaunchPhase.RUN_ENDED: 60.0}
+LONG = {**QUICK, LaunchPhase.RUN_ENDED: 30.0}
+# So long that a busy machine, too, comes to act before the second run is over.
+LONGER = {**QUICK, LaunchPhase.RUN_ENDED: 240.0}
 
 
 def keys_of(sweep: Sweep) -> list[str]:
@@ -113,7 +115,7 @@ def test_machines_that_are_lost_or_taken_back_are_replaced(clouds: Clouds, capsy
 def test_a_silent_machine_is_removed_and_its_runs_done_by_another(
     clouds: Clouds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launches, "SILENCE_LIMIT_S", 120)
+    monkeypatch.setattr(launches, "SILENCE_LIMIT_S", 600)
     with clouds(fault=[Fault.STOPS_BEATING], durations=LONG, scale=100) as cloud:
         sweep = cloud_sweep(name="silent", blocks=1)
         outcome = swept(cloud, sweep)
@@ -195,7 +197,7 @@ def test_what_a_place_may_not_do_ends_that_place_alone(clouds: Clouds) -> None:
 
 
 def test_who_leaves_finds_the_machines_at_the_next_start(clouds: Clouds, capsys: pytest.CaptureFixture[str]) -> None:
-    with clouds(durations=LONG, scale=60) as cloud:
+    with clouds(durations=LONGER) as cloud:
         sweep = cloud_sweep(name="left", blocks=2)
         meanwhile(lambda: len(cloud.vm.sealed) >= 1, interrupt(signal.SIGTERM))
         outcome = swept(cloud, sweep)
@@ -218,7 +220,7 @@ def test_ctrl_c_asks(clouds: Clouds, answer: str) -> None:
         asked.append(question)
         return answer
 
-    with clouds(durations=LONG, scale=60) as cloud:
+    with clouds(durations=LONGER) as cloud:
         sweep = cloud_sweep(name=f"asked-{answer}", blocks=2)
         cloud.fake.hide_quota("us-central1", "PREEMPTIBLE_NVIDIA_T4_GPUS", 0)
         cloud.fake.hide_quota("us-central1", "NVIDIA_T4_GPUS", 1)

@@ -67,6 +67,7 @@ class Fault(StrEnum):
     RESTARTS = "restarts"  # is stopped by its host in the middle of the run, started again, and saves what there is
     FAILS = "fails"  # the run ends with exit code 6 and a failed bundle
     STAYS = "stays"  # a good end, but it does not delete itself
+    PREEMPTED = "preempted"  # is taken back in the middle of a run
     NO_RUNS = "no runs"  # a result that names a run which is not in the bucket
 
 
@@ -109,6 +110,8 @@ class CannedVm:
     # Of a sweep: how a run ends, how fast it is, and the bundles of each run that need not run again, by its key.
     status_of: Callable[[TaskRun], Status] = lambda _: Status.COMPLETED
     rate_of: Callable[[TaskRun], float] = lambda _: 250.0
+    # What happens to its machine meanwhile, asked at every heartbeat; None: what happens to the machine anyway.
+    fate_of: Callable[[TaskRun], Fault | None] = lambda _: None
     sealed: dict[str, list[str]] = field(default_factory=dict)
     # How a bundle gets into the store; None: file by file, without labels.
     upload: Callable[[Path], object] | None = None
@@ -174,7 +177,9 @@ class _Guest:
         while left_s > 0:
             self._spend(min(BEAT_S, left_s))
             left_s -= BEAT_S
-            match self._fault:
+            match self._canned.fate_of(run) or self._fault:
+                case Fault.PREEMPTED:
+                    self._vm.preempted = True
                 case Fault.STOPS_BEATING:
                     self._stay()
                 case Fault.VANISHES:
