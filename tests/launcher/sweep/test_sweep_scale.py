@@ -4,7 +4,8 @@ import os
 
 import pytest
 
-from tests.launcher.backends.gcp.canned_cloud import Clouds
+from launcher.jobs.records import LaunchPhase
+from tests.launcher.backends.gcp.canned_cloud import QUICK, Clouds
 from tests.launcher.sweep.crowd import TIMES, Crowd, simulate
 
 pytestmark = pytest.mark.world
@@ -21,7 +22,7 @@ def check(crowd: Crowd) -> None:
 
 
 def test_a_few_machines_of_which_many_are_lost(clouds: Clouds) -> None:
-    with clouds(durations=TIMES) as cloud:
+    with clouds(durations={**QUICK, LaunchPhase.RUN_ENDED: 60.0}) as cloud:
         crowd = simulate(cloud, machines=4, runs_each=3, preempted=0.2, lost=0.1, name="a-few")
         check(crowd)
         assert crowd.machines > 4
