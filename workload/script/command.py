@@ -29,7 +29,7 @@ from workload.contract.interrupt import asked
 from workload.contract.spec import Context, Profile, options
 from workload.contract.text import counted
 from workload.script import hooks, program
-from workload.script.ending import EndOfScript, end_by_force_after
+from workload.script.ending import EndOfScript
 from workload.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -248,7 +248,8 @@ def _close(measured: "ScriptRun", script: program.Program, end: _End, *, is_laun
         measured.close(Status.FAILED, str(session.refusal))
         raise session.refusal
     if measured.is_sealed:
-        return _after(measured, script, end)
+        # Whatever the script did afterwards, the measurement is whole.
+        return ExitCode.DONE if is_launched else end.code
     if end.code:
         return _failed(measured, script, end, is_launched=is_launched)
     if session.bug:
@@ -257,16 +258,8 @@ def _close(measured: "ScriptRun", script: program.Program, end: _End, *, is_laun
     if measured.measured_steps:
         measured.close(Status.COMPLETED)
         measured.show()
-        return _after(measured, script, end)
-    raise _nothing(measured, script)
-
-
-def _after(measured: "ScriptRun", script: program.Program, end: _End) -> int:
-    """The measurement is whole, whatever the script did afterwards."""
-    if measured.session.active or isinstance(end.error, EndOfScript) or not end.code:
-        end_by_force_after(script.name, ExitCode.DONE)
         return ExitCode.DONE
-    return end.code
+    raise _nothing(measured, script)
 
 
 def _failed(measured: "ScriptRun", script: program.Program, end: _End, *, is_launched: bool) -> int:

@@ -13,6 +13,8 @@ from workload import log
 
 # A last checkpoint, the end of worker processes and a logger's upload take seconds.
 ENDING_S = 60.0
+# The original: a measured script's own calls of it are heard.
+LEAVE = os._exit
 
 
 class EndOfScript(SystemExit):
@@ -22,20 +24,26 @@ class EndOfScript(SystemExit):
         super().__init__(0)
 
 
-def end_by_force_after(name: str, code: int, limit_s: float = ENDING_S) -> None:
-    """End this process if the script has not within `limit_s`: it catches SystemExit, say, or waits for a thread."""
+def end_by_force_after(name: str, code: int, limit_s: float | None = None, *, last_words: str = "") -> None:
+    """End this process with `code` if the script has not ended within `limit_s`.
+
+    It may catch SystemExit, or wait for a thread. `last_words` are what there is to say besides.
+    """
+    limit_s = ENDING_S if limit_s is None else limit_s
 
     def watch() -> None:
         time.sleep(limit_s)
+        if last_words:
+            log.LOGGER.error("%s", last_words)
         log.LOGGER.warning(
-            "note       %s did not end within %g s of its last measured step (it catches SystemExit, or waits for a"
-            " thread or a process): it was ended by force, with everything measured",
+            "note       %s did not end within %g s after it was asked to (it catches SystemExit, or waits for a thread"
+            " or a process): it was ended by force; what was measured is written",
             name,
             limit_s,
         )
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError, AttributeError):
                 stream.flush()
-        os._exit(code)
+        LEAVE(code)
 
     threading.Thread(target=watch, name="end of the script", daemon=True).start()

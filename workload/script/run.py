@@ -89,9 +89,7 @@ class ScriptRun:
         self._notes: list[str] = []
         # Before the script changes its folder, or the files in it.
         self._machine = HostSystem()
-        self.session = Session(
-            request.limits, request.program.folder, self._open, self._complete, goes_on=request.goes_on
-        )
+        self.session = Session(request.limits, request.program, self._open, self._complete, goes_on=request.goes_on)
 
     @property
     def measured_steps(self) -> int:
@@ -287,7 +285,7 @@ class ScriptRun:
         flop_per_s, share = verdict.flop_per_s(record), verdict.share_of_ceiling(record)
         rate = figures.images_per_s or 0.0
         of = f"  ({percent(share)} of the measured {spec.precision} ceiling)" if share else ""
-        step_s = figures.step_s
+        step_s = record.timing.step_s
         rows = {
             f"{script.unit}/s": f"{plain(rate, 4)}  (one run: no interval)",
             "step time": f"{seconds(step_s.median or 0.0)}  (median of {counted(int(step_s.n or 0), 'step')})",

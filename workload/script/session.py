@@ -12,19 +12,19 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from workload import log
-from workload.contract.errors import RooflaunchError, UsageError
+from workload.contract.errors import ExitCode, RooflaunchError, UsageError
 from workload.contract.interrupt import asked
 from workload.contract.spec import GPU_MIN_SECONDS, Device
 from workload.recorder import Aside, StepPart, StepPhase
 from workload.script.batches import Batch, Unit, fetched_at, measure
-from workload.script.ending import EndOfScript
+from workload.script.ending import EndOfScript, end_by_force_after
 from workload.script.pattern import MOST_SEGMENTS, Pattern, Seen, Segment, StepFinder
+from workload.script.program import Program
 from workload.script.region import Region
 from workload.script.work import MOST_COUNTED, Work, WorkCounter, chosen, usual
 
@@ -113,7 +113,13 @@ class Session:
     """Hears the script. `active` while there is something to measure; see `workload.script.hooks.Observer`."""
 
     def __init__(
-        self, limits: Limits, folder: Path, open_bundle: OpenBundle, finish: Callable[[], None], *, goes_on: bool
+        self,
+        limits: Limits,
+        program: Program,
+        open_bundle: OpenBundle,
+        finish: Callable[[], None],
+        *,
+        goes_on: bool,
     ) -> None:
         self.active = True
         self.stage = Stage.SEARCHING
@@ -123,7 +129,8 @@ class Session:
         self.backward_passes = self.optimizer_steps = 0
         self.skipped: Counter[StepPhase] = Counter()
         self.region: Region | None = None
-        self._limits, self._folder, self._goes_on = limits, folder, goes_on
+        self._limits, self._goes_on = limits, goes_on
+        self._name, self._folder = program.name, program.folder
         self._open_bundle, self._finish = open_bundle, finish
         self._finder = StepFinder()
         self._optimizers: list[Any] = []
@@ -482,6 +489,7 @@ class Session:
         self.region.leave()
         self._finish()
         if not self._goes_on:
+            end_by_force_after(self._name, ExitCode.DONE)
             raise EndOfScript
 
     # --- refusals
@@ -503,6 +511,7 @@ class Session:
         if self._goes_on:
             LOGGER.error("%s", error.report())
             return
+        end_by_force_after(self._name, error.exit_code, last_words=error.report())
         raise EndOfScript
 
     def failed(self, error: Exception) -> None:

@@ -6,6 +6,7 @@ The step runs under a dispatch mode, which makes it slow and changes nothing els
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -62,6 +63,7 @@ class WorkCounter(FlopCounter):
         self.in_backward = False
         self._timer = _Events() if device is Device.CUDA else _HostTimes()
         self._forward_flop = 0
+        self._block = ExitStack()
         self._precisions: Counter[str] = Counter()
         self._unknown: set[str] = set()
         self._devices: set[str] = set()
@@ -69,12 +71,13 @@ class WorkCounter(FlopCounter):
 
     def start(self) -> Self:
         """Count from here on, in this thread."""
-        self.__enter__()
+        self._block = ExitStack()
+        self._block.enter_context(self)
         return self
 
     def stop(self) -> Work:
         """What was counted."""
-        self.__exit__(None, None, None)
+        self._block.close()
         time_s = self._timer.seconds()
         total_s = sum(time_s.values()) or 1.0
         shares = {name: time_s[name] / total_s for name in self._unknown if name in time_s}

@@ -9,7 +9,7 @@ from stage import measured
 
 from workload import cli
 from workload.contract.errors import ExitCode, UsageError
-from workload.script import program
+from workload.script import ending, program
 
 EXAMPLE = "python -m workload script -- train.py --lr 0.1"
 FOLDER = "results"
@@ -122,6 +122,19 @@ RUN_ALONE = (
     "hint: a script that trains in processes of its own (torchrun, torch.multiprocessing) cannot be measured yet: run"
     " it as one process"
 )
+CATCHES = f"""{LOOP}
+import time
+for _ in range(3):
+    try:
+        list(train(40))
+    except SystemExit:
+        print('caught', flush=True)
+time.sleep(100)
+"""
+BY_FORCE = (
+    "note       script.py did not end within 2 s after it was asked to (it catches SystemExit, or waits for a thread or"
+    " a process): it was ended by force; what was measured is written"
+)
 # script: (what it does, exit code, what it prints, how our messages end, status of its bundle)
 ENDS: dict[str, tuple[str, int, str, str, str | None]] = {
     "fails at once": (
@@ -168,6 +181,7 @@ ENDS: dict[str, tuple[str, int, str, str, str | None]] = {
         "hint: say what a step is, in the script: `import workload`, then `workload.step_done()` after each update",
         None,
     ),
+    "catches its end": (CATCHES, 0, "caught\ncaught\ncaught\n", BY_FORCE, "completed"),
     "cleans up": (
         f"{LOOP}import atexit\ntry:\n    list(train(40))\nfinally:\n    print('cleaned up')",
         0,
@@ -182,22 +196,23 @@ DAILY = {"fails later", "too few steps", "cleans up"}
 @pytest.mark.world
 @pytest.mark.skipif(sys.platform == "darwin", reason="copies a process that has loaded torch")
 @pytest.mark.parametrize("name", [name for name in ENDS if name in DAILY])
-def test_a_script_keeps_its_own_end(name: str, tmp_path: Path) -> None:
-    check_end(name, tmp_path)
+def test_a_script_keeps_its_own_end(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_end(name, tmp_path, monkeypatch)
 
 
 @pytest.mark.world
 @pytest.mark.skipif(sys.platform == "darwin", reason="copies a process that has loaded torch")
 @pytest.mark.skipif("FULL_PAGES" not in os.environ, reason="FULL_PAGES=1 runs it")
 @pytest.mark.parametrize("name", [name for name in ENDS if name not in DAILY])
-def test_every_script_keeps_its_own_end(name: str, tmp_path: Path) -> None:
-    check_end(name, tmp_path)
+def test_every_script_keeps_its_own_end(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_end(name, tmp_path, monkeypatch)
 
 
-def check_end(name: str, tmp_path: Path) -> None:
+def check_end(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text, code, printed, last_line, status = ENDS[name]
     script = tmp_path / "script.py"
     script.write_text(text)
+    monkeypatch.setattr(ending, "ENDING_S", 2.0)
     ran = measured(tmp_path / "run", script, options=("--warmup", "2", "--iterations", "5"))
     assert (ran.code, ran.out) == (code, printed), ran.err
     assert ran.err.rstrip("\n").endswith(last_line.format(name="script.py", folder=ran.folder))
