@@ -10,7 +10,9 @@ from ncu_files import DRAM, FADD, FFMA, FMUL, TIME, save, wide
 import analysis
 from analysis import __main__ as door
 from analysis import roofline
+from analysis.figures.figure import Figure
 from analysis.importing import Given, import_file
+from analysis.report.evidence import gather
 from analysis.shifts import shifts
 
 COUNTS = {TIME: "ns", FADD: "inst", FMUL: "inst", FFMA: "inst", DRAM: "byte"}
@@ -186,3 +188,18 @@ def test_blanked_cells_leave_flop_unavailable(tmp_path: Path) -> None:
     (point,) = rows(profile(tmp_path, rows=[ROW, [*ROW[:3], "n/a", ROW[4]]]))
     assert (point["flop_per_s"], point["intensity_flop_per_byte"]) == (None, None)
     assert "no FLOP: 1 of 2 launches have no count, and the sum of the others would be too low" in point["note"]
+
+
+def test_figures_mark_lower_bounds_and_rank_them_last(tmp_path: Path) -> None:
+    profile(tmp_path, gpu="Tesla V100-SXM2-16GB", precision="fp32", names=TENSOR, profile_steps=1)
+    results = profile(
+        tmp_path, gpu="Tesla V100-SXM2-16GB", precision="fp32", names=STEP * 2, profile_steps=2, batch_size=1
+    )
+    figures = {drawn.name: drawn for drawn in gather(analysis.load(results)).drawn if isinstance(drawn, Figure)}
+    (roofline_of_steps,) = (figure for name, figure in figures.items() if name.startswith("roofline_"))
+    assert "Pale points: the kernels of a profile over their own time, which is no step's." in roofline_of_steps.caption
+    assert "≥ marks a lower bound" in roofline_of_steps.caption
+    first, second = roofline_of_steps.text.split("; ")
+    assert "at least" not in first
+    assert "at least" in second
+    assert '"≥"' in json.dumps(roofline_of_steps.chart.to_dict(), ensure_ascii=False)
