@@ -30,7 +30,7 @@ from workload.contract.bundle import Bundle
 from workload.contract.errors import ExitCode
 from workload.storage.fetch import fetch
 from workload.storage.gcs import Bucket, connect
-from workload.storage.inventory import RUNS
+from workload.storage.inventory import RUNS, sealed_runs
 from workload.storage.source import FetchSource
 
 pytestmark = [
@@ -42,8 +42,10 @@ pytestmark = [
 
 PROGRAMS = {key: (PROGRAM_FOLDER / name).read_text() for key, name in plan.PROGRAMS.items()}
 TINY = {"device": "cpu", "image_size": "32", "batch_size": "2", "warmup": "1", "iterations": "3", "ceilings": False}
+SMALL = {**TINY, "model": "squeezenet1_1"}
 ENDLESS = {**TINY, "iterations": "1000000"}
 END_LIMIT_S = 150
+SIX_RUNS_LIMIT_S = 600
 CHECKED_S = 0.2
 
 
@@ -61,9 +63,9 @@ class Cloud:
         request = fake_vm.make_request(name, self.image, spec, **changes)
         return fake_vm.insert(self.compute, request, programs=PROGRAMS)
 
-    def result(self, vm: Vm) -> Result:
+    def result(self, vm: Vm, *, within_s: float = END_LIMIT_S) -> Result:
         """Once the VM has deleted itself."""
-        assert vm.gone.wait(END_LIMIT_S), vm.serial()[0]
+        assert vm.gone.wait(within_s), vm.serial()[0]
         content = self.bucket.read(records.result_object(vm.name))
         assert content is not None, vm.serial()[0]
         return Result.from_bytes(content)
@@ -134,6 +136,48 @@ def test_a_preempted_vm_brings_its_steps_out(cloud: Cloud) -> None:
     assert (found.document["status"], found.document["error"]) == ("preempted", result.error)
     assert found.document["environment"]["cloud"]["preempted"] is True
     assert len(found.steps()) > 3
+
+
+@pytest.mark.timeout(1500)
+@pytest.mark.skipif("FULL_PAGES" not in os.environ, reason="takes a minute: FULL_PAGES=1 runs it")
+def test_a_task_of_six_runs_is_finished_by_a_second_vm(cloud: Cloud) -> None:
+    """The first is lost with its disk in the middle: the second does what the bucket lacks."""
+    task = {
+        "job": "night",
+        "number": 1,
+        "runs": [
+            {"block": block, "position": seed, "key": f"{block}-{seed}", "spec": {"seed": seed}}
+            for block in (1, 2, 3)
+            for seed in (1, 2)
+        ],
+    }
+    first = cloud.launch(SMALL, task=task)
+    deadline_s = time.monotonic() + SIX_RUNS_LIMIT_S
+    while len(list((fake_vm.HOMES / first.name).glob(f"results/*/{bundle.STEPS}"))) < 3:
+        assert time.monotonic() < deadline_s, first.serial()[0]
+        time.sleep(CHECKED_S)
+    cloud.compute.kill(first.name)
+    assert first.gone.wait(END_LIMIT_S)
+    assert cloud.bucket.read(records.result_object(first.name)) is None
+    done = {sealed.run_key for sealed in sealed_runs(cloud.bucket)}
+    assert 1 <= len(done) < 6
+
+    second = cloud.launch(SMALL, task=task)
+    result = cloud.result(second, within_s=SIX_RUNS_LIMIT_S)
+    assert (result.exit_code, result.error) == (ExitCode.DONE, ""), second.serial()[0]
+    keys = [run["key"] for run in task["runs"]]
+    assert sorted(sealed.run_key for sealed in sealed_runs(cloud.bucket)) == keys, "all of them, none twice"
+    made = {sealed.record.run_key: sealed.record for sealed in cloud.bundles(result)}
+    assert set(made) == set(keys) - done, "only what was missing"
+    for key, record in made.items():
+        assert record.job is not None
+        assert (record.status, f"{record.job.block}-{record.job.position}") == ("completed", key)
+        assert (record.job.name, record.spec.seed, record.repeat.index) == (
+            "night",
+            record.job.position,
+            record.job.block,
+        )
+    assert "run 1 of 6: skipped: it is in the store, completed\n" in second.serial()[0]
 
 
 def test_an_agent_that_is_killed_is_started_again_and_saves_the_steps(cloud: Cloud) -> None:
