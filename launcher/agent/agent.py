@@ -32,6 +32,7 @@ from launcher.machine.task import FINAL, End, Outcome, work_through
 from launcher.machine.watcher import Trainer, Watcher
 from workload.contract import bundle
 from workload.contract.errors import BundleError, ExitCode, InterruptedRunError, RooflaunchError, RunFailedError
+from workload.contract.record import Status
 from workload.contract.spec import Context, Resolved, RunSpec
 from workload.contract.task import Task
 from workload.contract.text import counted
@@ -45,6 +46,8 @@ ROOT = Path("/")
 MARGIN_S = 90.0
 # A run that the machine has broken off so often may be why it did.
 MOST_BROKEN_OFF = 2
+# What a launcher calls the limit where it is not called so: Slurm has its own word.
+USUAL_LIMIT_FLAG, LIMIT_FLAGS = "--max-run-time", {"slurm": "--time"}
 BROKEN_OFF = "the machine broke off the run and started again"
 
 
@@ -85,14 +88,18 @@ class Agent:
                 ended = self._guarded(lambda: self._run_or_salvage(uploads))
             self.stop.close()
             ended = self._explained(ended)
-            self.home.note_ended(ended)
+            # Whoever starts again after a preemption goes on with what is missing: it has not ended.
+            is_taken = self.stop.why is Why.PREEMPTED and ended.exit_code != ExitCode.DONE
+            comes_back = is_taken and self.landlord.comes_back()
+            if not comes_back:
+                self.home.note_ended(ended)
             with self.pulse.beating():
                 ended = self._guarded(lambda: self._deliver_all(ended))
         if self.delivery.is_complete:
             self.pulse.enter(LaunchPhase.UPLOADED)
         self.pulse.enter(LaunchPhase.FINISHED)
         result = self._result(ended)
-        if not (result.preempted and ended.exit_code != ExitCode.DONE and self.landlord.comes_back()):
+        if not comes_back:
             self.store.write(records.result_object(self.request.name), result.to_bytes(), if_absent=True)
         return result
 
@@ -112,7 +119,7 @@ class Agent:
             self.delivery.take_up()
             if ended := self.home.ended():
                 return ended
-            if not self.request.task:
+            if not (self.request.task or self.landlord.comes_back()):
                 raise RunFailedError(BROKEN_OFF, hint="launch logs RUN; then launch again")
             # What cannot be sent now is tried again at the end.
             self.delivery.deliver_all(BROKEN_OFF)
@@ -166,7 +173,7 @@ class Agent:
         for folder in self.delivery.folders:
             with suppress(BundleError):
                 record = bundle.read(folder).record
-                keys[record.run_key or ""] += record.status not in FINAL
+                keys[record.run_key or ""] += record.status not in (*FINAL, Status.PREEMPTED)
         return keys
 
     def _settle(self, outcome: Outcome, uploads: ThreadPoolExecutor, *, is_last: bool) -> list[Future[None]]:
@@ -303,13 +310,18 @@ class Agent:
     def _reason(self, why: Why) -> tuple[str, str]:
         match why:
             case Why.PREEMPTED:
+                if not self.request.spot:
+                    return f"the machine was taken away (preempted) in {self.zone}", "launch again"
                 return (
                     f"the spot VM was taken away (preempted) in {self.zone}",
                     "--rerun-preempted 1, or leave --spot out",
                 )
             case Why.TIMED_OUT:
                 limit = f"the launch came to its time limit of {self.request.limit_s} s"
-                return limit, "a longer --max-run-time, or fewer --iterations"
+                return (
+                    limit,
+                    f"a longer {LIMIT_FLAGS.get(self.request.backend, USUAL_LIMIT_FLAG)}, or fewer --iterations",
+                )
             case Why.ASKED:
                 return "the machine was told to stop", "launch again"
 

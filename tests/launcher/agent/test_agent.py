@@ -417,6 +417,22 @@ def test_where_the_place_starts_it_again_a_preemption_is_no_end(comes_back: bool
     machine.agent().work()
     assert machine.bucket.record("run-1")["status"] == "preempted"
     assert (records.result_object(machine.request.name) in machine.bucket.held) is not comes_back
+    assert (machine.agent().home.ended() is None) is comes_back, "started again, it goes on"
+
+
+def test_started_again_after_a_preemption_it_measures_once_more(machine: Machine) -> None:
+    machine.landlord.is_back_later = True
+    run = machine.run_of("run-1", status=Status.INTERRUPTED)
+    signals = until(lambda: "SIGTERM" in machine.docker.containers.created[0].signals)
+    machine.trains(*run[:2], machine.landlord.taken.set, signals, run[2])
+    machine.docker.containers.exit_code = ExitCode.INTERRUPTED
+    machine.agent().work()
+    machine.landlord.taken.clear()
+    machine.stop = Stop()
+    machine.docker.containers.exit_code = ExitCode.DONE
+    machine.trains(*machine.run_of("run-2"))
+    result = machine.agent().work()
+    assert (result.exit_code, result.runs) == (0, ["run-1", "run-2"])
 
 
 def test_a_run_that_was_done_before_the_preemption_counts(machine: Machine) -> None:
