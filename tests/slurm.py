@@ -4,7 +4,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -66,13 +66,17 @@ class SlurmCluster:
         with (FOLDER / self.name / f"{program}.log").open("ab") as log:
             subprocess.Popen(words, stdout=log, stderr=log, env=self.environ, start_new_session=True)
 
+    def resume(self, *nodes: str) -> None:
+        """Have these up; Slurm refuses it of one that is."""
+        for node in nodes:
+            with suppress(AssertionError):
+                self.run("scontrol", "update", f"nodename={node}", "state=resume")
+
     def clear(self) -> None:
         """Nothing waits or runs, and every node is up."""
         with suppress(AssertionError):
             self.run("scancel", "--user=root")
-        for node in NODES:
-            with suppress(AssertionError):
-                self.run("scontrol", "update", f"nodename={node}", "state=resume")
+        self.resume(*NODES)
         until(lambda: not self.queue(), f"the queue is not empty: {self.queue()}")
 
 
@@ -113,8 +117,3 @@ def cluster(name: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
         yield one
     finally:
         one.clear()
-
-
-def script(words: Sequence[str]) -> str:
-    """A job that does just that."""
-    return "#!/bin/bash\n" + "\n".join(words) + "\n"

@@ -1,0 +1,207 @@
+"""How elements of a real Slurm come to their end, or to another start; and what keeps one from being submitted."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launcher.backends.door import Condition, Machine
+from launcher.backends.slurm import prepare as prepare_module
+from launcher.backends.slurm.options import Options, Software
+from launcher.backends.slurm.plan import SlurmPlan
+from launcher.backends.slurm.prepare import prepare
+from tests.launcher.backends.slurm.conftest import doing, machines_of, plan_of
+from tests.slurm import SlurmCluster, until
+from workload.contract.errors import RooflaunchError, ToolError, UsageError
+from workload.contract.spec import Device
+
+pytestmark = [
+    pytest.mark.world,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif("FULL_PAGES" not in os.environ, reason="takes minutes: FULL_PAGES=1 runs it"),
+]
+
+SMALL = Options(sbatch=("--mem=100",))
+ROOT = Path(__file__).parents[4]
+# Six times what the job may have; task/cgroup of the test's Slurm ends it.
+GREEDY = f"exec {sys.executable} -c 'held = bytearray(600 << 20)'"
+
+
+def submitted(plan: SlurmPlan) -> Machine:
+    [machine] = machines_of().submit(plan, lambda _: None).machines
+    return machine
+
+
+def seen(name: str) -> Machine:
+    [machine] = machines_of().look({name: ()})
+    return machine
+
+
+def ends(name: str) -> Machine:
+    until(lambda: seen(name).condition is Condition.GONE, f"it does not end: {seen(name)}", within_s=150)
+    return seen(name)
+
+
+def runs(name: str) -> None:
+    until(lambda: seen(name).condition is Condition.RUNNING, f"it does not run: {seen(name)}")
+
+
+def test_ends_that_slurm_makes(cluster: SlurmCluster) -> None:
+    """Its own words for them reach the user; `doing` has no agent, which would foresee the time limit."""
+    deaf = "trap '' TERM; while true; do sleep 1; done"
+    lines = {"TIMEOUT": deaf, "OUT_OF_MEMORY": GREEDY, "FAILED": "exit 3", "COMPLETED": "true", "CANCELLED": deaf}
+    names = {}
+    for index, (state, line) in enumerate(lines.items()):
+        home = cluster.home / state
+        home.mkdir()
+        plan = doing(plan_of(token=f"{index:06x}", options=replace(SMALL, time_s=60)), home, line)
+        doing(plan, cluster.home, line)
+        names[state] = submitted(plan).name
+    runs(names["CANCELLED"])
+    cluster.run("scancel", "--quiet", f"--name={names['CANCELLED']}")
+    for state, name in names.items():
+        ended = ends(name)
+        assert ended.status.startswith(state.lower()), ended
+        assert ended.why.startswith(f"Slurm says {state}: ") or (state == "COMPLETED" and not ended.why)
+
+
+def test_a_node_that_fails_and_comes_back(cluster: SlurmCluster) -> None:
+    """Its job is started again where it may be, else it has ended."""
+    plans = [
+        doing(plan_of(token=f"{index:06x}", options=replace(SMALL, requeue=requeue)), cluster.home, "exec sleep 600")
+        for index, requeue in enumerate((True, False))
+    ]
+    again, never = (submitted(plan).name for plan in plans)
+    runs(again)
+    runs(never)
+    for node in ("n1", "n2"):
+        cluster.run("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
+    ended = ends(never)
+    assert ended.why == "Slurm says NODE_FAIL: its node failed"
+    until(lambda: seen(again).queued, "it does not wait for another start")
+    cluster.resume("n1", "n2")
+    number = cluster.run("squeue", "-h", f"--name={again}", "-o", "%A")
+    cluster.run("scontrol", "update", f"jobid={number}", "StartTime=now")
+    runs(again)
+    assert {removed.gone for removed in machines_of().stop([seen(again)])} == {True}
+
+
+def test_a_controller_that_is_started_again_knows_its_jobs(cluster: SlurmCluster) -> None:
+    name = submitted(doing(plan_of(options=SMALL), cluster.home, "exec sleep 600")).name
+    runs(name)
+    process = cluster.daemon("slurmctld")
+    os.kill(process, 15)
+    until(lambda: not Path(f"/proc/{process}").exists(), "slurmctld does not end")
+    assert machines_of().look().unreachable
+    with pytest.raises(RooflaunchError, match="Slurm does not answer on this login node: "):
+        machines_of().look({name: ()})
+    cluster.start("slurmctld")
+    until(lambda: not machines_of().look().unreachable, "slurmctld does not answer")
+    assert seen(name).condition is Condition.RUNNING
+
+
+def test_a_gpu_is_asked_for_where_the_partition_has_one(cluster: SlurmCluster) -> None:
+    draft = plan_of(options=Options(partition="gpu", constraint="turing"), device=Device.AUTO)
+    plan = prepare(draft, machines_of())
+    assert (plan.gres, plan.node.with_gpu) == ("gpu:1", True)
+    mark = cluster.home / "mark"
+    told = doing(plan, cluster.home, f'echo "$CUDA_VISIBLE_DEVICES $SLURM_JOB_CONSTRAINTS" >{mark}')
+    ends(submitted(told).name)
+    assert mark.read_text() == "0 turing\n"
+    assert prepare(plan_of(token="123456", device=Device.AUTO), machines_of()).gres == ""
+
+
+REFUSED = {
+    "no such partition": (Options(partition="gpus"), "has no partition 'gpus'"),
+    "no GPU": (Options(gres="gpu:1"), "partition cpu of .* has no GPU; --gres gpu:1 was asked for"),
+    "another GPU": (Options(partition="gpu", gres="gpu:l4:1"), "partition gpu of .* has gpu:t4:2; got --gres gpu:l4:1"),
+    "too long": (Options(time_s=3660), "a job of partition cpu may take 1:00:00; got 3660 s"),
+    "no such feature": (Options(constraint="blackwell"), "no node has the feature that --constraint asks for"),
+    "too much memory": (Options(sbatch=("--mem=900G",)), "no node of the partition has what was asked for"),
+    "an option that is none": (Options(sbatch=("--nonsense",)), "sbatch does not know an option"),
+}
+
+
+@pytest.mark.parametrize(("options", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_the_cluster_cannot_do_is_refused_before_the_job(
+    options: Options, message: str, cluster: SlurmCluster
+) -> None:
+    draft = plan_of(options=options, device=Device.AUTO)
+    with pytest.raises(UsageError, match=message) as raised:
+        prepare(replace(draft, gres=options.gres or ""), machines_of())
+    assert raised.value.hint
+    assert cluster.queue() == []
+
+
+@pytest.mark.parametrize("cluster", ["accounting"], indirect=True)
+def test_an_account_that_may_not(cluster: SlurmCluster) -> None:
+    with pytest.raises(UsageError, match="the account is missing, unknown, or may not use this partition") as raised:
+        prepare(plan_of(options=Options(account="nobodys")), machines_of())
+    assert raised.value.hint.startswith("--account NAME; on the login node: sacctmgr show assoc ")
+    assert cluster.queue() == []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"python": "/usr/bin/no-such-python"}, "/usr/bin/no-such-python on .* cannot run the trainer: "),
+        ({"python": "/usr/bin/python3"}, "/usr/bin/python3 on .* cannot run the trainer: (lacks|is Python)"),
+        ({"image": "/nowhere/it.sif"}, "the image /nowhere/it.sif cannot be read on "),
+        ({"container": Software.APPTAINER}, "has no Apptainer"),
+    ],
+    ids=["no python", "no torch", "no image", "no Apptainer"],
+)
+def test_what_a_node_lacks_is_told_by_a_check(
+    change: dict[str, object], message: str, cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft = plan_of(options=SMALL)
+    node = replace(draft.node, **change)  # type: ignore[arg-type] # by name
+    monkeypatch.setattr(prepare_module, "_software", lambda *_: (node.container, "as the test says"))
+    with pytest.raises(ToolError, match=message):
+        prepare(replace(draft, node=node), machines_of())
+    assert not list((cluster.ours / "checks").glob("*.good"))
+
+
+def test_a_good_check_is_remembered(cluster: SlurmCluster) -> None:
+    one = machines_of()
+    prepare(plan_of(options=SMALL), one)
+    assert one.calls["slurm.check"] == 1
+    other = machines_of()
+    prepare(plan_of(token="123456", options=SMALL), other)
+    assert "slurm.check" not in other.calls
+    assert len(list((cluster.ours / "checks").glob("*.good"))) == 1
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root makes a file system that the nodes do not see")
+def test_a_folder_that_the_nodes_do_not_see(cluster: SlurmCluster) -> None:
+    """The launcher has a file system of its own there, as a login node's local disk is."""
+    words = [sys.executable, "-m", "launcher", "slurm", "--cpu", "--python", sys.executable]
+    command = f"mount -t tmpfs none {cluster.ours} && exec {' '.join(words)}"
+    cluster.ours.mkdir()
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", command],
+        capture_output=True, text=True, check=False, cwd=cluster.home, env={**cluster.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 4, done.stderr
+    assert (
+        f"error: the compute nodes do not see {cluster.ours} of this login node, or may not write there" in done.stderr
+    )
+    assert "hint: --folder FOLDER, one that login node and nodes share under the same name" in done.stderr
+
+
+def test_where_no_node_is_free_the_job_waits_behind_its_check(
+    cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepare_module, "CHECK_S", 1.0)
+    for node in ("n1", "n2"):
+        cluster.run("scontrol", "update", f"nodename={node}", "state=drain", "reason=test")
+    plan = prepare(plan_of(options=SMALL), machines_of())
+    assert plan.after
+    assert f"the job waits behind check {plan.after}" in plan.text()
+    name = submitted(doing(plan, cluster.home, "true")).name
+    assert seen(name).status == "pending (Dependency)"
+    cluster.resume("n1", "n2")
+    assert ends(name).status == "completed"
