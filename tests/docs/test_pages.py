@@ -46,6 +46,11 @@ INSTEAD = (
     Instead(match=r"launch (doctor|status|logs|down) .*--region", run=None, why="it needs a project of Google Cloud"),
     Instead(match=r"pip install", run=None, why="for the reader's own machine"),
     Instead(match=r"me@box", run=None, why="it needs a machine: tests/launcher/backends/ssh runs such lines"),
+    Instead(
+        match=r"slurm|me@login|sweep sweep.toml",
+        run=None,
+        why="it needs a cluster: tests/launcher/backends/slurm/test_slurm_page.py runs it",
+    ),
     Instead(match=r"launch duel --commit", run=None, why="it needs a checkout: test_ci_page.py has one"),
     Instead(match=r"--cuda", run="{0} --dry-run", why="it needs an NVIDIA GPU"),
 )
