@@ -168,6 +168,9 @@ def place_of(where: Mapping[str, Any], *, likely: Sequence[str] = ()) -> "Place"
     for name in (named,) if named else (*(part for part in likely if part in BACKENDS), *BACKENDS):
         if set(typed) <= set(_place_fields(name)):
             return Place(backend=name, where=_where(name, typed))
+    if named:
+        foreign = " and ".join(f"--{name.replace('_', '-')}" for name in typed if name not in _place_fields(named))
+        raise UsageError(f"{foreign} is no option of --backend {named}", hint="leave one of them out")
     own = {name: [flag_of(item) for item in fields(_options_of(name).Where) if item.name in typed] for name in BACKENDS}
     owners = ", ".join(f"{' and '.join(flags)} of {name}" for name, flags in own.items() if flags)
     raise UsageError(f"a command looks at one place; got options of two: {owners}", hint="leave one of them out")

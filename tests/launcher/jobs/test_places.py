@@ -78,8 +78,22 @@ def test_every_backend_may_have_a_table_beside_the_options_of_a_run() -> None:
         ({}, '[box]\nhost = "h"', Place(backend="box", where=Box(host="h"))),
         ({}, '[gcp]\n[box]\nhost = "h"', Place(backend="gcp", where=Project())),
         ({}, "nonsense", Place(backend="gcp", where=Project())),
+        ({"backend": "queue", "project": "p"}, "", Place(backend="queue", where=Cluster(project="p"))),
+        ({"backend": "queue"}, "[gcp]", Place(backend="queue", where=Cluster())),
     ],
-    ids=["nothing", "gcp's", "another's", "shared", "required", "required in a table", "a table", "two tables", "none"],
+    ids=[
+        "nothing",
+        "gcp's",
+        "another's",
+        "shared",
+        "required",
+        "required in a table",
+        "a table",
+        "two tables",
+        "none",
+        "named, with an option that others have",
+        "named",
+    ],
 )
 def test_the_options_choose_the_place(typed: dict[str, Any], config: str, place: Place) -> None:
     Path("rooflaunch.toml").write_text(config)
@@ -101,8 +115,16 @@ def test_the_options_choose_the_place(typed: dict[str, Any], config: str, place:
             {"port": 7},
             "error: --host is missing, which says where launches of box are\nhint: --host USER@HOST",
         ),
+        (
+            {"backend": "cloud9"},
+            "error: there is no backend 'cloud9'\nhint: --backend gcp or box or queue",
+        ),
+        (
+            {"backend": "gcp", "host": "h"},
+            "error: --host is no option of --backend gcp\nhint: leave one of them out",
+        ),
     ],
-    ids=["two places", "no host"],
+    ids=["two places", "no host", "no backend", "an option of another"],
 )
 def test_options_that_mean_no_place(typed: dict[str, Any], report: str) -> None:
     with pytest.raises(UsageError) as raised:
@@ -145,3 +167,18 @@ def test_an_option_that_is_missing_or_wrong_is_refused(words: tuple[str, ...], m
 def test_a_hint_names_how_other_places_are_looked_at() -> None:
     assert app.other_places("gcp") == "--host USER@HOST"
     assert app.other_places("box") == ""
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        (Place(backend="gcp", where=Project(project="p")), ""),
+        (Place(backend="box", where=Box(host="h")), "--host h"),
+        (Place(backend="queue", where=Cluster()), "--backend queue"),
+        (Place(backend="queue", where=Cluster(project="p")), "--backend queue --project p"),
+        (Place(backend="queue", where=Cluster(queue="q")), "--queue q"),
+    ],
+)
+def test_a_place_is_found_again_by_its_words(place: Place, words: str) -> None:
+    assert place.words == words
+    assert place.named_in("launch logs RUN -f") == f"launch logs RUN -f {words}".rstrip()

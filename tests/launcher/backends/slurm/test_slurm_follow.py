@@ -1,0 +1,83 @@
+"""Following a job that waits in a queue, for longer than any machine takes to boot. No Slurm is asked."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.backends.door import Condition, Listing, Machine
+from launcher.jobs.follow import Ending, Followed, follow
+from launcher.jobs.records import Request, Result, result_object
+from launcher.jobs.session import Event, EventKind, Session
+from workload.storage.folder import Folder
+
+NAME = "rooflaunch-slurm-20261121-120000-abcdef"
+REQUEST = Request(
+    name=NAME, backend="slurm", launched_at="2026-11-21T12:00:00Z", store="/r", place="slurm", runtime="process",
+    limit_s=600, spec={},
+)  # fmt: skip
+DAY_S = 86400.0
+WAITS = Machine(name=NAME, zone="gpu", condition=Condition.STARTING, status="pending (Resources)", queued=True)
+RUNS = Machine(name=NAME, zone="gpu", condition=Condition.RUNNING, status="running")
+
+
+class Queue:
+    """Machines with a script: what is seen from which second on."""
+
+    noun, place, calls = "job", "this login node", {}
+
+    def __init__(self, *script: tuple[float, Machine]) -> None:
+        self.script, self.time_s = script, 1e9
+
+    def now_s(self) -> float:
+        return self.time_s
+
+    def sleep(self, seconds: float) -> None:
+        self.time_s += seconds
+
+    def look(self, _: Any) -> Listing[Machine]:
+        return Listing(there=([machine for from_s, machine in self.script if self.time_s >= 1e9 + from_s][-1],))
+
+    def phases(self, _: Machine) -> dict[str, str]:
+        return {}
+
+
+def followed(queue: Any, folder: Path) -> tuple[Followed, list[str]]:
+    events: list[Event] = []
+    session = Session(machines=queue, store=Folder(folder), sleep=queue.sleep, on_event=events.append)
+    outcome = follow(session, REQUEST, "gpu", output=folder)
+    return outcome, [event.text for event in events if event.kind is EventKind.PROGRESS]
+
+
+def test_a_job_may_wait_for_days_and_once_more_after_it_was_sent_back(tmp_path: Path) -> None:
+    result = Result(exit_code=0, zone="gpu", runs=[], phases={}, ended_at="2026-11-21T12:00:00Z")
+    queue = Queue((0, WAITS), (3 * DAY_S, RUNS), (3 * DAY_S + 300, WAITS), (5 * DAY_S, RUNS))
+    end_s = 1e9 + 5 * DAY_S + 300
+
+    def sleep(seconds: float) -> None:
+        queue.time_s += seconds
+        if queue.time_s > end_s:
+            Folder(tmp_path).write(result_object(NAME), result.to_bytes())
+
+    queue.sleep = sleep  # type: ignore[method-assign] # the job ends meanwhile
+    outcome, progress = followed(queue, tmp_path)
+    assert outcome.ending is Ending.RESULT
+    assert set(progress) == {"the job waits: pending (Resources)", "the job starts"}
+
+
+@pytest.mark.parametrize(
+    ("state", "preempted", "ending", "message", "hint"),
+    [
+        ("it reached its time limit", False, Ending.LIMIT, "ended without a result: it reached its time limit", "logs"),
+        ("another job took its node", True, Ending.PREEMPTED, "was preempted: another job took its node", ""),
+    ],
+)
+def test_the_place_says_why_there_is_no_result(
+    state: str, preempted: bool, ending: Ending, message: str, hint: str, tmp_path: Path
+) -> None:
+    gone = Machine(name=NAME, zone="gpu", condition=Condition.GONE, why=state, preempted=preempted)
+    outcome, _ = followed(Queue((0, RUNS), (590, gone)), tmp_path)
+    assert outcome.ending is ending
+    assert str(outcome.error) == f"'{NAME}' {message}"
+    assert outcome.error
+    assert outcome.error.hint == (f"launch logs {NAME}" if hint else "launch again")
