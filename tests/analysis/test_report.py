@@ -2,6 +2,7 @@ import base64
 import hashlib
 import json
 import math
+import os
 import re
 import sys
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ import pytest
 from by_hand import for_every_figure, kernels, results, run
 from hypothesis import given
 from hypothesis import strategies as st
-from report_bundles import HOSTILE, hostile, matrix
+from report_bundles import HOSTILE, hostile, many, matrix
 
 import analysis
 from analysis import __main__ as door
@@ -558,6 +559,16 @@ def test_each_figure_of_the_registry_is_placed_in_a_section() -> None:
     placed = {figure.name for section in page.sections for figure in figures_of(section)}
     assert {name for names in drawn_by.values() for name in names} == placed
     assert "more" not in [section.name for section in page.sections]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.skipif("FULL_PAGES" not in os.environ, reason="draws 23 figures of 292 runs: FULL_PAGES=1 runs it")
+def test_a_report_of_66_environments_draws_devices_and_says_so(tmp_path: Path) -> None:
+    page = compose(gather(analysis.load(many(tmp_path / "results"))))
+    assert page.facts[:3] == ["292 runs", "124 configurations", "66 environments"]
+    figures = page.figures()
+    assert 10 < len(figures) < 30
+    assert [one.name for one in figures if not one.caption.startswith("66 environments: each device is one of")] == []
 
 
 def test_a_figure_that_no_section_names_is_shown_all_the_same(evidence: ReportEvidence) -> None:
