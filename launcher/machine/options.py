@@ -38,6 +38,21 @@ class LocalOptions:
             cpus=self.cpus,
         )
 
+    def checked(self) -> "LocalOptions":
+        """These, or `UsageError` where two contradict each other."""
+        is_limited = self.limits() != LocalOptions().limits()
+        for_a_container = [
+            name
+            for name, is_asked in (("image", self.image), ("flavour", self.flavour), ("limits", is_limited))
+            if is_asked
+        ]
+        if self.runtime is Runtime.PROCESS and for_a_container:
+            raise UsageError(
+                f"--runtime process has no use for {' and '.join(for_a_container)}: these are for a container",
+                hint="--runtime docker, or leave them out",
+            )
+        return self
+
     def asked_runtime(self) -> Runtime:
         """A limit asks for a container, which alone can be limited."""
         is_limited = self.limits() != LocalOptions().limits()

@@ -258,13 +258,13 @@ class _Reader:
                 arguments = dict(context.params)
             made: list[Any] = [instance_of(kind, arguments) for kind in kinds]
             if isinstance(made[0], LocalOptions):
-                made[0].limits()
+                made[0].checked()
         except typer.TyperException as error:
             text = plainly(error, [part for word in words for part in word.partition("=")[::2]])
-            own_words = re.sub(r"'--([a-z-]+)'", lambda flag: flag[1].replace("-", "_"), text)
+            own_words = re.sub(r"'--([a-z-]+)'", _key, text)
             raise self._error(f"{where}: {own_words.rstrip('.')}", hint="launch " + backend + " --help") from error
         except UsageError as error:
-            raise self._error(f"{where}: {error}", hint=error.hint) from error
+            raise self._error(f"{where}: {_FLAG.sub(_key, str(error))}", hint=_as_keys(error.hint)) from error
         return made
 
     def _words(self, item: Any, key: str, value: object, where: str) -> Iterator[str]:
@@ -397,6 +397,24 @@ class _Exclude:
         """Whether it takes this combination out."""
         here = not self.on or place in self.on
         return here and all(combination[name] in values for name, values in self.values.items())
+
+
+_FLAG = re.compile(r"--([a-z][a-z-]*)(?: ([A-Za-z0-9][\w./:@-]*))?")
+
+
+def _key(flag: re.Match[str]) -> str:
+    """The key of an option, and what stood behind it."""
+    return flag[1].replace("-", "_") + flag[0].partition(flag[1])[2].strip("'")
+
+
+def _as_keys(hint: str) -> str:
+    """Options of a command line as a file has them: `--gpu t4` is `gpu = "t4"`, and `--gpu` alone `gpu`."""
+
+    def line(flag: re.Match[str]) -> str:
+        name, value = flag[1].replace("-", "_"), flag[2]
+        return name if value is None else f"{name} = {value if value.replace('.', '').isdigit() else _toml(value)}"
+
+    return _FLAG.sub(line, hint)
 
 
 def impossible(file: Path, place: Place, values: Mapping[str, Any], error: UsageError) -> UsageError:
