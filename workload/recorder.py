@@ -160,6 +160,7 @@ class Recorder:
         self._origin_s = 0.0
         self._current: _Pending | None = None
         self._written = 0
+        self._gaps_s = 0.0
         self._last_flush_s = now()
         self.totals = {phase: PhaseTotals() for phase in StepPhase}
 
@@ -235,14 +236,18 @@ class Recorder:
         for gap in GAPS:
             if gap in seconds:
                 total = totals.gaps.setdefault(gap, Gap())
-                total.number, total.seconds = total.number + 1, total.seconds + seconds.pop(gap)
+                total.number, total.seconds = total.number + 1, total.seconds + seconds[gap]
+                # Time stamps stand still in a gap, as the measured wall time does.
+                self._gaps_s += seconds.pop(gap)
         totals.ended_at_s = ended_at_s = self._origin_s + self._clock.seconds_between(self._origin, step.marks[-1])
         if not step.is_step:
             return
         data_s = seconds.pop(StepPart.DATA)
+        # A script's own work between its parts: logging, meters, schedulers.
+        seconds[StepPart.FORWARD] += seconds.pop(Aside.OTHER, 0.0)
         step_s = sum(seconds.values())
         parts = (seconds[part] for part in StepPart if part is not StepPart.DATA)
-        cells = [f"{value:.7f}" for value in (ended_at_s, step_s, data_s, *parts)]
+        cells = [f"{value:.7f}" for value in (ended_at_s - self._gaps_s, step_s, data_s, *parts)]
         loss = "" if step.loss is None else f"{self._losses.read(step.loss):.6g}"
         self._writer.writerow([self._written, step.phase, *cells, step.images, loss])
         self._written += 1
