@@ -33,7 +33,7 @@ def instrumentation_s(spec: RunSpec, clock: Clock) -> float:
     """Seconds per step of marks, rows, flushes, telemetry and progress, around steps that do nothing."""
     loss = torch.zeros((), device=spec.device.value)
 
-    def nothing(_: Iterator[data.Batch], mark: Callable[[StepPart], None]) -> torch.Tensor:
+    def nothing(_: Iterator[data.Batch], mark: Callable[[StepPart], object]) -> torch.Tensor:
         for part in StepPart:
             mark(part)
         return loss

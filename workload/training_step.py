@@ -35,7 +35,7 @@ class TrainingStep:
         if spec.compile:
             self._model.compile()
 
-    def __call__(self, batches: Iterator[Batch], mark: Callable[[StepPart], None]) -> torch.Tensor:
+    def __call__(self, batches: Iterator[Batch], mark: Callable[[StepPart], object]) -> torch.Tensor:
         """Train on `grad_accumulation` batches; returns the last batch's loss, detached, on the device.
 
         `mark(part)` is called after each part of the step.

@@ -143,7 +143,7 @@ class FakeStep:
         self.taken = self.skipped = 0
         self._skips = skips
 
-    def __call__(self, _: object, mark: Callable[[StepPart], None]) -> None:
+    def __call__(self, _: object, mark: Callable[[StepPart], object]) -> None:
         for part in StepPart:
             mark(part)
         self.skipped += self.taken in self._skips

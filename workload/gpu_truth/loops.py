@@ -16,7 +16,7 @@ from workload.recorder import Recorder, StepPart, StepPhase, loss_reader_for
 from workload.telemetry import Telemetry
 from workload.training_step import TrainingStep
 
-Step = Callable[[Iterator[data.Batch], Callable[[StepPart], None]], torch.Tensor]
+Step = Callable[[Iterator[data.Batch], Callable[[StepPart], object]], torch.Tensor]
 
 
 def ours(step: Step, batches: Iterator[data.Batch], spec: RunSpec, clock: Clock, steps: int) -> float:

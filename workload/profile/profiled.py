@@ -60,7 +60,7 @@ class _Session:
         self._batches = batches
         self._step = step
 
-    def train(self, steps: int, mark: Callable[[StepPart], None] = lambda _: None) -> None:
+    def train(self, steps: int, mark: Callable[[StepPart], object] = lambda _: None) -> None:
         """Train without waiting for the device."""
         for _ in range(steps):
             self._step(self._batches, mark)
