@@ -5,12 +5,15 @@ from pathlib import Path
 import pytest
 
 from launcher.backends.door import Condition
+from launcher.backends.slurm import far
 from launcher.backends.slurm.guest import Element
 from launcher.backends.slurm.machines import _machine
 from launcher.backends.slurm.refusals import explained
-from launcher.backends.slurm.site import Gpus, Partition, Site, parse_gres, require_room
+from launcher.backends.slurm.site import Gpus, Partition, Site, checks, look_at, parse_gres, require_room
 from launcher.backends.slurm.states import state_of
+from launcher.checks import Health
 from launcher.jobs.records import Request
+from tests.launcher.backends.slurm.conftest import machines_of
 from workload.contract.errors import NoCapacityError, RooflaunchError, ToolError, UsageError
 
 ROW = {
@@ -207,3 +210,14 @@ def test_why_a_job_is_ended_stands_in_its_log(
     assert (element.is_preempted(), element.comes_back()) == (is_preempted, comes_back)
     assert (element.zone, element.deleted_s()) == ("gpu", 1795305600.0)
     assert Element(home=tmp_path, variables={}, log=tmp_path / "none").deleted_s() is None
+
+
+def test_a_machine_without_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(far, "tool", lambda *_, **__: (127, "", "sbatch is not installed"))
+    with pytest.raises(ToolError) as raised:
+        look_at(machines_of().node)
+    assert str(raised.value) == "sbatch is not installed on this login node"
+    hint = "use a login node of the cluster: launch slurm there, or --host USER@LOGIN-NODE from here"
+    assert raised.value.hint == hint
+    [check] = checks(machines_of())
+    assert (check.state, check.found, check.cure) == (Health.PROBLEM, str(raised.value), hint)
