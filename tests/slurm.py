@@ -1,5 +1,6 @@
 """The Slurm clusters that `.ci/slurm` starts on this machine: one with accounting, one without."""
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -112,8 +113,11 @@ def cluster(name: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
         monkeypatch.setenv(variable, one.environ[variable])
     for variable in [word for word in os.environ if word.startswith(("SBATCH_", "SLURM_JOB", "SLURM_ARRAY"))]:
         monkeypatch.delenv(variable)
-    one.clear()
-    try:
-        yield one
-    finally:
+    # Tests of several processes take turns: what one submits is in the way of another, and `clear` ends it.
+    with (FOLDER / name / "tests.lock").open("w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
         one.clear()
+        try:
+            yield one
+        finally:
+            one.clear()

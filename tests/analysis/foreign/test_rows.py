@@ -193,7 +193,7 @@ def test_runs_of_a_table_are_measured_runs(tmp_path: Path, monkeypatch: pytest.M
     words = ("analyze", "report", tmp_path / "out", "-o", page, "--markdown", text)
     monkeypatch.setattr("sys.argv", list(map(str, words)))
     assert door.main() == ExitCode.DONE
-    assert "resnet18 was fastest, in one run, on Tesla V100-SXM2-16GB" in text.read_text()
+    assert "resnet18 had its highest throughput, in one run, on Tesla V100-SXM2-16GB" in text.read_text()
     assert "2 of 2 configurations have one measured run." in text.read_text()
 
 

@@ -19,7 +19,7 @@ from tests.slurm import SlurmCluster, until
 
 pytestmark = [
     pytest.mark.world,
-    pytest.mark.timeout(200),
+    pytest.mark.timeout(1500),
     pytest.mark.skipif("FULL_PAGES" not in os.environ, reason="takes two minutes: FULL_PAGES=1 runs it"),
 ]
 

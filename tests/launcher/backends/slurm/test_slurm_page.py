@@ -15,7 +15,7 @@ from workload.contract.record import Status
 
 pytestmark = [
     pytest.mark.world,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1500),
     pytest.mark.skipif("FULL_PAGES" not in os.environ, reason="takes minutes: FULL_PAGES=1 runs it"),
 ]
 PAGE = "docs/clusters.md"
