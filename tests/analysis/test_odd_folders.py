@@ -81,7 +81,7 @@ WITH_REPORT = (incomplete,)
         (no_sections, TIMED),
         (without_work, TIMED),
         (waiting_for_ever, set()),
-        (only_profiles, {*RUN, "kernels"}),
+        (only_profiles, {*RUN, "kernels", "roofline"}),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

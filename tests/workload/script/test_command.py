@@ -1,6 +1,7 @@
 """The command line of `python -m workload script`, and what is refused before a script runs."""
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -173,7 +174,6 @@ ENDS: dict[str, tuple[str, int, str, str, str | None]] = {
         RUN_ALONE,
         None,
     ),
-    "needs no torch": ("print('well')", 6, "well\n", "hint: the script that trains, not one that starts it", None),
     "updates by hand": (
         f"{LOOP}model(torch.ones(4)).sum().backward()",
         2,
@@ -206,6 +206,18 @@ def test_a_script_keeps_its_own_end(name: str, tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize("name", [name for name in ENDS if name not in DAILY])
 def test_every_script_keeps_its_own_end(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check_end(name, tmp_path, monkeypatch)
+
+
+@pytest.mark.world
+def test_a_script_that_needs_no_torch(tmp_path: Path) -> None:
+    """In a process of its own: the others here are copies of one that has loaded torch."""
+    (tmp_path / "script.py").write_text("print('well')")
+    words = [sys.executable, "-m", "workload", "script", "--", "script.py"]
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    ran = subprocess.run(words, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=100, check=False)
+    assert (ran.returncode, ran.stdout) == (6, "well\n"), ran.stderr
+    assert ran.stderr.endswith("\nhint: the script that trains, not one that starts it\n")
+    assert not (tmp_path / "results").exists()
 
 
 def check_end(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
