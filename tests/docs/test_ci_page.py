@@ -79,7 +79,7 @@ def test_which_verdicts_end_the_build(code: int, ends: int, checkout: Path) -> N
     assert done.stdout.splitlines()[0].startswith("duel --commit origin/main HEAD --cpu")
 
 
-@pytest.mark.skipif("FULL_PAGES" not in os.environ, reason="it takes minutes: FULL_PAGES=1 runs it")
+@pytest.mark.skipif("OVERNIGHT" not in os.environ, reason="takes many minutes: OVERNIGHT=1 runs it")
 def test_the_step_runs_with_the_real_program(checkout: Path) -> None:
     """In small, and with a share that a busy machine can tell."""
     (script,) = steps()

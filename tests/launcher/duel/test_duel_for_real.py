@@ -21,12 +21,21 @@ from workload.contract import bundle
 from workload.contract.errors import ExitCode
 
 pytestmark = [pytest.mark.world, pytest.mark.timeout(1800)]
+OVERNIGHT = pytest.mark.skipif("OVERNIGHT" not in os.environ, reason="takes many minutes: OVERNIGHT=1 runs it")
 FULL = pytest.mark.skipif("FULL_PAGES" not in os.environ, reason="it takes minutes: FULL_PAGES=1 runs it")
 ROOT = Path(__file__).parents[3]
 # A step of a few ms on one thread. The machine may be busy with other tests: what is asked is large, 5 ms more, or that
 # no half is.
 SMALL = ("--cpu", "--model", "squeezenet1_1", "--batch-size", "1", "--image-size", "32", "--warmup", "1")
-SHORT = (*SMALL, "--iterations", "15", "--min-seconds", "0", "--max-time", "25m")
+SHORT = (
+    *SMALL,
+    "--iterations",
+    "15",
+    "--min-seconds",
+    "0",
+    "--max-time",
+    "5m" if "OVERNIGHT" not in os.environ else "25m",
+)
 
 
 def duel(folder: Path, *words: str, **options: Any) -> "subprocess.CompletedProcess[str]":
@@ -63,8 +72,8 @@ def checkout(tmp_path: Path) -> Path:
     ("a", "b", "margin", "code", "verdict"),
     [
         ("main", "slow", "10%", 11, "slower"),
-        ("slow", "main", "10%", 12, "faster"),
-        ("main", "main", "50%", 0, "same"),
+        pytest.param("slow", "main", "10%", 12, "faster", marks=OVERNIGHT),
+        pytest.param("main", "main", "50%", 0, "same", marks=OVERNIGHT),
     ],
 )
 def test_a_commit_against_a_slower_one_and_against_itself(

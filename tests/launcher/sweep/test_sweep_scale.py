@@ -29,7 +29,7 @@ def test_a_few_machines_of_which_many_are_lost(clouds: Clouds) -> None:
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.skipif("FULL_PAGES" not in os.environ, reason="takes minutes: FULL_PAGES=1 runs it")
+@pytest.mark.skipif("OVERNIGHT" not in os.environ, reason="takes many minutes: OVERNIGHT=1 runs it")
 def test_a_thousand_runs_on_a_hundred_machines(clouds: Clouds, capsys: pytest.CaptureFixture[str]) -> None:
     with clouds(scale=4, durations=TIMES) as cloud:
         crowd = simulate(cloud, machines=100, runs_each=10, preempted=0.05, lost=0.01, name="crowd")
