@@ -28,6 +28,10 @@ CONTRACTION = re.compile(
 )
 # These allocate and touch nothing.
 ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"})
+# Views that their schema does not call so: they share the memory of what they are given.
+HIDDEN_VIEWS = frozenset(
+    {"unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk", "transpose_", "t_", "squeeze_", "unsqueeze_", "detach_"}
+)
 # These write without reading the tensor that only lends a shape or is overwritten.
 OVERWRITING = frozenset(
     {"bernoulli_", "copy_", "fill_", "full_like", "new_full", "new_ones", "new_zeros", "normal_", "ones_like"}
@@ -306,7 +310,8 @@ class FlopCounter(TorchDispatchMode):
 @cache
 def _moves_nothing(func: OpOverload) -> bool:
     """Views, allocations and queries of metadata."""
-    return func.is_view or func.namespace in ("prim", "profiler") or func.overloadpacket.__name__ in ALLOCATIONS
+    is_known = func.overloadpacket.__name__ in ALLOCATIONS | HIDDEN_VIEWS
+    return func.is_view or func.namespace in ("prim", "profiler") or is_known
 
 
 @dataclass(frozen=True, kw_only=True)
