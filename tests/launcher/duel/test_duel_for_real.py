@@ -34,7 +34,7 @@ SHORT = (
     "--min-seconds",
     "0",
     "--max-time",
-    "5m" if "OVERNIGHT" not in os.environ else "25m",
+    "3m" if "OVERNIGHT" not in os.environ else "25m",
 )
 
 

@@ -64,6 +64,17 @@ def training(cluster: SlurmCluster) -> list[str]:
     return [name for array, index in elements if (name := f"{numbers[array]}_{index}") in running]
 
 
+@pytest.mark.parametrize(
+    "cluster",
+    [
+        "accounting",
+        pytest.param(
+            "plain",
+            marks=pytest.mark.skipif("OVERNIGHT" not in os.environ, reason="takes minutes: OVERNIGHT=1 runs it"),
+        ),
+    ],
+    indirect=True,
+)
 def test_whatever_happens_every_run_is_measured_once(cluster: SlurmCluster) -> None:
     """One element cancelled, one sent back in its middle, the controller started again, the launcher killed."""
     (cluster.home / "twelve.toml").write_text(MATRIX)
