@@ -5,7 +5,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -78,15 +78,14 @@ class SlurmCluster:
         with suppress(AssertionError):
             self.run("scancel", "--user=root")
         self.resume(*NODES)
-        until(lambda: not self.queue(), f"the queue is not empty: {self.queue()}")
+        until(lambda: not self.queue(), lambda: f"the queue is not empty: {self.queue()}")
 
 
-def until(holds: object, what: str, within_s: float = ENDS_WITHIN_S) -> None:
+def until(holds: Callable[[], object], what: str | Callable[[], str], within_s: float = ENDS_WITHIN_S) -> None:
     """Wait until it is so."""
-    assert callable(holds)
     end_s = time.monotonic() + within_s
     while not holds():
-        assert time.monotonic() < end_s, what
+        assert time.monotonic() < end_s, what if isinstance(what, str) else what()
         time.sleep(0.2)
 
 

@@ -10,7 +10,7 @@ from stage import measured
 
 from workload import cli
 from workload.contract.errors import ExitCode, UsageError
-from workload.script import ending, program
+from workload.script import program
 
 EXAMPLE = "python -m workload script -- train.py --lr 0.1"
 FOLDER = "results"
@@ -196,16 +196,16 @@ DAILY = {"fails later", "too few steps", "cleans up"}
 @pytest.mark.world
 @pytest.mark.skipif(sys.platform == "darwin", reason="copies a process that has loaded torch")
 @pytest.mark.parametrize("name", [name for name in ENDS if name in DAILY])
-def test_a_script_keeps_its_own_end(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_end(name, tmp_path, monkeypatch)
+def test_a_script_keeps_its_own_end(name: str, tmp_path: Path) -> None:
+    check_end(name, tmp_path)
 
 
 @pytest.mark.world
 @pytest.mark.skipif(sys.platform == "darwin", reason="copies a process that has loaded torch")
 @pytest.mark.skipif("FULL_PAGES" not in os.environ, reason="FULL_PAGES=1 runs it")
 @pytest.mark.parametrize("name", [name for name in ENDS if name not in DAILY])
-def test_every_script_keeps_its_own_end(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_end(name, tmp_path, monkeypatch)
+def test_every_script_keeps_its_own_end(name: str, tmp_path: Path) -> None:
+    check_end(name, tmp_path)
 
 
 @pytest.mark.world
@@ -220,11 +220,10 @@ def test_a_script_that_needs_no_torch(tmp_path: Path) -> None:
     assert not (tmp_path / "results").exists()
 
 
-def check_end(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def check_end(name: str, tmp_path: Path) -> None:
     text, code, printed, last_line, status = ENDS[name]
     script = tmp_path / "script.py"
     script.write_text(text)
-    monkeypatch.setattr(ending, "ENDING_S", 2.0)
     ran = measured(tmp_path / "run", script, options=("--warmup", "2", "--iterations", "5"))
     assert (ran.code, ran.out) == (code, printed), ran.err
     assert ran.err.rstrip("\n").endswith(last_line.format(name="script.py", folder=ran.folder))

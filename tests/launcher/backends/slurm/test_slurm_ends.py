@@ -41,12 +41,12 @@ def seen(name: str) -> Machine:
 
 
 def ends(name: str) -> Machine:
-    until(lambda: seen(name).condition is Condition.GONE, f"it does not end: {seen(name)}", within_s=150)
+    until(lambda: seen(name).condition is Condition.GONE, lambda: f"it does not end: {seen(name)}", within_s=150)
     return seen(name)
 
 
 def runs(name: str) -> None:
-    until(lambda: seen(name).condition is Condition.RUNNING, f"it does not run: {seen(name)}")
+    until(lambda: seen(name).condition is Condition.RUNNING, lambda: f"it does not run: {seen(name)}")
 
 
 def test_ends_that_slurm_makes(cluster: SlurmCluster) -> None:
@@ -84,7 +84,8 @@ def test_a_node_that_fails_and_comes_back(cluster: SlurmCluster) -> None:
     until(lambda: seen(again).queued, "it does not wait for another start")
     cluster.resume("n1", "n2")
     number = cluster.run("squeue", "-h", f"--name={again}", "-o", "%A")
-    cluster.run("scontrol", "update", f"jobid={number}", "StartTime=now")
+    # Slurm would wait for two minutes. Within the second of the first start's end, slurmd refuses the second.
+    cluster.run("scontrol", "update", f"jobid={number}", "StartTime=now+5")
     runs(again)
     assert {removed.gone for removed in machines_of().stop([seen(again)])} == {True}
 
