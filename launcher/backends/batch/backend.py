@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from launcher.backends.batch.machines import BatchMachines
 from launcher.backends.batch.options import Options, Where
-from launcher.backends.batch.plan import PREFIX, BatchPlan, make_plan, stamp
+from launcher.backends.batch.plan import PREFIX, BatchPlan, make_plan, stamp, zones_in
 from launcher.backends.batch.service import BatchService
 from launcher.backends.door import Job
 from launcher.backends.gcp import gpus
-from launcher.backends.gcp.backend import ComputeEngine, by_digest, image_to_be, pushed_image
+from launcher.backends.gcp.backend import ComputeEngine, by_digest, pushed_image
 from launcher.backends.gcp.options import Where as VmWhere
 from launcher.backends.gcp.settings import Settings
 from launcher.checks import Check
@@ -56,21 +56,9 @@ class CloudBatch:
         return Region(region=where.region, settings=self.vm.settings(place, vm_options, offline=offline))
 
     def plan(self, job: Job, options: Options, settings: Region, *, now: datetime, offline: bool = False) -> BatchPlan:
-        where = settings.settings
-        prices = self.vm.prices(None if offline or options.usd_per_h is not None else where.project)
-        unpriced = prices.why and options.usd_per_h is None
-        return make_plan(
-            job.resolved,
-            options,
-            where,
-            settings.region,
-            image=options.image or image_to_be(job, options.for_vm(()), where),
-            now=now,
-            token=job.token,
-            task=job.task,
-            today=prices.prices,
-            notes=[f"prices are those of a table: {prices.why}"] if unpriced else [],
-        )
+        as_gcp = options.for_vm(zones_in(settings.region, options))
+        vm = self.vm.plan(job, as_gcp, settings.settings, now=now, offline=offline)
+        return make_plan(vm, options, settings.region)
 
     def prepare(self, draft: BatchPlan, machines: BatchMachines) -> BatchPlan:
         """Have the image where the VM can pull it, by digest."""

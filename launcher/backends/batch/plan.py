@@ -18,13 +18,11 @@ from launcher.backends.gcp.gpus import Driver, require
 from launcher.backends.gcp.plan import VmPlan
 from launcher.backends.gcp.planned_vm import PULL_S, SCOPE
 from launcher.backends.gcp.settings import Settings
-from launcher.backends.gcp.skus import PriceList
 from launcher.jobs.records import Price, Request, region_of
 from launcher.kinds import Runtime
 from workload.contract.errors import ToolError, UsageError
 from workload.contract.invocation import as_typed
-from workload.contract.spec import Profile, Resolved
-from workload.contract.task import Task
+from workload.contract.spec import Profile
 from workload.contract.text import dollars, minutes, wrapped
 
 # A VM that was taken back ends its task with this: https://cloud.google.com/batch/docs/troubleshooting
@@ -247,42 +245,15 @@ class BatchPlan:
         }
 
 
-def make_plan(
-    resolved: Resolved,
-    options: Options,
-    settings: Settings,
-    region: str,
-    *,
-    image: str,
-    now: datetime,
-    token: str,
-    task: Task | None = None,
-    today: PriceList | None = None,
-    notes: Sequence[str] = (),
-) -> BatchPlan:
-    """The plan of `launch batch`; touches nothing but tables and programs. `now` is aware.
-
-    Raises `UsageError` for what a VM cannot do, for a GPU that the region has not, and for a zone of another region.
-    """
-    zones = _zones(options, region)
-    vm = gcp_plan.make_plan(
-        resolved,
-        options.for_vm(zones),
-        settings,
-        image=image,
-        now=now,
-        token=token,
-        today=today,
-        notes=notes,
-        task=task,
-    )
+def make_plan(vm: VmPlan, options: Options, region: str) -> BatchPlan:
+    """The plan of `launch batch` from that of `launch gcp` for the same options; touches nothing but the programs."""
     request = replace(
         vm.request,
         backend="batch",
         store=f"{vm.request.store}/{PREFIX}",
         place=f"batch-{vm.gpu.name}",
         runtime=Runtime.PROCESS,
-        zones=list(zones),
+        zones=list(vm.zones),
         options={**{name: vm.request.options[name] for name in ("project", "flavour")}, "region": region},
     )
     return BatchPlan(
@@ -295,7 +266,8 @@ def make_plan(
     )
 
 
-def _zones(options: Options, region: str) -> tuple[str, ...]:
+def zones_in(region: str, options: Options) -> tuple[str, ...]:
+    """Those that are allowed. Raises `UsageError` for a region without the GPU, and for a zone of another region."""
     gpu = require(options.gpu)
     there = tuple(zone for zone in gpu.zones if region_of(zone) == region)
     if not there:

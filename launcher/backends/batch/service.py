@@ -9,21 +9,20 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from launcher.backends.batch.plan import LAUNCH_VARIABLE, PREEMPTED_CODE
 from launcher.backends.gcp.compute import CloudClock, credentials_for, repeated
-from launcher.backends.gcp.refusals import BUSY, DeniedError, no_credentials, reasons_of, said_by
+from launcher.backends.gcp.refusals import BUSY, DeniedError, Service, no_credentials, reasons_of, said_by, translated
 from workload.contract.errors import ToolError, UsageError
-from workload.storage.gcs import LOG_IN, foreign_answer
-from workload.storage.store import UnreachableError
+from workload.storage.gcs import LOG_IN
 
 ENDPOINT_VARIABLE = "ROOFLAUNCH_BATCH_ENDPOINT"
 PUBLIC_ENDPOINT = "https://batch.googleapis.com"
+BATCH = Service(name="Cloud Batch", public=PUBLIC_ENDPOINT, variable=ENDPOINT_VARIABLE)
 # A question is answered in a second or two; of a failing one this long.
 ANSWER_S, RETRY_S = 15.0, 30.0
 PAGE = 1000
@@ -162,7 +161,7 @@ class BatchService:
             # The client's pagers would ask on by themselves, without our limits.
             return getattr(answer, "_response", answer)
 
-        with self._translated(method):
+        with translated(BATCH, lambda error: self._explained(error, method)):
             try:
                 return repeated(call, RETRY_S, sleep=self._sleep, monotonic=self._monotonic)
             except api.NotFound as error:
@@ -191,32 +190,10 @@ class BatchService:
         session.hooks["response"].append(self._clock.hear)
         return client
 
-    @contextmanager
-    def _translated(self, method: str) -> Iterator[None]:
-        """Turn what the client and its libraries raise into our errors, cause kept."""
-        import requests  # noqa: PLC0415 - see the module
-        import urllib3  # noqa: PLC0415
-        from google.api_core import exceptions as api  # noqa: PLC0415
-        from google.auth import exceptions as auth  # noqa: PLC0415
-        from google.protobuf import json_format  # noqa: PLC0415
-
-        try:
-            yield
-        except json_format.ParseError as error:
-            raise foreign_answer("Cloud Batch", os.environ.get(ENDPOINT_VARIABLE) or PUBLIC_ENDPOINT) from error
-        except api.GoogleAPICallError as error:
-            raise self._explained(error, method) from error
-        except auth.TransportError as error:
-            raise _unreachable(error) from error
-        except auth.GoogleAuthError as error:
-            raise (_unreachable if error.retryable else no_credentials)(error) from error
-        except (requests.RequestException, urllib3.exceptions.HTTPError, ConnectionError, TimeoutError) as error:
-            raise _unreachable(error) from error
-
     def _explained(self, error: Any, method: str) -> ToolError | UsageError:
         code, message = int(error.code), said_by(error)
         if code in BUSY:
-            return _unreachable(error)
+            return BATCH.unreachable(error)
         if reasons_of(error) & {"accessNotConfigured", "SERVICE_DISABLED"}:
             return DeniedError(
                 f"the Batch API is disabled in project '{self.project}'",
@@ -232,17 +209,6 @@ class BatchService:
         if code == 404 and "ocation" in message:  # noqa: PLR2004
             return UsageError(f"Batch has no region '{self.region}': {message}", hint="--region us-central1")
         return ToolError(f"Cloud Batch refused {method}: {message}", hint=f"launch doctor batch --region {self.region}")
-
-
-def _unreachable(error: BaseException) -> UnreachableError:
-    endpoint = os.environ.get(ENDPOINT_VARIABLE)
-    where = endpoint or PUBLIC_ENDPOINT
-    usual = f"check the network and its proxy (curl -I {PUBLIC_ENDPOINT}), then run again"
-    hint = f"start that server, or unset {ENDPOINT_VARIABLE}" if endpoint else usual
-    system = re.search(r"\[Errno -?\d+\] ([^'\")]+)", said_by(error))
-    return UnreachableError(
-        f"Cloud Batch cannot be reached at {where}: {system[1] if system else said_by(error)}", hint=hint
-    )
 
 
 def _job(job: Any) -> BatchJob:

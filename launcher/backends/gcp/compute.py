@@ -22,8 +22,10 @@ from typing import Any, TypeVar
 from launcher.backends.door import ANYWHERE, Listing, Output
 from launcher.backends.gcp import resources
 from launcher.backends.gcp.refusals import (
+    COMPUTE_ENGINE,
     ENDPOINT_VARIABLE,
     PUBLIC_ENDPOINT,
+    explained,
     no_credentials,
     passing,
     said_by,
@@ -386,7 +388,7 @@ class Compute:
             form = f"{method}_unary" if method in ("insert", "delete") else method
             return getattr(client, form)(request, retry=None, timeout=answer_s or self._patience.answer_s)
 
-        with translated(self.project, method):
+        with translated(COMPUTE_ENGINE, lambda error: explained(error, self.project, method)):
             try:
                 limit_s = self._patience.retry_s if retry_s is None else retry_s
                 return repeated(call, limit_s, sleep=self._sleep, monotonic=self._monotonic)

@@ -3,8 +3,9 @@
 import http
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from launcher.backends.gcp.resources import OperationFault
@@ -63,9 +64,32 @@ class RefusedError(ToolError):
         self.faults = faults
 
 
+@dataclass(frozen=True, kw_only=True)
+class Service:
+    """A service of Google Cloud: its name in a sentence, its address, and the variable that names another one."""
+
+    name: str
+    public: str
+    variable: str
+
+    @property
+    def address(self) -> str:
+        """Where it is asked."""
+        return os.environ.get(self.variable) or self.public
+
+    def unreachable(self, error: BaseException) -> UnreachableError:
+        """The error for one that does not answer."""
+        usual = f"check the network and its proxy (curl -I {self.public}), then run again"
+        hint = f"start that server, or unset {self.variable}" if os.environ.get(self.variable) else usual
+        return UnreachableError(f"{self.name} cannot be reached at {self.address}: {_why(error)}", hint=hint)
+
+
+COMPUTE_ENGINE = Service(name="Compute Engine", public=PUBLIC_ENDPOINT, variable=ENDPOINT_VARIABLE)
+
+
 @contextmanager
-def translated(project: str, method: str) -> Iterator[None]:
-    """Turn what the client and its libraries raise into our errors, cause kept."""
+def translated(service: Service, explained: Callable[[Any], RooflaunchError]) -> Iterator[None]:
+    """Turn what the client and its libraries raise into our errors, cause kept; `explained` does answers of 400 on."""
     import requests  # noqa: PLC0415 - see the module
     import urllib3  # noqa: PLC0415
     from google.api_core import exceptions as api  # noqa: PLC0415
@@ -75,39 +99,38 @@ def translated(project: str, method: str) -> Iterator[None]:
     try:
         yield
     except json_format.ParseError as error:
-        where = os.environ.get(ENDPOINT_VARIABLE) or PUBLIC_ENDPOINT
-        raise foreign_answer("Compute Engine", where) from error
+        raise foreign_answer(service.name, service.address) from error
     except api.GoogleAPICallError as error:
-        raise _explained(error, project, method) from error
+        raise explained(error) from error
     except auth.TransportError as error:
-        raise _unreachable(error) from error
+        raise service.unreachable(error) from error
     except auth.GoogleAuthError as error:
-        raise (_unreachable if error.retryable else no_credentials)(error) from error
+        raise (service.unreachable if error.retryable else no_credentials)(error) from error
     except (requests.RequestException, urllib3.exceptions.HTTPError, ConnectionError, TimeoutError) as error:
-        raise _unreachable(error) from error
+        raise service.unreachable(error) from error
 
 
-def _explained(error: Any, project: str, method: str) -> RooflaunchError:
-    """What an answer of 400 or more means."""
+def explained(error: Any, project: str, method: str) -> RooflaunchError:
+    """What Compute Engine means by an answer of 400 or more."""
     code, message = int(error.code), said_by(error)
-    explained: RooflaunchError
+    meaning: RooflaunchError
     if method == "insert" and (refused := refused_for_good(_all_said_by(error))):
-        explained = refused
+        meaning = refused
     elif method == "insert" and (fault := _insert_fault(error)):
-        explained = RefusedError((fault,), hint="the same again with other zones: --zone Z")
+        meaning = RefusedError((fault,), hint="the same again with other zones: --zone Z")
     elif code in BUSY:
-        explained = _unreachable(error)
+        meaning = COMPUTE_ENGINE.unreachable(error)
     elif code == http.HTTPStatus.FORBIDDEN:
-        explained = _forbidden(error, project)
+        meaning = _forbidden(error, project)
     elif code == http.HTTPStatus.UNAUTHORIZED:
-        explained = no_credentials(error)
+        meaning = no_credentials(error)
     elif code == http.HTTPStatus.NOT_FOUND and f"'projects/{project}'" in message:
-        explained = UsageError(f"project '{project}' does not exist, or is not yours", hint="gcloud projects list")
+        meaning = UsageError(f"project '{project}' does not exist, or is not yours", hint="gcloud projects list")
     elif code == http.HTTPStatus.CONFLICT and method == "insert":
-        explained = AlreadyThereError(f"Compute Engine: {message}", hint="launch status")
+        meaning = AlreadyThereError(f"Compute Engine: {message}", hint="launch status")
     else:
-        explained = ToolError(f"Compute Engine refused {method}: {message}", hint="launch doctor gcp")
-    return explained
+        meaning = ToolError(f"Compute Engine refused {method}: {message}", hint="launch doctor gcp")
+    return meaning
 
 
 def refused_for_good(message: str) -> ToolError | None:
@@ -170,17 +193,6 @@ def _forbidden(error: Any, project: str) -> DeniedError:
 
 def no_credentials(error: Exception) -> DeniedError:
     return DeniedError(f"no usable credentials for Google Cloud: {said_by(error)}", hint=log_in())
-
-
-def _unreachable(error: BaseException) -> UnreachableError:
-    endpoint = os.environ.get(ENDPOINT_VARIABLE)
-    hint = (
-        f"start that server, or unset {ENDPOINT_VARIABLE}"
-        if endpoint
-        else f"check the network and its proxy (curl -I {PUBLIC_ENDPOINT}), then run again"
-    )
-    where = endpoint or PUBLIC_ENDPOINT
-    return UnreachableError(f"Compute Engine cannot be reached at {where}: {_why(error)}", hint=hint)
 
 
 def _why(error: BaseException) -> str:

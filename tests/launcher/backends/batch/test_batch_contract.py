@@ -10,14 +10,14 @@ import pytest
 
 from launcher.backends.batch.machines import BatchMachines
 from launcher.backends.batch.options import Options
-from launcher.backends.batch.plan import BatchPlan, make_plan
+from launcher.backends.batch.plan import BatchPlan
 from launcher.backends.batch.service import ENDPOINT_VARIABLE, BatchService
 from launcher.backends.door import Machine, Machines
 from launcher.jobs.records import log_object
 from tests.launcher.backends import contract
+from tests.launcher.backends.batch.batch_plans import batch_plan
 from tests.launcher.backends.batch.fake_batch import PROJECT, REGION, FakeBatch
 from tests.launcher.backends.contract import CHECKS, Check, Place, name_of
-from tests.launcher.backends.gcp.canned_cloud import IMAGE, SETTINGS
 from tests.launcher.backends.gcp.test_gcp_contract import Clock
 from workload.contract.spec import resolve
 from workload.storage.folder import Folder
@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[4]
 def plan_of(token: str, **changes: object) -> BatchPlan:
     options = Options(**{"gpu": "t4", "zones": ("us-central1-a", "us-central1-b"), **changes})
     now = datetime(2027, 1, 15, 8, tzinfo=UTC)
-    return make_plan(resolve({}, {}, None), options, SETTINGS, REGION, image=IMAGE, now=now, token=token)
+    return batch_plan(resolve({}, {}, None), options, REGION, now=now, token=token)
 
 
 def submit_and_stay(token: str) -> None:

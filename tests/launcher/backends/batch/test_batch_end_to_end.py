@@ -16,12 +16,13 @@ import pytest
 
 from launcher.backends.batch.machines import BatchMachines
 from launcher.backends.batch.options import Options
-from launcher.backends.batch.plan import PREFIX, make_plan, stamp
+from launcher.backends.batch.plan import PREFIX, stamp
 from launcher.backends.batch.service import ENDPOINT_VARIABLE, BatchService
 from launcher.jobs import run as jobs_run
 from launcher.jobs.session import Session
+from tests.launcher.backends.batch.batch_plans import batch_plan
 from tests.launcher.backends.batch.fake_batch import PROJECT, REGION, FakeBatch, FakeTask
-from tests.launcher.backends.gcp.canned_cloud import IMAGE, SETTINGS
+from tests.launcher.backends.gcp.canned_cloud import IMAGE
 from tests.launcher.backends.gcp.fake_metadata import FakeMetadata
 from tests.workload.storage import gcs_server
 from tests.workload.storage.gcs_server import BUCKET
@@ -133,12 +134,10 @@ def test_a_task_that_is_taken_back_in_the_middle_goes_on_where_it_was(world: Wor
     service = BatchService(PROJECT, REGION)
     store = open_store(f"gs://{BUCKET}/{PREFIX}", jobs=4)
     machines = BatchMachines(service, lambda: store)
-    plan = make_plan(
+    plan = batch_plan(
         Resolved(spec=base, origin={"model": Origin.OPTION}),
         Options(gpu="t4", spot=True, rerun_preempted=2, usd_per_h=1.0),
-        SETTINGS,
         REGION,
-        image=IMAGE,
         now=stamp(time.time()),
         token="0000bb",
         task=Task(job="night", runs=runs),

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from launcher.backends.batch.options import Options
-from launcher.backends.batch.plan import BatchPlan, make_plan
-from tests.launcher.backends.gcp.canned_cloud import IMAGE, SETTINGS
+from launcher.backends.batch.plan import BatchPlan
+from tests.launcher.backends.batch.batch_plans import batch_plan
 from workload.contract.errors import UsageError
 from workload.contract.spec import resolve
 
@@ -25,7 +25,7 @@ GOLDEN: dict[str, dict[str, Any]] = {
 
 def planned(*, given: dict[str, object] | None = None, region: str = "us-central1", **changes: Any) -> BatchPlan:
     resolved = resolve(given or {}, {}, None)
-    return make_plan(resolved, Options(**changes), SETTINGS, region, image=IMAGE, now=NOW, token="00ff00")
+    return batch_plan(resolved, Options(**changes), region, now=NOW, token="00ff00")
 
 
 def golden(plan: BatchPlan) -> str:
