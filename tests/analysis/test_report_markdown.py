@@ -1,0 +1,71 @@
+"""The report as Markdown."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analysis.report import markdown
+from analysis.report.content import Report
+
+
+@pytest.mark.parametrize(
+    ("text", "escaped"),
+    [
+        ("resnet18 at 1.5 x", "resnet18 at 1.5 x"),
+        ("mobilenet_v2", "mobilenet_v2"),
+        ("_a_", r"\_a\_"),
+        ("<img src=x>", "&lt;img src=x&gt;"),
+        ("a|b", r"a\|b"),
+        ("[x](javascript:1)", r"\[x\](javascript:1)"),
+        ("# no heading", r"\# no heading"),
+        ("1. no list", r"1\. no list"),
+        ("1.16 x", "1.16 x"),
+        ("- no item", r"\- no item"),
+        ("a\n\n# b", "a # b"),
+        ("```", r"\`\`\`"),
+        ("&lt;", "&amp;lt;"),
+    ],
+)
+def test_markdown_escapes(text: str, escaped: str) -> None:
+    assert markdown.escape(text) == escaped
+
+
+@given(st.text(alphabet=st.sampled_from("ab _*`[]()<>|#-+=:~!&\\\n1.$@/{}\"'"), max_size=40))
+def test_escaped_text_reads_as_it_was(text: str) -> None:
+    """By a CommonMark parser with HTML and tables switched on."""
+    markdown_it = pytest.importorskip("markdown_it", reason="markdown-it-py is not installed")
+    parser = markdown_it.MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])
+    expected = " ".join(text.split())
+    tokens = parser.parse(f"x {markdown.escape(text)}" if not expected else markdown.escape(text))
+    if not expected:
+        return
+    assert [token.type for token in tokens] == ["paragraph_open", "inline", "paragraph_close"]
+    inline = tokens[1].children
+    assert {child.type for child in inline} <= {"text", "text_special"}
+    assert "".join(child.content for child in inline) == expected
+
+
+def test_markdown_has_tables_pictures_and_commands(report: Report) -> None:
+    text = markdown.render(report, figures="figures")
+    assert text.startswith("# Training throughput, and what limits it\n\n36 runs · 12 configurations · 2 environments")
+    assert "![Best throughput of each model and environment](figures/throughput_comparison.png)" in text
+    assert "| model | fastest on | device | batch |" in text
+    assert "```sh\n# gcp-t4-us-central1-a: " in text
+    assert "![" not in markdown.render(report, figures=None)
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    blocks = re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE)
+    assert len(rows) > 60
+    for block in blocks:
+        widths = {len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}
+        assert len(widths) == 1, block
+
+
+def test_hostile_markdown_holds_no_markup(hostile_report: Report) -> None:
+    text = markdown.render(hostile_report, figures="figures")
+    outside = re.sub(r"^(`{3,})sh\n.*?^\1$", "", text, flags=re.MULTILINE | re.DOTALL)
+    assert "<" not in outside
+    assert not re.search(r"(?<!\\)\[a(?<!\\)\]\(", outside)
+    assert "\x1b" not in text
+    assert "\u202e" not in text
