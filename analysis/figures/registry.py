@@ -96,8 +96,8 @@ def _variance(material: Material) -> Iterator[Drawn]:
     yield Figure(
         name=name,
         title=f"Variability of one configuration: {what}",
-        caption="Each point is a run, relative to the median of its environment; the line spans the middle 90 % of its "
-        "steps. The configuration that was repeated in most environments."
+        caption=f"Each point is a run, relative to the median of its environment{_spans(rows)}. The configuration that "
+        "was repeated in most environments."
         + (f" Of more than {shares.MOST_RUNS} runs, that many are drawn." if len(rows) < len(runs) else ""),
         text="; ".join(
             f"{env}: {size:g} runs from {signed_percent(low)} to {signed_percent(high)}"
@@ -105,6 +105,14 @@ def _variance(material: Material) -> Iterator[Drawn]:
         ),
         chart=shares.variance(material, rows),
     )
+
+
+def _spans(rows: pd.DataFrame) -> str:
+    """What the lines through the points are, where there are any."""
+    known = rows[["slow", "fast"]].notna().all(axis=1)
+    if not known.any():
+        return "; no run says how its steps vary"
+    return f"; the line spans the middle 90 % of its steps{'' if known.all() else ', where they are known'}"
 
 
 def fixed_configuration(material: Material) -> pd.DataFrame | None:
@@ -143,8 +151,12 @@ def _roofline_env(material: Material) -> Iterator[Drawn]:
         yield Figure(
             name=f"roofline_{stems[env]}",
             title=f"Roofline: {_with_devices(env, table)}",
-            caption=f"{_shared(table, 'task', 'variant')}{_roofline_caption(table, roofs)} "
-            "The numbers are batch sizes, where there is room for them.",
+            caption=f"{_shared(table, 'task', 'variant')}{_roofline_caption(table, roofs)}"
+            + (
+                " The numbers are batch sizes, where there is room for them."
+                if table["batch_size"].notna().any()
+                else ""
+            ),
             text=_points_text(table),
             chart=rooflines.steps(material, table, roofs),
         )
@@ -171,8 +183,8 @@ def _roofline_combined(material: Material) -> Iterator[Drawn]:
         name="roofline_combined",
         title="Roofline: all environments",
         caption=f"{_shared(points, 'task')}The configuration of each model and environment with the most FLOP/s. "
-        f"{_roofline_caption(points, roofs)} "
-        "One roof per environment: that of its most frequent precision.",
+        f"{_roofline_caption(points, roofs)}"
+        + (" One roof per environment: that of its most frequent precision." if len(roofs) else ""),
         text=_points_text(points),
         chart=rooflines.combined(material, points, roofs),
     )
@@ -435,6 +447,8 @@ def usable_roofs(roofs: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
 
 def _one_roof_each(roofs: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
     """Per environment the measured roof, else the peak, of the precision that most of its points have."""
+    if roofs.empty:
+        return roofs
     rows = []
     for env, roofs_of_env in roofs.groupby("env", sort=False):
         precisions = points.loc[points["env"] == env, "precision"].value_counts()

@@ -1,22 +1,37 @@
 """Every sentence of the report: runs of which it is true, and runs of which it is false, where it must not stand."""
 
-import ast
 import functools
 import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from math import nan
 from pathlib import Path
-from typing import Any, TypeAlias
 
 import pytest
-from by_hand import BYTES, at_rates, kernels, results, run
+from by_hand import results, run
+from sentence_runs import (
+    BUSY,
+    CPU,
+    NEAR,
+    ROOFS,
+    SLOW,
+    T4,
+    UNKNOWN_WORK,
+    Make,
+    above_the_ceiling,
+    batches,
+    dear_and_cheap,
+    failed,
+    own,
+    pieces,
+    profile_alone,
+    two_batches,
+    two_environments,
+    undrawn,
+    with_roofs,
+)
 
-from analysis import costs, roofline
 from analysis.audit import RULES
-from analysis.figures import material
-from analysis.loading import Results
 from analysis.report.content import Bullets, Commands, Paragraph, Picture, Section, Table
 from analysis.report.evidence import ReportEvidence, gather
 from analysis.report.sections import (
@@ -30,82 +45,7 @@ from analysis.report.sections import (
     variability,
 )
 
-Runs: TypeAlias = list[dict[str, Any]]
-Make: TypeAlias = Callable[[], Runs]
-
 SECTIONS = Path(answer.__file__).parent
-T4 = {"place": "t4", "device_name": "Tesla T4", "compute_capability": "7.5"}
-ROOFS = {**BYTES, "ceiling_flop_per_s": 2e13, "ceiling_bytes_per_s": 2.5e11, "bound": "compute", "bound_why": "60 %"}
-CPU = {
-    "device_type": "cpu",
-    "device_name": "Xeon",
-    "place": "local-cpu",
-    "compute_capability": None,
-    "driver_version": None,
-    "threads": 2.0,
-}
-BUSY = {**CPU, "cpus_used": 0.3}
-FAST, SLOW = (100.0, 101.0, 99.5), (50.0, 50.5, 49.8)
-NEAR = (99.0, 102.0, 100.4)
-UNTIMED = {"images_per_s": None, "step_median_s": None, "train_flop_per_image": None, "path": "/nowhere"}
-
-
-def own(rates: tuple[float, ...] = FAST, name: str = "a", **facts: Any) -> Runs:
-    return at_rates(name, rates, **facts)
-
-
-def batches(*rates: float, share: float = 0.001) -> Runs:
-    """Three runs at each of the batch sizes 16, 32, 64, …"""
-    return [
-        one
-        for number, rate in enumerate(rates)
-        for one in own((rate, rate * (1 + share), rate * (1 - share)), f"b{number}-", batch_size=16 * 2**number)
-    ]
-
-
-UNKNOWN_WORK = {
-    "train_flop_per_step": None,
-    "train_flop_per_image": None,
-    "forward_mac_per_image": None,
-    "forward_flop_per_image": None,
-    "device_name": "Unknown GPU",
-}
-
-
-def profile_alone() -> Runs:
-    profile = kernels("sgemm", "bn_fw").assign(
-        family=["GEMM", "batch norm"],
-        duration_s=[3e-3, 1e-3],
-        flop=[4e9, 1e8],
-        dram_bytes=[1e8, 1e8],
-        flop_is_lower_bound=False,
-        **dict.fromkeys(("l2_bytes", "l1_bytes", "sm_percent", "memory_percent", "dram_percent"), nan),
-    )
-    return [run("p", steps=[], imported=True, kernels=profile, **UNTIMED)]
-
-
-def failed(**facts: Any) -> Runs:
-    return [run("f", steps=[], status="failed", **{"path": "/nowhere", **facts})]
-
-
-def above_the_ceiling() -> Runs:
-    return own(ceiling_flop_per_s=1e11, ceiling_bytes_per_s=1e11)
-
-
-def two_environments() -> Runs:
-    return [*own(), *own(SLOW, "b", **T4)]
-
-
-def two_batches() -> Runs:
-    return batches(100.0, 120.0)
-
-
-def with_roofs() -> Runs:
-    return own(**ROOFS)
-
-
-def dear_and_cheap() -> Runs:
-    return [*own(usd_per_h=2.0), *own(SLOW, "b", **T4, usd_per_h=0.4)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -546,17 +486,6 @@ def evidence_of(make: Make, *, with_figures: bool) -> ReportEvidence:
     return gather(loaded) if with_figures else undrawn(loaded)
 
 
-def undrawn(loaded: Results) -> ReportEvidence:
-    tables = material.make(
-        loaded,
-        points=roofline.points,
-        roofs=roofline.roofs,
-        kernel_points=roofline.kernel_points,
-        costs=costs.costs,
-    )
-    return ReportEvidence(results=loaded, material=tables, drawn=())
-
-
 def stands(words: str, said: list[str]) -> bool:
     return any(re.search(words, text) for text in said)
 
@@ -614,25 +543,6 @@ NOT_HERE = {
     "evidence of that run",
     "Causes found, and how much they explain",
 }
-# Of a sentence between two values; shorter ones are words of a table.
-LEAST_WORDS = 4
-
-
-def pieces(path: Path) -> Iterator[str]:
-    """The fixed parts of a module's sentences: its strings without docstrings, cut at what is filled in."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    docstrings = {
-        id(node.body[0].value)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef)
-        and node.body
-        and isinstance(node.body[0], ast.Expr)
-    }
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
-            for piece in re.split(r"\{[^}]*\}", node.value):
-                if len(piece.split()) >= LEAST_WORDS:
-                    yield piece.strip()
 
 
 def test_the_rules_of_a_busy_machine_are_rules_of_the_audit() -> None:

@@ -1,0 +1,271 @@
+"""Every sentence of a figure's caption: runs of which it is true, and runs of which it is false."""
+
+import os
+import re
+from dataclasses import dataclass
+from math import nan
+from pathlib import Path
+
+import pytest
+from by_hand import results, run
+from sentence_runs import (
+    ROOFS,
+    SLOW,
+    T4,
+    Make,
+    Runs,
+    batches,
+    failed,
+    own,
+    pieces,
+    profile_alone,
+    two_batches,
+    two_environments,
+    undrawn,
+    with_roofs,
+)
+
+from analysis.figures import legible, registry
+from analysis.figures.figure import Figure
+from analysis.figures.registry import REGISTRY, Drawn, built
+from analysis.figures.shares import MOST_RUNS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """`words` stands in a caption of `figure`, a key of `REGISTRY`, with `true` and in none with `false`."""
+
+    figure: str
+    words: str
+    true: Make
+    false: Make
+    instead: str | None = None
+
+
+def imported_runs() -> Runs:
+    """Throughput of whole runs, without steps."""
+    rates = (100.0, 101.0, 99.5)
+    return [
+        run(f"i{number}", steps=[], imported=True, images_per_s=rate, path="/nowhere")
+        for number, rate in enumerate(rates)
+    ]
+
+
+def two_models() -> Runs:
+    return [*own(), *own(SLOW, "b", model="vgg16", **T4)]
+
+
+def two_roofs() -> Runs:
+    return [*own(**ROOFS), *own(SLOW, "b", **T4, **ROOFS)]
+
+
+def two_points() -> Runs:
+    """Two environments with FLOP and bytes, and nothing known of what they can do."""
+    unknown = {"device_name": "Unknown GPU", "compute_capability": None}
+    bytes_ = {"bytes_lower_per_step": 1e9, "bytes_upper_per_step": 2e9}
+    return [*own(**bytes_, **unknown), *own(SLOW, "b", **T4 | unknown, **bytes_)]
+
+
+def profile_without_batch() -> Runs:
+    [one] = profile_alone()
+    return [one | {"batch_size": nan}]
+
+
+def profiles(number: int) -> Runs:
+    [one] = profile_alone()
+    return [one | {"run_id": f"p{place}", "batch_size": place + 1} for place in range(number)]
+
+
+def environments(number: int, *, devices: int) -> Runs:
+    return [
+        one
+        for place in range(number)
+        for one in own(SLOW, f"e{place}-", place=f"zone-{place}", device_name=f"GPU {place % devices}")
+    ]
+
+
+def lower_bounds() -> Runs:
+    [one] = profile_alone()
+    return [one | {"kernels": one["kernels"].assign(flop_is_lower_bound=True)}]
+
+
+CASES = {
+    "intervals": Case(
+        figure="throughput_comparison",
+        words=r"Bars are 95 % intervals over runs, where there are at least two\.",
+        true=own,
+        false=lambda: own((100.0,)),
+        instead=r"One run each: no intervals\.",
+    ),
+    "intervals that are cut": Case(
+        figure="throughput_comparison",
+        words="An arrowhead: the interval goes on beyond the frame",
+        true=lambda: [*own((10.0, 90.0)), *own(SLOW, "b", model="vgg16")],
+        false=own,
+    ),
+    "copies": Case(
+        figure="throughput_comparison",
+        words=r"(?<!: n)No intervals\.",
+        true=lambda: own((100.0, 100.0)),
+        false=own,
+        instead="Bars are 95 %",
+    ),
+    "a batch size that failed": Case(
+        figure="throughput_env",
+        words="A cross at the bottom marks a batch size of which no run came to its end",
+        true=lambda: [*two_batches(), run("f", steps=[], status="failed", batch_size=64, path="/nowhere")],
+        false=lambda: [*two_batches(), run("f", steps=[], status="failed", batch_size=32, path="/nowhere")],
+    ),
+    "the steps of a run": Case(
+        figure="variance_fixed_config",
+        words="the line spans the middle 90 % of its steps",
+        true=lambda: own(images_per_step=32.0),
+        false=imported_runs,
+        instead="no run says how its steps vary",
+    ),
+    "the steps of some runs": Case(
+        figure="variance_fixed_config",
+        words=r"middle 90 % of its steps, where they are known\.",
+        true=lambda: [*own(imported=True, images_per_step=32.0), *imported_runs()],
+        false=lambda: own(images_per_step=32.0),
+    ),
+    "too many runs": Case(
+        figure="variance_fixed_config",
+        words=f"Of more than {MOST_RUNS} runs, that many are drawn",
+        true=lambda: own(tuple(100 + number / 100 for number in range(MOST_RUNS + 1))),
+        false=own,
+    ),
+    "measured roofs": Case(
+        figure="roofline_env",
+        words="Solid roofs were measured",
+        true=with_roofs,
+        false=lambda: two_points()[:3],
+        instead="No ceiling was measured and no peak is known: no roof",
+    ),
+    "a roof each": Case(
+        figure="roofline_combined",
+        words="One roof per environment: that of its most frequent precision",
+        true=two_roofs,
+        false=two_points,
+        instead="no roof",
+    ),
+    "batch sizes as numbers": Case(
+        figure="roofline_env",
+        words="The numbers are batch sizes, where there is room for them",
+        true=with_roofs,
+        false=profile_without_batch,
+    ),
+    "modelled points": Case(
+        figure="roofline_env",
+        words="Hollow points: FLOP by formula",
+        true=with_roofs,
+        false=profile_alone,
+    ),
+    "lower bounds": Case(
+        figure="kernel_roofline",
+        words="≥ marks a lower bound: FLOP are missing",
+        true=lower_bounds,
+        false=profile_alone,
+    ),
+    "side by side": Case(
+        figure="ai_vs_batch",
+        words="Points of one batch size stand side by side",
+        true=lambda: (
+            [one | {**ROOFS} for one in (*two_batches(), *batches(50.0, 60.0))][:6]
+            + [one | {**ROOFS, **T4, "run_id": "t" + one["run_id"]} for one in batches(50.0, 60.0)]
+        ),
+        false=lambda: [one | {**ROOFS} for one in two_batches()],
+    ),
+    "one ceiling": Case(
+        figure="efficiency_comparison",
+        words=r"divided by the measured ceiling of its precision\.",
+        true=lambda: own(**ROOFS, device_name="Unknown GPU", compute_capability=None),
+        false=lambda: own(device_name="Tesla T4", compute_capability="7.5"),
+        instead=r"divided by the vendor's peak of its precision\.",
+    ),
+    "many profiles": Case(
+        figure="kernel_breakdown",
+        words=r"Of 25 profiles the first 24\.",
+        true=lambda: profiles(25),
+        false=lambda: profiles(2),
+    ),
+    "larger batches that are slower": Case(
+        figure="batch_size_scaling",
+        words="No larger batch was faster than the smallest",
+        true=lambda: batches(100.0, 80.0),
+        false=lambda: batches(100.0, 120.0),
+        instead=r"Largest gain: 1\.20 times, resnet18.* at batch 32",
+    ),
+    "what it costs": Case(
+        figure="cost",
+        words="Price per hour of the machine divided by throughput, for the cheapest configuration",
+        true=lambda: own(usd_per_h=1.0),
+        false=own,
+    ),
+    "machines of several devices": Case(
+        figure="throughput_comparison",
+        words="^9 environments: each device is one of its machines, for each model the one in the middle; the tables",
+        true=lambda: environments(9, devices=2),
+        false=lambda: environments(8, devices=2),
+    ),
+    "many devices": Case(
+        figure="throughput_comparison",
+        words="; of 9 devices the 8 fastest; the tables have all",
+        true=lambda: environments(9, devices=9),
+        false=lambda: environments(9, devices=8),
+    ),
+    "many environments": Case(
+        figure="throughput_comparison",
+        words=r"^9 environments of one device: the 8 fastest are drawn; the tables have all\.",
+        true=lambda: environments(9, devices=1),
+        false=two_environments,
+    ),
+}
+
+
+def figures(make: Make, name: str) -> list[Drawn]:
+    material = undrawn(results(*(one | {"path": "/nowhere"} for one in make()))).material
+    return list(built(REGISTRY[name], material))
+
+
+def captions(make: Make, name: str) -> list[str]:
+    """With what a reader hears in place of the picture."""
+    return [text for drawn in figures(make, name) if isinstance(drawn, Figure) for text in (drawn.caption, drawn.text)]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_caption_says_what_is_drawn(name: str) -> None:
+    case = CASES[name]
+    true, untrue = captions(case.true, case.figure), captions(case.false, case.figure)
+    assert any(re.search(case.words, text) for text in true), true
+    assert not any(re.search(case.words, text) for text in untrue), untrue
+    assert case.instead is None or any(re.search(case.instead, text) for text in untrue), untrue
+
+
+# Of profiles read from files: test_foreign_rooflines.py.
+ELSEWHERE = {
+    "Filled points: FLOP and DRAM bytes from the GPU's counters.",
+    "Pale points: the kernels of a profile over their own time, which is no step's.",
+}
+# How much of a long list is left out.
+NOT_HERE = {"of them: the first", "are drawn, all are in the tables"}
+
+
+@pytest.mark.skipif("FULL_PAGES" not in os.environ, reason="draws every figure of every case: FULL_PAGES=1 runs it")
+def test_every_sentence_has_a_case() -> None:
+    """A new sentence of a figure needs data of which it is true, and data of which it would be false."""
+    asked = [(make, case.figure) for case in CASES.values() for make in (case.true, case.false)]
+    asked += [(make, name) for make in (own, failed, two_models) for name in REGISTRY]
+    asked += [(with_roofs, "roofline_combined"), (two_roofs, "roofline_env")]
+    asked += [(lambda: environments(8, devices=8), "throughput_env")]
+    drawn = [one for make, name in asked for one in figures(make, name)]
+    told = "\n".join(
+        f"{one.title} {one.caption} {one.text}" if isinstance(one, Figure) else one.reason for one in drawn
+    )
+    unsaid = {
+        piece
+        for module in (registry, legible)
+        for piece in pieces(Path(module.__file__))
+        if piece.lower() not in told.lower()
+    }
+    assert unsaid == ELSEWHERE | NOT_HERE
