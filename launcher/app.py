@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,11 +19,12 @@ from launcher.jobs import app as jobs
 from launcher.kinds import HERE, Runtime
 from launcher.machine.options import LocalOptions
 from launcher.options import Format, FormatOption, instance_of, parameters_of, run_options
+from launcher.script.command import HereOptions, ScriptCommand, Words, refuse_without_script
 from launcher.sweep.app import SWEEP_EXAMPLES, run_sweep
 from workload.contract.errors import ExitCode, UsageError
 from workload.contract.invocation import as_typed
 from workload.contract.program import VersionOption, help_unless_called
-from workload.contract.spec import resolve
+from workload.contract.spec import Context, RunSpec, resolve
 from workload.contract.text import terminal_width
 
 if TYPE_CHECKING:
@@ -42,6 +44,7 @@ Examples:
   launch local --cuda --precision amp --dataset ~/photos --format json
   launch local --runtime docker --memory 8g --cpus 2
   launch local --cuda --profile ncu
+  launch local --cpu -- train.py --lr 0.1
 """
 BUILD_EXAMPLES = """\b
 Examples:
@@ -66,30 +69,44 @@ def _launch(context: typer.Context, *, version: VersionOption = False) -> None: 
 
 def run_local(
     *,
+    words: Words = None,
     given: dict[str, object],
     output: Annotated[Path, typer.Option("-o", "--output", help="folder for the bundles")] = Path("results"),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan and stop", show_default=False)] = False,
     output_format: FormatOption = Format.TABLE,
     **own: Any,
 ) -> int:
-    """Train on this machine and say what limits the run."""
+    """Train on this machine and say what limits the run.
+
+    With `-- train.py ARGS` a training script of your own, as it is, in place of our trainer.
+    """
     from launcher import models, table
-    from launcher.machine import local
+    from launcher.machine import local, task
     from launcher.machine.runtime import choose
+    from launcher.script.here import workplace_of
     from workload.environment.outside import outside_facts
 
-    options = instance_of(LocalOptions, own)
-    resolved = resolve(given, os.environ, Path.cwd())
+    options, of_script = instance_of(LocalOptions, own), instance_of(HereOptions, own)
+    refuse_without_script(of_script, words)
+    resolved = resolve(given, os.environ, Path.cwd(), script=words or ())
     models.require(resolved.spec.model)
+    workplace = workplace_of(words, of_script, Path.cwd()) if words else None
     limits = options.limits()
     choice = choose(options.asked_runtime(), resolved.spec, image=options.image, flavour=options.flavour)
     outside = outside_facts() if choice.runtime is Runtime.DOCKER else None
-    plan = local.make_plan(resolved, choice, output=output, limits=limits, outside=outside)
+
+    def plan_of(spec: RunSpec, context: Context | None = None) -> local.LocalPlan:
+        own_run = replace(resolved, spec=spec)
+        known = {"outside": outside, "context": context, "workplace": workplace}
+        return local.make_plan(own_run, choice, output=output, limits=limits, **known)
+
+    plan = plan_of(resolved.spec)
     if dry_run:
         print(json.dumps(plan.to_json(), indent=1) if output_format is Format.JSON else as_typed(plan.text()))
         return ExitCode.DONE
     print(as_typed(plan.text()), file=sys.stderr)
-    outcome = local.run(plan)
+    # Our trainer repeats by itself.
+    outcome = task.repeated(plan.spec, plan_of) if words else local.run(plan)
     if output_format is Format.JSON:
         print(json.dumps(outcome.to_json(), indent=1))
     elif outcome.bundles:
@@ -99,8 +116,8 @@ def run_local(
     return outcome.exit_code
 
 
-jobs.declare(run_local, parameters_of(LocalOptions), before="output")
-app.command("local", epilog=LOCAL_EXAMPLES)(run_options(run_local))
+jobs.declare(run_local, [*parameters_of(LocalOptions), *parameters_of(HereOptions)], before="output")
+app.command("local", cls=ScriptCommand, epilog=LOCAL_EXAMPLES)(run_options(run_local))
 app.command("sweep", epilog=SWEEP_EXAMPLES)(run_sweep)
 duel.register(app)
 jobs.register(app)

@@ -23,9 +23,10 @@ OWN_FILES = (DOCKERFILE, "docker/requirements.txt")
 CODE_SUFFIXES = frozenset({".py", ".toml"})
 # Of the launcher only what a rented machine runs, and no backend: another change of it makes no new image, so that runs
 # before and after it can be pooled. docker/Dockerfile names the same files, which a test compares.
+AGENTS_MACHINE = ("__init__", "containers", "engine", "local", "runtime", "script", "task", "watcher")
 AGENT_MODULES = (
     *("__init__", "kinds", "sizes", "jobs/__init__", "jobs/records"),
-    *(f"machine/{name}" for name in ("__init__", "containers", "engine", "local", "runtime", "task", "watcher")),
+    *(f"machine/{name}" for name in AGENTS_MACHINE),
     *("agent/__init__", "agent/__main__"),
     *(f"agent/{name}" for name in ("agent", "bill", "delivery", "home", "landlord", "pulse", "stop")),
 )

@@ -50,6 +50,8 @@ def _label(name: str) -> str:
 def _headline(record: Record) -> str:
     spec, device = record.spec, record.environment.device
     on = f"{spec.device}: {device.name or spec.device}" + (f", threads: {device.threads}" if device.threads else "")
+    if spec.script:
+        return f"{spec.script.command}, batch {spec.batch_size}, {spec.precision}, on {on}"
     return f"{spec.model}, batch {spec.batch_size}, {spec.precision}, on {on}"
 
 
@@ -58,7 +60,10 @@ def _status_label(run: Bundle) -> str:
 
 
 def _measured_rows(records: Sequence[Record]) -> Iterator[tuple[str, str]]:
-    yield "images/s", _throughput(records)
+    script = records[0].spec.script
+    if script and script.step:
+        yield "a step", script.step.removeprefix("a step = ")
+    yield f"{(script and script.unit) or 'images'}/s", _throughput(records)
     yield "step time", _step_time(_known(record.timing.step_s for record in records))
     complexities = _known(record.complexity for record in records)
     if theoretical_s := _known(complexity.theoretical_step_s for complexity in complexities):
@@ -127,7 +132,9 @@ def _flop_rate(records: Sequence[Record]) -> str:
         known = "" if len(shares) == len(rates) else f", known in {len(shares)} of {len(rates)} runs"
         parts.append(f"{_range(shares, percent)} of the measured {precision} ceiling, {roofs}{known}")
     if records[0].complexity:
-        parts.append(f"{si(records[0].complexity.train_flop_per_image or 0.0, 'FLOP')} per image")
+        script = records[0].spec.script
+        unit = ((script and script.unit) or "images").removesuffix("s")
+        parts.append(f"{si(records[0].complexity.train_flop_per_image or 0.0, 'FLOP')} per {unit}")
     return f"{_flop(median(rates))} while stepping  ({'; '.join(parts)})"
 
 

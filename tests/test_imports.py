@@ -82,9 +82,12 @@ DECLARING = {
     *("launcher.backends.slurm", "launcher.backends.slurm.options"),
     *("launcher.choice", "launcher.machine", "launcher.machine.options"),
     *("launcher.sweep", "launcher.sweep.app"),
-    *("launcher.duel", "launcher.duel.app"),
+    *("launcher.duel", "launcher.duel.app", "launcher.script", "launcher.script.command"),
     *("workload", "workload.contract"),
-    *(f"workload.contract.{name}" for name in ("door", "errors", "interrupt", "invocation", "program", "spec")),
+    *(
+        f"workload.contract.{name}"
+        for name in ("door", "errors", "interrupt", "invocation", "program", "script", "spec")
+    ),
     *("workload.contract.tables", "workload.contract.text"),
 }
 

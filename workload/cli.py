@@ -26,6 +26,7 @@ from workload.contract.errors import (
 )
 from workload.contract.interrupt import asked, check, run_child, stoppable, undisturbed
 from workload.contract.spec import (
+    FOR_SCRIPTS,
     Context,
     Device,
     Option,
@@ -154,7 +155,8 @@ def _add_train(commands: Any) -> None:
         allow_abbrev=False,
     )
     for option in options():
-        _add_option(train, option)
+        if option.name not in FOR_SCRIPTS:
+            _add_option(train, option)
     # As of `launch local`.
     switches = train.add_mutually_exclusive_group()
     for device in (Device.CPU, Device.CUDA, Device.MPS):

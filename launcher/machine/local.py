@@ -11,17 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from launcher.kinds import Runtime
-from launcher.machine import containers
+from launcher.machine import containers, script
 from launcher.machine.containers import DRIVER_PARAMETERS, ContainerLimits
 from launcher.machine.engine import Container
 from launcher.machine.runtime import Choice
+from launcher.machine.script import Workplace
 from launcher.machine.watcher import Watcher
 from workload.contract import broken, bundle
 from workload.contract.bundle import Bundle
 from workload.contract.errors import BundleError, ExitCode, RooflaunchError, ToolError, UsageError
 from workload.contract.interrupt import Follower, run_child
 from workload.contract.record import to_json
-from workload.contract.spec import Context, Device, Profile, Resolved, RunSpec, arguments
+from workload.contract.script import without_secrets
+from workload.contract.spec import Context, Profile, Resolved, RunSpec, arguments
 from workload.contract.text import printable
 
 
@@ -39,39 +41,41 @@ class LocalPlan:
     container: Container | None = None
     driver_parameters: Path = DRIVER_PARAMETERS
     profiles: bool = False
+    workplace: Workplace | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for `--dry-run --format json`."""
         image = self.choice.image
         return {
-            "spec": self.spec.to_json(),
+            "spec": {**self.spec.to_json(), "script": list(without_secrets(self.spec.script))},
             "spec_origin": dict(self.origin),
             "runtime": self.choice.runtime,
             "runtime_reason": self.choice.why,
             "image": None if image is None else {"id": image.id, "tags": list(image.tags), "digest": image.digest},
             "output": str(self.output),
-            "command": self._words(),
+            "command": script.shown(self._words()),
         }
 
     def text(self) -> str:
         """The plan as lines, the command quoted for a shell."""
-        device = "the best device found" if self.spec.device is Device.AUTO else self.spec.device
-        batch = "the device's default batch" if self.spec.batch_size is None else f"batch {self.spec.batch_size}"
         times = "one run" if self.spec.repeats == 1 else f"{self.spec.repeats} runs, a process each"
         image = self.choice.image
         lines = {
-            "plan": f"{self.spec.model}, {batch}, {self.spec.precision}, on {device}; {times}",
+            "plan": f"{self.spec.title}, on {self.spec.where}; {times}",
             "set by": ", ".join(f"{name}: {source}" for name, source in self.origin.items()) or "all defaults",
             "runtime": f"{self.choice.runtime} ({self.choice.why})",
             **({"image": image.name} if image else {}),
             "bundles": f"{self.output}/",
             # Without the context, which only keeps in the bundle what this plan says: the same run by hand.
-            "command": shlex.join(_without_context(self._words())),
+            "command": shlex.join(_without_context(script.shown(self._words()))),
         }
         return "\n".join(f"{name:<10} {text}" for name, text in lines.items())
 
     def _words(self) -> list[str]:
-        return self.container.as_words() if self.container else list(self.command)
+        if self.container:
+            return self.container.as_words()
+        hidden = [f"{name}={value}" for name, value in script.variables(self.spec).items()] if self.workplace else []
+        return [*(["env", *hidden] if hidden else []), *self.command]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,12 +103,17 @@ def make_plan(
     place: str | None = None,
     driver_parameters: Path = DRIVER_PARAMETERS,
     context: Context | None = None,
+    workplace: Workplace | None = None,
 ) -> LocalPlan:
     """The plan of `launch local`; touches nothing. `outside`: facts of the host that a container cannot see.
 
     `backend` and `place` are for the record; `driver_parameters` is where the host's NVIDIA driver lists them.
-    `context`: what else the trainer is to know, of a run of a task.
+    `context`: what else the trainer is to know, of a run of a task. `workplace`: of somebody's own script, where that
+    is not the folder that we are in.
     """
+    if resolved.spec.script:
+        workplace = workplace or Workplace(folder=Path.cwd())
+        workplace.require(resolved.spec.script)
     context = replace(
         context or Context(),
         backend=backend,
@@ -114,6 +123,10 @@ def make_plan(
         outside=outside or {},
     )
     if choice.runtime is Runtime.DOCKER:
+        if workplace:
+            raise UsageError(
+                "a script runs as a process only, so far; a container was asked for", hint="--runtime process"
+            )
         plan = _container_plan(resolved, choice, output=output, limits=limits, context=context)
         return replace(plan, driver_parameters=driver_parameters)
     if limits != ContainerLimits():
@@ -122,15 +135,19 @@ def make_plan(
             hint="--runtime docker, or leave the limits out",
         )
     trainer = (sys.executable, "-m", "workload", "train", *arguments(resolved.spec))
+    command = (*trainer, "-o", str(output), "--context", context.to_argument())
+    if workplace:
+        command = script.as_process(script.command(resolved.spec, workplace, output=output, context=context))
     return LocalPlan(
         spec=resolved.spec,
         origin=resolved.origin,
         choice=choice,
         limits=limits,
         output=output,
-        command=(*trainer, "-o", str(output), "--context", context.to_argument()),
+        command=command,
         context=context,
         profiles=_is_profiled(resolved.spec, context),
+        workplace=workplace,
     )
 
 
@@ -201,7 +218,8 @@ def _run_process(plan: LocalPlan, watcher: Watcher | None) -> LocalOutcome:
     folders: list[Path] = []
 
     def keep(line: str) -> None:
-        folders.append(Path(line))
+        # A script may change its folder: its bundles are named by their whole path.
+        folders.append(plan.output / Path(line).name if plan.workplace else Path(line))
         if watcher:
             watcher.on_bundle(folders[-1])
 
@@ -214,7 +232,11 @@ def _run_process(plan: LocalPlan, watcher: Watcher | None) -> LocalOutcome:
             apart=watcher.apart,
         )
     try:
-        ended = run_child(plan.command, on_line=keep, follower=follower)
+        folder, variables = None, dict[str, str]()
+        if plan.workplace:
+            folder = plan.workplace.folder
+            variables = {**plan.workplace.variables, **script.variables(plan.spec)}
+        ended = run_child(plan.command, on_line=keep, follower=follower, folder=folder, variables=variables)
     finally:
         if watcher:
             watcher.on_ended()

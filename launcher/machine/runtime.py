@@ -16,6 +16,7 @@ CPU_FLAVOUR = "cpu"
 # Where no tool tells what the GPU is.
 USUAL_FLAVOUR = "cuda"
 NO_MPS = "a container cannot reach Apple's GPU"
+OWN_PACKAGES = "a script finds its packages in this Python"
 NO_COMPILER = "--compile needs a C++ compiler, which the images leave out"
 
 
@@ -99,6 +100,8 @@ def _obstacle(spec: RunSpec, ports: RuntimePorts) -> str | None:
         return NO_MPS
     if spec.compile:
         return NO_COMPILER
+    if spec.script:
+        return OWN_PACKAGES
     if not ports.socket_exists():
         return "no Docker engine here"
     return None

@@ -66,6 +66,7 @@ class Outcome:
     code: int = ExitCode.DONE
     seconds: float = 0.0
     bundle: Bundle | None = None
+    error: RooflaunchError | None = None
     out_of_time: bool = False
 
     @property
@@ -101,6 +102,20 @@ def work_through(
             outcome = replace(ended, seconds=now_s() - began_s)
             work.note(outcome)
         yield outcome
+
+
+def repeated(spec: RunSpec, plan_of: PlanOf) -> LocalOutcome:
+    """The repeats of one configuration, each a process or a container of its own, as one outcome.
+
+    The first that fails ends it.
+    """
+    outcomes = list(work_through(Task.of_repeats(spec), plan_of))
+    failed = next((outcome for outcome in outcomes if outcome.code), None)
+    return LocalOutcome(
+        exit_code=failed.code if failed else ExitCode.DONE,
+        bundles=tuple(outcome.bundle for outcome in outcomes if outcome.bundle),
+        error=failed.error if failed else None,
+    )
 
 
 class _Work:
@@ -201,4 +216,6 @@ def _carried_out(number: int, run: TaskRun, plan_of: PlanOf, context: Context, w
     if end is not End.COMPLETED:
         recorded = (sealed and sealed.record.error) or f"the trainer ended with exit code {ended.exit_code}"
         why, hint = (str(ended.error), ended.error.hint) if ended.error else (recorded, "")
-    return Outcome(run=run, number=number, end=end, why=why, hint=hint, code=ended.exit_code, bundle=sealed)
+    return Outcome(
+        run=run, number=number, end=end, why=why, hint=hint, code=ended.exit_code, bundle=sealed, error=ended.error
+    )

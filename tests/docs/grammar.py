@@ -81,6 +81,8 @@ def _check_door(program: str, words: Sequence[str]) -> None:
         return
     except typer.TyperException as error:
         raise RefusedError(error.format_message()) from error
+    except RooflaunchError as error:
+        raise RefusedError(str(error)) from error
     _check_values(context.params)
 
 

@@ -114,7 +114,8 @@ def test_a_line_of_a_page_runs(command: Command, request: pytest.FixtureRequest)
     if row:
         if row.run is None:
             pytest.skip(f"{command.text}: {row.why}")
-        line = row.run.format(line)
+        ours, dashes, scripts = line.partition(" -- ")
+        line = row.run.format(ours) + dashes + scripts
     for name, value in NAMES.items():
         line = line.replace(name, value)
     stage: Stage = request.getfixturevalue("stage")

@@ -14,6 +14,7 @@ from workload.contract.environment_record import Environment
 from workload.contract.errors import BundleError, ExitCode, InterruptedRunError, OutOfDeviceMemoryError, RunFailedError
 from workload.contract.fields import from_facts
 from workload.contract.record import JobPlace, Memory, Record, Repeat, Spec, Timing
+from workload.contract.script import name_of, slug
 from workload.contract.spec import Context, Device, RunSpec
 from workload.environment.machine import HostSystem
 from workload.environment.outside import outside_facts
@@ -67,8 +68,8 @@ def leave(output: Path, spec: RunSpec, context: Context, status: Status, error: 
     run_id = bundle.make_run_id(
         now=now,
         place=context.place or f"local-{spec.device}",
-        model=spec.model,
-        batch_size=spec.batch_size,
+        model=slug(name_of(spec.script)) if spec.script else spec.model,
+        batch_size=1 if spec.script else spec.batch_size,
         precision=spec.precision,
     )
     folder = bundle.create(output, run_id)

@@ -184,8 +184,17 @@ class Follower:
     apart: bool = False
 
 
-def run_child(command: Sequence[str], *, on_line: Callable[[str], None], follower: Follower | None = None) -> ChildEnd:
+def run_child(
+    command: Sequence[str],
+    *,
+    on_line: Callable[[str], None],
+    follower: Follower | None = None,
+    folder: Path | None = None,
+    variables: Mapping[str, str] | None = None,
+) -> ChildEnd:
     """Run `python -m workload …`, pass signals on to it, and await its end; `on_line` gets its stdout by line.
+
+    `folder`: its working folder, where that is not ours; `variables`: what it has beside ours, or in place of them.
 
     It starts with signals held back until it can end in order, and ends when this process is gone, also by SIGKILL.
     """
@@ -214,7 +223,8 @@ def run_child(command: Sequence[str], *, on_line: Callable[[str], None], followe
                 stderr=subprocess.PIPE if follower else None,
                 text=True,
                 errors="replace",
-                env={**os.environ, LIFELINE: "stdin"},
+                cwd=folder,
+                env={**os.environ, **(variables or {}), LIFELINE: "stdin"},
                 process_group=0 if follower and follower.apart else None,
             )
         with child, _heard(child, follower):

@@ -5,12 +5,14 @@ stand in its declaration (`workload.contract.fields`). docs/run.schema.json is g
 nobody knows. Of the same schema unknown keys are kept out; older schemas are upgraded on reading.
 """
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from statistics import fmean, median, quantiles, stdev
 from typing import Annotated, Any, ClassVar, Self
 
+from workload.contract import script as scripts
 from workload.contract.environment_record import Environment
 from workload.contract.errors import BundleError
 from workload.contract.fields import (
@@ -35,7 +37,7 @@ from workload.contract.fields import (
     schema,
 )
 from workload.contract.profile_record import ProfileResult
-from workload.contract.spec import RunSpec
+from workload.contract.spec import SCRIPTS_TOO, RunSpec
 from workload.contract.tidy import Tidy
 
 # The history stands at the top of workload/contract/bundle.py.
@@ -123,12 +125,18 @@ class Spec:
     seed: Number = column()
     ceilings: Flag = None
     fresh_ceilings: Flag = None
+    samples_per_step: Number = None
     script: ScriptFacts | None = None
 
     @classmethod
     def of(cls, spec: RunSpec) -> "Spec":
-        """That of a filled spec."""
-        return cls(**asdict(spec))
+        """That of a filled spec; of a script what is known of it before it runs."""
+        if not spec.script:
+            return cls(**{**asdict(spec), "script": None})
+        argv = scripts.redacted(spec.script)
+        own = {name: value for name, value in asdict(spec).items() if name in SCRIPTS_TOO}
+        facts = ScriptFacts(argv=argv, command=shlex.join(argv))
+        return cls(**own, model=scripts.name_of(spec.script), batch_size=1, script=facts)
 
     def run_spec(self) -> RunSpec:
         """The inverse: options that are newer than the record have their defaults. `UsageError` for a bad value."""

@@ -10,12 +10,13 @@ import json
 import math
 import re
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
+from workload.contract import script as scripts
 from workload.contract.errors import UsageError
 
 CONFIG_NAME = "rooflaunch.toml"
@@ -102,6 +103,22 @@ MAX_DEFAULT_WORKERS = 8
 # 100 steps of resnet18 take half a second on an H100: too short for its clock and power to settle, and for telemetry,
 # which samples once a second. On a CPU 20 steps take longer than that, but for the smallest models.
 GPU_MIN_SECONDS = 3.0
+# Options that a run of somebody's own script has too; all others say what our trainer does.
+SCRIPTS_TOO = frozenset(
+    {"device", "warmup", "iterations", "repeats", "ceilings", "fresh_ceilings", "samples_per_step"},
+)
+FOR_SCRIPTS = frozenset({"samples_per_step"})
+# Why a script has not the others, where "the script decides its …" is no reason.
+WHY_NOT_OF_A_SCRIPT = {
+    "min_seconds": "a script takes its measured steps for 3 s at least on a GPU",
+    "profile": "a script cannot be profiled yet",
+    "profile_steps": "a script cannot be profiled yet",
+    "profile_step_bytes": "a script cannot be profiled yet",
+    "profile_throughput": "a script cannot be profiled yet",
+    "dataset": "the script reads its own data; --data says where they lie",
+    "data_dir": "the script reads its own data; --data says where they lie",
+    "download": "the script reads its own data; --data says where they lie",
+}
 
 
 def _option(default: Any, description: str, *, minimum: int | None = None, example: str = "") -> Any:
@@ -149,6 +166,27 @@ class RunSpec:
     seed: int = _option(0, "seed of weights, data order and labels", minimum=0, example="0")
     ceilings: bool = _option(True, "measure what this machine can do at best, before the run")
     fresh_ceilings: bool = _option(False, "measure it anew, also where a run of the last hour has measured it")
+    samples_per_step: int | None = _option(
+        None, "of a script: what a step trains on, where no DataLoader tells", minimum=1, example="64"
+    )
+    # Somebody's own training script with its arguments, in place of our trainer. No option: it stands after --.
+    script: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """What a plan calls it: `resnet18, batch 16, fp32`, or the script with its arguments."""
+        if self.script:
+            return scripts.shown(self.script)
+        batch = "the device's default batch" if self.batch_size is None else f"batch {self.batch_size}"
+        return f"{self.model}, {batch}, {self.precision}"
+
+    @property
+    def where(self) -> str:
+        """The device, as a plan says it."""
+        if self.script and self.device is Device.CPU:
+            return "the CPU: NVIDIA's GPUs are hidden from it"
+        usual = "the device that it takes" if self.script else "the best device found"
+        return usual if self.device is Device.AUTO else self.device
 
     @property
     def images_per_step(self) -> int:
@@ -192,6 +230,11 @@ class RunSpec:
             )
         if self.fresh_ceilings and not self.ceilings:
             raise UsageError("--fresh-ceilings measures what --no-ceilings leaves out", hint="leave one of the two out")
+        if self.samples_per_step is not None and not self.script:
+            raise UsageError(
+                f"--samples-per-step is for a script of one's own; got --samples-per-step {self.samples_per_step}",
+                hint="launch local --samples-per-step 64 -- train.py",
+            )
         self._check_profile()
         return self
 
@@ -215,8 +258,12 @@ class RunSpec:
         None and names that are no options are left out: an option that is newer than `values` has its default.
         """
         known = {option.name: option for option in options()}
+        words = values.get("script") or ()
+        if isinstance(words, str | Mapping) or not all(isinstance(word, str) for word in words):
+            words = ()  # in a bundle what is known of the script
         return cls(
-            **{name: known[name].parse(value) for name, value in values.items() if name in known and value is not None}
+            **{name: known[name].parse(value) for name, value in values.items() if name in known and value is not None},
+            script=tuple(words),
         )
 
 
@@ -335,6 +382,8 @@ class Option:
 def options() -> Iterator[Option]:
     """Every run option, in the order of `RunSpec`."""
     for item in fields(RunSpec):
+        if not item.metadata:
+            continue
         assert isinstance(item.type, type | types.UnionType)
         kind = item.type if isinstance(item.type, type) else get_args(item.type)[0]
         yield Option(name=item.name, kind=kind, default=item.default, **item.metadata)
@@ -348,12 +397,20 @@ class Resolved:
     origin: Mapping[str, Origin]
 
 
-def resolve(given: Mapping[str, object], environment: Mapping[str, str], config_folder: Path | None) -> Resolved:
+def resolve(
+    given: Mapping[str, object],
+    environment: Mapping[str, str],
+    config_folder: Path | None,
+    *,
+    script: Sequence[str] = (),
+) -> Resolved:
     """The spec from options over environment over `rooflaunch.toml` in `config_folder` over defaults.
 
     `given` holds only what the user typed. Raises `UsageError` for an unknown key or a value that breaks its
-    rule.
+    rule. With a script what is only our trainer's is refused where it was typed, and passed over in the other two.
     """
+    if script:
+        _require_a_scripts(given)
     sources: list[tuple[Origin, Mapping[str, object]]] = [
         (Origin.OPTION, given),
         (Origin.ENVIRONMENT, _from_environment(environment)),
@@ -363,11 +420,21 @@ def resolve(given: Mapping[str, object], environment: Mapping[str, str], config_
     origin: dict[str, Origin] = {}
     for option in options():
         for source, table in sources:
-            if option.name in table:
+            if option.name in table and not (script and option.name not in SCRIPTS_TOO):
                 values[option.name] = _parse_from(source, option, table[option.name])
                 origin[option.name] = source
                 break
-    return Resolved(spec=RunSpec(**values).checked(), origin=origin)
+    return Resolved(spec=RunSpec(**values, script=tuple(script)).checked(), origin=origin)
+
+
+def _require_a_scripts(given: Mapping[str, object]) -> None:
+    if given.get("device") == Device.MPS:
+        raise UsageError("--mps is for our own trainer: the script decides its device", hint="leave --mps out")
+    for option in options():
+        if option.name in given and option.name not in SCRIPTS_TOO:
+            flag = option.flag if given[option.name] is not False else option.off_flag
+            why = WHY_NOT_OF_A_SCRIPT.get(option.name, f"the script decides its {option.label.removeprefix('no ')}")
+            raise UsageError(f"{flag} is for our own trainer: {why}", hint=f"leave {flag} out")
 
 
 def _parse_from(source: Origin, option: Option, value: object) -> Any:
@@ -419,11 +486,13 @@ def _nearest(word: str, known: Mapping[str, object] | set[str]) -> str:
 
 
 def arguments(spec: RunSpec) -> list[str]:
-    """The shortest command line of `python -m workload train` that gives `spec`."""
+    """The shortest options of `python -m workload train`, or of `script`, that give `spec`."""
+    # The device is the script's choice, and each of its repeats is a process of its own.
+    left_out = ("device", "repeats") if spec.script else ()
     return [
         word
         for option in options()
-        if getattr(spec, option.name) != option.default
+        if getattr(spec, option.name) != option.default and option.name not in left_out
         for word in option.arguments(getattr(spec, option.name))
     ]
 

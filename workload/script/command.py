@@ -40,6 +40,7 @@ EXAMPLES = """examples:
   python -m workload script --warmup 5 --iterations 50 -o results -- train.py --epochs 1
   python -m workload script --samples-per-step 64 -- -m package.train
   python -m workload script --then continue -- train.py
+  python -m workload script --data ~/photos -- train.py --root {data}
 """
 TEXT = """Run a PyTorch training script as it is, measure its steps and leave a bundle.
 
@@ -72,6 +73,7 @@ def add_parser(commands: Any, formatter: Any) -> None:
     parser.add_argument("--warmup", metavar="N", help="warm-up steps, kept apart (10; 3 on a CPU)")
     parser.add_argument("--iterations", metavar="N", help="measured steps, at least (100; 20 on a CPU)")
     parser.add_argument("--samples-per-step", metavar="N", help="what a step trains on, where no DataLoader tells")
+    parser.add_argument("--data", metavar="PATH", help="what {data} in the script's arguments stands for")
     parser.add_argument("--then", metavar="|".join(THEN), default="stop", help="after the last measured step (stop)")
     parser.add_argument("--no-ceilings", dest="ceilings", action="store_false", help="do not measure what is possible")
     parser.add_argument("--fresh-ceilings", action="store_true", help="measure it anew")
@@ -105,7 +107,7 @@ def run(parsed: Namespace, timeline: Timeline) -> int:
         raise UsageError(f"--then must be one of {', '.join(THEN)}; got '{parsed.then}'", hint="--then continue")
     if parsed.fresh_ceilings and not parsed.ceilings:
         raise UsageError("--fresh-ceilings measures what --no-ceilings leaves out", hint="leave one of the two out")
-    script = program.resolve(parsed.script_words)
+    script = program.resolve(parsed.script_words, data=parsed.data)
     program.refuse_distributed()
     context = Context() if parsed.context is None else Context.from_argument(parsed.context)
     is_launched = parsed.context is not None

@@ -12,45 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from workload.contract.record import ScriptFacts
+from workload.contract.script import redacted
 from workload.environment.machine import HostSystem
 
 # A repository of thousands of modules is identified by its commit.
 MOST_FILES = 500
-HIDDEN = "[redacted]"
-# An option whose value is a secret, by the last words of its name: not --tokenizer, --max-tokens or --key-size.
-SECRET = re.compile(
-    r"-+([\w-]*[-_.])?(token|secret|password|passwd|auth|credentials?|(api|access|secret|private)[-_]?key)",
-    re.IGNORECASE,
-)
-# How keys of Hugging Face, GitHub, GitLab, OpenAI, AWS, Google, Slack, Weights & Biases and JSON Web Tokens look.
-TOKEN = re.compile(
-    r"\b(hf_\w{20,}|gh[pousr]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|sk-[\w-]{16,}|(AKIA|ASIA)\w{12,}"
-    r"|AIza[\w-]{30,}|xox[abprs]-[\w-]{10,}|[0-9a-f]{40}\b|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]+)"
-)
-USER_OF_URL = re.compile(r"(?<=://)[^/@\s]+@")
 PACKAGE_FOLDERS = ("site-packages", "dist-packages")
-
-
-def redacted(words: Sequence[str]) -> tuple[str, ...]:
-    """Arguments without tokens, passwords, keys and the user's own folder."""
-    shown: list[str] = []
-    is_secret = False
-    for word in words:
-        name, equals, _ = word.partition("=")
-        if is_secret:
-            shown.append(HIDDEN)
-        elif equals and SECRET.fullmatch(name):
-            shown.append(f"{name}={HIDDEN}")
-        else:
-            shown.append(without_home(TOKEN.sub(HIDDEN, USER_OF_URL.sub(f"{HIDDEN}@", word))))
-        is_secret = not is_secret and not equals and SECRET.fullmatch(word) is not None
-    return tuple(shown)
-
-
-def without_home(text: str) -> str:
-    """A path or an argument with `~` for the user's own folder, whose name is often theirs."""
-    home = str(Path.home())
-    return text.replace(home, "~") if len(home) > 1 else text
 
 
 def collect(words: Sequence[str], folder: Path, main: Path | None, *, machine: HostSystem) -> ScriptFacts:

@@ -12,10 +12,9 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 
 from workload.contract.errors import UsageError
+from workload.contract.script import DATA, main_file
 
 EXAMPLE = "python -m workload script -- train.py --lr 0.1"
-# These start a process for each GPU.
-LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun", "horovodrun", "srun")
 OURS = Path(__file__).parents[1]
 
 
@@ -53,38 +52,20 @@ class Program:
         exec(code, main.__dict__)  # noqa: S102 - this is what was asked for
 
 
-def resolve(words: Sequence[str]) -> Program:
-    """The program that is meant by what stands after `--`; `UsageError` where there is none."""
-    if not words:
-        raise UsageError("no script: it stands after --, with its own arguments", hint=EXAMPLE)
-    first = words[0]
-    name = Path(first).name
-    if name in LAUNCHERS:
-        raise UsageError(
-            f"'{first}' starts a process for each GPU, and a step of several processes cannot be measured yet",
-            hint=f"the script alone, on one GPU: {EXAMPLE}",
-        )
-    if name.rstrip("0123456789.") == "python" and not Path(first).is_file():
-        raise UsageError(f"'{first}' is not needed: the script runs in this Python, {sys.executable}", hint=EXAMPLE)
-    if first == "-m":
-        return _module(words)
-    path = Path(first)
-    if not path.is_file():
-        raise UsageError(_why_no_script(path), hint=f"a path from here, {Path.cwd()}, or -m PACKAGE; {EXAMPLE}")
-    return Program(
-        words=tuple(words), module=None, path=path.resolve(), arguments=tuple(words[1:]), folder=path.resolve().parent
-    )
+def resolve(words: Sequence[str], *, data: str | None = None) -> Program:
+    """The program that is meant by what stands after `--`; `UsageError` where there is none.
+
+    `data` is what the script gets in its arguments for `{data}`.
+    """
+    path = main_file(words, Path.cwd(), example=EXAMPLE, python=f"this Python, {sys.executable}")
+    given = tuple(words if data is None else (word.replace(DATA, data) for word in words))
+    if path is None:
+        return _module(words, given)
+    path = path.resolve()
+    return Program(words=tuple(words), module=None, path=path, arguments=given[1:], folder=path.parent)
 
 
-def _why_no_script(path: Path) -> str:
-    if path.is_dir():
-        return f"'{path}' is a folder and no script"
-    return f"'{path}' looks like an option of ours behind --" if str(path).startswith("-") else f"no script '{path}'"
-
-
-def _module(words: Sequence[str]) -> Program:
-    if len(words) == 1:
-        raise UsageError("-m needs the name of a module", hint="python -m workload script -- -m package.train")
+def _module(words: Sequence[str], given: Sequence[str]) -> Program:
     sys.path.insert(0, str(Path.cwd()))
     try:
         spec = importlib.util.find_spec(words[1])
@@ -99,7 +80,7 @@ def _module(words: Sequence[str]) -> Program:
         words=tuple(words),
         module=words[1],
         path=None,
-        arguments=tuple(words[2:]),
+        arguments=tuple(given[2:]),
         folder=origin.parent if origin else Path.cwd(),
     )
 

@@ -32,6 +32,7 @@ from workload.contract.record import (
     Spec,
     Timing,
 )
+from workload.contract.script import slug
 from workload.contract.spec import Context, Device, Precision, Profile
 from workload.contract.text import counted, percent, plain, seconds, si
 from workload.environment.collect import collect
@@ -56,7 +57,6 @@ CEILINGS_LIMIT_S = 180.0
 # Below this share of the operations' time without a formula nobody has to know.
 UNATTRIBUTED_NOTE_FROM = 0.05
 UNATTRIBUTED_SHOWN = 4
-MOST_NAME = 40
 ROOT = Path(__file__).parents[2]
 
 
@@ -103,7 +103,7 @@ class ScriptRun:
             self._stack.close()
             return self._begin(self.folder, step, work, used)
         program = self._request.program
-        name = _slug(program.name)
+        name = slug(program.name)
         self._timeline.enter("environment")
         run_id = bundle.make_run_id(
             now=self._timeline.started_at,
@@ -172,6 +172,7 @@ class ScriptRun:
             optimizer=", ".join(dict.fromkeys(step.optimizers)) or None,
             ceilings=self._request.ceilings,
             fresh_ceilings=self._request.fresh_ceilings,
+            samples_per_step=self._request.limits.samples_per_step,
             script=replace(script, step=step.text, unit=step.unit),
         )
 
@@ -183,7 +184,9 @@ class ScriptRun:
         self.show()
 
     def show(self) -> None:
-        """Print what was measured; not where the script's own output goes."""
+        """Print what was measured, unless a launcher does; not where the script's own output goes."""
+        if self._request.announce:
+            return
         print(as_typed(self.summary()), file=sys.stderr, flush=True)
 
     def close(self, status: Status, error: str | None = None) -> None:
@@ -240,7 +243,7 @@ class ScriptRun:
         assert self._record is not None
         LOGGER.info("script     the steps are taken; measuring this machine's ceilings")
         precision = self._record.spec.precision
-        command = [sys.executable, "-m", "workload", "script-ceilings", "--device", self._device.value]
+        command = [sys.executable, "-P", "-m", "workload", "script-ceilings", "--device", self._device.value]
         command += ["--output", str(self._output), *(["--fresh"] if self._request.fresh_ceilings else [])]
         if precision in set(Precision):
             command += ["--precision", str(precision)]
@@ -313,11 +316,6 @@ def _gap_rows(gaps: Mapping[str, GapSeconds]) -> dict[str, str]:
         f"{name} {counted(int(gap.number or 0), 'time')}, {seconds(gap.seconds or 0.0)}" for name, gap in gaps.items()
     ]
     return {"between steps": "; ".join(rows)} if rows else {}
-
-
-def _slug(name: str) -> str:
-    kept = "".join(letter if (letter.isalnum() and letter.isascii()) or letter in "._" else "-" for letter in name)
-    return kept.strip("-._")[:MOST_NAME] or "script"
 
 
 def _is_compiled() -> bool:

@@ -1,0 +1,57 @@
+"""Somebody's own script on this machine: the command that measures it, and what it finds where it runs."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from workload.contract.errors import UsageError
+from workload.contract.script import DATA, without_secrets
+from workload.contract.spec import Context, Device, RunSpec, arguments
+
+# A folder of the user's may hold a `workload` of its own: Python must not look there for ours.
+TRAINER = ("-P", "-m", "workload")
+# What --cpu means to a script, which chooses its device itself.
+NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workplace:
+    """Where a script runs: in `folder`, as its own working folder. `data` is what `{data}` in its arguments stands for.
+
+    `variables`: those of the user's that it gets, where it has not the user's own.
+    """
+
+    folder: Path
+    data: str = ""
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    def require(self, words: Sequence[str]) -> None:
+        """`UsageError` for arguments that ask for data which nobody named."""
+        if any(DATA in word for word in words) and not self.data:
+            raise UsageError(
+                f"{DATA} in the script's arguments stands for its data, and there is no --data", hint="--data PATH"
+            )
+
+
+def command(spec: RunSpec, workplace: Workplace, *, output: Path, context: Context) -> tuple[str, ...]:
+    """The words behind `python -m workload`."""
+    data = ("--data", workplace.data) if workplace.data else ()
+    ours = ("script", *arguments(spec), *data, "-o", str(output), "--context", context.to_argument())
+    return (*ours, "--", *spec.script)
+
+
+def variables(spec: RunSpec) -> dict[str, str]:
+    """What the script finds set beside its user's own."""
+    return dict(NO_GPU) if spec.device is Device.CPU else {}
+
+
+def as_process(words: Sequence[str]) -> tuple[str, ...]:
+    """The command as a process of this Python."""
+    return (sys.executable, *TRAINER, *words)
+
+
+def shown(words: Sequence[str]) -> list[str]:
+    """A command as it may be printed: the script's arguments, which stand behind the first --, without secrets."""
+    at = list(words).index("--") + 1 if "--" in words else len(words)
+    return [*words[:at], *without_secrets(words[at:])]

@@ -1,0 +1,231 @@
+"""`launch local … -- train.py ARGS`."""
+
+import json
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.__main__ import main
+from launcher.machine import local, task
+from launcher.machine.script import Workplace
+from workload.contract import broken, bundle
+from workload.contract.bundle import Status
+from workload.contract.errors import ExitCode, UsageError
+from workload.contract.spec import SCRIPTS_TOO, Context, RunSpec, options, resolve
+
+# Steps of a fraction of a millisecond, enough of them to be understood, counted and measured.
+TINY = """\
+import os, sys, torch
+from torch.utils.data import DataLoader, TensorDataset
+model = torch.nn.Linear(8, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for images, labels in DataLoader(TensorDataset(torch.randn(160, 8), torch.randint(4, (160,))), batch_size=4):
+    optimizer.zero_grad()
+    torch.nn.functional.cross_entropy(model(images), labels).backward()
+    optimizer.step()
+open("written.txt", "a").write(repr([sys.argv[1:], os.environ.get("CUDA_VISIBLE_DEVICES")]) + chr(10))
+"""
+SHOWN = "train.py --root '{data}' --token '[redacted]'"
+FEW = ("--cpu", "--warmup", "1", "--iterations", "3", "--no-ceilings")
+
+
+def launch(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["launch", *words])
+    return main()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's folder, with a script that would end with 7 if it ran."""
+    (tmp_path / "train.py").write_text("raise SystemExit(7)\n")
+    (tmp_path / "package").mkdir()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+REFUSED = {
+    "nothing after --": ("--", "no script after --", "launch local -- train.py --lr 0.1"),
+    "no --": ("--cpu train.py --lr 1", "'train.py' must stand after --", "launch local --cpu -- train.py --lr 1"),
+    "another word": ("--cpu train", "Got unexpected extra argument(s) (train)", "launch local --help"),
+    "no such script": (
+        "-- trian.py",
+        "no script 'trian.py'",
+        "a path from here, FOLDER, or -m PACKAGE; launch local -- train.py --lr 0.1",
+    ),
+    "a folder": (
+        "-- package",
+        "'package' is a folder and no script",
+        "a path from here, FOLDER, or -m PACKAGE; launch local -- train.py --lr 0.1",
+    ),
+    "a module without its name": ("-- -m", "-m needs the name of a module", "launch local -- -m package.train"),
+    "a launcher of several processes": (
+        "-- torchrun train.py",
+        "'torchrun' starts a process for each GPU, and a step of several processes cannot be measured yet",
+        "the script alone, on one GPU: launch local -- train.py --lr 0.1",
+    ),
+    "an option of our trainer": (
+        "--model resnet50 -- train.py",
+        "--model is for our own trainer: the script decides its model",
+        "leave --model out",
+    ),
+    "a switch": (
+        "--no-augment -- train.py",
+        "--no-augment is for our own trainer: the script decides its augment",
+        "leave --no-augment out",
+    ),
+    "a data set": (
+        "--dataset cifar10 -- train.py",
+        "--dataset is for our own trainer: the script reads its own data; --data says where they lie",
+        "leave --dataset out",
+    ),
+    "Apple's GPU": (
+        "--mps -- train.py",
+        "--mps is for our own trainer: the script decides its device",
+        "leave --mps out",
+    ),
+    "a value that breaks its rule": (
+        "--iterations 0 -- train.py",
+        "iterations must be a positive integer; got '0'",
+        "--iterations 100",
+    ),
+    "samples without a script": (
+        "--samples-per-step 8",
+        "--samples-per-step is for a script of one's own; got --samples-per-step 8",
+        "launch local --samples-per-step 64 -- train.py",
+    ),
+    "data without a script": (
+        "--data .",
+        "--data is for a script of one's own",
+        "leave --data out, or add -- train.py",
+    ),
+    "no data": ("--data nowhere -- train.py", "no data at 'nowhere'", "--data FOLDER, one that is there"),
+    "data of elsewhere": (
+        "--data gs://bucket/x -- train.py",
+        "--data is a folder of this machine here; got 'gs://bucket/x'",
+        "copy it to a folder first, and name that",
+    ),
+    "data that nobody named": (
+        "-- train.py --root {data}/a",
+        "{data} in the script's arguments stands for its data, and there is no --data",
+        "--data PATH",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    line, message, hint = REFUSED[name]
+    assert launch(monkeypatch, "local", "--runtime", "process", *shlex.split(line)) == ExitCode.USAGE
+    printed = capsys.readouterr()
+    hint = hint.replace("launch local", "launch local --runtime process") if name == "no --" else hint
+    assert printed.err == f"error: {message}\nhint: {hint.replace('FOLDER, or', f'{folder}, or')}\n"
+    assert printed.out == ""
+
+
+def test_every_option_is_a_scripts_too_or_has_a_reason() -> None:
+    """An option that is neither would be taken and do nothing."""
+    for option in options():
+        value = {bool: not option.default, int: 1, float: 1.0}.get(option.kind, option.example)
+        if option.name in SCRIPTS_TOO:
+            spec = resolve({option.name: value}, {}, None, script=["train.py"]).spec
+            assert getattr(spec, option.name) == option.parse(value)
+            continue
+        with pytest.raises(UsageError, match="is for our own trainer: ") as caught:
+            resolve({option.name: value}, {}, None, script=["train.py"])
+        assert str(caught.value).startswith(option.flag if value is not False else option.off_flag)
+
+
+def test_the_trainers_options_in_a_file_or_a_variable_are_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "rooflaunch.toml").write_text('model = "vgg11"\niterations = 7\n')
+    found = resolve({}, {"ROOFLAUNCH_BATCH_SIZE": "9", "ROOFLAUNCH_WARMUP": "2"}, tmp_path, script=["train.py"])
+    assert found.spec == RunSpec(script=("train.py",), iterations=7, warmup=2)
+    assert {name: str(origin) for name, origin in found.origin.items()} == {
+        "warmup": "environment",
+        "iterations": "rooflaunch.toml",
+    }
+
+
+def test_the_plan_shows_no_secret(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = "--cpu --repeats 2 --iterations 5 --data package --dry-run -- train.py --root {data} --token abc123"
+    assert launch(monkeypatch, "local", *shlex.split(line)) == 0
+    python = f"env CUDA_VISIBLE_DEVICES= {sys.executable} -P -m workload"
+    assert capsys.readouterr().out.splitlines() == [
+        f"plan       {SHOWN}, on the CPU: NVIDIA's GPUs are hidden from it; 2 runs, a process each",
+        "set by     device: option, iterations: option, repeats: option",
+        "runtime    process (a script finds its packages in this Python)",
+        "bundles    results/",
+        f"command    {python} script --iterations 5 --data {folder}/package -o results -- {SHOWN}",
+    ]
+    assert launch(monkeypatch, "local", *shlex.split(line.replace("--dry-run", "--dry-run --format json"))) == 0
+    printed = capsys.readouterr().out
+    assert "abc123" not in printed
+    assert json.loads(printed)["spec"]["script"][0] == "train.py"
+
+
+def test_what_follows_the_dashes_is_the_scripts_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plans: list[local.LocalPlan] = []
+
+    def repeated(spec: RunSpec, plan_of: task.PlanOf) -> local.LocalOutcome:
+        plans.append(plan_of(spec, Context()))
+        return local.LocalOutcome(exit_code=0, bundles=())
+
+    monkeypatch.setattr(task, "repeated", repeated)
+    assert launch(monkeypatch, "local", "--", "train.py", "--cpu", "--dry-run", "--", "-o", "x") == 0
+    [plan] = plans
+    assert plan.spec == RunSpec(script=("train.py", "--cpu", "--dry-run", "--", "-o", "x"))
+    assert plan.command[plan.command.index("--") + 1 :] == plan.spec.script
+    assert plan.workplace == Workplace(folder=folder)
+
+
+@pytest.mark.world
+def test_a_script_runs_here_as_by_itself(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Twice, in its user's folder, next to a package that is called as ours; it sees no GPU."""
+    (folder / "data").mkdir()
+    (folder / "workload").mkdir()
+    (folder / "workload" / "__init__.py").write_text("raise SystemExit('the wrong workload')\n")
+    (folder / "train.py").write_text(TINY)
+    line = ("--repeats", "2", "--data", "data", "--", "train.py", "--root", "{data}", "--api-key", "abc")
+    assert launch(monkeypatch, "local", *FEW, *line) == 0
+    printed = capsys.readouterr()
+    # Each is ended after its last measured step.
+    assert not (folder / "written.txt").exists()
+    bundles = [bundle.read(path) for path in sorted((folder / "results").iterdir())]
+    assert [one.record.status for one in bundles] == [Status.COMPLETED, Status.COMPLETED]
+    assert sorted(one.record.repeat.index for one in bundles if one.record.repeat) == [1, 2]
+    script = bundles[0].record.spec.script
+    assert script is not None
+    assert script.command == "train.py --root '{data}' --api-key '[redacted]'"
+    assert "abc" not in (bundles[0].path / "run.json").read_text()
+    assert printed.out.startswith("train.py --root '{data}' --api-key '[redacted]', batch 4, fp32, on cpu")
+    assert "1 backward pass and 1 SGD step, 4 samples from DataLoader at train.py:5" in printed.out
+    assert "  samples/s     " in printed.out
+
+
+@pytest.mark.world
+def test_a_script_that_fails_ends_the_repeats(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "train.py").write_text("import torch\nprint('mine')\nraise ValueError('wrong path')\n")
+    assert launch(monkeypatch, "local", *FEW, "--repeats", "3", "--", "train.py") == ExitCode.RUN_FAILED
+    printed = capfd.readouterr()
+    assert printed.err.count("ValueError: wrong path") == 1
+    assert "error: train.py failed with ValueError before its training step was known\n" in printed.err
+    assert "mine\n" in printed.err
+    assert printed.out == ""
+
+
+def test_the_bundle_of_a_script_that_was_killed_says_what_it_was(tmp_path: Path) -> None:
+    spec = RunSpec(script=("runs/my train.py", "--token", "abc"))
+    left = bundle.read(broken.leave(tmp_path, spec, Context(outside={"host": {}}), Status.FAILED, "killed")).record
+    assert "-my-train.py-b1-" in left.run_id
+    assert (left.spec.model, left.status) == ("my train.py", Status.FAILED)
+    assert left.spec.script is not None
+    assert left.spec.script.argv == ("runs/my train.py", "--token", "[redacted]")
+    # What is known of a script is not enough to run it again.
+    assert left.spec.run_spec().script == ()

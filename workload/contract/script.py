@@ -1,0 +1,102 @@
+"""The words of somebody's own training script, as launcher and trainer read them. Standard library only."""
+
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from workload.contract.errors import UsageError
+
+# These start a process for each GPU.
+LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun", "horovodrun", "srun")
+# Stands in the script's arguments for where its data lies.
+DATA = "{data}"
+HIDDEN = "[redacted]"
+# An option whose value is a secret, by the last words of its name: not --tokenizer, --max-tokens or --key-size.
+SECRET = re.compile(
+    r"-+([\w-]*[-_.])?(token|secret|password|passwd|auth|credentials?|(api|access|secret|private)[-_]?key)",
+    re.IGNORECASE,
+)
+# How keys of Hugging Face, GitHub, GitLab, OpenAI, AWS, Google, Slack, Weights & Biases and JSON Web Tokens look.
+TOKEN = re.compile(
+    r"\b(hf_\w{20,}|gh[pousr]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|sk-[\w-]{16,}|(AKIA|ASIA)\w{12,}"
+    r"|AIza[\w-]{30,}|xox[abprs]-[\w-]{10,}|[0-9a-f]{40}\b|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]+)"
+)
+MOST_NAME = 40
+USER_OF_URL = re.compile(r"(?<=://)[^/@\s]+@")
+
+
+def without_secrets(words: Sequence[str]) -> tuple[str, ...]:
+    """Arguments without tokens, passwords and keys."""
+    shown: list[str] = []
+    is_secret = False
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if is_secret:
+            shown.append(HIDDEN)
+        elif equals and SECRET.fullmatch(name):
+            shown.append(f"{name}={HIDDEN}")
+        else:
+            shown.append(TOKEN.sub(HIDDEN, USER_OF_URL.sub(f"{HIDDEN}@", word)))
+        is_secret = not is_secret and not equals and SECRET.fullmatch(word) is not None
+    return tuple(shown)
+
+
+def redacted(words: Sequence[str]) -> tuple[str, ...]:
+    """Arguments without secrets and without the user's own folder."""
+    return tuple(map(without_home, without_secrets(words)))
+
+
+def without_home(text: str) -> str:
+    """A path or an argument with `~` for the user's own folder, whose name is often theirs."""
+    home = str(Path.home())
+    return text.replace(home, "~") if len(home) > 1 else text
+
+
+def shown(words: Sequence[str]) -> str:
+    """Script and arguments as one line of a shell, without secrets."""
+    return shlex.join(without_secrets(words))
+
+
+def name_of(words: Sequence[str]) -> str:
+    """`train.py`, or the module's name."""
+    return words[1] if words[0] == "-m" and len(words) > 1 else Path(words[0]).name
+
+
+def slug(name: str) -> str:
+    """A script's name as it may stand in the name of a folder."""
+    kept = "".join(letter if (letter.isalnum() and letter.isascii()) or letter in "._" else "-" for letter in name)
+    return kept.strip("-._")[:MOST_NAME] or "script"
+
+
+def main_file(words: Sequence[str], folder: Path, *, example: str, python: str) -> Path | None:
+    """The script that is meant by the words after `--`, as seen from `folder`; None for `-m MODULE`.
+
+    `example`: a whole command, for hints; `python`: what runs the script. Raises `UsageError` where there is no script.
+    """
+    if not words:
+        raise UsageError("no script: it stands after --, with its own arguments", hint=example)
+    first = words[0]
+    name = Path(first).name
+    if name in LAUNCHERS:
+        raise UsageError(
+            f"'{first}' starts a process for each GPU, and a step of several processes cannot be measured yet",
+            hint=f"the script alone, on one GPU: {example}",
+        )
+    path = folder / first
+    if name.rstrip("0123456789.") == "python" and not path.is_file():
+        raise UsageError(f"'{first}' is not needed: the script runs in {python}", hint=example)
+    if first == "-m":
+        if len(words) == 1:
+            start, _, _ = example.partition(" -- ")
+            raise UsageError("-m needs the name of a module", hint=f"{start} -- -m package.train")
+        return None
+    if not path.is_file():
+        raise UsageError(_why_no_script(first, path), hint=f"a path from here, {folder}, or -m PACKAGE; {example}")
+    return path
+
+
+def _why_no_script(typed: str, path: Path) -> str:
+    if path.is_dir():
+        return f"'{typed}' is a folder and no script"
+    return f"'{typed}' looks like an option of ours behind --" if typed.startswith("-") else f"no script '{typed}'"
