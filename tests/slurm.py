@@ -3,6 +3,7 @@
 import fcntl
 import os
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -61,6 +62,12 @@ class SlurmCluster:
                     return int(path.name)
         raise AssertionError(f"{program} does not run")
 
+    def end(self, program: str) -> None:
+        """SIGTERM, and wait until it has ended. Whoever started it may not have asked for its end yet: a zombie."""
+        process = self.daemon(program)
+        os.kill(process, signal.SIGTERM)
+        until(lambda: _has_ended(process), f"{program} does not end")
+
     def start(self, program: str) -> None:
         """As `.ci/slurm` does."""
         words = ["slurmctld", "-D"] if program == "slurmctld" else ["slurmd", "-D", "-N", program.partition("-")[2]]
@@ -79,6 +86,13 @@ class SlurmCluster:
             self.run("scancel", "--user=root")
         self.resume(*NODES)
         until(lambda: not self.queue(), lambda: f"the queue is not empty: {self.queue()}")
+
+
+def _has_ended(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2].startswith("Z")
+    except OSError:
+        return True
 
 
 def until(holds: Callable[[], object], what: str | Callable[[], str], within_s: float = ENDS_WITHIN_S) -> None:

@@ -93,9 +93,7 @@ def test_a_node_that_fails_and_comes_back(cluster: SlurmCluster) -> None:
 def test_a_controller_that_is_started_again_knows_its_jobs(cluster: SlurmCluster) -> None:
     name = submitted(doing(plan_of(options=SMALL), cluster.home, "exec sleep 600")).name
     runs(name)
-    process = cluster.daemon("slurmctld")
-    os.kill(process, 15)
-    until(lambda: not Path(f"/proc/{process}").exists(), "slurmctld does not end")
+    cluster.end("slurmctld")
     assert machines_of().look().unreachable
     with pytest.raises(RooflaunchError, match="Slurm does not answer on this login node: "):
         machines_of().look({name: ()})
