@@ -28,7 +28,7 @@ AGENT_MODULES = (
     *("__init__", "kinds", "sizes", "jobs/__init__", "jobs/records"),
     *(f"machine/{name}" for name in AGENTS_MACHINE),
     *("agent/__init__", "agent/__main__"),
-    *(f"agent/{name}" for name in ("agent", "bill", "delivery", "home", "landlord", "pulse", "stop")),
+    *(f"agent/{name}" for name in ("agent", "bill", "delivery", "home", "landlord", "luggage", "pulse", "stop")),
 )
 AGENT_FILES = tuple(f"launcher/{name}.py" for name in AGENT_MODULES)
 # Labels of our images beside those of the OCI image specification.

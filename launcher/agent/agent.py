@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from launcher.agent import luggage
 from launcher.agent.bill import Bill
 from launcher.agent.delivery import Delivery
 from launcher.agent.home import Home, WorkEnd, epoch_s, iso
@@ -28,6 +29,7 @@ from launcher.kinds import Runtime
 from launcher.machine import local
 from launcher.machine.containers import DRIVER_PARAMETERS, ContainerLimits
 from launcher.machine.runtime import choose
+from launcher.machine.script import Workplace
 from launcher.machine.task import FINAL, End, Outcome, work_through
 from launcher.machine.watcher import Trainer, Watcher
 from workload.contract import bundle
@@ -137,11 +139,12 @@ class Agent:
         given_up = [outcome.run for outcome in outcomes]
         rest = replace(task, runs=tuple(run for run in task.runs if run not in given_up))
         deadline_s, outside = self._deadline_s(), self._outside()
+        workplace = luggage.unpack(self.request, self.store, self.home) if self.request.script else None
         deliveries: list[Future[None]] = []
         self._settled = len(self.delivery.folders)
         for outcome in work_through(
             rest,
-            lambda spec, context: self._plan(spec, context, outside),
+            lambda spec, context: self._plan(spec, context, outside, workplace),
             done=self._in_store(rest),
             time_left_s=lambda: deadline_s - self.now(),
             stopped=lambda: self._reason(self.stop.why)[0] if self.stop.why else "",
@@ -218,7 +221,13 @@ class Agent:
         hint = first.hint or ("a longer --max-run-time" if timed_out else "launch logs RUN")
         return WorkEnd(exit_code=code, error=error, hint=hint, timed_out=timed_out)
 
-    def _plan(self, spec: RunSpec, context: Context, outside: Mapping[str, Mapping[str, Any]]) -> local.LocalPlan:
+    def _plan(
+        self,
+        spec: RunSpec,
+        context: Context,
+        outside: Mapping[str, Mapping[str, Any]],
+        workplace: Workplace | None,
+    ) -> local.LocalPlan:
         spec = spec.checked()
         if spec.download:  # the user's own folder is none of this machine's
             spec = replace(spec, data_dir=str(self.home.data))
@@ -235,6 +244,7 @@ class Agent:
             place="-".join(filter(None, (self.request.place, self.zone))),
             driver_parameters=self.root / DRIVER_PARAMETERS.relative_to("/"),
             context=context,
+            workplace=workplace,
         )
         print(plan.text(), flush=True)
         return plan

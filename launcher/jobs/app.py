@@ -23,6 +23,7 @@ from launcher.options import (
     run_options,
     signed,
 )
+from launcher.script.command import ScriptCommand, ThereOptions, Words, refuse_without_script
 from workload.contract.errors import UsageError
 from workload.contract.spec import CONFIG_NAME
 
@@ -83,6 +84,7 @@ def _add_backend(app: typer.Typer, name: str, module: Any) -> None:
 
     def launch(
         *,
+        words: Words = None,
         given: dict[str, object],
         detach: Annotated[
             bool,
@@ -104,10 +106,13 @@ def _add_backend(app: typer.Typer, name: str, module: Any) -> None:
         from launcher.jobs import commands
 
         options, where = instance_of(module.Options, own), instance_of(module.Where, own)
+        of_script = instance_of(ThereOptions, own)
+        refuse_without_script(of_script, words)
         return commands.launch(
             commands.Place(backend=name, where=where),
             options,
             given,
+            script=commands.Script(words=tuple(words), options=of_script) if words else None,
             detach=detach,
             output=output,
             dry_run=dry_run,
@@ -116,8 +121,9 @@ def _add_backend(app: typer.Typer, name: str, module: Any) -> None:
         )
 
     launch.__doc__ = declared.help
-    declare(launch, [*parameters_of(module.Options), *parameters_of(module.Where)], before="detach")
-    app.command(name, epilog=declared.examples)(run_options(launch))
+    kinds = (module.Options, module.Where, ThereOptions)
+    declare(launch, [parameter for kind in kinds for parameter in parameters_of(kind)], before="detach")
+    app.command(name, cls=ScriptCommand, epilog=declared.examples)(run_options(launch))
 
 
 def declare(command: Callable[..., int], options: list[inspect.Parameter], *, before: str) -> None:

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path
@@ -27,6 +27,8 @@ from launcher.jobs.progress import LaunchProgress
 from launcher.jobs.run import LaunchOutcome, LeftRunningError, run
 from launcher.jobs.session import Session
 from launcher.options import Format
+from launcher.script.command import ThereOptions
+from launcher.script.parcel import Parcel, pack, relative_words
 from workload.contract.errors import (
     ExitCode,
     InterruptedRunError,
@@ -37,6 +39,7 @@ from workload.contract.errors import (
 )
 from workload.contract.interrupt import stoppable
 from workload.contract.invocation import as_typed
+from workload.contract.script import without_secrets
 from workload.contract.spec import resolve
 from workload.contract.text import printable, terminal_width
 from workload.storage.store import Store, UnreachableError
@@ -95,6 +98,19 @@ class Place:
 ASKS_A_PLACE = re.compile(r"\blaunch (?:status|logs|down|reap)\b(?: (?:rooflaunch-[a-z0-9-]+|RUN)| -f| --all)*+(?! --)")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    """Somebody's own script, as it was typed."""
+
+    words: tuple[str, ...]
+    options: ThereOptions
+
+    def packed(self, backend: str, folder: Path) -> tuple[tuple[str, ...], Parcel]:
+        """Its words as they mean it in the copy of the folder that travels, and that copy."""
+        words = relative_words(self.words, folder, example=f"launch {backend} … -- train.py --lr 0.1")
+        return words, pack(words, folder, include=self.options.include)
+
+
 def _hints_name_the_place(command: Callable[..., int]) -> Callable[..., int]:
     """Have the hint of an error find the place again of which the command was asked."""
 
@@ -143,6 +159,7 @@ def launch(
     options: Any,
     given: Mapping[str, object],
     *,
+    script: Script | None,
     detach: bool,
     output: Path,
     dry_run: bool,
@@ -160,7 +177,8 @@ def launch(
         )
     if request and not dry_run:
         raise UsageError("--request shows what a dry run would send", hint="--dry-run --request")
-    resolved = resolve(given, os.environ, Path.cwd())
+    words, parcel = script.packed(place.backend, Path.cwd()) if script else ((), None)
+    resolved = resolve(given, os.environ, Path.cwd(), script=words)
     models.require(resolved.spec.model)
     settings = backend.settings(place.where, options, offline=dry_run)
     # Whatever is wrong with what was asked for is told before anything is built, pushed or asked. The draft's name and
@@ -168,13 +186,17 @@ def launch(
     job = Job(resolved=resolved, token=secrets.token_hex(3))
     now = datetime.fromtimestamp(ports.now(), UTC)
     draft = backend.plan(job, options, settings, now=now, offline=dry_run)
+    if parcel:
+        draft = draft.renamed(replace(draft.request, script=parcel.facts()))
     if dry_run:
         print(_shown(draft, request=request, output_format=output_format))
         return ExitCode.DONE
     sessions: list[Session] = []
     try:
         with stoppable():
-            outcome = _launch(ports, backend, draft, settings, output=output, detach=detach, sessions=sessions)
+            outcome = _launch(
+                ports, backend, draft, settings, output=output, detach=detach, sessions=sessions, parcel=parcel
+            )
     except LeftRunningError as left:
         _ask_whether_to_keep(ports, left, sessions[0])
         raise
@@ -182,7 +204,10 @@ def launch(
 
 
 def _shown(plan: Plan, *, request: bool, output_format: Format) -> str:
-    """A dry run's answer."""
+    """A dry run's answer, without the secrets in a script's arguments."""
+    spec = plan.request.spec
+    if spec.get("script"):
+        plan = plan.renamed(replace(plan.request, spec={**spec, "script": without_secrets(spec["script"])}))
     if output_format is Format.JSON:
         return json.dumps(plan.to_json(), indent=1)
     return plan.text(terminal_width(sys.stdout)) + (f"\n\n{plan.sent_text()}" if request else "")
@@ -197,6 +222,7 @@ def _launch(
     output: Path,
     detach: bool,
     sessions: list[Session],
+    parcel: Parcel | None,
 ) -> LaunchOutcome:
     """Connect, have ready what the machines need, and run; `sessions` gets the connections, for afterwards."""
     machines, store = backend.machines(settings), backend.store(settings)
@@ -206,6 +232,8 @@ def _launch(
     session = Session(machines=machines, store=store, sleep=ports.sleep, on_event=progress)
     sessions.append(session)
     try:
+        if parcel:
+            parcel.send(store)
         return run(session, plan, output=output, detach=detach)
     finally:
         progress.clear()

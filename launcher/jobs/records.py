@@ -1,5 +1,6 @@
 """What a launch leaves in its bucket, so that any machine can find, follow and end it. Written and read here alone.
 
+    scripts/<sha256>.tar.gz        by the launcher: the files of somebody's own script
     launches/<name>/request.json   by the launcher, before the VM exists
     launches/<name>/status.json    by the VM, again and again: its heartbeat
     launches/<name>/result.json    by the VM, once, after its bundles
@@ -21,6 +22,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 from workload.contract.errors import BundleError
 from workload.contract.spec import RunSpec
 from workload.contract.task import Task
+from workload.contract.text import counted, si
 
 LAUNCHES = "launches/"
 RUNS = "runs/"
@@ -38,6 +40,8 @@ STORE = re.compile(r"[a-z][a-z0-9]*://[A-Za-z0-9][A-Za-z0-9._/+-]{0,511}|/[^\x00
 MAX_LIMIT_S = 120 * 86400
 # Larger than any machine's count of GPUs, any number of attempts and any exit code: a figure beyond it is damage.
 MAX_COUNT = 10_000
+# Of a script's archive: code and small files. More is data, which has a way of its own.
+MAX_PARCEL_BYTES = 50_000_000
 # Nobody pays that for a launch, nor per hour.
 MAX_USD = 1e6
 SHOWN_VALUE = 60
@@ -93,9 +97,14 @@ class _Document:
 
     SCHEMA_VERSION: ClassVar[int] = 1
 
+    @property
+    def written_version(self) -> int:
+        """The oldest schema that has all that is said here."""
+        return self.SCHEMA_VERSION
+
     def to_bytes(self) -> bytes:
         """As it is stored."""
-        document = {"schema_version": self.SCHEMA_VERSION, **asdict(self)}
+        document = {"schema_version": self.written_version, **asdict(self)}
         return json.dumps(document, indent=1, allow_nan=False).encode() + b"\n"
 
     @classmethod
@@ -157,9 +166,11 @@ class Request(_Document):
     `spot`: the machine may be taken away. `prices` by region, without the regions whose price is unknown.
     `gpu` to `zones` are empty where a backend has no such thing; `options` are the backend's own. `task`: the runs of a
     sweep that this machine works through (`workload.contract.task`); without one it is `spec`, `repeats` times.
+    `script`: of somebody's own script the `sha256` of its archive with its number of `files` and `bytes`, and the
+    `commit` of the folder that it is from.
     """
 
-    SCHEMA_VERSION: ClassVar[int] = 2
+    SCHEMA_VERSION: ClassVar[int] = 3
 
     name: str
     backend: str
@@ -180,6 +191,21 @@ class Request(_Document):
     attempt: int = 1
     options: Mapping[str, Any] = field(default_factory=dict)
     task: Mapping[str, Any] = field(default_factory=dict)
+    script: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def written_version(self) -> int:
+        """An agent that knows no scripts would run our trainer in place of one."""
+        return self.SCHEMA_VERSION if self.script else self.SCHEMA_VERSION - 1
+
+    @property
+    def luggage(self) -> str:
+        """What of the user's folder travels, for people: `12 files, 35 kB, of commit 0123456 with changes`."""
+        if not self.script:
+            return ""
+        commit, _, changed = str(self.script.get("commit", "")).partition("-")
+        origin = f", of commit {commit[:7]}{' with changes' if changed else ''}" if commit else ""
+        return f"{counted(self.script['files'], 'file')}, {si(self.script['bytes'], 'B')}{origin}"
 
     @property
     def work(self) -> Task:
@@ -288,6 +314,18 @@ def _is_option(value: Any) -> bool:
     return value is None or value == "" or isinstance(value, bool) or _is_count(value) or _matches(WORD)(value)
 
 
+def _is_script(value: Any) -> bool:
+    if value == {}:
+        return True
+    return (
+        isinstance(value, dict)
+        and _matches(re.compile(r"[0-9a-f]{64}"))(value.get("sha256"))
+        and _is_count(value.get("files"))
+        and _is_count(value.get("bytes"), most=MAX_PARCEL_BYTES)
+        and _matches(re.compile(r"|[0-9a-f]{40,64}(-dirty)?"))(value.get("commit", ""))
+    )
+
+
 def _is_price(value: Any) -> bool:
     is_complete = isinstance(value, dict) and {"usd_per_h", "source", "read"} <= set(value)
     if not is_complete or not (_is_text(value["source"]) and _is_text(value["read"])):
@@ -319,6 +357,7 @@ RULES: Mapping[str, FieldRule] = {
     "limit_s": FieldRule(f"seconds from 1 to {MAX_LIMIT_S}", lambda value: _is_count(value, least=1, most=MAX_LIMIT_S)),
     "spec": FieldRule("an object", lambda value: isinstance(value, dict)),
     "task": FieldRule("an object", lambda value: isinstance(value, dict)),
+    "script": FieldRule("an object with the sha256 of an archive", _is_script),
     "spec_origin": FieldRule("an object of texts", _by_name(_is_text)),
     "prices": FieldRule("an object of prices by region", _by_name(_is_price)),
     "attempt": FieldRule(f"a whole number from 1 to {MAX_COUNT}", lambda value: _is_count(value, least=1)),

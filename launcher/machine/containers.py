@@ -8,8 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher import sizes
+from launcher.machine import script
 from launcher.machine.engine import Container, ContainerEnd, Engine, Running
 from launcher.machine.runtime import Choice
+from launcher.machine.script import Workplace
 from launcher.machine.watcher import Watcher
 from workload import __version__
 from workload.contract.errors import ExitCode, OutOfDeviceMemoryError, RooflaunchError, RunFailedError
@@ -62,6 +64,23 @@ def describe(
         memory_bytes=limits.memory_bytes,
         cpus=limits.cpus,
         labels={RUN_LABEL: __version__},
+    )
+
+
+def for_script(trainer: Container, spec: RunSpec, workplace: Workplace) -> Container:
+    """The container in which somebody's own script runs: in its user's folder, which it may write to, with a network.
+
+    Its data is mounted where it lies, and cannot be changed.
+    """
+    return replace(
+        trainer,
+        entrypoint=("python", *script.TRAINER),
+        folder=str(workplace.folder),
+        environment={**trainer.environment, **script.variables(spec)},
+        variables=workplace.variables,
+        writable=(*trainer.writable, str(workplace.folder)),
+        readable=(*trainer.readable, *filter(None, [workplace.data])),
+        network="bridge",
     )
 
 

@@ -64,13 +64,18 @@ class Image:
 
 @dataclass(frozen=True, kw_only=True)
 class Container:
-    """Everything about one container before it exists. Folders are mounted at their own path."""
+    """Everything about one container before it exists. Folders are mounted at their own path.
+
+    `variables`: the user's own, which are shown by name alone. `folder`: where it runs, if not where the image says.
+    """
 
     image: str
     command: tuple[str, ...]
     user: str
     entrypoint: tuple[str, ...] | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict, repr=False)
+    folder: str = ""
     writable: tuple[str, ...] = ()
     readable: tuple[str, ...] = ()
     network: str = "none"
@@ -96,6 +101,8 @@ class Container:
         for path in self.readable:
             words += ["--volume", f"{path}:{path}:ro"]
         words += [word for name, value in self.environment.items() for word in ("--env", f"{name}={value}")]
+        words += [word for name in self.variables for word in ("--env", name)]
+        words += ["--workdir", self.folder] if self.folder else []
         words += ["--entrypoint", self.entrypoint[0]] if self.entrypoint else []
         return [*words, self.image, *(self.entrypoint or ("",))[1:], *self.command]
 
@@ -397,7 +404,8 @@ def _creation(container: Container) -> dict[str, Any]:
         "command": list(container.command),
         "entrypoint": list(container.entrypoint) if container.entrypoint else None,
         "user": container.user,
-        "environment": dict(container.environment),
+        "environment": {**container.environment, **container.variables},
+        "working_dir": container.folder or None,
         "mounts": [docker.types.Mount(path, path, type="bind", read_only=readonly) for path, readonly in mounts],
         "network_mode": container.network,
         "read_only": True,
@@ -417,7 +425,7 @@ def _creation(container: Container) -> dict[str, Any]:
 
 def _tied(container: Container) -> dict[str, Any]:
     """What ties a container to this process, beside what is shown: a standard input that ends with us."""
-    return {"stdin_open": True, "environment": {**container.environment, LIFELINE: "stdin"}}
+    return {"stdin_open": True, "environment": {**container.environment, **container.variables, LIFELINE: "stdin"}}
 
 
 class _Lines:

@@ -114,6 +114,7 @@ def make_plan(
     if resolved.spec.script:
         workplace = workplace or Workplace(folder=Path.cwd())
         workplace.require(resolved.spec.script)
+        context = replace(context or Context(), script_commit=workplace.commit)
     context = replace(
         context or Context(),
         backend=backend,
@@ -123,11 +124,7 @@ def make_plan(
         outside=outside or {},
     )
     if choice.runtime is Runtime.DOCKER:
-        if workplace:
-            raise UsageError(
-                "a script runs as a process only, so far; a container was asked for", hint="--runtime process"
-            )
-        plan = _container_plan(resolved, choice, output=output, limits=limits, context=context)
+        plan = _container_plan(resolved, choice, output=output, limits=limits, context=context, workplace=workplace)
         return replace(plan, driver_parameters=driver_parameters)
     if limits != ContainerLimits():
         raise UsageError(
@@ -162,6 +159,7 @@ def _container_plan(
     output: Path,
     limits: ContainerLimits,
     context: Context,
+    workplace: Workplace | None,
 ) -> LocalPlan:
     assert choice.image is not None
     assert choice.engine is not None
@@ -181,7 +179,11 @@ def _container_plan(
         profile_later=spec.profile is not Profile.NONE,
     )
     command = ("train", *arguments(spec), "-o", str(output.absolute()), "--context", context.to_argument())
+    if workplace:
+        command = script.command(spec, workplace, output=output.absolute(), context=context)
     container = containers.describe(choice, spec, output=output, command=command, limits=limits)
+    if workplace:
+        container = containers.for_script(container, spec, workplace)
     return LocalPlan(
         spec=spec,
         origin=resolved.origin,
@@ -192,6 +194,7 @@ def _container_plan(
         context=context,
         container=container,
         profiles=profiles,
+        workplace=workplace,
     )
 
 

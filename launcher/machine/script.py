@@ -19,11 +19,13 @@ NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 class Workplace:
     """Where a script runs: in `folder`, as its own working folder. `data` is what `{data}` in its arguments stands for.
 
-    `variables`: those of the user's that it gets, where it has not the user's own.
+    `commit`: of the user's folder, where this is a copy of it. `variables`: those of the user's that it gets, where it
+    has not the user's own.
     """
 
     folder: Path
     data: str = ""
+    commit: str = ""
     variables: Mapping[str, str] = field(default_factory=dict)
 
     def require(self, words: Sequence[str]) -> None:

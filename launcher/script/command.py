@@ -26,6 +26,17 @@ class HereOptions:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class ThereOptions:
+    """What of a script's folder goes to another machine."""
+
+    include: tuple[str, ...] = choice(
+        "of a script's folder send these files in place of all that git tracks; never what git ignores; repeatable",
+        default=(),
+        metavar="GLOB",
+    )
+
+
 class ScriptCommand(TyperCommand):
     """A command whose line may end in `-- train.py ARGS`: what stands there is the script's alone."""
 

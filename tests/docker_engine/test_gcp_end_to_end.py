@@ -26,6 +26,7 @@ from tests.docker_engine.commands import ROOT, TINY, docker, launch_words
 from tests.launcher.backends.gcp import fake_vm
 from tests.launcher.backends.gcp.fake_compute import FakeCompute, Vm
 from tests.launcher.backends.gcp.fake_metadata import TOKEN
+from tests.launcher.script import tiny
 from tests.workload.storage import gcs_server
 from tests.workload.storage.gcs_server import BUCKET
 from workload.contract import bundle
@@ -254,3 +255,19 @@ def test_a_vm_that_its_host_stopped_saves_its_steps_and_measures_nothing_again(l
 def steps_of(vm: Vm) -> list[Path]:
     """The rows of the runs that this VM has begun."""
     return list((fake_vm.HOMES / vm.name).glob(f"results/*/{bundle.STEPS}"))
+
+
+def test_a_script_of_ones_own_in_the_image(laptop: Laptop) -> None:
+    tiny.project(laptop.folder)
+    words = [*GCP[:5], *tiny.FEW, *WHERE, "-o", "home", "--format", "json", "--", "train.py", "--lr", "0.1"]
+    done = laptop.launch(*words)
+    assert done.returncode == ExitCode.DONE, done.stderr
+    told = json.loads(done.stdout)
+    [run] = told["runs"]
+    assert (run["status"], run["spec"]["model"], run["environment"]["runtime"]) == ("completed", "train.py", "docker")
+    assert run["spec"]["script"]["command"] == "train.py --lr 0.1"
+    assert run["spec"]["script"]["commit"] == tiny.git(laptop.folder, "rev-parse", "HEAD")
+    assert sorted(run["spec"]["script"]["files"]) == ["package/__init__.py", "package/model.py", "train.py"]
+    assert sum(name.startswith("scripts/") for name in laptop.bucket_contents()) == 1
+    logs = laptop.launch("logs", told["name"], *WHERE)
+    assert "here: .gitignore package train.py argv: --lr 0.1 gpus: \n" in logs.stdout

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.docker_engine.commands import TINY, Launch, docker, environment, launch_words
+from tests.launcher.script import tiny
 from workload.contract import bundle
 from workload.contract.errors import ExitCode
 
@@ -140,3 +141,18 @@ def test_a_launcher_that_is_killed_leaves_a_whole_bundle_and_nothing_that_runs(t
     gone = "interrupted: the process that started this run is gone"
     assert (found.document["status"], found.document["error"]) == ("interrupted", gone)
     assert len(found.steps()) > 3
+
+
+def test_a_script_of_ones_own_runs_in_its_folder(launch: Launch, tmp_path: Path) -> None:
+    tiny.project(tmp_path)
+    (tmp_path / "data").mkdir()
+    words = ("--runtime", "docker", *tiny.FEW, "--repeats", "2", "--data", "data", "-o", "out", "--format", "json")
+    done = launch("local", *words, "--", "train.py", "--root", "{data}")
+    assert done.returncode == 0, done.stderr
+    runs = json.loads(done.stdout)["runs"]
+    assert [run["repeat"] for run in runs] == [{"index": 1, "of": 2}, {"index": 2, "of": 2}]
+    for run in runs:
+        assert (run["status"], run["environment"]["runtime"]) == ("completed", "docker")
+        assert run["spec"]["script"]["command"] == "train.py --root '{data}'"
+    assert f"argv: --root {tmp_path}/data gpus: \n" in done.stderr
+    assert (tmp_path / "written.txt").stat().st_uid == os.getuid()

@@ -45,6 +45,11 @@ INSTEAD = (
     Instead(match=r"launch batch (?!.*--dry-run)", run="{0} --dry-run", why="it costs money"),
     Instead(match=r"launch (doctor|status|logs|down) .*--region", run=None, why="it needs a project of Google Cloud"),
     Instead(match=r"pip install", run=None, why="for the reader's own machine"),
+    Instead(
+        match=r"launch (gcp|slurm) .* -- .*(train|mnist)",
+        run=None,
+        why="it sends a git repository's files: tests/docker_engine/test_gcp_end_to_end.py does",
+    ),
     Instead(match=r"me@box", run=None, why="it needs a machine: tests/launcher/backends/ssh runs such lines"),
     Instead(
         match=r"slurm|me@login|sweep sweep.toml",

@@ -249,7 +249,7 @@ class RunSpec:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values by field name."""
-        return asdict(self)
+        return {**asdict(self), "script": list(self.script)}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "RunSpec":
@@ -515,7 +515,8 @@ class Context:
     `outside`: facts by section of run.json's `environment` that were collected where a container cannot see them.
     `profile_later`: the launcher profiles the bundle itself once the timing runs are done. `job` (name, task, block,
     position) and `run_key` are those of a run of a sweep. `settles`: the device is let cool down before the warm-up, to
-    `settle_to_c` degrees Celsius, or as the first run of a task to what it has at the start.
+    `settle_to_c` degrees Celsius, or as the first run of a task to what it has at the start. `script_commit`: of the
+    folder that a script was copied from, with `-dirty` where it had changed.
     """
 
     backend: str = "local"
@@ -532,6 +533,7 @@ class Context:
     kept_ceilings: str = KeptCeilings.HOUR
     settles: bool = False
     settle_to_c: float | None = None
+    script_commit: str = ""
 
     def to_argument(self) -> str:
         """One line of JSON with what differs from the defaults."""

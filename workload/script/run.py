@@ -173,7 +173,7 @@ class ScriptRun:
             ceilings=self._request.ceilings,
             fresh_ceilings=self._request.fresh_ceilings,
             samples_per_step=self._request.limits.samples_per_step,
-            script=replace(script, step=step.text, unit=step.unit),
+            script=replace(script, step=step.text, unit=step.unit, **_copied_from(self._request.context)),
         )
 
     # --- the end
@@ -316,6 +316,12 @@ def _gap_rows(gaps: Mapping[str, GapSeconds]) -> dict[str, str]:
         f"{name} {counted(int(gap.number or 0), 'time')}, {seconds(gap.seconds or 0.0)}" for name, gap in gaps.items()
     ]
     return {"between steps": "; ".join(rows)} if rows else {}
+
+
+def _copied_from(context: Context) -> dict[str, Any]:
+    """The commit of a script whose folder is a copy: git knows nothing of it here."""
+    commit, _, dirty = context.script_commit.partition("-")
+    return {"commit": commit, "dirty": bool(dirty)} if commit else {}
 
 
 def _is_compiled() -> bool:

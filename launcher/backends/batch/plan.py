@@ -84,7 +84,8 @@ class BatchPlan:
 
     def renamed(self, request: Request) -> "BatchPlan":
         """The same as a job of its own."""
-        return replace(self, request=request)
+        vm = replace(self.vm.request, spec=request.spec, script=request.script)
+        return replace(self, request=request, vm=self.vm.renamed(vm))
 
     def launched(self, now: datetime, *, image: str) -> "BatchPlan":
         """The same at that time, which its name has too, with the image by the registry's digest."""

@@ -19,6 +19,7 @@ Examples:
   launch gcp --gpu l4 --spot --rerun-preempted 2 --repeats 3 --max-cost 1
   launch gcp --gpu v100 --max-run-time 90m --detach
   launch gcp --gpu t4 --image HOST/PROJECT/NAME@sha256:DIGEST --no-external-ip
+  launch gcp --gpu t4 --max-cost 0.50 -- train.py --lr 0.1
 """
 COMMAND = Command(
     help="""Train on a VM of Google Cloud, and bring the bundles home.

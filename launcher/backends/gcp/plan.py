@@ -177,6 +177,8 @@ def _check_size(plan: VmPlan) -> None:
 
 
 def _notes(plan: VmPlan) -> Iterator[str]:
+    if plan.spec.script:
+        yield "how long a script takes to its first step nobody knows: the time assumed is that of our own trainer"
     if plan.driver is Driver.NONE:
         yield f"the run computes on the VM's CPU; its {plan.gpu.title} is paid for all the same"
     elif plan.request.gpu_count > 1:

@@ -40,11 +40,12 @@ def render_request(plan: PlannedVm) -> str:
 def run_rows(plan: PlannedVm) -> Iterator[tuple[str, str]]:
     """What is run, and who set it."""
     spec = plan.spec
-    batch = "the device's default batch" if spec.batch_size is None else f"batch {spec.batch_size}"
     times = "one run" if spec.repeats == 1 else f"{spec.repeats} runs, a process each"
     profile = "" if spec.profile is Profile.NONE else f", then a profile by {spec.profile}"
-    one = f"{shown(spec.model)}, {batch}, {spec.precision}, on {spec.device}; {times}{profile}"
+    one = f"{shown(spec.title)}, on {spec.where}; {times}{profile}"
     yield "plan", f"{plan.request.work}, a process each" if plan.request.task else one
+    if luggage := plan.request.luggage:
+        yield "sends", luggage
     origin = plan.request.spec_origin.items()
     yield "set by", ", ".join(f"{name}: {source}" for name, source in origin) or "all defaults"
 

@@ -56,7 +56,7 @@ class PlannedVm:
     @cached_property
     def spec(self) -> RunSpec:
         """The run as the VM will do it."""
-        return RunSpec(**self.request.spec)
+        return RunSpec.from_json(self.request.spec)
 
     @property
     def vm_image(self) -> VmImage:

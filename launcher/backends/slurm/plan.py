@@ -68,15 +68,14 @@ class SlurmPlan:
     def text(self, width: int | None = None) -> str:
         """The plan as lines."""
         spec, request, options = self.spec, self.request, self.options
-        device = "the best device found" if spec.device is Device.AUTO else spec.device
-        batch = "the device's default batch" if spec.batch_size is None else f"batch {spec.batch_size}"
         times = "one run" if spec.repeats == 1 else f"{spec.repeats} runs, a process each"
-        one = f"{spec.model}, {batch}, {spec.precision}, on {device}; {times}"
+        one = f"{spec.title}, on {spec.where}; {times}"
         origins = ", ".join(f"{name}: {source}" for name, source in request.spec_origin.items())
         again = "started again with what is missing after a preemption or a node's failure"
         rows = [
             ("plan", f"{request.work}, a process each" if request.task else one),
             ("set by", origins or "all defaults"),
+            ("sends", request.luggage),
             ("job", request.name),
             ("cluster", f"{self.cluster.place}" + (f": {self.site}" if self.site else ", which nobody has asked yet")),
             ("asks for", self._asked_for()),

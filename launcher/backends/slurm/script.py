@@ -110,7 +110,7 @@ export ROOFLAUNCH_END_S=${{SLURM_JOB_END_TIME:-$(SLURM_TIME_FORMAT=%s squeue -h 
 
 
 def _line(request: Request) -> str:
-    return json.dumps({"schema_version": Request.SCHEMA_VERSION, **asdict(request)}, separators=(",", ":"))
+    return json.dumps({"schema_version": request.written_version, **asdict(request)}, separators=(",", ":"))
 
 
 def _lines(words: Sequence[str]) -> str:

@@ -13,6 +13,7 @@ Examples:
   launch ssh --host user@box --dry-run
   launch ssh --host user@box --port 2222 --precision amp --repeats 3
   launch ssh --host lab --runtime process --python /opt/conda/bin/python
+  launch ssh --host lab -- train.py --lr 0.1
 """
 COMMAND = Command(
     help="""Train on a machine that one can log in to, and bring the bundles home.

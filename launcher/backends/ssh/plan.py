@@ -12,7 +12,7 @@ from launcher.backends.ssh.options import Options
 from launcher.jobs.records import Price, Request, region_of
 from launcher.kinds import Runtime
 from workload.contract.errors import UsageError
-from workload.contract.spec import Device, Resolved, RunSpec
+from workload.contract.spec import Resolved, RunSpec
 from workload.contract.task import Task
 from workload.contract.text import minutes, wrapped
 from workload.storage.ssh import Login
@@ -53,7 +53,7 @@ class SshPlan:
     @property
     def spec(self) -> RunSpec:
         """The run as it will be done."""
-        return RunSpec(**self.request.spec)
+        return RunSpec.from_json(self.request.spec)
 
     @property
     def specs(self) -> list[RunSpec]:
@@ -78,17 +78,16 @@ class SshPlan:
     def text(self, width: int | None = None) -> str:
         """The plan as lines."""
         spec, request = self.spec, self.request
-        device = "the best device found" if spec.device is Device.AUTO else spec.device
-        batch = "the device's default batch" if spec.batch_size is None else f"batch {spec.batch_size}"
         times = "one run" if spec.repeats == 1 else f"{spec.repeats} runs, a process each"
         price = f"{self.options.usd_per_h:g} USD per hour, as you said" if self.options.usd_per_h else "none is counted"
-        one = f"{spec.model}, {batch}, {spec.precision}, on {device}; {times}"
+        one = f"{spec.title}, on {spec.where}; {times}"
         rows = [
             ("plan", f"{request.work}, a process each" if request.task else one),
             (
                 "set by",
                 ", ".join(f"{name}: {source}" for name, source in request.spec_origin.items()) or "all defaults",
             ),
+            ("sends", request.luggage),
             ("job", request.name),
             ("machine", f"{self.login}" + (f": {self.machine}" if self.machine else ", which nobody has asked yet")),
             ("runtime", self.runtime or _runtime_asked_for(self.options)),

@@ -24,6 +24,7 @@ from tests.launcher.backends.batch.batch_plans import batch_plan
 from tests.launcher.backends.batch.fake_batch import PROJECT, REGION, FakeBatch, FakeTask
 from tests.launcher.backends.gcp.canned_cloud import IMAGE
 from tests.launcher.backends.gcp.fake_metadata import FakeMetadata
+from tests.launcher.script import tiny
 from tests.workload.storage import gcs_server
 from tests.workload.storage.gcs_server import BUCKET
 from workload.contract import bundle
@@ -162,3 +163,14 @@ def test_a_task_that_is_taken_back_in_the_middle_goes_on_where_it_was(world: Wor
     assert completed == [run.run_key for run in runs], "each once"
     assert world.fake.task(plan.request.name).attempt == 1
     assert world.fake.running() == 0
+
+
+def test_a_script_of_ones_own(world: World) -> None:
+    tiny.project(world.folder)
+    words = ("--gpu", "t4", *PLACE, "--image", IMAGE, "--usd-per-h", "3600", *tiny.FEW, "--repeats", "2")
+    out, err = world.launch("batch", *words, "--", "-m", "package.train", "--lr", "0.1")
+    runs = [bundle.read(folder).record for folder in sorted((world.folder / "results").iterdir())]
+    assert [run.status for run in runs] == ["completed", "completed"]
+    assert [run.spec.script.command for run in runs if run.spec.script] == ["-m package.train --lr 0.1"] * 2
+    assert re.search(r"^sends +5 files, \d+ B, of commit [0-9a-f]{7}$", err, re.MULTILINE)
+    assert out.startswith("-m package.train --lr 0.1, batch 4, fp32, on cpu")

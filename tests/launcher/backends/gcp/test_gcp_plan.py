@@ -655,7 +655,7 @@ def test_the_run_is_otherwise_the_one_asked_for() -> None:
     plan = planned(run=run)
     asked = resolve(run, {}, None)
     assert plan.spec == replace(asked.spec, device=Device.CUDA, download=True, data_dir=RunSpec().data_dir)
-    assert RunSpec(**plan.request.spec) == plan.spec
+    assert RunSpec.from_json(plan.request.spec) == plan.spec
     kept = {name: "option" for name in run if name != "data_dir"}
     assert plan.request.spec_origin == kept
 

@@ -9,6 +9,7 @@ import pytest
 
 from tests import sshd
 from tests.docs import pages
+from tests.launcher.script import tiny
 from tests.slurm import SlurmCluster
 from workload.contract import bundle
 from workload.contract.record import Status
@@ -77,3 +78,17 @@ def test_from_elsewhere(cluster: SlurmCluster, reader: Path, monkeypatch: pytest
         address = f"ssh://{machine.host}:{machine.port}/~/.rooflaunch"
         run(f".venv/bin/analyze fetch {address} -o again", reader, environ)
         assert bundle.read(reader / "again" / home.name).record.status == Status.COMPLETED
+
+
+@pytest.mark.parametrize("cluster", ["plain"], indirect=True)
+def test_a_script_of_ones_own(cluster: SlurmCluster) -> None:
+    folder = tiny.project(cluster.home / "project")
+    (folder / ".venv").symlink_to(sys.prefix)
+    environ = {**cluster.environ, "PYTHONPATH": str(ROOT)}
+    line = f".venv/bin/launch slurm {' '.join(tiny.FEW)} --python {sys.executable} -- train.py --lr 0.1"
+    assert "samples/s" in run(line, folder, environ)
+    [home] = (folder / "results").iterdir()
+    record = bundle.read(home).record
+    assert (record.status, record.environment.backend) == (Status.COMPLETED, "slurm")
+    assert record.spec.script is not None
+    assert record.spec.script.command == "train.py --lr 0.1"

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests import sshd
+from tests.launcher.script import tiny
 from workload.contract import bundle
 from workload.contract.errors import ExitCode
 
@@ -32,7 +33,7 @@ def started(machine: sshd.Machine, folder: Path, *words: str) -> subprocess.Pope
     module = {"launch": "launcher", "analyze": "analysis"}[words[0]]
     place = ["--host", machine.host, "--port", str(machine.port)] if words[0] == "launch" else []
     return subprocess.Popen(
-        [sys.executable, "-m", module, *words[1:], *place],
+        [sys.executable, "-m", module, words[1], *place, *words[2:]],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
@@ -196,3 +197,27 @@ def test_doctor_of_a_machine_that_has_nothing(machine: sshd.Machine, tmp_path: P
     out, _ = ran(machine, tmp_path, "launch", "doctor", "ssh", code=ExitCode.TOOL)
     assert re.search(r"^problem +process +.*lacks torch", out, re.MULTILINE)
     assert "-> --python PATH of one that has them, or there: pip install torch" in out
+
+
+def test_a_script_of_ones_own_with_the_files_that_git_tracks(machine: sshd.Machine, tmp_path: Path) -> None:
+    folder = tiny.project(tmp_path)
+    (folder / "package/model.py").write_text(tiny.FILES["package/model.py"] + "\n# changed\n")
+    words = ("ssh", *tiny.FEW, "--python", sys.executable, "--", "train.py", "--lr", "0.1")
+    _, err = ran(machine, folder, "launch", *words)
+    head = tiny.git(folder, "rev-parse", "HEAD")
+    assert re.search(rf"^sends      5 files, \d+ B, of commit {head[:7]} with changes$", err, re.MULTILINE)
+    [bundled] = (folder / "results").iterdir()
+    run = bundle.read(bundled).record
+    assert (run.status, run.spec.model, run.environment.backend) == ("completed", "train.py", "ssh")
+    assert run.spec.script is not None
+    assert run.spec.script.command == "train.py --lr 0.1"
+    assert (run.spec.script.commit, run.spec.script.dirty) == (head, True)
+    assert sorted(run.spec.script.files or ()) == ["package/__init__.py", "package/model.py", "train.py"]
+    out, _ = ran(machine, folder, "launch", "logs", records(machine)[0].name)
+    assert "here: .gitignore package train.py argv: --lr 0.1 gpus: \n" in out
+    assert not (folder / "written.txt").exists()
+
+    sent = list((machine.home / ".rooflaunch/scripts").iterdir())
+    ran(machine, folder, "launch", *words[:-2], "--lr", "0.2")
+    assert list((machine.home / ".rooflaunch/scripts").iterdir()) == sent, "the same files are sent once"
+    assert len(list((folder / "results").iterdir())) == 2

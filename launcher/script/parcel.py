@@ -1,0 +1,180 @@
+"""What of the user's folder travels with a script: one archive, named by its content, that any machine can unpack.
+
+Files that git tracks, below the folder that the user is in: the script runs there by the same relative paths as here.
+Ignored files never travel.
+"""
+
+import fnmatch
+import gzip
+import hashlib
+import io
+import subprocess
+import sys
+import tarfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from launcher.agent.luggage import MOST_UNPACKED_BYTES, parcel_object
+from launcher.jobs.records import MAX_COUNT, MAX_PARCEL_BYTES
+from launcher.sizes import shown
+from workload.contract.errors import ToolError, UsageError
+from workload.contract.script import main_file
+from workload.contract.text import si
+from workload.storage.names import why_unsafe
+from workload.storage.store import Store
+
+SHOWN_FILES = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parcel:
+    """An archive and what is in it. `commit`: that of the folder here, with `-dirty` where tracked files differ."""
+
+    content: bytes = field(repr=False)
+    files: tuple[str, ...]
+    commit: str = ""
+
+    @property
+    def sha256(self) -> str:
+        """Of the archive, which is the same for the same files."""
+        return hashlib.sha256(self.content).hexdigest()
+
+    def facts(self) -> dict[str, Any]:
+        """What a request says of it."""
+        return {
+            "sha256": self.sha256,
+            "files": len(self.files),
+            "bytes": len(self.content),
+            "commit": self.commit,
+        }
+
+    def send(self, store: Store) -> None:
+        """Have it in the store, whole; one that is there already is not sent again."""
+        name = parcel_object(self.sha256)
+        if not any(listed.name == name for listed in store.objects(name)):
+            store.write(name, self.content, if_absent=True)
+
+
+def relative_words(words: Sequence[str], folder: Path, *, example: str) -> tuple[str, ...]:
+    """The script by its path below `folder`. Raises `UsageError` for one that lies elsewhere, or that is not there."""
+    path = main_file(words, folder, example=example, python="the machine's own Python")
+    if path is None:
+        module = words[1].replace(".", "/")
+        if not any((folder / f"{module}{end}").is_file() for end in (".py", "/__main__.py")):
+            raise UsageError(f"no module '{words[1]}' below {folder}", hint=f"cd to the folder it is in; {example}")
+        return tuple(words)
+    try:
+        below = path.resolve().relative_to(folder.resolve())
+    except ValueError:
+        raise UsageError(
+            f"'{words[0]}' lies outside of this folder, {folder}, and only what lies in it travels",
+            hint=f"cd {path.resolve().parent}, then the same with -- {path.name}",
+        ) from None
+    return (below.as_posix(), *words[1:])
+
+
+def pack(words: Sequence[str], folder: Path, *, include: Sequence[str] = ()) -> Parcel:
+    """The archive of a folder's files for the script of `words`. Raises `UsageError` for what cannot travel."""
+    listed = _listed(folder, include)
+    names = [name for name in listed if (folder / name).is_file()]
+    for name in names:
+        if reason := why_unsafe(name):
+            raise UsageError(f"the file {name!r} cannot travel: {reason}", hint="give it another name")
+        if not (folder / name).resolve().is_relative_to(folder.resolve()):
+            raise UsageError(
+                f"'{name}' is a link to what lies outside of {folder}, and only what lies in it travels",
+                hint="a copy in its place",
+            )
+    _require_script(words, names, include)
+    if len(names) > MAX_COUNT:
+        raise UsageError(
+            f"the folder is too large to travel: {len(names)} files, at most {MAX_COUNT}",
+            hint="--include '*.py' takes less; data has --data",
+        )
+    sizes = {name: (folder / name).stat().st_size for name in names}
+    if sum(sizes.values()) > MOST_UNPACKED_BYTES:
+        raise _too_large(sizes, f"{si(sum(sizes.values()), 'B')}, at most {si(MOST_UNPACKED_BYTES, 'B')}")
+    content = _archive(folder, names)
+    if len(content) > MAX_PARCEL_BYTES:
+        raise _too_large(sizes, f"{si(len(content), 'B')} compressed, at most {si(MAX_PARCEL_BYTES, 'B')}")
+    return Parcel(content=content, files=tuple(names), commit=_commit(folder))
+
+
+def _listed(folder: Path, include: Sequence[str]) -> list[str]:
+    """Names below the folder, in order: what git tracks; with `include` what these name and git does not ignore."""
+    others = ("--others", "--exclude-standard") if include else ()
+    listed = _git(folder, "ls-files", "-z", "--cached", *others)
+    if listed is None and not include:
+        raise UsageError(
+            f"{folder} is in no git repository: which of its files travel is not known", hint="--include '*.py'"
+        )
+    if listed is not None:
+        names = [name for name in listed.split("\0") if name]
+    else:
+        names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+        names = [name for name in names if not any(part.startswith(".") for part in name.split("/"))]
+    chosen = [name for name in names if not include or any(fnmatch.fnmatchcase(name, glob) for glob in include)]
+    return sorted(set(chosen))
+
+
+def _require_script(words: Sequence[str], names: Sequence[str], include: Sequence[str]) -> None:
+    module = words[1].replace(".", "/") if words[0] == "-m" else ""
+    wanted = (f"{module}.py", f"{module}/__main__.py") if module else (words[0],)
+    if any(name in names for name in wanted):
+        return
+    if include:
+        raise UsageError(f"no --include names the script, '{wanted[0]}'", hint=f"--include '{wanted[0]}' beside it")
+    raise UsageError(
+        f"git does not track '{wanted[0]}', and only what it tracks travels",
+        hint=f"git add {wanted[0]}, or --include '*.py'",
+    )
+
+
+def _too_large(sizes: dict[str, int], found: str) -> UsageError:
+    largest = sorted(sizes, key=lambda name: sizes[name], reverse=True)[:SHOWN_FILES]
+    text = ", ".join(f"{shown(name)} ({si(sizes[name], 'B')})" for name in largest)
+    return UsageError(
+        f"the folder is too large to travel: {found}; the largest files are {text}",
+        hint="--include '*.py' takes less; data has --data",
+    )
+
+
+def _archive(folder: Path, names: Sequence[str]) -> bytes:
+    """Byte for byte the same for the same files: without times, owners and order of the disk."""
+    packed = io.BytesIO()
+    with (
+        gzip.GzipFile(fileobj=packed, mode="wb", mtime=0, filename="") as compressed,
+        tarfile.open(fileobj=compressed, mode="w") as archive,
+    ):
+        for name in names:
+            content = (folder / name).read_bytes()
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            entry.mode = 0o755 if (folder / name).stat().st_mode & 0o100 else 0o644
+            archive.addfile(entry, io.BytesIO(content))
+    return packed.getvalue()
+
+
+def _commit(folder: Path) -> str:
+    head = (_git(folder, "rev-parse", "HEAD") or "").strip()
+    changed = _git(folder, "status", "--porcelain", "--untracked-files=no", "--", ".")
+    return f"{head}-dirty" if head and changed else head
+
+
+def _git(folder: Path, *words: str) -> str | None:
+    """What git prints; None where the folder is in no repository of its user's, or there is no git."""
+    try:
+        done = subprocess.run(
+            ["git", "--no-optional-locks", "-C", str(folder), *words],
+            capture_output=True,
+            check=False,
+            encoding=sys.getfilesystemencoding(),
+            errors="surrogateescape",
+        )
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ToolError(f"git does not run: {error.strerror}", hint="--include '*.py'") from error
+    return done.stdout if done.returncode == 0 else None

@@ -1,0 +1,131 @@
+"""A script's archive on the machine that runs it: unpacked whole, or refused."""
+
+import gzip
+import hashlib
+import io
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launcher.agent import luggage
+from launcher.agent.home import Home
+from launcher.jobs.records import Request
+from workload.contract.errors import BundleError
+from workload.contract.spec import RunSpec
+from workload.storage.folder import Folder
+
+REQUEST = Request(
+    name="rooflaunch-box-20261121-142530-3fa9c1",
+    backend="ssh",
+    launched_at="2026-11-21T14:25:30.000+00:00",
+    store="/store",
+    place="ssh-box",
+    runtime="process",
+    limit_s=60,
+    spec=RunSpec(script=("train.py", "--lr", "1")).to_json(),
+)
+
+
+def entry(name: str, content: bytes = b"x", **changes: object) -> tuple[tarfile.TarInfo, bytes]:
+    made = tarfile.TarInfo(name)
+    made.size = len(content)
+    for key, value in changes.items():
+        setattr(made, key, value)
+    return made, content
+
+
+def archive(*entries: tuple[tarfile.TarInfo, bytes]) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as made:
+        for item, content in entries:
+            made.addfile(item, io.BytesIO(content))
+    return packed.getvalue()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Folder:
+    (tmp_path / "store").mkdir()
+    return Folder(tmp_path / "store")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    (tmp_path / "home").mkdir()
+    return Home(path=tmp_path / "home")
+
+
+def sent(store: Folder, content: bytes, **changes: object) -> Request:
+    digest = hashlib.sha256(content).hexdigest()
+    store.write(luggage.parcel_object(digest), content)
+    script = {"sha256": digest, "files": 1, "bytes": len(content), "commit": "", **changes}
+    return replace(REQUEST, script=script)
+
+
+def test_files_lie_where_they_lay_and_a_second_start_finds_them(store: Folder, home: Home) -> None:
+    content = archive(entry("train.py", b"print()", mode=0o4777), entry("a/b.py", b"", mode=0o600))
+    request = sent(store, content, commit="c" * 40)
+    place = luggage.unpack(request, store, home)
+    assert place.folder == home.path / "script"
+    assert place.commit == "c" * 40
+    assert (place.folder / "train.py").read_bytes() == b"print()"
+    assert (place.folder / "train.py").stat().st_mode & 0o7777 == 0o755
+    (place.folder / "written.txt").touch()
+    assert luggage.unpack(request, store, home) == place
+    assert (place.folder / "written.txt").exists()
+
+
+HOSTILE = {
+    "a path out of the folder": (archive(entry("../evil.py")), r"'\.\./evil\.py' in the script's archive: leaves its"),
+    "an absolute path": (archive(entry("/evil.py")), "'/evil.py' in the script's archive: an absolute path"),
+    "a link": (
+        archive(entry("link.py", b"", type=tarfile.SYMTYPE, linkname="/etc/passwd")),
+        r"'link\.py' in the script's archive: no regular file",
+    ),
+    "a device": (archive(entry("null", b"", type=tarfile.CHRTYPE)), "'null' in the script's archive: no regular file"),
+    "the same file twice": (archive(entry("a.py"), entry("a.py")), "the script's archive cannot be unpacked: "),
+    "no archive": (b"train", "the script's archive cannot be unpacked: "),
+    "half an archive": (gzip.compress(b"train.py" * 90)[:40], "the script's archive cannot be unpacked: "),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_archive_leaves_nothing_outside(name: str, store: Folder, home: Home) -> None:
+    content, message = HOSTILE[name]
+    with pytest.raises(BundleError, match=message):
+        luggage.unpack(sent(store, content), store, home)
+    assert not (home.path / "script").exists()
+    assert not (home.path / "evil.py").exists()
+
+
+def test_too_many_bytes(store: Folder, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(luggage, "MOST_UNPACKED_BYTES", 10)
+    with pytest.raises(BundleError, match="'zeros' in the script's archive: more than 10 bytes"):
+        luggage.unpack(sent(store, archive(entry("zeros", b"0" * 11))), store, home)
+
+
+def test_missing_or_damaged(store: Folder, home: Home) -> None:
+    request = sent(store, archive(entry("train.py")))
+    name = luggage.parcel_object(request.script["sha256"])
+    store.write(name, archive(entry("train.py", b"other")))
+    with pytest.raises(BundleError, match=f"the script's archive is damaged: .*{name}"):
+        luggage.unpack(request, store, home)
+    (Path(store.locate(name))).unlink()
+    with pytest.raises(BundleError, match=f"the script's archive is missing: .*{name}"):
+        luggage.unpack(request, store, home)
+
+
+def test_a_request_with_a_script_is_of_a_schema_that_older_agents_refuse() -> None:
+    """They would run our trainer in its place."""
+    request = replace(REQUEST, script={"sha256": "0" * 64, "files": 3, "bytes": 40, "commit": "0" * 40 + "-dirty"})
+    assert b'"schema_version": 3,' in request.to_bytes()
+    assert b'"schema_version": 2,' in REQUEST.to_bytes()
+    assert request.luggage == "3 files, 40 B, of commit 0000000 with changes"
+    assert REQUEST.luggage == ""
+    again = Request.from_bytes(request.to_bytes())
+    assert again.work.runs[0].spec == RunSpec(script=("train.py", "--lr", "1"))
+    for damage in ({"sha256": "../x"}, {"commit": "a b"}, {"bytes": 10**9}, {"files": "3"}):
+        damaged = replace(request, script={**request.script, **damage})
+        with pytest.raises(BundleError, match="script must be an object with the sha256 of an archive"):
+            Request.from_bytes(damaged.to_bytes())
