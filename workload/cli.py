@@ -38,7 +38,9 @@ from workload.contract.spec import (
     options,
     resolve,
 )
+from workload.script import again
 from workload.script import command as script
+from workload.series import profile_first
 from workload.timeline import Timeline
 
 EXAMPLES = """examples:
@@ -60,6 +62,7 @@ PROFILE_EXAMPLES = """examples:
   python -m workload profile results/RUN --profile torch                       trace.json.gz for Perfetto, kernels.csv
   python -m workload profile results/RUN --profile ncu --profile-steps 4       counters, mean of four steps
   python -m workload profile results/RUN --profile ncu --profile-step-bytes --profile-throughput
+  python -m workload profile results/RUN --profile torch -- train.py --token T  a script whose secrets are not in it
 """
 
 GPU_TRUTH_TEXT = """Collect which of this project's assumptions about GPUs hold on this one: counters, clocks, power,
@@ -136,6 +139,7 @@ def _parser() -> argparse.ArgumentParser:
     script.add_parser(commands, argparse.RawDescriptionHelpFormatter)
     _add_profile(commands)
     _add_profiled_step(commands)
+    again.add_parser(commands)
     _add_script_ceilings(commands)
     _add_ceilings(commands)
     _add_gpu_truth(commands)
@@ -186,7 +190,8 @@ def _add_profile(commands: Any) -> None:
     for option in _profile_options():
         # Not the defaults of a run: what is left out is as the bundle says.
         _add_option(profile, replace(option, default=None))
-    profile.set_defaults(command=_profile)
+    profile.add_argument("--data", metavar="PATH", help="what {data} in the arguments of a script stands for")
+    profile.set_defaults(command=_profile, script_words=())
 
 
 def _profile_options() -> list[Option]:
@@ -347,7 +352,7 @@ def _series(resolved: Resolved, context: Context, output: Path) -> int:
             return code
     if resolved.spec.profile is Profile.NONE or context.profile_later:
         return ExitCode.DONE
-    return _profile_first(folders[0])
+    return profile_first(folders[0])
 
 
 def _repeat(words: list[str], context: Context, output: Path, spec: RunSpec, folders: list[str]) -> int:
@@ -370,18 +375,6 @@ def _repeat(words: list[str], context: Context, output: Path, spec: RunSpec, fol
     return ended.code
 
 
-def _profile_first(folder: str) -> int:
-    """A profile that fails says so and leaves a complete run; only Ctrl-C ends the whole."""
-    # The folder has been printed already.
-    ended = run_child([sys.executable, "-m", "workload", "profile", folder], on_line=lambda _: None)
-    failure = ended.error()
-    if isinstance(failure, InterruptedRunError):
-        raise failure
-    if failure:
-        log.LOGGER.error("note       no profile, and the run is complete: %s", failure)
-    return ExitCode.INTERRUPTED if ended.code == ExitCode.INTERRUPTED else ExitCode.DONE
-
-
 def _profile(parsed: argparse.Namespace, _: Timeline) -> int:
     from workload.profile import session  # noqa: PLC0415 - `--help` needs none of it
     from workload.profile.status import was_interrupted  # noqa: PLC0415
@@ -394,7 +387,7 @@ def _profile(parsed: argparse.Namespace, _: Timeline) -> int:
     code = ExitCode.DONE
     for folder in parsed.bundles:
         check()
-        collected = session.profile(folder, session.ProfileRequest(**given))
+        collected = session.profile(folder, session.ProfileRequest(**given), parsed.script_words, data=parsed.data)
         if collected.is_collected:
             print(folder, flush=True)
         else:

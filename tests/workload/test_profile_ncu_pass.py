@@ -17,11 +17,13 @@ from workload.contract.errors import ExitCode
 from workload.contract.profile_record import ProfileResult
 from workload.contract.record import ComplexityRecord, StepSeconds, Timing
 from workload.contract.spec import Device, Precision, Profile, RunSpec
+from workload.environment.machine import HostSystem
 from workload.profile import command, ncu_pass, preflight, session, supervise
 from workload.profile.command import ExpectedTime
 from workload.profile.metrics import base, table
 from workload.profile.preflight import Facts
 from workload.profile.session import ProfileRequest
+from workload.script import again, facts
 
 pytestmark = [pytest.mark.world, pytest.mark.usefixtures("fake_ncu")]
 
@@ -233,6 +235,49 @@ def test_one_that_amp_always_skips_is_partial(run_folder: Path, monkeypatch: pyt
     assert found["hint"] == "--precision bf16: its gradients need no scale"
     assert found["skipped_steps"] == 1
     assert (found["throughput"]["status"], found["throughput"]["reason"]) == ("partial", reason)
+
+
+@pytest.fixture
+def script_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A bundle of somebody's own script, which the stand-in for the profiled process runs no more than a model."""
+    app = tmp_path / "app.py"
+    monkeypatch.setattr(
+        again,
+        "command",
+        lambda _, spec, mode, report, __, warmup_steps=None, ___=None: [
+            *(sys.executable, str(app), mode, str(report), str(warmup_steps or 20), str(spec.profile_steps))
+        ],
+    )
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("import torch\n")
+    argv = ("train.py", "--token", "12345")
+    script = facts.collect(argv, tmp_path, tmp_path / "train.py", machine=HostSystem())
+    folder = make_bundle(tmp_path / "run", RunSpec(device=Device.CUDA, profile=Profile.NCU, profile_steps=2))
+    read = bundle.read(folder).record
+    bundle.reseal(folder, replace(read, spec=replace(read.spec, script=script, optimizer="Adadelta")))
+    return folder
+
+
+def test_a_script_is_profiled_as_a_model_is(script_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_SETTLED", "21")
+    collected = session.profile(script_folder, ProfileRequest(), ("train.py", "--token", "12345"))
+    assert (collected.status, collected.warmup_steps) == ("completed", 40)
+    assert collected.flop_per_step == FLOP_PER_STEP
+    note = (
+        "1 of 2 steps held validation, a checkpoint or parts in another order, or had the optimizer left out after 20"
+        " warm-up steps: profiled again after twice as many"
+    )
+    assert collected.notes == (note,)
+
+
+def test_a_script_without_a_whole_step_is_partial(script_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_SETTLED", "1000")
+    collected = session.profile(script_folder, ProfileRequest(), ("train.py", "--token", "12345"))
+    assert (collected.status, collected.hint) == ("partial", "--profile-steps 1")
+    assert collected.reason == (
+        "1 of 2 steps held validation, a checkpoint or parts in another order, or had the optimizer left out in each"
+        " of 3 attempts"
+    )
 
 
 def test_completed_profile(fake_ncu: Path, run_folder: Path) -> None:

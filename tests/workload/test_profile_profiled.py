@@ -14,7 +14,7 @@ import torch
 from workload.contract.errors import ExitCode
 from workload.contract.spec import Device, Precision, RunSpec
 from workload.contract.vocabulary import calibration_of, calibration_range, step_of
-from workload.profile import ncu_pass, profiled
+from workload.profile import ncu_pass, owner, profiled
 from workload.recorder import StepPart
 
 ROOT = Path(__file__).parents[2]
@@ -71,7 +71,7 @@ def test_accumulated_passes_have_theirs(nvtx: FakeNvtx) -> None:
 
 
 def test_range_closes_with_an_error(nvtx: FakeNvtx) -> None:
-    with pytest.raises(ValueError, match="x"), profiled._range("calibration fp32"):
+    with pytest.raises(ValueError, match="x"), profiled.process_range("calibration fp32"):
         raise ValueError("x")
     assert nvtx.open == {}
 
@@ -105,7 +105,7 @@ class FakeCuda:
         monkeypatch.setattr(cuda, "get_device_properties", lambda: properties)
         monkeypatch.setattr(nvtx, "range_start", self._recorded(nvtx.range_start))
         product = {"fp32": lambda: self.calls.append("product")}
-        monkeypatch.setattr(profiled, "_products", lambda _: product)
+        monkeypatch.setattr(profiled, "calibration_products", lambda _: product)
 
     def _recorded(self, start: Callable[[str], int]) -> Callable[[str], int]:
         def range_start(name: str) -> int:
@@ -180,7 +180,7 @@ def test_count_says_what_the_pass_needs(nvtx: FakeNvtx, monkeypatch: pytest.Monk
     with profiled._prepared(TINY, 1) as session:
         FakeCuda(monkeypatch, nvtx)
         counts = iter([60, 1])
-        monkeypatch.setattr(profiled, "_kernels_of", lambda work: (work(), next(counts))[1])
+        monkeypatch.setattr(profiled, "kernels_of", lambda work: (work(), next(counts))[1])
         found = profiled._count(session)
     assert 0 < found.pop("step_s") < 5
     assert found == {
@@ -204,16 +204,16 @@ def test_data_comes_from_the_profiled_process_itself(images: Path) -> None:
 
 
 def test_owner_is_alive_or_not() -> None:
-    assert profiled._is_alive(os.getpid())
-    assert profiled._is_alive(1)
+    assert owner.is_alive(os.getpid())
+    assert owner.is_alive(1)
 
 
 @pytest.mark.world
 def test_process_ends_with_its_owner(tmp_path: Path) -> None:
-    owner = subprocess.Popen([sys.executable, "-c", "pass"])
-    owner.wait()
-    assert not profiled._is_alive(owner.pid)
-    words = ["--mode", "trace", "--report", str(tmp_path / "r.json"), "--owner", str(owner.pid)]
+    gone = subprocess.Popen([sys.executable, "-c", "pass"])
+    gone.wait()
+    assert not owner.is_alive(gone.pid)
+    words = ["--mode", "trace", "--report", str(tmp_path / "r.json"), "--owner", str(gone.pid)]
     tiny = ["--device", "cpu", "--image-size", "32", "--batch-size", "2", "--profile-steps", "100000"]
     done = subprocess.run(
         [sys.executable, "-m", "workload", "profiled-step", *words, *tiny],

@@ -42,6 +42,11 @@ def without_secrets(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(shown)
 
 
+def without_secrets_in(text: str) -> str:
+    """Keys by their look, users in addresses and the user's own folder left out of any text."""
+    return without_home(TOKEN.sub(HIDDEN, USER_OF_URL.sub(f"{HIDDEN}@", text)))
+
+
 def redacted(words: Sequence[str]) -> tuple[str, ...]:
     """Arguments without secrets and without the user's own folder."""
     return tuple(map(without_home, without_secrets(words)))
@@ -51,6 +56,11 @@ def without_home(text: str) -> str:
     """A path or an argument with `~` for the user's own folder, whose name is often theirs."""
     home = str(Path.home())
     return text.replace(home, "~") if len(home) > 1 else text
+
+
+def with_home(word: str) -> str:
+    """The inverse of `without_home`, of a path or of an option's value that is one."""
+    return re.sub(r"(^|=)~(?=/|$)", lambda match: match[1] + str(Path.home()), word)
 
 
 def shown(words: Sequence[str]) -> str:

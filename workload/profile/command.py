@@ -2,7 +2,7 @@
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -59,6 +59,28 @@ class ExpectedTime:
 
     expected_s: float
     limit_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Application:
+    """The process of ours that is profiled: its command by mode, report and warm-up steps (None: as usual).
+
+    `shown`: the command without secrets. `setup_s`: what its preparation may add to the time limits. `is_script`: a
+    step that is no whole one may hold anything, and not only AMP's left-out optimizer.
+    """
+
+    words: Callable[[Mode, Path, int | None], list[str]]
+    shown: Callable[[Sequence[str]], Sequence[str]] = tuple
+    without_secrets: Callable[[str], str] = str
+    setup_s: float = 0.0
+    is_script: bool = False
+
+    def skipped(self, number: int, steps: int) -> str:
+        """What became of steps that were no whole ones."""
+        of = f"{number} of {counted_steps(steps)}"
+        if not self.is_script:
+            return f"AMP skipped {of}"
+        return f"{of} held validation, a checkpoint or parts in another order, or had the optimizer left out"
 
 
 def profiled_process(

@@ -19,11 +19,12 @@ from workload.contract.record import Record
 from workload.contract.spec import Profile, RunSpec
 from workload.environment.machine import HostSystem
 from workload.profile import command, diagnosis, kernels, metrics, preflight, summary, supervise, tool
-from workload.profile.command import RETAKES, WARMUP_STEPS, Caches, ExpectedTime, Mode, Replay
+from workload.profile.command import RETAKES, WARMUP_STEPS, Application, Caches, ExpectedTime, Mode, Replay
 from workload.profile.kernels import Kernel
 from workload.profile.metrics import MetricSet
 from workload.profile.status import ProfileError, ProfileStatus, unavailable
 from workload.profile.supervise import End
+from workload.profile.torch_pass import hide_secrets
 from workload.progress import Progress
 
 FOLDER = "ncu"
@@ -95,6 +96,7 @@ class _Plan:
     caches: Caches
     estimate: ExpectedTime
     total: int | None
+    warmup_steps: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +111,9 @@ class _Run:
     warmup_steps: int = WARMUP_STEPS
 
 
-def profile(spec: RunSpec, record: Record, folder: Path, machine: HostSystem | None = None) -> ProfileResult:
+def profile(
+    spec: RunSpec, record: Record, folder: Path, application: Application, machine: HostSystem | None = None
+) -> ProfileResult:
     """Run.json's `profile` of the bundle with this `record`; files go to `folder`, which exists.
 
     Raises `ProfileError` where nothing could be collected. Call it within `interrupt.stoppable`.
@@ -117,17 +121,20 @@ def profile(spec: RunSpec, record: Record, folder: Path, machine: HostSystem | N
     facts = preflight.gather(spec.device, machine or HostSystem())
     if obstacle := preflight.obstacle(facts):
         raise obstacle
-    return NcuPass(spec, record, folder, facts).run()
+    return NcuPass(spec, record, folder, facts, application).run()
 
 
 class NcuPass:
     """One bundle's pass; the first run counts FLOP and bytes per kernel, the others are optional."""
 
-    def __init__(self, spec: RunSpec, record: Record, folder: Path, facts: preflight.Facts) -> None:
+    def __init__(
+        self, spec: RunSpec, record: Record, folder: Path, facts: preflight.Facts, application: Application
+    ) -> None:
         self._spec = spec
         self._record = record
         self._folder = folder
         self._facts = facts
+        self._application = application
 
     def run(self) -> ProfileResult:
         """Everything, in order."""
@@ -150,9 +157,10 @@ class NcuPass:
         """How many kernels a step has, what the GPU is, and how long the process takes to get there."""
         LOGGER.info("profile    counting the kernels of a step")
         report = self._folder / "count.json"
-        words = command.profiled_process(self._spec, Mode.COUNT, report, os.getpid())
+        words = self._application.words(Mode.COUNT, report, None)
         step_s = self._record.timing.step_s
         limit_s = command.trace_limit_s((step_s.median if step_s else None) or 1.0, WARMUP_STEPS)
+        limit_s += self._application.setup_s
         end = self._start(words, limit_s=limit_s, under_ncu=False)
         found = _answer(report)
         if found is None:
@@ -189,6 +197,7 @@ class NcuPass:
             caches=Caches.ALL,
             estimate=estimate,
             total=total,
+            warmup_steps=counted.warmup_steps,
         )
 
     def _announce(self, total: int | None, chosen: MetricSet, estimate: ExpectedTime) -> None:
@@ -204,10 +213,10 @@ class NcuPass:
         """A run whose steps are whole: where AMP skipped one, it is taken again after more warm-up."""
         notes: list[str] = []
         for attempt in range(RETAKES + 1):
-            done = self._once_under_ncu(fitting, plan, WARMUP_STEPS * 2**attempt)
+            done = self._once_under_ncu(fitting, plan, plan.warmup_steps * 2**attempt)
             if not done.skipped_steps or attempt == RETAKES:
                 break
-            what = f"AMP skipped {done.skipped_steps} of {command.counted_steps(self._spec.profile_steps)}"
+            what = self._application.skipped(done.skipped_steps, self._spec.profile_steps)
             notes.append(f"{what} after {done.warmup_steps} warm-up steps: profiled again after twice as many")
             LOGGER.warning("note       %s", notes[-1])
         return replace(done, notes=[*notes, *done.notes])
@@ -221,7 +230,7 @@ class NcuPass:
             ncu.path,
             report,
             plan.metrics,
-            command.profiled_process(self._spec, plan.mode, answer, os.getpid(), warmup_steps),
+            self._application.words(plan.mode, answer, warmup_steps),
             replay=plan.replay,
             caches=plan.caches,
             plain_suffixes=ncu.has_option("--disable-extra-suffixes"),
@@ -255,12 +264,13 @@ class NcuPass:
         except OSError as error:
             hint = "the commands are in command.txt"
             raise ProfileError(ProfileStatus.FAILED, f"{words[0]} cannot be started: {error}", hint=hint) from error
+        hide_secrets(self._folder / LOG, self._application)
         if watch:
             watch.finish()
         return end
 
     def _echo(self, words: Sequence[str], *, under_ncu: bool) -> None:
-        line = command.quoted(words, under_ncu=under_ncu)
+        line = command.quoted(self._application.shown(words), under_ncu=under_ncu)
         LOGGER.info("command    %s", line)
         with (self._folder / COMMANDS).open("a", encoding="utf-8") as text:
             text.write(f"{line}\n")
@@ -348,10 +358,18 @@ class NcuPass:
         elif len(complete.steps) < self._spec.profile_steps or not done.end.ok:
             reason = f"ncu ended with exit code {done.end.returncode} {number}"
         elif done.skipped_steps:
-            return _skipped(done, self._spec)
+            return self._skipped(done)
         else:
             return None
         return ProfileError(ProfileStatus.PARTIAL, reason, hint=LOOK)
+
+    def _skipped(self, done: _Run) -> ProfileError:
+        what = self._application.skipped(done.skipped_steps, self._spec.profile_steps)
+        reason = f"{what} in each of {RETAKES + 1} attempts"
+        if self._application.is_script:
+            return ProfileError(ProfileStatus.PARTIAL, reason, hint="--profile-steps 1")
+        hint = "--precision bf16: its gradients need no scale"
+        return ProfileError(ProfileStatus.PARTIAL, f"{reason}: no optimizer kernels", hint=hint)
 
     def _figures(self, counted: _Counted, complete: summary.Labelled) -> dict[str, Any]:
         figures = summary.per_step(complete)
@@ -397,6 +415,7 @@ class NcuPass:
             caches=Caches.NONE,
             estimate=command.estimate_range(chosen.passes, counted.start_s),
             total=chosen.passes,
+            warmup_steps=counted.warmup_steps,
         )
         done = self._whole(fitting, plan)
         return _settings(plan, WARM, done) | summary.step_bytes(done.launches, self._spec.profile_steps)
@@ -413,6 +432,7 @@ class NcuPass:
             caches=Caches.ALL,
             estimate=command.estimate_kernels(total, chosen.passes, counted.start_s),
             total=total,
+            warmup_steps=counted.warmup_steps,
         )
         done = self._whole(fitting, plan)
         labelled = summary.label(done.launches)
@@ -427,7 +447,7 @@ class NcuPass:
         if not done.launches or not done.end.ok or not done.finished:
             raise self._why_nothing(done.end, plan.estimate)
         if done.skipped_steps:
-            raise _skipped(done, self._spec)
+            raise self._skipped(done)
         return done
 
     def _files(self) -> list[str]:
@@ -480,12 +500,6 @@ def _settings(plan: _Plan, bytes_are: str, done: _Run) -> dict[str, Any]:
         "missing": list(plan.metrics.missing),
         "elapsed_s": done.end.elapsed_s,
     }
-
-
-def _skipped(done: _Run, spec: RunSpec) -> ProfileError:
-    steps = command.counted_steps(spec.profile_steps)
-    reason = f"AMP skipped {done.skipped_steps} of {steps} in each of {RETAKES + 1} attempts: no optimizer kernels"
-    return ProfileError(ProfileStatus.PARTIAL, reason, hint="--precision bf16: its gradients need no scale")
 
 
 def _broken_off(end: End, limit_s: float, when: str) -> ProfileError | None:

@@ -5,9 +5,7 @@ torch.profiler. It answers in a JSON file, which it writes last.
 """
 
 import json
-import os
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
@@ -22,13 +20,13 @@ from torch.profiler import ProfilerActivity
 
 from workload import ceilings, data, device, models
 from workload.clock import clock_for
-from workload.contract.errors import ExitCode
 from workload.contract.files import replace_text
 from workload.contract.spec import Device, Precision, RunSpec
 from workload.contract.vocabulary import calibration_range, step_range
 from workload.data import Batch
 from workload.profile import trace
 from workload.profile.command import RETAKES, WARMUP_STEPS, Mode
+from workload.profile.owner import end_with
 from workload.recorder import StepPart
 from workload.training_step import TrainingStep
 
@@ -44,7 +42,6 @@ PRODUCTS = {
     Precision.BF16: (Precision.BF16, Precision.FP32),
 }
 TYPE_NAMES = {Precision.FP32: "fp32", Precision.TF32: "tf32", Precision.AMP: "fp16", Precision.BF16: "bf16"}
-OWNER_CHECK_S = 1.0
 ACTIVITIES = {Device.CPU: (ProfilerActivity.CPU,), Device.MPS: (ProfilerActivity.CPU,)}
 
 Product = Callable[[], object]
@@ -91,7 +88,7 @@ class _Session:
 
 def run(mode: Mode, spec: RunSpec, report: Path, *, owner: int, warmup_steps: int | None = None) -> None:
     """Profile `spec`, which is filled, and write the report. Raises what training raises."""
-    _end_with(owner)
+    end_with(owner)
     began_s = time.perf_counter()
     warmup = warmup_steps or (max(1, spec.warmup or 0) if mode is Mode.TRACE else WARMUP_STEPS)
     with _prepared(spec, warmup) as session:
@@ -106,27 +103,6 @@ def run(mode: Mode, spec: RunSpec, report: Path, *, owner: int, warmup_steps: in
             case Mode.TRACE:
                 found = _trace(session, report.parent)
     replace_text(report, json.dumps(found | {"warmup_steps": warmup}), durable=False)
-
-
-def _end_with(owner: int) -> None:
-    """End this process when the one that wants its profile has gone, also by SIGKILL: it holds a GPU."""
-
-    def watch() -> None:
-        while _is_alive(owner):
-            time.sleep(OWNER_CHECK_S)
-        os._exit(ExitCode.INTERRUPTED)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def _is_alive(process_id: int) -> bool:
-    try:
-        os.kill(process_id, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 @contextmanager
@@ -149,7 +125,7 @@ def _prepared(spec: RunSpec, warmup: int) -> Generator[_Session]:
 
 
 def _count(session: _Session) -> dict[str, Any]:
-    products = _products(session.spec)
+    products = calibration_products(session.spec)
     properties = torch.cuda.get_device_properties()
     step_s = session.timed_s(TIMED_STEPS)
     return {
@@ -158,13 +134,13 @@ def _count(session: _Session) -> dict[str, Any]:
         "free_bytes": torch.cuda.mem_get_info()[0],
         "torch": torch.__version__,
         "step_s": step_s,
-        "kernels_per_step": session.whole(lambda: _kernels_of(lambda: session.train(1))),
-        "calibration_kernels": _kernels_of(lambda: [product() for product in products.values()]),
+        "kernels_per_step": session.whole(lambda: kernels_of(lambda: session.train(1))),
+        "calibration_kernels": kernels_of(lambda: [product() for product in products.values()]),
         "calibration_flop": dict.fromkeys(products, 2 * PRODUCT_EDGE**3),
     }
 
 
-def _kernels_of(work: Callable[[], object]) -> int | None:
+def kernels_of(work: Callable[[], object]) -> int | None:
     """How many kernels `work` launches; None where torch.profiler sees none at all."""
     with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as profiler:
         work()
@@ -180,12 +156,12 @@ def _kernels_of(work: Callable[[], object]) -> int | None:
 
 def _under_ncu(session: _Session, *, calibrate: bool) -> dict[str, Any]:
     """What lies between profiler start and stop is profiled, whichever thread launches it."""
-    products = _products(session.spec) if calibrate else {}
+    products = calibration_products(session.spec) if calibrate else {}
     skipped_before = session.skipped
     torch.cuda.synchronize()
     torch.cuda.profiler.start()
     for name, product in products.items():
-        with _range(calibration_range(name)):
+        with process_range(calibration_range(name)):
             product()
     for number in range(session.spec.profile_steps):
         marks = _Marks(number, session.spec.grad_accumulation)
@@ -212,7 +188,7 @@ class _Marks:
 
 
 @contextmanager
-def _range(name: str) -> Iterator[None]:
+def process_range(name: str) -> Iterator[None]:
     handle = nvtx.range_start(name)
     try:
         yield
@@ -220,7 +196,7 @@ def _range(name: str) -> Iterator[None]:
         nvtx.range_end(handle)
 
 
-def _products(spec: RunSpec) -> dict[str, Product]:
+def calibration_products(spec: RunSpec) -> dict[str, Product]:
     """A matrix product per type, called once so that libraries and workspaces are there."""
     products = {TYPE_NAMES[precision]: _product(precision) for precision in PRODUCTS[spec.precision]}
     for product in products.values():

@@ -3,9 +3,10 @@
 Until then the bundle stays as it is: whoever kills the pass loses the profile and nothing else.
 """
 
+import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,11 +19,16 @@ from workload.contract.errors import InterruptedRunError, RooflaunchError, Usage
 from workload.contract.interrupt import stoppable, undisturbed
 from workload.contract.profile_record import ProfileResult
 from workload.contract.record import Record
+from workload.contract.script import redacted, without_secrets_in
 from workload.contract.spec import Profile, RunSpec
-from workload.profile import ncu_pass, torch_pass
+from workload.profile import command, ncu_pass, torch_pass
+from workload.profile.command import Application
 from workload.profile.status import ProfileError, ProfileStatus
+from workload.script import again
 
 WORK = "profile.tmp"
+# A script prepares its data again; under ncu modules are patched as they are loaded.
+SETUP_LIMIT_FACTOR = 5
 FOLDERS = {Profile.NCU: ncu_pass.FOLDER, Profile.TORCH: torch_pass.FOLDER}
 
 
@@ -36,17 +42,23 @@ class ProfileRequest:
     profile_throughput: bool | None = None
 
 
-def profile(folder: Path, request: ProfileRequest) -> ProfileResult:
+def profile(
+    folder: Path, request: ProfileRequest, script: Sequence[str] = (), *, data: str | None = None
+) -> ProfileResult:
     """Profile the configuration of a bundle and seal the result into it; returns run.json's `profile`.
 
     A pass that collects nothing is recorded, unless the bundle holds an earlier profile, which then stays. Raises
-    `BundleError` or `UsageError` where there is nothing to profile, and otherwise never for a failed pass.
+    `BundleError` or `UsageError` where there is nothing to profile, and otherwise never for a failed pass. `script`:
+    somebody's own script and its arguments, as the user says them; without them those of the bundle. `data`: what
+    `{data}` in them stands for.
     """
     found = bundle.read(folder)
     spec = wanted_spec(found, request)
+    words = again.words_of(found, script, spec.profile, data=data)
+    application = _application(spec, found, words, data)
     with bundle.guarded_writes(folder), _work_folder(folder) as work:
         with log.to_file(work / bundle.LOG):
-            collected = _collect(spec, found, work)
+            collected = _collect(spec, found, work, application)
             replaces = _replaces(found, collected)
         with undisturbed():
             _close(found, collected if replaces else None, spec.profile, work)
@@ -66,19 +78,47 @@ def wanted_spec(found: Bundle, request: ProfileRequest) -> RunSpec:
     if request.profile is Profile.TORCH:
         given = {"profile_step_bytes": False, "profile_throughput": False} | given
     # As recorded, filled; options that are newer than the bundle have their defaults.
-    spec = replace(found.record.spec.run_spec(), **given).checked()
+    recorded = found.record.spec
+    if recorded.script and (request.profile_step_bytes or request.profile_throughput):
+        raise UsageError(
+            "--profile-step-bytes and --profile-throughput run the whole application again and again, which is not done"
+            " to a script of your own",
+            hint="leave them out",
+        )
+    spec = replace(again.spec_of(found) if recorded.script else recorded.run_spec(), **given).checked()
     if spec.profile is Profile.NONE:
         raise UsageError(f"'{found.path}' asks for no profile of its own", hint="--profile ncu, or --profile torch")
     _refuse_replacing(found, spec.profile)
     return spec
 
 
+def _application(spec: RunSpec, found: Bundle, script: Sequence[str], data: str | None) -> Application:
+    owner = os.getpid()
+    if script:
+        return Application(
+            words=lambda mode, report, warmup: again.command(script, spec, mode, report, owner, warmup, data),
+            shown=redacted,
+            without_secrets=without_secrets_in,
+            setup_s=SETUP_LIMIT_FACTOR * (found.record.timing.setup_s or 0.0),
+            is_script=True,
+        )
+    return Application(
+        words=lambda mode, report, warmup: command.profiled_process(
+            spec, mode, report, owner, *([warmup] if warmup else [])
+        )
+    )
+
+
 def _refuse_replacing(found: Bundle, wanted: Profile) -> None:
     held = found.record.profile
+    train, script = (
+        f"python -m workload train … --profile {wanted}",
+        f"python -m workload script --profile {wanted} -- …",
+    )
     if held.is_collected and held.kind != wanted:
         raise UsageError(
             f"'{found.path}' already holds a profile by {held.kind}; run.json has room for one",
-            hint=f"a run of its own: python -m workload train … --profile {wanted}",
+            hint=f"a run of its own: {script if found.record.spec.script else train}",
         )
 
 
@@ -93,11 +133,11 @@ def _work_folder(folder: Path) -> Iterator[Path]:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _collect(spec: RunSpec, found: Bundle, work: Path) -> ProfileResult:
+def _collect(spec: RunSpec, found: Bundle, work: Path, application: Application) -> ProfileResult:
     """Run.json's `profile`, whatever happens but a bug."""
     try:
         with stoppable():
-            return _run(spec, found.record, work)
+            return _run(spec, found.record, work, application)
     except ProfileError as error:
         failed = error
     except InterruptedRunError as error:
@@ -109,14 +149,14 @@ def _collect(spec: RunSpec, found: Bundle, work: Path) -> ProfileResult:
     return failed.recorded(spec.profile)
 
 
-def _run(spec: RunSpec, record: Record, work: Path) -> ProfileResult:
+def _run(spec: RunSpec, record: Record, work: Path, application: Application) -> ProfileResult:
     folder = work / FOLDERS[spec.profile]
     folder.mkdir()
     match spec.profile:
         case Profile.NCU:
-            return ncu_pass.profile(spec, record, folder)
+            return ncu_pass.profile(spec, record, folder, application)
         case Profile.TORCH:
-            return torch_pass.profile(spec, record, folder)
+            return torch_pass.profile(spec, record, folder, application)
         case Profile.NONE:
             raise ValueError("no profile was asked for")
         case _:

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from workload.contract.profile_record import ProfileResult
 from workload.contract.record import Record
 from workload.contract.spec import Profile, RunSpec
 from workload.profile import command, diagnosis, supervise
-from workload.profile.command import Mode
+from workload.profile.command import Application, Mode
 from workload.profile.status import ProfileError, ProfileStatus
 
 FOLDER = "torch"
@@ -21,19 +20,20 @@ LOOK = f"{FOLDER}/{LOG} in the bundle has what it printed"
 LOGGER = logging.getLogger("workload")
 
 
-def profile(spec: RunSpec, record: Record, folder: Path) -> ProfileResult:
+def profile(spec: RunSpec, record: Record, folder: Path, application: Application) -> ProfileResult:
     """Run.json's `profile` of the bundle with this `record`; files go to `folder`, which exists.
 
     Raises `ProfileError` where nothing could be collected. Call it within `interrupt.stoppable`.
     """
     report = folder / "answer.json"
-    words = command.profiled_process(spec, Mode.TRACE, report, os.getpid())
-    line = command.quoted(words, under_ncu=False)
+    words = application.words(Mode.TRACE, report, None)
+    line = command.quoted(application.shown(words), under_ncu=False)
     LOGGER.info("profile    %s with torch.profiler", command.counted_steps(spec.profile_steps))
     LOGGER.info("command    %s", line)
     (folder / COMMANDS).write_text(f"{line}\n", encoding="utf-8")
-    limit_s = _limit_s(spec, record)
+    limit_s = _limit_s(spec, record) + application.setup_s
     end = supervise.run(words, log=folder / LOG, limit_s=limit_s)
+    hide_secrets(folder / LOG, application)
     if not report.is_file():
         raise _why_nothing(end, limit_s)
     traced = from_facts(ProfileResult, json.loads(report.read_text(encoding="utf-8")))
@@ -46,6 +46,13 @@ def profile(spec: RunSpec, record: Record, folder: Path) -> ProfileResult:
         elapsed_s=end.elapsed_s,
         files=sorted(f"{FOLDER}/{path.name}" for path in folder.iterdir()),
     )
+
+
+def hide_secrets(log: Path, application: Application) -> None:
+    """A script of the user's may print its arguments; the log goes where the bundle goes."""
+    text = log.read_text(encoding="utf-8", errors="replace")
+    if text != (shown := application.without_secrets(text)):
+        log.write_text(shown, encoding="utf-8")
 
 
 def _limit_s(spec: RunSpec, record: Record) -> float:

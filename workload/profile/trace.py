@@ -3,7 +3,7 @@
 import csv
 import gzip
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ TRACE, TABLE = "trace.json.gz", "kernels.csv"
 COLUMNS = ("name", "calls", "total_s", "mean_s", "share")
 # Kineto's category of GPU kernels; copies and fills have their own.
 KERNEL_CATEGORY = "kernel"
+LABEL_CATEGORY = "user_annotation"
 US_PER_S = 1e6
 TOP = 5
 
@@ -39,6 +40,16 @@ def kernels(events: Iterable[dict[str, Any]]) -> list[TraceRow]:
         if event.get("cat") == KERNEL_CATEGORY:
             found.setdefault(event["name"], []).append(event["dur"] / US_PER_S)
     return ordered(TraceRow(name=name, calls=len(times), total_s=sum(times)) for name, times in found.items())
+
+
+def kernels_within(events: Sequence[dict[str, Any]], labels: Collection[str]) -> list[TraceRow]:
+    """The GPU kernels that ran while a label of the host's was open, at both ends of which the device had nothing."""
+    windows = [
+        (event["ts"], event["ts"] + event["dur"])
+        for event in events
+        if event.get("cat") == LABEL_CATEGORY and event.get("name") in labels
+    ]
+    return kernels(event for event in events if any(low <= event.get("ts", -1) <= high for low, high in windows))
 
 
 def ordered(rows: Iterable[TraceRow]) -> list[TraceRow]:

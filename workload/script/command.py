@@ -7,8 +7,8 @@ import os
 import shlex
 import signal
 import sys
-from argparse import Namespace
-from collections.abc import Sequence
+from argparse import SUPPRESS, Namespace
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,7 @@ from workload.contract.errors import (
 from workload.contract.interrupt import asked
 from workload.contract.spec import Context, Profile, options
 from workload.contract.text import counted
-from workload.script import hooks, program
+from workload.script import hooks, program, series
 from workload.script.ending import EndOfScript
 from workload.timeline import Timeline
 
@@ -41,6 +41,7 @@ EXAMPLES = """examples:
   python -m workload script --samples-per-step 64 -- -m package.train
   python -m workload script --then continue -- train.py
   python -m workload script --data ~/photos -- train.py --root {data}
+  python -m workload script --repeats 3 --profile torch -- train.py
 """
 TEXT = """Run a PyTorch training script as it is, measure its steps and leave a bundle.
 
@@ -48,11 +49,12 @@ What a step is, is found out from the order of its backward passes and optimizer
 measured step the script is ended in order, as by sys.exit(). Everything after -- is the script's.
 """
 THEN = ("stop", "continue")
+RUN_SCRIPTS = ("script", "profile", "profiled-script")
 NO_LOADER_HINT = "say what a step is, in the script: `import workload`, then `workload.step_done()` after each update"
 
 
 @dataclass(kw_only=True)
-class _End:
+class End:
     """How the script ended: its exit code, and what it raised."""
 
     code: int = 0
@@ -75,17 +77,28 @@ def add_parser(commands: Any, formatter: Any) -> None:
     parser.add_argument("--samples-per-step", metavar="N", help="what a step trains on, where no DataLoader tells")
     parser.add_argument("--data", metavar="PATH", help="what {data} in the script's arguments stands for")
     parser.add_argument("--then", metavar="|".join(THEN), default="stop", help="after the last measured step (stop)")
+    parser.add_argument("--repeats", metavar="N", default="1", help="run the script so often, each a process (1)")
+    parser.add_argument(
+        "--profile",
+        metavar="|".join(Profile),
+        default=Profile.NONE,
+        help="run the script once more: ncu counts FLOP and bytes, torch traces (none)",
+    )
+    parser.add_argument("--profile-steps", metavar="N", default="1", help="steps in the profile (1)")
     parser.add_argument("--no-ceilings", dest="ceilings", action="store_false", help="do not measure what is possible")
     parser.add_argument("--fresh-ceilings", action="store_true", help="measure it anew")
     parser.add_argument("-o", "--output", type=Path, default=Path("results"), help="where bundles go (results)")
     parser.add_argument("--context", help="written by a launcher; stdout then names the bundle's folder alone")
+    # For one run of a series: what a launcher would say of it, and the file that is to name its bundle.
+    parser.add_argument("--series", help=SUPPRESS)
+    parser.add_argument("--bundles", type=Path, help=SUPPRESS)
     parser.set_defaults(command=run, script_words=())
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Our words and the script's, which stand after the first `--`; only this command has such."""
+    """Our words and the script's, which stand after the first `--`; only commands that run one have such."""
     words = list(argv)
-    if words[:1] != ["script"] or "--" not in words:
+    if words[:1] not in ([name] for name in RUN_SCRIPTS) or "--" not in words:
         return words, []
     place = words.index("--")
     return words[:place], words[place + 1 :]
@@ -109,9 +122,13 @@ def run(parsed: Namespace, timeline: Timeline) -> int:
         raise UsageError("--fresh-ceilings measures what --no-ceilings leaves out", hint="leave one of the two out")
     script = program.resolve(parsed.script_words, data=parsed.data)
     program.refuse_distributed()
-    context = Context() if parsed.context is None else Context.from_argument(parsed.context)
+    given = parsed.context or parsed.series
+    context = Context() if given is None else Context.from_argument(given)
+    repeats, profile, profile_steps = (_parsed(parsed, name) for name in ("repeats", "profile", "profile_steps"))
+    if repeats > 1 or (profile is not Profile.NONE and not context.profile_later):
+        return series.run(parsed, script, context, repeats=repeats, profile=profile)
     is_launched = parsed.context is not None
-    announce = _announcer() if is_launched else None
+    announce = _announcer(parsed.bundles, to_stdout=is_launched)
     measured: list[ScriptRun] = []
 
     def listen() -> None:
@@ -126,8 +143,10 @@ def run(parsed: Namespace, timeline: Timeline) -> int:
             goes_on=parsed.then == "continue",
             ceilings=parsed.ceilings,
             fresh_ceilings=parsed.fresh_ceilings,
-            profile=Profile.NONE,
+            profile=profile,
+            profile_steps=profile_steps,
             announce=announce,
+            is_launched=is_launched,
         )
         measured.append(ScriptRun(request, timeline))
         workload.listen(measured[0].session)
@@ -137,7 +156,7 @@ def run(parsed: Namespace, timeline: Timeline) -> int:
     log.LOGGER.info("script     %s: looking for its training step", script.name)
     timeline.enter("script")
     hooks.when_imported("torch", listen)
-    end = _run(script)
+    end = run_script(script)
     if not measured:
         return _without_torch(script, end, is_launched=is_launched)
     return _close(measured[0], script, end, is_launched=is_launched)
@@ -159,8 +178,28 @@ def _counts(parsed: Namespace) -> dict[str, int | None]:
     return counts
 
 
-def _announcer() -> Any:
-    """Prints bundles' folders to what is stdout now; what the script prints goes to stderr from here on."""
+def _parsed(parsed: Namespace, name: str) -> Any:
+    """The value of an option that our own trainer has too."""
+    option = next(option for option in options() if option.name == name)
+    return option.parse(getattr(parsed, name))
+
+
+def _announcer(bundles: Path | None, *, to_stdout: bool) -> Callable[[Path], None]:
+    """Says where the bundle is."""
+    name = _printer() if to_stdout else None
+    path = bundles and bundles.absolute()
+
+    def announce(folder: Path) -> None:
+        if path:
+            path.write_text(f"{folder}\n", encoding="utf-8")
+        if name:
+            name(folder)
+
+    return announce
+
+
+def _printer() -> Callable[[Path], None]:
+    """Prints to what is stdout now; what the script prints goes to stderr from here on."""
     with suppress(OSError, ValueError):
         ours = os.fdopen(os.dup(1), "w", encoding="utf-8")
         sys.stdout.flush()
@@ -169,7 +208,7 @@ def _announcer() -> Any:
     return print
 
 
-def _run(script: program.Program) -> _End:
+def run_script(script: program.Program) -> End:
     """Run it with the streams and the Ctrl-C that a script of its own has."""
     streams = sys.stdout, sys.stderr
     before = _interrupts_as_usual()
@@ -178,23 +217,23 @@ def _run(script: program.Program) -> _End:
         sys.stdout, sys.stderr = sys.__stdout__ or sys.stdout, sys.__stderr__ or sys.stderr
         script.run()
     except EndOfScript:
-        return _End()
+        return End()
     except SystemExit as ended:
-        return _End(code=program.code_of(ended), error=ended)
+        return End(code=program.code_of(ended), error=ended)
     except InterruptedRunError as error:
-        return _End(code=ExitCode.INTERRUPTED, error=error)
+        return End(code=ExitCode.INTERRUPTED, error=error)
     except KeyboardInterrupt:
-        return _End(code=ExitCode.INTERRUPTED, error=_interrupted())
+        return End(code=ExitCode.INTERRUPTED, error=_interrupted())
     except BaseException as error:  # noqa: BLE001 - whatever a script may raise
         program.show_traceback(error)
-        return _End(code=ExitCode.BUG, error=error)
+        return End(code=ExitCode.BUG, error=error)
     finally:
         with suppress(OSError, ValueError):
             sys.stdout.flush()
         sys.stdout, sys.stderr = streams
         with suppress(ValueError, TypeError):
             signal.signal(signal.SIGINT, before)
-    return _End()
+    return End()
 
 
 def _interrupts_as_usual() -> Any:
@@ -229,7 +268,7 @@ def _hear_exits(measured: "ScriptRun", name: str) -> None:
         setattr(os, other, become)
 
 
-def _without_torch(script: program.Program, end: _End, *, is_launched: bool) -> int:
+def _without_torch(script: program.Program, end: End, *, is_launched: bool) -> int:
     if end.code:
         log.LOGGER.error("error: %s failed before it imported torch; nothing was measured", script.name)
         return ExitCode.RUN_FAILED if is_launched else end.code
@@ -239,7 +278,7 @@ def _without_torch(script: program.Program, end: _End, *, is_launched: bool) -> 
     )
 
 
-def _close(measured: "ScriptRun", script: program.Program, end: _End, *, is_launched: bool) -> int:
+def _close(measured: "ScriptRun", script: program.Program, end: End, *, is_launched: bool) -> int:
     """Seal what there is, say how it went; the exit code."""
     session = measured.session
     session.active = False
@@ -264,7 +303,7 @@ def _close(measured: "ScriptRun", script: program.Program, end: _End, *, is_laun
     raise _nothing(measured, script)
 
 
-def _failed(measured: "ScriptRun", script: program.Program, end: _End, *, is_launched: bool) -> int:
+def _failed(measured: "ScriptRun", script: program.Program, end: End, *, is_launched: bool) -> int:
     """The script's own failure, shown above by itself."""
     steps = measured.measured_steps
     what = _failure(script, end)
@@ -279,7 +318,7 @@ def _failed(measured: "ScriptRun", script: program.Program, end: _End, *, is_lau
     return OutOfDeviceMemoryError.exit_code if is_memory else RunFailedError.exit_code
 
 
-def _failure(script: program.Program, end: _End) -> str:
+def _failure(script: program.Program, end: End) -> str:
     if isinstance(end.error, SystemExit) or end.error is None:
         return f"{script.name} ended with exit code {end.code}"
     return f"{script.name} failed with {type(end.error).__name__}"

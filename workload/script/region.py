@@ -27,7 +27,7 @@ class Region:
 
     def __init__(self, folder: Path, device: Device, timeline: Timeline) -> None:
         self.phase = StepPhase.WARMUP
-        self.is_open = False
+        self.is_open = self.wants_more = False
         self.measured: Measured | None = None
         self._clock: Clock = clock_for(device)
         self._timeline = timeline

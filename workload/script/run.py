@@ -5,7 +5,7 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -72,7 +72,9 @@ class Request:
     ceilings: bool = True
     fresh_ceilings: bool = False
     profile: Profile = Profile.NONE
-    announce: Any = None
+    profile_steps: int = 1
+    announce: Callable[[Path], None]
+    is_launched: bool = False
 
 
 class ScriptRun:
@@ -84,6 +86,7 @@ class ScriptRun:
         self._request, self._timeline = request, timeline
         self._output, self._cwd = request.output.absolute(), Path.cwd()
         self._record: Record | None = None
+        self._region: Region | None = None
         self._device = Device.CPU
         self._stack = ExitStack()
         self._notes: list[str] = []
@@ -96,8 +99,9 @@ class ScriptRun:
         """So far; rows of the last second may not be written yet."""
         return self.session.measured_steps
 
-    def _open(self, step: Step, work: Work, used: Device) -> Region:
+    def _open(self, step: Step, work: Work | None, used: Device) -> Region:
         """The bundle, with all that is known before the first step is timed."""
+        assert work is not None
         if self.folder is not None:
             # What was taken for a step is none: the folder holds no step.
             self._stack.close()
@@ -113,8 +117,7 @@ class ScriptRun:
             precision=work.precision,
         )
         self.folder = bundle.create(self._output, run_id)
-        if self._request.announce:
-            self._request.announce(self.folder)
+        self._request.announce(self.folder)
         return self._begin(self.folder, step, work, used)
 
     def _begin(self, folder: Path, step: Step, work: Work, used: Device) -> Region:
@@ -125,7 +128,8 @@ class ScriptRun:
         self._record = self._first_record(folder, step, work)
         bundle.write_record(folder, self._record)
         LOGGER.debug("script     %s", step.text)
-        return Region(folder, used, self._timeline)
+        self._region = Region(folder, used, self._timeline)
+        return self._region
 
     def _first_record(self, folder: Path, step: Step, work: Work) -> Record:
         request, context = self._request, self._request.context
@@ -165,6 +169,7 @@ class ScriptRun:
             min_seconds=least_s,
             repeats=self._request.context.repeats,
             profile=self._request.profile,
+            profile_steps=self._request.profile_steps,
             compile=_is_compiled(),
             deterministic=torch.are_deterministic_algorithms_enabled(),
             grad_accumulation=step.batches,
@@ -185,13 +190,13 @@ class ScriptRun:
 
     def show(self) -> None:
         """Print what was measured, unless a launcher does; not where the script's own output goes."""
-        if self._request.announce:
+        if self._request.is_launched:
             return
         print(as_typed(self.summary()), file=sys.stderr, flush=True)
 
     def close(self, status: Status, error: str | None = None) -> None:
         """Write and seal the bundle, if there is one; a script that ends early leaves its steps so far."""
-        region = self.session.region
+        region = self._region if self.session.region else None
         if self.folder is None or self._record is None or self.is_sealed:
             return
         self._timeline.enter("finish")
@@ -220,7 +225,7 @@ class ScriptRun:
 
     def _timing(self) -> Timing:
         assert self._record is not None
-        known, region = self._record.timing, self.session.region
+        known, region = self._record.timing, self._region if self.session.region else None
         began_s = self._timeline.began_s
         setup_s = began_s.get(StepPhase.WARMUP, began_s.get(StepPhase.MEASURED, self._timeline.elapsed_s()))
         known = replace(known, setup_s=setup_s, phases={**began_s, "end": self._timeline.elapsed_s()})

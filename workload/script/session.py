@@ -25,7 +25,7 @@ from workload.script.batches import Batch, Unit, fetched_at, measure
 from workload.script.ending import EndOfScript, end_by_force_after
 from workload.script.pattern import MOST_SEGMENTS, Pattern, Seen, Segment, StepFinder
 from workload.script.program import Program
-from workload.script.region import Region
+from workload.script.taker import StepTaker
 from workload.script.work import MOST_COUNTED, Work, WorkCounter, chosen, usual
 
 LOGGER = log.LOGGER
@@ -93,8 +93,8 @@ class Limits:
         return warmup, iterations, 0.0 if on_cpu else GPU_MIN_SECONDS
 
 
-# Called when the step is known and one has been counted: opens the bundle and returns where rows go.
-OpenBundle = Callable[[Step, Work, Device], Region]
+# Called when the step is known and one has been counted, if it is: returns who takes the steps from here on.
+Open = Callable[[Step, Work | None, Device], StepTaker]
 
 
 @dataclass(kw_only=True)
@@ -116,22 +116,25 @@ class Session:
         self,
         limits: Limits,
         program: Program,
-        open_bundle: OpenBundle,
+        open_taker: Open,
         finish: Callable[[], None],
         *,
         goes_on: bool,
+        counts: bool = True,
     ) -> None:
         self.active = True
         self.stage = Stage.SEARCHING
         self.refusal: RooflaunchError | None = None
+        # What there is to say of a script that does not end when it is asked to, beside that it does not.
+        self.unended: RooflaunchError | None = None
         self.bug: Exception | None = None
         self.step: Step | None = None
         self.backward_passes = self.optimizer_steps = 0
         self.skipped: Counter[StepPhase] = Counter()
-        self.region: Region | None = None
-        self._limits, self._goes_on = limits, goes_on
+        self.region: StepTaker | None = None
+        self._limits, self._goes_on, self._counts = limits, goes_on, counts
         self._name, self._folder = program.name, program.folder
-        self._open_bundle, self._finish = open_bundle, finish
+        self._open, self._finish = open_taker, finish
         self._finder = StepFinder()
         self._optimizers: list[Any] = []
         self._loaders: dict[int, Loader] = {}
@@ -407,6 +410,9 @@ class Session:
     # --- counting
 
     def _begin_counting(self) -> None:
+        if not self._counts:
+            self._begin_taking(None)
+            return
         self.stage = Stage.COUNTING
         self._now = _Now()
         if "torch._dynamo" in sys.modules and torch._dynamo.utils.counters["stats"]["unique_graphs"]:  # noqa: SLF001
@@ -429,8 +435,12 @@ class Session:
             return
         if "torch._dynamo" in sys.modules:
             torch.compiler.set_stance("default")
-        self._taken = 0
-        self.region = self._open_bundle(self.step, known or chosen(self._works or [work]), self._device)
+        self._begin_taking(known or chosen(self._works or [work]))
+
+    def _begin_taking(self, work: Work | None) -> None:
+        assert self.step is not None
+        self._taken, self._now = 0, _Now()
+        self.region = self._open(self.step, work, self._device)
         self._enter(Stage.WARMUP if self._limits.filled(self._device)[0] else Stage.MEASURED)
 
     # --- timing
@@ -463,10 +473,10 @@ class Session:
         images = sum(fetch.batch.count for fetch in kept)
         if self._limits.samples_per_step or len(kept) != self.step.batches or self.step.unit is Unit.STEPS:
             images = self.step.samples
-        self.region.end(images, is_step=is_regular)
         if is_regular:
             self._taken += 1
             self.skipped[self.region.phase] += now.skipped
+        self.region.end(images, is_step=is_regular)
         warmup, iterations, least_s = self._limits.filled(self._device)
         if self.stage is Stage.WARMUP and self._taken >= warmup:
             self.region.leave()
@@ -475,6 +485,7 @@ class Session:
         if (
             self.stage is Stage.MEASURED
             and self._taken >= iterations
+            and not self.region.wants_more
             and time.perf_counter() - self._began_s >= least_s
         ):
             self.complete()
@@ -489,7 +500,8 @@ class Session:
         self.region.leave()
         self._finish()
         if not self._goes_on:
-            end_by_force_after(self._name, ExitCode.DONE)
+            code, last_words = (self.unended.exit_code, self.unended.report()) if self.unended else (ExitCode.DONE, "")
+            end_by_force_after(self._name, code, last_words=last_words)
             raise EndOfScript
 
     # --- refusals

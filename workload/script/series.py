@@ -1,0 +1,99 @@
+"""Repeats of a script and its profile: each a process of its own, in which the script runs from its start.
+
+This process holds neither torch nor a GPU. Standard library only.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from workload import log
+from workload.contract.errors import ExitCode
+from workload.contract.interrupt import ChildEnd, check, handled_by
+from workload.contract.spec import Context, Profile
+from workload.script.program import Program
+from workload.series import profile_first
+
+# Arguments of `python -m workload script` that every process of the series gets as they were given.
+PASSED = ("warmup", "iterations", "samples_per_step", "data", "then", "profile_steps")
+
+
+def run(parsed: Namespace, script: Program, context: Context, *, repeats: int, profile: Profile) -> int:
+    """The exit code is that of the first run that broke off."""
+    _announce(script.name, repeats, profile)
+    folders: list[Path] = []
+    for repeat in range(1, repeats + 1):
+        check()
+        told = replace(context, profile_later=True)
+        if repeats > 1:
+            log.LOGGER.info("repeat %d of %d", repeat, repeats)
+            told = replace(told, repeat=repeat, repeats=repeats)
+        ended, opened = _one(_words(parsed, profile, told), script)
+        if failure := ended.error():
+            raise failure
+        if ended.code != ExitCode.DONE:
+            if repeats > 1:
+                log.LOGGER.error("repeat %d of %d ended with exit code %d", repeat, repeats, ended.code)
+            return ended.code
+        folders += opened
+    if profile is Profile.NONE or context.profile_later or not folders:
+        return ExitCode.DONE
+    return profile_first(str(folders[0]), script.words, data=parsed.data)
+
+
+def _announce(name: str, repeats: int, profile: Profile) -> None:
+    times = repeats + (profile is not Profile.NONE)
+    profiled = " and once more for the profile" if profile is not Profile.NONE else ""
+    measured = "once" if repeats == 1 else f"{repeats} times"
+    log.LOGGER.info(
+        "script     %s runs from its start %s to be measured%s: what it writes or sends happens %d times",
+        name,
+        measured,
+        profiled,
+        times,
+    )
+
+
+def _words(parsed: Namespace, profile: Profile, context: Context) -> list[str]:
+    """Our own options, for one run."""
+    words = ["-o", str(parsed.output), "--profile", str(profile)]
+    for name in PASSED:
+        if getattr(parsed, name) is not None:
+            words += ["--" + name.replace("_", "-"), str(getattr(parsed, name))]
+    words += [] if parsed.ceilings else ["--no-ceilings"]
+    words += ["--fresh-ceilings"] if parsed.fresh_ceilings else []
+    # Where a launcher reads our output, it names bundles alone.
+    return [*words, "--series" if parsed.context is None else "--context", context.to_argument()]
+
+
+def _one(words: Sequence[str], script: Program) -> tuple[ChildEnd, list[Path]]:
+    """How the run ended, and the bundles that it opened. Input and output of the script are this process's own."""
+    signals: list[int] = []
+    child: subprocess.Popen[bytes] | None = None
+
+    def pass_on(number: int, _: object) -> None:
+        signals.append(number)
+        if child is not None and not _comes_from_the_terminal():
+            child.send_signal(number)
+
+    with tempfile.TemporaryDirectory() as folder, handled_by(pass_on):
+        bundles = Path(folder) / "bundles"
+        command = [sys.executable, "-m", "workload", "script", *words, "--bundles", str(bundles)]
+        child = subprocess.Popen([*command, "--", *script.words])
+        code = child.wait()
+        lines = bundles.read_text(encoding="utf-8").splitlines() if bundles.is_file() else []
+    ended = ChildEnd(code=code, signal=signals[0] if signals else None, out_of_memory=False)
+    return ended, [Path(line) for line in lines]
+
+
+def _comes_from_the_terminal() -> bool:
+    """Whether a signal like Ctrl-C has reached the child too, as the terminal sends it to every process in front."""
+    try:
+        return os.tcgetpgrp(0) == os.getpgrp()
+    except OSError:
+        return False

@@ -1,0 +1,26 @@
+"""What follows a timing run: its profile, in a process of its own. Standard library only."""
+
+import sys
+from collections.abc import Sequence
+
+from workload import log
+from workload.contract.errors import ExitCode, InterruptedRunError
+from workload.contract.interrupt import run_child
+
+
+def profile_first(folder: str, script: Sequence[str] = (), *, data: str | None = None) -> int:
+    """Profile the bundle; a profile that fails says so and leaves a complete run; only Ctrl-C ends the whole.
+
+    `script`: somebody's own script and its arguments, which the bundle has without secrets and without `data`.
+    """
+    command = [sys.executable, "-m", "workload", "profile", folder]
+    command += [] if data is None else ["--data", data]
+    command += ["--", *script] if script else []
+    # The folder has been printed already.
+    ended = run_child(command, on_line=lambda _: None)
+    failure = ended.error()
+    if isinstance(failure, InterruptedRunError):
+        raise failure
+    if failure:
+        log.LOGGER.error("note       no profile, and the run is complete: %s", failure)
+    return ExitCode.INTERRUPTED if ended.code == ExitCode.INTERRUPTED else ExitCode.DONE
