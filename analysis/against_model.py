@@ -62,14 +62,29 @@ def contradiction(spec: Spec, kernels: "pd.DataFrame", *, steps: float | None, i
     is_known_to_be_low = is_partial or lower_bound.of_kernels(kernels) is not None
     if is_known_to_be_low if is_low else claim.ratio <= MODEL_RATIO_TO:
         return None
+    return _sentence(claim, "counted")
+
+
+def of_trace(spec: Spec, flop: float, *, has_backward: bool) -> str | None:
+    """As `contradiction`, for the FLOP of a step by the shapes in a trace."""
+    size, _ = model_work.image_size_of(spec)
+    work = model_work.find(spec.model, size)
+    if work is None:
+        return None
+    claim = _Claim(flop=flop, work=work, batch_size=spec.batch_size, steps=1, is_forward_alone=not has_backward)
+    return None if MODEL_RATIO_FROM <= claim.ratio <= MODEL_RATIO_TO else _sentence(claim, "by the trace's shapes")
+
+
+def _sentence(claim: _Claim, origin: str) -> str:
     where = f"in {counted(claim.steps, 'step')}" if claim.steps else "in the whole profile"
     what = (
-        f"{'the forward pass' if claim.is_forward_alone else 'a step'} of {work.model} at batch size {claim.batch_size}"
+        f"{'the forward pass' if claim.is_forward_alone else 'a step'} of {claim.work.model}"
+        f" at batch size {claim.batch_size}"
     )
     expected = f"{si(claim.expected / (claim.steps or 1), 'FLOP', 4)} by the model in {what}"
     times = f" x {claim.steps}" if (claim.steps or 1) > 1 else ""
     return (
-        f"{si(claim.flop, 'FLOP', 4)} counted {where}, {expected}{times}: {claim.ratio:.3g} x;"
+        f"{si(claim.flop, 'FLOP', 4)} {origin} {where}, {expected}{times}: {claim.ratio:.3g} x;"
         f" likely {', or '.join(_causes(claim))}"
     )
 

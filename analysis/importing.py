@@ -7,8 +7,7 @@ what. Every fact that nobody stated is None. The file itself lies in the bundle.
 import hashlib
 import math
 import re
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,20 +15,21 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from analysis import iteration_log, lower_bound
-from analysis.foreign import tables
+from analysis.foreign import kineto, tables
 from analysis.foreign.looks_like import READABLE, looks_like
 from analysis.foreign.ncu_text import is_ncu_text
 from analysis.foreign.nsys import is_gpu_trace
 from analysis.foreign.text import BINARY, GZIP, Decoded, decode
+from analysis.imported_bundle import MAX_NAME, Facts, File, Given, iso, new_record, precision_of, required, seal
 from analysis.iteration_log import Log, Whole
 from analysis.record import row_of
 from workload.contract import bundle
-from workload.contract.bundle import Status
-from workload.contract.environment_record import DeviceFacts, Environment, SoftwareFacts
 from workload.contract.errors import BundleError, NothingToDoError, UsageError
 from workload.contract.profile_record import NcuTool, ProfileResult
-from workload.contract.record import GivenByUser, Imported, ImportedColumn, Record, Spec, StepSeconds, Timing, to_json
+from workload.contract.record import ImportedColumn, Record, StepSeconds, Timing, to_json
 from workload.contract.spec import Device, Precision, Profile
+
+__all__ = ["DEVICE_NAME", "Given", "import_file"]
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,76 +44,7 @@ DEVICE_NAME = "device__attribute_display_name"
 # What ncu prints before its table, or the table's first columns, quoted or not.
 NCU_MARKS = re.compile(rb'^==[A-Z]+==|^"?ID"?,|"Kernel Name"', re.MULTILINE)
 LOOKED_AT_BYTES = 1 << 20
-# Larger ones are a mistake: the biggest batches ever published have five digits.
-MAX_BATCH_SIZE = 10**7
-MAX_EDGE = 10**5
-MAX_NAME = 200
 _BREAKS_OFF = "the file breaks off in its last row, which is left out"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Given:
-    """What the user says of the run; it beats what the file says."""
-
-    model: str | None = None
-    batch_size: int | None = None
-    precision: str | None = None
-    gpu: str | None = None
-    profile_steps: int | None = None
-    driver: str | None = None
-    torch: str | None = None
-    dataset: str | None = None
-    image_size: int | None = None
-
-    def checked(self) -> "Given":
-        """This, or `UsageError` for a value that breaks its rule."""
-        for name in ("model", "gpu", "driver", "torch", "dataset"):
-            text = getattr(self, name)
-            if text is not None and not (text.strip() and len(text) <= MAX_NAME):
-                raise UsageError(f"--{name} must be a name; got '{text[:80]}'", hint=f"--{name} NAME")
-        for name, limit in (
-            ("batch_size", MAX_BATCH_SIZE),
-            ("profile_steps", MAX_BATCH_SIZE),
-            ("image_size", MAX_EDGE),
-        ):
-            number, flag = getattr(self, name), "--" + name.replace("_", "-")
-            if number is not None and not 1 <= number <= limit:
-                raise UsageError(f"{flag} must be a positive integer; got '{number}'", hint=f"{flag} 4")
-        if self.precision is not None:
-            _precision(self.precision, "--precision")
-        return self
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Facts:
-    """What is known of an imported run."""
-
-    model: str
-    batch_size: int
-    precision: str | None
-    device_name: str | None
-    device_type: str | None
-    place: str | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class _File:
-    """The file that is being imported."""
-
-    path: Path
-    content: bytes
-    sha256: str
-
-    def described(self, kind: str, given: Given) -> Imported:
-        """The start of run.json's `imported`."""
-        return Imported(
-            file=self.path.name,
-            bytes=len(self.content),
-            sha256=self.sha256,
-            kind=kind,
-            given=GivenByUser(**asdict(given)),
-            imported_at=datetime.now(UTC).isoformat(),
-        )
 
 
 def import_file(path: Path, given: Given, *, output: Path) -> list[Path]:
@@ -124,20 +55,22 @@ def import_file(path: Path, given: Given, *, output: Path) -> list[Path]:
     """
     file = _read(path)
     _refuse_again(file, output)
+    if trace := _trace(file):
+        return [_import_trace(file, trace, given.checked(), output)]
     if _is_ncu(file):
         return [_import_profile(file, given.checked(), output)]
     return _import_log(file, given.checked(), output)
 
 
-def _read(path: Path) -> _File:
+def _read(path: Path) -> File:
     try:
         content = path.read_bytes()
     except OSError as error:
         raise UsageError(f"'{path}' cannot be read: {error.strerror}", hint="analyze import FILE.csv") from error
-    return _File(path=path, content=content, sha256=hashlib.sha256(content).hexdigest())
+    return File(path=path, content=content, sha256=hashlib.sha256(content).hexdigest())
 
 
-def _refuse_again(file: _File, output: Path) -> None:
+def _refuse_again(file: File, output: Path) -> None:
     held = _imported(output).get(file.sha256)
     if held:
         raise NothingToDoError(
@@ -156,7 +89,16 @@ def _imported(output: Path) -> dict[str, str]:
     return {sha256: path for sha256, path in pairs if sha256}
 
 
-def _is_ncu(file: _File) -> bool:
+def _trace(file: File) -> Decoded | None:
+    """The text of a file in Chrome's format of traces; None for another file."""
+    start = file.content[:LOOKED_AT_BYTES]
+    if not start.startswith(GZIP) and not start.lstrip(b"\xef\xbb\xbf \r\n\t").startswith((b"{", b"[")):
+        return None
+    decoded = decode(file.content)
+    return decoded if kineto.is_trace(decoded.content[:LOOKED_AT_BYTES].decode(errors="replace")) else None
+
+
+def _is_ncu(file: File) -> bool:
     if file.path.suffix == REPORT_SUFFIX:
         return True
     head = file.content if file.content.startswith(GZIP) else file.content[:LOOKED_AT_BYTES]
@@ -169,7 +111,7 @@ def _is_ncu(file: _File) -> bool:
 # --- per-iteration logs
 
 
-def _import_log(file: _File, given: Given, output: Path) -> list[Path]:
+def _import_log(file: File, given: Given, output: Path) -> list[Path]:
     decoded = decode(file.content)
     if decoded.encoding == BINARY:
         what, hint = looks_like(decoded.content, "", file.path.suffix) or ("a binary file", "import text")
@@ -187,7 +129,7 @@ def _import_log(file: _File, given: Given, output: Path) -> list[Path]:
             left_out.append(f"line {log.lines[0]} is left out: {reason}")
     if not bundles:
         raise UsageError(f"'{file.path}': {left_out[0]}", hint="name what the file does not say, as --batch-size 32")
-    return [_seal(output, _with_losses(record, left_out), contents) for record, contents in bundles]
+    return [seal(output, _with_losses(record, left_out), contents) for record, contents in bundles]
 
 
 def _where_silent(given: Given, log: Log, logs: Sequence[Log]) -> Given:
@@ -208,7 +150,7 @@ def _with_losses(record: Record, losses: Sequence[str]) -> Record:
     return replace(record, imported=imported, notes=[*(record.notes or ()), *losses])
 
 
-def _bundle_of_log(file: _File, log: Log, given: Given, decoded: Decoded) -> tuple[Record, dict[str, bytes]]:
+def _bundle_of_log(file: File, log: Log, given: Given, decoded: Decoded) -> tuple[Record, dict[str, bytes]]:
     """Run.json and the files of one run of a log."""
     facts = _facts_of_log(file.path, log, given)
     rows = [] if log.whole else _steps(file.path, log, facts.batch_size)
@@ -230,9 +172,9 @@ def _bundle_of_log(file: _File, log: Log, given: Given, decoded: Decoded) -> tup
     notes += [_BREAKS_OFF] * log.cut
     measured = None if log.whole else max(0, log.rows - 1)
     record = replace(
-        _record(facts, given, imported, started_at=started_at, measured=measured),
+        new_record(facts, given, imported, started_at=started_at, measured=measured),
         notes=[*_contradictions(facts, log), *decoded.remarks, *log.remarks, *notes],
-        timing=replace(timing, started_at=_iso(started_at)),
+        timing=replace(timing, started_at=iso(started_at)),
     )
     if log.whole:
         return record, {LOG_COPY: file.content}
@@ -257,11 +199,11 @@ def _require_possible(path: Path, record: Record, steps_csv: bytes) -> None:
         )
 
 
-def _facts_of_log(path: Path, log: Log, given: Given) -> _Facts:
+def _facts_of_log(path: Path, log: Log, given: Given) -> Facts:
     labels = log.labels
     label = None if given.batch_size else labels.get("batch_size")
     batch_size = given.batch_size if label is None else _batch_size(path, label)
-    model, batch_size = _required(path, given.model or labels.get("model"), batch_size)
+    model, batch_size = required(path, given.model or labels.get("model"), batch_size)
     if len(model) > MAX_NAME:
         raise UsageError(f"'{path}': the model's name has {len(model)} characters", hint="--model NAME")
     precision = given.precision or labels.get("precision")
@@ -269,25 +211,13 @@ def _facts_of_log(path: Path, log: Log, given: Given) -> _Facts:
         # No option can correct one row of a table.
         precision = None
     device_type = (labels.get("device_type") or "").partition(":")[0].lower()
-    return _Facts(
+    return Facts(
         model=model,
         batch_size=batch_size,
-        precision=None if precision is None else _precision(precision, f"'{path}': precision"),
+        precision=None if precision is None else precision_of(precision, f"'{path}': precision"),
         device_name=given.gpu or labels.get("device_name"),
         device_type=device_type if device_type in set(Device) - {Device.AUTO} else None,
         place=labels.get("place"),
-    )
-
-
-def _required(path: Path, model: str | None, batch_size: int | None) -> tuple[str, int]:
-    """Both, or `UsageError` naming the options for what nobody said."""
-    if model is not None and batch_size is not None:
-        return model, batch_size
-    lacking = {"the model": "--model resnet50"} if model is None else {}
-    lacking |= {"the batch size": "--batch-size 32"} if batch_size is None else {}
-    raise UsageError(
-        f"'{path}' does not say {' or '.join(lacking)}",
-        hint=f"analyze import {shlex.quote(str(path))} {' '.join(lacking.values())}",
     )
 
 
@@ -297,16 +227,7 @@ def _batch_size(path: Path, label: str) -> int:
     return int(label)
 
 
-def _precision(label: str, who: str) -> str:
-    if label.lower() not in set(Precision):
-        raise UsageError(
-            f"{who} must be one of {', '.join(Precision)}; got '{label[:80]}'",
-            hint="--precision amp, if it was fp16 with loss scaling",
-        )
-    return label.lower()
-
-
-def _contradictions(facts: _Facts, log: Log) -> list[str]:
+def _contradictions(facts: Facts, log: Log) -> list[str]:
     """Where the user contradicts the file, or the file has a word that names no precision."""
     word = log.labels.get("precision")
     if word and facts.precision is None:
@@ -315,7 +236,7 @@ def _contradictions(facts: _Facts, log: Log) -> list[str]:
     return _overruled(facts, log)
 
 
-def _overruled(facts: _Facts, log: Log) -> list[str]:
+def _overruled(facts: Facts, log: Log) -> list[str]:
     return [
         f"the file says {field.replace('_', ' ')} '{log.labels[field]}', the import was told '{known}'"
         for field, known in asdict(facts).items()
@@ -451,10 +372,48 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return fmean(known) if known else None
 
 
+# --- traces of torch.profiler
+
+
+def _import_trace(file: File, decoded: Decoded, given: Given, output: Path) -> Path:
+    from analysis import against_model, traced_run  # noqa: PLC0415 - pandas, once the file was found to be a trace
+
+    run = traced_run.read(decoded, file.content, given, file=str(file.path))
+    model, batch_size = required(file.path, given.model, given.batch_size)
+    facts = Facts(
+        model=model,
+        batch_size=batch_size,
+        precision=given.precision.lower() if given.precision else run.precision,
+        # The device's own word beats a label.
+        device_name=run.device_name or given.gpu,
+        device_type=run.device_type,
+        place=None,
+    )
+    imported = replace(file.described(Profile.TORCH, given), losses=list(run.losses) or None)
+    record = new_record(facts, given, imported, started_at=None, measured=None)
+    contradictions = [
+        f"the trace says {what} '{own}', the import was told '{told}'"
+        for what, own, told in (
+            ("device", run.device_name, given.gpu),
+            ("precision", run.precision, given.precision),
+        )
+        if own and told and own.lower() != told.lower()
+    ]
+    flop = run.complexity.train_flop_per_step if run.complexity else None
+    wrong = against_model.of_trace(record.spec, flop, has_backward=run.has_backward) if flop else None
+    record = replace(
+        record,
+        profile=replace(run.profile, device=run.device_name),
+        complexity=run.complexity,
+        notes=[*run.notes, *contradictions, *([wrong] if wrong else [])],
+    )
+    return seal(output, record, run.files)
+
+
 # --- profiles by ncu
 
 
-def _import_profile(file: _File, given: Given, output: Path) -> Path:
+def _import_profile(file: File, given: Given, output: Path) -> Path:
     from analysis import against_model, ncu  # noqa: PLC0415 - pandas, once the file was found to be there
 
     found = ncu.read(file.path)
@@ -464,9 +423,9 @@ def _import_profile(file: _File, given: Given, output: Path) -> Path:
             f"'{file.path}' holds the launches of {len(found.gpus)} GPUs, and a run is of one ({launches})",
             hint="keep the rows of one GPU, by the column Device, or profile with CUDA_VISIBLE_DEVICES=0",
         )
-    model, batch_size = _required(file.path, given.model, given.batch_size)
+    model, batch_size = required(file.path, given.model, given.batch_size)
     device_name = found.attributes.get(DEVICE_NAME)
-    facts = _Facts(
+    facts = Facts(
         model=model,
         batch_size=batch_size,
         precision=None if given.precision is None else given.precision.lower(),
@@ -480,7 +439,7 @@ def _import_profile(file: _File, given: Given, output: Path) -> Path:
         notes.append(f"the profile says device '{device_name}', the import was told '{given.gpu}'")
     copy = REPORT_COPY if file.path.suffix == REPORT_SUFFIX else KERNELS_COPY
     imported = replace(file.described(Profile.NCU, given), losses=list(found.losses) or None)
-    record = _record(facts, given, imported, started_at=None, measured=None)
+    record = new_record(facts, given, imported, started_at=None, measured=None)
     wrong = against_model.contradiction(
         record.spec, found.kernels, steps=given.profile_steps, is_partial=found.is_partial
     )
@@ -492,7 +451,7 @@ def _import_profile(file: _File, given: Given, output: Path) -> Path:
         profile=replace(_profile(found, given.profile_steps), files=[copy]),
         notes=notes,
     )
-    return _seal(output, record, {copy: file.content})
+    return seal(output, record, {copy: file.content})
 
 
 def _one(values: "pd.Series[str]") -> str | None:
@@ -529,64 +488,3 @@ def _per_step(values: "pd.Series[float]", steps: int | None) -> float | None:
         return None
     total = float(values.sum()) / steps
     return total if math.isfinite(total) else None
-
-
-# --- the bundle
-
-
-def _record(
-    facts: _Facts, given: Given, imported: Imported, *, started_at: datetime | None, measured: int | None
-) -> Record:
-    """Run.json without figures; the run's own start where it is known."""
-    spec = Spec(
-        model=facts.model,
-        device=facts.device_type,
-        batch_size=facts.batch_size,
-        precision=facts.precision,
-        iterations=measured,
-        dataset=given.dataset,
-        image_size=given.image_size,
-    )
-    known = [name for name, value in vars(spec).items() if value is not None]
-    place = facts.place or facts.device_name or "imported"
-    return Record(
-        run_id=bundle.make_run_id(
-            now=started_at or datetime.now(UTC),
-            place=f"imported-{place}"[:60],
-            model=_slug(facts.model),
-            batch_size=facts.batch_size,
-            precision=facts.precision or "unknown",
-        ),
-        status=Status.COMPLETED,
-        imported=imported,
-        spec=spec,
-        spec_origin={name: "option" if getattr(given, name, None) is not None else "file" for name in known},
-        environment=Environment(
-            place=place,
-            device=DeviceFacts(type=facts.device_type, name=facts.device_name, driver_version=given.driver),
-            software=SoftwareFacts(torch=given.torch) if given.torch else None,
-        ),
-        timing=Timing(started_at=_iso(started_at)),
-        profile=ProfileResult(status="not requested"),
-    )
-
-
-def _iso(moment: datetime | None) -> str | None:
-    return moment.isoformat() if moment else None
-
-
-def _slug(name: str) -> str:
-    """Part of a folder's name; the record has the whole."""
-    return re.sub(r"[^a-zA-Z0-9_.]+", "-", name).strip("-.")[:60] or "unnamed"
-
-
-def _seal(output: Path, record: Record, contents: Mapping[str, bytes]) -> Path:
-    folder = bundle.create(output, record.run_id)
-    with bundle.guarded_writes(folder):
-        for name, content in contents.items():
-            path = folder / name
-            path.parent.mkdir(exist_ok=True)
-            path.write_bytes(content)
-        bundle.write_record(folder, record)
-        bundle.seal(folder)
-    return folder

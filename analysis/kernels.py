@@ -12,13 +12,17 @@ from analysis.breakdown import ALL, COLUMNS, breakdown, in_steps, l2_bytes_are, 
 from analysis.configurations import CONFIGURATION, NAMED_COLUMNS, PLACE, SOFTWARE, WORK_NAMED
 from analysis.importing import DEVICE_NAME
 from analysis.ncu import NcuFile
-from analysis.operators import SHOWN, longest, operators
+from analysis.operators import SHOWN, attributed, longest, operators
 from analysis.problem import Problem
 from analysis.roofline import frame, kernel_points
 from workload.contract.errors import NothingToDoError
+from workload.contract.spec import Device
 from workload.contract.tables import Column, Role, TableFormat
 from workload.contract.tables import render as render_table
 
+KEYS = ("family", "name")
+# What data have of operators besides, a modelled interval.
+MODELLED = ("bytes_lower", "bytes_upper", "intensity_low", "intensity_high")
 FACTS = ("file", *WORK_NAMED, "profiles", "steps")
 TABLE = (
     Column(name="file", heading="file", optional=True, role=Role.FACT),
@@ -52,6 +56,23 @@ OPERATORS = (
     Column(name="flop_per_s", heading="attained", unit="FLOP/s", prefixed=True, optional=True),
     Column(name="note", heading="note", optional=True, role=Role.NOTE),
 )
+# Of imported traces: operators, or families of them, with their modelled work.
+ATTRIBUTED = (
+    *NAMED_COLUMNS,
+    Column(name="steps", heading="steps", role=Role.FACT),
+    Column(name="family", heading="family", role=Role.FACT),
+    Column(name="name", heading="operator", optional=True, role=Role.FACT),
+    Column(name="launches", heading="calls"),
+    Column(name="duration_s", heading="time", unit="s", prefixed=True),
+    Column(name="share_of_time", heading="share", unit="%", digits=3),
+    Column(name="flop", heading="FLOP", unit="FLOP", prefixed=True, optional=True),
+    Column(name="flop_per_s", heading="attained", unit="FLOP/s", prefixed=True, optional=True),
+    Column(name="bytes_lower", heading="moves at least", unit="B", prefixed=True, optional=True),
+    Column(name="bytes_upper", heading="at most", unit="B", prefixed=True, optional=True),
+    Column(name="intensity_low", heading="intensity from", unit="FLOP/B", optional=True),
+    Column(name="intensity_high", heading="to", unit="FLOP/B", optional=True),
+    Column(name="note", heading="note", optional=True, role=Role.NOTE),
+)
 LOWER_BOUND = "FLOP are a lower bound"
 # Template arguments follow; JSON and CSV have the whole name.
 SHOWN_CHARACTERS = 60
@@ -59,35 +80,45 @@ SHOWN_CHARACTERS = 60
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Profiles:
-    """`tables`: one per profile by ncu, a row per `keys` and one for the whole; `traced`: by torch.profiler."""
+    """`tables`: one per profile by ncu, a row per `keys` and one for the whole; `traced`: by torch.profiler.
+
+    `attributed`: of imported traces, the operators with their work by `work_keys`.
+    """
 
     keys: Sequence[str]
     tables: Sequence[pd.DataFrame]
     traced: pd.DataFrame
+    attributed: pd.DataFrame
+    work_keys: Sequence[str]
     problems: Sequence[Problem]
 
 
-def gather(paths: Sequence[Path], keys: Sequence[str], *, verify: bool) -> Profiles:
+def gather(paths: Sequence[Path], keys: Sequence[str], *, verify: bool, work_keys: Sequence[str] = ()) -> Profiles:
     """The profiles in folders of bundles and in files; `keys`: the columns of kernels that tell rows apart.
+
+    `work_keys`: those of the operators of imported traces, which else are listed as torch.profiler lists them.
 
     Raises `NothingToDoError` where there is none.
     """
     folders = [path for path in paths if not path.is_file()]
     problems = list[Problem]()
-    traced = pd.DataFrame()
+    traced = works = pd.DataFrame()
     tables = [_of_file(path, keys, problems) for path in paths if path.is_file()]
     if folders:
         results = analysis.load(*folders, verify=verify)
         tables += _of_results(kernel_points(results, keys=keys))
-        traced, unread = operators(results)
+        if work_keys:
+            works, unread = attributed(results, work_keys)
+            problems += unread
+        traced, unread = operators(results, with_attributed=not work_keys)
         problems += [*results.problems, *results.kernel_problems, *unread]
-    if not tables and traced.empty:
+    if not tables and traced.empty and works.empty:
         where = ", ".join(f"'{folder}'" for folder in folders)
         raise NothingToDoError(
             f"no run in {where} was profiled with ncu or torch",
             hint="launch local --profile torch; with --profile ncu on an NVIDIA GPU also FLOP and bytes",
         )
-    return Profiles(keys=keys, tables=tables, traced=traced, problems=problems)
+    return Profiles(keys=keys, tables=tables, traced=traced, attributed=works, work_keys=work_keys, problems=problems)
 
 
 def render(profiles: Profiles, form: TableFormat, *, top: int | None, wide: bool) -> str:
@@ -100,9 +131,9 @@ def render(profiles: Profiles, form: TableFormat, *, top: int | None, wide: bool
     ]
     rows = frame(records, (*FACTS, *keys, *COLUMNS, "remark"))
     if form is TableFormat.TABLE:
-        return "\n\n".join(_texts(rows, longest(profiles.traced, top or SHOWN), keys, wide=wide))
-    traced = longest(profiles.traced, top) if top else profiles.traced
-    return render_table(_as_data(rows, traced, keys), _all_columns(keys), form)
+        return "\n\n".join(_texts(rows, profiles, top or SHOWN, wide=wide))
+    traced, works = (longest(table, top) if top else table for table in (profiles.traced, profiles.attributed))
+    return render_table(_as_data(rows, traced, works, keys), _all_columns(keys), form)
 
 
 def _head(table: pd.DataFrame, top: int | None) -> pd.DataFrame:
@@ -115,18 +146,27 @@ def _head(table: pd.DataFrame, top: int | None) -> pd.DataFrame:
     return table.loc[sorted([*parts.index, *table.index[whole]])]
 
 
-def _texts(rows: pd.DataFrame, traced: pd.DataFrame, keys: Sequence[str], *, wide: bool) -> Iterator[str]:
+def _texts(rows: pd.DataFrame, profiles: Profiles, top: int, *, wide: bool) -> Iterator[str]:
     """A table per profiler: they do not measure the same."""
     if len(rows):
-        yield render_table(*_for_people(rows, keys, wide=wide), TableFormat.TABLE, wide=wide)
-    if len(traced):
+        yield render_table(*_for_people(rows, profiles.keys, wide=wide), TableFormat.TABLE, wide=wide)
+    if len(works := longest(profiles.attributed, top)):
+        columns = [column for column in ATTRIBUTED if column.name in profiles.work_keys or column.name not in KEYS]
+        table = render_table(works, columns, TableFormat.TABLE, wide=wide)
+        yield f"by torch.profiler: operators with their modelled work, per step\n{table}"
+    if len(traced := longest(profiles.traced, top)):
         table = render_table(traced, OPERATORS, TableFormat.TABLE, wide=wide)
-        yield f"by torch.profiler: the own time of each operator, per step\n{table}"
+        on_cpu = traced["device_type"] == Device.CPU
+        what = "own time of operators on a CPU, kernels on a GPU"
+        what = "the own time of each operator" if on_cpu.all() else what
+        what = "kernels on a GPU" if not on_cpu.any() else what
+        yield f"by torch.profiler: {what}, per step\n{table}"
 
 
-def _as_data(rows: pd.DataFrame, traced: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
+def _as_data(rows: pd.DataFrame, traced: pd.DataFrame, works: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     names = [column.name for column in _all_columns(keys)]
-    parts = [rows.assign(profiler="ncu"), traced.assign(profiler="torch", remark=traced.get("note"))]
+    parts = [rows.assign(profiler="ncu")]
+    parts += [table.assign(profiler="torch", remark=table.get("note")) for table in (works, traced)]
     return pd.concat([part.reindex(columns=names).astype(object) for part in parts if len(part)], ignore_index=True)
 
 
@@ -181,7 +221,9 @@ def _remarked(rows: pd.DataFrame, remark: str | None) -> pd.DataFrame:
 
 
 def _all_columns(keys: Sequence[str]) -> tuple[Column, ...]:
-    names = dict.fromkeys(("profiler", *FACTS, *keys, "name", *COLUMNS, "remark", *CONFIGURATION, *PLACE, *SOFTWARE))
+    names = dict.fromkeys(
+        ("profiler", *FACTS, *keys, "name", *COLUMNS, *MODELLED, "remark", *CONFIGURATION, *PLACE, *SOFTWARE)
+    )
     return tuple(Column(name=name, heading=name) for name in names)
 
 

@@ -17,8 +17,11 @@ from analysis.loading import Results
 from analysis.problem import Problem
 from workload.contract.errors import BundleError
 from workload.contract.record import Record
+from workload.contract.text import percent
 
 FILE = "torch/kernels.csv"
+# Of an imported trace: each operator with its work, see `analysis.traced_run`.
+WORK_FILE = "torch/operators.csv"
 KIND = "torch"
 # Those after them take less than the profiler's own disturbance; JSON and CSV have all.
 SHOWN = 15
@@ -32,6 +35,24 @@ COLUMNS = (
     "share_of_time",
     "flop",
     "flop_per_s",
+    "note",
+    *(fact for fact in (*CONFIGURATION, *PLACE, *SOFTWARE) if fact not in WORK_NAMED),
+)
+WORK_COLUMNS = (
+    *WORK_NAMED,
+    "profiles",
+    "steps",
+    "family",
+    "name",
+    "launches",
+    "duration_s",
+    "share_of_time",
+    "flop",
+    "flop_per_s",
+    "bytes_lower",
+    "bytes_upper",
+    "intensity_low",
+    "intensity_high",
     "note",
     *(fact for fact in (*CONFIGURATION, *PLACE, *SOFTWARE) if fact not in WORK_NAMED),
 )
@@ -51,27 +72,114 @@ WORKERS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def operators(results: Results) -> tuple[pd.DataFrame, list[Problem]]:
+def operators(results: Results, *, with_attributed: bool = True) -> tuple[pd.DataFrame, list[Problem]]:
     """A row per group of runs that may be pooled and operator, the longest first, then `all`; and files left unread.
 
     `launches`, `duration_s` (own time) and `flop` are those of one step. FLOP are the formulas', where one operator
-    does all of a kind's arithmetic; NaN for the others. On a GPU the names are those of kernels.
+    does all of a kind's arithmetic; NaN for the others. On a GPU the names are those of kernels. Imported traces are
+    left out where their rows `with_attributed` work are shown instead.
     """
     problems: list[Problem] = []
     rows: list[dict[str, Any]] = []
     profiled = set(results.runs.loc[results.runs["profile_kind"] == KIND, "run_id"])
+    if not with_attributed:
+        paths = zip(results.runs["run_id"], results.runs["path"], strict=True)
+        profiled -= {run_id for run_id, folder in paths if (Path(folder) / WORK_FILE).is_file()}
     for pool in group(completed(results.runs)):
         if not profiled.isdisjoint(pool.runs["run_id"]):
             rows += _rows(results, pool, profiled, problems)
     return pd.DataFrame(rows, columns=list(COLUMNS)), problems
 
 
+def attributed(results: Results, keys: Sequence[str]) -> tuple[pd.DataFrame, list[Problem]]:
+    """What operators of imported traces did: a row per group of runs and `keys` (family, name), then `all`.
+
+    `duration_s` is the operator's own time on a CPU, on a GPU that of the kernels that it launched; `flop`, `bytes_*`
+    are those of one step, modelled, and None where an operator of the row has none. `note` says what it lacks.
+    """
+    problems: list[Problem] = []
+    rows: list[dict[str, Any]] = []
+    for pool in group(completed(results.runs[results.runs["profile_kind"] == KIND])):
+        listed, steps, profiles = list[pd.DataFrame](), 0.0, 0
+        for run_id, folder in zip(pool.runs["run_id"], pool.runs["path"], strict=True):
+            path = Path(folder) / WORK_FILE
+            if not path.is_file():
+                continue
+            try:
+                listed.append(_read_work(path))
+                steps += _steps(results.record(run_id))
+                profiles += 1
+            except (OSError, ValueError, KeyError, BundleError) as error:
+                problems.append(Problem(path=str(path), reason=str(error)))
+        if listed and steps:
+            facts = {name: pool[name] for name in WORK_COLUMNS if name in pool.facts}
+            facts |= {"profiles": profiles, "steps": steps}
+            rows += [facts | row for row in _summed(pool, pd.concat(listed), keys, steps)]
+    return pd.DataFrame(rows, columns=list(WORK_COLUMNS)), problems
+
+
+def _read_work(path: Path) -> pd.DataFrame:
+    """The table of an imported trace; `ValueError` for a file that is something else."""
+    table = pd.read_csv(path, dtype={"name": str, "family": str, "lack": str}, keep_default_na=False, na_values=[""])
+    for name in ("calls", "total_s", "flop", "bytes_lower", "bytes_upper"):
+        table[name] = pd.to_numeric(table[name])
+    if table[["name", "family", "calls", "total_s"]].isna().any(axis=None):
+        raise ValueError("a row has no name, family, number of calls or seconds")
+    return table
+
+
+def _summed(pool: Group, table: pd.DataFrame, keys: Sequence[str], steps: float) -> list[dict[str, Any]]:
+    """The rows by `keys`, the longest first, then the whole."""
+    total_s = float(table["total_s"].sum())
+    parts = [
+        dict(zip(keys, values if isinstance(values, tuple) else (values,), strict=True))
+        | _work_row(rows, steps, total_s, _at_least(rows, steps), pool.apart)
+        for values, rows in table.groupby(list(keys), sort=False)
+    ]
+    low = pool.median("bytes_lower_per_step") if table["flop"].notna().any() else None
+    whole = {"family": ALL, "name": ALL} | _work_row(table, steps, total_s, low, pool.apart)
+    return [*sorted(parts, key=lambda row: -float(row["duration_s"])), whole]
+
+
+def _at_least(rows: pd.DataFrame, steps: float) -> float | None:
+    """The fewest bytes of several operators: those of one, as the others may use the same tensors."""
+    known = rows[rows["bytes_lower"].notna()]
+    return float(known.groupby("name")["bytes_lower"].sum().max()) / steps if len(known) else None
+
+
+def _work_row(
+    rows: pd.DataFrame, steps: float, total_s: float, low: float | None, apart: Sequence[str]
+) -> dict[str, Any]:
+    seconds = float(rows["total_s"].sum())
+    known = rows[rows["flop"].notna()]
+    flop, high = (float(known[name].sum()) / steps if len(known) else None for name in ("flop", "bytes_upper"))
+    lacking = rows[rows["lack"].notna()]
+    missing_s = float(lacking["total_s"].sum())
+    why = " or ".join(lacking["lack"].unique())
+    missing = f"no FLOP and bytes for {percent(missing_s / seconds)} of the time: {why}" if missing_s else None
+    return {
+        "launches": float(rows["calls"].sum()) / steps,
+        "duration_s": seconds / steps,
+        "share_of_time": seconds / total_s if total_s else None,
+        "flop": flop,
+        # Of the operators whose FLOP are known, over the time of the others too, it would be too low.
+        "flop_per_s": flop * steps / seconds if flop and seconds and not missing_s else None,
+        "bytes_lower": low,
+        "bytes_upper": high,
+        "intensity_low": flop / high if flop and high else None,
+        "intensity_high": flop / low if flop and low else None,
+        "note": "; ".join(filter(None, [why if len(lacking) == len(rows) else missing, *apart])) or None,
+    }
+
+
 def longest(table: pd.DataFrame, top: int) -> pd.DataFrame:
-    """The `top` longest rows of each profile of `operators`, and the row for all of it."""
+    """The `top` longest rows of each profile of `operators` or `attributed`, and the row for all of it."""
     if table.empty:
         return table
     whole = table["name"] == ALL
-    parts = table[~whole].groupby([*WORK_NAMED, "note"], dropna=False, sort=False).head(top)
+    # The notes of `attributed` are those of single rows.
+    of_profile = ("profiles", "steps") if "family" in table else ("note",)
+    parts = table[~whole].groupby([*WORK_NAMED, *of_profile], dropna=False, sort=False).head(top)
     return table.loc[sorted([*parts.index, *table.index[whole]])]
 
 
@@ -104,7 +212,7 @@ def _rows(results: Results, pool: Group, profiled: set[str], problems: list[Prob
         facts | _row(name, calls[name] / steps, self_s[name] / steps, self_s[name] / (total_s or math.nan), counted)
         for name in sorted(self_s, key=lambda name: -self_s[name])
     ]
-    whole = {ALL: sum(flop.values())} if flop else {}
+    whole = {ALL: sum(flop.values())} if flop and not pool.median("unattributed_share") else {}
     return [*rows, facts | _row(ALL, sum(calls.values()) / steps, total_s / steps, 1.0, whole)]
 
 

@@ -30,6 +30,10 @@ from workload.contract.verdict import ABOVE_CEILING, INPUT_BOUND_FRACTION, Bound
 
 # A figure above a roof by rounding alone does not count as above.
 ABOVE = 1 + 1e-9
+# What operators without a formula compute in less of the time changes no verdict.
+MOST_UNATTRIBUTED = 0.05
+# Gaps of a few per cent between kernels are usual.
+WHOLLY_BUSY = 0.95
 
 
 if TYPE_CHECKING:
@@ -306,7 +310,8 @@ def point_rows(results: Results) -> Iterator[tuple[Group, PointRow]]:
 class _Measurement:
     """FLOP and bytes of a step from one source, and its time by run; of a whole profile where nobody says its steps.
 
-    `lower_bounds`: why the FLOP are not all. `launches`, `uncounted_launches`: of a profile's kernels.
+    `lower_bounds`: why the FLOP are not all. `is_traced`: only torch.profiler timed it. `launches`,
+    `uncounted_launches`: of a profile's kernels.
     """
 
     source: WorkSource
@@ -314,12 +319,15 @@ class _Measurement:
     steps_s: Sequence[float]
     lower_bounds: tuple[str, ...] = ()
     is_whole_profile: bool = False
+    is_traced: bool = False
     launches: int = 0
     uncounted_launches: int = 0
 
 
 def _measurements(results: Results, pool: Group) -> Iterator[_Measurement]:
     steps_s = _step_times(pool)
+    is_traced = not steps_s and bool(traced := _traced_times(pool))
+    steps_s = traced if is_traced else steps_s
     profile = None if steps_s or pool.runs["kernels_file"].isna().all() else _profile(results, pool)
     if profile:
         yield profile
@@ -329,7 +337,10 @@ def _measurements(results: Results, pool: Group) -> Iterator[_Measurement]:
         is_told = source is WorkSource.COUNTERS or steps_s or not pool["imported"]
         if is_told and any(pool.known(column) for column in columns):
             bounds = _lower_bounds(pool) if source is WorkSource.COUNTERS else ()
-            yield _Measurement(source=source, work=work_of(pool, source), steps_s=steps_s, lower_bounds=bounds)
+            bounds = _unattributed(pool) if is_traced and source is WorkSource.MODELLED else bounds
+            yield _Measurement(
+                source=source, work=work_of(pool, source), steps_s=steps_s, lower_bounds=bounds, is_traced=is_traced
+            )
 
 
 def _step_times(pool: Group) -> list[float]:
@@ -338,6 +349,17 @@ def _step_times(pool: Group) -> list[float]:
     if steps or not pool["imported"]:
         return steps
     return [pool["batch_size"] / rate for rate in pool.known("images_per_s") if rate > 0]
+
+
+def _traced_times(pool: Group) -> list[float]:
+    """Of traces from elsewhere by run: seconds of a step in which kernels, or on a CPU operators, ran."""
+    return [busy_s for busy_s in pool.known("traced_busy_s") if busy_s > 0] if pool["imported"] else []
+
+
+def _unattributed(pool: Group) -> tuple[str, ...]:
+    """Why the FLOP of a trace are not all: its operators without a formula may compute too."""
+    share = pool.median("unattributed_share") or 0.0
+    return (f"{percent(share)} of the time is unattributed",) if share > MOST_UNATTRIBUTED else ()
 
 
 def _lower_bounds(pool: Group, has_backward: bool | None = None, counted: float | None = None) -> tuple[str, ...]:
@@ -414,6 +436,8 @@ def _point(pool: Group, measurement: _Measurement, device: _Device, refuted: Map
     if source is WorkSource.MODELLED and roof and roof.kind is RoofKind.MEASURED and rate:
         # The rate and the ceiling contradict each other, and either may be wrong: no bound.
         bound = bound if bound is Bound.INPUT or rate <= ABOVE_CEILING * roof.flop_per_s else None
+    if measurement.is_traced and bound and roof and not _holds_for_wall(pool, work, roof, bound):
+        bound = None
     if is_busy(pool.texts("bound"), len(steps_s)):
         bound = Bound.BUSY
     row = PointRow(
@@ -447,6 +471,27 @@ def _point(pool: Group, measurement: _Measurement, device: _Device, refuted: Map
     return replace(row, note=_joined([*notes, *_roof_notes(row, roof, peak, was_measured=bool(unused)), *pool.apart]))
 
 
+def _holds_for_wall(pool: Group, work: Work, roof: Roof, bound: Bound) -> bool:
+    """Whether what limits the kernels limits the profiled step too, gaps between them included."""
+    walls_s = [wall_s for wall_s in pool.known("traced_wall_s") if wall_s > 0]
+    return not walls_s or classify(work, step_s=median(walls_s), roof=roof, data_wait_fraction=None) is bound
+
+
+def _traced_notes(pool: Group) -> Iterator[str]:
+    """What to know of a time that only the profiler took."""
+    on_gpu = pool["device_type"] != "cpu"
+    yield (
+        "time under torch.profiler: the kernels', overlapping ones once, without the gaps between them"
+        if on_gpu
+        else "time under torch.profiler, which slows down small operators"
+    )
+    busy_s, wall_s = pool.median("traced_busy_s"), pool.median("traced_wall_s")
+    if busy_s and wall_s and busy_s < WHOLLY_BUSY * wall_s:
+        what = "kernels ran" if on_gpu else "operators ran"
+        share = percent(busy_s / wall_s)
+        yield f"{what} in {share} of the profiled step: the rest are gaps, longer under the profiler"
+
+
 def is_busy(bounds: Sequence[str], runs: int) -> bool:
     """Whether at least half of the runs say that other work had the machine."""
     return 2 * sum(bound == Bound.BUSY for bound in bounds) >= max(runs, 1)
@@ -459,11 +504,13 @@ def _notes(pool: Group, measurement: _Measurement, row: PointRow) -> Iterator[st
         case WorkSource.MODELLED:
             if not row.runs:
                 yield "no time without a profiler: no rate"
+            elif measurement.is_traced:
+                yield from _traced_notes(pool)
             low, high = row.intensity_low, row.intensity_high
             if row.bound == Bound.MEMORY and low is not None and high is not None and high > low:
                 yield "bytes modelled: compute, if caches help more than the upper estimate says"
             yield from dict.fromkeys(pool.texts("work_assumption"))
-            if row.runs and not pool.known("step_median_s"):
+            if row.runs and not measurement.is_traced and not pool.known("step_median_s"):
                 yield "by images over wall time, waits included: the run has no steps"
             yield _other_verdicts(pool, row.bound)
         case WorkSource.COUNTERS | WorkSource.PROFILER:

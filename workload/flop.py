@@ -1,8 +1,8 @@
 """Counts the FLOP and the memory traffic of the ops that PyTorch dispatches, forward and backward.
 
-One fused multiply-add is 2 FLOP. Contractions have a formula each (`FORMULAS`); element-wise, normalisation and
-pooling ops count as 0 FLOP, as in the model FLOP of papers, but their bytes are counted. An op that looks like a
-contraction and has no formula is named in `FlopCounter.uncounted`.
+One fused multiply-add is 2 FLOP. Contractions have a formula each (`FORMULAS`; of shapes in `contract.formulas`);
+element-wise, normalisation and pooling ops count as 0 FLOP, as in the model FLOP of papers, but their bytes are
+counted. An op that looks like a contraction and has no formula is named in `FlopCounter.uncounted`.
 
 Why not `torch.utils.flop_counter`: it multiplies the weight gradient of a grouped convolution by `groups`.
 """
@@ -20,6 +20,8 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from workload.contract import formulas
 
 # Names of contractions, known or to come. `upsample_bilinear2d` and `convert_element_type` do not match.
 CONTRACTION = re.compile(
@@ -42,37 +44,6 @@ OVERWRITING = frozenset(
 GATHERING = frozenset({"embedding", "index", "index_select", "gather", "take", "_embedding_bag"})
 
 
-def convolution_flop(output: Tensor, images: Tensor, weight: Tensor, *, transposed: bool) -> int:
-    """2 FLOP for each weight at each position of the output, or of the input where transposed.
-
-    `images` (N, C_in, *space), `weight` (C_out, C_in / groups, *kernel), transposed (C_in, C_out / groups, *kernel):
-    its element count holds the groups already. Padded positions count. Source: Dumoulin and Visin 2016,
-    https://arxiv.org/abs/1603.07285, chapters 2 and 4.
-    """
-    swept = images if transposed else output
-    positions = swept.numel() // swept.shape[1]
-    return 2 * positions * weight.numel()
-
-
-def matmul_flop(output: Tensor, left: Tensor) -> int:
-    """2 FLOP for each output element and each element of the inner dimension, the last one of `left`.
-
-    Source: Golub and Van Loan, Matrix Computations, 4th edition, section 1.1.11 (2mnk).
-    """
-    return 2 * output.numel() * left.shape[-1]
-
-
-def attention_flop(query: Tensor, key: Tensor, value: Tensor) -> int:
-    """Query x key and weights x value, each 2 FLOP a multiply-add; a causal mask saves nothing here.
-
-    `query` (..., heads, L, E), `key` (..., L_kv, E), `value` (..., L_kv, E_v). Source: Dao 2023,
-    https://arxiv.org/abs/2307.08691, section 4.1: 4 x L^2 x E x heads, and twice that backward (their 2.5 counts
-    the recomputation, ours does not).
-    """
-    rows: int = query.numel() // query.shape[-1]
-    return 2 * rows * key.shape[-2] * (query.shape[-1] + value.shape[-1])
-
-
 @dataclass(frozen=True, kw_only=True)
 class Formula:
     """What kind of work an op is, and its FLOP from the op's output and arguments."""
@@ -83,7 +54,7 @@ class Formula:
 
 def _convolution(output: Tensor, images: Tensor, weight: Tensor, *rest: Any) -> int:
     """`rest`: bias, stride, padding, dilation, transposed, output_padding, groups."""
-    return convolution_flop(output, images, weight, transposed=rest[4])
+    return formulas.convolution(output.shape, images.shape, weight.shape, transposed=rest[4])
 
 
 def _convolution_backward(_: Any, gradient: Tensor, images: Tensor, weight: Tensor, *rest: Any) -> int:
@@ -92,33 +63,29 @@ def _convolution_backward(_: Any, gradient: Tensor, images: Tensor, weight: Tens
     The gradients of the images and of the weights each cost what the forward pass costs.
     """
     products: int = sum(rest[7][:2])
-    return products * convolution_flop(gradient, images, weight, transposed=rest[4])
+    return products * formulas.convolution(gradient.shape, images.shape, weight.shape, transposed=rest[4])
 
 
 def _matmul(output: Tensor, left: Tensor, *_: Any, **__: Any) -> int:
-    return matmul_flop(output, left)
+    return formulas.matmul(output.shape, left.shape)
 
 
 def _add_matmul(output: Tensor, _: Tensor, left: Tensor, *__: Any, **___: Any) -> int:
-    return matmul_flop(output, left)
+    return formulas.matmul(output.shape, left.shape)
 
 
 def _add_summed_bmm(output: Tensor, _: Tensor, left: Tensor, *__: Any, **___: Any) -> int:
     """`addbmm` sums over the batch, the first dimension of `left`."""
-    return left.shape[0] * matmul_flop(output, left)
+    return left.shape[0] * formulas.matmul(output.shape, left.shape)
 
 
 def _linear_backward(_: Any, __: Tensor, gradient: Tensor, weight: Tensor, mask: Sequence[bool]) -> int:
     return sum(mask[:2]) * 2 * gradient.numel() * weight.shape[1]
 
 
-def _positions(inputs: Tensor) -> int:
-    return inputs.numel() // inputs.shape[-1]
-
-
 def _lstm(_: Any, inputs: Tensor, into: Tensor, between: Tensor, *__: Any) -> int:
     """A layer of one direction by oneDNN: `inputs` (..., size), each weight once at each of these positions."""
-    return 2 * _positions(inputs) * (into.numel() + between.numel())
+    return formulas.recurrent(inputs.shape, [into.shape, between.shape])
 
 
 def _lstm_backward(_: Any, inputs: Tensor, into: Tensor, between: Tensor, *__: Any) -> int:
@@ -132,7 +99,7 @@ def _cell(_: Any, inputs: Tensor, *__: Any) -> int:
 
 def _cudnn_rnn(_: Any, inputs: Tensor, weights: Sequence[Tensor], *__: Any) -> int:
     """`inputs` (..., size), packed or not; the vectors among the weights are biases."""
-    return 2 * _positions(inputs) * sum(weight.numel() for weight in weights if weight.dim() > 1)
+    return formulas.recurrent(inputs.shape, [weight.shape for weight in weights])
 
 
 def _cudnn_rnn_backward(_: Any, inputs: Tensor, weights: Sequence[Tensor], *__: Any) -> int:
@@ -140,11 +107,11 @@ def _cudnn_rnn_backward(_: Any, inputs: Tensor, weights: Sequence[Tensor], *__: 
 
 
 def _attention(_: Any, query: Tensor, key: Tensor, value: Tensor, *__: Any, **___: Any) -> int:
-    return attention_flop(query, key, value)
+    return formulas.attention(query.shape, key.shape, value.shape)
 
 
 def _attention_backward(_: Any, __: Tensor, query: Tensor, key: Tensor, value: Tensor, *___: Any, **____: Any) -> int:
-    return 2 * attention_flop(query, key, value)
+    return 2 * formulas.attention(query.shape, key.shape, value.shape)
 
 
 CONVOLUTION = Formula(kind="convolution", flop=_convolution)

@@ -18,6 +18,7 @@ Examples:
   analyze import iterations.csv --gpu "Tesla T4"
   analyze import train.log --model resnet50 --batch-size 256
   analyze import train.log --model resnet18 --batch-size 128 --dataset cifar10 --image-size 32
+  analyze import worker0.pt.trace.json.gz --model resnet50 --batch-size 64
   analyze import ncu.csv --model resnet50 --batch-size 64 --precision fp32 --profile-steps 4
 """
 
@@ -25,7 +26,10 @@ Examples:
 def import_files(
     *,
     files: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="logs of training runs, output of ncu or nsys")
+        list[Path],
+        typer.Argument(
+            metavar="FILE...", help="logs of training runs, traces of torch.profiler, output of ncu or nsys"
+        ),
     ],
     model: Annotated[
         str | None, typer.Option(metavar="M", help="the model, where the file does not say", show_default=False)
@@ -40,7 +44,7 @@ def import_files(
         str | None, typer.Option(metavar="NAME", help='the device, as "Tesla T4"', show_default=False)
     ] = None,
     profile_steps: Annotated[
-        int | None, typer.Option(metavar="N", help="training steps in an ncu profile, if known", show_default=False)
+        int | None, typer.Option(metavar="N", help="training steps in a profile, if known", show_default=False)
     ] = None,
     driver: Annotated[str | None, typer.Option(metavar="V", help="of the GPU, if known", show_default=False)] = None,
     torch: Annotated[
@@ -51,6 +55,9 @@ def import_files(
     ] = None,
     image_size: Annotated[
         int | None, typer.Option(metavar="N", help="edge of its images in pixels, if known", show_default=False)
+    ] = None,
+    device: Annotated[
+        int | None, typer.Option(metavar="N", help="which GPU of a trace with several", show_default=False)
     ] = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="folder for the bundles")] = Path("results"),
 ) -> int:
@@ -67,6 +74,7 @@ def import_files(
         torch=torch,
         dataset=dataset,
         image_size=image_size,
+        device=device,
     )
     refused, present = list[tuple[Path, RooflaunchError]](), list[NothingToDoError]()
     for file in files:

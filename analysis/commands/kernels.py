@@ -14,15 +14,17 @@ from workload.contract.tables import TableFormat
 EXAMPLES = """\b
 Examples:
   analyze kernels results
+  analyze kernels results --by operator --top 10
   analyze kernels somebody_elses_ncu.csv --by kernel --top 10
 """
 
 
 class By(StrEnum):
-    """What a row sums up: a kind of kernels, or the kernels of one name."""
+    """What a row sums up: a kind of kernels, the kernels of one name, or what an operator of a trace launched."""
 
     FAMILY = "family"
     KERNEL = "kernel"
+    OPERATOR = "operator"
 
 
 def kernels(
@@ -44,7 +46,9 @@ def kernels(
     from analysis.kernels import gather, render
 
     keys = ("family",) if by is By.FAMILY else ("family", "name")
-    profiles = gather(paths, keys, verify=verify)
+    # Of an imported trace the kernels are one list, and the operators that launched them another.
+    work_keys = {By.FAMILY: ("family",), By.KERNEL: (), By.OPERATOR: ("family", "name")}[by]
+    profiles = gather(paths, keys, verify=verify, work_keys=work_keys)
     print(render(profiles, output_format, top=top, wide=wide))
     tell(profiles.problems)
     return ExitCode.DONE

@@ -143,7 +143,9 @@ def _runs_without_point(results: "Results") -> Iterator[str]:
     done = completed(results.runs)
     columns = sorted({column for columns in WORK.values() for column in columns})
     has_work = done[columns].notna().any(axis=1) | done["kernels_file"].notna()
-    has_time = done[["step_median_s", "images_per_s", "kernels_file"]].notna().any(axis=1) | done["imported"].ne(True)
+    has_time = done[["step_median_s", "images_per_s", "kernels_file", "traced_busy_s"]].notna().any(axis=1) | done[
+        "imported"
+    ].ne(True)
     for runs, lack in ((done[~has_work], "neither FLOP nor bytes"), (done[has_work & ~has_time], "no time")):
         if len(runs):
             which = "1 run has" if len(runs) == 1 else f"{len(runs)} runs have"

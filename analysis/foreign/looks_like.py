@@ -4,7 +4,7 @@ import re
 
 READABLE = (
     "readable are CSV logs with a row per iteration or per run, logs of pytorch/examples, timm, dllogger and MLPerf,"
-    " and what ncu (text, --csv, .ncu-rep) and nsys stats --report cuda_gpu_trace write"
+    " traces of torch.profiler, and what ncu (text, --csv, .ncu-rep) and nsys stats --report cuda_gpu_trace write"
 )
 # First bytes of a file, or a pattern in its text; the first that fits is said.
 _MAGIC = (
@@ -30,7 +30,7 @@ _SUFFIXES = {
     ".pth": ("a model that torch saved", "import the log of its training"),
 }
 _TEXTS = (
-    (r'"traceEvents"', "a trace of torch.profiler (Kineto)", "launch local --profile torch records what is read here"),
+    (r'"traceEvents"', "a trace of torch.profiler (Kineto)", "analyze import FILE makes a bundle of it"),
     (r'"nbformat"', "a Jupyter notebook", "save the cells' output as text"),
     (r"(?i)\A\s*<(?:!doctype|html)", "a web page", "download the raw file"),
     (r"\A\s*version https://git-lfs", "a Git LFS pointer, not the file", "git lfs pull"),

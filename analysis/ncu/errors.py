@@ -112,6 +112,12 @@ _KNOWN = (
         hint="profile with ncu; of nsys: nsys stats --report cuda_gpu_trace --format csv FILE.nsys-rep > trace.csv",
     ),
     _Known(
+        pattern=r'\A\s*[\[{](?=[^\r\n]{0,200}(?:"traceEvents"|"schemaVersion"))',
+        failure=Failure.OTHER_PROFILER,
+        reason="it is a trace of torch.profiler",
+        hint="analyze import FILE --model resnet50 --batch-size 32, then analyze kernels results",
+    ),
+    _Known(
         pattern=r"\A\s*version https://git-lfs",
         failure=Failure.NOT_THE_FILE,
         reason="it is a Git LFS pointer, not the file",

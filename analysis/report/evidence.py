@@ -65,6 +65,11 @@ class ReportEvidence:
         return operators.operators(self.results)
 
     @cached_property
+    def attributed(self) -> tuple[pd.DataFrame, list[Problem]]:
+        """Of imported traces."""
+        return operators.attributed(self.results, ("family", "name"))
+
+    @cached_property
     def shifts(self) -> pd.DataFrame:
         return shifts(self.results)
 

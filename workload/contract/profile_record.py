@@ -126,6 +126,9 @@ class ProfileResult:
     step_s: Numbers = None
     step_without_profiler_s: Number = None
     time_s_per_step: Number = None
+    # Of a trace from elsewhere: of a step under the profiler, and of it with any kernel or operator running.
+    wall_s_per_step: Number = column("traced_wall_s")
+    busy_s_per_step: Number = column("traced_busy_s")
     top: Sequence[LongestKernel] | None = None
     # By ncu: how.
     ncu: NcuTool | None = None

@@ -256,8 +256,8 @@ class Timing:
 class ComplexityRecord:
     """The work of a step: FLOP by formula (1 fused multiply-add is 2 FLOP), bytes as a modelled interval.
 
-    `theoretical_step_s`: the step's FLOP at the measured ceiling, and nothing else. Of somebody's own script
-    `unattributed`: the operations without a formula, by their share of the time of all operations, together
+    `theoretical_step_s`: the step's FLOP at the measured ceiling, and nothing else. Of somebody's own script and of a
+    trace `unattributed`: the operations without a formula, by their share of the time of all operations, together
     `unattributed_share`; `flop_by_precision`: by the type of what was multiplied; `copied_to_device_bytes`: from the
     host to a GPU.
     """
@@ -274,7 +274,7 @@ class ComplexityRecord:
     uncounted: Texts = None
     method: Text = None
     theoretical_step_s: Number = None
-    unattributed_share: Number = None
+    unattributed_share: Share = column()
     unattributed: Mapping[str, Number] | None = None
     flop_by_precision: Mapping[str, Number] | None = None
     copied_to_device_bytes: Number = None
@@ -427,6 +427,7 @@ class GivenByUser:
     torch: Text = None
     dataset: Text = None
     image_size: Number = None
+    device: Number = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -164,7 +164,8 @@ def limits(evidence: ReportEvidence) -> Section:
     if evidence.missing:
         blocks.append(Paragraph(text="Figures left out:"))
         blocks.append(Bullets(sentences=[f"{figure.name}: {figure.reason}" for figure in evidence.missing]))
-    problems = [*evidence.results.problems, *evidence.results.kernel_problems, *evidence.operators[1]]
+    problems = [*evidence.results.problems, *evidence.results.kernel_problems]
+    problems += [*evidence.operators[1], *evidence.attributed[1]]
     if problems:
         blocks.append(Paragraph(text=f"Not in the tables ({len(problems)}):"))
         more = [f"and {len(problems) - MOST_PROBLEMS} more"] if len(problems) > MOST_PROBLEMS else []

@@ -66,6 +66,27 @@ OF_OPERATORS = (
     "the profiler slows down small operators most"
 )
 OF_KERNELS = "Kernels by torch.profiler, per step: their time on the GPU"
+ATTRIBUTED = (
+    Column(name="place", heading="environment", role=Role.FACT),
+    Column(name="model", heading="model", role=Role.FACT),
+    Column(name="batch_size", heading="batch", digits=0),
+    Column(name="precision", heading="precision", role=Role.FACT),
+    Column(name="family", heading="family", role=Role.FACT),
+    Column(name="name", heading="operator", role=Role.FACT),
+    Column(name="launches", heading="calls", digits=3),
+    Column(name="duration_s", heading="time", unit="s", prefixed=True, digits=3),
+    Column(name="share_of_time", heading="share", unit="%", digits=2),
+    Column(name="flop", heading="FLOP", unit="FLOP", prefixed=True, digits=3),
+    Column(name="flop_per_s", heading="FLOP/s", unit="FLOP/s", prefixed=True, digits=3),
+    Column(name="bytes_lower", heading="bytes from", unit="B", prefixed=True, digits=3),
+    Column(name="bytes_upper", heading="to", unit="B", prefixed=True, digits=3),
+    Column(name="note", heading="note", role=Role.FACT),
+)
+OF_TRACES = (
+    "Operators of imported traces, per step: their own time on a CPU, on a GPU that of the kernels which they "
+    "launched; FLOP by formula over the recorded shapes, bytes modelled from each tensor once to each operator from "
+    "and to memory; what is unattributed has neither"
+)
 
 
 NO_ROOFS = "No ceiling was measured, and there is no vendor's peak for what is known of device and precision."
@@ -130,9 +151,11 @@ def _operators(evidence: ReportEvidence) -> list[Block]:
     traced, _ = evidence.operators
     if traced.empty:
         return []
+    works, _ = evidence.attributed
+    whole = f"{OF_TRACES}; the {SHOWN} longest of each profile, and the whole"
+    tables: list[Block] = [words.table(whole, ATTRIBUTED, words.rows_of(longest(works, SHOWN)))] if len(works) else []
     shown = longest(traced, SHOWN)
     on_cpu = shown["device_type"] == Device.CPU
-    tables: list[Block] = []
     for rows, name, caption in (
         (shown[on_cpu], "operator", OF_OPERATORS),
         (shown[~on_cpu], "kernel", OF_KERNELS),

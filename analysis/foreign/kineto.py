@@ -1,0 +1,372 @@
+"""A trace of torch.profiler, as `export_chrome_trace` and TensorBoard's handler write it. Standard library only.
+
+Events are decoded one after the other, and only what the analysis needs is kept: traces of hundreds of megabytes are
+common, and many of them break off. Names of categories and fields are those of libkineto since 2020
+(https://github.com/pytorch/kineto, libkineto/src/output_json.cpp).
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from workload.contract.errors import UsageError
+
+EVENTS = "traceEvents"
+LOOKED_AT_CHARACTERS = 1 << 20
+US_PER_S = 1e6
+EXPORT_AGAIN = "export it again: profiler.export_chrome_trace('trace.json')"
+RECORD_SHAPES = "torch.profiler.profile(record_shapes=True) records shapes, and with them FLOP and bytes are known"
+_OPERATORS = frozenset({"cpu_op", "operator"})
+_RUNTIME = frozenset({"cuda_runtime", "cuda_driver", "runtime", "hip_runtime", "privateuse1_runtime", "xpu_runtime"})
+# What a device does; those of 2020 began with a capital and had no prefix.
+_ON_DEVICE = frozenset({"kernel", "concurrent_kernel", "gpu_memcpy", "memcpy", "gpu_memset", "memset"})
+_ANNOTATION = "user_annotation"
+# Of torch itself, which called them operators before it had annotations.
+_ANNOTATED = re.compile(r"ProfilerStep|Optimizer\.|enumerate\(DataLoader|DataParallel\.|DistributedDataParallel\.")
+_STEP = re.compile(r"ProfilerStep#?(\d+)")
+_OPTIMIZER_STEP = re.compile(r"Optimizer\.step#")
+# Calls of the runtime that start a kernel, and operators that only a GPU has.
+_LAUNCH = re.compile(r"LaunchKernel|GraphLaunch")
+_OF_GPUS = re.compile(r"aten::_?(cudnn|miopen)_")
+_SPACE = re.compile(r"[\s,]*")
+# What only torch.profiler writes, and who else writes Chrome's format, by what stands at the beginning of the file.
+_OURS = re.compile(r'"schemaVersion"|"baseTimeNanoseconds"|"cat": ?"(?:cpu_op|Operator|kernel|Kernel)"|ProfilerStep#')
+_OTHERS = (
+    (re.compile(r'"cat": ?"[^"]*(?:devtools\.timeline|\bblink|\bv8\b|toplevel)'), "a trace of the Chrome browser"),
+    (re.compile(r"/device:GPU|/host:CPU|[Tt]ensor[Ff]low|XLA Ops"), "a trace of TensorFlow or JAX"),
+    (re.compile(r'"cat": ?"(?:cuda|nvtx|NVTX|osrt)|nsys'), "an export of Nsight Systems"),
+)
+
+Event = TypeVar("Event")
+Thread = tuple[str, str]
+# Of an argument: one tensor's sizes, or those of each tensor of a list.
+Dims = tuple[Any, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """An operator with its inputs: `dims`, `types` and `values` are empty where the trace did not record them."""
+
+    name: str
+    dims: tuple[Dims, ...] = ()
+    strides: tuple[Dims, ...] = ()
+    types: tuple[str, ...] = ()
+    values: tuple[str, ...] = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class Operator:
+    """One execution on a thread of the host; times in microseconds of the trace's clock."""
+
+    call: Call
+    began: float
+    ended: float
+    id: Any = None
+
+
+@dataclass(slots=True, kw_only=True)
+class OnDevice:
+    """A kernel, copy or fill; `launch` names the call of the host's runtime that asked for it."""
+
+    name: str
+    is_kernel: bool
+    device: str
+    began: float
+    ended: float
+    launch: Any
+    operator_id: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """A step as the profiler marked it, on the host's clock."""
+
+    name: str
+    process: str
+    began: float
+    ended: float
+
+
+@dataclass(kw_only=True)
+class Trace:
+    """What a file holds; `losses` say what it lacks or has twice."""
+
+    operators: dict[Thread, list[Operator]] = field(default_factory=dict)
+    device: list[OnDevice] = field(default_factory=list)
+    # By correlation: which thread asked for it, and when.
+    launches: dict[Any, tuple[Thread, float]] = field(default_factory=dict)
+    steps: list[Window] = field(default_factory=list)
+    optimizer_steps: list[Window] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+    losses: list[str] = field(default_factory=list)
+    is_cut: bool = False
+    runs_on_gpu: bool = False
+
+    @property
+    def has_shapes(self) -> bool:
+        """Whether any operator says what its inputs were: sizes with types, which the profilers of 2020 lacked."""
+        return any(
+            any(operator.call.dims) and any(operator.call.types)
+            for operators in self.operators.values()
+            for operator in operators
+        )
+
+    @property
+    def devices(self) -> Mapping[str, int]:
+        """How many kernels each GPU ran."""
+        return Counter(event.device for event in self.device if event.is_kernel)
+
+    def device_properties(self, device: str) -> Mapping[str, Any]:
+        """Name, memory and capability of a GPU, as CUDA says them."""
+        known = self.facts.get("deviceProperties")
+        known = known if isinstance(known, list) else []
+        return next((one for one in known if isinstance(one, dict) and str(one.get("id")) == device), {})
+
+
+def is_trace(text: str) -> bool:
+    """Whether this is the beginning of a file in Chrome's format of traces, of whichever program."""
+    start = text[:LOOKED_AT_CHARACTERS].lstrip()
+    return start.startswith(("{", "[")) and (
+        f'"{EVENTS}"' in start
+        # Its facts about the machine may be long, and stand first.
+        or re.match(r"\{\s*\"schemaVersion\"", start) is not None
+        or re.search(r'\A\[\s*\{[^{}]*"ph"\s*:', start) is not None
+    )
+
+
+def read(text: str, *, file: str) -> Trace:
+    """The trace in a text; `UsageError` for one that is damaged, empty or of another program."""
+    start = text[:LOOKED_AT_CHARACTERS]
+    what = None if _OURS.search(start) else next((what for pattern, what in _OTHERS if pattern.search(start)), None)
+    if what:
+        raise UsageError(
+            f"'{file}' looks like {what}, which is not read: of Chrome's format, traces of torch.profiler are",
+            hint="profiler.export_chrome_trace('trace.json') of a torch.profiler.profile(record_shapes=True)",
+        )
+    builder = _Builder(trace=Trace())
+    events = _Events(text=text, file=file)
+    for event in events:
+        builder.add(event)
+    trace = builder.trace
+    trace.facts = events.facts
+    trace.is_cut = events.is_cut
+    if events.is_cut:
+        trace.losses.append(f"the trace breaks off after {events.number} events: what is there was read")
+    if builder.broken:
+        trace.losses.append(f"{builder.broken} events without a usable name, time or duration were left out")
+    if not trace.operators and not trace.device:
+        raise _nothing_in(file, events, builder)
+    if doubled := _without_doubles(trace):
+        trace.losses.append(f"{doubled} events are in the trace twice: the second was left out")
+    return trace
+
+
+def _nothing_in(file: str, events: "_Events", builder: "_Builder") -> UsageError:
+    if not events.number:
+        what = f"'{file}' is a trace without events"
+        return UsageError(f"{what}: {EVENTS} is empty", hint="profile at least one step, then export")
+    kinds = ", ".join(sorted(map(str, builder.categories))[:5]) or "no category"
+    return UsageError(
+        f"'{file}' is a trace without operators and kernels: its {events.number} events are of {kinds}",
+        hint="import what torch.profiler.profile(record_shapes=True) exports",
+    )
+
+
+class _Events:
+    """The events of a text one after the other, and what else the file says: `facts`."""
+
+    def __init__(self, *, text: str, file: str) -> None:
+        self.facts: dict[str, Any] = {}
+        self.is_cut = False
+        self.number = 0
+        self._text, self._file = text, file
+        self._decoder = json.JSONDecoder(strict=False)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        text = self._text
+        at = self._skip(0)
+        try:
+            if text[at : at + 1] == "[":
+                yield from self._array(at + 1)
+                return
+            at = self._skip(at + 1)
+            while at < len(text) and text[at] != "}":
+                key, at = self._decoder.raw_decode(text, at)
+                at = self._skip(text.index(":", at) + 1)
+                if key == EVENTS and text[at : at + 1] == "[":
+                    at = yield from self._array(at + 1)
+                else:
+                    self.facts[str(key)], at = self._decoder.raw_decode(text, at)
+                at = self._skip(at)
+            self.is_cut = at >= len(text)
+        except (ValueError, RecursionError) as error:
+            self._give_up(error)
+
+    def _array(self, at: int) -> Generator[dict[str, Any], None, int]:
+        """The elements from `at` on; returns where the array has ended."""
+        text, decode, skip = self._text, self._decoder.raw_decode, _SPACE.match
+        while True:
+            match = skip(text, at)
+            at = match.end() if match else at
+            if text[at : at + 1] == "]":
+                return at + 1
+            event, at = decode(text, at)
+            self.number += 1
+            if isinstance(event, dict):
+                yield event
+
+    def _skip(self, at: int) -> int:
+        match = _SPACE.match(self._text, at)
+        return match.end() if match else at
+
+    def _give_up(self, error: Exception) -> None:
+        """A file that ends too early is read as far as it goes; another one is damaged, and no part can be trusted."""
+        if not self._text.rstrip().endswith(("}", "]")) or self._is_at_end(error):
+            self.is_cut = True
+            return
+        where = ""
+        if isinstance(error, json.JSONDecodeError):
+            where = f": line {error.lineno}, column {error.colno}: {error.msg}"
+        raise UsageError(f"'{self._file}' is no JSON after {self.number} events{where}", hint=EXPORT_AGAIN) from error
+
+    def _is_at_end(self, error: Exception) -> bool:
+        return isinstance(error, json.JSONDecodeError) and error.pos >= len(self._text.rstrip())
+
+
+class _Builder:
+    """Makes operators, launches, kernels and steps of events."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.broken = 0
+        self.categories: Counter[str | None] = Counter()
+        self._calls: dict[Call, Call] = {}
+        self._names: dict[str, str] = {}
+
+    def add(self, event: Mapping[str, Any]) -> None:
+        """Take over one event, or leave it out."""
+        if event.get("ph") != "X":
+            return
+        label = event.get("cat")
+        category = label.lower() if isinstance(label, str) else None
+        self.categories[category] += 1
+        take: Callable[[str, float, float, Thread, Mapping[str, Any]], None]
+        if category in _OPERATORS:
+            take = self._operator
+        elif category in _RUNTIME:
+            take = self._runtime
+        elif category in _ON_DEVICE:
+            take = self._on_device
+        elif category == _ANNOTATION:
+            take = self._annotation
+        else:
+            return
+        name, began, duration = event.get("name"), _number(event.get("ts")), _number(event.get("dur", 0))
+        arguments = event.get("args")
+        if not isinstance(name, str) or began is None or duration is None or duration < 0:
+            self.broken += 1
+            return
+        take(
+            self._names.setdefault(name, name),
+            began,
+            began + duration,
+            (str(event.get("pid")), str(event.get("tid"))),
+            arguments if isinstance(arguments, dict) else {},
+        )
+
+    def _operator(self, name: str, began: float, ended: float, thread: Thread, arguments: Mapping[str, Any]) -> None:
+        if _ANNOTATED.match(name):
+            self._annotation(name, began, ended, thread, arguments)
+            return
+        call = Call(
+            name=name,
+            dims=_frozen(arguments.get("Input Dims", arguments.get("Input dims"))),
+            strides=_frozen(arguments.get("Input Strides")),
+            types=_texts(arguments.get("Input type")),
+            values=_texts(arguments.get("Concrete Inputs")),
+        )
+        call = self._calls.setdefault(call, call)
+        self.trace.runs_on_gpu = self.trace.runs_on_gpu or _OF_GPUS.match(name) is not None
+        operator = Operator(call=call, began=began, ended=ended, id=_id(arguments))
+        self.trace.operators.setdefault(thread, []).append(operator)
+
+    def _runtime(self, name: str, began: float, _: float, thread: Thread, arguments: Mapping[str, Any]) -> None:
+        self.trace.runs_on_gpu = self.trace.runs_on_gpu or _LAUNCH.search(name) is not None
+        if (correlation := arguments.get("correlation")) is not None:
+            self.trace.launches[correlation] = (thread, began)
+
+    def _on_device(self, name: str, began: float, ended: float, thread: Thread, arguments: Mapping[str, Any]) -> None:
+        self.trace.device.append(
+            OnDevice(
+                name=name,
+                is_kernel=not name.startswith(("Memcpy", "Memset")),
+                device=str(arguments.get("device", thread[0])),
+                began=began,
+                ended=ended,
+                launch=arguments.get("correlation"),
+                operator_id=_id(arguments),
+            )
+        )
+
+    def _annotation(self, name: str, began: float, ended: float, thread: Thread, _: Mapping[str, Any]) -> None:
+        window = Window(name=name, process=thread[0], began=began, ended=ended)
+        if _STEP.match(name):
+            self.trace.steps.append(window)
+        elif _OPTIMIZER_STEP.match(name):
+            self.trace.optimizer_steps.append(window)
+
+
+def _number(value: Any) -> float | None:
+    """Of an event's time, which some writers quote."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return number if abs(number) < float("inf") else None
+
+
+def _id(arguments: Mapping[str, Any]) -> Any:
+    return arguments.get("External id", arguments.get("external id"))
+
+
+def _frozen(value: Any) -> tuple[Any, ...]:
+    """Nested lists as tuples, so that equal calls are one."""
+    return tuple(_frozen(item) if isinstance(item, list) else item for item in value) if isinstance(value, list) else ()
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    return tuple(str(item) for item in value) if isinstance(value, list) else ()
+
+
+def _without_doubles(trace: Trace) -> int:
+    """Sort the operators of each thread, outer ones first, and drop what is in the trace twice."""
+    dropped = 0
+    for thread, operators in trace.operators.items():
+        operators.sort(key=lambda operator: (operator.began, -operator.ended))
+        kept = _unique(operators, lambda one: (one.began, one.ended, one.call, one.id))
+        dropped += len(operators) - len(kept)
+        trace.operators[thread] = kept
+    trace.device.sort(key=lambda event: event.began)
+    kept_events = _unique(trace.device, lambda one: (one.began, one.ended, one.name, one.device, one.launch))
+    dropped += len(trace.device) - len(kept_events)
+    trace.device = kept_events
+    for windows in (trace.steps, trace.optimizer_steps):
+        windows.sort(key=lambda window: window.began)
+        windows[:] = dict.fromkeys(windows)
+    return dropped
+
+
+def _unique(events: Sequence[Event], key: Callable[[Event], tuple[Any, ...]]) -> list[Event]:
+    """The events, sorted by their beginning, without those that say the same as one before."""
+    kept, seen, began = list[Event](), set[tuple[Any, ...]](), None
+    for event in events:
+        identity = key(event)
+        if identity[0] != began:
+            began, seen = identity[0], set()
+        if identity not in seen:
+            kept.append(event)
+        seen.add(identity)
+    return kept

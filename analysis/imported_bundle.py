@@ -1,0 +1,168 @@
+"""Bundles of other people's files: what every import knows of a run, and how it becomes a sealed folder."""
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from workload.contract import bundle
+from workload.contract.bundle import Status
+from workload.contract.environment_record import DeviceFacts, Environment, SoftwareFacts
+from workload.contract.errors import UsageError
+from workload.contract.profile_record import ProfileResult
+from workload.contract.record import GivenByUser, Imported, Record, Spec, Timing
+from workload.contract.spec import Precision
+
+# Larger ones are a mistake: the biggest batches ever published have five digits.
+MAX_BATCH_SIZE = 10**7
+MAX_EDGE = 10**5
+MAX_NAME = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """What the user says of the run; it beats what the file says."""
+
+    model: str | None = None
+    batch_size: int | None = None
+    precision: str | None = None
+    gpu: str | None = None
+    profile_steps: int | None = None
+    driver: str | None = None
+    torch: str | None = None
+    dataset: str | None = None
+    image_size: int | None = None
+    device: int | None = None
+
+    def checked(self) -> "Given":
+        """This, or `UsageError` for a value that breaks its rule."""
+        for name in ("model", "gpu", "driver", "torch", "dataset"):
+            text = getattr(self, name)
+            if text is not None and not (text.strip() and len(text) <= MAX_NAME):
+                raise UsageError(f"--{name} must be a name; got '{text[:80]}'", hint=f"--{name} NAME")
+        for name, limit in (
+            ("batch_size", MAX_BATCH_SIZE),
+            ("profile_steps", MAX_BATCH_SIZE),
+            ("image_size", MAX_EDGE),
+        ):
+            number, flag = getattr(self, name), "--" + name.replace("_", "-")
+            if number is not None and not 1 <= number <= limit:
+                raise UsageError(f"{flag} must be a positive integer; got '{number}'", hint=f"{flag} 4")
+        if self.device is not None and self.device < 0:
+            raise UsageError(f"--device must be the number of a GPU; got '{self.device}'", hint="--device 0")
+        if self.precision is not None:
+            precision_of(self.precision, "--precision")
+        return self
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What is known of an imported run."""
+
+    model: str
+    batch_size: int
+    precision: str | None
+    device_name: str | None
+    device_type: str | None
+    place: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class File:
+    """The file that is being imported."""
+
+    path: Path
+    content: bytes
+    sha256: str
+
+    def described(self, kind: str, given: Given) -> Imported:
+        """The start of run.json's `imported`."""
+        return Imported(
+            file=self.path.name,
+            bytes=len(self.content),
+            sha256=self.sha256,
+            kind=kind,
+            given=GivenByUser(**asdict(given)),
+            imported_at=datetime.now(UTC).isoformat(),
+        )
+
+
+def required(path: Path, model: str | None, batch_size: int | None) -> tuple[str, int]:
+    """Both, or `UsageError` naming the options for what nobody said."""
+    if model is not None and batch_size is not None:
+        return model, batch_size
+    lacking = {"the model": "--model resnet50"} if model is None else {}
+    lacking |= {"the batch size": "--batch-size 32"} if batch_size is None else {}
+    raise UsageError(
+        f"'{path}' does not say {' or '.join(lacking)}",
+        hint=f"analyze import {shlex.quote(str(path))} {' '.join(lacking.values())}",
+    )
+
+
+def precision_of(label: str, who: str) -> str:
+    if label.lower() not in set(Precision):
+        raise UsageError(
+            f"{who} must be one of {', '.join(Precision)}; got '{label[:80]}'",
+            hint="--precision amp, if it was fp16 with loss scaling",
+        )
+    return label.lower()
+
+
+def new_record(
+    facts: Facts, given: Given, imported: Imported, *, started_at: datetime | None, measured: int | None
+) -> Record:
+    """Run.json without figures; the run's own start where it is known."""
+    spec = Spec(
+        model=facts.model,
+        device=facts.device_type,
+        batch_size=facts.batch_size,
+        precision=facts.precision,
+        iterations=measured,
+        dataset=given.dataset,
+        image_size=given.image_size,
+    )
+    known = [name for name, value in vars(spec).items() if value is not None]
+    place = facts.place or facts.device_name or "imported"
+    return Record(
+        run_id=bundle.make_run_id(
+            now=started_at or datetime.now(UTC),
+            place=f"imported-{place}"[:60],
+            model=_slug(facts.model),
+            batch_size=facts.batch_size,
+            precision=facts.precision or "unknown",
+        ),
+        status=Status.COMPLETED,
+        imported=imported,
+        spec=spec,
+        spec_origin={name: "option" if getattr(given, name, None) is not None else "file" for name in known},
+        environment=Environment(
+            place=place,
+            device=DeviceFacts(type=facts.device_type, name=facts.device_name, driver_version=given.driver),
+            software=SoftwareFacts(torch=given.torch) if given.torch else None,
+        ),
+        timing=Timing(started_at=iso(started_at)),
+        profile=ProfileResult(status="not requested"),
+    )
+
+
+def iso(moment: datetime | None) -> str | None:
+    return moment.isoformat() if moment else None
+
+
+def _slug(name: str) -> str:
+    """Part of a folder's name; the record has the whole."""
+    return re.sub(r"[^a-zA-Z0-9_.]+", "-", name).strip("-.")[:60] or "unnamed"
+
+
+def seal(output: Path, record: Record, contents: Mapping[str, bytes]) -> Path:
+    folder = bundle.create(output, record.run_id)
+    with bundle.guarded_writes(folder):
+        for name, content in contents.items():
+            path = folder / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(content)
+        bundle.write_record(folder, record)
+        bundle.seal(folder)
+    return folder

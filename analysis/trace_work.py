@@ -1,0 +1,485 @@
+"""A trace of torch.profiler as figures of a step: time, FLOP and bytes by operator, and what is unattributed. Pure.
+
+On a CPU the time of an operator is its own, without those that it calls. On a GPU it is that of the kernels which it
+launched. What counts as one operation is what PyTorch dispatches, as in `workload.flop`: of nested operators the
+outermost that has a formula or moves bytes.
+"""
+
+import bisect
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from statistics import median
+
+from analysis.foreign.kineto import US_PER_S, OnDevice, Operator, Thread, Trace, Window
+from analysis.ncu.families import Family
+from analysis.operator_work import ASSUMED, CallWork, Context, Kind, Lack, Tensors, kind_of, work_of
+from workload.contract.text import counted, percent
+from workload.contract.vocabulary import names_tensor_cores
+
+# A first or last step with fewer operators than this share of the others' median was not recorded as a whole.
+WHOLE_STEP = 0.9
+_COMMUNICATION = re.compile(r"nccl|rccl|c10d::|gloo:|mpi:|^record_param_comms$|symm_mem::", re.IGNORECASE)
+_OF_AUTOGRAD = re.compile(r"autograd::|torch::autograd|.*Backward\d*$|AccumulateGrad|Optimizer\.|DataLoader")
+_NOT_LAUNCHED = "launched by no operator"
+_TF32 = re.compile(r"tf32|s1688|tensorop_s\d+gemm|16816.*tf32", re.IGNORECASE)
+
+
+class Group(StrEnum):
+    """Families that only operators have; the others are those of kernels."""
+
+    EMBEDDING = "embedding"
+    COMMUNICATION = "communication"
+    RECURRENT = "recurrent"
+    DISPATCH = "dispatch"
+    UNATTRIBUTED = "unattributed"
+
+
+# Of operators that move bytes, by the beginning of their name; the first that matches.
+_FAMILIES: Sequence[tuple[re.Pattern[str], str]] = tuple(
+    (re.compile(pattern), family)
+    for pattern, family in (
+        (r"_foreach_|_fused_(adam|sgd|adagrad)|_amp_", Family.OPTIMIZER),
+        (r"(native_|_?cudnn_|miopen_|_)?batch_norm", Family.BATCH_NORM),
+        (r"(_fused_|native_)?(layer|group|rms|instance)_norm", Family.LAYER_NORM),
+        (r"_?(log_|safe_)?softmax|.*dropout", Family.ATTENTION),
+        (r"(mkldnn_)?(_?adaptive_)?(avg|max)_pool|_?upsample", Family.POOLING),
+        (r"_?embedding|index|gather|scatter|take|_unsafe_index|_index_put|masked_|one_hot", Group.EMBEDDING),
+        (r"copy_|clone|_to_copy|cat|stack|fill_|zero_|zeros|ones|full|new_|_pin|pin_|repeat|constant_pad", Family.COPY),
+        (r"sum|mean|var|std|amax|amin|max$|min$|arg|nll_|.*_loss|norm|linalg_vector_norm|cum", Family.REDUCTION),
+    )
+)
+_OF_PRODUCTS: Sequence[tuple[re.Pattern[str], str]] = tuple(
+    (re.compile(pattern), family)
+    for pattern, family in (
+        (r"conv", Family.CONVOLUTION),
+        (r"attention", Family.ATTENTION),
+        (r"lstm|gru|rnn", Group.RECURRENT),
+        (r"", Family.GEMM),
+    )
+)
+
+
+@dataclass(kw_only=True)
+class Row:
+    """An operator over all steps; FLOP and bytes are None where its work is not known."""
+
+    name: str
+    family: str
+    calls: int = 0
+    seconds: float = 0.0
+    flop: int | None = None
+    bytes_low: int | None = None
+    bytes_high: int | None = None
+    lack: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps:
+    """Which part of a trace is how many steps; `windows` is None for all of it. `remarks` say what was decided."""
+
+    number: int
+    windows: Sequence[Window] | None
+    remarks: tuple[str, ...] = ()
+
+    def holds(self, moment: float) -> bool:
+        """Whether something that began then on the host is part of a step."""
+        return self.windows is None or any(one.began <= moment < one.ended for one in self.windows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attribution:
+    """All over all `steps`. `listed`: calls and seconds by kernel, on a CPU by operator, as torch lists them."""
+
+    steps: Steps
+    is_on_gpu: bool
+    rows: Sequence[Row]
+    listed: Mapping[str, tuple[int, float]]
+    step_s: Sequence[float]
+    busy_s: float
+    flop_by_op: Mapping[str, int]
+    flop_by_precision: Mapping[str, int]
+    bytes_low: int
+    bytes_high: int
+    has_work: bool
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def total_s(self) -> float:
+        """Of all operators or kernels, those that ran at the same time each in full."""
+        return sum(row.seconds for row in self.rows)
+
+    @property
+    def unattributed(self) -> dict[str, float]:
+        """Operators without a known work, by their share of the time, the longest first."""
+        total_s = self.total_s or 1.0
+        rows = [row for row in self.rows if row.lack and row.seconds]
+        return {row.name: row.seconds / total_s for row in sorted(rows, key=lambda row: -row.seconds)}
+
+
+def steps_of(trace: Trace, given: int | None) -> Steps | None:
+    """The steps that the profiler marked, or as many as somebody says, or one per step of the only optimizer.
+
+    None where nobody tells how many there are.
+    """
+    if trace.steps:
+        return _marked(trace, given)
+    if given:
+        return Steps(number=given, windows=None, remarks=(f"no step is marked: {given} as --profile-steps says",))
+    names = Counter(window.name for window in trace.optimizer_steps)
+    if len(names) != 1:
+        return None
+    ((name, number),) = names.items()
+    remark = f"no step is marked: {counted(number, 'step')} by {name}, and the whole trace is theirs"
+    return Steps(number=number, windows=None, remarks=(remark,))
+
+
+def _marked(trace: Trace, given: int | None) -> Steps:
+    windows = trace.steps
+    begun = sorted(one.began for operators in trace.operators.values() for one in operators)
+    sizes = [bisect.bisect_left(begun, one.ended) - bisect.bisect_left(begun, one.began) for one in windows]
+    whole = list(range(len(windows)))
+    remarks = []
+    for edge in (-1, 0):
+        others = [sizes[number] for number in whole if number != whole[edge]]
+        size = sizes[whole[edge]]
+        is_last_of_cut = edge == -1 and trace.is_cut
+        if others and (is_last_of_cut or size < WHOLE_STEP * median(others)):
+            number = whole.pop(edge)
+            why = f"{size} operators, the others have {median(others):g}"
+            why = "the trace breaks off in it" if is_last_of_cut else why
+            remarks.append(f"{windows[number].name} is incomplete and left out: {why}")
+    if given and given != len(whole):
+        remarks.append(f"the trace marks {counted(len(whole), 'whole step')}, the import was told {given}")
+    kept = [windows[number] for number in whole]
+    return Steps(number=len(kept), windows=kept, remarks=tuple(remarks))
+
+
+def attribute(trace: Trace, steps: Steps, *, device: str | None) -> Attribution:
+    """Time, FLOP and bytes of these steps; on the GPU of this number, or on the CPU."""
+    threads = {thread: _Thread.of(operators) for thread, operators in trace.operators.items()}
+    works = _Works(trace)
+    ledger = _Ledger(works=works)
+    if device is None:
+        busy_s = _by_own_time(threads, steps, ledger)
+    else:
+        busy_s = _by_kernels(trace, threads, steps, device, ledger)
+    rows = ledger.ordered(steps.number)
+    remarks = [*steps.remarks, *ledger.remarks(is_on_gpu=device is not None)]
+    return Attribution(
+        steps=steps,
+        is_on_gpu=device is not None,
+        rows=rows,
+        listed=dict(sorted(ledger.listed.items(), key=lambda item: -item[1][1])),
+        step_s=_durations(trace, steps),
+        busy_s=busy_s,
+        flop_by_op=dict(sorted(ledger.flop_by_op.items())),
+        flop_by_precision=ledger.by_precision(),
+        bytes_low=ledger.sizes.bytes_low(steps.number),
+        bytes_high=sum(row.bytes_high or 0 for row in rows),
+        has_work=trace.has_shapes,
+        remarks=tuple(remarks),
+    )
+
+
+def _durations(trace: Trace, steps: Steps) -> list[float]:
+    """Of each step on the host's clock, under the profiler; of an unmarked trace the mean."""
+    if steps.windows is not None:
+        return [(one.ended - one.began) / US_PER_S for one in steps.windows]
+    spans = [(one.began, one.ended) for operators in trace.operators.values() for one in operators]
+    spans += [(one.began, one.ended) for one in trace.device]
+    whole_s = (max(ended for _, ended in spans) - min(began for began, _ in spans)) / US_PER_S
+    return [whole_s / steps.number] * steps.number
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Thread:
+    """The operators of a thread, sorted; by index who called each, its own time, and the operation that it is part of.
+
+    `owners`: the outermost caller, or itself, that has a formula or moves bytes; -1 where there is none.
+    """
+
+    operators: Sequence[Operator]
+    began: Sequence[float]
+    parents: Sequence[int]
+    own: Sequence[float]
+    owners: Sequence[int]
+
+    @classmethod
+    def of(cls, operators: Sequence[Operator]) -> "_Thread":
+        parents, owners = list[int](), list[int]()
+        own = [one.ended - one.began for one in operators]
+        stack: list[int] = []
+        for index, operator in enumerate(operators):
+            while stack and operators[stack[-1]].ended <= operator.began:
+                stack.pop()
+            parent = stack[-1] if stack else -1
+            parents.append(parent)
+            owner = owners[parent] if parent >= 0 else -1
+            if parent >= 0:
+                own[parent] -= operator.ended - operator.began
+            if owner < 0 and kind_of(operator.call.name) in {Kind.PRODUCT, Kind.BYTES}:
+                owner = index
+            owners.append(owner)
+            stack.append(index)
+        return cls(
+            operators=operators,
+            began=[one.began for one in operators],
+            parents=parents,
+            own=[max(0.0, seconds) for seconds in own],
+            owners=owners,
+        )
+
+    def running(self, moment: float) -> int:
+        """The innermost operator that ran then; -1 where none did."""
+        index = bisect.bisect_right(self.began, moment) - 1
+        while index >= 0 and self.operators[index].ended < moment:
+            index = self.parents[index]
+        return index
+
+
+class _Works:
+    """The work of calls, once for each that is different."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._has_shapes = trace.has_shapes
+        calls = (one.call for operators in trace.operators.values() for one in operators)
+        self._context = Context.of(calls)
+        # By identity: the reader makes equal calls one object.
+        self._known: dict[int, CallWork | Lack] = {}
+
+    def of(self, operator: Operator) -> CallWork | Lack:
+        call = operator.call
+        if id(call) not in self._known:
+            self._known[id(call)] = work_of(call, self._context) if self._has_shapes else Lack.NO_SHAPES
+        return self._known[id(call)]
+
+
+@dataclass(kw_only=True)
+class _Sizes:
+    """Bits of tensors by elements and width, for the fewest bytes: every tensor once.
+
+    A trace does not say which tensors are the same. What an operator gives back is new each time; of what it is given
+    only as many of one size are surely different as one call has at once.
+    """
+
+    new: Counter[tuple[int, int]] = field(default_factory=Counter)
+    at_once: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    def add(self, tensors: Sequence[Tensors]) -> None:
+        for tensor in tensors:
+            key, bits = (tensor.elements, tensor.bits_low), tensor.elements * tensor.bits_low * tensor.count
+            if tensor.is_new:
+                self.new[key] += bits
+            else:
+                self.at_once[key] = max(bits, self.at_once.get(key, 0))
+
+    def bytes_low(self, steps: int) -> int:
+        """Over all steps."""
+        keys = self.new.keys() | self.at_once.keys()
+        return sum(max(self.new[key], steps * self.at_once.get(key, 0)) for key in keys) // 8
+
+
+@dataclass(kw_only=True)
+class _Ledger:
+    """Rows and sums as they grow."""
+
+    works: _Works
+    rows: dict[tuple[str, str | None], Row] = field(default_factory=dict)
+    listed: dict[str, tuple[int, float]] = field(default_factory=dict)
+    flop_by_op: Counter[str] = field(default_factory=Counter)
+    flop_by_precision: Counter[str] = field(default_factory=Counter)
+    sizes: _Sizes = field(default_factory=_Sizes)
+    tf32_s: float = 0.0
+    fp32_s: float = 0.0
+    is_assumed: bool = False
+    sizes_of_rows: dict[int, _Sizes] = field(default_factory=dict)
+
+    def list_by_name(self, name: str, seconds: float, *, calls: int = 1) -> None:
+        """Count a kernel or operator by its own name."""
+        calls_before, seconds_before = self.listed.get(name, (0, 0.0))
+        self.listed[name] = (calls_before + calls, seconds_before + seconds)
+
+    def row(self, name: str, family: str, lack: str | None = None) -> Row:
+        """The row of this name; what lacks its work stands in one of its own."""
+        return self.rows.setdefault((name, lack), Row(name=name, family=family, lack=lack))
+
+    def call(self, operator: Operator) -> Row:
+        """Count a call of an operator with its work, and give its row."""
+        row, work = self.row_of(operator), self.works.of(operator)
+        row.calls += 1
+        if isinstance(work, Lack):
+            return row
+        row.flop = (row.flop or 0) + work.flop
+        row.bytes_high = (row.bytes_high or 0) + work.bytes_high
+        for sizes in (self.sizes, self.sizes_of_rows.setdefault(id(row), _Sizes())):
+            sizes.add(work.tensors)
+        self.is_assumed = self.is_assumed or work.is_assumed
+        if work.kind:
+            self.flop_by_op[work.kind] += work.flop
+            self.flop_by_precision[work.precision or "unknown"] += work.flop
+        return row
+
+    def row_of(self, operator: Operator) -> Row:
+        """The row that a call of this operator is counted in."""
+        name, work = operator.call.name, self.works.of(operator)
+        return self.row(name, family_of(name), str(work) if isinstance(work, Lack) else None)
+
+    def ordered(self, steps: int) -> list[Row]:
+        """The rows, longest first; a name that stands twice says why."""
+        times = Counter(name for name, _ in self.rows)
+        for (name, lack), row in self.rows.items():
+            sizes = self.sizes_of_rows.get(id(row))
+            row.bytes_low = sizes.bytes_low(steps) if sizes else None
+            row.name = f"{name} ({lack})" if lack and times[name] > 1 else name
+        return sorted(self.rows.values(), key=lambda row: (-row.seconds, row.name))
+
+    def by_precision(self) -> dict[str, int]:
+        """FLOP by precision; of fp32 on a GPU the names of the kernels tell whether tensor cores rounded to TF32."""
+        is_tf32 = self.tf32_s > self.fp32_s
+        return {
+            "tf32" if name == "fp32" and is_tf32 else name: flop
+            for name, flop in sorted(self.flop_by_precision.items())
+        }
+
+    def remarks(self, *, is_on_gpu: bool) -> Iterator[str]:
+        if self.is_assumed:
+            yield ASSUMED
+        communication_s = sum(row.seconds for row in self.rows.values() if row.family == Group.COMMUNICATION)
+        total_s = sum(row.seconds for row in self.rows.values())
+        if is_on_gpu and communication_s and total_s:
+            share = percent(communication_s / total_s)
+            yield f"communication with other GPUs is {share} of the kernels' time, and has no FLOP"
+
+
+def family_of(name: str) -> str:
+    """What an operator is for, by its name; its kernels may be of another library's."""
+    plain = name.removeprefix("aten::")
+    if kind_of(name) is Kind.PRODUCT:
+        return str(next(family for pattern, family in _OF_PRODUCTS if pattern.search(plain)))
+    return str(next((family for pattern, family in _FAMILIES if pattern.match(plain)), Family.ELEMENTWISE))
+
+
+def _by_own_time(threads: Mapping[Thread, _Thread], steps: Steps, ledger: _Ledger) -> float:
+    """Of a CPU. Returns the seconds in which any operator ran."""
+    spans = []
+    for thread in threads.values():
+        counted_calls: set[int] = set()
+        for index, operator in enumerate(thread.operators):
+            if not steps.holds(operator.began):
+                continue
+            seconds = thread.own[index] / US_PER_S
+            parent = thread.parents[index]
+            # As torch's own table: an operator that only calls itself, for another overload, is one call.
+            is_again = parent >= 0 and thread.operators[parent].call.name == operator.call.name
+            ledger.list_by_name(operator.call.name, seconds, calls=0 if is_again else 1)
+            if parent < 0:
+                spans.append((operator.began, operator.ended))
+            owner = thread.owners[index]
+            if owner == index:
+                row = ledger.call(operator)
+                counted_calls.add(index)
+            elif owner in counted_calls:
+                row = ledger.row_of(thread.operators[owner])
+            else:
+                row = _without_owner(ledger, operator.call.name)
+                row.calls += 1
+            row.seconds += seconds
+    return _union_s(spans)
+
+
+def _without_owner(ledger: _Ledger, name: str) -> Row:
+    """Views, allocations, what only calls others and autograd do no work; an unknown operator may."""
+    if _COMMUNICATION.search(name):
+        return ledger.row(name, Group.COMMUNICATION)
+    if kind_of(name) is not None or _OF_AUTOGRAD.match(name):
+        return ledger.row(name, Group.DISPATCH)
+    return ledger.row(name, Group.UNATTRIBUTED, Lack.NO_FORMULA)
+
+
+def _by_kernels(trace: Trace, threads: Mapping[Thread, _Thread], steps: Steps, device: str, ledger: _Ledger) -> float:
+    """Of a GPU. Returns the seconds in which any kernel, copy or fill ran: streams overlap."""
+    by_id = {
+        operator.id: (thread, index)
+        for thread in threads.values()
+        for index, operator in enumerate(thread.operators)
+        if operator.id is not None
+    }
+    spans, calls = [], dict[tuple[int, int], Row]()
+    for event in trace.device:
+        if event.device != device:
+            continue
+        where, moment = _launch(event, trace, threads, by_id)
+        if not steps.holds(moment):
+            continue
+        seconds = (event.ended - event.began) / US_PER_S
+        spans.append((event.began, event.ended))
+        ledger.list_by_name(event.name, seconds)
+        row = _row_of_kernel(event, where, calls, ledger)
+        row.seconds += seconds
+    return _union_s(spans)
+
+
+def _launch(
+    event: OnDevice,
+    trace: Trace,
+    threads: Mapping[Thread, _Thread],
+    by_id: Mapping[object, tuple[_Thread, int]],
+) -> tuple[tuple[_Thread, int] | None, float]:
+    """The innermost operator that launched a kernel, and when; the kernel's own time where the trace does not say."""
+    launch = trace.launches.get(event.launch)
+    where = by_id.get(event.operator_id)
+    if launch is None:
+        return where, where[0].operators[where[1]].began if where else event.began
+    name, moment = launch
+    thread = threads.get(name)
+    index = thread.running(moment) if thread else -1
+    return (thread, index) if thread and index >= 0 else where, moment
+
+
+def _row_of_kernel(
+    event: OnDevice, where: tuple[_Thread, int] | None, calls: dict[tuple[int, int], Row], ledger: _Ledger
+) -> Row:
+    if _COMMUNICATION.search(event.name):
+        row = ledger.row(event.name, Group.COMMUNICATION)
+        row.calls += 1
+        return row
+    if where is None:
+        if event.is_kernel:
+            row = ledger.row(event.name, Group.UNATTRIBUTED, _NOT_LAUNCHED)
+        else:
+            row = ledger.row(event.name, Family.COPY)
+        row.calls += 1
+        return row
+    thread, index = where
+    owner = thread.owners[index]
+    if owner < 0:
+        name = thread.operators[index].call.name
+        # Triton's kernels say more than the region of compiled code around them.
+        name = event.name if event.name.startswith("triton") else name
+        is_copy = not event.is_kernel
+        row = ledger.row(name, Family.COPY if is_copy else Group.UNATTRIBUTED, None if is_copy else Lack.NO_FORMULA)
+        row.calls += 1
+        return row
+    operator, key = thread.operators[owner], (id(thread), owner)
+    if key not in calls:
+        calls[key] = ledger.call(operator)
+    work = ledger.works.of(operator)
+    if isinstance(work, CallWork) and work.precision == "fp32":
+        seconds = (event.ended - event.began) / US_PER_S
+        is_tf32 = _TF32.search(event.name) is not None or names_tensor_cores(event.name)
+        ledger.tf32_s += seconds if is_tf32 else 0.0
+        ledger.fp32_s += 0.0 if is_tf32 else seconds
+    return calls[key]
+
+
+def _union_s(spans: list[tuple[float, float]]) -> float:
+    """Seconds that at least one of these spans covers."""
+    total = 0.0
+    covered = float("-inf")
+    for began, ended in sorted(spans):
+        total += max(0.0, ended - max(began, covered))
+        covered = max(covered, ended)
+    return total / US_PER_S

@@ -1,0 +1,206 @@
+"""A trace of torch.profiler as parts of a bundle: what it says of the device, the profile, the work and the tables."""
+
+import csv
+import gzip
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from analysis.foreign import kineto
+from analysis.foreign.kineto import RECORD_SHAPES, Trace
+from analysis.foreign.text import GZIP, Decoded
+from analysis.imported_bundle import Given
+from analysis.trace_work import Attribution, attribute, steps_of
+from workload.contract.errors import UsageError
+from workload.contract.profile_record import LongestKernel, ProfileResult
+from workload.contract.record import ComplexityRecord
+from workload.contract.spec import Device, Precision, Profile
+from workload.contract.text import counted, percent
+
+# Where the trainer's own profile lies, and beside its table one with the work of each operator.
+TRACE_COPY, LISTED, OPERATORS = "torch/trace.json.gz", "torch/kernels.csv", "torch/operators.csv"
+LISTED_COLUMNS = ("name", "calls", "total_s", "mean_s", "share")
+OPERATOR_COLUMNS = ("name", "family", "calls", "total_s", "flop", "bytes_lower", "bytes_upper", "lack")
+METHOD = (
+    "own formulas over the shapes that torch.profiler recorded, forward and backward; 1 fused multiply-add = 2 FLOP; "
+    "element-wise, normalisation and pooling operators count 0 FLOP. Bytes are modelled: lower = each tensor once, as "
+    "far as a trace tells tensors apart, upper = each operator from and to memory"
+)
+TOP = 5
+# Named one by one; the others are together in the share.
+MOST_UNATTRIBUTED = 20
+SHOWN_UNATTRIBUTED = 3
+# Template arguments follow; the table has the whole name.
+SHOWN_CHARACTERS = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracedRun:
+    """What a trace becomes in a bundle; `files` by name."""
+
+    profile: ProfileResult
+    complexity: ComplexityRecord | None
+    device_type: Device
+    device_name: str | None
+    precision: Precision | None
+    files: dict[str, bytes]
+    notes: tuple[str, ...]
+    losses: tuple[str, ...]
+    has_backward: bool
+
+
+def read(decoded: Decoded, content: bytes, given: Given, *, file: str) -> TracedRun:
+    """The run in a file; `UsageError` for one that nobody can understand, or that somebody has to choose from."""
+    trace = kineto.read(decoded.text, file=file)
+    device = _device(trace, given.device, file)
+    steps = steps_of(trace, given.profile_steps)
+    if steps is None:
+        raise UsageError(
+            f"'{file}' does not mark its steps: nobody can say how many it holds",
+            hint="--profile-steps N, or call profiler.step() after each step",
+        )
+    found = attribute(trace, steps, device=device)
+    if not found.rows:
+        raise UsageError(f"'{file}' has no operator or kernel in its steps", hint=kineto.EXPORT_AGAIN)
+    losses = [*trace.losses, *(remark for remark in decoded.remarks if not trace.is_cut)]
+    properties = trace.device_properties(device) if device else {}
+    return TracedRun(
+        profile=_profile(found, is_cut=trace.is_cut, losses=losses),
+        complexity=_complexity(found) if found.has_work else None,
+        device_type=Device.CPU if device is None else Device.CUDA,
+        device_name=str(properties["name"]) if properties.get("name") else None,
+        precision=_precision(found),
+        files={
+            TRACE_COPY: content if content.startswith(GZIP) else gzip.compress(content, mtime=0),
+            LISTED: _listed_csv(found),
+            OPERATORS: _operators_csv(found),
+        },
+        notes=(*losses, *found.remarks, *_said_of(found)),
+        losses=tuple(losses),
+        has_backward=any("ackward" in row.name for row in found.rows),
+    )
+
+
+def _device(trace: Trace, wanted: int | None, file: str) -> str | None:
+    """The GPU whose kernels are taken, as the trace numbers it; None for a trace of a CPU alone."""
+    processes = sorted({step.process for step in trace.steps})
+    if len(processes) > 1:
+        raise UsageError(
+            f"'{file}' holds {len(processes)} processes, and a run is of one", hint="import the trace of each rank"
+        )
+    devices = trace.devices
+    if not devices:
+        if trace.runs_on_gpu:
+            raise UsageError(
+                f"'{file}' has no kernels, and its operators ran on a GPU: host times are not theirs",
+                hint="torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])",
+            )
+        if wanted is not None:
+            raise UsageError(f"'{file}' is of a CPU; got --device {wanted}", hint=f"analyze import {file}")
+        return None
+    launches = ", ".join(f"{device}: {counted(number, 'kernel')}" for device, number in sorted(devices.items()))
+    if wanted is not None:
+        if str(wanted) not in devices:
+            raise UsageError(f"'{file}' has no kernels of GPU {wanted} ({launches})", hint=f"--device {min(devices)}")
+        return str(wanted)
+    if len(devices) > 1:
+        raise UsageError(
+            f"'{file}' holds the kernels of {len(devices)} GPUs, and a run is of one ({launches})",
+            hint=f"--device {max(devices, key=lambda device: devices[device])}",
+        )
+    return next(iter(devices))
+
+
+def _profile(found: Attribution, *, is_cut: bool, losses: Sequence[str]) -> ProfileResult:
+    steps = found.steps.number
+    calls = sum(number for number, _ in found.listed.values())
+    total_s = sum(seconds for _, seconds in found.listed.values())
+    return ProfileResult(
+        status="partial" if is_cut else "completed",
+        reason="; ".join(losses) or None if is_cut else None,
+        kind=Profile.TORCH,
+        steps=steps,
+        rows="kernels" if found.is_on_gpu else "operators",
+        calls_per_step=calls / steps,
+        step_s=list(found.step_s),
+        wall_s_per_step=sum(found.step_s) / len(found.step_s),
+        busy_s_per_step=found.busy_s / steps,
+        time_s_per_step=total_s / steps,
+        top=[
+            LongestKernel(
+                name=name,
+                calls_per_step=number / steps,
+                time_s_per_step=seconds / steps,
+                share=seconds / total_s if total_s else None,
+            )
+            for name, (number, seconds) in list(found.listed.items())[:TOP]
+        ],
+        files=[LISTED, OPERATORS, TRACE_COPY],
+    )
+
+
+def _complexity(found: Attribution) -> ComplexityRecord:
+    steps, unattributed = found.steps.number, found.unattributed
+    return ComplexityRecord(
+        train_flop_per_step=sum(found.flop_by_op.values()) / steps,
+        flop_by_op={kind: flop / steps for kind, flop in found.flop_by_op.items()},
+        bytes_per_step_lower=found.bytes_low / steps,
+        bytes_per_step_upper=found.bytes_high / steps,
+        method=METHOD,
+        unattributed_share=min(1.0, sum(unattributed.values())),
+        unattributed=dict(list(unattributed.items())[:MOST_UNATTRIBUTED]),
+        flop_by_precision={name: flop / steps for name, flop in found.flop_by_precision.items()},
+    )
+
+
+def _precision(found: Attribution) -> Precision | None:
+    """That of most FLOP, where it is one that ceilings are measured in."""
+    by_precision = found.flop_by_precision
+    name = max(by_precision, key=lambda name: by_precision[name], default=None)
+    return Precision(name) if name in set(Precision) and by_precision[name or ""] else None
+
+
+def _said_of(found: Attribution) -> Iterable[str]:
+    """What the reader of the bundle has to know."""
+    if not found.has_work:
+        yield f"times only: the trace has no shapes; {RECORD_SHAPES}"
+        return
+    unattributed = found.unattributed
+    if share := sum(unattributed.values()):
+        named = ", ".join(
+            f"{name[:60]} {percent(part)}" for name, part in list(unattributed.items())[:SHOWN_UNATTRIBUTED]
+        )
+        more = len(unattributed) - SHOWN_UNATTRIBUTED
+        rest = f" and {counted(more, 'other')}" if more > 0 else ""
+        what = "kernels'" if found.is_on_gpu else "operators'"
+        yield f"{percent(share)} of the {what} time is unattributed, without FLOP and bytes: {named}{rest}"
+
+
+def _listed_csv(found: Attribution) -> bytes:
+    total_s = sum(seconds for _, seconds in found.listed.values())
+    return _csv(
+        LISTED_COLUMNS,
+        (
+            (name, calls, f"{seconds:.9f}", f"{seconds / calls:.9f}", f"{seconds / total_s if total_s else 0:.6f}")
+            for name, (calls, seconds) in found.listed.items()
+        ),
+    )
+
+
+def _operators_csv(found: Attribution) -> bytes:
+    """All of it over all steps; an empty cell is not known."""
+    return _csv(
+        OPERATOR_COLUMNS,
+        (
+            (row.name, row.family, row.calls, f"{row.seconds:.9f}", row.flop, row.bytes_low, row.bytes_high, row.lack)
+            for row in found.rows
+        ),
+    )
+
+
+def _csv(header: Sequence[str], rows: Iterable[Sequence[object]]) -> bytes:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    return text.getvalue().encode()

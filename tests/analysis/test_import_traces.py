@@ -1,0 +1,335 @@
+"""`analyze import` of traces of torch.profiler, and what every command says of the bundles."""
+
+import csv
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kineto_traces import (
+    BUSY_S,
+    CONVOLUTION_FLOP,
+    KERNELS_S,
+    MM_FLOP,
+    V100,
+    annotation,
+    document,
+    gpu_trace,
+    kernel,
+    launch,
+    operator,
+    step,
+)
+
+import analysis
+from analysis import __main__ as door
+from analysis.importing import Given, import_file
+from analysis.roofline import points
+from workload.contract import bundle
+from workload.contract.errors import ExitCode, NothingToDoError
+from workload.contract.record import Record
+
+FLOP = 2 * CONVOLUTION_FLOP + MM_FLOP
+GIVEN = Given(model="small", batch_size=4)
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def call(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["analyze", *words])
+        code = door.main()
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+def imported(folder: Path, text: str, given: Given = GIVEN, name: str = "t.json") -> Record:
+    (folder / name).write_text(text)
+    (made,) = import_file(folder / name, given, output=folder / "results")
+    return bundle.read_record(made)
+
+
+def test_the_bundle_of_a_gpu_trace(tmp_path: Path) -> None:
+    record = imported(tmp_path, gpu_trace(3))
+    assert record.imported is not None
+    assert record.imported.kind == "torch"
+    assert (record.environment.device.type, record.environment.device.name) == ("cuda", "Tesla V100-SXM2-16GB")
+    assert (record.spec.precision, record.spec_origin) == (
+        "fp32",
+        {"model": "option", "device": "file", "batch_size": "option", "precision": "file"},
+    )
+    # Nobody timed a step without the profiler.
+    assert record.timing.step_s is None
+    assert record.profile.steps == 3
+    assert record.profile.busy_s_per_step == pytest.approx(BUSY_S)
+    assert record.profile.time_s_per_step == pytest.approx(KERNELS_S)
+    assert record.profile.wall_s_per_step == pytest.approx(1e-3)
+    assert record.profile.calls_per_step == 7
+    assert record.complexity is not None
+    assert record.complexity.train_flop_per_step == FLOP
+    assert record.complexity.unattributed == pytest.approx({"triton_poi_fused_add_relu_0": 50 / 505})
+    assert list(record.notes or ()) == [
+        "communication with other GPUs is 5.9 % of the kernels' time, and has no FLOP",
+        "9.9 % of the kernels' time is unattributed, without FLOP and bytes: triton_poi_fused_add_relu_0 9.9 %",
+    ]
+
+
+def test_the_files_of_the_bundle(tmp_path: Path) -> None:
+    (tmp_path / "t.json").write_text(gpu_trace(2))
+    (made,) = import_file(tmp_path / "t.json", GIVEN, output=tmp_path / "results")
+    assert gzip.decompress((made / "torch/trace.json.gz").read_bytes()).decode() == gpu_trace(2)
+    with (made / "torch/kernels.csv").open(newline="") as file:
+        kernels = {row["name"]: row for row in csv.DictReader(file)}
+    assert kernels["implicit_convolve_sgemm"] == {
+        "name": "implicit_convolve_sgemm", "calls": "2", "total_s": "0.000400000", "mean_s": "0.000200000",
+        "share": "0.396040",
+    }  # fmt: skip
+    with (made / "torch/operators.csv").open(newline="") as file:
+        operators = {row["name"]: row for row in csv.DictReader(file)}
+    assert operators["aten::mm"]["flop"] == str(2 * MM_FLOP)
+    assert operators["triton_poi_fused_add_relu_0"]["lack"] == "no formula"
+
+
+@pytest.mark.parametrize("name", ["t.json.gz", "worker0.pt.trace.json.gz", "t.pt.trace.json"])
+def test_every_name_and_packing(tmp_path: Path, name: str) -> None:
+    content = gpu_trace(2).encode()
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    (made,) = import_file(tmp_path / name, GIVEN, output=tmp_path / "results")
+    complexity = bundle.read_record(made).complexity
+    assert complexity is not None
+    assert complexity.train_flop_per_step == FLOP
+
+
+def test_a_gzip_file_that_breaks_off(tmp_path: Path) -> None:
+    packed = gzip.compress(gpu_trace(40).encode())
+    (tmp_path / "t.json.gz").write_bytes(packed[: len(packed) * 3 // 4])
+    (made,) = import_file(tmp_path / "t.json.gz", GIVEN, output=tmp_path / "results")
+    record = bundle.read_record(made)
+    assert record.profile.status == "partial"
+    assert record.notes[0].startswith("the trace breaks off after ")
+    assert any("is incomplete and left out: the trace breaks off in it" in note for note in record.notes)
+    assert record.complexity is not None
+    assert record.complexity.train_flop_per_step == FLOP
+
+
+def test_the_same_trace_again_is_refused(tmp_path: Path) -> None:
+    imported(tmp_path, gpu_trace(2))
+    with pytest.raises(NothingToDoError, match="is imported already"):
+        imported(tmp_path, gpu_trace(2))
+
+
+def without_shapes(text: str) -> str:
+    known = json.loads(text)
+    for event in known["traceEvents"]:
+        for name in ("Input Dims", "Input type", "Concrete Inputs"):
+            event["args"].pop(name, None)
+    return json.dumps(known)
+
+
+def test_without_shapes_times_and_how_to_record_them(tmp_path: Path) -> None:
+    record = imported(tmp_path, without_shapes(gpu_trace(2)))
+    assert record.complexity is None
+    assert record.notes[-1] == (
+        "times only: the trace has no shapes; torch.profiler.profile(record_shapes=True) records shapes, and with them"
+        " FLOP and bytes are known"
+    )
+
+
+# One that the chosen device's work is told apart by.
+OTHER_GPU = [
+    operator("aten::mm", 10_500, 20, [[50, 50], [50, 50]], ["float", "float"], number=99),
+    launch(99, 10_505),
+    kernel("sgemm", 10_600, 10, 99, device=1),
+]
+
+
+@pytest.mark.parametrize(
+    ("events", "words", "message", "hint"),
+    [
+        (
+            [*step(0, 10_000.0), *OTHER_GPU],
+            (),
+            "'t.json' holds the kernels of 2 GPUs, and a run is of one (0: 6 kernels, 1: 1 kernel)",
+            "--device 0",
+        ),
+        (
+            step(0, 10_000.0),
+            ("--device", "3"),
+            "'t.json' has no kernels of GPU 3 (0: 6 kernels)",
+            "--device 0",
+        ),
+        (
+            [operator("aten::mm", 1, 5), annotation("ProfilerStep#0", 0, 10)],
+            ("--device", "0"),
+            "'t.json' is of a CPU; got --device 0",
+            "analyze import t.json",
+        ),
+        (
+            [*step(0, 10_000.0), annotation("ProfilerStep#0", 10_000, 1000, pid=77)],
+            (),
+            "'t.json' holds 2 processes, and a run is of one",
+            "import the trace of each rank",
+        ),
+        (
+            [annotation("ProfilerStep#0", 0, 10), operator("aten::mm", 1, 5), launch(1, 2)],
+            (),
+            "'t.json' has no kernels, and its operators ran on a GPU: host times are not theirs",
+            "torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])",
+        ),
+        (
+            [operator("aten::mm", 1, 5)],
+            (),
+            "'t.json' does not mark its steps: nobody can say how many it holds",
+            "--profile-steps N, or call profiler.step() after each step",
+        ),
+        (
+            [annotation("ProfilerStep#0", 100, 10), operator("aten::mm", 1, 5)],
+            (),
+            "'t.json' has no operator or kernel in its steps",
+            "export it again: profiler.export_chrome_trace('trace.json')",
+        ),
+        (step(0, 0.0), ("--device", "-1"), "--device must be the number of a GPU; got '-1'", "--device 0"),
+    ],
+    ids=["two GPUs", "no such GPU", "a CPU", "two ranks", "host alone", "no steps", "empty steps", "negative"],
+)
+def test_refusals(
+    events: list[dict[str, Any]], words: tuple[str, ...], message: str, hint: str, run: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "t.json").write_text(document(events))
+    code, out, err = run("import", "t.json", "--model", "small", "--batch-size", "4", *words)
+    assert (code, out) == (ExitCode.USAGE, "")
+    assert err.splitlines() == [f"error: {message}", f"hint: {hint}"]
+
+
+def test_one_gpu_of_two_is_chosen(tmp_path: Path) -> None:
+    text = document([*step(0, 10_000.0), *OTHER_GPU], deviceProperties=[V100, V100 | {"id": 1}])
+    given = Given(model="small", batch_size=4, device=1)
+    record = imported(tmp_path, text, given)
+    assert record.complexity is not None
+    assert record.complexity.flop_by_op == {"matmul": 2 * 50**3}
+    assert record.imported is not None
+    assert record.imported.given is not None
+    assert record.imported.given.device == 1
+
+
+def test_what_is_lacking_is_asked_for(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "t.json").write_text(gpu_trace(2))
+    code, _, err = run("import", "t.json")
+    assert code == ExitCode.USAGE
+    assert err.splitlines() == [
+        "error: 't.json' does not say the model or the batch size",
+        "hint: analyze import t.json --model resnet50 --batch-size 32",
+    ]
+
+
+def test_labels_that_contradict_the_trace(tmp_path: Path) -> None:
+    given = Given(model="resnet18", batch_size=4, gpu="Tesla T4", precision="amp")
+    record = imported(tmp_path, gpu_trace(2), given)
+    assert record.environment.device.name == "Tesla V100-SXM2-16GB"
+    assert record.spec.precision == "amp"
+    assert list(record.notes[-3:-1]) == [
+        "the trace says device 'Tesla V100-SXM2-16GB', the import was told 'Tesla T4'",
+        "the trace says precision 'fp32', the import was told 'amp'",
+    ]
+    assert record.notes[-1].startswith("49.15 kFLOP by the trace's shapes in 1 step, 42.59 GFLOP by the model in a ")
+
+
+# --- what the commands say
+
+
+def test_kernels_by_family_operator_and_kernel(run: Run, tmp_path: Path) -> None:
+    imported(tmp_path, gpu_trace(3))
+    code, out, _ = run("kernels", "results")
+    assert code == ExitCode.DONE
+    assert out.startswith("by torch.profiler: operators with their modelled work, per step\n")
+    for family in ("convolution", "GEMM", "optimizer", "copy", "communication", "unattributed"):
+        assert family in out
+    assert "no FLOP and bytes for 9.9 % of the time: no formula" in out
+    _, out, _ = run("kernels", "results", "--by", "operator", "--top", "2", "--format", "json")
+    rows = json.loads(out)
+    assert [(row["family"], row["name"], row["flop"]) for row in rows] == [
+        ("convolution", "aten::convolution", CONVOLUTION_FLOP),
+        ("convolution", "aten::convolution_backward", CONVOLUTION_FLOP),
+        ("all", "all", FLOP),
+    ]
+    assert all(row["bytes_lower"] <= row["bytes_upper"] for row in rows)
+    _, out, _ = run("kernels", "results", "--by", "kernel", "--top", "1")
+    assert out.startswith("by torch.profiler: kernels on a GPU, per step\n")
+
+
+def test_a_bare_trace_is_to_be_imported_first(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "t.json").write_text(gpu_trace(1))
+    code, _, err = run("kernels", "t.json")
+    assert code == ExitCode.USAGE
+    assert err.splitlines() == [
+        "error: 't.json' has no table of Nsight Compute: it is a trace of torch.profiler",
+        "hint: analyze import FILE --model resnet50 --batch-size 32, then analyze kernels results",
+    ]
+
+
+def test_a_roofline_with_the_modelled_interval(tmp_path: Path) -> None:
+    text = gpu_trace(3).replace("triton_poi_fused_add_relu_0", "volta_sgemm").replace("CompiledFunction", "aten::relu")
+    imported(tmp_path, text)
+    (point,) = points(analysis.load(tmp_path / "results")).to_dict("records")
+    assert (point["source"], point["roof"], point["flop_is_lower_bound"]) == ("modelled", "peak", True)
+    assert point["flop_per_s"] == pytest.approx(FLOP / BUSY_S)
+    assert point["intensity_low"] < point["intensity_high"]
+
+
+@pytest.mark.parametrize(
+    ("share", "is_lower_bound"), [(0.06, True), (0.04, False)], ids=["too much unattributed", "little unattributed"]
+)
+def test_unattributed_time_makes_flop_a_lower_bound(tmp_path: Path, share: float, is_lower_bound: bool) -> None:
+    # Of the step's 1000 us on the CPU an operator without a formula takes this share.
+    unknown_us = 1000 * share
+    events = [
+        annotation("ProfilerStep#0", 0, 1000),
+        operator("aten::mm", 0, 1000 - unknown_us, [[4, 96], [96, 10]], ["float", "float"]),
+        operator("mine::attention", 1000 - unknown_us, unknown_us, [[4, 96]], ["float"]),
+    ]
+    record = imported(tmp_path, document(events))
+    assert record.complexity is not None
+    assert record.complexity.unattributed_share == pytest.approx(share)
+    (point,) = points(analysis.load(tmp_path / "results")).to_dict("records")
+    assert point["flop_is_lower_bound"] is is_lower_bound
+    assert ("FLOP are a lower bound" in point["note"]) is is_lower_bound
+    assert "time under torch.profiler, which slows down small operators" in point["note"]
+
+
+def test_gaps_between_kernels_leave_the_bound_open(tmp_path: Path) -> None:
+    # 100 us of products at 57 % of the peak in a step of 1 ms: the kernels compute, the step waits for launches.
+    events = [
+        annotation("ProfilerStep#0", 0, 1000),
+        operator("aten::mm", 10, 20, [[800, 800], [800, 700]], ["float", "float"], number=1),
+        launch(1, 12),
+        kernel("volta_sgemm_128x128_nn", 50, 100, 1),
+    ]
+    imported(tmp_path, document(events, deviceProperties=[V100]))
+    (point,) = points(analysis.load(tmp_path / "results")).to_dict("records")
+    assert point["fraction_of_roof"] == pytest.approx(0.57, abs=0.02)
+    assert not isinstance(point["bound"], str)
+    assert "kernels ran in 10 % of the profiled step: the rest are gaps, longer under the profiler" in point["note"]
+
+
+@pytest.mark.parametrize("command", [("summary",), ("audit",), ("roofline",), ("variance",)])
+def test_every_command_takes_the_bundle(command: tuple[str, ...], run: Run, tmp_path: Path) -> None:
+    imported(tmp_path, gpu_trace(3))
+    code, _, err = run(*command, "results")
+    assert code in {ExitCode.DONE, ExitCode.NOTHING_TO_DO}
+    assert "Traceback" not in err
+
+
+def test_the_report_shows_operators(run: Run, tmp_path: Path) -> None:
+    imported(tmp_path, gpu_trace(3))
+    code, _, _ = run("report", "results", "-o", "report.html")
+    assert code == ExitCode.DONE
+    page = (tmp_path / "report.html").read_text()
+    assert "aten::convolution_backward" in page
+    assert "analyze import t.json --model small --batch-size 4" in page

@@ -1,0 +1,76 @@
+"""FLOP of products by the shapes of their tensors: one home for what is dispatched here and for traces from elsewhere.
+
+One fused multiply-add is 2 FLOP. Standard library only.
+"""
+
+from collections.abc import Sequence
+from math import prod
+
+Shape = Sequence[int]
+
+
+def convolution(output: Shape, images: Shape, weight: Shape, *, transposed: bool) -> int:
+    """2 FLOP for each weight at each position of the output, or of the input where transposed.
+
+    `images` (N, C_in, *space), `weight` (C_out, C_in / groups, *kernel), transposed (C_in, C_out / groups, *kernel):
+    its element count holds the groups already. Padded positions count. Source: Dumoulin and Visin 2016,
+    https://arxiv.org/abs/1603.07285, chapters 2 and 4.
+    """
+    swept = images if transposed else output
+    return 2 * (prod(swept) // swept[1]) * prod(weight)
+
+
+def convolved(
+    images: Shape,
+    weight: Shape,
+    *,
+    stride: Shape,
+    padding: Shape,
+    dilation: Shape,
+    transposed: bool,
+    output_padding: Shape,
+    groups: int,
+) -> tuple[int, ...]:
+    """The shape of a convolution's output. Source: the same, relationships 6 and 14."""
+    space, kernel = images[2:], weight[2:]
+    strides, paddings, dilations, more = (
+        # PyTorch takes one number for all dimensions.
+        tuple(values) * len(space) if len(values) == 1 else tuple(values)
+        for values in (stride, padding, dilation, output_padding)
+    )
+    if transposed:
+        sizes = (
+            (size - 1) * step - 2 * pad + spread * (edge - 1) + extra + 1
+            for size, edge, step, pad, spread, extra in zip(
+                space, kernel, strides, paddings, dilations, more, strict=True
+            )
+        )
+        return images[0], weight[1] * groups, *sizes
+    sizes = (
+        (size + 2 * pad - spread * (edge - 1) - 1) // step + 1
+        for size, edge, step, pad, spread in zip(space, kernel, strides, paddings, dilations, strict=True)
+    )
+    return images[0], weight[0], *sizes
+
+
+def matmul(output: Shape, left: Shape) -> int:
+    """2 FLOP for each output element and each element of the inner dimension, the last one of `left`.
+
+    Source: Golub and Van Loan, Matrix Computations, 4th edition, section 1.1.11 (2mnk).
+    """
+    return 2 * prod(output) * left[-1]
+
+
+def attention(query: Shape, key: Shape, value: Shape) -> int:
+    """Query x key and weights x value, each 2 FLOP a multiply-add; a causal mask saves nothing here.
+
+    `query` (..., heads, L, E), `key` (..., L_kv, E), `value` (..., L_kv, E_v). Source: Dao 2023,
+    https://arxiv.org/abs/2307.08691, section 4.1: 4 x L^2 x E x heads, and twice that backward (their 2.5 counts
+    the recomputation, ours does not).
+    """
+    return 2 * prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
+
+
+def recurrent(inputs: Shape, weights: Sequence[Shape]) -> int:
+    """A recurrent layer: `inputs` (..., size), each weight once at each of these positions; biases are vectors."""
+    return 2 * prod(inputs[:-1]) * sum(prod(weight) for weight in weights if len(weight) > 1)
