@@ -1,6 +1,6 @@
 """Writes analysis/model_work.csv, the work of every torchvision classifier by formula: `python docs/model_work.py`.
 
-A quarter of an hour on two cores. `analysis` loads no torch, and a log from elsewhere brings no count of its own.
+Twenty minutes of one core. `analysis` loads no torch, and a log from elsewhere brings no count of its own.
 """  # noqa: INP001 - a script
 
 import csv
