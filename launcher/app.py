@@ -90,15 +90,16 @@ def run_local(
     refuse_without_script(of_script, words)
     resolved = resolve(given, os.environ, Path.cwd(), script=words or ())
     models.require(resolved.spec.model)
-    workplace = workplace_of(words, of_script, Path.cwd()) if words else None
+    workplace = workplace_of(words, of_script, Path.cwd(), os.environ) if words else None
     limits = options.limits()
     choice = choose(options.asked_runtime(), resolved.spec, image=options.image, flavour=options.flavour)
     outside = outside_facts() if choice.runtime is Runtime.DOCKER else None
 
     def plan_of(spec: RunSpec, context: Context | None = None) -> local.LocalPlan:
         own_run = replace(resolved, spec=spec)
-        known = {"outside": outside, "context": context, "workplace": workplace}
-        return local.make_plan(own_run, choice, output=output, limits=limits, **known)
+        return local.make_plan(
+            own_run, choice, output=output, limits=limits, outside=outside, context=context, workplace=workplace
+        )
 
     plan = plan_of(resolved.spec)
     if dry_run:

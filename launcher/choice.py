@@ -12,6 +12,7 @@ class Command:
     """What `launch <backend>` says of itself. `noun`: its machine in a sentence; `sent_to`: who gets a request.
 
     `one_machine`: its options name a machine, where others name a kind of machine of which one can have several.
+    `is_fresh`: its machines are made for the launch: they hold no folder of the user's, and an image from a registry.
     """
 
     help: str
@@ -19,6 +20,7 @@ class Command:
     noun: str
     sent_to: str
     one_machine: bool = False
+    is_fresh: bool = False
 
 
 def choice(

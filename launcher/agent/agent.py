@@ -33,7 +33,14 @@ from launcher.machine.script import Workplace
 from launcher.machine.task import FINAL, End, Outcome, work_through
 from launcher.machine.watcher import Trainer, Watcher
 from workload.contract import bundle
-from workload.contract.errors import BundleError, ExitCode, InterruptedRunError, RooflaunchError, RunFailedError
+from workload.contract.errors import (
+    BundleError,
+    ExitCode,
+    InterruptedRunError,
+    RooflaunchError,
+    RunFailedError,
+    UsageError,
+)
 from workload.contract.record import Status
 from workload.contract.spec import Context, Resolved, RunSpec
 from workload.contract.task import Task
@@ -102,6 +109,8 @@ class Agent:
         self.pulse.enter(LaunchPhase.FINISHED)
         result = self._result(ended)
         if not comes_back:
+            if self.request.script.get("env"):
+                self.store.write(luggage.variables_object(self.request.name), luggage.NO_VARIABLES)
             self.store.write(records.result_object(self.request.name), result.to_bytes(), if_absent=True)
         return result
 
@@ -139,7 +148,7 @@ class Agent:
         given_up = [outcome.run for outcome in outcomes]
         rest = replace(task, runs=tuple(run for run in task.runs if run not in given_up))
         deadline_s, outside = self._deadline_s(), self._outside()
-        workplace = luggage.unpack(self.request, self.store, self.home) if self.request.script else None
+        workplace = self._workplace() if self.request.script else None
         deliveries: list[Future[None]] = []
         self._settled = len(self.delivery.folders)
         for outcome in work_through(
@@ -163,6 +172,19 @@ class Agent:
             with suppress(RooflaunchError):  # it was printed; all that is missing is sent again at the end
                 delivery.result()
         return self._end_of(task, outcomes)
+
+    def _workplace(self) -> Workplace:
+        """Where the script runs, with its data there."""
+        workplace = luggage.unpack(self.request, self.store, self.home)
+        data = str(self.request.script.get("data", ""))
+        if data.startswith("gs://"):
+            folder = self.home.data / "script"
+            print(f"copying {data}", flush=True)
+            luggage.fetch_data(data, folder, is_over=lambda: self.stop.why is not None)
+            data = str(folder)
+        elif data and not (self.root / data.lstrip("/")).exists():
+            raise UsageError(f"no data at '{data}' on this machine", hint="--data PATH, one that is there")
+        return replace(workplace, data=data)
 
     def _in_store(self, task: Task) -> dict[str, str]:
         """Status by run_key of what need not be measured again; asked for once."""

@@ -5,23 +5,32 @@ scripts/<sha256>.tar.gz   regular files alone, by their path below the user's fo
 
 import hashlib
 import io
+import json
 import shutil
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 from launcher.agent.home import Home
-from launcher.jobs.records import MAX_PARCEL_BYTES, Request
+from launcher.jobs.records import LAUNCHES, MAX_PARCEL_BYTES, Request
 from launcher.machine.script import Workplace
-from workload.contract.errors import BundleError
+from workload.contract.checksum import crc32c_of
+from workload.contract.errors import BundleError, ToolError, UsageError
 from workload.storage.names import why_unsafe
-from workload.storage.store import Store
+from workload.storage.store import Store, StoredObject, open_store
 
 MOST_UNPACKED_BYTES = 1_000_000_000
+NO_VARIABLES = b"{}"
 
 
 def parcel_object(sha256: str) -> str:
     """The name of an archive in a store."""
     return f"scripts/{sha256}.tar.gz"
+
+
+def variables_object(launch: str) -> str:
+    """The name of the variables that a script gets, in a store."""
+    return f"{LAUNCHES}{launch}/variables.json"
 
 
 def unpack(request: Request, store: Store, home: Home) -> Workplace:
@@ -37,7 +46,56 @@ def unpack(request: Request, store: Store, home: Home) -> Workplace:
         shutil.rmtree(new, ignore_errors=True)
         _extract(content, new)
         new.rename(folder)
-    return Workplace(folder=folder, commit=str(request.script.get("commit", "")))
+    return Workplace(
+        folder=folder,
+        commit=str(request.script.get("commit", "")),
+        variables=_variables(request, store) if request.script.get("env") else {},
+    )
+
+
+def _variables(request: Request, store: Store) -> dict[str, str]:
+    """Those that the request names, and no others."""
+    try:
+        values = json.loads(store.read(variables_object(request.name)) or NO_VARIABLES)
+        return {name: str(values[name]) for name in request.script["env"]}
+    except (ValueError, KeyError, TypeError) as error:
+        raise BundleError("the variables of the script are not in the store", hint="launch again") from error
+
+
+def fetch_data(address: str, folder: Path, *, is_over: Callable[[], bool]) -> None:
+    """Copy what lies at an address; what a first start has copied is not copied again. Ends early once `is_over`."""
+    store, number = open_store(address, jobs=3), 0
+    for listed in store.objects(""):
+        if is_over():
+            return
+        if listed.name.endswith("/"):  # what stands for a folder in a bucket
+            continue
+        number += 1
+        if reason := listed.problem or why_unsafe(listed.name):
+            raise BundleError(f"{listed.name!r} of {address} cannot be copied: {reason}", hint="give it another name")
+        path = folder / listed.name
+        if path.exists() and path.stat().st_size == listed.bytes:
+            continue
+        try:
+            _copy(store, listed, path)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise ToolError(
+                f"{listed.name!r} of {address} cannot be written here: {reason}", hint="less data"
+            ) from error
+    if not number:
+        raise UsageError(f"no data at {address}", hint="--data gs://BUCKET/PREFIX, of objects that are there")
+
+
+def _copy(store: Store, listed: StoredObject, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.part")
+    with part.open("w+b") as target:
+        store.download(listed, target)
+        target.seek(0)
+        if listed.crc32c and crc32c_of(target) != listed.crc32c:
+            raise BundleError(f"{listed.name!r} came damaged from {store}", hint="launch again")
+    part.rename(path)
 
 
 def _extract(content: bytes, folder: Path) -> None:

@@ -28,7 +28,7 @@ from workload.contract.errors import UsageError
 from workload.contract.spec import CONFIG_NAME
 
 if TYPE_CHECKING:
-    from launcher.jobs.commands import Place
+    from launcher.jobs.commands import Place, Script
 
 # Where a command looks unless something says otherwise.
 USUAL = "gcp"
@@ -112,7 +112,7 @@ def _add_backend(app: typer.Typer, name: str, module: Any) -> None:
             commands.Place(backend=name, where=where),
             options,
             given,
-            script=commands.Script(words=tuple(words), options=of_script) if words else None,
+            script=_script(words, of_script, declared),
             detach=detach,
             output=output,
             dry_run=dry_run,
@@ -124,6 +124,12 @@ def _add_backend(app: typer.Typer, name: str, module: Any) -> None:
     kinds = (module.Options, module.Where, ThereOptions)
     declare(launch, [parameter for kind in kinds for parameter in parameters_of(kind)], before="detach")
     app.command(name, cls=ScriptCommand, epilog=declared.examples)(run_options(launch))
+
+
+def _script(words: list[str] | None, options: ThereOptions, declared: Command) -> "Script | None":
+    from launcher.jobs.commands import Script
+
+    return Script(words=tuple(words), options=options, is_fresh=declared.is_fresh) if words else None
 
 
 def declare(command: Callable[..., int], options: list[inspect.Parameter], *, before: str) -> None:

@@ -27,8 +27,8 @@ from launcher.jobs.progress import LaunchProgress
 from launcher.jobs.run import LaunchOutcome, LeftRunningError, run
 from launcher.jobs.session import Session
 from launcher.options import Format
-from launcher.script.command import ThereOptions
-from launcher.script.parcel import Parcel, pack, relative_words
+from launcher.script.command import ThereOptions, variables_of
+from launcher.script.parcel import Parcel, pack, place_of_data, relative_words
 from workload.contract.errors import (
     ExitCode,
     InterruptedRunError,
@@ -100,15 +100,18 @@ ASKS_A_PLACE = re.compile(r"\blaunch (?:status|logs|down|reap)\b(?: (?:rooflaunc
 
 @dataclass(frozen=True, kw_only=True)
 class Script:
-    """Somebody's own script, as it was typed."""
+    """Somebody's own script, as it was typed. `is_fresh`: for machines that are made for it."""
 
     words: tuple[str, ...]
     options: ThereOptions
+    is_fresh: bool
 
-    def packed(self, backend: str, folder: Path) -> tuple[tuple[str, ...], Parcel]:
+    def packed(self, backend: str, folder: Path, environment: Mapping[str, str]) -> tuple[tuple[str, ...], Parcel]:
         """Its words as they mean it in the copy of the folder that travels, and that copy."""
         words = relative_words(self.words, folder, example=f"launch {backend} … -- train.py --lr 0.1")
-        return words, pack(words, folder, include=self.options.include)
+        data = place_of_data(self.options.data, words, is_fresh=self.is_fresh)
+        variables = variables_of(self.options.env, environment)
+        return words, replace(pack(words, folder, include=self.options.include), data=data, variables=variables)
 
 
 def _hints_name_the_place(command: Callable[..., int]) -> Callable[..., int]:
@@ -177,7 +180,7 @@ def launch(
         )
     if request and not dry_run:
         raise UsageError("--request shows what a dry run would send", hint="--dry-run --request")
-    words, parcel = script.packed(place.backend, Path.cwd()) if script else ((), None)
+    words, parcel = script.packed(place.backend, Path.cwd(), os.environ) if script else ((), None)
     resolved = resolve(given, os.environ, Path.cwd(), script=words)
     models.require(resolved.spec.model)
     settings = backend.settings(place.where, options, offline=dry_run)
@@ -232,9 +235,7 @@ def _launch(
     session = Session(machines=machines, store=store, sleep=ports.sleep, on_event=progress)
     sessions.append(session)
     try:
-        if parcel:
-            parcel.send(store)
-        return run(session, plan, output=output, detach=detach)
+        return run(session, plan, output=output, detach=detach, parcel=parcel)
     finally:
         progress.clear()
 

@@ -1,13 +1,15 @@
 """What a launch leaves in its bucket, so that any machine can find, follow and end it. Written and read here alone.
 
     scripts/<sha256>.tar.gz        by the launcher: the files of somebody's own script
+    launches/<name>/variables.json by the launcher: those of its own that a script gets; emptied at the end
     launches/<name>/request.json   by the launcher, before the VM exists
     launches/<name>/status.json    by the VM, again and again: its heartbeat
     launches/<name>/result.json    by the VM, once, after its bundles
     launches/<name>/startup.log    by the VM, on any exit
     runs/<run_id>/…                the bundles, each with MANIFEST.json last
 
-A launch has the name of its VM and may leave several bundles (`--repeats`). No document holds a credential.
+A launch has the name of its VM and may leave several bundles (`--repeats`). No document holds a credential, unless
+its user names one as a variable of a script.
 """
 
 import json
@@ -167,7 +169,7 @@ class Request(_Document):
     `gpu` to `zones` are empty where a backend has no such thing; `options` are the backend's own. `task`: the runs of a
     sweep that this machine works through (`workload.contract.task`); without one it is `spec`, `repeats` times.
     `script`: of somebody's own script the `sha256` of its archive with its number of `files` and `bytes`, and the
-    `commit` of the folder that it is from.
+    `commit` of the folder that it is from; where its `data` lies, and the names of variables that it gets (`env`).
     """
 
     SCHEMA_VERSION: ClassVar[int] = 3
@@ -205,7 +207,9 @@ class Request(_Document):
             return ""
         commit, _, changed = str(self.script.get("commit", "")).partition("-")
         origin = f", of commit {commit[:7]}{' with changes' if changed else ''}" if commit else ""
-        return f"{counted(self.script['files'], 'file')}, {si(self.script['bytes'], 'B')}{origin}"
+        names = self.script.get("env")
+        variables = f"; and {', '.join(names)}" if names else ""
+        return f"{counted(self.script['files'], 'file')}, {si(self.script['bytes'], 'B')}{origin}{variables}"
 
     @property
     def work(self) -> Task:
@@ -323,6 +327,8 @@ def _is_script(value: Any) -> bool:
         and _is_count(value.get("files"))
         and _is_count(value.get("bytes"), most=MAX_PARCEL_BYTES)
         and _matches(re.compile(r"|[0-9a-f]{40,64}(-dirty)?"))(value.get("commit", ""))
+        and (value.get("data", "") == "" or _matches(STORE)(value["data"]))
+        and _are(_matches(re.compile(r"[A-Za-z_][A-Za-z0-9_]*")))(value.get("env", []))
     )
 
 

@@ -18,6 +18,7 @@ from launcher.jobs import cleanup, launches
 from launcher.jobs.follow import Ending, Followed, follow
 from launcher.jobs.records import RUNS, STAMP, Heartbeat, LaunchPhase, Result, epoch_s, request_object, utc
 from launcher.jobs.session import Event, EventKind, Session
+from launcher.script.parcel import Parcel
 from workload.contract import bundle
 from workload.contract.bundle import Bundle
 from workload.contract.errors import (
@@ -109,7 +110,9 @@ class LaunchOutcome:
         }
 
 
-def run(session: Session, plan: Plan, *, output: Path, detach: bool = False) -> LaunchOutcome:
+def run(
+    session: Session, plan: Plan, *, output: Path, detach: bool = False, parcel: Parcel | None = None
+) -> LaunchOutcome:
     """Launch and see it through; a machine that its place took back is had again, as often as the plan says.
 
     Raises what keeps a machine from coming to be, and `LeftRunningError` for Ctrl-C once one runs; how a run failed is
@@ -117,7 +120,7 @@ def run(session: Session, plan: Plan, *, output: Path, detach: bool = False) -> 
     """
     if not detach:
         bundle.make_output(output)
-    launcher = Launcher(session, output=output)
+    launcher = Launcher(session, output=output, parcel=parcel)
     earlier: tuple[Bundle, ...] = ()
     for attempt in range(1, plan.attempts + 1):
         outcome, ending = launcher.once(plan, detach=detach)
@@ -146,9 +149,9 @@ def again(plan: Plan, now_s: float) -> Plan:
 class Launcher:
     """The steps of a launch, for those who take them one by one; threads may each take those of another launch."""
 
-    def __init__(self, session: Session, *, output: Path) -> None:
+    def __init__(self, session: Session, *, output: Path, parcel: Parcel | None = None) -> None:
         self._session, self._machines, self._store = session, session.machines, session.store
-        self._output = output
+        self._output, self._parcel = output, parcel
         self._store_calls: Counter[str] = Counter()
 
     def calls(self) -> dict[str, int]:
@@ -184,6 +187,8 @@ class Launcher:
     def record(self, plan: Plan) -> None:
         """Leave the request in the store before there is a machine, so that nothing that costs is ever unknown."""
         name = plan.request.name
+        if self._parcel:
+            self._parcel.send(self._store, name)
         self._store_calls["bucket.write"] += 1
         if not self._store.write(request_object(name), plan.request.to_bytes(), if_absent=True):
             raise ToolError(f"{self._store} has a launch '{name}' already", hint="launch again")
@@ -217,6 +222,8 @@ class Launcher:
         except RooflaunchError:
             return False
         if gone:
+            if self._parcel:
+                self._parcel.take_back(self._store, name)
             self.settle(name, "", code, error)
         return gone
 

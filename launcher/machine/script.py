@@ -26,7 +26,7 @@ class Workplace:
     folder: Path
     data: str = ""
     commit: str = ""
-    variables: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def require(self, words: Sequence[str]) -> None:
         """`UsageError` for arguments that ask for data which nobody named."""

@@ -1,6 +1,8 @@
 """`launch … -- train.py ARGS`: the words after `--`, and the options of a script. Light: `launch --help` loads it."""
 
+import re
 import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
@@ -17,6 +19,10 @@ Words = Annotated[
 ]
 
 
+# What the machine that a script runs on has of its own.
+OF_THE_MACHINE = frozenset({"HOME", "LD_LIBRARY_PATH", "PATH", "PYTHONHOME", "PYTHONPATH", "SHELL", "USER"})
+
+
 @dataclass(frozen=True, kw_only=True)
 class HereOptions:
     """What a script is given on this machine."""
@@ -24,12 +30,25 @@ class HereOptions:
     data: str | None = choice(
         f"the folder of a script's data, which {DATA} in its arguments stands for", default=None, metavar="PATH"
     )
+    env: tuple[str, ...] = choice(
+        "a variable that a script in a container gets from here; repeatable", default=(), metavar="NAME"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ThereOptions:
-    """What of a script's folder goes to another machine."""
+    """What a script is given on another machine."""
 
+    data: str | None = choice(
+        f"a script's data, as gs://BUCKET/PREFIX or a folder there; {DATA} in its arguments stands for it",
+        default=None,
+        metavar="PATH",
+    )
+    env: tuple[str, ...] = choice(
+        "a variable that a script gets from here; until the launch has ended whoever reads its store can read it",
+        default=(),
+        metavar="NAME",
+    )
     include: tuple[str, ...] = choice(
         "of a script's folder send these files in place of all that git tracks; never what git ignores; repeatable",
         default=(),
@@ -63,6 +82,20 @@ def _refuse_stray(ctx: Any, typed: list[str]) -> None:
     if at is not None:
         line = shlex.join([*typed[:at], "--", *typed[at:]])
         raise UsageError(f"'{typed[at]}' must stand after --", hint=f"{ctx.command_path} {line}")
+
+
+def variables_of(names: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
+    """The named variables with their values. Raises `UsageError` for one that is not set, or that is the machine's."""
+    for name in names:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise UsageError(
+                f"--env takes the name of a variable, and its value from here; got '{name}'", hint="--env HF_TOKEN"
+            )
+        if name in OF_THE_MACHINE or name.startswith("ROOFLAUNCH_"):
+            raise UsageError(f"{name} is the machine's own; got --env {name}", hint=f"leave --env {name} out")
+        if name not in environment:
+            raise UsageError(f"--env {name}: there is no such variable here", hint=f"export {name}=VALUE")
+    return {name: environment[name] for name in names}
 
 
 def refuse_without_script(options: Any, words: list[str] | None) -> None:

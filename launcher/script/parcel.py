@@ -8,33 +8,39 @@ import fnmatch
 import gzip
 import hashlib
 import io
+import json
 import subprocess
 import sys
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher.agent.luggage import MOST_UNPACKED_BYTES, parcel_object
+from launcher.agent.luggage import MOST_UNPACKED_BYTES, NO_VARIABLES, parcel_object, variables_object
 from launcher.jobs.records import MAX_COUNT, MAX_PARCEL_BYTES
 from launcher.sizes import shown
 from workload.contract.errors import ToolError, UsageError
-from workload.contract.script import main_file
+from workload.contract.script import DATA, main_file
 from workload.contract.text import si
 from workload.storage.names import why_unsafe
-from workload.storage.store import Store
+from workload.storage.store import Store, parse_address
 
 SHOWN_FILES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parcel:
-    """An archive and what is in it. `commit`: that of the folder here, with `-dirty` where tracked files differ."""
+    """An archive and what is in it. `commit`: that of the folder here, with `-dirty` where tracked files differ.
+
+    `data`: where its data lies, for the machine; `variables`: those that the script gets from here.
+    """
 
     content: bytes = field(repr=False)
     files: tuple[str, ...]
     commit: str = ""
+    data: str = ""
+    variables: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def sha256(self) -> str:
@@ -48,13 +54,50 @@ class Parcel:
             "files": len(self.files),
             "bytes": len(self.content),
             "commit": self.commit,
+            "data": self.data,
+            "env": list(self.variables),
         }
 
-    def send(self, store: Store) -> None:
-        """Have it in the store, whole; one that is there already is not sent again."""
+    def send(self, store: Store, launch: str) -> None:
+        """Have it in the store, whole, for this launch; an archive that is there already is not sent again."""
         name = parcel_object(self.sha256)
         if not any(listed.name == name for listed in store.objects(name)):
             store.write(name, self.content, if_absent=True)
+        if self.variables:
+            store.write(variables_object(launch), json.dumps(dict(self.variables)).encode())
+
+    def take_back(self, store: Store, launch: str) -> None:
+        """What nobody needs any more, and should not lie there."""
+        if self.variables:
+            store.write(variables_object(launch), NO_VARIABLES)
+
+
+def place_of_data(text: str | None, words: Sequence[str], *, is_fresh: bool) -> str:
+    """What `--data` says of another machine. Raises `UsageError` for what no such machine has."""
+    if text is None:
+        if any(DATA in word for word in words):
+            raise UsageError(
+                f"{DATA} in the script's arguments stands for its data, and there is no --data",
+                hint="--data gs://BUCKET/PREFIX",
+            )
+        return ""
+    if text.startswith("gs://"):
+        parse_address(text)
+        if not any(DATA in word for word in words):
+            raise UsageError(
+                f"nothing in the script's arguments says {DATA}, and where '{text}' is copied to is not known before",
+                hint=f"-- {words[0]} --root {DATA}, by whatever name the script calls it",
+            )
+        return text
+    if is_fresh:
+        raise UsageError(
+            f"a machine that is made for the launch has no folder '{text}'", hint="--data gs://BUCKET/PREFIX"
+        )
+    if not text.startswith("/") or not text.isprintable():
+        raise UsageError(
+            f"--data is gs://BUCKET/PREFIX or a whole path there; got '{text}'", hint="--data /data/photos"
+        )
+    return text
 
 
 def relative_words(words: Sequence[str], folder: Path, *, example: str) -> tuple[str, ...]:

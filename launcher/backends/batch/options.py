@@ -26,6 +26,7 @@ COMMAND = Command(
     examples=EXAMPLES,
     noun="task",
     sent_to="Cloud Batch",
+    is_fresh=True,
 )
 _VM = {item.name: item for item in fields(VmOptions)}
 

@@ -29,6 +29,7 @@ COMMAND = Command(
     examples=EXAMPLES,
     noun="VM",
     sent_to="Compute Engine",
+    is_fresh=True,
 )
 
 

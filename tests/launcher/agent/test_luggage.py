@@ -12,7 +12,7 @@ import pytest
 from launcher.agent import luggage
 from launcher.agent.home import Home
 from launcher.jobs.records import Request
-from workload.contract.errors import BundleError
+from workload.contract.errors import BundleError, UsageError
 from workload.contract.spec import RunSpec
 from workload.storage.folder import Folder
 
@@ -116,6 +116,40 @@ def test_missing_or_damaged(store: Folder, home: Home) -> None:
         luggage.unpack(request, store, home)
 
 
+def test_the_script_gets_the_variables_that_its_request_names(store: Folder, home: Home) -> None:
+    request = sent(store, archive(entry("train.py")), env=["HF_TOKEN"])
+    with pytest.raises(BundleError, match="the variables of the script are not in the store"):
+        luggage.unpack(request, store, home)
+    store.write(luggage.variables_object(request.name), b'{"HF_TOKEN": "hf_1", "LD_PRELOAD": "x"}')
+    place = luggage.unpack(request, store, home)
+    assert place.variables == {"HF_TOKEN": "hf_1"}
+    assert "hf_1" not in repr(place)
+
+
+def test_data_is_copied_once_and_ends_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, here = tmp_path / "data", tmp_path / "here"
+    (data / "cats").mkdir(parents=True)
+    (data / "cats/1.jpg").write_bytes(b"cat")
+    (data / "labels.csv").write_bytes(b"1,cat")
+    luggage.fetch_data(str(data), here, is_over=lambda: True)
+    assert not here.exists()
+    luggage.fetch_data(str(data), here, is_over=lambda: False)
+    files = {path.relative_to(here).as_posix(): path.read_bytes() for path in here.rglob("*") if path.is_file()}
+    assert files == {"cats/1.jpg": b"cat", "labels.csv": b"1,cat"}
+    (data / "labels.csv").write_bytes(b"2,cat and more")
+    copied: list[str] = []
+    monkeypatch.setattr(luggage, "_copy", lambda _store, listed, _path: copied.append(listed.name))
+    luggage.fetch_data(str(data), here, is_over=lambda: False)
+    assert copied == ["labels.csv"]
+
+
+def test_no_data_at_an_address(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    with pytest.raises(UsageError, match="no data at ") as caught:
+        luggage.fetch_data(str(tmp_path / "data"), tmp_path / "here", is_over=lambda: False)
+    assert caught.value.hint == "--data gs://BUCKET/PREFIX, of objects that are there"
+
+
 def test_a_request_with_a_script_is_of_a_schema_that_older_agents_refuse() -> None:
     """They would run our trainer in its place."""
     request = replace(REQUEST, script={"sha256": "0" * 64, "files": 3, "bytes": 40, "commit": "0" * 40 + "-dirty"})
@@ -125,7 +159,14 @@ def test_a_request_with_a_script_is_of_a_schema_that_older_agents_refuse() -> No
     assert REQUEST.luggage == ""
     again = Request.from_bytes(request.to_bytes())
     assert again.work.runs[0].spec == RunSpec(script=("train.py", "--lr", "1"))
-    for damage in ({"sha256": "../x"}, {"commit": "a b"}, {"bytes": 10**9}, {"files": "3"}):
+    for damage in (
+        {"sha256": "../x"},
+        {"commit": "a b"},
+        {"bytes": 10**9},
+        {"files": "3"},
+        {"env": ["A B"]},
+        {"data": "x"},
+    ):
         damaged = replace(request, script={**request.script, **damage})
         with pytest.raises(BundleError, match="script must be an object with the sha256 of an archive"):
             Request.from_bytes(damaged.to_bytes())

@@ -2,19 +2,22 @@
 
 import io
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from launcher.agent.luggage import parcel_object
+from launcher.agent.luggage import parcel_object, variables_object
 from launcher.script import parcel
-from launcher.script.parcel import pack, relative_words
+from launcher.script.command import variables_of
+from launcher.script.parcel import pack, place_of_data, relative_words
 from tests.launcher.script import tiny
 from workload.contract.errors import UsageError
 from workload.storage.folder import Folder
 
 pytestmark = pytest.mark.world
 EXAMPLE = "launch ssh … -- train.py --lr 0.1"
+NAME = "rooflaunch-box-20261121-142530-3fa9c1"
 SCRIPT = ("train.py",)
 TRACKED = tuple(sorted(tiny.FILES))
 
@@ -74,6 +77,8 @@ def test_the_same_files_are_the_same_archive(folder: Path, tmp_path: Path) -> No
         "files": 5,
         "bytes": len(one.content),
         "commit": tiny.git(folder, "rev-parse", "HEAD"),
+        "data": "",
+        "env": [],
     }
     (folder / "train.py").write_text("other\n")
     changed = pack(SCRIPT, folder)
@@ -84,10 +89,10 @@ def test_the_same_files_are_the_same_archive(folder: Path, tmp_path: Path) -> No
 def test_an_archive_is_sent_once(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "store").mkdir()
     store, packed = Folder(tmp_path / "store"), pack(SCRIPT, folder)
-    packed.send(store)
+    packed.send(store, NAME)
     assert store.read(parcel_object(packed.sha256), most_bytes=10**6) == packed.content
     monkeypatch.setattr(Folder, "write", lambda *_, **__: pytest.fail("it is there already"))
-    packed.send(store)
+    packed.send(store, NAME)
 
 
 def test_no_repository(tmp_path: Path) -> None:
@@ -148,3 +153,81 @@ def test_the_script_by_its_path_below_the_folder(folder: Path) -> None:
     assert caught.value.hint == f"cd {folder}, then the same with -- train.py"
     with pytest.raises(UsageError, match=r"no module 'package\.none' below "):
         relative_words(("-m", "package.none"), folder, example=EXAMPLE)
+
+
+def test_variables_lie_in_the_store_until_they_are_taken_back(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    store = Folder(tmp_path / "store")
+    packed = replace(pack(SCRIPT, folder), variables=variables_of(["HF_TOKEN"], {"HF_TOKEN": "hf_1", "OTHER": "2"}))
+    packed.send(store, NAME)
+    assert store.read(variables_object(NAME)) == b'{"HF_TOKEN": "hf_1"}'
+    assert packed.facts()["env"] == ["HF_TOKEN"]
+    assert "hf_1" not in repr(packed) + repr(packed.facts())
+    packed.take_back(store, NAME)
+    assert store.read(variables_object(NAME)) == b"{}"
+    pack(SCRIPT, folder).send(store, "rooflaunch-other-20261121-142530-3fa9c1")
+    assert [listed.name for listed in store.objects("launches/")] == [variables_object(NAME)]
+
+
+VARIABLES = {
+    "with a value": ("A=1", "--env takes the name of a variable, and its value from here; got 'A=1'", "--env HF_TOKEN"),
+    "not set": ("HF_TOKEN", "--env HF_TOKEN: there is no such variable here", "export HF_TOKEN=VALUE"),
+    "the machine's": ("PATH", "PATH is the machine's own; got --env PATH", "leave --env PATH out"),
+    "ours": (
+        "ROOFLAUNCH_MODEL",
+        "ROOFLAUNCH_MODEL is the machine's own; got --env ROOFLAUNCH_MODEL",
+        "leave --env ROOFLAUNCH_MODEL out",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", VARIABLES)
+def test_variables_that_do_not_travel(name: str) -> None:
+    typed, message, hint = VARIABLES[name]
+    with pytest.raises(UsageError) as caught:
+        variables_of([typed], {"PATH": "/bin", "ROOFLAUNCH_MODEL": "vgg11"})
+    assert (str(caught.value), caught.value.hint) == (message, hint)
+
+
+DATA = {
+    "a bucket": ("gs://bucket/photos", ("train.py", "--root={data}/a"), False, "gs://bucket/photos"),
+    "a bucket, from a new machine": ("gs://bucket", ("train.py", "{data}"), True, "gs://bucket"),
+    "a folder there": ("/data/photos", ("train.py",), False, "/data/photos"),
+    "none": (None, ("train.py",), True, ""),
+}
+NO_DATA = {
+    "none, but asked for": (
+        (None, ("train.py", "{data}"), True),
+        "{data} in the script's arguments stands for its data, and there is no --data",
+    ),
+    "a bucket that is copied nobody knows where": (
+        ("gs://bucket/x", ("train.py",), True),
+        "nothing in the script's arguments says {data}, and where 'gs://bucket/x' is copied to is not known before",
+    ),
+    "a folder of a new machine": (
+        ("/data", ("train.py", "{data}"), True),
+        "a machine that is made for the launch has no folder '/data'",
+    ),
+    "a path of here": (
+        ("photos", ("train.py",), False),
+        "--data is gs://BUCKET/PREFIX or a whole path there; got 'photos'",
+    ),
+    "no bucket's name": (
+        ("gs://B", ("train.py", "{data}"), True),
+        "a bucket is written gs://BUCKET/PREFIX; got 'gs://B'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_where_data_lies(name: str) -> None:
+    text, words, is_fresh, place = DATA[name]
+    assert place_of_data(text, words, is_fresh=is_fresh) == place
+
+
+@pytest.mark.parametrize("name", NO_DATA)
+def test_where_no_data_lies(name: str) -> None:
+    (text, words, is_fresh), message = NO_DATA[name]
+    with pytest.raises(UsageError) as caught:
+        place_of_data(text, words, is_fresh=is_fresh)
+    assert str(caught.value) == message

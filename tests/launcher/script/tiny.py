@@ -8,6 +8,8 @@ import os, sys, torch
 from package.model import make
 from torch.utils.data import DataLoader, TensorDataset
 print("here:", *sorted(os.listdir()), "argv:", *sys.argv[1:], "gpus:", os.environ.get("CUDA_VISIBLE_DEVICES"))
+if "--root" in sys.argv:
+    print("data:", *sorted(os.listdir(sys.argv[sys.argv.index("--root") + 1])), "variable:", os.environ.get("MY_NOTE"))
 open("written.txt", "w").close()
 model = make()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

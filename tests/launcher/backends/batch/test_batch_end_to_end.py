@@ -165,12 +165,22 @@ def test_a_task_that_is_taken_back_in_the_middle_goes_on_where_it_was(world: Wor
     assert world.fake.running() == 0
 
 
-def test_a_script_of_ones_own(world: World) -> None:
+def test_a_script_of_ones_own(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny.project(world.folder)
+    bucket = open_store(f"gs://{BUCKET}")
+    bucket.write("photos/cats/1.jpg", b"cat")
+    bucket.write("photos/labels.csv", b"1,cat")
+    monkeypatch.setenv("MY_NOTE", "a-note")
     words = ("--gpu", "t4", *PLACE, "--image", IMAGE, "--usd-per-h", "3600", *tiny.FEW, "--repeats", "2")
-    out, err = world.launch("batch", *words, "--", "-m", "package.train", "--lr", "0.1")
+    data = ("--data", f"gs://{BUCKET}/photos", "--env", "MY_NOTE")
+    out, err = world.launch("batch", *words, *data, "--", "-m", "package.train", "--root", "{data}")
+    [log] = world.folder.glob("rooflaunch-*-*.txt")
+    assert log.read_text().count("data: cats labels.csv variable: a-note\n") == 2
+    stored = open_store(f"gs://{BUCKET}/{PREFIX}")
+    [name] = [listed.name for listed in stored.objects("launches/") if listed.name.endswith("/variables.json")]
+    assert stored.read(name) == b"{}"
     runs = [bundle.read(folder).record for folder in sorted((world.folder / "results").iterdir())]
     assert [run.status for run in runs] == ["completed", "completed"]
-    assert [run.spec.script.command for run in runs if run.spec.script] == ["-m package.train --lr 0.1"] * 2
-    assert re.search(r"^sends +5 files, \d+ B, of commit [0-9a-f]{7}$", err, re.MULTILINE)
-    assert out.startswith("-m package.train --lr 0.1, batch 4, fp32, on cpu")
+    assert [run.spec.script.command for run in runs if run.spec.script] == ["-m package.train --root '{data}'"] * 2
+    assert re.search(r"^sends +5 files, \d+ B, of commit [0-9a-f]{7}; and MY_NOTE$", err, re.MULTILINE)
+    assert out.startswith("-m package.train --root '{data}', batch 4, fp32, on cpu")
