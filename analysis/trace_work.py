@@ -84,9 +84,12 @@ class Steps:
     windows: Sequence[Window] | None
     remarks: tuple[str, ...] = ()
 
-    def holds(self, moment: float) -> bool:
-        """Whether something that began then on the host is part of a step."""
-        return self.windows is None or any(one.began <= moment < one.ended for one in self.windows)
+    def at(self, moment: float) -> int | None:
+        """The index of the step that something which began then on the host is part of; None outside of all."""
+        if self.windows is None:
+            return 0
+        index = bisect.bisect_right(self.windows, moment, key=lambda one: one.began) - 1
+        return index if index >= 0 and moment < self.windows[index].ended else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +169,7 @@ def attribute(trace: Trace, steps: Steps, *, device: str | None) -> Attribution:
         busy_s = _by_own_time(threads, steps, ledger)
     else:
         busy_s = _by_kernels(trace, threads, steps, device, ledger)
-    rows = ledger.ordered(steps.number)
+    rows = ledger.ordered()
     remarks = [*steps.remarks, *ledger.remarks(is_on_gpu=device is not None)]
     return Attribution(
         steps=steps,
@@ -177,7 +180,7 @@ def attribute(trace: Trace, steps: Steps, *, device: str | None) -> Attribution:
         busy_s=busy_s,
         flop_by_op=dict(sorted(ledger.flop_by_op.items())),
         flop_by_precision=ledger.by_precision(),
-        bytes_low=ledger.sizes.bytes_low(steps.number),
+        bytes_low=ledger.sizes.bytes_low,
         bytes_high=sum(row.bytes_high or 0 for row in rows),
         has_work=trace.has_shapes,
         remarks=tuple(remarks),
@@ -262,24 +265,24 @@ class _Sizes:
     """Bits of tensors by elements and width, for the fewest bytes: every tensor once.
 
     A trace does not say which tensors are the same. What an operator gives back is new each time; of what it is given
-    only as many of one size are surely different as one call has at once.
+    in a step only as many of one size are surely different as one call has at once. Keys begin with the step.
     """
 
-    new: Counter[tuple[int, int]] = field(default_factory=Counter)
-    at_once: dict[tuple[int, int], int] = field(default_factory=dict)
+    new: Counter[tuple[int, int, int]] = field(default_factory=Counter)
+    at_once: dict[tuple[int, int, int], int] = field(default_factory=dict)
 
-    def add(self, tensors: Sequence[Tensors]) -> None:
+    def add(self, step: int, tensors: Sequence[Tensors]) -> None:
         for tensor in tensors:
-            key, bits = (tensor.elements, tensor.bits_low), tensor.elements * tensor.bits_low * tensor.count
+            key, bits = (step, tensor.elements, tensor.bits_low), tensor.elements * tensor.bits_low * tensor.count
             if tensor.is_new:
                 self.new[key] += bits
             else:
                 self.at_once[key] = max(bits, self.at_once.get(key, 0))
 
-    def bytes_low(self, steps: int) -> int:
+    @property
+    def bytes_low(self) -> int:
         """Over all steps."""
-        keys = self.new.keys() | self.at_once.keys()
-        return sum(max(self.new[key], steps * self.at_once.get(key, 0)) for key in keys) // 8
+        return sum(max(self.new[key], self.at_once.get(key, 0)) for key in self.new.keys() | self.at_once.keys()) // 8
 
 
 @dataclass(kw_only=True)
@@ -306,7 +309,7 @@ class _Ledger:
         """The row of this name; what lacks its work stands in one of its own."""
         return self.rows.setdefault((name, lack), Row(name=name, family=family, lack=lack))
 
-    def call(self, operator: Operator) -> Row:
+    def call(self, operator: Operator, step: int) -> Row:
         """Count a call of an operator with its work, and give its row."""
         row, work = self.row_of(operator), self.works.of(operator)
         row.calls += 1
@@ -315,7 +318,7 @@ class _Ledger:
         row.flop = (row.flop or 0) + work.flop
         row.bytes_high = (row.bytes_high or 0) + work.bytes_high
         for sizes in (self.sizes, self.sizes_of_rows.setdefault(id(row), _Sizes())):
-            sizes.add(work.tensors)
+            sizes.add(step, work.tensors)
         self.is_assumed = self.is_assumed or work.is_assumed
         if work.kind:
             self.flop_by_op[work.kind] += work.flop
@@ -327,12 +330,12 @@ class _Ledger:
         name, work = operator.call.name, self.works.of(operator)
         return self.row(name, family_of(name), str(work) if isinstance(work, Lack) else None)
 
-    def ordered(self, steps: int) -> list[Row]:
+    def ordered(self) -> list[Row]:
         """The rows, longest first; a name that stands twice says why."""
         times = Counter(name for name, _ in self.rows)
         for (name, lack), row in self.rows.items():
             sizes = self.sizes_of_rows.get(id(row))
-            row.bytes_low = sizes.bytes_low(steps) if sizes else None
+            row.bytes_low = sizes.bytes_low if sizes else None
             row.name = f"{name} ({lack})" if lack and times[name] > 1 else name
         return sorted(self.rows.values(), key=lambda row: (-row.seconds, row.name))
 
@@ -368,7 +371,8 @@ def _by_own_time(threads: Mapping[Thread, _Thread], steps: Steps, ledger: _Ledge
     for thread in threads.values():
         counted_calls: set[int] = set()
         for index, operator in enumerate(thread.operators):
-            if not steps.holds(operator.began):
+            step = steps.at(operator.began)
+            if step is None:
                 continue
             seconds = thread.own[index] / US_PER_S
             parent = thread.parents[index]
@@ -379,7 +383,7 @@ def _by_own_time(threads: Mapping[Thread, _Thread], steps: Steps, ledger: _Ledge
                 spans.append((operator.began, operator.ended))
             owner = thread.owners[index]
             if owner == index:
-                row = ledger.call(operator)
+                row = ledger.call(operator, step)
                 counted_calls.add(index)
             elif owner in counted_calls:
                 row = ledger.row_of(thread.operators[owner])
@@ -412,12 +416,13 @@ def _by_kernels(trace: Trace, threads: Mapping[Thread, _Thread], steps: Steps, d
         if event.device != device:
             continue
         where, moment = _launch(event, trace, threads, by_id)
-        if not steps.holds(moment):
+        step = steps.at(moment)
+        if step is None:
             continue
         seconds = (event.ended - event.began) / US_PER_S
         spans.append((event.began, event.ended))
         ledger.list_by_name(event.name, seconds)
-        row = _row_of_kernel(event, where, calls, ledger)
+        row = _row_of_kernel(event, where, calls, ledger, step)
         row.seconds += seconds
     return _union_s(spans)
 
@@ -440,7 +445,11 @@ def _launch(
 
 
 def _row_of_kernel(
-    event: OnDevice, where: tuple[_Thread, int] | None, calls: dict[tuple[int, int], Row], ledger: _Ledger
+    event: OnDevice,
+    where: tuple[_Thread, int] | None,
+    calls: dict[tuple[int, int], Row],
+    ledger: _Ledger,
+    step: int,
 ) -> Row:
     if _COMMUNICATION.search(event.name):
         row = ledger.row(event.name, Group.COMMUNICATION)
@@ -465,7 +474,7 @@ def _row_of_kernel(
         return row
     operator, key = thread.operators[owner], (id(thread), owner)
     if key not in calls:
-        calls[key] = ledger.call(operator)
+        calls[key] = ledger.call(operator, step)
     work = ledger.works.of(operator)
     if isinstance(work, CallWork) and work.precision == "fp32":
         seconds = (event.ended - event.began) / US_PER_S

@@ -332,4 +332,7 @@ def test_the_report_shows_operators(run: Run, tmp_path: Path) -> None:
     assert code == ExitCode.DONE
     page = (tmp_path / "report.html").read_text()
     assert "aten::convolution_backward" in page
+    assert "Work per step: FLOP by formula" in page
+    assert "No run says how complex its model is" not in page
+    assert "Only torch.profiler timed the steps of the only run: rates are under the profiler" in page
     assert "analyze import t.json --model small --batch-size 4" in page

@@ -95,6 +95,14 @@ def test_work_on_the_host_is_none_of_the_gpu() -> None:
     assert found.flop_by_op["matmul"] == MM_FLOP
 
 
+def test_what_only_one_step_has_is_in_the_fewest_bytes_once() -> None:
+    more = operator("aten::relu_", 11_900, 20, [[1000]], ["float"], number=999)
+    with_more = read(document([*step(0, 10_000.0), *step(1, 11_000.0), more]), device=None)
+    plain = read(document([*step(0, 10_000.0), *step(1, 11_000.0)]), device=None)
+    assert with_more.bytes_low - plain.bytes_low == 4 * 1000
+    assert with_more.bytes_high - plain.bytes_high == 2 * 4 * 1000
+
+
 # --- steps
 
 

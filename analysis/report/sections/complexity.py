@@ -51,12 +51,22 @@ def section(evidence: ReportEvidence) -> Section:
     known = runs[runs["parameters"].notna()].drop_duplicates("task")
     rows = {row["task"]: row for row in words.rows_of(known)}
     ordered = [rows[task] for task in evidence.material.tasks if task in rows]
-    if not ordered:
+    # Traces tell what a step computes, and nothing of the parameters.
+    traced = words.rows_of(_traced(runs).drop_duplicates("task"))
+    if not ordered and not traced:
         nothing = Paragraph(text="No run says how complex its model is.")
         return Section(name="complexity", title="Model complexity", blocks=[nothing, _big_o()])
-    blocks: list[Block] = [_models(ordered), _steps(evidence), *_by_operation(evidence, ordered)]
+    known_here = {row["task"] for row in ordered}
+    by_operation = [*ordered, *(row for row in traced if row["task"] not in known_here)]
+    blocks: list[Block] = [*([_models(ordered)] if ordered else []), _steps(evidence)]
+    blocks += _by_operation(evidence, by_operation)
     blocks += [Paragraph(text=_words(words.rows_of(runs))), _big_o()]
     return Section(name="complexity", title="Model complexity", blocks=blocks)
+
+
+def _traced(runs: pd.DataFrame) -> pd.DataFrame:
+    """Imported traces with shapes, whose steps nobody timed but torch.profiler."""
+    return runs[runs["traced_busy_s"].notna() & runs["train_flop_per_step"].notna()]
 
 
 def _models(rows: list[dict[str, Any]]) -> Block:
@@ -78,6 +88,12 @@ def _steps(evidence: ReportEvidence) -> Block:
     for line, row in zip(table.index, words.rows_of(table), strict=True):
         low, high = (_number(runs, line, f"bytes_{end}_per_step") for end in ("lower", "upper"))
         flop = row["train_flop_per_step"]
+        intensity = words.between(words.quotient(flop, high), words.quotient(flop, low))
+        rows.append(row | {"bytes_low": low, "bytes_high": high, "intensity": intensity})
+    for row in words.rows_of(_traced(evidence.material.every).drop_duplicates(["task", "variant", "batch_size"])):
+        flop, low, high = (
+            row[name] for name in ("train_flop_per_step", "bytes_lower_per_step", "bytes_upper_per_step")
+        )
         intensity = words.between(words.quotient(flop, high), words.quotient(flop, low))
         rows.append(row | {"bytes_low": low, "bytes_high": high, "intensity": intensity})
     return words.table(

@@ -94,6 +94,13 @@ def _single(evidence: ReportEvidence) -> str:
     lines = evidence.material.measured["runs"]
     single = int((lines == 1).sum())
     if lines.empty:
+        traced = int(evidence.material.every["traced_busy_s"].notna().sum())
+        if traced:
+            whose = "the only run" if len(evidence.material.every) == 1 else words.counted(traced, "run")
+            return (
+                f"Only torch.profiler timed the steps of {whose}: rates are under the profiler, and nothing here says "
+                "how fast a step is without it."
+            )
         return "No run has timed its steps: nothing in this report says how fast a step is."
     if single:
         return (
