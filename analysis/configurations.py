@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 CONFIGURATION = (
     "model",
     "script",
+    "unit",
     "batch_size",
     "precision",
     "dataset",

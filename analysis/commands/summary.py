@@ -21,9 +21,14 @@ def summary(
     wide: WideOption = False,
 ) -> int:
     """One line per configuration and place: throughput, step time, what limits it."""
+    from analysis import units
     from analysis.summary import COLUMNS, summarize
 
     loaded = load(results, verify=verify)
-    print(render(summarize(loaded.runs), COLUMNS, output_format, wide=wide))
+    table = summarize(loaded.runs)
+    if output_format is TableFormat.TABLE:
+        print(render(units.filled(table), units.columns(COLUMNS, table), output_format, wide=wide))
+    else:
+        print(render(table, COLUMNS, output_format))
     tell(loaded.problems)
     return ExitCode.DONE

@@ -71,5 +71,12 @@ def variance(
 
 
 def _section(part: "VarianceTable", frame: "pd.DataFrame", *, wide: bool) -> str:
-    body = part.nothing if frame.empty else render(frame, part.columns, TableFormat.TABLE, wide=wide)
+    if frame.empty:
+        return f"{part.heading}\n{part.nothing}"
+    if "images_per_s" in frame:
+        from analysis import units
+
+        body = render(units.filled(frame), units.columns(part.columns, frame), TableFormat.TABLE, wide=wide)
+    else:
+        body = render(frame, part.columns, TableFormat.TABLE, wide=wide)
     return f"{part.heading}\n{body}"

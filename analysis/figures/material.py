@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 
+from analysis import units
 from analysis.configurations import CONFIGURATION, SOFTWARE, Group, completed, group, measured, shown
 from analysis.figures import labels, style
 from analysis.loading import Results
@@ -29,6 +30,7 @@ MEASURED_COLUMNS = (
     "device_name",
     "device_type",
     "runs",
+    "unit",
     "images_per_s",
     "images_per_s_low",
     "images_per_s_high",
@@ -102,6 +104,7 @@ def make(
     groups = group(measured(every))
     lines = [_line(pool) for pool in groups]
     table = _plausible(pd.DataFrame(lines, columns=list(MEASURED_COLUMNS)))
+    table = units.filled(table)
     table["series"] = _series(groups, lines)
     table = table.sort_values(["env", "task", "variant", "series", "batch_size"], kind="stable").reset_index(drop=True)
     line_of = {run_id: line for line, run_ids in enumerate(table["run_ids"]) for run_id in run_ids}
@@ -192,7 +195,7 @@ def _line(pool: Group) -> dict[str, Any]:
     first = pool.runs.iloc[0]
     return {
         **{name: first[name] for name in ("env", "task", "variant", "place", "device_name", "device_type")},
-        **{name: pool[name] for name in ("model", "batch_size", "precision")},
+        **{name: pool[name] for name in ("model", "batch_size", "precision", "unit")},
         **pool.figures(),
         "flop_per_s": flops.value,
         **{name: pool.median(name) for name in MEDIANS},

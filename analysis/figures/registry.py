@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import altair as alt
 import pandas as pd
 
+from analysis import units
 from analysis.breakdown import ALL
 from analysis.figures import labels, rooflines, shares, style, throughput
 from analysis.figures.figure import Figure, Missing
@@ -522,7 +523,8 @@ def _with_devices(env: str, table: pd.DataFrame) -> str:
 def _rate_text(table: pd.DataFrame) -> str:
     rows = table.sort_values("images_per_s", ascending=False).to_dict("records")
     parts = [
-        f"{row['series']}, batch {_batch(row)}, {row['env']}: {number(row['images_per_s'])} images/s{_between(row)}"
+        f"{row['series']}, batch {_batch(row)}, {row['env']}: {number(row['images_per_s'])} {units.of(row)}/s"
+        f"{_between(row)}"
         for row in rows[:6]
     ]
     more = f"; and {len(rows) - 6} more" if len(rows) > 6 else ""  # noqa: PLR2004

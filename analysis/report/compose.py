@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pandas as pd
 
+from analysis import units
 from analysis.figures.figure import Figure
 from analysis.report import words
 from analysis.report.content import Picture, Report, Section, figures_of
@@ -53,11 +54,22 @@ def compose(evidence: ReportEvidence) -> Report:
     if rest:
         # A figure that no section asks for by name is shown all the same.
         sections.append(Section(name="more", title="More figures", blocks=[Picture(figure=drawn) for drawn in rest]))
-    return Report(
+    report = Report(
         title="Training throughput, and what limits it",
-        facts=[*facts, *([days] if days else [])],
+        facts=[*facts, *([days] if days else []), *_units(runs)],
         sections=sections,
     )
+    return units.worded_content(report, units.common(runs["unit"]))
+
+
+def _units(runs: pd.DataFrame) -> list[str]:
+    """`units: tokens (gpt.py), images (resnet18)`, where not all runs count images."""
+    if units.common(runs["unit"]) == units.IMAGES:
+        return []
+    models: dict[str, list[str]] = {}
+    for row in words.rows_of(runs[["model", "unit"]]):
+        models.setdefault(units.of(row), []).append(row["model"])
+    return ["units: " + ", ".join(f"{unit} ({words.listed(names)})" for unit, names in models.items())]
 
 
 def _configurations(evidence: ReportEvidence) -> int:

@@ -10,8 +10,8 @@ from workload.contract import peaks
 from workload.contract.environment_record import CloudFacts, Environment
 from workload.contract.errors import UsageError
 from workload.contract.fields import encode
-from workload.contract.record import Imported, Record
-from workload.contract.spec import Device, RunSpec, arguments
+from workload.contract.record import Imported, Record, Spec
+from workload.contract.spec import Device, Profile, RunSpec, arguments
 from workload.contract.text import printable
 
 SHOWN_RUNS = 3
@@ -27,15 +27,22 @@ def commands(evidence: ReportEvidence) -> list[str]:
     lines: list[str] = []
     for (env, line), run_ids in by_command.items():
         more = f" and {len(run_ids) - SHOWN_RUNS} more" if len(run_ids) > SHOWN_RUNS else ""
-        repeats = f" --repeats {len(run_ids)}" if len(run_ids) > 1 and not line.startswith(("#", "analyze ")) else ""
-        lines += [f"# {env}: {printable(', '.join(run_ids[:SHOWN_RUNS]))}{more}", f"{line}{repeats}"]
+        lines += [f"# {env}: {printable(', '.join(run_ids[:SHOWN_RUNS]))}{more}", _repeated(line, len(run_ids))]
     return lines
+
+
+def _repeated(line: str, repeats: int) -> str:
+    """The command for so many runs; what stands behind ` -- ` is a script's own."""
+    if repeats == 1 or line.startswith(("#", "analyze ")):
+        return line
+    ours, dashes, script = line.partition(" -- ")
+    return f"{ours} --repeats {repeats}{dashes}{script}"
 
 
 def command(record: Record) -> str:
     """`launch local --cpu --model resnet18 …`; a comment for a run that no command of ours started."""
-    if record.imported:
-        return _import(record.imported)
+    if record.imported or record.spec.script:
+        return _import(record.imported) if record.imported else _script(record.spec)
     try:
         # Each repeat is a run of its own.
         spec = replace(record.spec.run_spec(), repeats=1)
@@ -54,6 +61,17 @@ def command(record: Record) -> str:
         case _:
             # Whatever started it, on a machine like it the trainer does the same.
             return shlex.join(["python", "-m", "workload", "train", *words_of_spec])
+
+
+def _script(spec: Spec) -> str:
+    """In the folder in which it was measured, wherever that was: who started it does not change the steps."""
+    argv = (spec.script and spec.script.argv) or ("train.py",)
+    options = [("--warmup", spec.warmup), ("--iterations", spec.iterations)]
+    options += [("--samples-per-step", spec.samples_per_step)]
+    words_of_spec = [word for flag, value in options if value is not None for word in (flag, f"{value:g}")]
+    words_of_spec += ["--profile", spec.profile] if spec.profile not in (None, Profile.NONE) else []
+    words_of_spec += ["--", *(printable(str(word)) for word in argv)]
+    return shlex.join(["python", "-m", "workload", "script", *words_of_spec])
 
 
 def _import(imported: Imported) -> str:

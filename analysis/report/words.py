@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 
+from analysis import units
 from analysis.compare import within_blocks_words
 from analysis.figures import labels
 from analysis.report.content import Heading, Table
@@ -85,9 +86,9 @@ def between(low: Any, high: Any, digits: int = 3) -> str:
     return f"{figure(low, digits)} to {figure(high, digits)}" if is_known(low) and is_known(high) else ABSENT
 
 
-def rate_with_interval(row: Mapping[str, Any], field: str = "images_per_s", unit: str = "images/s") -> str:
+def rate_with_interval(row: Mapping[str, Any], field: str = "images_per_s", unit: str | None = None) -> str:
     """`123 images/s (95 % interval 120 to 126, 3 runs)`; of one run, that it has no interval."""
-    shown = f"{figure(row[field], 4)} {unit}"
+    shown = f"{figure(row[field], 4)} {unit or f'{units.of(row)}/s'}"
     if is_known(row.get(f"{field}_low")):
         ends = between(row[f"{field}_low"], row[f"{field}_high"], 4)
         return f"{shown} (95 % interval {ends}, {counted(int(row['runs']), 'run')})"

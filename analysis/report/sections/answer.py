@@ -4,6 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from analysis import units
 from analysis.audit.finding import Finding, Severity
 from analysis.breakdown import ALL
 from analysis.figures import registry, throughput
@@ -30,6 +31,7 @@ FASTEST = (
     Column(name="device_name", heading="device", role=Role.FACT),
     Column(name="batch_size", heading="batch", digits=0),
     Column(name="variant", heading="precision", role=Role.FACT),
+    units.COUNTED,
     Column(name="images_per_s", heading="images/s"),
     Column(name="interval", heading="95 % interval"),
     Column(name="runs", heading="runs", digits=0),

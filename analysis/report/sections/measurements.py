@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from analysis import units
 from analysis.figures import registry
 from analysis.report import words
 from analysis.report.content import Block, Paragraph, Picture, Section
@@ -16,6 +17,7 @@ SUMMARY = (
     Column(name="precision", heading="precision", role=Role.FACT),
     Column(name="batch_size", heading="batch", digits=0),
     Column(name="runs", heading="runs", digits=0),
+    units.COUNTED,
     Column(name="images_per_s", heading="images/s, median"),
     Column(name="interval", heading="95 % interval"),
     Column(name="mean", heading="mean ± SD"),
