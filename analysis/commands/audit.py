@@ -43,6 +43,7 @@ def audit(
     output_format: FormatOption = TableFormat.TABLE,
 ) -> int:
     """What is wrong with the measurements: the figure, the rule it breaks, why it matters, the cure."""
+    from analysis import units
     from analysis.audit import RULES, Severity, audit, by_severity
     from analysis.audit.claims import CLAIM_RULES, audit_claims, read
     from analysis.audit.text import render
@@ -55,7 +56,8 @@ def audit(
     if results:
         loaded = load(results, verify=verify)
         problems = loaded.problems
-        findings += audit(loaded)
+        unit = units.common(loaded.runs["unit"])
+        findings += units.worded_content(audit(loaded), unit, has_own_units=False)
         looked_at.append(f"{counted(len(loaded.runs), 'run')}, {len(RULES)} rules")
     if claims:
         rows = read(claims)
