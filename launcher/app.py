@@ -83,16 +83,18 @@ def run_local(
     from launcher import models, table
     from launcher.machine import local, task
     from launcher.machine.runtime import choose
-    from launcher.script.here import workplace_of
+    from launcher.script import here
     from workload.environment.outside import outside_facts
 
     options, of_script = instance_of(LocalOptions, own), instance_of(HereOptions, own)
     refuse_without_script(of_script, words)
     resolved = resolve(given, os.environ, Path.cwd(), script=words or ())
     models.require(resolved.spec.model)
-    workplace = workplace_of(words, of_script, Path.cwd(), os.environ) if words else None
+    workplace = here.workplace_of(words, of_script, Path.cwd(), os.environ) if words else None
     limits = options.limits()
-    choice = choose(options.asked_runtime(), resolved.spec, image=options.image, flavour=options.flavour)
+    runtime = here.runtime_of(of_script, options.asked_runtime())
+    choice = choose(runtime, resolved.spec, image=options.image, flavour=options.flavour)
+    choice = here.with_packages(choice, of_script, is_dry=dry_run)
     outside = outside_facts() if choice.runtime is Runtime.DOCKER else None
 
     def plan_of(spec: RunSpec, context: Context | None = None) -> local.LocalPlan:

@@ -33,6 +33,7 @@ WORDS = (
     (r"RUN if \[ -n \"\$NCU_URL\"", "a look at Nsight Compute"),
     (r"RUN python /opt/build/gpu_code.py", "code for the GPUs"),
     (r"RUN python .*compileall", "the trainer"),
+    (r"RUN python -m ensurepip", "the script's packages"),
 )
 # Settings and copies: they take no time, and say nothing to who waits.
 SILENT = re.compile(r"(ARG|ENV|LABEL|WORKDIR|USER|ENTRYPOINT|CMD|COPY|SHELL|VOLUME|STOPSIGNAL) ")
@@ -105,10 +106,7 @@ def build(engine: Engine, recipe: Recipe, *, network: str | None = None, cached:
     existing = engine.image(recipe.tag) if cached else None
     if existing is None:
         _require_space(engine)
-        log = log_path(recipe.tag)
-        print(f"building {recipe.tag}; log: {log}", file=sys.stderr)
-        with _opened(log) as written:
-            image_id = _follow(_events(engine, recipe, network=network, cached=cached), written, log)
+        image_id = logged(recipe.tag, _events(engine, recipe, network=network, cached=cached))
         image = engine.image(image_id)
         if image is None:
             raise ToolError(f"the engine lost image {image_id} right after the build", hint="launch doctor docker")
@@ -120,9 +118,34 @@ def build(engine: Engine, recipe: Recipe, *, network: str | None = None, cached:
     return _built(recipe, image, seconds=time.monotonic() - began_s, cached=existing is not None)
 
 
+def logged(tag: str, events: Iterator[EngineEvent]) -> str:
+    """Show and log a build of that tag to its end; returns the image's id. Raises `ToolError`."""
+    log = log_path(tag)
+    print(f"building {tag}; log: {log}", file=sys.stderr)
+    with _opened(log) as written:
+        return _follow(events, written, log)
+
+
 def held(recipe: Recipe, image: Image) -> Built:
     """An image for this code that the engine has, whatever it was built on."""
     return replace(_built(recipe, image, seconds=0.0, cached=True), tag=image.name)
+
+
+def held_as(image: Image, base: Image) -> Built:
+    """An image that the engine has, made from another."""
+    return Built(
+        flavour=image.labels.get(images.FLAVOUR_LABEL, ""),
+        tag=image.name,
+        image_id=image.id,
+        digest=image.digest,
+        base=base.name,
+        base_digest=base.digest,
+        size_bytes=image.size_bytes,
+        commit=image.labels.get("org.opencontainers.image.revision", ""),
+        seconds=0.0,
+        cached=True,
+        architecture=image.architecture,
+    )
 
 
 def platform_of_a_vm(engine: Engine) -> str:

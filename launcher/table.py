@@ -51,7 +51,8 @@ def _headline(record: Record) -> str:
     spec, device = record.spec, record.environment.device
     on = f"{spec.device}: {device.name or spec.device}" + (f", threads: {device.threads}" if device.threads else "")
     if spec.script:
-        return f"{spec.script.command}, batch {spec.batch_size}, {spec.precision}, on {on}"
+        known = [f"batch {spec.batch_size}", spec.precision] if spec.script.step else []
+        return ", ".join([spec.script.command or spec.model, *(text for text in known if text), f"on {on}"])
     return f"{spec.model}, batch {spec.batch_size}, {spec.precision}, on {on}"
 
 

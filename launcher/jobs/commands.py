@@ -111,7 +111,21 @@ class Script:
         words = relative_words(self.words, folder, example=f"launch {backend} … -- train.py --lr 0.1")
         data = place_of_data(self.options.data, words, is_fresh=self.is_fresh)
         variables = variables_of(self.options.env, environment)
-        return words, replace(pack(words, folder, include=self.options.include), data=data, variables=variables)
+        parcel = pack(words, folder, include=self.options.include)
+        return words, replace(parcel, data=data, variables=variables, requirements=self._requirements(backend))
+
+    def _requirements(self, backend: str) -> bytes:
+        from launcher.script import layer  # noqa: PLC0415 - only with requirements
+
+        name = self.options.requirements
+        if name is None:
+            return b""
+        if not self.is_fresh:
+            raise UsageError(
+                f"--requirements is for an image that is built here, and launch {backend} runs what is there",
+                hint="install them into the Python that --python names, or into the image that --image names",
+            )
+        return layer.read(name)
 
 
 def _hints_name_the_place(command: Callable[..., int]) -> Callable[..., int]:
@@ -230,6 +244,8 @@ def _launch(
     """Connect, have ready what the machines need, and run; `sessions` gets the connections, for afterwards."""
     machines, store = backend.machines(settings), backend.store(settings)
     plan = backend.prepare(draft, machines)
+    if parcel and parcel.requirements:
+        plan = _with_packages(plan, parcel.requirements)
     print(plan.text(terminal_width(sys.stderr)), file=sys.stderr)
     progress = LaunchProgress(sys.stderr, machines.now_s)
     session = Session(machines=machines, store=store, sleep=ports.sleep, on_event=progress)
@@ -238,6 +254,15 @@ def _launch(
         return run(session, plan, output=output, detach=detach, parcel=parcel)
     finally:
         progress.clear()
+
+
+def _with_packages(plan: Plan, requirements: bytes) -> Plan:
+    """The plan with an image that has them."""
+    from launcher.machine import engine  # noqa: PLC0415 - only with requirements
+    from launcher.script import layer  # noqa: PLC0415
+
+    image = layer.pushed(engine.connect(), plan.request.image, requirements)
+    return plan.renamed(replace(plan.request, image=image))
 
 
 def _ask_whether_to_keep(ports: Ports, left: LeftRunningError, session: Session) -> None:

@@ -169,7 +169,8 @@ class Request(_Document):
     `gpu` to `zones` are empty where a backend has no such thing; `options` are the backend's own. `task`: the runs of a
     sweep that this machine works through (`workload.contract.task`); without one it is `spec`, `repeats` times.
     `script`: of somebody's own script the `sha256` of its archive with its number of `files` and `bytes`, and the
-    `commit` of the folder that it is from; where its `data` lies, and the names of variables that it gets (`env`).
+    `commit` of the folder that it is from; where its `data` lies, the names of variables that it gets (`env`), and the
+    SHA-256 of its `requirements`, which are in the image.
     """
 
     SCHEMA_VERSION: ClassVar[int] = 3
@@ -209,7 +210,9 @@ class Request(_Document):
         origin = f", of commit {commit[:7]}{' with changes' if changed else ''}" if commit else ""
         names = self.script.get("env")
         variables = f"; and {', '.join(names)}" if names else ""
-        return f"{counted(self.script['files'], 'file')}, {si(self.script['bytes'], 'B')}{origin}{variables}"
+        packages = "; and packages in a layer of the image" if self.script.get("requirements") else ""
+        files = f"{counted(self.script['files'], 'file')}, {si(self.script['bytes'], 'B')}"
+        return f"{files}{origin}{variables}{packages}"
 
     @property
     def work(self) -> Task:
@@ -328,6 +331,7 @@ def _is_script(value: Any) -> bool:
         and _is_count(value.get("bytes"), most=MAX_PARCEL_BYTES)
         and _matches(re.compile(r"|[0-9a-f]{40,64}(-dirty)?"))(value.get("commit", ""))
         and (value.get("data", "") == "" or _matches(STORE)(value["data"]))
+        and _matches(re.compile(r"|[0-9a-f]{64}"))(value.get("requirements", ""))
         and _are(_matches(re.compile(r"[A-Za-z_][A-Za-z0-9_]*")))(value.get("env", []))
     )
 

@@ -99,7 +99,7 @@ def for_profile(timing: Container, command: Sequence[str], *, restricted: bool) 
         pass_two,
         user="0:0",
         capabilities=("SYS_ADMIN", "SETUID", "SETGID", "SETPCAP"),
-        entrypoint=(*become, *keep, "python", "-m", "workload"),
+        entrypoint=(*become, *keep, *(timing.entrypoint or ("python", "-m", "workload"))),
     )
 
 

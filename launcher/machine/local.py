@@ -286,8 +286,9 @@ def _profile(plan: LocalPlan, timing: Container, folder: Path, watcher: Watcher 
     engine = plan.choice.engine
     assert engine is not None
     restricted = plan.spec.profile is Profile.NCU and containers.counters_restricted(plan.driver_parameters)
-    container = containers.for_profile(timing, ("profile", str(folder)), restricted=restricted)
-    print(shlex.join(container.as_words()), file=sys.stderr)
+    words = script.profile_command(plan.spec, plan.workplace) if plan.workplace else ()
+    container = containers.for_profile(timing, ("profile", str(folder), *words), restricted=restricted)
+    print(shlex.join(script.shown(container.as_words())), file=sys.stderr)
     try:
         ended = containers.follow(engine, container, on_line=lambda _: None, watcher=watcher)
     except ToolError as error:

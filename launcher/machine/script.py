@@ -43,6 +43,11 @@ def command(spec: RunSpec, workplace: Workplace, *, output: Path, context: Conte
     return (*ours, "--", *spec.script)
 
 
+def profile_command(spec: RunSpec, workplace: Workplace) -> tuple[str, ...]:
+    """The words behind `python -m workload profile BUNDLE`, which keeps neither secrets nor where the data lies."""
+    return (*(("--data", workplace.data) if workplace.data else ()), "--", *spec.script)
+
+
 def variables(spec: RunSpec) -> dict[str, str]:
     """What the script finds set beside its user's own."""
     return dict(NO_GPU) if spec.device is Device.CPU else {}

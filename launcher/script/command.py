@@ -33,6 +33,9 @@ class HereOptions:
     env: tuple[str, ...] = choice(
         "a variable that a script in a container gets from here; repeatable", default=(), metavar="NAME"
     )
+    requirements: str | None = choice(
+        "a container's further packages, as pip reads them: a layer on the image", default=None, metavar="FILE"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +51,11 @@ class ThereOptions:
         "a variable that a script gets from here; until the launch has ended whoever reads its store can read it",
         default=(),
         metavar="NAME",
+    )
+    requirements: str | None = choice(
+        "an image's further packages, as pip reads them: a layer that is built and pushed here",
+        default=None,
+        metavar="FILE",
     )
     include: tuple[str, ...] = choice(
         "of a script's folder send these files in place of all that git tracks; never what git ignores; repeatable",

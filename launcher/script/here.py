@@ -1,15 +1,44 @@
 """A script of one's own on this machine: where it runs, and its data."""
 
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from launcher.kinds import Runtime
+from launcher.machine.runtime import Choice
 from launcher.machine.script import Workplace
 from launcher.script.command import HereOptions, variables_of
 from workload.contract.errors import UsageError
 from workload.contract.script import main_file
 
 EXAMPLE = "launch local -- train.py --lr 0.1"
+
+
+def runtime_of(options: HereOptions, asked: Runtime) -> Runtime:
+    """Packages of a file ask for a container. Raises `UsageError` where a process is asked for."""
+    if options.requirements is None:
+        return asked
+    if asked is Runtime.PROCESS:
+        raise UsageError(
+            f"--requirements is for an image, and a process has this Python, {sys.executable}",
+            hint=f"install them into it: {sys.executable} -m pip install -r {shlex.quote(options.requirements)}",
+        )
+    return Runtime.DOCKER
+
+
+def with_packages(choice: Choice, options: HereOptions, *, is_dry: bool) -> Choice:
+    """The choice with the packages of a file in its image; a dry run builds nothing. Raises `ToolError`."""
+    from launcher.script import layer  # noqa: PLC0415 - only with requirements
+
+    if options.requirements is None:
+        return choice
+    requirements = layer.read(options.requirements)
+    assert choice.engine is not None
+    assert choice.image is not None
+    image = choice.image if is_dry else layer.layered(choice.engine, choice.image, requirements)
+    return replace(choice, image=image, why=f"{choice.why}, and the packages of {options.requirements} on it")
 
 
 def workplace_of(words: Sequence[str], options: HereOptions, folder: Path, environment: Mapping[str, str]) -> Workplace:

@@ -33,7 +33,8 @@ SHOWN_FILES = 3
 class Parcel:
     """An archive and what is in it. `commit`: that of the folder here, with `-dirty` where tracked files differ.
 
-    `data`: where its data lies, for the machine; `variables`: those that the script gets from here.
+    `data`: where its data lies, for the machine; `variables`: those that the script gets from here; `requirements`: the
+    packages that are to be in the image.
     """
 
     content: bytes = field(repr=False)
@@ -41,6 +42,7 @@ class Parcel:
     commit: str = ""
     data: str = ""
     variables: Mapping[str, str] = field(default_factory=dict, repr=False)
+    requirements: bytes = b""
 
     @property
     def sha256(self) -> str:
@@ -56,6 +58,7 @@ class Parcel:
             "commit": self.commit,
             "data": self.data,
             "env": list(self.variables),
+            "requirements": hashlib.sha256(self.requirements).hexdigest() if self.requirements else "",
         }
 
     def send(self, store: Store, launch: str) -> None:

@@ -259,13 +259,15 @@ def steps_of(vm: Vm) -> list[Path]:
 
 def test_a_script_of_ones_own_in_the_image(laptop: Laptop) -> None:
     tiny.project(laptop.folder)
-    words = [*GCP[:5], *tiny.FEW, *WHERE, "-o", "home", "--format", "json", "--", "train.py", "--lr", "0.1"]
-    done = laptop.launch(*words)
+    (laptop.folder / "none.txt").write_text("# the image has all that it needs\n")
+    words = [*GCP[:5], *tiny.FEW, *WHERE, "--requirements", "none.txt", "-o", "home", "--format", "json"]
+    done = laptop.launch(*words, "--", "train.py", "--lr", "0.1")
     assert done.returncode == ExitCode.DONE, done.stderr
     told = json.loads(done.stdout)
     [run] = told["runs"]
     assert (run["status"], run["spec"]["model"], run["environment"]["runtime"]) == ("completed", "train.py", "docker")
     assert run["spec"]["script"]["command"] == "train.py --lr 0.1"
+    assert "/trainer:script-" in done.stderr, "the layer with its packages was pushed"
     assert run["spec"]["script"]["commit"] == tiny.git(laptop.folder, "rev-parse", "HEAD")
     assert sorted(run["spec"]["script"]["files"]) == ["package/__init__.py", "package/model.py", "train.py"]
     assert sum(name.startswith("scripts/") for name in laptop.bucket_contents()) == 1

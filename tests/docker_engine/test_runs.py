@@ -146,13 +146,17 @@ def test_a_launcher_that_is_killed_leaves_a_whole_bundle_and_nothing_that_runs(t
 def test_a_script_of_ones_own_runs_in_its_folder(launch: Launch, tmp_path: Path) -> None:
     tiny.project(tmp_path)
     (tmp_path / "data").mkdir()
-    words = ("--runtime", "docker", *tiny.FEW, "--repeats", "2", "--data", "data", "-o", "out", "--format", "json")
-    done = launch("local", *words, "--", "train.py", "--root", "{data}")
+    (tmp_path / "none.txt").write_text("# the image has all that it needs\n")
+    words = ("--requirements", "none.txt", *tiny.FEW, "--repeats", "2", "--data", "data", "--profile", "torch")
+    theirs = ("--", "train.py", "--root", "{data}", "--token", "abc")
+    done = launch("local", *words, "-o", "out", "--format", "json", *theirs)
     assert done.returncode == 0, done.stderr
     runs = json.loads(done.stdout)["runs"]
     assert [run["repeat"] for run in runs] == [{"index": 1, "of": 2}, {"index": 2, "of": 2}]
     for run in runs:
         assert (run["status"], run["environment"]["runtime"]) == ("completed", "docker")
-        assert run["spec"]["script"]["command"] == "train.py --root '{data}'"
-    assert f"argv: --root {tmp_path}/data gpus: \n" in done.stderr
+        assert run["spec"]["script"]["command"] == "train.py --root '{data}' --token '[redacted]'"
+    assert [run["profile"]["status"] for run in runs] == ["completed", "not profiled"], "of repeats the first"
+    assert f"argv: --root {tmp_path}/data --token abc gpus: \n" in done.stderr
+    assert done.stderr.count("abc") == 2, "the script's own line of each run, and no command of ours"
     assert (tmp_path / "written.txt").stat().st_uid == os.getuid()

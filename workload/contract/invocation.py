@@ -12,6 +12,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+# The start of a command of our trainer's for this process's Python. With -P it does not look into its working folder,
+# where a user's own script may have another `workload`.
+TRAINER = (sys.executable, *(("-P",) if sys.flags.safe_path else ()), "-m", "workload")
 MODULES = {"launch": "launcher", "analyze": "analysis"}
 # What can follow a program's name where a command is meant: "launch again" is English. A test looks for every command.
 COMMANDS = {

@@ -5,7 +5,6 @@ Standard library only: the script imports torch.
 
 import hashlib
 import shlex
-import sys
 import time
 from argparse import Namespace
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import workload
 from workload.contract.bundle import Bundle
 from workload.contract.errors import ExitCode, RooflaunchError, RunFailedError, UsageError
+from workload.contract.invocation import TRAINER
 from workload.contract.record import ScriptFacts
 from workload.contract.script import DATA, HIDDEN, redacted, with_home
 from workload.contract.spec import Precision, Profile, RunSpec
@@ -106,7 +106,7 @@ def command(
     options = ["--mode", mode, "--report", str(report), "--owner", str(owner), "--steps", str(spec.profile_steps)]
     options += ["--warmup-steps", str(warmup_steps or usual), "--precision", spec.precision]
     options += [] if data is None else ["--data", data]
-    return [sys.executable, "-m", "workload", "profiled-script", *options, "--", *words]
+    return [*TRAINER, "profiled-script", *options, "--", *words]
 
 
 def add_parser(commands: Any) -> None:

@@ -5,7 +5,6 @@ This process holds neither torch nor a GPU. Standard library only.
 
 import os
 import subprocess
-import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from pathlib import Path
 from workload import log
 from workload.contract.errors import ExitCode
 from workload.contract.interrupt import ChildEnd, check, handled_by
+from workload.contract.invocation import TRAINER
 from workload.contract.spec import Context, Profile
 from workload.script.program import Program
 from workload.series import profile_first
@@ -83,7 +83,7 @@ def _one(words: Sequence[str], script: Program) -> tuple[ChildEnd, list[Path]]:
 
     with tempfile.TemporaryDirectory() as folder, handled_by(pass_on):
         bundles = Path(folder) / "bundles"
-        command = [sys.executable, "-m", "workload", "script", *words, "--bundles", str(bundles)]
+        command = [*TRAINER, "script", *words, "--bundles", str(bundles)]
         child = subprocess.Popen([*command, "--", *script.words])
         code = child.wait()
         lines = bundles.read_text(encoding="utf-8").splitlines() if bundles.is_file() else []

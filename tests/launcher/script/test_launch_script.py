@@ -75,6 +75,11 @@ REFUSED = {
         "--no-augment is for our own trainer: the script decides its augment",
         "leave --no-augment out",
     ),
+    "more of a profile": (
+        "--profile ncu --profile-throughput -- train.py",
+        "--profile-throughput is for our own trainer: of a script each kernel is counted, and no more",
+        "leave --profile-throughput out",
+    ),
     "a data set": (
         "--dataset cifar10 -- train.py",
         "--dataset is for our own trainer: the script reads its own data; --data says where they lie",

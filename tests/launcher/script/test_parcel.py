@@ -79,6 +79,7 @@ def test_the_same_files_are_the_same_archive(folder: Path, tmp_path: Path) -> No
         "commit": tiny.git(folder, "rev-parse", "HEAD"),
         "data": "",
         "env": [],
+        "requirements": "",
     }
     (folder / "train.py").write_text("other\n")
     changed = pack(SCRIPT, folder)

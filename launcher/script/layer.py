@@ -1,0 +1,91 @@
+"""The packages of a script, as a layer on an image: keyed by that image and by the file that names them.
+
+PyTorch and what comes with it stay as they are in the image: another PyTorch would be another machine to compare.
+"""
+
+import hashlib
+import io
+import tarfile
+from pathlib import Path
+
+from launcher import build as building
+from launcher import images
+from launcher.machine.engine import Engine, Image
+from workload.contract.errors import ToolError, UsageError
+
+MOST_BYTES = 1_000_000
+HELD = ("torch", "torchvision", "numpy")
+# The image has no pip of its own. Any builder reads this.
+DOCKERFILE = f"""ARG BASE_IMAGE
+FROM ${{BASE_IMAGE}}
+USER 0:0
+COPY requirements.txt /opt/build/script.txt
+RUN python -m ensurepip > /dev/null \\
+    && python -c "import importlib.metadata as m; [print(n + '==' + m.version(n)) for n in {HELD}]" \\
+       > /opt/build/held.txt \\
+    && python -m pip install --no-cache-dir --disable-pip-version-check --progress-bar off --no-color \\
+       --requirement /opt/build/script.txt --constraint /opt/build/held.txt \\
+    && python -m pip uninstall --quiet --yes pip
+USER 1000:1000
+"""
+
+
+def read(path: str) -> bytes:
+    """The file of `--requirements`. Raises `UsageError` where it is none."""
+    try:
+        content = Path(path).expanduser().read_bytes()
+    except OSError as error:
+        raise UsageError(
+            f"the requirements '{path}' cannot be read: {error.strerror}", hint="--requirements requirements.txt"
+        ) from error
+    if len(content) > MOST_BYTES:
+        raise UsageError(
+            f"the requirements '{path}' have {len(content)} bytes: no list of packages", hint="a file as pip reads it"
+        )
+    return content
+
+
+def layered(engine: Engine, base: Image, requirements: bytes, *, platform: str = "") -> Image:
+    """The image with the packages; built once for the same base and the same file. Raises `ToolError`."""
+    key = hashlib.sha256(b"\n".join((base.id.encode(), DOCKERFILE.encode(), requirements))).hexdigest()
+    tag = f"{images.REPOSITORY}:script-{key[: images.HASH_DIGITS]}"
+    if (made := engine.image(tag)) is not None:
+        return made
+    events = engine.build(
+        _context(requirements),
+        dockerfile="Dockerfile",
+        tag=tag,
+        build_args={"BASE_IMAGE": base.id},
+        # Not that of an image for this code: nobody who asks for one is to get this.
+        labels={images.INPUTS_LABEL: f"{base.labels.get(images.INPUTS_LABEL, '')}+{key[: images.HASH_DIGITS]}"},
+        # Names are resolved as on this machine: pip's index may be known here alone.
+        network="host",
+        cached=True,
+        platform=platform,
+    )
+    building.logged(tag, events)
+    made = engine.image(tag)
+    if made is None:
+        raise ToolError(f"the engine lost the image {tag} right after the build", hint="launch doctor docker")
+    return made
+
+
+def pushed(engine: Engine, reference: str, requirements: bytes) -> str:
+    """The image in a registry with the packages, in the same repository, by digest. Raises `ToolError`."""
+    base = engine.image(reference)
+    if base is None:
+        raise ToolError(f"the engine holds no image '{reference}'", hint=f"docker pull {reference}")
+    made = layered(engine, base, requirements, platform=building.platform_of_a_vm(engine))
+    repository = reference.partition("@")[0]
+    sent = building.push(engine, building.held_as(made, base), repository)
+    return f"{repository}@{sent.digest}"
+
+
+def _context(requirements: bytes) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for name, content in (("Dockerfile", DOCKERFILE.encode()), ("requirements.txt", requirements)):
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = len(content), 0o644
+            archive.addfile(entry, io.BytesIO(content))
+    return packed.getvalue()
