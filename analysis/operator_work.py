@@ -9,7 +9,7 @@ import csv
 import functools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import prod
@@ -63,13 +63,17 @@ class Tensors:
 
 @dataclass(frozen=True, kw_only=True)
 class CallWork:
-    """Of one call. `kind`: of its FLOP, as `complexity.flop_by_op` names it. `is_assumed`: see `ASSUMED`."""
+    """Of one call. `kind`: of its FLOP, as `complexity.flop_by_op` names it.
+
+    `is_assumed`, `is_of_many`: where `ASSUMED` or `OF_MANY` holds.
+    """
 
     flop: int = 0
     kind: str | None = None
     precision: str | None = None
     tensors: tuple[Tensors, ...] = ()
     is_assumed: bool = False
+    is_of_many: bool = False
 
     @property
     def bytes_high(self) -> int:
@@ -77,27 +81,46 @@ class CallWork:
         return sum(tensor.elements * tensor.count * tensor.bits_high // 8 for tensor in self.tensors)
 
 
+OF_MANY = (
+    "lists of more than 30 tensors have no shapes in a trace: those of optimizers are taken to hold every parameter"
+    " that got a gradient"
+)
 ASSUMED = "the trace has no values of arguments: each backward pass of a convolution is counted with both gradients"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """What other calls of a trace say about one: the outputs of convolutions by the shapes of images and weights."""
+    """What other calls of a trace say about one.
+
+    `outputs`: of convolutions, by the shapes of images and weights. `gradients`: elements of all gradients of a step.
+    """
 
     outputs: Mapping[tuple[Shape, Shape], Shape] = field(default_factory=dict)
+    gradients: int = 0
 
     @classmethod
-    def of(cls, calls: Iterator[Call]) -> "Context":
-        """Of all calls: the gradient of a convolution has the shape of its output."""
+    def of(cls, calls: Iterable[Call], steps: int) -> "Context":
+        """Of all calls in these steps: the gradient of a convolution has the shape of its output."""
         outputs: dict[tuple[Shape, Shape], set[Shape]] = {}
+        gradients = 0
         for call in calls:
-            if call.name == f"{_ATEN}convolution_backward" and len(call.dims) > _WEIGHT_OF_BACKWARD:
+            if call.name == _ACCUMULATE and call.dims:
+                gradients += prod(call.dims[0])
+            elif call.name == f"{_ATEN}convolution_backward" and len(call.dims) > _WEIGHT_OF_BACKWARD:
                 gradient, images, weight = call.dims[:3]
                 outputs.setdefault((images, weight), set()).add(gradient)
-        return cls(outputs={shapes: gradients.pop() for shapes, gradients in outputs.items() if len(gradients) == 1})
+        return cls(
+            outputs={shapes: found.pop() for shapes, found in outputs.items() if len(found) == 1},
+            gradients=gradients // steps,
+        )
 
 
 _WEIGHT_OF_BACKWARD = 2
+_ACCUMULATE = "torch::autograd::AccumulateGrad"
+# Parameters, gradients and two moments; of a fused optimizer then come its counters of steps, which are scalars.
+_MOST_LISTS_OF_PARAMETERS = 4
+_COUNTS_STEPS = ("_foreach_add_", "1")
+_OVER_LISTS = re.compile(r"_foreach_|_fused_(adam|sgd|adagrad)|_amp_foreach_")
 
 
 def kind_of(name: str) -> Kind | None:
@@ -120,15 +143,20 @@ def _kinds() -> Mapping[str, Kind]:
 
 def work_of(call: Call, context: Context) -> CallWork | Lack:
     """The work of a call of a product or of an operator that moves bytes."""
-    name = call.name.removeprefix(_ATEN)
-    is_product = kind_of(call.name) is Kind.PRODUCT
-    if not is_product and kind_of(call.name) is not Kind.BYTES:
+    name, kind = call.name.removeprefix(_ATEN), kind_of(call.name)
+    if kind not in {Kind.PRODUCT, Kind.BYTES}:
         return Lack.NO_FORMULA
     inputs = list(_inputs(call))
+    if kind is Kind.PRODUCT:
+        return _work_of_product(name, call, inputs, context)
+    if not inputs and call.dims and context.gradients and _OVER_LISTS.match(name):
+        return _over_parameters(name, call, context.gradients)
     if not call.dims or (not inputs and not _needs_no_tensor(call)):
         return Lack.NO_SHAPES
-    if not is_product:
-        return CallWork(tensors=_moved(name, inputs, _outputs(name, inputs)))
+    return CallWork(tensors=_moved(name, inputs, _outputs(name, inputs)))
+
+
+def _work_of_product(name: str, call: Call, inputs: "Sequence[_Tensor]", context: Context) -> CallWork | Lack:
     formula = FORMULAS.get(name) or FORMULAS.get(name.removesuffix("_"))
     if formula is None:
         return Lack.NO_FORMULA
@@ -146,6 +174,16 @@ def work_of(call: Call, context: Context) -> CallWork | Lack:
         tensors=_moved(name, inputs, outputs),
         is_assumed=product.is_assumed,
     )
+
+
+def _over_parameters(name: str, call: Call, elements: int) -> CallWork:
+    """Of an optimizer whose lists are too long for the trace. How little it moves, nobody knows."""
+    lists = [position for position, kind in enumerate(call.types) if kind == _OF_A_LIST][:_MOST_LISTS_OF_PARAMETERS]
+    written = set(_written(name)) & set(lists) if _written(name) else {-1}
+    # Adding 1 to each of a list is an optimizer's count of steps.
+    is_counter = (name, *call.values[1:2]) == _COUNTS_STEPS
+    one = Tensors(elements=0 if is_counter else elements, bits_low=0, bits_high=_WIDE_BITS)
+    return CallWork(tensors=(one,) * (len(lists) + len(written)), is_of_many=True)
 
 
 # --- tensors

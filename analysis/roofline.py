@@ -358,8 +358,13 @@ def _traced_times(pool: Group) -> list[float]:
 
 def _unattributed(pool: Group) -> tuple[str, ...]:
     """Why the FLOP of a trace are not all: its operators without a formula may compute too."""
-    share = pool.median("unattributed_share") or 0.0
+    share = pool.median("uncounted_share") or 0.0
     return (f"{percent(share)} of the time is unattributed",) if share > MOST_UNATTRIBUTED else ()
+
+
+def _without_bytes(pool: Group) -> float:
+    """The share of a trace's time of operators that move bytes which nobody can say."""
+    return (pool.median("unattributed_share") or 0.0) - (pool.median("uncounted_share") or 0.0)
 
 
 def _lower_bounds(pool: Group, has_backward: bool | None = None, counted: float | None = None) -> tuple[str, ...]:
@@ -436,8 +441,9 @@ def _point(pool: Group, measurement: _Measurement, device: _Device, refuted: Map
     if source is WorkSource.MODELLED and roof and roof.kind is RoofKind.MEASURED and rate:
         # The rate and the ceiling contradict each other, and either may be wrong: no bound.
         bound = bound if bound is Bound.INPUT or rate <= ABOVE_CEILING * roof.flop_per_s else None
-    if measurement.is_traced and bound and roof and not _holds_for_wall(pool, work, roof, bound):
-        bound = None
+    if measurement.is_traced and bound and roof:
+        is_sure = _holds_for_wall(pool, work, roof, bound) and _without_bytes(pool) <= MOST_UNATTRIBUTED
+        bound = bound if is_sure else None
     if is_busy(pool.texts("bound"), len(steps_s)):
         bound = Bound.BUSY
     row = PointRow(
@@ -485,11 +491,13 @@ def _traced_notes(pool: Group) -> Iterator[str]:
         if on_gpu
         else "time under torch.profiler, which slows down small operators"
     )
+    if (share := _without_bytes(pool)) > MOST_UNATTRIBUTED:
+        yield f"the bytes of {percent(share)} of the time are missing: the trace lacks their shapes"
     busy_s, wall_s = pool.median("traced_busy_s"), pool.median("traced_wall_s")
     if busy_s and wall_s and busy_s < WHOLLY_BUSY * wall_s:
         what = "kernels ran" if on_gpu else "operators ran"
-        share = percent(busy_s / wall_s)
-        yield f"{what} in {share} of the profiled step: the rest are gaps, longer under the profiler"
+        busy = percent(busy_s / wall_s)
+        yield f"{what} in {busy} of the profiled step: the rest are gaps, longer under the profiler"
 
 
 def is_busy(bounds: Sequence[str], runs: int) -> bool:

@@ -15,7 +15,7 @@ from statistics import median
 
 from analysis.foreign.kineto import US_PER_S, OnDevice, Operator, Thread, Trace, Window
 from analysis.ncu.families import Family
-from analysis.operator_work import ASSUMED, CallWork, Context, Kind, Lack, Tensors, kind_of, work_of
+from analysis.operator_work import ASSUMED, OF_MANY, CallWork, Context, Kind, Lack, Tensors, kind_of, work_of
 from workload.contract.text import counted, percent
 from workload.contract.vocabulary import names_tensor_cores
 
@@ -64,8 +64,12 @@ _OF_PRODUCTS: Sequence[tuple[re.Pattern[str], str]] = tuple(
 
 @dataclass(kw_only=True)
 class Row:
-    """An operator over all steps; FLOP and bytes are None where its work is not known."""
+    """An operator over all steps; FLOP and bytes are None where its work is not known.
 
+    `name` is that of the `operator`, with what it lacks where other calls of it lack nothing.
+    """
+
+    operator: str
     name: str
     family: str
     calls: int = 0
@@ -113,6 +117,13 @@ class Attribution:
     def total_s(self) -> float:
         """Of all operators or kernels, those that ran at the same time each in full."""
         return sum(row.seconds for row in self.rows)
+
+    @property
+    def uncounted_share(self) -> float:
+        """Of the time: what may compute, and nobody can say how much. The others without shapes only move bytes."""
+        rows = [row for row in self.rows if row.lack]
+        uncounted = [row for row in rows if row.lack != Lack.NO_SHAPES or kind_of(row.operator) is Kind.PRODUCT]
+        return sum(row.seconds for row in uncounted) / (self.total_s or 1.0)
 
     @property
     def unattributed(self) -> dict[str, float]:
@@ -163,7 +174,7 @@ def _marked(trace: Trace, given: int | None) -> Steps:
 def attribute(trace: Trace, steps: Steps, *, device: str | None) -> Attribution:
     """Time, FLOP and bytes of these steps; on the GPU of this number, or on the CPU."""
     threads = {thread: _Thread.of(operators) for thread, operators in trace.operators.items()}
-    works = _Works(trace)
+    works = _Works(trace, steps)
     ledger = _Ledger(works=works)
     if device is None:
         busy_s = _by_own_time(threads, steps, ledger)
@@ -246,10 +257,12 @@ class _Thread:
 class _Works:
     """The work of calls, once for each that is different."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, steps: Steps) -> None:
         self._has_shapes = trace.has_shapes
-        calls = (one.call for operators in trace.operators.values() for one in operators)
-        self._context = Context.of(calls)
+        calls = (
+            one.call for operators in trace.operators.values() for one in operators if steps.at(one.began) is not None
+        )
+        self._context = Context.of(calls, steps.number)
         # By identity: the reader makes equal calls one object.
         self._known: dict[int, CallWork | Lack] = {}
 
@@ -298,6 +311,7 @@ class _Ledger:
     tf32_s: float = 0.0
     fp32_s: float = 0.0
     is_assumed: bool = False
+    is_of_many: bool = False
     sizes_of_rows: dict[int, _Sizes] = field(default_factory=dict)
 
     def list_by_name(self, name: str, seconds: float, *, calls: int = 1) -> None:
@@ -307,7 +321,7 @@ class _Ledger:
 
     def row(self, name: str, family: str, lack: str | None = None) -> Row:
         """The row of this name; what lacks its work stands in one of its own."""
-        return self.rows.setdefault((name, lack), Row(name=name, family=family, lack=lack))
+        return self.rows.setdefault((name, lack), Row(operator=name, name=name, family=family, lack=lack))
 
     def call(self, operator: Operator, step: int) -> Row:
         """Count a call of an operator with its work, and give its row."""
@@ -320,6 +334,7 @@ class _Ledger:
         for sizes in (self.sizes, self.sizes_of_rows.setdefault(id(row), _Sizes())):
             sizes.add(step, work.tensors)
         self.is_assumed = self.is_assumed or work.is_assumed
+        self.is_of_many = self.is_of_many or work.is_of_many
         if work.kind:
             self.flop_by_op[work.kind] += work.flop
             self.flop_by_precision[work.precision or "unknown"] += work.flop
@@ -350,6 +365,8 @@ class _Ledger:
     def remarks(self, *, is_on_gpu: bool) -> Iterator[str]:
         if self.is_assumed:
             yield ASSUMED
+        if self.is_of_many:
+            yield OF_MANY
         communication_s = sum(row.seconds for row in self.rows.values() if row.family == Group.COMMUNICATION)
         total_s = sum(row.seconds for row in self.rows.values())
         if is_on_gpu and communication_s and total_s:

@@ -148,6 +148,7 @@ def _complexity(found: Attribution) -> ComplexityRecord:
         bytes_per_step_upper=found.bytes_high / steps,
         method=METHOD,
         unattributed_share=min(1.0, sum(unattributed.values())),
+        uncounted_share=min(1.0, found.uncounted_share),
         unattributed=dict(list(unattributed.items())[:MOST_UNATTRIBUTED]),
         flop_by_precision={name: flop / steps for name, flop in found.flop_by_precision.items()},
     )

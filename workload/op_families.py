@@ -35,7 +35,7 @@ native_dropout_backward dropout _fused_dropout log_normal_ geometric_ _local_sca
 isfinite _assert_async allclose _pin_memory pin_memory is_pinned _nested_tensor_from_mask channel_shuffle
 cudnn_batch_norm_backward glu glu_backward native_channel_shuffle split_with_sizes_copy _chunk_cat
 _weight_norm_interface _weight_norm_interface_backward _prelu_kernel _prelu_kernel_backward rrelu_with_noise
-_conj_physical _neg_view_copy _to_dense bincount
+hardswish hardswish_ _conj_physical _neg_view_copy _to_dense bincount
 """
 SINGLE = frozenset(NAMES.split())
 

@@ -275,8 +275,7 @@ def test_a_bare_trace_is_to_be_imported_first(run: Run, tmp_path: Path) -> None:
 
 
 def test_a_roofline_with_the_modelled_interval(tmp_path: Path) -> None:
-    text = gpu_trace(3).replace("triton_poi_fused_add_relu_0", "volta_sgemm").replace("CompiledFunction", "aten::relu")
-    imported(tmp_path, text)
+    imported(tmp_path, gpu_trace(3))
     (point,) = points(analysis.load(tmp_path / "results")).to_dict("records")
     assert (point["source"], point["roof"], point["flop_is_lower_bound"]) == ("modelled", "peak", True)
     assert point["flop_per_s"] == pytest.approx(FLOP / BUSY_S)
@@ -301,6 +300,30 @@ def test_unattributed_time_makes_flop_a_lower_bound(tmp_path: Path, share: float
     assert point["flop_is_lower_bound"] is is_lower_bound
     assert ("FLOP are a lower bound" in point["note"]) is is_lower_bound
     assert "time under torch.profiler, which slows down small operators" in point["note"]
+
+
+def test_bytes_that_are_missing_leave_the_bound_open_and_the_flop_whole(tmp_path: Path) -> None:
+    def bound(types: list[str]) -> dict[str, Any]:
+        events = [
+            annotation("ProfilerStep#0", 0, 100),
+            operator("aten::mm", 0, 20, [[800, 800], [800, 700]], ["float", "float"], number=1),
+            launch(1, 2),
+            kernel("volta_sgemm_128x128_nn", 10, 100, 1),
+            operator("aten::cat", 30, 20, [[[800, 700]] if types[0] else [], []], ["TensorList", "Scalar"], number=2),
+            launch(2, 32),
+            kernel("CatArrayBatchedCopy", 110, 10, 2),
+        ]
+        folder = tmp_path / (types[0] or "none")
+        folder.mkdir()
+        imported(folder, document(events, deviceProperties=[V100]))
+        (point,) = points(analysis.load(folder / "results")).to_dict("records")
+        return {str(name): value for name, value in point.items()}
+
+    whole, lacking = bound(["float"]), bound([""])
+    assert whole["bound"] == "compute"
+    assert not isinstance(lacking["bound"], str)
+    assert not lacking["flop_is_lower_bound"]
+    assert "the bytes of 9.1 % of the time are missing: the trace lacks their shapes" in lacking["note"]
 
 
 def test_gaps_between_kernels_leave_the_bound_open(tmp_path: Path) -> None:

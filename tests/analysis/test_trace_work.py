@@ -73,6 +73,34 @@ def test_bytes_of_an_optimizer_are_those_of_its_lists() -> None:
     assert adam.bytes_low == 2 * (parameters + steps)
 
 
+def with_long_lists(*more: kineto.Event) -> str:  # type: ignore[valid-type]
+    """As torch writes lists of more than 30 tensors: without shapes."""
+    events = step(0, 10_000.0)
+    (adam,) = [event for event in events if event["name"] == "aten::_fused_adam_"]
+    adam["args"]["Input Dims"] = [[]] * 6
+    return document([*events, *more])
+
+
+def test_an_optimizer_of_many_tensors_holds_the_parameters_that_got_gradients() -> None:
+    gradients = [
+        operator("torch::autograd::AccumulateGrad", 10_500 + at, 5, [[size]], ["float"], tid=9, number=200 + at)
+        for at, size in ((0, 162), (10, 960))
+    ]
+    found = read(with_long_lists(*gradients))
+    (adam,) = [row for row in found.rows if row.name == "aten::_fused_adam_"]
+    # Parameters, gradients and two moments, read and written.
+    assert (adam.lack, adam.bytes_low, adam.bytes_high) == (None, 0, 4 * 2 * 4 * 1122)
+    assert any(remark.startswith("lists of more than 30 tensors") for remark in found.remarks)
+
+
+def test_without_gradients_an_optimizer_of_many_tensors_has_no_bytes_and_hides_no_flop() -> None:
+    found = read(with_long_lists())
+    assert found.unattributed == pytest.approx(
+        {"triton_poi_fused_add_relu_0": 50 / 505, "aten::_fused_adam_": 20 / 505}
+    )
+    assert found.uncounted_share == pytest.approx(50 / 505)
+
+
 def test_a_tensor_core_kernel_of_floats_is_tf32() -> None:
     text = gpu_trace(1).replace("implicit_convolve_sgemm", "sm80_xmma_fprop_implicit_gemm_tf32f32_tf32f32")
     found = read(text.replace("volta_sgemm_32x32_nn", "cutlass_80_tensorop_s1688gemm_128x64_16x6_nn_align4"))

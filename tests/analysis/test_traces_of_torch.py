@@ -72,6 +72,12 @@ CASES: dict[str, Case] = {
         lambda module: torch.optim.AdamW(module.parameters(), foreach=True),
     ),
     "fused": (convolutions, images, lambda module: torch.optim.AdamW(module.parameters(), fused=True)),
+    # torch records no shapes of lists of more than 30 tensors.
+    "many": (
+        lambda: nn.Sequential(*(nn.Linear(16, 16) for _ in range(20))),
+        lambda: torch.randn(8, 16),
+        lambda module: torch.optim.AdamW(module.parameters(), fused=True),
+    ),
     "attention": (
         Attending,
         lambda: torch.randint(0, 50, (3, 7)),

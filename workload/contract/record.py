@@ -258,8 +258,8 @@ class ComplexityRecord:
 
     `theoretical_step_s`: the step's FLOP at the measured ceiling, and nothing else. Of somebody's own script and of a
     trace `unattributed`: the operations without a formula, by their share of the time of all operations, together
-    `unattributed_share`; `flop_by_precision`: by the type of what was multiplied; `copied_to_device_bytes`: from the
-    host to a GPU.
+    `unattributed_share`; of a trace `uncounted_share` is the part of it that may compute. `flop_by_precision`: by the
+    type of what was multiplied; `copied_to_device_bytes`: from the host to a GPU.
     """
 
     parameters: Number = column()
@@ -275,6 +275,7 @@ class ComplexityRecord:
     method: Text = None
     theoretical_step_s: Number = None
     unattributed_share: Share = column()
+    uncounted_share: Share = column()
     unattributed: Mapping[str, Number] | None = None
     flop_by_precision: Mapping[str, Number] | None = None
     copied_to_device_bytes: Number = None
