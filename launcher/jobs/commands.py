@@ -98,6 +98,9 @@ class Place:
 ASKS_A_PLACE = re.compile(r"\blaunch (?:status|logs|down|reap)\b(?: (?:rooflaunch-[a-z0-9-]+|RUN)| -f| --all)*+(?! --)")
 
 
+TRAIN = ("--", "train.py", "--lr", "0.1")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Script:
     """Somebody's own script, as it was typed. `is_fresh`: for machines that are made for it."""
@@ -108,7 +111,7 @@ class Script:
 
     def packed(self, backend: str, folder: Path, environment: Mapping[str, str]) -> tuple[tuple[str, ...], Parcel]:
         """Its words as they mean it in the copy of the folder that travels, and that copy."""
-        words = relative_words(self.words, folder, example=f"launch {backend} … -- train.py --lr 0.1")
+        words = relative_words(self.words, folder, example=shlex.join(("launch", backend, *TRAIN)))
         data = place_of_data(self.options.data, words, is_fresh=self.is_fresh)
         variables = variables_of(self.options.env, environment)
         parcel = pack(words, folder, include=self.options.include)
@@ -122,7 +125,7 @@ class Script:
             return b""
         if not self.is_fresh:
             raise UsageError(
-                f"--requirements is for an image that is built here, and launch {backend} runs what is there",
+                f"--requirements is for an image that is built here, and '{backend}' runs what is there",
                 hint="install them into the Python that --python names, or into the image that --image names",
             )
         return layer.read(name)

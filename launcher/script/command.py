@@ -34,7 +34,7 @@ class HereOptions:
         "a variable that a script in a container gets from here; repeatable", default=(), metavar="NAME"
     )
     requirements: str | None = choice(
-        "a container's further packages, as pip reads them: a layer on the image", default=None, metavar="FILE"
+        "a container's further packages, a list for pip: a layer on the image", default=None, metavar="FILE"
     )
 
 
@@ -53,7 +53,7 @@ class ThereOptions:
         metavar="NAME",
     )
     requirements: str | None = choice(
-        "an image's further packages, as pip reads them: a layer that is built and pushed here",
+        "an image's further packages, a list for pip: a layer that is built and pushed here",
         default=None,
         metavar="FILE",
     )

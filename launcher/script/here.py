@@ -23,7 +23,7 @@ def runtime_of(options: HereOptions, asked: Runtime) -> Runtime:
     if asked is Runtime.PROCESS:
         raise UsageError(
             f"--requirements is for an image, and a process has this Python, {sys.executable}",
-            hint=f"install them into it: {sys.executable} -m pip install -r {shlex.quote(options.requirements)}",
+            hint=f"{sys.executable} -m pip install --requirement {shlex.quote(options.requirements)}",
         )
     return Runtime.DOCKER
 

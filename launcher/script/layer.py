@@ -40,7 +40,8 @@ def read(path: str) -> bytes:
         ) from error
     if len(content) > MOST_BYTES:
         raise UsageError(
-            f"the requirements '{path}' have {len(content)} bytes: no list of packages", hint="a file as pip reads it"
+            f"the requirements '{path}' have {len(content)} bytes: no list of packages",
+            hint="a list of packages, one a line",
         )
     return content
 

@@ -89,7 +89,7 @@ def place_of_data(text: str | None, words: Sequence[str], *, is_fresh: bool) -> 
         if not any(DATA in word for word in words):
             raise UsageError(
                 f"nothing in the script's arguments says {DATA}, and where '{text}' is copied to is not known before",
-                hint=f"-- {words[0]} --root {DATA}, by whatever name the script calls it",
+                hint=f"{DATA} in place of its path, in the arguments behind --",
             )
         return text
     if is_fresh:

@@ -21,7 +21,17 @@ ROOT = Path(__file__).parents[2]
 DOORS = {"launch": typer.main.get_command(launch), "analyze": typer.main.get_command(analyze)}
 RUN_OPTIONS = {option.name: option for option in options()}
 TRAINER = ("python", "-m", "workload")
-MODULES = ("workload", "workload.bundle", "launcher", "analysis", "analysis.glossary", "pip", "pytest", "venv")
+MODULES = (
+    "workload",
+    "workload.bundle",
+    "launcher",
+    "analysis",
+    "analysis.glossary",
+    "pip",
+    "pytest",
+    "venv",
+    "ensurepip",
+)
 # What stands for a value that the reader fills in: RUN, BUNDLE, gs://BUCKET/PREFIX, …
 PLACEHOLDER = re.compile(r"[A-Z][A-Z_/.]*|<.*>|…")
 

@@ -96,7 +96,7 @@ def test_packages_ask_for_a_container() -> None:
     with pytest.raises(UsageError) as caught:
         runtime_of(options, Runtime.PROCESS)
     assert str(caught.value) == f"--requirements is for an image, and a process has this Python, {sys.executable}"
-    assert caught.value.hint == f"install them into it: {sys.executable} -m pip install -r 'my reqs.txt'"
+    assert caught.value.hint == f"{sys.executable} -m pip install --requirement 'my reqs.txt'"
 
 
 def test_a_file_that_is_none(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_a_machine_with_its_own_python_builds_no_image(
     monkeypatch.setattr(sys, "argv", ["launch", "ssh", "--host", "me@box", *words])
     assert main() == ExitCode.USAGE
     assert capsys.readouterr().err == (
-        "error: --requirements is for an image that is built here, and launch ssh runs what is there\n"
+        "error: --requirements is for an image that is built here, and 'ssh' runs what is there\n"
         "hint: install them into the Python that --python names, or into the image that --image names\n"
     )
 
