@@ -75,7 +75,7 @@ def read(decoded: Decoded, content: bytes, given: Given, *, file: str) -> Traced
             LISTED: _listed_csv(found),
             OPERATORS: _operators_csv(found),
         },
-        notes=(*losses, *found.remarks, *_said_of(found)),
+        notes=(*losses, *_of_machine(trace, device), *found.remarks, *_said_of(found)),
         losses=tuple(losses),
         has_backward=any("ackward" in row.name for row in found.rows),
     )
@@ -83,10 +83,10 @@ def read(decoded: Decoded, content: bytes, given: Given, *, file: str) -> Traced
 
 def _device(trace: Trace, wanted: int | None, file: str) -> str | None:
     """The GPU whose kernels are taken, as the trace numbers it; None for a trace of a CPU alone."""
-    processes = sorted({step.process for step in trace.steps})
-    if len(processes) > 1:
+    if len(trace.processes) > 1:
         raise UsageError(
-            f"'{file}' holds {len(processes)} processes, and a run is of one", hint="import the trace of each rank"
+            f"'{file}' holds {len(trace.processes)} processes, and a run is of one",
+            hint="import the trace of each rank",
         )
     devices = trace.devices
     if not devices:
@@ -109,6 +109,17 @@ def _device(trace: Trace, wanted: int | None, file: str) -> str | None:
             hint=f"--device {max(devices, key=lambda device: devices[device])}",
         )
     return next(iter(devices))
+
+
+def _of_machine(trace: Trace, device: str | None) -> Iterable[str]:
+    """What the trace says of the machine beside the device."""
+    ranks = trace.facts.get("distributedInfo")
+    world_size = ranks.get("world_size") if isinstance(ranks, dict) else None
+    if isinstance(ranks, dict) and isinstance(world_size, int) and world_size > 1:
+        yield f"rank {ranks.get('rank')} of {world_size}: the figures are of this process alone"
+    gpu = trace.device_properties("0").get("name")
+    if device is None and gpu:
+        yield f"the machine has a GPU, {gpu}, and the trace no kernels: it is taken for the trace of a CPU"
 
 
 def _profile(found: Attribution, *, is_cut: bool, losses: Sequence[str]) -> ProfileResult:

@@ -30,7 +30,7 @@ _STEP = re.compile(r"ProfilerStep#?(\d+)")
 _OPTIMIZER_STEP = re.compile(r"Optimizer\.step#")
 # Calls of the runtime that start a kernel, and operators that only a GPU has.
 _LAUNCH = re.compile(r"LaunchKernel|GraphLaunch")
-_OF_GPUS = re.compile(r"aten::_?(cudnn|miopen)_")
+_OF_GPUS = re.compile(r"aten::_?(cudnn|miopen|mps|efficient_attention|flash_attention)_(?!for_cpu)|cudaLaunch")
 _SPACE = re.compile(r"[\s,]*")
 # What only torch.profiler writes, and who else writes Chrome's format, by what stands at the beginning of the file.
 _OURS = re.compile(r'"schemaVersion"|"baseTimeNanoseconds"|"cat": ?"(?:cpu_op|Operator|kernel|Kernel)"|ProfilerStep#')
@@ -64,7 +64,7 @@ class Operator:
     call: Call
     began: float
     ended: float
-    id: Any = None
+    id: int | str | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -76,8 +76,8 @@ class OnDevice:
     device: str
     began: float
     ended: float
-    launch: Any
-    operator_id: Any
+    launch: int | str | None
+    operator_id: int | str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,7 @@ class Trace:
     operators: dict[Thread, list[Operator]] = field(default_factory=dict)
     device: list[OnDevice] = field(default_factory=list)
     # By correlation: which thread asked for it, and when.
-    launches: dict[Any, tuple[Thread, float]] = field(default_factory=dict)
+    launches: dict[int | str | None, tuple[Thread, float]] = field(default_factory=dict)
     steps: list[Window] = field(default_factory=list)
     optimizer_steps: list[Window] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
@@ -118,6 +118,11 @@ class Trace:
     def devices(self) -> Mapping[str, int]:
         """How many kernels each GPU ran."""
         return Counter(event.device for event in self.device if event.is_kernel)
+
+    @property
+    def processes(self) -> frozenset[str]:
+        """Those with operators or steps; workers of loaders leave no events."""
+        return frozenset([*(process for process, _ in self.operators), *(step.process for step in self.steps)])
 
     def device_properties(self, device: str) -> Mapping[str, Any]:
         """Name, memory and capability of a GPU, as CUDA says them."""
@@ -165,6 +170,8 @@ def read(text: str, *, file: str) -> Trace:
 
 
 def _nothing_in(file: str, events: "_Events", builder: "_Builder") -> UsageError:
+    if not events.number and events.is_cut:
+        return UsageError(f"'{file}' breaks off before its first event", hint=EXPORT_AGAIN)
     if not events.number:
         what = f"'{file}' is a trace without events"
         return UsageError(f"{what}: {EVENTS} is empty", hint="profile at least one step, then export")
@@ -269,8 +276,11 @@ class _Builder:
         if not isinstance(name, str) or began is None or duration is None or duration < 0:
             self.broken += 1
             return
+        if name not in self._names:
+            # Half of a pair of surrogates cannot be written again.
+            self._names[name] = name.encode(errors="replace").decode()
         take(
-            self._names.setdefault(name, name),
+            self._names[name],
             began,
             began + duration,
             (str(event.get("pid")), str(event.get("tid"))),
@@ -283,8 +293,8 @@ class _Builder:
             return
         call = Call(
             name=name,
-            dims=_frozen(arguments.get("Input Dims", arguments.get("Input dims"))),
-            strides=_frozen(arguments.get("Input Strides")),
+            dims=_shapes(arguments.get("Input Dims", arguments.get("Input dims"))),
+            strides=_shapes(arguments.get("Input Strides")),
             types=_texts(arguments.get("Input type")),
             values=_texts(arguments.get("Concrete Inputs")),
         )
@@ -295,7 +305,7 @@ class _Builder:
 
     def _runtime(self, name: str, began: float, _: float, thread: Thread, arguments: Mapping[str, Any]) -> None:
         self.trace.runs_on_gpu = self.trace.runs_on_gpu or _LAUNCH.search(name) is not None
-        if (correlation := arguments.get("correlation")) is not None:
+        if (correlation := _key(arguments.get("correlation"))) is not None:
             self.trace.launches[correlation] = (thread, began)
 
     def _on_device(self, name: str, began: float, ended: float, thread: Thread, arguments: Mapping[str, Any]) -> None:
@@ -306,7 +316,7 @@ class _Builder:
                 device=str(arguments.get("device", thread[0])),
                 began=began,
                 ended=ended,
-                launch=arguments.get("correlation"),
+                launch=_key(arguments.get("correlation")),
                 operator_id=_id(arguments),
             )
         )
@@ -328,13 +338,31 @@ def _number(value: Any) -> float | None:
     return number if abs(number) < float("inf") else None
 
 
-def _id(arguments: Mapping[str, Any]) -> Any:
-    return arguments.get("External id", arguments.get("external id"))
+def _key(value: Any) -> int | str | None:
+    """A number that ties events to each other; some writers quote it."""
+    return value if isinstance(value, int | str) else None
 
 
-def _frozen(value: Any) -> tuple[Any, ...]:
-    """Nested lists as tuples, so that equal calls are one."""
-    return tuple(_frozen(item) if isinstance(item, list) else item for item in value) if isinstance(value, list) else ()
+def _id(arguments: Mapping[str, Any]) -> int | str | None:
+    return _key(arguments.get("External id", arguments.get("external id")))
+
+
+def _shapes(value: Any) -> tuple[Dims, ...]:
+    """The sizes of each argument, as tuples so that equal calls are one; nothing for what has none."""
+    return tuple(_shape(argument) for argument in value) if isinstance(value, list) else ()
+
+
+def _shape(argument: Any) -> Dims:
+    if not isinstance(argument, list):
+        return ()
+    if _are_sizes(argument):
+        return tuple(argument)
+    is_list = all(isinstance(part, list) and _are_sizes(part) for part in argument)
+    return tuple(map(tuple, argument)) if is_list else ()
+
+
+def _are_sizes(values: Sequence[Any]) -> bool:
+    return all(type(size) is int and size >= 0 for size in values)
 
 
 def _texts(value: Any) -> tuple[str, ...]:

@@ -1,9 +1,12 @@
 import json
+import random
+from typing import Any
 
 import pytest
 from kineto_traces import annotation, document, gpu_trace, kernel, operator, step
 
 from analysis.foreign import kineto
+from analysis.trace_work import attribute, steps_of
 from workload.contract.errors import UsageError
 
 
@@ -86,6 +89,7 @@ def of_others(category: str, name: str) -> str:
     ("text", "message"),
     [
         (document([]), "'t.json' is a trace without events: traceEvents is empty"),
+        ('{"schemaVersion": 1, "traceEvents": [ {"ph": "X", "na', "'t.json' breaks off before its first event"),
         (
             of_others("disabled-by-default-devtools.timeline", "RunTask"),
             (
@@ -116,7 +120,7 @@ def of_others(category: str, name: str) -> str:
             "'t.json' is no JSON after 7 events: line 9, column ",
         ),
     ],
-    ids=["empty", "chrome", "tensorflow", "nsys", "unknown", "damaged"],
+    ids=["empty", "cut at once", "chrome", "tensorflow", "nsys", "unknown", "damaged"],
 )
 def test_what_is_no_trace_of_torch(text: str, message: str) -> None:
     with pytest.raises(UsageError) as error:
@@ -138,3 +142,30 @@ def test_what_is_no_trace_of_torch(text: str, message: str) -> None:
 )
 def test_which_files_are_traces(text: str, expected: bool) -> None:
     assert kineto.is_trace(text) is expected
+
+
+def test_hostile_traces_end_in_a_sentence() -> None:
+    """Values of any type at any place of an event, and bytes that fell over."""
+    chance = random.Random(17)
+    values: list[Any] = [None, -1, "x", [], {}, [[None]], {"a": 1}, 1e300, float("nan"), True, [1, 2], "[1, 2]"]
+    for _ in range(300):
+        events = json.loads(gpu_trace(2))["traceEvents"]
+        for _ in range(5):
+            event = chance.choice(events)
+            place = chance.choice([event, event["args"]]) if isinstance(event.get("args"), dict) else event
+            if place:
+                place[chance.choice(sorted(place))] = chance.choice(values)
+        text = document(events, deviceProperties=chance.choice([values, None, "x", [{}]]))
+        if chance.random() < 0.3:
+            at = chance.randrange(len(text))
+            text = text[:at] + chance.choice('[]{}",:0') + text[at + 1 :]
+        try:
+            trace = kineto.read(text, file="t.json")
+            steps = steps_of(trace, 2)
+            assert steps is not None
+            for device in [None, *trace.devices]:
+                trace.device_properties(device or "0")
+                found = attribute(trace, steps, device=device)
+                assert 0 <= found.bytes_low <= found.bytes_high
+        except UsageError:
+            continue

@@ -142,6 +142,29 @@ def test_without_shapes_times_and_how_to_record_them(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("facts", "note"),
+    [
+        ({"distributedInfo": {"rank": 3, "world_size": 8}}, "rank 3 of 8: the figures are of this process alone"),
+        ({"distributedInfo": {"rank": 0, "world_size": 1}}, None),
+        ({"distributedInfo": "{'rank': 3}"}, None),
+    ],
+    ids=["one of eight", "alone", "not read"],
+)
+def test_a_rank_of_several_says_so(tmp_path: Path, facts: dict[str, Any], note: str | None) -> None:
+    record = imported(tmp_path, gpu_trace(2, **facts))
+    assert [text for text in record.notes or () if text.startswith("rank")] == ([note] if note else [])
+
+
+def test_a_machine_with_a_gpu_and_a_trace_without_kernels(tmp_path: Path) -> None:
+    events = [annotation("ProfilerStep#0", 0, 100), operator("aten::mm", 0, 50, [[4, 9], [9, 5]], ["float", "float"])]
+    record = imported(tmp_path, document(events, deviceProperties=[V100]))
+    assert (record.environment.device.type, record.environment.device.name) == ("cpu", None)
+    assert list(record.notes or ()) == [
+        "the machine has a GPU, Tesla V100-SXM2-16GB, and the trace no kernels: it is taken for the trace of a CPU"
+    ]
+
+
 # One that the chosen device's work is told apart by.
 OTHER_GPU = [
     operator("aten::mm", 10_500, 20, [[50, 50], [50, 50]], ["float", "float"], number=99),
@@ -178,7 +201,7 @@ OTHER_GPU = [
             "import the trace of each rank",
         ),
         (
-            [annotation("ProfilerStep#0", 0, 10), operator("aten::mm", 1, 5), launch(1, 2)],
+            [annotation("ProfilerStep#0", 0, 10), operator("aten::_efficient_attention_forward", 1, 5)],
             (),
             "'t.json' has no kernels, and its operators ran on a GPU: host times are not theirs",
             "torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])",
@@ -239,6 +262,14 @@ def test_labels_that_contradict_the_trace(tmp_path: Path) -> None:
         "the trace says precision 'fp32', the import was told 'amp'",
     ]
     assert record.notes[-1].startswith("49.15 kFLOP by the trace's shapes in 1 step, 42.59 GFLOP by the model in a ")
+
+
+def test_names_that_cannot_be_written_again(tmp_path: Path) -> None:
+    name = r"half \ud800 of, a \"pair\" \n of kernels"
+    record = imported(tmp_path, gpu_trace(1).replace("triton_poi_fused_add_relu_0", f"triton {name}"))
+    assert record.complexity is not None
+    assert list(record.complexity.unattributed or ()) == ['triton half ? of, a "pair" \n of kernels']
+    assert not analysis.load(tmp_path / "results").problems
 
 
 # --- what the commands say
