@@ -79,7 +79,9 @@ class ScriptCommand(TyperCommand):
             raise UsageError("no script after --", hint=f"{ctx.command_path} -- train.py --lr 0.1")
         rest = super().parse_args(ctx, ours)
         if stray := ctx.params.get("words"):
-            ctx.fail(f"Got unexpected extra argument(s) ({' '.join(stray)})")
+            expanded = "in quotes, the shell leaves a * alone: --include '*.py'"
+            hint = expanded if theirs else f"{ctx.command_path} --help"
+            raise UsageError(f"Got unexpected extra argument(s) ({' '.join(stray)})", hint=hint)
         ctx.params["words"] = theirs
         return rest
 

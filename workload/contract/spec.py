@@ -119,6 +119,11 @@ WHY_NOT_OF_A_SCRIPT = {
     "dataset": "the script reads its own data; --data says where they lie",
     "data_dir": "the script reads its own data; --data says where they lie",
     "download": "the script reads its own data; --data says where they lie",
+    "subset": "the script reads its own data; --data says where they lie",
+    "compile": "the script decides whether it compiles",
+    "deterministic": "the script decides whether it is deterministic",
+    "channels_last": "the script decides its memory format",
+    "no_augment": "the script decides its augmentation",
 }
 
 

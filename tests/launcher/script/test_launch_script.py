@@ -48,6 +48,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 REFUSED = {
     "nothing after --": ("--", "no script after --", "launch local -- train.py --lr 0.1"),
     "no --": ("--cpu train.py --lr 1", "'train.py' must stand after --", "launch local --cpu -- train.py --lr 1"),
+    "a glob that the shell has expanded": (
+        "--data a.txt b.txt -- train.py",
+        "Got unexpected extra argument(s) (b.txt)",
+        "in quotes, the shell leaves a * alone: --include '*.py'",
+    ),
     "another word": ("--cpu train", "Got unexpected extra argument(s) (train)", "launch local --help"),
     "no such script": (
         "-- trian.py",
@@ -72,7 +77,7 @@ REFUSED = {
     ),
     "a switch": (
         "--no-augment -- train.py",
-        "--no-augment is for our own trainer: the script decides its augment",
+        "--no-augment is for our own trainer: the script decides its augmentation",
         "leave --no-augment out",
     ),
     "more of a profile": (
