@@ -32,6 +32,8 @@ from workload.contract.verdict import ABOVE_CEILING, INPUT_BOUND_FRACTION, Bound
 ABOVE = 1 + 1e-9
 # What operators without a formula compute in less of the time changes no verdict.
 MOST_UNATTRIBUTED = 0.05
+# How a note on such a time begins.
+TRACED_TIME = "time under torch.profiler"
 # Gaps of a few per cent between kernels are usual.
 WHOLLY_BUSY = 0.95
 
@@ -487,9 +489,9 @@ def _traced_notes(pool: Group) -> Iterator[str]:
     """What to know of a time that only the profiler took."""
     on_gpu = pool["device_type"] != "cpu"
     yield (
-        "time under torch.profiler: the kernels', overlapping ones once, without the gaps between them"
+        f"{TRACED_TIME}: the kernels', overlapping ones once, without the gaps between them"
         if on_gpu
-        else "time under torch.profiler, which slows down small operators"
+        else f"{TRACED_TIME}, which slows down small operators"
     )
     if (share := _without_bytes(pool)) > MOST_UNATTRIBUTED:
         yield f"the bytes of {percent(share)} of the time are missing: the trace lacks their shapes"

@@ -14,6 +14,7 @@ from analysis.figures import labels, rooflines, shares, style, throughput
 from analysis.figures.figure import Figure, Missing
 from analysis.figures.legible import legible
 from analysis.figures.material import Material
+from analysis.roofline import TRACED_TIME
 from workload.contract.tables import number
 from workload.contract.text import counted, percent, si, signed_percent
 
@@ -562,6 +563,8 @@ def _source_caption(points: pd.DataFrame) -> str:
         "memory (low intensity) to each tensor moved once (high).",
     }
     texts = [text for source, text in meanings.items() if source in set(points["source"])]
+    if "note" in points and points["note"].astype(str).str.contains(TRACED_TIME, regex=False).any():
+        texts.append("The time of an imported trace is the one under torch.profiler.")
     return " ".join([*texts, *_lower_bound_caption(points)])
 
 

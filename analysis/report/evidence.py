@@ -65,6 +65,11 @@ class ReportEvidence:
         return operators.operators(self.results)
 
     @cached_property
+    def listed_alone(self) -> pd.DataFrame:
+        """Of `operators`, what `attributed` does not have."""
+        return operators.operators(self.results, with_attributed=False)[0]
+
+    @cached_property
     def attributed(self) -> tuple[pd.DataFrame, list[Problem]]:
         """Of imported traces."""
         return operators.attributed(self.results, ("family", "name"))

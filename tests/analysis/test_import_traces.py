@@ -388,5 +388,8 @@ def test_the_report_shows_operators(run: Run, tmp_path: Path) -> None:
     assert "aten::convolution_backward" in page
     assert "Work per step: FLOP by formula" in page
     assert "No run says how complex its model is" not in page
+    assert "The time of an imported trace is the one under torch.profiler." in page
+    assert "Kernels by torch.profiler, per step" in page
+    assert "Operators by torch.profiler, per step: self time" not in page
     assert "Only torch.profiler timed the steps of the only run: rates are under the profiler" in page
     assert "analyze import t.json --model small --batch-size 4" in page

@@ -154,11 +154,12 @@ def _operators(evidence: ReportEvidence) -> list[Block]:
     works, _ = evidence.attributed
     whole = f"{OF_TRACES}; the {SHOWN} longest of each profile, and the whole"
     tables: list[Block] = [words.table(whole, ATTRIBUTED, words.rows_of(longest(works, SHOWN)))] if len(works) else []
-    shown = longest(traced, SHOWN)
-    on_cpu = shown["device_type"] == Device.CPU
+    # On a CPU the operators of a trace are the same ones; on a GPU its kernels are others.
+    alone, kernels = evidence.listed_alone, traced[traced["device_type"] != Device.CPU]
+    own = longest(alone[alone["device_type"] == Device.CPU], SHOWN)
     for rows, name, caption in (
-        (shown[on_cpu], "operator", OF_OPERATORS),
-        (shown[~on_cpu], "kernel", OF_KERNELS),
+        (own, "operator", OF_OPERATORS),
+        (longest(kernels, SHOWN), "kernel", OF_KERNELS),
     ):
         if len(rows):
             columns = [replace(column, heading=name) if column.name == "name" else column for column in OPERATORS]
