@@ -2,11 +2,11 @@
 
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from enum import StrEnum
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -25,9 +25,8 @@ class Unit(StrEnum):
     STEPS = "steps"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Batch:
-    """`count` of `unit`, from the DataLoader with this `loader` number."""
+class Batch(NamedTuple):
+    """`count` of `unit`, from the DataLoader with this `loader` number. A tuple: it is made in timed steps."""
 
     loader: int
     count: int
@@ -39,7 +38,10 @@ def measure(batch: Any, loader: int) -> Batch:
 
     A batch without a tensor counts as one sample, a list of anything else as its length.
     """
-    tensor = next((leaf for leaf in _tensors(batch) if leaf.dim()), None)
+    # Nearly every batch, without a walk through it.
+    tensor = batch[0] if type(batch) in (list, tuple) and batch else batch
+    if not isinstance(tensor, torch.Tensor) or not tensor.dim():
+        tensor = next((leaf for leaf in _tensors(batch) if leaf.dim()), None)
     if tensor is None:
         count = len(batch) if isinstance(batch, list) else 1
         return Batch(loader=loader, count=count, unit=Unit.SAMPLES)

@@ -209,7 +209,18 @@ def _printer() -> Callable[[Path], None]:
 
 
 def run_script(script: program.Program) -> End:
-    """Run it with the streams and the Ctrl-C that a script of its own has."""
+    """Run it with the streams and the Ctrl-C that a script of its own has.
+
+    A process that the script has forked, and which came to its own end here, ends as it would alone.
+    """
+    process = os.getpid()
+    end = _run(script)
+    if os.getpid() != process:
+        raise SystemExit(end.code)
+    return end
+
+
+def _run(script: program.Program) -> End:
     streams = sys.stdout, sys.stderr
     before = _interrupts_as_usual()
     try:

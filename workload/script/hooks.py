@@ -109,14 +109,18 @@ def install(observer: Observer) -> None:
     def before(optimizer: Any, *_: Any) -> None:
         # An optimizer that wraps another one steps once; one whose step raised is not under way any more.
         stack = vars(under_way).setdefault("optimizers", [])
-        del stack[next((place for place, known in enumerate(stack) if known is optimizer), len(stack)) :]
+        if stack:
+            del stack[next((place for place, known in enumerate(stack) if known is optimizer), len(stack)) :]
         stack.append(optimizer)
         if len(stack) == 1 and observer.active:
             observer.stepping(optimizer)
 
     def after(optimizer: Any, *_: Any) -> None:
         stack = vars(under_way).setdefault("optimizers", [])
-        del stack[next((place for place, known in enumerate(stack) if known is optimizer), 0) :]
+        if len(stack) == 1:
+            stack.clear()
+        else:
+            del stack[next((place for place, known in enumerate(stack) if known is optimizer), 0) :]
         if not stack and observer.active:
             observer.stepped(optimizer)
 

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -47,8 +47,7 @@ class Stage(Enum):
     OVER = auto()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fetch:
+class Fetch(NamedTuple):
     """A batch that came within the step; `parts`: how many parts the step had before it was asked for."""
 
     batch: Batch
@@ -144,6 +143,7 @@ class Session:
         self._stepped_in_backward: Any = None
         self._in_backward = False
         self._now = _Now()
+        self._guard = _Guard(self)
         self._device = Device.CPU
         self._counter: WorkCounter | None = None
         self._works: list[Work] = []
@@ -171,7 +171,7 @@ class Session:
         parts = self._mark(StepPart.DATA) - 2
         if batch is None:
             return
-        with _Guard(self):
+        with self._guard:
             number = id(loader)
             if number not in self._loaders:
                 workers = int(getattr(loader, "num_workers", 0))
@@ -260,7 +260,7 @@ class Session:
             raise EndOfScript
         self._say_by_hand()
         self._mark(StepPart.OPTIMIZER)
-        with _Guard(self):
+        with self._guard:
             self._step_ended(is_regular=True)
 
     def _say_by_hand(self) -> None:
@@ -274,14 +274,14 @@ class Session:
     # --- what follows from it
 
     def _is_ours(self) -> bool:
-        return self.stage is not Stage.OVER and self._thread in (None, threading.get_ident())
+        return self.stage is not Stage.OVER and (self._thread is None or self._thread == threading.get_ident())
 
     def _mark(self, part: StepPart | Aside) -> int:
         return self.region.recorder.mark(part) if self.region and self.region.is_open else 0
 
     def _optimizer_stepped(self, optimizer: Any, *, skipped: bool) -> None:
         self._mark(StepPart.OPTIMIZER)
-        with _Guard(self):
+        with self._guard:
             self.optimizer_steps += 1
             now = self._now
             now.skipped += skipped

@@ -1,0 +1,237 @@
+"""What measuring a script costs its steps: the same loop with our hooks and without them, in turn in one process.
+
+    python benchmarks/script_overhead.py                   all of them, under 6 minutes on a CPU
+    python benchmarks/script_overhead.py --pairs 40 cnn    one of them, briefly
+
+Wanted: at most 0.5 % where a step takes 20 ms or more; below that the microseconds a step are what counts. Both are
+medians over pairs with a bootstrap 95 % interval. In a turn without hooks every wrapper is taken out of torch, so it is
+the script alone. Telemetry, which samples in a thread once a second, is timed apart.
+"""
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import paired
+import torch
+from torch import nn
+from torch.optim import optimizer as optimizers
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
+
+from workload.contract.spec import Device
+from workload.script import hooks
+from workload.script.program import Program
+from workload.script.region import Region
+from workload.script.session import Limits, Session, Stage
+from workload.telemetry import Telemetry
+from workload.timeline import Timeline
+
+ENOUGH_MS, WANTED = 20.0, 1.005
+SAMPLES = 100
+Step = Callable[[], None]
+
+
+def batches(*shape: int, batch_size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Of a DataLoader that never ends."""
+    data = TensorDataset(torch.randn(256, *shape), torch.randint(10, (256,)))
+    while True:
+        yield from DataLoader(data, batch_size=batch_size, sampler=RandomSampler(data, True, 10**6))
+
+
+def tiny() -> Step:
+    """A linear layer: the step is little more than our hooks' surroundings."""
+    model, data = nn.Linear(16, 10), batches(16, batch_size=4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def step() -> None:
+        x, y = next(data)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+    return step
+
+
+def accumulation() -> Step:
+    """Eight batches and backward passes for one step."""
+    model, data = nn.Linear(16, 10), batches(16, batch_size=4)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step() -> None:
+        for _ in range(8):
+            x, y = next(data)
+            nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def gan() -> Step:
+    """Two optimizers and three backward passes."""
+    judge, maker = nn.Linear(16, 1), nn.Linear(8, 16)
+    first, second = (torch.optim.Adam(net.parameters()) for net in (judge, maker))
+    data = batches(16, batch_size=8)
+
+    def step() -> None:
+        x, _ = next(data)
+        first.zero_grad()
+        (-judge(x).mean()).backward()
+        made = maker(torch.randn(8, 8))
+        judge(made.detach()).mean().backward()
+        first.step()
+        second.zero_grad()
+        (-judge(made).mean()).backward()
+        second.step()
+
+    return step
+
+
+def cnn() -> Step:
+    """Three convolutions on 32 images of 48 x 48 pixels: tens of milliseconds on a CPU."""
+    layers = [nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3, stride=2), nn.ReLU(), nn.Conv2d(64, 64, 3)]
+    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+    optimizer, data = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9), batches(3, 48, 48, batch_size=32)
+
+    def step() -> None:
+        x, y = next(data)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+    return step
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loop:
+    """`steps`: in a turn; `pairs`: by default."""
+
+    make: Callable[[], Step]
+    steps: int
+    pairs: int
+
+
+LOOPS = {
+    "tiny": Loop(make=tiny, steps=200, pairs=150),
+    "accumulation": Loop(make=accumulation, steps=50, pairs=150),
+    "gan": Loop(make=gan, steps=100, pairs=150),
+    "cnn": Loop(make=cnn, steps=2, pairs=300),
+}
+
+
+class Hooks:
+    """Ours in torch, and out of it."""
+
+    def __init__(self, session: Session) -> None:
+        data = torch.utils.data
+        # As workload/script/hooks.py patches them.
+        self._known = [getattr(optimizers, f"_global_optimizer_{when}_hooks") for when in ("pre", "post")]
+        iterator = vars(data.dataloader)["_BaseDataLoaderIter"]
+        self._places = [(data.DataLoader, "__iter__"), (iterator, "__next__"), (torch.autograd, "backward")]
+        self._places += [(torch.amp.GradScaler, "step"), (torch, "save")]
+        originals = [getattr(owner, name) for owner, name in self._places]
+        hooks.install(session)
+        patched = [getattr(owner, name) for owner, name in self._places]
+        self._attributes = {True: patched, False: originals}
+        self._hooks = [dict(known) for known in self._known]
+
+    def put(self, *, on: bool) -> None:
+        """In, or out."""
+        for (owner, name), value in zip(self._places, self._attributes[on], strict=True):
+            setattr(owner, name, value)
+        for known, ours in zip(self._known, self._hooks, strict=True):
+            known.clear()
+            known.update(ours if on else {})
+
+
+def measured(loop: Loop, stack: ExitStack) -> tuple[Step, Hooks]:
+    """The loop's step, and the hooks of a session that times it."""
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    program = Program(words=("loop.py",), module=None, path=folder / "loop.py", arguments=(), folder=folder)
+    region = Region(folder, Device.CPU, Timeline())
+    stack.callback(region.close)
+    limits = Limits(warmup=1, iterations=10**9, samples_per_step=None)
+    session = Session(limits, program, lambda *_: region, lambda: None, goes_on=True)
+    ours, step = Hooks(session), loop.make()
+    while session.stage is not Stage.MEASURED:
+        step()
+    return step, ours
+
+
+def turn(step: Step, ours: Hooks, steps: int, *, on: bool) -> float:
+    """Seconds a step."""
+    ours.put(on=on)
+    step()
+    began_s = time.perf_counter()
+    for _ in range(steps):
+        step()
+    return (time.perf_counter() - began_s) / steps
+
+
+def compare(loop: Loop, pairs: int) -> tuple[list[float], list[float], list[float]]:
+    """Of each pair, in the order with, without, without, with or the other way round: ratio, difference, bare."""
+    order = random.Random(0)
+    ratios, differences, bare = [], [], []
+    with ExitStack() as stack:
+        step, ours = measured(loop, stack)
+        for _ in range(pairs):
+            first = order.random() < 0.5
+            seconds: dict[bool, float] = {True: 0.0, False: 0.0}
+            for on in (first, not first, not first, first):
+                seconds[on] += turn(step, ours, loop.steps, on=on) / 2
+            ratios.append(seconds[True] / seconds[False])
+            differences.append((seconds[True] - seconds[False]) * 1e6)
+            bare.append(seconds[False])
+        ours.put(on=False)
+    return ratios, differences, bare
+
+
+def telemetry_s() -> float:
+    """Seconds of a sample, of which one is taken a second."""
+    with ExitStack() as stack:
+        path = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "telemetry.csv"
+        telemetry = stack.enter_context(Telemetry(path, device=Device.CPU, origin_s=0.0))
+        began_s = time.thread_time()
+        for _ in range(SAMPLES):
+            telemetry.record()
+        return (time.thread_time() - began_s) / SAMPLES
+
+
+def main() -> int:
+    """1 if a long step costs more than is wanted."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("loops", nargs="*", choices=[*LOOPS, []], default=[])
+    parser.add_argument("--pairs", type=int)
+    parser.add_argument("--threads", type=int, help="of torch; as usual")
+    given = parser.parse_args()
+    if given.threads:
+        torch.set_num_threads(given.threads)
+    print(f"{'loop':<14}{'step':>10}  {'ratio':>8}  {'95 %':<18}{'us a step':>10}  95 %")
+    is_wanted = True
+    for name in given.loops or LOOPS:
+        loop = LOOPS[name]
+        ratios, differences, bare = compare(loop, given.pairs or loop.pairs)
+        step_ms = sorted(bare)[len(bare) // 2] * 1e3
+        middle, low, high = paired.interval(ratios)
+        us, us_low, us_high = paired.interval(differences)
+        verdict = ""
+        if step_ms >= ENOUGH_MS:
+            verdict = "  as wanted" if high <= WANTED else "  not certain" if low <= WANTED else "  too much"
+            is_wanted = is_wanted and low <= WANTED
+        print(
+            f"{name:<14}{step_ms:>7.2f} ms  {middle:>8.4f}  {f'{low:.4f} to {high:.4f}':<18}{us:>10.1f}  "
+            f"{us_low:.1f} to {us_high:.1f}{verdict}",
+            flush=True,
+        )
+    print(f"telemetry: {telemetry_s() * 1e6:.0f} us of CPU time a second")
+    return 0 if is_wanted else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
