@@ -448,11 +448,13 @@ def _launch(
     event: OnDevice,
     trace: Trace,
     threads: Mapping[Thread, _Thread],
-    by_id: Mapping[object, tuple[_Thread, int]],
+    by_id: Mapping[int | str, tuple[_Thread, int]],
 ) -> tuple[tuple[_Thread, int] | None, float]:
     """The innermost operator that launched a kernel, and when; the kernel's own time where the trace does not say."""
-    launch = trace.launches.get(event.launch)
-    where = by_id.get(event.operator_id)
+    launch = None if event.launch is None else trace.launches.get(event.launch)
+    # Until 2023 a kernel's External id was the number of its launch, and no operator's.
+    number = event.operator_id if event.operator_id != event.launch else None
+    where = None if number is None else by_id.get(number)
     if launch is None:
         return where, where[0].operators[where[1]].began if where else event.began
     name, moment = launch

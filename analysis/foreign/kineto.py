@@ -97,7 +97,7 @@ class Trace:
     operators: dict[Thread, list[Operator]] = field(default_factory=dict)
     device: list[OnDevice] = field(default_factory=list)
     # By correlation: which thread asked for it, and when.
-    launches: dict[int | str | None, tuple[Thread, float]] = field(default_factory=dict)
+    launches: dict[int | str, tuple[Thread, float]] = field(default_factory=dict)
     steps: list[Window] = field(default_factory=list)
     optimizer_steps: list[Window] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)

@@ -201,6 +201,20 @@ def test_a_kernel_of_no_operator_is_unattributed_by_its_name() -> None:
     assert (row.family, row.lack) == ("unattributed", "launched by no operator")
 
 
+@pytest.mark.parametrize(
+    ("number", "row"), [(7, "aten::mm"), (50, "sgemm")], ids=["the operator's", "the launch's, as until 2023"]
+)
+def test_a_kernel_outside_of_operators_is_the_one_s_that_it_names(number: int, row: str) -> None:
+    product = [
+        operator("aten::mm", 10, 5, [[4, 96], [96, 10]], ["float", "float"], number=7),
+        operator("aten::mm", 20, 5, [[4, 96], [96, 10]], ["float", "float"], number=50),
+    ]
+    launched = kernel("sgemm", 100, 10, 50)
+    launched["args"]["External id"] = number
+    found = read(document([*product, launch(50, 60), launched]), given=1)
+    assert [one.name for one in found.rows] == [row]
+
+
 # --- the work of single calls
 
 
