@@ -110,7 +110,7 @@ class Agent:
         result = self._result(ended)
         if not comes_back:
             if self.request.script.get("env"):
-                self.store.write(luggage.variables_object(self.request.name), luggage.NO_VARIABLES)
+                self.store.write(records.variables_object(self.request.name), records.NO_VARIABLES)
             self.store.write(records.result_object(self.request.name), result.to_bytes(), if_absent=True)
         return result
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from launcher.agent.home import Home
-from launcher.jobs.records import LAUNCHES, MAX_PARCEL_BYTES, Request
+from launcher.jobs.records import MAX_PARCEL_BYTES, NO_VARIABLES, Request, variables_object
 from launcher.machine.script import Workplace
 from workload.contract.checksum import crc32c_of
 from workload.contract.errors import BundleError, ToolError, UsageError
@@ -20,17 +20,11 @@ from workload.storage.names import why_unsafe
 from workload.storage.store import Store, StoredObject, open_store
 
 MOST_UNPACKED_BYTES = 1_000_000_000
-NO_VARIABLES = b"{}"
 
 
 def parcel_object(sha256: str) -> str:
     """The name of an archive in a store."""
     return f"scripts/{sha256}.tar.gz"
-
-
-def variables_object(launch: str) -> str:
-    """The name of the variables that a script gets, in a store."""
-    return f"{LAUNCHES}{launch}/variables.json"
 
 
 def unpack(request: Request, store: Store, home: Home) -> Workplace:

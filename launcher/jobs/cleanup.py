@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 
 from launcher.backends.door import Machine, Machines, Removed
 from launcher.jobs import launches
-from launcher.jobs.records import Result, request_object, result_object
+from launcher.jobs.records import NO_VARIABLES, Request, Result, request_object, result_object, variables_object
 from workload.contract.errors import ExitCode, RooflaunchError, ToolError
 from workload.storage.store import Store
 
@@ -50,8 +50,11 @@ def settle(
     """
     with suppress(RooflaunchError):
         seen = launches.read_records(store, name, None)
-        if seen.result is not None or store.read(request_object(name)) is None:
+        asked = store.read(request_object(name))
+        if seen.result is not None or asked is None:
             return
+        if Request.from_bytes(asked).script.get("env"):
+            store.write(variables_object(name), NO_VARIABLES)
         result = Result(
             exit_code=int(exit_code),
             zone=zone,

@@ -44,6 +44,8 @@ MAX_LIMIT_S = 120 * 86400
 MAX_COUNT = 10_000
 # Of a script's archive: code and small files. More is data, which has a way of its own.
 MAX_PARCEL_BYTES = 50_000_000
+# What is left of a script's variables once its launch has ended.
+NO_VARIABLES = b"{}"
 # Nobody pays that for a launch, nor per hour.
 MAX_USD = 1e6
 SHOWN_VALUE = 60
@@ -390,6 +392,10 @@ RULES: Mapping[str, FieldRule] = {
 
 def request_object(name: str) -> str:
     return f"{LAUNCHES}{name}/request.json"
+
+
+def variables_object(name: str) -> str:
+    return f"{LAUNCHES}{name}/variables.json"
 
 
 def status_object(name: str) -> str:

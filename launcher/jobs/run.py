@@ -222,8 +222,6 @@ class Launcher:
         except RooflaunchError:
             return False
         if gone:
-            if self._parcel:
-                self._parcel.take_back(self._store, name)
             self.settle(name, "", code, error)
         return gone
 

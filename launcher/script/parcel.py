@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher.agent.luggage import MOST_UNPACKED_BYTES, NO_VARIABLES, parcel_object, variables_object
-from launcher.jobs.records import MAX_COUNT, MAX_PARCEL_BYTES
+from launcher.agent.luggage import MOST_UNPACKED_BYTES, parcel_object
+from launcher.jobs.records import MAX_COUNT, MAX_PARCEL_BYTES, variables_object
 from launcher.sizes import shown
 from workload.contract.errors import ToolError, UsageError
 from workload.contract.script import DATA, main_file
@@ -68,11 +68,6 @@ class Parcel:
             store.write(name, self.content, if_absent=True)
         if self.variables:
             store.write(variables_object(launch), json.dumps(dict(self.variables)).encode())
-
-    def take_back(self, store: Store, launch: str) -> None:
-        """What nobody needs any more, and should not lie there."""
-        if self.variables:
-            store.write(variables_object(launch), NO_VARIABLES)
 
 
 def place_of_data(text: str | None, words: Sequence[str], *, is_fresh: bool) -> str:

@@ -56,8 +56,12 @@ class StubBucket:
                 labels = self.labels.get(name, {})
                 yield StoredObject(name=name, bytes=len(content), crc32c=crc, version="1", metadata=labels)
 
-    def read(self, name: str) -> bytes | None:
+    def read(self, name: str, *, most_bytes: int = 0) -> bytes | None:
+        del most_bytes
         return self.held.get(name)
+
+    def locate(self, name: str) -> str:
+        return f"gs://{self.name}/{name}"
 
     def with_patience(self, _: Patience) -> "StubBucket":
         return self

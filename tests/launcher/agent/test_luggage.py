@@ -11,7 +11,7 @@ import pytest
 
 from launcher.agent import luggage
 from launcher.agent.home import Home
-from launcher.jobs.records import Request
+from launcher.jobs.records import Request, variables_object
 from workload.contract.errors import BundleError, UsageError
 from workload.contract.spec import RunSpec
 from workload.storage.folder import Folder
@@ -120,7 +120,7 @@ def test_the_script_gets_the_variables_that_its_request_names(store: Folder, hom
     request = sent(store, archive(entry("train.py")), env=["HF_TOKEN"])
     with pytest.raises(BundleError, match="the variables of the script are not in the store"):
         luggage.unpack(request, store, home)
-    store.write(luggage.variables_object(request.name), b'{"HF_TOKEN": "hf_1", "LD_PRELOAD": "x"}')
+    store.write(variables_object(request.name), b'{"HF_TOKEN": "hf_1", "LD_PRELOAD": "x"}')
     place = luggage.unpack(request, store, home)
     assert place.variables == {"HF_TOKEN": "hf_1"}
     assert "hf_1" not in repr(place)

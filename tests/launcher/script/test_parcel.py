@@ -7,18 +7,31 @@ from pathlib import Path
 
 import pytest
 
-from launcher.agent.luggage import parcel_object, variables_object
+from launcher.agent.luggage import parcel_object
+from launcher.jobs import cleanup
+from launcher.jobs.records import Request, request_object, variables_object
 from launcher.script import parcel
 from launcher.script.command import variables_of
 from launcher.script.parcel import pack, place_of_data, relative_words
 from tests.launcher.script import tiny
 from workload.contract.errors import UsageError
+from workload.contract.spec import RunSpec
 from workload.storage.folder import Folder
 
 pytestmark = pytest.mark.world
 EXAMPLE = "launch ssh … -- train.py --lr 0.1"
 NAME = "rooflaunch-box-20261121-142530-3fa9c1"
 SCRIPT = ("train.py",)
+REQUEST = Request(
+    name=NAME,
+    backend="ssh",
+    launched_at="2026-11-21T14:25:30.000+00:00",
+    store="/store",
+    place="ssh-box",
+    runtime="process",
+    limit_s=60,
+    spec=RunSpec(script=SCRIPT).to_json(),
+)
 TRACKED = tuple(sorted(tiny.FILES))
 
 
@@ -164,10 +177,15 @@ def test_variables_lie_in_the_store_until_they_are_taken_back(folder: Path, tmp_
     assert store.read(variables_object(NAME)) == b'{"HF_TOKEN": "hf_1"}'
     assert packed.facts()["env"] == ["HF_TOKEN"]
     assert "hf_1" not in repr(packed) + repr(packed.facts())
-    packed.take_back(store, NAME)
+    cleanup.settle(store, NAME, "box", 4, "no machine", now_s=1e9)
+    assert store.read(variables_object(NAME)) != b"{}", "of no launch that is known here"
+    store.write(request_object(NAME), replace(REQUEST, script=packed.facts()).to_bytes())
+    cleanup.settle(store, NAME, "box", 4, "no machine", now_s=1e9)
     assert store.read(variables_object(NAME)) == b"{}"
     pack(SCRIPT, folder).send(store, "rooflaunch-other-20261121-142530-3fa9c1")
-    assert [listed.name for listed in store.objects("launches/")] == [variables_object(NAME)]
+    assert [name for listed in store.objects("launches/") if "variables" in (name := listed.name)] == [
+        variables_object(NAME)
+    ]
 
 
 VARIABLES = {

@@ -1,0 +1,86 @@
+"""The agent with somebody's own script: its files, its data and its variables on the machine, and none left behind."""
+
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agent_machine import CPU, NAME, Machine
+
+from launcher.agent import luggage
+from launcher.jobs import records
+from tests.launcher.agent.test_luggage import archive, entry
+from workload.contract.errors import ExitCode
+
+WORDS = ["train.py", "--root", "{data}"]
+
+
+@pytest.fixture
+def asked(machine: Machine) -> Machine:
+    """A machine that is to run a script; what it needs lies in the store."""
+    content = archive(entry("train.py", b"print()"))
+    digest = hashlib.sha256(content).hexdigest()
+    machine.bucket.held[luggage.parcel_object(digest)] = content
+    machine.bucket.held[records.variables_object(NAME)] = b'{"HF_TOKEN": "hf_1"}'
+    script = {"sha256": digest, "files": 1, "bytes": len(content), "commit": "c" * 40, "env": ["HF_TOKEN"]}
+    request = machine.asked(CPU)
+    machine.request = replace(request, spec={**request.spec, "script": WORDS}, script={**script, "data": "/data"})
+    return machine
+
+
+def test_the_container_has_files_data_and_variables(asked: Machine) -> None:
+    (asked.home / "host/data").mkdir(parents=True)
+    asked.trains(*asked.run_of("run-1"))
+    assert asked.work().exit_code == 0
+    [container] = asked.docker.containers.created
+    script = asked.home / "script"
+    assert (script / "train.py").read_bytes() == b"print()"
+    arguments: dict[str, Any] = container.arguments
+    words = arguments["command"]
+    assert words[words.index("--") :] == ["--", *WORDS]
+    assert words[words.index("--data") + 1] == "/data"
+    assert json.loads(words[words.index("--context") + 1])["script_commit"] == "c" * 40
+    assert [(mount["Source"], mount["ReadOnly"]) for mount in arguments["mounts"]] == [
+        (str(asked.home / "results"), False),
+        (str(script), False),
+        ("/data", True),
+    ]
+    assert (arguments["working_dir"], arguments["environment"]["HF_TOKEN"]) == (str(script), "hf_1")
+    assert asked.bucket.held[records.variables_object(NAME)] == b"{}"
+
+
+def test_a_launch_that_goes_on_elsewhere_keeps_its_variables(asked: Machine) -> None:
+    (asked.home / "host/data").mkdir(parents=True)
+    asked.landlord.is_back_later = True
+    asked.landlord.taken.set()
+    asked.agent().work()
+    assert asked.bucket.held[records.variables_object(NAME)] == b'{"HF_TOKEN": "hf_1"}'
+
+
+def test_no_data_there(asked: Machine) -> None:
+    result = asked.work()
+    assert (result.exit_code, result.error) == (ExitCode.USAGE, "no data at '/data' on this machine")
+    assert result.hint == "--data PATH, one that is there"
+    assert asked.docker.containers.created == []
+    assert asked.bucket.held[records.variables_object(NAME)] == b"{}"
+
+
+def test_data_of_a_bucket_lies_in_the_launchs_folder(asked: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    copied: list[tuple[str, Path]] = []
+    monkeypatch.setattr(luggage, "fetch_data", lambda address, folder, **_: copied.append((address, folder)))
+    asked.request = replace(asked.request, script={**asked.request.script, "data": "gs://bucket/photos"})
+    asked.trains(*asked.run_of("run-1"))
+    assert asked.work().exit_code == 0
+    assert copied == [("gs://bucket/photos", asked.home / "data/script")]
+    [container] = asked.docker.containers.created
+    words = container.arguments["command"]
+    assert words[words.index("--data") + 1] == str(asked.home / "data/script")
+
+
+def test_an_archive_that_is_missing_is_the_result(asked: Machine) -> None:
+    asked.bucket.held.pop(luggage.parcel_object(asked.request.script["sha256"]))
+    result = asked.work()
+    assert result.exit_code == ExitCode.BAD_BUNDLE
+    assert result.error.startswith("the script's archive is missing: ")
