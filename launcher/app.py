@@ -94,6 +94,8 @@ def run_local(
     limits = options.limits()
     runtime = here.runtime_of(of_script, options.asked_runtime())
     choice = choose(runtime, resolved.spec, image=options.image, flavour=options.flavour)
+    if words and choice.runtime is Runtime.DOCKER:
+        here.require_visible(words, Path.cwd())
     choice = here.with_packages(choice, of_script, is_dry=dry_run)
     outside = outside_facts() if choice.runtime is Runtime.DOCKER else None
 

@@ -41,6 +41,16 @@ def with_packages(choice: Choice, options: HereOptions, *, is_dry: bool) -> Choi
     return replace(choice, image=image, why=f"{choice.why}, and the packages of {options.requirements} on it")
 
 
+def require_visible(words: Sequence[str], folder: Path) -> None:
+    """`UsageError` for a script that a container does not see, which has its user's folder alone."""
+    path = main_file(words, folder, example=EXAMPLE, python="the image's Python")
+    if path is not None and not path.resolve().is_relative_to(folder.resolve()):
+        raise UsageError(
+            f"'{words[0]}' lies outside of this folder, {folder}, and a container sees no more than that",
+            hint=f"cd {path.resolve().parent}, then the same with -- {path.name}; or --runtime process",
+        )
+
+
 def workplace_of(words: Sequence[str], options: HereOptions, folder: Path, environment: Mapping[str, str]) -> Workplace:
     """It runs in the folder that its user is in. Raises `UsageError` where there is no such script, or no such data."""
     main_file(words, folder, example=EXAMPLE, python=f"this Python, {sys.executable}")

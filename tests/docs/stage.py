@@ -29,7 +29,7 @@ TOKEN = "3fa9c1"
 SMALL = {"IMAGE_SIZE": "32", "WARMUP": "1", "ITERATIONS": "2"}
 STANDINS = ("gcloud", "terraform")
 # What a checkout has at its top and a page's command may read. `infra` is copied: a page writes a file into it.
-LINKED = ("Makefile", "pyproject.toml", "constraints.txt", "benchmarks", "docker", "docs", "examples", "tests")
+LINKED = ("Makefile", "pyproject.toml", "constraints.txt", "benchmarks", "docker", "docs", "tests")
 LOG = "env,device,model,batch_size,iter_idx,iter_time_ms,imgs_per_sec,timestamp\n" + "".join(
     f"envA,cuda:0,resnet50,64,{index},150,426.67,{1763159640 + 0.2 * index:.1f}\n" for index in range(11)
 )
@@ -89,6 +89,8 @@ def staged(home: Path, *, engine: bool = False) -> Iterator[Stage]:
 def _checkout(folder: Path) -> None:
     for name in LINKED:
         (folder / name).symlink_to(ROOT / name)
+    # A container of a script sees no more than the folder that its user is in.
+    shutil.copytree(ROOT / "examples", folder / "examples", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(ROOT / "infra", folder / "infra", ignore=shutil.ignore_patterns(".terraform*", "*.tfstate*"))
     environment = folder / ".venv"
     environment.mkdir()

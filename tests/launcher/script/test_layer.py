@@ -16,7 +16,7 @@ from launcher.machine.runtime import Choice
 from launcher.machine.script import Workplace
 from launcher.script import layer
 from launcher.script.command import HereOptions
-from launcher.script.here import runtime_of, with_packages
+from launcher.script.here import require_visible, runtime_of, with_packages
 from workload.contract.errors import ExitCode, ToolError, UsageError
 from workload.contract.spec import resolve
 
@@ -97,6 +97,20 @@ def test_packages_ask_for_a_container() -> None:
         runtime_of(options, Runtime.PROCESS)
     assert str(caught.value) == f"--requirements is for an image, and a process has this Python, {sys.executable}"
     assert caught.value.hint == f"{sys.executable} -m pip install --requirement 'my reqs.txt'"
+
+
+def test_a_script_that_a_container_does_not_see(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "train.py").write_text("")
+    require_visible(("train.py",), tmp_path)
+    require_visible(("-m", "anything"), tmp_path)
+    with pytest.raises(UsageError) as caught:
+        require_visible(("../train.py",), tmp_path / "runs")
+    runs = tmp_path / "runs"
+    assert str(caught.value) == (
+        f"'../train.py' lies outside of this folder, {runs}, and a container sees no more than that"
+    )
+    assert caught.value.hint == f"cd {tmp_path}, then the same with -- train.py; or --runtime process"
 
 
 def test_a_file_that_is_none(tmp_path: Path) -> None:
