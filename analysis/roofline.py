@@ -15,27 +15,23 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pandas as pd
 
+from analysis import traced_times
 from analysis.breakdown import COLUMNS, breakdown, in_steps, l2_bytes_are, per_step
 from analysis.configurations import CONFIGURATION, DEVICE, PLACE, SOFTWARE, WORK_NAMED, Group, completed, group
 from analysis.loading import Results
 from analysis.lower_bound import LOWER_BOUND, TENSOR, counted_over_model, model_warning, reasons
 from analysis.ncu.families import is_backward
+from analysis.roof import Roof, RoofKind, Work, classify, intensity, is_input_bound
 from analysis.statistics import over_runs
 from workload.contract import peaks
 from workload.contract.environment_record import DeviceFacts
 from workload.contract.errors import BundleError
 from workload.contract.peaks import Gpu, Peak
 from workload.contract.text import percent, si
-from workload.contract.verdict import ABOVE_CEILING, INPUT_BOUND_FRACTION, Bound, by_fractions
+from workload.contract.verdict import ABOVE_CEILING, Bound
 
 # A figure above a roof by rounding alone does not count as above.
 ABOVE = 1 + 1e-9
-# What operators without a formula compute in less of the time changes no verdict.
-MOST_UNATTRIBUTED = 0.05
-# How a note on such a time begins.
-TRACED_TIME = "time under torch.profiler"
-# Gaps of a few per cent between kernels are usual.
-WHOLLY_BUSY = 0.95
 
 
 if TYPE_CHECKING:
@@ -49,13 +45,6 @@ class WorkSource(StrEnum):
     MODELLED = "modelled"
     # Counters over the profiler's own time, where nobody timed the step without it.
     PROFILER = "under the profiler"
-
-
-class RoofKind(StrEnum):
-    """What a roof is: reached by this machine, or claimed by its vendor."""
-
-    MEASURED = "measured"
-    PEAK = "peak"
 
 
 # The rest of what tells groups of runs apart: in data a column each.
@@ -114,66 +103,6 @@ def names_of(row: "type[DataclassInstance]") -> tuple[str, ...]:
 
 
 POINT_COLUMNS = names_of(PointRow)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Roof:
-    """The most that a device does: right of the ridge `flop_per_s`, left of it `bytes_per_s` times intensity."""
-
-    kind: RoofKind
-    flop_per_s: float
-    bytes_per_s: float
-
-    def at(self, intensity: float) -> float:
-        """FLOP/s that a step of this intensity (FLOP/byte) can reach."""
-        return min(self.flop_per_s, intensity * self.bytes_per_s)
-
-    @property
-    def ridge(self) -> float:
-        """FLOP/byte from which on arithmetic is the limit."""
-        return self.flop_per_s / self.bytes_per_s
-
-
-@dataclass(frozen=True, kw_only=True)
-class Work:
-    """A step: its FLOP, and from how many to how many bytes it moves; None for what is unknown."""
-
-    flop: float | None
-    bytes_low: float | None
-    bytes_high: float | None
-
-    def moved(self, step_s: float | None, roof: Roof | None) -> float | None:
-        """The bytes to place the step by: the upper end, but no more than the memory can move in its time.
-
-        Eager PyTorch writes each operation's result to memory, so the upper end is the better guess; what lies beyond
-        the measured bandwidth must have stayed in caches.
-        """
-        if self.bytes_low is None or self.bytes_high is None:
-            return None
-        if step_s is None or roof is None:
-            return self.bytes_high
-        return max(self.bytes_low, min(self.bytes_high, step_s * roof.bytes_per_s))
-
-
-def intensity(flop: float | None, moved_bytes: float | None) -> float | None:
-    """FLOP per byte: of a step the sum of FLOP by the sum of bytes, never a mean over kernels."""
-    return flop / moved_bytes if flop is not None and moved_bytes else None
-
-
-def classify(work: Work, *, step_s: float, roof: Roof, data_wait_fraction: float | None) -> Bound | None:
-    """What limits a step, by the rule of `workload.contract.verdict`; None where FLOP or bytes are not known."""
-    if is_input_bound(data_wait_fraction):
-        return Bound.INPUT
-    if work.flop is None or work.bytes_low is None or work.bytes_high is None:
-        return None
-    compute = work.flop / roof.flop_per_s / step_s
-    low, high = (moved / roof.bytes_per_s / step_s for moved in (work.bytes_low, work.bytes_high))
-    return by_fractions(compute=compute, low=low, high=high)
-
-
-def is_input_bound(data_wait_fraction: float | None) -> bool:
-    """Whether waiting for data takes so much of the wall time that the step does not decide the throughput."""
-    return data_wait_fraction is not None and data_wait_fraction > INPUT_BOUND_FRACTION
 
 
 # --- roofs
@@ -328,7 +257,7 @@ class _Measurement:
 
 def _measurements(results: Results, pool: Group) -> Iterator[_Measurement]:
     steps_s = _step_times(pool)
-    is_traced = not steps_s and bool(traced := _traced_times(pool))
+    is_traced = not steps_s and bool(traced := traced_times.times(pool))
     steps_s = traced if is_traced else steps_s
     profile = None if steps_s or pool.runs["kernels_file"].isna().all() else _profile(results, pool)
     if profile:
@@ -339,7 +268,7 @@ def _measurements(results: Results, pool: Group) -> Iterator[_Measurement]:
         is_told = source is WorkSource.COUNTERS or steps_s or not pool["imported"]
         if is_told and any(pool.known(column) for column in columns):
             bounds = _lower_bounds(pool) if source is WorkSource.COUNTERS else ()
-            bounds = _unattributed(pool) if is_traced and source is WorkSource.MODELLED else bounds
+            bounds = traced_times.lower_bounds(pool) if is_traced and source is WorkSource.MODELLED else bounds
             yield _Measurement(
                 source=source, work=work_of(pool, source), steps_s=steps_s, lower_bounds=bounds, is_traced=is_traced
             )
@@ -351,22 +280,6 @@ def _step_times(pool: Group) -> list[float]:
     if steps or not pool["imported"]:
         return steps
     return [pool["batch_size"] / rate for rate in pool.known("images_per_s") if rate > 0]
-
-
-def _traced_times(pool: Group) -> list[float]:
-    """Of traces from elsewhere by run: seconds of a step in which kernels, or on a CPU operators, ran."""
-    return [busy_s for busy_s in pool.known("traced_busy_s") if busy_s > 0] if pool["imported"] else []
-
-
-def _unattributed(pool: Group) -> tuple[str, ...]:
-    """Why the FLOP of a trace are not all: its operators without a formula may compute too."""
-    share = pool.median("uncounted_share") or 0.0
-    return (f"{percent(share)} of the time is unattributed",) if share > MOST_UNATTRIBUTED else ()
-
-
-def _without_bytes(pool: Group) -> float:
-    """The share of a trace's time of operators that move bytes which nobody can say."""
-    return (pool.median("unattributed_share") or 0.0) - (pool.median("uncounted_share") or 0.0)
 
 
 def _lower_bounds(pool: Group, has_backward: bool | None = None, counted: float | None = None) -> tuple[str, ...]:
@@ -444,8 +357,7 @@ def _point(pool: Group, measurement: _Measurement, device: _Device, refuted: Map
         # The rate and the ceiling contradict each other, and either may be wrong: no bound.
         bound = bound if bound is Bound.INPUT or rate <= ABOVE_CEILING * roof.flop_per_s else None
     if measurement.is_traced and bound and roof:
-        is_sure = _holds_for_wall(pool, work, roof, bound) and _without_bytes(pool) <= MOST_UNATTRIBUTED
-        bound = bound if is_sure else None
+        bound = bound if traced_times.is_sure(pool, work, roof, bound) else None
     if is_busy(pool.texts("bound"), len(steps_s)):
         bound = Bound.BUSY
     row = PointRow(
@@ -479,29 +391,6 @@ def _point(pool: Group, measurement: _Measurement, device: _Device, refuted: Map
     return replace(row, note=_joined([*notes, *_roof_notes(row, roof, peak, was_measured=bool(unused)), *pool.apart]))
 
 
-def _holds_for_wall(pool: Group, work: Work, roof: Roof, bound: Bound) -> bool:
-    """Whether what limits the kernels limits the profiled step too, gaps between them included."""
-    walls_s = [wall_s for wall_s in pool.known("traced_wall_s") if wall_s > 0]
-    return not walls_s or classify(work, step_s=median(walls_s), roof=roof, data_wait_fraction=None) is bound
-
-
-def _traced_notes(pool: Group) -> Iterator[str]:
-    """What to know of a time that only the profiler took."""
-    on_gpu = pool["device_type"] != "cpu"
-    yield (
-        f"{TRACED_TIME}: the kernels', overlapping ones once, without the gaps between them"
-        if on_gpu
-        else f"{TRACED_TIME}, which slows down small operators"
-    )
-    if (share := _without_bytes(pool)) > MOST_UNATTRIBUTED:
-        yield f"the bytes of {percent(share)} of the time are missing: the trace lacks their shapes"
-    busy_s, wall_s = pool.median("traced_busy_s"), pool.median("traced_wall_s")
-    if busy_s and wall_s and busy_s < WHOLLY_BUSY * wall_s:
-        what = "kernels ran" if on_gpu else "operators ran"
-        busy = percent(busy_s / wall_s)
-        yield f"{what} in {busy} of the profiled step: the rest are gaps, longer under the profiler"
-
-
 def is_busy(bounds: Sequence[str], runs: int) -> bool:
     """Whether at least half of the runs say that other work had the machine."""
     return 2 * sum(bound == Bound.BUSY for bound in bounds) >= max(runs, 1)
@@ -515,7 +404,7 @@ def _notes(pool: Group, measurement: _Measurement, row: PointRow) -> Iterator[st
             if not row.runs:
                 yield "no time without a profiler: no rate"
             elif measurement.is_traced:
-                yield from _traced_notes(pool)
+                yield from traced_times.notes(pool)
             low, high = row.intensity_low, row.intensity_high
             if row.bound == Bound.MEMORY and low is not None and high is not None and high > low:
                 yield "bytes modelled: compute, if caches help more than the upper estimate says"

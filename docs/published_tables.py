@@ -25,7 +25,8 @@ from analysis.breakdown import totals
 from analysis.commands import kernels
 from analysis.importing import Given, import_file
 from analysis.ncu import families
-from analysis.roofline import Roof, RoofKind, counted_over_model, intensity, model_warning
+from analysis.roof import Roof, RoofKind, intensity
+from analysis.roofline import counted_over_model, model_warning
 from workload.contract import peaks
 from workload.contract.text import percent
 

@@ -14,7 +14,7 @@ from analysis.figures import labels, rooflines, shares, style, throughput
 from analysis.figures.figure import Figure, Missing
 from analysis.figures.legible import legible
 from analysis.figures.material import Material
-from analysis.roofline import TRACED_TIME
+from analysis.traced_times import TRACED_TIME
 from workload.contract.tables import number
 from workload.contract.text import counted, percent, si, signed_percent
 

@@ -16,7 +16,8 @@ from analysis import roofline
 from analysis.__main__ import main
 from analysis.figures.figure import Figure
 from analysis.report.evidence import gather
-from analysis.roofline import Roof, RoofKind, Work, WorkSource
+from analysis.roof import Roof, RoofKind, Work, classify
+from analysis.roofline import WorkSource
 from analysis.shifts import shifts
 from benchmarks.synthetic_bundles import change, make, make_record
 from tests.analysis.ncu_files import DRAM, FADD, FFMA, FMUL, STARTED, TIME, wide
@@ -70,7 +71,7 @@ def test_classifies_as_the_verdict_does(compute: float, low: float, more: float,
         ceiling_flop_per_s=T4.flop_per_s,
         ceiling_bytes_per_s=T4.bytes_per_s,
     )
-    assert str(roofline.classify(work, step_s=step_s, roof=T4, data_wait_fraction=waits)) == str(said.bound)
+    assert str(classify(work, step_s=step_s, roof=T4, data_wait_fraction=waits)) == str(said.bound)
 
 
 @pytest.mark.parametrize(
@@ -91,13 +92,13 @@ def test_classifies_as_the_verdict_does(compute: float, low: float, more: float,
 )
 def test_bounds(compute: float, low: float, high: float, waits: float | None, bound: Bound) -> None:
     work = Work(flop=compute * 7.2e12, bytes_low=low * 2.6e11, bytes_high=high * 2.6e11)
-    assert roofline.classify(work, step_s=1.0, roof=T4, data_wait_fraction=waits) is bound
+    assert classify(work, step_s=1.0, roof=T4, data_wait_fraction=waits) is bound
 
 
 def test_no_bound_without_flop_or_bytes() -> None:
     for work in (Work(flop=None, bytes_low=1, bytes_high=1), Work(flop=1, bytes_low=None, bytes_high=None)):
-        assert roofline.classify(work, step_s=1.0, roof=T4, data_wait_fraction=0.0) is None
-        assert roofline.classify(work, step_s=1.0, roof=T4, data_wait_fraction=0.5) is Bound.INPUT
+        assert classify(work, step_s=1.0, roof=T4, data_wait_fraction=0.0) is None
+        assert classify(work, step_s=1.0, roof=T4, data_wait_fraction=0.5) is Bound.INPUT
 
 
 @pytest.mark.parametrize(
