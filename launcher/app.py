@@ -96,6 +96,8 @@ def run_local(
     choice = choose(runtime, resolved.spec, image=options.image, flavour=options.flavour)
     if words and choice.runtime is Runtime.DOCKER:
         here.require_visible(words, Path.cwd())
+    elif words and not dry_run:
+        here.require_gpu(resolved.spec)
     choice = here.with_packages(choice, of_script, is_dry=dry_run)
     outside = outside_facts() if choice.runtime is Runtime.DOCKER else None
 

@@ -2,16 +2,17 @@
 
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from launcher.kinds import Runtime
-from launcher.machine.runtime import Choice
+from launcher.machine.runtime import Choice, gpu_capability
 from launcher.machine.script import Workplace
 from launcher.script.command import HereOptions, variables_of
-from workload.contract.errors import UsageError
+from workload.contract.errors import ToolError, UsageError
 from workload.contract.script import main_file
+from workload.contract.spec import Device, RunSpec
 
 EXAMPLE = "launch local -- train.py --lr 0.1"
 
@@ -39,6 +40,12 @@ def with_packages(choice: Choice, options: HereOptions, *, is_dry: bool) -> Choi
     assert choice.image is not None
     image = choice.image if is_dry else layer.layered(choice.engine, choice.image, requirements)
     return replace(choice, image=image, why=f"{choice.why}, and the packages of {options.requirements} on it")
+
+
+def require_gpu(spec: RunSpec, capability: Callable[[], object] = gpu_capability) -> None:
+    """`ToolError` where --cuda names a GPU that is not there: the script would take the CPU and say nothing."""
+    if spec.device is Device.CUDA and capability() is None:
+        raise ToolError("nvidia-smi shows no GPU here; got --cuda", hint="--cpu, or launch doctor gpu")
 
 
 def require_visible(words: Sequence[str], folder: Path) -> None:

@@ -16,9 +16,9 @@ from launcher.machine.runtime import Choice
 from launcher.machine.script import Workplace
 from launcher.script import layer
 from launcher.script.command import HereOptions
-from launcher.script.here import require_visible, runtime_of, with_packages
+from launcher.script.here import require_gpu, require_visible, runtime_of, with_packages
 from workload.contract.errors import ExitCode, ToolError, UsageError
-from workload.contract.spec import resolve
+from workload.contract.spec import Device, RunSpec, resolve
 
 BASE = "sha256:ba5e"
 GOOD = [{"stream": "Step 5/7 : RUN python -m ensurepip > /dev/null\n"}, {"aux": {"ID": "sha256:1a7e"}}]
@@ -111,6 +111,16 @@ def test_a_script_that_a_container_does_not_see(tmp_path: Path) -> None:
         f"'../train.py' lies outside of this folder, {runs}, and a container sees no more than that"
     )
     assert caught.value.hint == f"cd {tmp_path}, then the same with -- train.py; or --runtime process"
+
+
+def test_a_gpu_that_is_not_there() -> None:
+    """The script would take the CPU, and its figures would be those of another machine than was asked for."""
+    on_gpu = RunSpec(script=("train.py",), device=Device.CUDA)
+    require_gpu(on_gpu, capability=lambda: (8, 9))
+    require_gpu(RunSpec(script=("train.py",)), capability=lambda: None)
+    with pytest.raises(ToolError, match="nvidia-smi shows no GPU here; got --cuda") as caught:
+        require_gpu(on_gpu, capability=lambda: None)
+    assert caught.value.hint == "--cpu, or launch doctor gpu"
 
 
 def test_a_file_that_is_none(tmp_path: Path) -> None:
