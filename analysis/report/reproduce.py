@@ -69,7 +69,8 @@ def _script(spec: Spec) -> str:
     options = [("--warmup", spec.warmup), ("--iterations", spec.iterations)]
     options += [("--samples-per-step", spec.samples_per_step)]
     words_of_spec = [word for flag, value in options if value is not None for word in (flag, f"{value:g}")]
-    words_of_spec += ["--profile", spec.profile] if spec.profile not in (None, Profile.NONE) else []
+    if spec.profile not in (None, Profile.NONE):
+        words_of_spec += ["--profile", str(spec.profile), "--profile-steps", f"{spec.profile_steps or 1:g}"]
     words_of_spec += ["--", *(printable(str(word)) for word in argv)]
     return shlex.join(["python", "-m", "workload", "script", *words_of_spec])
 

@@ -138,6 +138,22 @@ def test_wall_time_not_explained(explained: float | None, expected: list[str]) -
     assert figures(run(explained_fraction=explained), rule="wall time not explained") == expected
 
 
+@pytest.mark.parametrize(
+    ("script", "explained", "figure", "cure"),
+    [
+        pytest.param("train.py", 0.97, ", 150 µs a step", "larger batches: our hooks take", id="of hooks"),
+        pytest.param("train.py", 0.9, "timed part", "find what runs between", id="of the script's"),
+        pytest.param(None, 0.97, "timed part", "find what runs between", id="of our trainer"),
+    ],
+)
+def test_between_a_scripts_steps_are_our_hooks(script: str | None, explained: float, figure: str, cure: str) -> None:
+    steps = [0.005] * 40
+    case = run(steps=steps, explained_fraction=explained, script=script, measured_s=0.2)
+    [finding] = found(case, rule="wall time not explained")
+    assert finding.figure.endswith(figure)
+    assert finding.cure.startswith(cure)
+
+
 # --- repeats
 
 

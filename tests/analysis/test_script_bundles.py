@@ -10,6 +10,7 @@ import pytest
 
 from analysis import __main__ as door
 from analysis import units
+from analysis.report import reproduce
 from workload.contract import bundle
 from workload.contract.record import Record
 
@@ -136,6 +137,15 @@ def test_a_report_of_scripts_alone(results: Path) -> None:
     assert "training FLOP/token" in text
     assert "\npython -m workload script --warmup 2 --iterations 10 --repeats 2 -- gpt.py\n" in text
     assert "\npython -m workload script --warmup 2 --iterations 10 -- gpt.py --token '[redacted]'\n" in text
+
+
+def test_a_profile_is_reproduced_too() -> None:
+    record = bundle.read(GPT[0]).record
+    spec = replace(record.spec, profile="torch", profile_steps=2, samples_per_step=96)
+    assert reproduce.command(replace(record, spec=spec)) == (
+        "python -m workload script --warmup 2 --iterations 10 --samples-per-step 96 --profile torch --profile-steps 2"
+        " -- gpt.py"
+    )
 
 
 def test_a_report_of_scripts_beside_a_model(results: Path) -> None:
