@@ -121,7 +121,7 @@ LOOPS = {
     "tiny": Loop(make=tiny, steps=200, pairs=150),
     "accumulation": Loop(make=accumulation, steps=50, pairs=150),
     "gan": Loop(make=gan, steps=100, pairs=150),
-    "cnn": Loop(make=cnn, steps=2, pairs=300),
+    "cnn": Loop(make=cnn, steps=2, pairs=250),
 }
 
 

@@ -2,6 +2,7 @@ import csv
 import gzip
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,3 +52,22 @@ def test_top_is_per_step() -> None:
     }
     assert len(trace.top([TraceRow(name=str(each), calls=1, total_s=1) for each in range(9)], 1)) == 5
     assert trace.top([TraceRow(name="idle", calls=1, total_s=0)], 1)[0]["share"] == 0
+
+
+def test_kernels_within_labels_of_the_host() -> None:
+    def event(category: str, name: str, start: float, length: float) -> dict[str, Any]:
+        return {"cat": category, "name": name, "ts": start, "dur": length}
+
+    events = [
+        event("user_annotation", "step 0", 100, 50),
+        event("user_annotation", "step 1", 200, 50),
+        event("user_annotation", "step 2", 300, 50),
+        event("gpu_user_annotation", "step 0", 0, 1000),
+        event("kernel", "gemm", 110, 10),
+        event("kernel", "validation", 160, 10),
+        event("kernel", "left out", 210, 10),
+        event("kernel", "gemm", 310, 20),
+        {"cat": "kernel", "name": "no time"},
+    ]
+    rows = trace.kernels_within(events, {"step 0", "step 2"})
+    assert [(row.name, row.calls, round(row.total_s * trace.US_PER_S)) for row in rows] == [("gemm", 2, 30)]

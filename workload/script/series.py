@@ -37,7 +37,7 @@ def run(parsed: Namespace, script: Program, context: Context, *, repeats: int, p
         if failure := ended.error():
             raise failure
         if ended.code != ExitCode.DONE:
-            if repeats > 1:
+            if repeats > 1 and ended.code != ExitCode.INTERRUPTED:
                 log.LOGGER.error("repeat %d of %d ended with exit code %d", repeat, repeats, ended.code)
             return ended.code
         folders += opened

@@ -4,6 +4,7 @@ import csv
 import gzip
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -176,6 +177,34 @@ def test_repeats_and_a_profile_from_the_command_line(tmp_path: Path) -> None:
     assert second.record.profile.reason == "repeat 1 of 2 holds the profile"
     for path in first.path.rglob("*"):
         assert not path.is_file() or token.encode() not in path.read_bytes(), path
+
+
+@pytest.mark.world
+@pytest.mark.skipif("FULL_PAGES" not in os.environ, reason="FULL_PAGES=1 runs it: two processes that load torch")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_series_and_its_script(number: signal.Signals, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        GAPS.format(begin="print(epoch, flush=True)", after="", between="import time; time.sleep(0.1)").replace(
+            "range(20)", "range(1000)"
+        )
+    )
+    words = ["script", "--no-ceilings", "--warmup", "1", "--iterations", "5000", "--repeats", "2", "--", "train.py"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [sys.executable, "-m", "workload", *words], cwd=tmp_path, env=environment, stdout=pipe, stderr=pipe, text=True
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line == "10\n":
+                break
+        process.send_signal(number)
+        _, error = process.communicate(timeout=60)
+    assert process.returncode == ExitCode.INTERRUPTED
+    assert "Traceback" not in error
+    assert "repeat 1 of 2 ended" not in error
+    [folder] = (tmp_path / "results").iterdir()
+    assert bundle.read(folder).record.status is Status.INTERRUPTED
 
 
 # --- which script
