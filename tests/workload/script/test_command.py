@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from stage import measured
+from script_stage import measured
 
 from workload import cli
 from workload.contract.errors import ExitCode, UsageError

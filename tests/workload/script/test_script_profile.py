@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from stage import SCRIPTS, Ran, _as_a_user_does, run
+from script_stage import SCRIPTS, Ran, as_a_user_does, run
 from torch import cuda
 
 from workload import cli
@@ -42,7 +42,7 @@ def profiled_script(folder: Path, script: Path, *words: str, steps: int = 1, war
     report = folder / "answer.json"
     options = ["--mode", "trace", "--report", str(report), "--owner", str(os.getpid()), "--steps", str(steps)]
     options += ["--warmup-steps", str(warmup), "--precision", "fp32"]
-    return run(partial(_as_a_user_does, ["profiled-script", *options, "--", str(script), *words]), folder)
+    return run(partial(as_a_user_does, ["profiled-script", *options, "--", str(script), *words]), folder)
 
 
 @pytest.mark.world

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from stage import measured
+from script_stage import measured
 
 from workload.contract import bundle
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from stage import SCRIPTS, measured, plain
+from script_stage import SCRIPTS, measured, plain
 
 from workload.contract import bundle
 

@@ -84,12 +84,12 @@ def measured(folder: Path, script: Path, *words: str, options: tuple[str, ...] =
     """The script under measurement, without ceilings; `options` are ours."""
     results = folder / "results"
     given = ["--no-ceilings", "-o", str(results), *options]
-    ran = run(partial(_as_a_user_does, ["script", *given, "--", str(script), *words]), folder)
+    ran = run(partial(as_a_user_does, ["script", *given, "--", str(script), *words]), folder)
     folders = sorted(results.iterdir()) if results.is_dir() else []
     record = json.loads((folders[0] / "run.json").read_text()) if folders else None
     return Ran(code=ran.code, out=ran.out, err=ran.err, record=record, folder=folders[0] if folders else None)
 
 
-def _as_a_user_does(words: list[str]) -> int:
+def as_a_user_does(words: list[str]) -> int:
     ending.ENDING_S = ENDING_S
     return cli.main(words)
