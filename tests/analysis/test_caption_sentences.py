@@ -161,6 +161,12 @@ CASES = {
         true=with_roofs,
         false=profile_alone,
     ),
+    "times of a trace": Case(
+        figure="roofline_env",
+        words="The time of an imported trace is the one under torch.profiler",
+        true=lambda: [run("t", steps=[], imported=True, traced_busy_s=0.1, images_per_s=None, **ROOFS)],
+        false=with_roofs,
+    ),
     "lower bounds": Case(
         figure="kernel_roofline",
         words="≥ marks a lower bound: FLOP are missing",

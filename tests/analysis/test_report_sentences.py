@@ -17,6 +17,7 @@ from sentence_runs import (
     SLOW,
     T4,
     UNKNOWN_WORK,
+    UNTIMED,
     Make,
     above_the_ceiling,
     batches,
@@ -219,6 +220,12 @@ CASES = {
         words="No run has timed its steps: nothing in this report says how fast a step is",
         true=failed,
         false=own,
+    ),
+    "timed by the profiler alone": Case(
+        section=design.section,
+        words="^Only torch.profiler timed the steps of the only run: rates are under the profiler, and nothing here",
+        true=lambda: [run("t", steps=[], imported=True, traced_busy_s=0.1, **UNTIMED)],
+        false=lambda: [*own(), run("t", steps=[], imported=True, traced_busy_s=0.1, **UNTIMED)],
     ),
     # --- complexity
     "no complexity": Case(
@@ -538,6 +545,7 @@ NOT_HERE = {
         "calls; the profiler slows down small operators most"
     ),
     "Kernels by torch.profiler, per step: their time on the GPU",
+    rooflines.OF_TRACES,
     "Kernel families of each profile",
     "longest of each profile, and the whole",
     "evidence of that run",
