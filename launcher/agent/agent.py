@@ -48,7 +48,7 @@ from workload.contract.text import counted
 from workload.environment.machine import HostSystem
 from workload.environment.outside import outside_facts
 from workload.storage.inventory import sealed_runs
-from workload.storage.store import Store
+from workload.storage.store import Store, is_bucket
 
 ROOT = Path("/")
 # Enough to seal a bundle and to upload it before the machine is deleted.
@@ -177,7 +177,7 @@ class Agent:
         """Where the script runs, with its data there."""
         workplace = luggage.unpack(self.request, self.store, self.home)
         data = str(self.request.script.get("data", ""))
-        if data.startswith("gs://"):
+        if is_bucket(data):
             folder = self.home.data / "script"
             print(f"copying {data}", flush=True)
             luggage.fetch_data(data, folder, is_over=lambda: self.stop.why is not None)

@@ -16,6 +16,7 @@ from launcher.jobs.records import MAX_PARCEL_BYTES, NO_VARIABLES, Request, varia
 from launcher.machine.script import Workplace
 from workload.contract.checksum import crc32c_of
 from workload.contract.errors import BundleError, ToolError, UsageError
+from workload.contract.script import DATA_EXAMPLE
 from workload.storage.names import why_unsafe
 from workload.storage.store import Store, StoredObject, open_store
 
@@ -78,7 +79,7 @@ def fetch_data(address: str, folder: Path, *, is_over: Callable[[], bool]) -> No
                 f"{listed.name!r} of {address} cannot be written here: {reason}", hint="less data"
             ) from error
     if not number:
-        raise UsageError(f"no data at {address}", hint="--data gs://BUCKET/PREFIX, of objects that are there")
+        raise UsageError(f"no data at {address}", hint=f"--data {DATA_EXAMPLE}, of objects that are there")
 
 
 def _copy(store: Store, listed: StoredObject, path: Path) -> None:

@@ -11,7 +11,7 @@ from typer.core import TyperCommand
 
 from launcher.choice import choice, flag_of
 from workload.contract.errors import UsageError
-from workload.contract.script import DATA
+from workload.contract.script import DATA, DATA_EXAMPLE
 
 Words = Annotated[
     list[str] | None,
@@ -43,7 +43,7 @@ class ThereOptions:
     """What a script is given on another machine."""
 
     data: str | None = choice(
-        f"a script's data, as gs://BUCKET/PREFIX or a folder there; {DATA} in its arguments stands for it",
+        f"a script's data, as {DATA_EXAMPLE} or a folder there; {DATA} in its arguments stands for it",
         default=None,
         metavar="PATH",
     )

@@ -21,10 +21,10 @@ from launcher.agent.luggage import MOST_UNPACKED_BYTES, parcel_object
 from launcher.jobs.records import MAX_COUNT, MAX_PARCEL_BYTES, variables_object
 from launcher.sizes import shown
 from workload.contract.errors import ToolError, UsageError
-from workload.contract.script import DATA, main_file
+from workload.contract.script import DATA, DATA_EXAMPLE, main_file
 from workload.contract.text import si
 from workload.storage.names import why_unsafe
-from workload.storage.store import Store, parse_address
+from workload.storage.store import Store, is_bucket, parse_address
 
 SHOWN_FILES = 3
 
@@ -76,10 +76,10 @@ def place_of_data(text: str | None, words: Sequence[str], *, is_fresh: bool) -> 
         if any(DATA in word for word in words):
             raise UsageError(
                 f"{DATA} in the script's arguments stands for its data, and there is no --data",
-                hint="--data gs://BUCKET/PREFIX",
+                hint=f"--data {DATA_EXAMPLE}",
             )
         return ""
-    if text.startswith("gs://"):
+    if is_bucket(text):
         parse_address(text)
         if not any(DATA in word for word in words):
             raise UsageError(
@@ -88,13 +88,9 @@ def place_of_data(text: str | None, words: Sequence[str], *, is_fresh: bool) -> 
             )
         return text
     if is_fresh:
-        raise UsageError(
-            f"a machine that is made for the launch has no folder '{text}'", hint="--data gs://BUCKET/PREFIX"
-        )
+        raise UsageError(f"a machine that is made for the launch has no folder '{text}'", hint=f"--data {DATA_EXAMPLE}")
     if not text.startswith("/") or not text.isprintable():
-        raise UsageError(
-            f"--data is gs://BUCKET/PREFIX or a whole path there; got '{text}'", hint="--data /data/photos"
-        )
+        raise UsageError(f"--data is {DATA_EXAMPLE} or a whole path there; got '{text}'", hint="--data /data/photos")
     return text
 
 

@@ -11,6 +11,7 @@ from workload.contract.errors import UsageError
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun", "horovodrun", "srun")
 # Stands in the script's arguments for where its data lies.
 DATA = "{data}"
+DATA_EXAMPLE = "gs://BUCKET/PREFIX"
 HIDDEN = "[redacted]"
 # An option whose value is a secret, by the last words of its name: not --tokenizer, --max-tokens or --key-size.
 SECRET = re.compile(

@@ -173,6 +173,11 @@ SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 EXAMPLE = "analyze fetch gs://BUCKET/PREFIX -o results"
 
 
+def is_bucket(text: str) -> bool:
+    """Whether an address means a bucket, well written or not."""
+    return text.startswith("gs://")
+
+
 def parse_address(text: str) -> BucketAddress | SshAddress | Path:
     """A bucket, a folder of another machine, or one of this; `UsageError` for anything else."""
     scheme = SCHEME.match(text)
@@ -180,7 +185,7 @@ def parse_address(text: str) -> BucketAddress | SshAddress | Path:
         return Path(text)
     if scheme and scheme[1] == "gs":
         name, _, path = text.removeprefix("gs://").partition("/")
-        if not text.startswith("gs://") or not BUCKET_NAME.fullmatch(name):
+        if not is_bucket(text) or not BUCKET_NAME.fullmatch(name):
             raise UsageError(f"a bucket is written gs://BUCKET/PREFIX; got '{text}'", hint=EXAMPLE)
         return BucketAddress(bucket=name, path=_joined(path))
     if scheme and scheme[1] == "ssh" and text.startswith("ssh://"):
