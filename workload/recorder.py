@@ -8,7 +8,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -40,16 +39,22 @@ class StepPart(StrEnum):
 
 
 class Aside(StrEnum):
-    """Time of somebody's own script that is none of the four parts; all but `OTHER` is no time of a step at all."""
+    """Time of somebody's own script that is none of the four parts; all but `OTHER` is no time of a step at all.
+
+    `MEASURING` is our own: rows and rules, while the script waits.
+    """
 
     OTHER = "other"
+    MEASURING = "measuring"
     VALIDATION = "validation"
     CHECKPOINT = "checkpoint"
     OUTSIDE = "outside"
     IRREGULAR = "irregular"
 
 
-GAPS = tuple(aside for aside in Aside if aside is not Aside.OTHER)
+# Tuples: walking through an enum's class takes microseconds a row.
+PARTS = tuple(StepPart)
+GAPS = tuple(aside for aside in Aside if aside not in (Aside.OTHER, Aside.MEASURING))
 
 
 @dataclass(kw_only=True)
@@ -69,6 +74,7 @@ class PhaseTotals:
     images: int = 0
     ended_at_s: float = 0.0
     gaps: dict[Aside, Gap] = field(default_factory=dict)
+    measuring_s: float = 0.0
 
 
 @dataclass(kw_only=True)
@@ -77,8 +83,9 @@ class _Pending:
 
     phase: StepPhase
     images: int
-    marks: list[Any]
-    parts: list[StepPart | Aside]
+    began: Any
+    # What the time since the mark before was spent on, and the mark; a signal finds an entry whole or not at all.
+    parts: list[tuple[StepPart | Aside, Any]] = field(default_factory=list)
     loss: Any = None
     is_step: bool = True
     # Behind the loss's way to the host, which is queued after the step.
@@ -172,25 +179,28 @@ class Recorder:
         with suppress(OSError):
             self._file.close()
 
-    def begin(self, phase: StepPhase, images: int) -> None:
-        """Open a step: the time from here to the next mark is spent on data."""
-        mark = self._clock.mark()
+    def begin(self, phase: StepPhase, images: int, mark: Any = None) -> None:
+        """Open a step, now or at a mark that was taken then: what follows up to the next mark is spent on data."""
+        mark = self._clock.mark() if mark is None else mark
         if self._origin is None:
             self._origin, self._origin_s = mark, self._now() - self._started_s
-        self._current = _Pending(phase=phase, images=images, marks=[mark], parts=[])
+        self._current = _Pending(phase=phase, images=images, began=mark)
 
-    def mark(self, part: StepPart | Aside) -> int:
-        """Say that the time since the previous mark belongs to `part`; returns how many parts the step has now."""
+    def mark(self, part: StepPart | Aside, mark: Any = None) -> int:
+        """Say that the time since the previous mark belongs to `part`; returns how many parts the step has now.
+
+        Up to now, or to a mark that was taken then.
+        """
         assert self._current is not None
-        self._current.marks.append(self._clock.mark())
-        self._current.parts.append(part)
-        return len(self._current.parts)
+        parts = self._current.parts
+        parts.append((part, self._clock.mark() if mark is None else mark))
+        return len(parts)
 
     def relabel(self, parts: int, aside: Aside, *, but: StepPart | None = None) -> None:
         """Say that the first `parts` parts of the open step were something else, as is known only now; not `but`."""
         assert self._current is not None
         known = self._current.parts
-        known[:parts] = [part if part is but else aside for part in known[:parts]]
+        known[:parts] = [(part if part is but else aside, mark) for part, mark in known[:parts]]
 
     def end(self, loss: torch.Tensor | None = None, *, images: int | None = None, is_step: bool = True) -> None:
         """Close a step; rows are written at most once a second, between steps.
@@ -202,7 +212,7 @@ class Recorder:
             self._current.images = images
         self._current.is_step = is_step
         if loss is None:
-            self._current.done = self._current.marks[-1]
+            self._current.done = self._current.parts[-1][1]
         else:
             self._current.loss = self._losses.put(loss)
             self._current.done = self._clock.mark()
@@ -227,10 +237,15 @@ class Recorder:
         self.flush()
 
     def _write(self, step: _Pending) -> None:
-        seconds: dict[StepPart | Aside, float] = dict.fromkeys(StepPart, 0.0)
-        for part, (earlier, later) in zip(step.parts, pairwise(step.marks), strict=True):
-            seconds[part] = seconds.get(part, 0.0) + self._clock.seconds_between(earlier, later)
+        seconds: dict[StepPart | Aside, float] = dict.fromkeys(PARTS, 0.0)
+        earlier = step.began
+        for part, mark in step.parts:
+            seconds[part] = seconds.get(part, 0.0) + self._clock.seconds_between(earlier, mark)
+            earlier = mark
         totals = self.totals[step.phase]
+        measuring_s = seconds.pop(Aside.MEASURING, 0.0)
+        totals.measuring_s += measuring_s
+        self._gaps_s += measuring_s
         if not step.is_step:
             seconds = {Aside.IRREGULAR: sum(seconds.values())}
         for gap in GAPS:
@@ -239,15 +254,14 @@ class Recorder:
                 total.number, total.seconds = total.number + 1, total.seconds + seconds[gap]
                 # Time stamps stand still in a gap, as the measured wall time does.
                 self._gaps_s += seconds.pop(gap)
-        totals.ended_at_s = ended_at_s = self._origin_s + self._clock.seconds_between(self._origin, step.marks[-1])
+        totals.ended_at_s = ended_at_s = self._origin_s + self._clock.seconds_between(self._origin, earlier)
         if not step.is_step:
             return
         data_s = seconds.pop(StepPart.DATA)
         # A script's own work between its parts: logging, meters, schedulers.
         seconds[StepPart.FORWARD] += seconds.pop(Aside.OTHER, 0.0)
         step_s = sum(seconds.values())
-        parts = (seconds[part] for part in StepPart if part is not StepPart.DATA)
-        cells = [f"{value:.7f}" for value in (ended_at_s - self._gaps_s, step_s, data_s, *parts)]
+        cells = [f"{value:.7f}" for value in (ended_at_s - self._gaps_s, step_s, data_s, *seconds.values())]
         loss = "" if step.loss is None else f"{self._losses.read(step.loss):.6g}"
         self._writer.writerow([self._written, step.phase, *cells, step.images, loss])
         self._written += 1

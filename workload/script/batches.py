@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
+from functools import lru_cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -25,12 +26,9 @@ class Unit(StrEnum):
     STEPS = "steps"
 
 
-@dataclass(kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Batch:
-    """`count` of `unit`, from the DataLoader with this `loader` number.
-
-    Not frozen, which takes three times as long to make: it is made in timed steps.
-    """
+    """`count` of `unit`, from the DataLoader with this `loader` number."""
 
     loader: int
     count: int
@@ -49,11 +47,17 @@ def measure(batch: Any, loader: int) -> Batch:
     if tensor is None:
         count = len(batch) if isinstance(batch, list) else 1
         return Batch(loader=loader, count=count, unit=Unit.SAMPLES)
-    if tensor.dim() == IMAGE_DIMENSIONS:
-        return Batch(loader=loader, count=tensor.shape[0], unit=Unit.IMAGES)
-    if tensor.dim() == ID_DIMENSIONS and tensor.dtype in IDS:
-        return Batch(loader=loader, count=tensor.numel(), unit=Unit.TOKENS)
-    return Batch(loader=loader, count=tensor.shape[0], unit=Unit.SAMPLES)
+    return _of(loader, tensor.shape, tensor.dtype)
+
+
+@lru_cache
+def _of(loader: int, shape: torch.Size, dtype: torch.dtype) -> Batch:
+    """Kept, for batches are alike: it is asked for in timed steps."""
+    if len(shape) == IMAGE_DIMENSIONS:
+        return Batch(loader=loader, count=shape[0], unit=Unit.IMAGES)
+    if len(shape) == ID_DIMENSIONS and dtype in IDS:
+        return Batch(loader=loader, count=shape.numel(), unit=Unit.TOKENS)
+    return Batch(loader=loader, count=shape[0], unit=Unit.SAMPLES)
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

@@ -133,7 +133,7 @@ def run(parsed: Namespace, timeline: Timeline) -> int:
 
     def listen() -> None:
         from workload.script.run import Request, ScriptRun  # noqa: PLC0415 - imports torch, as the script just has
-        from workload.script.session import Limits  # noqa: PLC0415
+        from workload.script.step import Limits  # noqa: PLC0415
 
         request = Request(
             program=script,
@@ -149,8 +149,8 @@ def run(parsed: Namespace, timeline: Timeline) -> int:
             is_launched=is_launched,
         )
         measured.append(ScriptRun(request, timeline))
-        workload.listen(measured[0].session)
-        hooks.install(measured[0].session)
+        workload.listen(measured[0].tape)
+        hooks.install(measured[0].tape)
         _hear_exits(measured[0], script.name)
 
     log.LOGGER.info("script     %s: looking for its training step", script.name)
@@ -292,6 +292,7 @@ def _without_torch(script: program.Program, end: End, *, is_launched: bool) -> i
 def _close(measured: "ScriptRun", script: program.Program, end: End, *, is_launched: bool) -> int:
     """Seal what there is, say how it went; the exit code."""
     session = measured.session
+    measured.tape.catch_up(is_over=True)
     session.active = False
     if interruption := asked() or (end.error if isinstance(end.error, InterruptedRunError) else None):
         measured.close(Status.INTERRUPTED, str(interruption))

@@ -9,7 +9,6 @@ import importlib.abc
 import importlib.machinery
 import os
 import sys
-import threading
 import types
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
@@ -36,8 +35,11 @@ class Observer(Protocol):
     def stepping(self, optimizer: Any) -> None:
         """An optimizer is about to step."""
 
-    def stepped(self, optimizer: Any, *, skipped: bool = False) -> None:
-        """It has, or a GradScaler has left the step out."""
+    def stepped(self, optimizer: Any) -> None:
+        """It has."""
+
+    def left_out(self, optimizer: Any) -> None:
+        """A GradScaler has left its step out."""
 
     def saving(self) -> None:
         """A checkpoint is written."""
@@ -104,11 +106,11 @@ def install(observer: Observer) -> None:
     os.register_at_fork(after_in_child=deaf)
     _hear_loaders(observer, torch.utils.data)
     _hear_backward(observer, torch.autograd)
-    under_way = threading.local()
+    # Those that step now, the outermost first; the steps of a second thread are refused in any case.
+    stack: list[Any] = []
 
     def before(optimizer: Any, *_: Any) -> None:
         # An optimizer that wraps another one steps once; one whose step raised is not under way any more.
-        stack = vars(under_way).setdefault("optimizers", [])
         if stack:
             del stack[next((place for place, known in enumerate(stack) if known is optimizer), len(stack)) :]
         stack.append(optimizer)
@@ -116,7 +118,6 @@ def install(observer: Observer) -> None:
             observer.stepping(optimizer)
 
     def after(optimizer: Any, *_: Any) -> None:
-        stack = vars(under_way).setdefault("optimizers", [])
         if len(stack) == 1:
             stack.clear()
         else:
@@ -196,7 +197,7 @@ def _hear_scaler(observer: Observer, scaler: Any) -> None:
         finally:
             handle.remove()
         if not heard[0] and observer.active:
-            observer.stepped(optimizer, skipped=True)
+            observer.left_out(optimizer)
         return result
 
     scaler.step = step_and_tell

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import cached_property
 
 from workload.contract.text import counted
 
@@ -49,10 +50,15 @@ class Pattern:
         """Backward passes of a step."""
         return sum(segment.backward + segment.closures for segment in self.segments)
 
-    @property
+    @cached_property
     def batches(self) -> int:
         """Batches of a step."""
         return sum(segment.batches for segment in self.segments)
+
+    @cached_property
+    def keys(self) -> list[tuple[int, int, bool]]:
+        """Of its segments."""
+        return [segment.key for segment in self.segments]
 
     def words(self, optimizers: Sequence[str]) -> str:
         """`4 backward passes and 1 SGD step`; `optimizers` are the names by number."""
@@ -114,8 +120,8 @@ class StepFinder:
         return Seen.UNCLEAR if len(self._segments) >= MOST_SEGMENTS else Seen.UNKNOWN
 
     def _follow(self, pattern: Pattern, segment: Segment) -> Seen:
-        keys = [known.key for known in pattern.segments]
-        if segment.optimizer not in {known.optimizer for known in pattern.segments}:
+        keys = pattern.keys
+        if all(segment.optimizer != known for known, *_ in keys):
             return self._lose()
         if self._off_the_rule:
             if [last.key for last in self._segments[-len(keys) :]] != keys:

@@ -25,7 +25,8 @@ from workload.profile import trace
 from workload.profile.command import Mode, counted_steps
 from workload.recorder import Aside, StepPart, StepPhase
 from workload.script.program import Program
-from workload.script.session import Limits, Session, Step
+from workload.script.session import Session
+from workload.script.step import Limits, Step
 from workload.script.work import Work
 
 # For the step time without a profiler.
@@ -134,6 +135,8 @@ class ProfiledSteps:
     def __init__(self, tool: Tool, used: Device, session: Session) -> None:
         self.phase = StepPhase.WARMUP
         self.is_open = False
+        # A profiler starts and stops with the steps.
+        self.instant = None
         self._tool, self._session = tool, session
         self._clock = clock_for(used)
         self._number = self._unusual = self._skipped = 0
@@ -156,8 +159,9 @@ class ProfiledSteps:
         self.phase = phase
         self._clock.synchronize()
 
-    def begin(self) -> None:
+    def begin(self, mark: None = None) -> None:
         """A step begins."""
+        del mark
         self.is_open, self._parts, self._skipped = True, [], self._session.skipped.total()
         if self.phase is StepPhase.MEASURED:
             self._tool.begin(self._usual)
@@ -167,8 +171,9 @@ class ProfiledSteps:
         # Of as many the last.
         return next((parts for parts, _ in Counter(reversed(self._seen)).most_common(1)), ())
 
-    def mark(self, part: Part) -> int:
+    def mark(self, part: Part, mark: None = None) -> int:
         """A part is over."""
+        del mark
         self._parts.append(part)
         if self.phase is StepPhase.MEASURED:
             self._tool.passed(part)

@@ -3,6 +3,7 @@
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from workload.clock import Clock, clock_for
 from workload.contract import bundle
@@ -30,6 +31,7 @@ class Region:
         self.is_open = self.wants_more = False
         self.measured: Measured | None = None
         self._clock: Clock = clock_for(device)
+        self.instant = self._clock.mark
         self._timeline = timeline
         self._stack = ExitStack()
         path = folder / bundle.TELEMETRY
@@ -45,9 +47,9 @@ class Region:
         self._meter = CpuMeter()
         self._timeline.enter(phase)
 
-    def begin(self) -> None:
-        """A step begins."""
-        self.recorder.begin(self.phase, 0)
+    def begin(self, mark: Any = None) -> None:
+        """A step begins, now or at a mark that was taken then."""
+        self.recorder.begin(self.phase, 0, mark)
         self.is_open = True
 
     def end(self, images: int, *, is_step: bool) -> None:
@@ -69,7 +71,7 @@ class Region:
             if not is_whole and totals.step_s:
                 wall_s = totals.ended_at_s - began_s
             if self.phase is StepPhase.MEASURED:
-                gaps_s = sum(gap.seconds for gap in totals.gaps.values())
+                gaps_s = sum(gap.seconds for gap in totals.gaps.values()) + totals.measuring_s
                 self.measured = Measured(totals=totals, wall_s=max(wall_s - gaps_s, 1e-9), cpus=cpus)
 
     def close(self) -> None:

@@ -42,7 +42,9 @@ from workload.recorder import StepPhase
 from workload.script import facts
 from workload.script.program import Program
 from workload.script.region import Region
-from workload.script.session import Limits, Session, Step
+from workload.script.session import Session
+from workload.script.step import Limits, Step
+from workload.script.tape import Tape
 from workload.script.work import Work
 from workload.timeline import Timeline
 
@@ -93,6 +95,7 @@ class ScriptRun:
         # Before the script changes its folder, or the files in it.
         self._machine = HostSystem()
         self.session = Session(request.limits, request.program, self._open, self._complete, goes_on=request.goes_on)
+        self.tape = Tape(self.session)
 
     @property
     def measured_steps(self) -> int:
@@ -196,6 +199,7 @@ class ScriptRun:
 
     def close(self, status: Status, error: str | None = None) -> None:
         """Write and seal the bundle, if there is one; a script that ends early leaves its steps so far."""
+        self.tape.catch_up(is_over=True)
         region = self._region if self.session.region else None
         if self.folder is None or self._record is None or self.is_sealed:
             return

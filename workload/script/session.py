@@ -4,27 +4,29 @@ All of this happens inside the script's own calls: between two of its steps the 
 loses a few microseconds.
 """
 
+import math
 import sys
 import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from workload import log
 from workload.contract.errors import ExitCode, RooflaunchError, UsageError
 from workload.contract.interrupt import asked
-from workload.contract.spec import GPU_MIN_SECONDS, Device
+from workload.contract.spec import Device
 from workload.recorder import Aside, StepPart, StepPhase
 from workload.script.batches import Batch, Unit, fetched_at, measure
 from workload.script.ending import EndOfScript, end_by_force_after
 from workload.script.pattern import MOST_SEGMENTS, Pattern, Seen, Segment, StepFinder
 from workload.script.program import Program
+from workload.script.step import Fetch, Limits, Loader, Step
 from workload.script.taker import StepTaker
 from workload.script.work import MOST_COUNTED, Work, WorkCounter, chosen, usual
 
@@ -45,51 +47,6 @@ class Stage(Enum):
     WARMUP = auto()
     MEASURED = auto()
     OVER = auto()
-
-
-class Fetch(NamedTuple):
-    """A batch that came within the step; `parts`: how many parts the step had before it was asked for."""
-
-    batch: Batch
-    parts: int
-
-
-@dataclass(kw_only=True)
-class Loader:
-    """A DataLoader of the script: where it is asked for batches, and how it was made."""
-
-    where: str
-    workers: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Step:
-    """What was found out of a step: the rule, what throughput counts of it, and the sentence that says so."""
-
-    pattern: Pattern | None
-    unit: Unit
-    samples: int
-    batches: int
-    text: str
-    optimizers: tuple[str, ...]
-    parameters: int
-    workers: int | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """How many steps are asked for; None: as usual on the device."""
-
-    warmup: int | None
-    iterations: int | None
-    samples_per_step: int | None
-
-    def filled(self, device: Device) -> tuple[int, int, float]:
-        """Warm-up steps, measured steps, and the least seconds of these."""
-        on_cpu = device is Device.CPU
-        warmup = (3 if on_cpu else 10) if self.warmup is None else self.warmup
-        iterations = (20 if on_cpu else 100) if self.iterations is None else self.iterations
-        return warmup, iterations, 0.0 if on_cpu else GPU_MIN_SECONDS
 
 
 # Called when the step is known and one has been counted, if it is: returns who takes the steps from here on.
@@ -137,11 +94,14 @@ class Session:
         self._finder = StepFinder()
         self._optimizers: list[Any] = []
         self._loaders: dict[int, Loader] = {}
-        self._thread: int | None = None
+        self.thread: int | None = None
         self._by_hand = False
         self._in_optimizer = False
         self._stepped_in_backward: Any = None
-        self._in_backward = False
+        self._steps_in_backward = self._in_backward = False
+        # Of what is heard later than it happened: the mark of then, and whether more of the kind follows.
+        self._then: Any = None
+        self._is_behind = False
         self._now = _Now()
         self._guard = _Guard(self)
         self._device = Device.CPU
@@ -166,18 +126,29 @@ class Session:
 
     def fetched(self, loader: Any, batch: Any) -> None:
         """The time since `fetch_began` was a wait for data."""
-        if not self._is_ours():
-            return
-        parts = self._mark(StepPart.DATA) - 2
+        if self._is_ours():
+            self.came(self.measured(loader, batch))
+
+    def measured(self, loader: Any, batch: Any) -> Batch | None:
+        """What the batch holds; None at the end of the data."""
         if batch is None:
-            return
-        with self._guard:
+            return None
+        try:
             number = id(loader)
             if number not in self._loaders:
                 workers = int(getattr(loader, "num_workers", 0))
                 self._loaders[number] = Loader(where=fetched_at(self._folder), workers=workers)
+            return measure(batch, number)
+        except Exception as error:  # noqa: BLE001 - as with the guard, which costs time in each step
+            self.failed(error)
+            return None
+
+    def came(self, batch: Batch | None) -> None:
+        """The time since `fetch_began` was a wait for this batch."""
+        parts = self._mark(StepPart.DATA) - 2
+        if batch is not None:
             self._now.batches += 1
-            self._now.fetches.append(Fetch(batch=measure(batch, number), parts=max(0, parts)))
+            self._now.fetches.append(Fetch(batch=batch, parts=max(0, parts)))
 
     def backward_began(self) -> None:
         """The time until here was the forward pass."""
@@ -213,16 +184,25 @@ class Session:
 
     def stepping(self, _: Any) -> None:
         """Passes from here on are those of a closure."""
-        if self._thread is None or self._thread == threading.get_ident():
+        if self.thread is None or self.thread == threading.get_ident():
             self._in_optimizer = True
 
-    def stepped(self, optimizer: Any, *, skipped: bool = False) -> None:
+    def stepped(self, optimizer: Any) -> None:
         """An optimizer has stepped: a segment of the script's work is over."""
+        self._heard_of(optimizer, skipped=False)
+
+    def left_out(self, optimizer: Any) -> None:
+        """A GradScaler has left its step out."""
+        self._heard_of(optimizer, skipped=True)
+
+    def _heard_of(self, optimizer: Any, *, skipped: bool) -> None:
+        if not self.active:
+            return
         if self.stage is Stage.OVER:
             raise EndOfScript
-        if self._thread is None:
-            self._thread = threading.get_ident()
-        elif self._thread != threading.get_ident():
+        if self.thread is None:
+            self.thread = threading.get_ident()
+        elif self.thread != threading.get_ident():
             self._refuse(
                 UsageError("optimizers step in more than one thread of the script", hint="train in one thread")
             )
@@ -230,6 +210,7 @@ class Session:
         if self._in_backward:
             # An optimizer a parameter, each of which steps as soon as its gradient is there.
             self._stepped_in_backward = self._stepped_in_backward or optimizer
+            self._steps_in_backward = True
             return
         self._optimizer_stepped(optimizer, skipped=skipped)
 
@@ -249,7 +230,7 @@ class Session:
             return
         self._say_by_hand()
         if self.region and self.region.is_open:
-            parts = self.region.recorder.mark(Aside.OUTSIDE)
+            parts = self.region.recorder.mark(Aside.OUTSIDE, self._then)
             self.region.recorder.relabel(parts, Aside.OUTSIDE, but=StepPart.DATA)
 
     def step_done(self) -> None:
@@ -264,20 +245,58 @@ class Session:
             self._step_ended(is_regular=True)
 
     def _say_by_hand(self) -> None:
-        self._thread = self._thread or threading.get_ident()
+        self.thread = self.thread or threading.get_ident()
         if not self._by_hand:
             self._by_hand = True
             if self.stage is not Stage.SEARCHING:
                 self._start_again()
             self._now = _Now()
 
+    # --- what is heard later than it happened
+
+    @property
+    def instant(self) -> Callable[[], Any] | None:
+        """Reads the clock for what may be heard later; None: it must be heard at once."""
+        taker = self.region
+        return taker.instant if taker and taker.is_open and not self._steps_in_backward else None
+
+    @property
+    def fewest_to_follow(self) -> int:
+        """So many steps of optimizers at least come before anything has to be done."""
+        warmup, iterations, _ = self._limits.filled(self._device)
+        left = (warmup if self.stage is Stage.WARMUP else iterations) - self._taken
+        if left <= 0 and time.perf_counter() < self.due_s:
+            return sys.maxsize
+        return max(1, left) * (len(self.step.pattern.segments) if self.step and self.step.pattern else 1)
+
+    @property
+    def due_s(self) -> float:
+        """When the measured steps have taken their least time, on the clock of `time.perf_counter`."""
+        least_s = self._limits.filled(self._device)[2]
+        return self._began_s + least_s if self.stage is Stage.MEASURED and least_s else math.inf
+
+    def hear_again(self, events: Sequence[tuple[str, Any, tuple[Any, ...]]], *, is_over: bool) -> None:
+        """Method, mark and arguments of each; the script is ended with the last at most, and not if that `is_over`."""
+        region, last = self.region, None if is_over else len(events) - 1
+        try:
+            for place, (name, self._then, details) in enumerate(events):
+                self._is_behind = place != last
+                getattr(self, name)(*details)
+                # What was taken for a step is none: one is looked for in what happens from now on.
+                if self.region is not region:
+                    return
+        finally:
+            self._then, self._is_behind = None, False
+        # The script has waited for us.
+        self._mark(Aside.MEASURING)
+
     # --- what follows from it
 
     def _is_ours(self) -> bool:
-        return self.stage is not Stage.OVER and (self._thread is None or self._thread == threading.get_ident())
+        return self.stage is not Stage.OVER and (self.thread is None or self.thread == threading.get_ident())
 
     def _mark(self, part: StepPart | Aside) -> int:
-        return self.region.recorder.mark(part) if self.region and self.region.is_open else 0
+        return self.region.recorder.mark(part, self._then) if self.region and self.region.is_open else 0
 
     def _optimizer_stepped(self, optimizer: Any, *, skipped: bool) -> None:
         self._mark(StepPart.OPTIMIZER)
@@ -391,7 +410,7 @@ class Session:
 
     def _step_ended(self, *, is_regular: bool) -> None:
         now, self._now = self._now, _Now()
-        if asked():
+        if not self._is_behind and asked():
             raise EndOfScript
         match self.stage:
             case Stage.SEARCHING:
@@ -458,8 +477,10 @@ class Session:
         if self.step.pattern is None:
             return []
         extra = len(now.fetches) - self.step.pattern.batches
-        kept = {fetch.batch.loader for fetch in now.fetches[max(extra, 0) :]}
-        is_foreign = any(fetch.batch.loader not in kept for fetch in now.fetches[: max(extra, 0)])
+        if extra <= 0:
+            return []
+        kept = {fetch.batch.loader for fetch in now.fetches[extra:]}
+        is_foreign = any(fetch.batch.loader not in kept for fetch in now.fetches[:extra])
         # One batch more of the same loader is one that is fetched ahead at the beginning of the data.
         return now.fetches[:extra] if extra > 1 or (extra == 1 and is_foreign) else []
 
@@ -485,12 +506,13 @@ class Session:
         if (
             self.stage is Stage.MEASURED
             and self._taken >= iterations
+            and not self._is_behind
             and not self.region.wants_more
             and time.perf_counter() - self._began_s >= least_s
         ):
             self.complete()
             return
-        self.region.begin()
+        self.region.begin(self._then)
 
     def complete(self) -> None:
         """All steps are taken: write everything down, then end the script or let it go."""

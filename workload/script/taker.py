@@ -1,6 +1,7 @@
 """What becomes of a script's steps once they are known: they are timed, or profiled."""
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from workload.recorder import Aside, StepPart, StepPhase
 
@@ -8,8 +9,11 @@ from workload.recorder import Aside, StepPart, StepPhase
 class Marks(Protocol):
     """Takes the parts of a step; see `workload.recorder.Recorder`."""
 
-    def mark(self, part: StepPart | Aside) -> int:
-        """The time since the last mark was this; returns how many parts the step has."""
+    def mark(self, part: StepPart | Aside, mark: Any = None) -> int:
+        """The time since the last mark was this; returns how many parts the step has.
+
+        Up to now, or to a mark that was taken then.
+        """
 
     def relabel(self, parts: int, aside: Aside, *, but: StepPart | None = None) -> None:
         """The first parts were something else."""
@@ -32,8 +36,12 @@ class StepTaker(Protocol):
     def enter(self, phase: StepPhase) -> None:
         """The steps of a phase begin."""
 
-    def begin(self) -> None:
-        """A step begins."""
+    @property
+    def instant(self) -> Callable[[], Any] | None:
+        """Takes a mark of something that is told later; None: the steps must be told as they happen."""
+
+    def begin(self, mark: Any = None) -> None:
+        """A step begins, now or at a mark that was taken then."""
 
     def end(self, images: int, *, is_step: bool) -> None:
         """It is over."""

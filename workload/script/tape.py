@@ -1,0 +1,133 @@
+"""What timed steps did, written down in a moment and told to the session later, many steps at once.
+
+After a step of tens of milliseconds nothing of ours is left in the processor's caches, and each line of Python that is
+run between its parts takes about ten times as long as in a loop. So between the parts of a step only the clock is read.
+"""
+
+from collections.abc import Callable
+from threading import get_ident
+from time import perf_counter
+from typing import Any
+
+from workload.recorder import FLUSH_EVERY_S
+from workload.script.session import Session
+
+# More optimizer steps than this are not kept waiting.
+MOST_STEPS = 64
+# A validation loop has many batches and no step.
+MOST_EVENTS = 4096
+
+class Tape:
+    """Hears a script for its session, which is told at once except of timed steps.
+
+    See `workload.script.hooks.Observer`.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.active = True
+        self._session = session
+        self._events: list[tuple[str, Any, tuple[Any, ...]]] = []
+        self._mark: Callable[[], Any] | None = None
+        self._thread: int | None = None
+        self._steps, self._most, self._due_s = 0, 1, 0.0
+
+    # What happens in every step is written out: a call more, cold, takes some microseconds.
+
+    def fetch_began(self) -> None:
+        """A batch is asked for."""
+        if self._mark is not None and get_ident() == self._thread:
+            self._events.append(("fetch_began", self._mark(), ()))
+        else:
+            self._session.fetch_began()
+
+    def fetched(self, loader: Any, batch: Any) -> None:
+        """It is there. The batch itself is not kept: by the time when this is told it may be gone."""
+        if self._mark is not None and get_ident() == self._thread:
+            mark = self._mark()
+            self._events.append(("came", mark, (self._session.measured(loader, batch),)))
+            if len(self._events) >= MOST_EVENTS:
+                self.catch_up()
+        else:
+            self._session.fetched(loader, batch)
+
+    def backward_began(self) -> None:
+        """A backward pass begins."""
+        if self._mark is not None:
+            self._events.append(("backward_began", self._mark(), ()))
+        else:
+            self._session.backward_began()
+
+    def backward_ended(self) -> None:
+        """It is over."""
+        if self._mark is not None:
+            self._events.append(("backward_ended", self._mark(), ()))
+        else:
+            self._session.backward_ended()
+
+    def stepping(self, optimizer: Any) -> None:
+        """An optimizer is about to step."""
+        if self._mark is not None:
+            self._events.append(("stepping", None, (optimizer,)))
+        else:
+            self._session.stepping(optimizer)
+
+    def stepped(self, optimizer: Any) -> None:
+        """It has."""
+        self._hear_of_end("stepped", optimizer)
+
+    def left_out(self, optimizer: Any) -> None:
+        """A GradScaler has left its step out."""
+        self._hear_of_end("left_out", optimizer)
+
+    def step_done(self) -> None:
+        """The script says that a step is over."""
+        self._hear_of_end("step_done")
+
+    def step_began(self) -> None:
+        """The script says that one begins."""
+        self._hear("step_began")
+
+    def saving(self) -> None:
+        """A checkpoint is written."""
+        self._hear("saving")
+
+    def saved(self) -> None:
+        """It is."""
+        self._hear("saved")
+
+    def _hear(self, name: str) -> None:
+        if self._mark is not None and get_ident() == self._thread:
+            self._events.append((name, self._mark(), ()))
+        else:
+            getattr(self._session, name)()
+
+    def _hear_of_end(self, name: str, *details: Any) -> None:
+        if self._mark is not None and get_ident() == self._thread:
+            self._events.append((name, self._mark(), details))
+            self._steps += 1
+            if self._steps >= self._most or perf_counter() >= self._due_s:
+                self.catch_up()
+            return
+        try:
+            getattr(self._session, name)(*details)
+        finally:
+            self._settle()
+
+    def _settle(self) -> None:
+        """How to go on: at once, or later until as many steps more have been taken or some time has passed."""
+        session = self._session
+        self._mark = session.instant
+        if self._mark is not None:
+            self._thread = session.thread
+            self._steps, self._most = 0, min(MOST_STEPS, session.fewest_to_follow)
+            self._due_s = min(perf_counter() + FLUSH_EVERY_S, session.due_s)
+
+    def catch_up(self, *, is_over: bool = False) -> None:
+        """Tell the session everything; it may end the script then, unless that `is_over` anyway."""
+        if not self.active or self._mark is None or get_ident() != self._thread:
+            return
+        events, self._events = self._events, []
+        try:
+            self._session.hear_again(events, is_over=is_over)
+        finally:
+            self._settle()
