@@ -9,7 +9,10 @@ from threading import get_ident
 from time import perf_counter
 from typing import Any
 
+from torch import Size, Tensor
+
 from workload.recorder import FLUSH_EVERY_S
+from workload.script.batches import Batch
 from workload.script.session import Session
 
 # More optimizer steps than this are not kept waiting.
@@ -30,6 +33,10 @@ class Tape:
         self._mark: Callable[[], Any] | None = None
         self._thread: int | None = None
         self._steps, self._most, self._due_s = 0, 1, 0.0
+        # What came last: its loader, the shape of its first tensor, what throughput counts of it.
+        self._loader: int | None = None
+        self._shape: Size | None = None
+        self._batch: Batch | None = None
 
     # What happens in every step is written out: a call more, cold, takes some microseconds.
 
@@ -44,7 +51,12 @@ class Tape:
         """It is there. The batch itself is not kept: by the time when this is told it may be gone."""
         if self._mark is not None and get_ident() == self._thread:
             mark = self._mark()
-            self._events.append(("came", mark, (self._session.measured(loader, batch),)))
+            first = batch[0] if type(batch) is list and batch else batch
+            # Nearly every batch: like the one before.
+            if id(loader) != self._loader or type(first) is not Tensor or first.shape != self._shape:
+                self._batch = self._session.measured(loader, batch)
+                self._loader, self._shape = id(loader), first.shape if type(first) is Tensor else None
+            self._events.append(("came", mark, (self._batch,)))
             if len(self._events) >= MOST_EVENTS:
                 self.catch_up()
         else:
