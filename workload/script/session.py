@@ -127,9 +127,9 @@ class Session:
     def fetched(self, loader: Any, batch: Any) -> None:
         """The time since `fetch_began` was a wait for data."""
         if self._is_ours():
-            self.came(self.measured(loader, batch))
+            self.came(self.batch_of(loader, batch))
 
-    def measured(self, loader: Any, batch: Any) -> Batch | None:
+    def batch_of(self, loader: Any, batch: Any) -> Batch | None:
         """What the batch holds; None at the end of the data."""
         if batch is None:
             return None

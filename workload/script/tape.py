@@ -20,6 +20,7 @@ MOST_STEPS = 64
 # A validation loop has many batches and no step.
 MOST_EVENTS = 4096
 
+
 class Tape:
     """Hears a script for its session, which is told at once except of timed steps.
 
@@ -54,7 +55,7 @@ class Tape:
             first = batch[0] if type(batch) is list and batch else batch
             # Nearly every batch: like the one before.
             if id(loader) != self._loader or type(first) is not Tensor or first.shape != self._shape:
-                self._batch = self._session.measured(loader, batch)
+                self._batch = self._session.batch_of(loader, batch)
                 self._loader, self._shape = id(loader), first.shape if type(first) is Tensor else None
             self._events.append(("came", mark, (self._batch,)))
             if len(self._events) >= MOST_EVENTS:
