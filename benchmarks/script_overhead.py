@@ -4,9 +4,9 @@
     python benchmarks/script_overhead.py --pairs 40 cnn    one of them, briefly
 
 Wanted: at most 0.5 % where a step takes 20 ms or more; below that the microseconds a step are what counts. Both are
-medians over pairs with a bootstrap 95 % interval; `between` is the part of it that no step's time holds, in which what
-was heard is worked through, many steps at once. In a turn without hooks every wrapper is taken out of torch, so it is the
-script alone. Telemetry, which samples in a thread once a second, is timed apart.
+medians over pairs with a bootstrap 95 % interval; `between` is the part of it that no step's time holds, in which
+what was heard is worked through, many steps at once. In a turn without hooks every wrapper is taken out of torch, so it
+is the script alone. Telemetry, which samples in a thread once a second, is timed apart.
 """
 
 import argparse
