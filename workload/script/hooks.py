@@ -20,6 +20,9 @@ class Observer(Protocol):
 
     active: bool
 
+    def silence(self) -> None:
+        """This process is a copy of the measured one: be `active` no longer."""
+
     def fetch_began(self) -> None:
         """A batch is asked of a DataLoader."""
 
@@ -100,10 +103,7 @@ def install(observer: Observer) -> None:
     import torch.utils.data  # noqa: PLC0415
     from torch.optim import optimizer as optimizers  # noqa: PLC0415
 
-    def deaf() -> None:
-        observer.active = False
-
-    os.register_at_fork(after_in_child=deaf)
+    os.register_at_fork(after_in_child=observer.silence)
     _hear_loaders(observer, torch.utils.data)
     _hear_backward(observer, torch.autograd)
     # Those that step now, the outermost first; the steps of a second thread are refused in any case.

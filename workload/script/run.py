@@ -199,12 +199,12 @@ class ScriptRun:
 
     def close(self, status: Status, error: str | None = None) -> None:
         """Write and seal the bundle, if there is one; a script that ends early leaves its steps so far."""
-        self.tape.catch_up(is_over=True)
-        region = self._region if self.session.region else None
         if self.folder is None or self._record is None or self.is_sealed:
             return
         self._timeline.enter("finish")
         with undisturbed():
+            self.tape.catch_up(is_over=True)
+            region = self._region if self.session.region else None
             if region and region.measured is None:
                 region.leave(is_whole=False)
             if region:

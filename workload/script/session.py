@@ -117,6 +117,10 @@ class Session:
         """Taken so far."""
         return self._taken if self.stage is Stage.MEASURED else 0
 
+    def silence(self) -> None:
+        """This process is a copy of the measured one: nothing of it is heard."""
+        self.active = False
+
     # --- what is heard
 
     def fetch_began(self) -> None:
@@ -258,22 +262,18 @@ class Session:
     def instant(self) -> Callable[[], Any] | None:
         """Reads the clock for what may be heard later; None: it must be heard at once."""
         taker = self.region
-        return taker.instant if taker and taker.is_open and not self._steps_in_backward else None
+        is_on = self.active and self.stage is not Stage.OVER and not self._steps_in_backward
+        return taker.instant if is_on and taker and taker.is_open else None
 
-    @property
-    def fewest_to_follow(self) -> int:
-        """So many steps of optimizers at least come before anything has to be done."""
-        warmup, iterations, _ = self._limits.filled(self._device)
+    def patience(self) -> tuple[int, float]:
+        """How many steps of optimizers may be told later, and until when on the clock of `time.perf_counter`."""
+        warmup, iterations, least_s = self._limits.filled(self._device)
         left = (warmup if self.stage is Stage.WARMUP else iterations) - self._taken
-        if left <= 0 and time.perf_counter() < self.due_s:
-            return sys.maxsize
-        return max(1, left) * (len(self.step.pattern.segments) if self.step and self.step.pattern else 1)
-
-    @property
-    def due_s(self) -> float:
-        """When the measured steps have taken their least time, on the clock of `time.perf_counter`."""
-        least_s = self._limits.filled(self._device)[2]
-        return self._began_s + least_s if self.stage is Stage.MEASURED and least_s else math.inf
+        if left > 0:
+            return left * (len(self.step.pattern.segments) if self.step and self.step.pattern else 1), math.inf
+        # The steps asked for, but not their least time.
+        until_s = self._began_s + least_s
+        return (sys.maxsize, until_s) if time.perf_counter() < until_s else (1, math.inf)
 
     def hear_again(self, events: Sequence[tuple[str, Any, tuple[Any, ...]]], *, is_over: bool) -> None:
         """Method, mark and arguments of each; the script is ended with the last at most, and not if that `is_over`."""
@@ -293,7 +293,8 @@ class Session:
     # --- what follows from it
 
     def _is_ours(self) -> bool:
-        return self.stage is not Stage.OVER and (self.thread is None or self.thread == threading.get_ident())
+        is_on = self.active and self.stage is not Stage.OVER
+        return is_on and (self.thread is None or self.thread == threading.get_ident())
 
     def _mark(self, part: StepPart | Aside) -> int:
         return self.region.recorder.mark(part, self._then) if self.region and self.region.is_open else 0

@@ -39,6 +39,11 @@ class Tape:
         self._shape: Size | None = None
         self._batch: Batch | None = None
 
+    def silence(self) -> None:
+        """This process is a copy of the measured one: nothing of it is heard."""
+        self.active, self._mark = False, None
+        self._session.silence()
+
     # What happens in every step is written out: a call more, cold, takes some microseconds.
 
     def fetch_began(self) -> None:
@@ -52,7 +57,7 @@ class Tape:
         """It is there. The batch itself is not kept: by the time when this is told it may be gone."""
         if self._mark is not None and get_ident() == self._thread:
             mark = self._mark()
-            first = batch[0] if type(batch) is list and batch else batch
+            first = batch[0] if type(batch) in (list, tuple) and batch else batch
             # Nearly every batch: like the one before.
             if id(loader) != self._loader or type(first) is not Tensor or first.shape != self._shape:
                 self._batch = self._session.batch_of(loader, batch)
@@ -132,12 +137,13 @@ class Tape:
         self._mark = session.instant
         if self._mark is not None:
             self._thread = session.thread
-            self._steps, self._most = 0, min(MOST_STEPS, session.fewest_to_follow)
-            self._due_s = min(perf_counter() + FLUSH_EVERY_S, session.due_s)
+            most, until_s = session.patience()
+            self._steps, self._most = 0, min(MOST_STEPS, most)
+            self._due_s = min(perf_counter() + FLUSH_EVERY_S, until_s)
 
     def catch_up(self, *, is_over: bool = False) -> None:
         """Tell the session everything; it may end the script then, unless that `is_over` anyway."""
-        if not self.active or self._mark is None or get_ident() != self._thread:
+        if self._mark is None or get_ident() != self._thread:
             return
         events, self._events = self._events, []
         try:

@@ -71,11 +71,11 @@ class Taker:
 class Script:
     """A loop over a loader, and who hears it; `finished`: how often its measurement was complete."""
 
-    def __init__(self, folder: Path, *, iterations: int = 20, warmup: int = 0) -> None:
+    def __init__(self, folder: Path, *, iterations: int = 20, warmup: int = 0, goes_on: bool = False) -> None:
         self.taker, self.finished = Taker(), 0
         program = Program(words=("t.py",), module=None, path=folder / "t.py", arguments=(), folder=folder)
         limits = Limits(warmup=warmup, iterations=iterations, samples_per_step=None)
-        self.session = Session(limits, program, self._open, self._finish, goes_on=False, counts=False)
+        self.session = Session(limits, program, self._open, self._finish, goes_on=goes_on, counts=False)
         self.tape = Tape(self.session)
         self.optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))])
 
@@ -230,10 +230,40 @@ def test_optimizers_within_the_backward_pass_are_told_at_once(tmp_path: Path) ->
 
 def test_a_copy_of_the_process_tells_nothing(timed: Script) -> None:
     timed.step()
-    timed.tape.active = False
+    timed.tape.silence()
+    timed.step()
+    timed.tape.step_done()
     timed.tape.catch_up(is_over=True)
 
     assert timed.taker.told == []
+    assert not timed.session.active
+
+
+def test_a_refused_script_is_not_heard_on(tmp_path: Path) -> None:
+    script = Script(tmp_path, goes_on=True)
+    while script.session.stage is not Stage.MEASURED:
+        script.step()
+    thread = threading.Thread(target=script.tape.stepped, args=(script.optimizer,))
+    thread.start()
+    thread.join()
+    script.taker.told.clear()
+    for _ in range(2 * tapes.MOST_STEPS):
+        script.step()
+
+    assert str(script.session.refusal) == "optimizers step in more than one thread of the script"
+    assert script.taker.told == []
+
+
+def test_slow_steps_beyond_their_least_time_are_still_told_together(
+    timed: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Limits, "filled", lambda *_: (0, 20, 1e-9))
+    timed.tape.catch_up()
+    timed.taker.told.clear()
+    for _ in range(3):
+        timed.step()
+
+    assert timed.taker.steps == 0
 
 
 def test_steps_marked_in_the_script(tmp_path: Path) -> None:
