@@ -41,6 +41,8 @@ def _child(work: Callable[[], int | None], folder: Path, out: Path, err: Path) -
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     sys.stdout = sys.__stdout__ = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stderr = sys.__stderr__ = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    # As in a user's process: a data worker that the server of copies starts outlives the script, and keeps the server.
+    multiprocessing.set_start_method("fork", force=True)
     torch.set_num_threads(1)
     os.chdir(folder)
     code: int | None = 1
