@@ -57,8 +57,8 @@ class Region:
         self.is_open = False
         self.recorder.end(images=images, is_step=is_step)
 
-    def leave(self, *, is_whole: bool = True) -> None:
-        """The phase is over; without `is_whole` in the middle of a step, which then counts for nothing."""
+    def leave(self) -> None:
+        """The phase is over with its last step: what came after it, also of ours, counts for nothing."""
         totals = self.recorder.totals[self.phase]
         began_s = self._timeline.began_s[self.phase]
         self.is_open = False
@@ -68,7 +68,7 @@ class Region:
             wall_s = self._timeline.elapsed_s() - began_s
             cpus = self._meter.share()
             self.recorder.drain()
-            if not is_whole and totals.step_s:
+            if totals.step_s:
                 wall_s = totals.ended_at_s - began_s
             if self.phase is StepPhase.MEASURED:
                 gaps_s = sum(gap.seconds for gap in totals.gaps.values()) + totals.measuring_s

@@ -206,7 +206,7 @@ class ScriptRun:
             self.tape.catch_up(is_over=True)
             region = self._region if self.session.region else None
             if region and region.measured is None:
-                region.leave(is_whole=False)
+                region.leave()
             if region:
                 region.close()
             with suppress(RuntimeError):

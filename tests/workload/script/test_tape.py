@@ -3,19 +3,22 @@
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
 import pytest
 import torch
 
+from workload.contract.spec import Device
 from workload.recorder import Aside, StepPart, StepPhase
 from workload.script import tape as tapes
 from workload.script.ending import EndOfScript
 from workload.script.program import Program
+from workload.script.region import Region
 from workload.script.session import Session, Stage
 from workload.script.step import Limits
 from workload.script.tape import Tape
+from workload.timeline import Timeline
 
 PARTS = [Aside.OTHER, StepPart.DATA, StepPart.FORWARD, StepPart.BACKWARD, StepPart.OPTIMIZER]
 MANY = 20
@@ -136,6 +139,22 @@ def test_steps_are_told_together_as_they_were(timed: Script) -> None:
     # Each begins where the one before ended.
     assert [mark for what, mark in timed.taker.told if what == "begin"] == [5 * step for step in range(1, 20)]
     assert timed.finished == 1
+
+
+def test_what_is_worked_through_at_the_end_is_no_wall_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Script(tmp_path)
+    region = Region(tmp_path, Device.CPU, Timeline())
+    monkeypatch.setattr(script.session, "_open", lambda *_: region)
+    while script.session.stage is not Stage.MEASURED:
+        script.step()
+    came = Session.came
+    monkeypatch.setattr(Session, "came", lambda *given: (sleep(0.01), came(*given)))
+    assert until_the_end(script.step) == 19
+
+    assert region.measured is not None
+    assert len(region.measured.totals.step_s) == 20
+    assert sum(region.measured.totals.step_s) <= region.measured.wall_s < 0.1
+    region.close()
 
 
 def test_no_more_is_kept_than_a_number_of_steps(tmp_path: Path) -> None:
