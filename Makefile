@@ -1,6 +1,8 @@
-# make run    set up once, then measure a training step on this machine's CPU
-# make test   set up once, then run every test that this machine can run
-# make lint   style and types
+# make run          set up once, then measure a training step on this machine's CPU
+# make test         set up once, then run the everyday tests: two minutes on two cores
+# make test-ci      every test but the campaigns: slow ones too, and those that need servers, a browser or Docker
+# make test-night   the campaigns, which take hours: make test-night PARTS="kills pages" runs two of them
+# make lint         style and types
 # Needs Python >= 3.11 (PYTHON=python3.12 picks one) and a network for the first set-up.
 
 VENV := .venv
@@ -9,15 +11,30 @@ BIN := $(VENV)/bin
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: run test lint setup picture clean
+# Markers are explained in pyproject.toml. A test without one runs everywhere and takes less than a second.
+EVERYDAY := not (slow or server or browser or docker or gpu or night)
+CI := not (docker or gpu or night)
+# Two processes spread over two cores what is left; files stay whole, because their tests share fixtures.
+PYTEST := $(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile
+# Without compiled files every process compiles the tests and our packages anew: 40 s of each run.
+export PYTHONDONTWRITEBYTECODE =
+
+.PHONY: run test test-ci test-night lint setup picture clean
 .DELETE_ON_ERROR:
 
 run: $(READY)
 	$(BIN)/launch local --cpu
 
 test: $(READY)
-	$(BIN)/python -m pytest --ignore tests/docker_engine --numprocesses logical --maxprocesses 4 --dist loadfile
-	$(BIN)/python -m pytest tests/docker_engine # one engine: one test at a time
+	$(PYTEST) -m '$(EVERYDAY)'
+	@echo "left out: slow tests and those that need a server, a browser or Docker (make test-ci); campaigns (make test-night)"
+
+test-ci: $(READY)
+	$(PYTEST) -m '$(CI)'
+	$(BIN)/python -m pytest -m 'docker and not night' tests/docker_engine # one engine: one test at a time
+
+test-night: $(READY)
+	$(BIN)/python tests/night.py $(PARTS)
 
 lint: $(READY)
 	$(BIN)/ruff check

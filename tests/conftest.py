@@ -12,9 +12,8 @@ from typing import Any, NoReturn
 import hypothesis
 import pytest
 
+from tests import sshd
 from workload.contract import invocation
-
-ROOT = Path(__file__).parents[1]
 
 # A busy machine is slow: that is no failure of the code.
 hypothesis.settings.register_profile("rooflaunch", deadline=None)
@@ -25,35 +24,15 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
-# These train, start servers or a browser in most of their tests, and take half of the time of all. CI runs them.
-SLOW_FILES = {
-    "tests/analysis/test_report_browser.py",
-    "tests/launcher/agent/test_agent_for_real.py",
-    "tests/launcher/backends/batch/test_batch_contract.py",
-    "tests/launcher/backends/batch/test_batch_machines.py",
-    "tests/launcher/backends/slurm/test_slurm_contract.py",
-    "tests/launcher/backends/ssh/test_ssh_contract.py",
-    "tests/launcher/backends/ssh/test_ssh_machines.py",
-    "tests/launcher/duel/test_duel_for_real.py",
-    "tests/launcher/machine/test_machine_task.py",
-    "tests/launcher/sweep/test_rented.py",
-    "tests/launcher/test_interruptions.py",
-    "tests/workload/gpu_truth/test_gpu_truth_collect.py",
-    "tests/workload/storage/test_faults_for_real.py",
-    "tests/workload/storage/test_fetch_for_real.py",
-    "tests/workload/test_profile_session.py",
-    "tests/workload/test_train.py",
-}
+# Whoever asks for these fixtures needs what they start.
+MARKED_BY_FIXTURE = {"cluster": "server", "sshd_machine": "server", "browser": "browser", "base_image": "docker"}
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest itself selects by markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave the slow files' tests that go out into the world to whoever asks for all."""
-    if "FULL_PAGES" in os.environ:
-        return
-    slow = pytest.mark.skip(reason="in a file that takes long: FULL_PAGES=1 runs it")
     for item in items:
-        if str(item.path).removeprefix(f"{ROOT}/") in SLOW_FILES and item.get_closest_marker("world"):
-            item.add_marker(slow)
+        for fixture in MARKED_BY_FIXTURE.keys() & set(getattr(item, "fixturenames", ())):
+            item.add_marker(MARKED_BY_FIXTURE[fixture])
 
 
 def _forbid(what: str) -> Callable[..., NoReturn]:
@@ -91,6 +70,13 @@ def signals_as_before() -> Iterator[None]:
     yield
     for number, handler in zip(numbers, before, strict=True):
         signal.signal(number, handler)
+
+
+@pytest.fixture(scope="session")
+def sshd_machine() -> Iterator[sshd.Machine]:
+    """The machine that tests of ssh log in to; `machine` of their folders cleans it for each test."""
+    with sshd.running() as machine:
+        yield machine
 
 
 @pytest.fixture

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import SLOW_FILES
-
 ROOT = Path(__file__).parents[1]
 # What all three packages share has one home; besides it only the way of bundles to a store and home, and facts about a
 # container's host, which its launcher alone can read.
@@ -205,8 +203,3 @@ def test_crossing_modules_are_standard_library_only(module: str) -> None:
     loading = f"import sys, {module}; print(*{{name.partition('.')[0] for name in sys.modules}})"
     done = subprocess.run([sys.executable, "-c", loading], capture_output=True, text=True, check=True, cwd=ROOT)
     assert not set(done.stdout.split()) & BORDER
-
-
-def test_slow_files_are_files() -> None:
-    """One that is renamed would be run every day again, and nobody would know why all take so long."""
-    assert [name for name in sorted(SLOW_FILES) if not (ROOT / name).is_file()] == []

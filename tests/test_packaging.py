@@ -46,6 +46,7 @@ def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path
     return folder / "bin"
 
 
+@pytest.mark.slow
 def test_the_wheel_has_its_commit_its_links_and_all_that_builds_an_image(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
@@ -58,6 +59,7 @@ def test_the_wheel_has_its_commit_its_links_and_all_that_builds_an_image(wheel: 
     assert not [name for name in names if name.startswith("tests/")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "code", "text"),
     [
@@ -78,6 +80,7 @@ def test_without_extras_the_launcher_works(bare: Path, tmp_path: Path, words: li
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_an_installed_trainer_says_the_wheels_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written = tmp_path / "commit.txt"
     monkeypatch.setattr("workload.contract.version.COMMIT_FILE", written)

@@ -245,6 +245,7 @@ def test_no_command_loads_torch(tmp_path: Path) -> None:
     assert not loaded & {"torch", "docker", "google", "altair", "rich"}
 
 
+@pytest.mark.slow
 @pytest.mark.world
 def test_help_costs_little_more_than_typer() -> None:
     def seconds(*command: str) -> float:

@@ -1,6 +1,5 @@
 """Every sentence of a figure's caption: runs of which it is true, and runs of which it is false."""
 
-import os
 import re
 from dataclasses import dataclass
 from math import nan
@@ -257,7 +256,7 @@ ELSEWHERE = {
 NOT_HERE = {"of them: the first", "are drawn, all are in the tables"}
 
 
-@pytest.mark.skipif("FULL_PAGES" not in os.environ, reason="draws every figure of every case: FULL_PAGES=1 runs it")
+@pytest.mark.night(part="report")
 def test_every_sentence_has_a_case() -> None:
     """A new sentence of a figure needs data of which it is true, and data of which it would be false."""
     asked = [(make, case.figure) for case in CASES.values() for make in (case.true, case.false)]

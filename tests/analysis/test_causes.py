@@ -97,6 +97,7 @@ def test_a_clock_that_does_not(case: dict[str, Any]) -> None:
     assert names(case) == []
 
 
+@pytest.mark.slow
 def test_a_wandering_covariate_is_no_cause_of_a_wandering_run() -> None:
     """150 runs whose steps and four covariates wander each by itself: four tests at 5 % found a cause in every 15th."""
     rng = np.random.default_rng(5)

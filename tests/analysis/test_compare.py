@@ -141,6 +141,7 @@ def test_the_interval_leaves_out_1_if_and_only_if_a_difference_is_claimed() -> N
             assert max(row["ratio"], 1 / row["ratio"]) < row["smallest_detectable_ratio"], row
 
 
+@pytest.mark.slow
 def test_many_pairs_take_seconds() -> None:
     """40 places are 780 pairs; the permutation tests that were made of each took ten minutes."""
     runs = [one for number in range(40) for one in side(f"p{number}-", LEFT, place=f"p{number:02}")]
@@ -301,6 +302,7 @@ def test_others_are_compared_with_the_baseline_alone() -> None:
     assert (found.by, [pair.right.value for pair in found.pairs]) == ("batch_size", [16, 64])
 
 
+@pytest.mark.slow
 def test_few_comparisons_are_certain_where_many_were_not() -> None:
     """A ratio of 7 among 66 places was `no certain difference`: corrected for 2,145 pairs that nobody asked for."""
     fast = side("x", (695.0, 705.0), place="fast")

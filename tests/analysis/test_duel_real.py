@@ -54,6 +54,7 @@ def machine() -> Iterator[Machine]:
         yield Machine(stack)
 
 
+@pytest.mark.slow
 @pytest.mark.world
 @pytest.mark.timeout(600)  # torch is loaded twice, on a machine that may be busy
 @pytest.mark.parametrize("condition", duel_real.CONDITIONS)

@@ -65,6 +65,7 @@ def analyze(monkeypatch: pytest.MonkeyPatch, *words: Any) -> int:
     return door.main()
 
 
+@pytest.mark.slow
 @pytest.mark.world
 def test_the_example_is_written_and_its_name_printed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, opened: list[str]

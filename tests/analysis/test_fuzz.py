@@ -93,6 +93,7 @@ def test_any_steps_are_rows_that_can_be_or_refused() -> None:
     assert said > 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(3))
 def test_any_run_json_leaves_every_command_an_answer(number: int, tmp_path: Path) -> None:
     """30 mutated records in a folder, alone or beside two that are whole, through every command."""

@@ -340,6 +340,7 @@ def _look_and_count(root: Path) -> int:
     return look(root)[0].num_rows
 
 
+@pytest.mark.slow
 @pytest.mark.world
 def test_processes_at_once_never_see_half_an_index(results: Path) -> None:
     with ProcessPoolExecutor(3, mp_context=get_context("spawn")) as pool:

@@ -95,6 +95,7 @@ def test_no_interval_has_a_reason(baseline: Any, other: Any, ratio: float | None
     assert comparison.within_blocks.narrower is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("host_effect", [0.0, 0.05])
 @pytest.mark.parametrize("count", [2, 3, 5, 10])
 def test_coverage(count: int, host_effect: float) -> None:

@@ -1,7 +1,6 @@
 """What a report says of runs, section by section, and the command that writes it."""
 
 import math
-import os
 import re
 import sys
 from dataclasses import replace
@@ -431,7 +430,7 @@ def test_each_figure_of_the_registry_is_placed_in_a_section() -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.skipif("FULL_PAGES" not in os.environ, reason="draws 23 figures of 292 runs: FULL_PAGES=1 runs it")
+@pytest.mark.night(part="report")
 def test_a_report_of_66_environments_draws_devices_and_says_so(tmp_path: Path) -> None:
     page = compose(gather(analysis.load(many(tmp_path / "results"))))
     assert page.facts[:3] == ["292 runs", "124 configurations", "66 environments"]
@@ -468,6 +467,7 @@ def analyze(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     return Analyze(monkeypatch, capsys)
 
 
+@pytest.mark.slow
 @pytest.mark.world
 def test_the_command_writes_page_figures_and_markdown(analyze: Analyze, tmp_path: Path) -> None:
     matrix(tmp_path / "results", repeats=1)
@@ -485,6 +485,7 @@ def test_the_command_writes_page_figures_and_markdown(analyze: Analyze, tmp_path
     assert not list(page.parent.glob(".*"))
 
 
+@pytest.mark.slow
 def test_a_page_that_cannot_be_written_is_told(analyze: Analyze, tmp_path: Path) -> None:
     matrix(tmp_path / "results", repeats=1)
     (tmp_path / "file").write_text("")

@@ -138,6 +138,7 @@ def test_absurd_figures_are_no_crash_and_no_axis(tmp_path: Path, changes: dict[s
     assert markdown.render(found, figures=None)
 
 
+@pytest.mark.slow
 def test_a_text_of_any_length_keeps_the_page_small(tmp_path: Path) -> None:
     for number in (1, 2):
         make(tmp_path, number, error="x" * 10**4, notes=["y" * 10**4], environment__host={"os": "z" * 10**4})

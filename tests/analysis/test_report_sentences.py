@@ -1,7 +1,6 @@
 """Every sentence of the report: runs of which it is true, and runs of which it is false, where it must not stand."""
 
 import functools
-import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -511,7 +510,7 @@ def sides(case: Case) -> list[list[str]]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.skipif("FULL_PAGES" not in os.environ, reason="every case once more: FULL_PAGES=1 runs it")
+@pytest.mark.night(part="report")
 def test_every_sentence_has_a_case() -> None:
     """A new sentence of a section needs data of which it is true, and data of which it would be false."""
     said = "\n".join(text for case in CASES.values() for side in sides(case) for text in side)

@@ -61,6 +61,7 @@ def test_runs_of_ours_in_a_notebook(tmp_path: Path) -> None:
     assert set(results.audit().columns) == {"rule", "severity", "subject", "figure", "threshold", "why", "cure"}
 
 
+@pytest.mark.slow
 def test_figures_are_altair_charts(folder: Path) -> None:
     results = analysis.load(folder)
     assert "figures" not in vars(results)

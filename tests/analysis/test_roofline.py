@@ -137,6 +137,7 @@ def test_points_agree_with_the_recorded_bound(
     assert row["fraction_of_roof"] == pytest.approx(max(each for each in fractions if each is not None))
 
 
+@pytest.mark.slow
 @pytest.mark.world
 def test_point_agrees_with_a_real_bundle(tmp_path: Path) -> None:
     options = ["--model", "squeezenet1_1", "--batch-size", "2", "--image-size", "32", "--iterations", "5"]

@@ -148,6 +148,7 @@ def test_a_profile_is_reproduced_too() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_report_of_scripts_beside_a_model(results: Path) -> None:
     for folder in (*GPT, ACCUMULATION, MODEL):
         put(results, folder)

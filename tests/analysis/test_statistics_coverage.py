@@ -31,6 +31,7 @@ def test_median_over_runs(runs: int, rho: float) -> None:
     check((over_runs(group).interval for group in medians.reshape(1000, runs)), 1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("between", "within"), [(0.006, 0.002), (0.001, 0.02)])
 def test_hierarchical_bootstrap(between: float, within: float) -> None:
     levels = between * np.random.default_rng(8).normal(size=(1200, 1))

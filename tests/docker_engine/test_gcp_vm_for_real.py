@@ -139,7 +139,7 @@ def test_a_preempted_vm_brings_its_steps_out(cloud: Cloud) -> None:
 
 
 @pytest.mark.timeout(1500)
-@pytest.mark.skipif("FULL_PAGES" not in os.environ, reason="takes a minute: FULL_PAGES=1 runs it")
+@pytest.mark.night(part="kills")
 def test_a_task_of_six_runs_is_finished_by_a_second_vm(cloud: Cloud) -> None:
     """The first is lost with its disk in the middle: the second does what the bucket lacks."""
     task = {

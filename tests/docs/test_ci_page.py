@@ -56,6 +56,7 @@ def steps() -> list[str]:
     return [textwrap.dedent(script) for _, script in scripts]
 
 
+@pytest.mark.slow
 def test_the_lines_of_the_page_run_in_a_checkout(checkout: Path) -> None:
     lines = [command.text for command in pages.commands(PAGE) if "--commit" in command.text]
     assert len(lines) == 2
@@ -79,7 +80,7 @@ def test_which_verdicts_end_the_build(code: int, ends: int, checkout: Path) -> N
     assert done.stdout.splitlines()[0].startswith("duel --commit origin/main HEAD --cpu")
 
 
-@pytest.mark.skipif("OVERNIGHT" not in os.environ, reason="takes many minutes: OVERNIGHT=1 runs it")
+@pytest.mark.night(part="duels")
 def test_the_step_runs_with_the_real_program(checkout: Path) -> None:
     """In small, and with a share that a busy machine can tell."""
     (script,) = steps()

@@ -111,6 +111,7 @@ def test_commands_in_sentences_are_accepted(page: str) -> None:
     assert not [line for line in refused if "Missing option" not in line]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", pages.distinct_commands(), ids=lambda command: command.where)
 def test_a_line_of_a_page_runs(command: Command, request: pytest.FixtureRequest) -> None:
     if not FULL and command.page != "README.md":
@@ -160,6 +161,7 @@ def test_other_blocks_are_what_they_say(page: str) -> None:
             tomllib.loads(block.text)
 
 
+@pytest.mark.slow
 def test_the_python_of_the_pages_runs(stage: Stage) -> None:
     for page in pages.names():
         for block in pages.blocks(page):

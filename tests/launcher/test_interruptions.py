@@ -10,7 +10,7 @@ import pytest
 from benchmarks.interruptions import await_end, press, start
 from workload.contract import bundle
 
-pytestmark = [pytest.mark.world, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.world, pytest.mark.slow, pytest.mark.timeout(300)]
 
 Moment = Callable[[Path, int], bool]
 

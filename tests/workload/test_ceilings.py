@@ -648,6 +648,7 @@ class Ticking:
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.world
 @pytest.mark.parametrize("isa", ["AVX2", "SSE41"])
 def test_a_cpu_without_units_for_a_type_is_measured_in_time(isa: str) -> None:

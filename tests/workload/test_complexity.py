@@ -82,6 +82,7 @@ def test_the_counts_are_the_published_ones(model: str) -> None:
     assert counted.fvcore_mac_per_image is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["resnet18", "mobilenet_v3_small", "vit_b_16"])
 def test_fvcore_agrees_with_its_published_counts(model: str, capfd: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("fvcore")

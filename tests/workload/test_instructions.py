@@ -34,6 +34,7 @@ def test_sound_cpu_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert instructions.ISA_VARIABLE not in os.environ
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("usable", instructions.OLDER_INSTRUCTIONS)
 def test_newest_instructions_that_work_are_kept(monkeypatch: pytest.MonkeyPatch, usable: str) -> None:
     cpu_that_faults_above(monkeypatch, usable)
@@ -63,6 +64,7 @@ def test_refusal_and_other_deaths_are_no_fault(monkeypatch: pytest.MonkeyPatch) 
     assert not instructions.faults(torch.float16)
 
 
+@pytest.mark.slow
 @pytest.mark.world
 def test_this_cpu_survives_what_it_is_told_to_use() -> None:
     code = (

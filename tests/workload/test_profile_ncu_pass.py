@@ -411,6 +411,7 @@ def limit(seconds: float) -> Callable[..., ExpectedTime]:
     return lambda *_: ExpectedTime(expected_s=0.1, limit_s=seconds)
 
 
+@pytest.mark.slow
 def test_time_limit_keeps_the_steps_that_were_done(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_NCU", "hang")
     monkeypatch.setattr(command, "estimate_kernels", limit(1.0))

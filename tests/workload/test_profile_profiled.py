@@ -208,6 +208,7 @@ def test_owner_is_alive_or_not() -> None:
     assert owner.is_alive(1)
 
 
+@pytest.mark.slow
 @pytest.mark.world
 def test_process_ends_with_its_owner(tmp_path: Path) -> None:
     gone = subprocess.Popen([sys.executable, "-c", "pass"])

@@ -18,7 +18,7 @@ from workload.profile.metrics import base, table
 from workload.profile.preflight import Facts
 from workload.profile.tool import Ncu
 
-pytestmark = pytest.mark.world
+pytestmark = [pytest.mark.world, pytest.mark.slow]
 
 HOST = Facts(device=Device.CUDA, driver=True, ncus=(), admin_only=False, is_admin=False, in_container=False)
 FETCH = Path(__file__).parents[3] / "shared" / "tools" / "get-ncu"

@@ -17,7 +17,7 @@ from workload import cli
 from workload.contract import bundle
 from workload.contract.errors import ExitCode
 
-pytestmark = pytest.mark.world
+pytestmark = [pytest.mark.world, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
 TINY = ["--model", "resnet18", "--device", "cpu", "--image-size", "32", "--batch-size", "2", "--warmup", "1"]

@@ -27,7 +27,7 @@ from workload.contract.errors import ExitCode
 from workload.contract.record import Record, Spec, Status, Timing
 from workload.contract.spec import Device, RunSpec
 
-pytestmark = pytest.mark.world
+pytestmark = [pytest.mark.world, pytest.mark.slow]
 
 TINY = ["--model", "resnet18", "--device", "cpu", "--image-size", "32", "--batch-size", "2", "--warmup", "1"]
 

@@ -183,6 +183,7 @@ def test_a_table_with_a_row_per_run_gives_runs_without_steps(tmp_path: Path, hea
     assert len(loaded.summary())
 
 
+@pytest.mark.slow
 def test_runs_of_a_table_are_measured_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = ("Tesla T4,resnet18,fp32,64,205", "Tesla V100-SXM2-16GB,resnet18,fp32,64,410")
     imported(tmp_path, table(*rows, header="gpu,model,precision,batch,img_per_s"))

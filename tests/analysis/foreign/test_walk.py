@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,7 @@ from workload.contract.errors import ExitCode
 
 pytestmark = [
     pytest.mark.timeout(600),
-    pytest.mark.skipif("FULL_PAGES" not in os.environ, reason="takes half a minute: FULL_PAGES=1 runs it"),
+    pytest.mark.night(part="report"),
 ]
 SHARED = Path(__file__).parents[4] / "shared" / "data"
 Run = Callable[..., tuple[int, str, str]]

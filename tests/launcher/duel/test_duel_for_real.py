@@ -1,6 +1,6 @@
 """Duels with the real trainer, in small, and what a user sees when a side fails.
 
-Duels to their verdict take minutes: FULL_PAGES=1 runs them.
+Duels to their verdict take minutes: `make test-night PARTS=duels` runs them.
 """
 
 import json
@@ -20,9 +20,7 @@ from test_duel_commits import git
 from workload.contract import bundle
 from workload.contract.errors import ExitCode
 
-pytestmark = [pytest.mark.world, pytest.mark.timeout(1800)]
-OVERNIGHT = pytest.mark.skipif("OVERNIGHT" not in os.environ, reason="takes many minutes: OVERNIGHT=1 runs it")
-FULL = pytest.mark.skipif("FULL_PAGES" not in os.environ, reason="it takes minutes: FULL_PAGES=1 runs it")
+pytestmark = [pytest.mark.world, pytest.mark.slow, pytest.mark.timeout(1800)]
 ROOT = Path(__file__).parents[3]
 # A step of a few ms on one thread. The machine may be busy with other tests: what is asked is large, 5 ms more, or that
 # no half is.
@@ -34,7 +32,7 @@ SHORT = (
     "--min-seconds",
     "0",
     "--max-time",
-    "3m" if "OVERNIGHT" not in os.environ else "25m",
+    "25m",
 )
 
 
@@ -67,13 +65,13 @@ def checkout(tmp_path: Path) -> Path:
     return folder
 
 
-@FULL
+@pytest.mark.night(part="duels")
 @pytest.mark.parametrize(
     ("a", "b", "margin", "code", "verdict"),
     [
         ("main", "slow", "10%", 11, "slower"),
-        pytest.param("slow", "main", "10%", 12, "faster", marks=OVERNIGHT),
-        pytest.param("main", "main", "50%", 0, "same", marks=OVERNIGHT),
+        ("slow", "main", "10%", 12, "faster"),
+        ("main", "main", "50%", 0, "same"),
     ],
 )
 def test_a_commit_against_a_slower_one_and_against_itself(

@@ -212,6 +212,7 @@ def test_config_with_an_unknown_key(
     assert "unknown key 'batch-size'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.world
 def test_two_repeats_for_real(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -239,6 +240,7 @@ def test_two_repeats_for_real(
         assert found["spec_origin"]["repeats"] == "option"
 
 
+@pytest.mark.slow
 @pytest.mark.world
 def test_failed_run_gives_its_exit_code_and_shows_its_bundle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -191,6 +191,7 @@ def test_what_follows_the_dashes_is_the_scripts_alone(folder: Path, monkeypatch:
     assert plan.workplace == Workplace(folder=folder)
 
 
+@pytest.mark.slow
 @pytest.mark.world
 def test_a_script_runs_here_as_by_itself(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -217,6 +218,7 @@ def test_a_script_runs_here_as_by_itself(
     assert "  samples/s     " in printed.out
 
 
+@pytest.mark.slow
 @pytest.mark.world
 def test_a_script_that_fails_ends_the_repeats(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

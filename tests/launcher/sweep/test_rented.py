@@ -22,8 +22,7 @@ from workload.contract.bundle import Status
 from workload.contract.task import TaskRun
 from workload.storage.inventory import sealed_in
 
-pytestmark = pytest.mark.world
-slow = pytest.mark.skipif("FULL_PAGES" not in os.environ, reason="takes seconds of a busy guest: FULL_PAGES=1 runs it")
+pytestmark = [pytest.mark.world, pytest.mark.slow]
 
 # Long enough for something to happen meanwhile.
 LONG = {**QUICK, LaunchPhase.RUN_ENDED: 30.0}
@@ -85,7 +84,7 @@ def test_each_block_has_a_machine_of_its_own_and_all_bundles_come_home(
         assert {request.work.job for request in requests} == {"own-machines"}
 
 
-@slow
+@pytest.mark.night(part="places")
 def test_what_is_there_is_not_asked_for_again(clouds: Clouds) -> None:
     with clouds() as cloud:
         sweep = cloud_sweep(name="again", blocks=2)
@@ -98,7 +97,7 @@ def test_what_is_there_is_not_asked_for_again(clouds: Clouds) -> None:
         assert keys == set(keys_of(sweep))
 
 
-@slow
+@pytest.mark.night(part="places")
 def test_machines_that_are_lost_or_taken_back_are_replaced(clouds: Clouds, capsys: pytest.CaptureFixture[str]) -> None:
     with clouds(fault=[Fault.VANISHES], durations=LONG) as cloud:
         sweep = cloud_sweep(t4(spot=True), name="lost", blocks=2)
@@ -115,7 +114,7 @@ def test_machines_that_are_lost_or_taken_back_are_replaced(clouds: Clouds, capsy
         assert len(re.findall(r"another VM does the \d runs? left", lines)) == 2
 
 
-@slow
+@pytest.mark.night(part="places")
 def test_a_silent_machine_is_removed_and_its_runs_done_by_another(
     clouds: Clouds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,7 +127,7 @@ def test_a_silent_machine_is_removed_and_its_runs_done_by_another(
         assert len(cloud.fake.all_vms) == 2
 
 
-@slow
+@pytest.mark.night(part="places")
 def test_a_task_that_brings_nothing_again_and_again_is_given_up_with_its_reason(clouds: Clouds) -> None:
     with clouds(fault=Fault.VANISHES, durations=LONG) as cloud:
         outcome = swept(cloud, cloud_sweep(name="in-vain", blocks=1))
@@ -150,7 +149,7 @@ def test_one_failed_run_stops_no_other_and_is_listed_with_its_cure(clouds: Cloud
         assert "cure          log.txt in its bundle says more; the same command runs it again\n" in text
 
 
-@slow
+@pytest.mark.night(part="places")
 def test_larger_batches_than_one_that_ran_out_of_memory_are_left_out(clouds: Clouds) -> None:
     def status_of(run: TaskRun) -> Status:
         return Status.COMPLETED if (run.spec.batch_size or 0) < 64 else Status.OUT_OF_MEMORY
@@ -202,7 +201,7 @@ def test_what_a_place_may_not_do_ends_that_place_alone(clouds: Clouds) -> None:
         assert "--max-run-time" in outcome.places[1].failures[0].why
 
 
-@slow
+@pytest.mark.night(part="places")
 def test_who_leaves_finds_the_machines_at_the_next_start(clouds: Clouds, capsys: pytest.CaptureFixture[str]) -> None:
     with clouds(durations=LONGER) as cloud:
         sweep = cloud_sweep(name="left", blocks=2)
@@ -219,7 +218,7 @@ def test_who_leaves_finds_the_machines_at_the_next_start(clouds: Clouds, capsys:
         assert "still runs, from an earlier start: it is followed" in capsys.readouterr().err
 
 
-@slow
+@pytest.mark.night(part="places")
 @pytest.mark.parametrize("answer", ["s", "f"], ids=["stop", "finish"])
 def test_ctrl_c_asks(clouds: Clouds, answer: str) -> None:
     asked: list[str] = []
@@ -272,7 +271,7 @@ def test_blocks_are_added_until_the_intervals_are_narrow(clouds: Clouds) -> None
         assert "resnet18: 250.2, from 250 to 250.5 (+-0.1 %, 4 blocks)" in outcome.text()
 
 
-@slow
+@pytest.mark.night(part="places")
 def test_no_look_costs_more_questions_for_more_machines(clouds: Clouds) -> None:
     with clouds(durations=LONG) as cloud:
         sweep = cloud_sweep(name="bulk", blocks=8, model=["resnet18"])

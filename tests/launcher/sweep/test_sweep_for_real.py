@@ -18,7 +18,7 @@ from workload.storage.inventory import sealed_in
 pytestmark = [
     pytest.mark.world,
     pytest.mark.timeout(1500),
-    pytest.mark.skipif("FULL_PAGES" not in os.environ, reason="takes minutes: FULL_PAGES=1 runs it"),
+    pytest.mark.night(part="kills"),
 ]
 
 ROOT = Path(__file__).parents[3]

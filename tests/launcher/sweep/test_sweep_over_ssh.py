@@ -18,7 +18,7 @@ from workload.storage.inventory import sealed_in
 pytestmark = [
     pytest.mark.world,
     pytest.mark.timeout(900),
-    pytest.mark.skipif("FULL_PAGES" not in os.environ, reason="takes a minute: FULL_PAGES=1 runs it"),
+    pytest.mark.night(part="places"),
 ]
 
 ROOT = Path(__file__).parents[3]

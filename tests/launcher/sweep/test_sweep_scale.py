@@ -1,7 +1,5 @@
 """Many runs on many machines, of which some are lost: all complete, none twice, no machine left."""
 
-import os
-
 import pytest
 
 from launcher.jobs.records import LaunchPhase
@@ -21,6 +19,7 @@ def check(crowd: Crowd) -> None:
     assert crowd.calls["compute.instances.get"] <= 10 * crowd.machines
 
 
+@pytest.mark.slow
 def test_a_few_machines_of_which_many_are_lost(clouds: Clouds) -> None:
     with clouds(durations={**QUICK, LaunchPhase.RUN_ENDED: 60.0}) as cloud:
         crowd = simulate(cloud, machines=4, runs_each=3, preempted=0.2, lost=0.1, name="a-few")
@@ -29,7 +28,7 @@ def test_a_few_machines_of_which_many_are_lost(clouds: Clouds) -> None:
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.skipif("OVERNIGHT" not in os.environ, reason="takes many minutes: OVERNIGHT=1 runs it")
+@pytest.mark.night(part="thousand")
 def test_a_thousand_runs_on_a_hundred_machines(clouds: Clouds, capsys: pytest.CaptureFixture[str]) -> None:
     with clouds(scale=4, durations=TIMES) as cloud:
         crowd = simulate(cloud, machines=100, runs_each=10, preempted=0.05, lost=0.01, name="crowd")

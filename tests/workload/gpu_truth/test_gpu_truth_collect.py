@@ -196,6 +196,7 @@ ON_CPU = ("machine", "compiler", "counters", "loops")
 
 
 @pytest.mark.world
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_on_this_machines_cpu(tmp_path: Path) -> None:
     folder = tmp_path / "truth"
@@ -217,6 +218,7 @@ def test_on_this_machines_cpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.world
+@pytest.mark.slow
 def test_a_child_that_breaks_down_costs_its_part_and_is_quoted(tmp_path: Path) -> None:
     child = [sys.executable, "-c", "import sys; print('before'); sys.exit('RuntimeError: no kernel image')"]
     broken = part("a", lambda bench: bench.answer(tmp_path / "none.json", bench.run(child, limit_s=60)))
@@ -227,6 +229,7 @@ def test_a_child_that_breaks_down_costs_its_part_and_is_quoted(tmp_path: Path) -
 
 
 @pytest.mark.world
+@pytest.mark.slow
 def test_a_load_is_rows_of_seconds_per_call(monkeypatch: pytest.MonkeyPatch) -> None:
     from workload.gpu_truth import probes
 
@@ -239,6 +242,7 @@ def test_a_load_is_rows_of_seconds_per_call(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.world
+@pytest.mark.slow
 def test_the_projects_tests_run_with_pytest_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Each says that there is no GPU, also where there is one.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -269,6 +273,7 @@ sys.exit(collect.collect(folder, Bench(scratch=folder / "scratch.tmp"), parts=pa
 
 
 @pytest.mark.world
+@pytest.mark.slow
 def test_killed_in_the_middle_it_goes_on(tmp_path: Path) -> None:
     words = [sys.executable, "-c", KILLED, str(tmp_path)]
     collector = subprocess.Popen([*words, "60"], cwd=ROOT)
@@ -286,6 +291,7 @@ def test_killed_in_the_middle_it_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.world
+@pytest.mark.slow
 def test_every_part_runs_against_stand_ins_for_a_gpu(tmp_path: Path) -> None:
     folder = tmp_path / "truth"
     bench = gpu_bench(tmp_path / "machine")

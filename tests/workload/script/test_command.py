@@ -193,6 +193,7 @@ ENDS: dict[str, tuple[str, int, str, str, str | None]] = {
 DAILY = {"fails later", "too few steps", "cleans up"}
 
 
+@pytest.mark.slow
 @pytest.mark.world
 @pytest.mark.skipif(sys.platform == "darwin", reason="copies a process that has loaded torch")
 @pytest.mark.parametrize("name", [name for name in ENDS if name in DAILY])
@@ -202,7 +203,7 @@ def test_a_script_keeps_its_own_end(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.world
 @pytest.mark.skipif(sys.platform == "darwin", reason="copies a process that has loaded torch")
-@pytest.mark.skipif("FULL_PAGES" not in os.environ, reason="FULL_PAGES=1 runs it")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in ENDS if name not in DAILY])
 def test_every_script_keeps_its_own_end(name: str, tmp_path: Path) -> None:
     check_end(name, tmp_path)

@@ -38,6 +38,7 @@ def facts_of(folder: Path, status: str | None) -> tuple[str | None, bool | None]
     return facts.commit, facts.dirty
 
 
+@pytest.mark.slow
 def test_a_script_is_known_by_its_files_and_commit(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import torch\n")
     machine = HostSystem(root=tmp_path, environ={}, tool=lambda *_: None)

@@ -45,6 +45,7 @@ def profiled_script(folder: Path, script: Path, *words: str, steps: int = 1, war
     return run(partial(as_a_user_does, ["profiled-script", *options, "--", str(script), *words]), folder)
 
 
+@pytest.mark.slow
 @pytest.mark.world
 @pytest.mark.skipif(sys.platform == "darwin", reason="copies a process that has loaded torch")
 def test_operators_are_those_of_whole_steps(tmp_path: Path) -> None:
@@ -121,10 +122,9 @@ PROFILED: dict[str, tuple[dict[str, str], int, int, str]] = {
 
 @pytest.mark.world
 @pytest.mark.skipif(sys.platform == "darwin", reason="copies a process that has loaded torch")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROFILED)
 def test_what_is_no_step_is_not_profiled(name: str, tmp_path: Path) -> None:
-    if name not in {"validates between epochs", "fails when it runs again"} and "FULL_PAGES" not in os.environ:
-        pytest.skip("FULL_PAGES=1 runs it")
     parts, products, code, message = PROFILED[name]
     script = tmp_path / "script.py"
     script.write_text(GAPS.format(**{"begin": "", "after": "", "between": "", **parts}))
@@ -141,7 +141,7 @@ def test_what_is_no_step_is_not_profiled(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.world
 @pytest.mark.skipif(sys.platform == "darwin", reason="copies a process that has loaded torch")
-@pytest.mark.skipif("FULL_PAGES" not in os.environ, reason="FULL_PAGES=1 runs it")
+@pytest.mark.slow
 def test_a_script_that_does_not_end_has_no_profile(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     loop = GAPS.format(begin="", after="", between="").replace("for epoch in range(20):", "def train():")
@@ -154,7 +154,7 @@ def test_a_script_that_does_not_end_has_no_profile(tmp_path: Path) -> None:
 
 
 @pytest.mark.world
-@pytest.mark.skipif("FULL_PAGES" not in os.environ, reason="FULL_PAGES=1 runs it: five processes that load torch")
+@pytest.mark.slow
 def test_repeats_and_a_profile_from_the_command_line(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(GAPS.format(begin="", after="", between="print(epoch, sys.argv[2], flush=True)"))
     words = ["script", "--no-ceilings", "--warmup", "1", "--iterations", "3", "--repeats", "2", "--profile", "torch"]
@@ -180,7 +180,7 @@ def test_repeats_and_a_profile_from_the_command_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.world
-@pytest.mark.skipif("FULL_PAGES" not in os.environ, reason="FULL_PAGES=1 runs it: two processes that load torch")
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_series_and_its_script(number: signal.Signals, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(

@@ -1,6 +1,5 @@
 """Scripts with threads, processes and signals of their own: a clear sentence, a whole bundle and no hang."""
 
-import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -200,11 +199,11 @@ while True:
 
 @pytest.mark.world
 @pytest.mark.skipif(sys.platform == "darwin", reason="copies a process that has loaded torch")
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if case.daily else pytest.mark.slow) for name, case in CASES.items()]
+)
 def test_a_script_with_ways_of_its_own(name: str, tmp_path: Path) -> None:
     case = CASES[name]
-    if not case.daily and "FULL_PAGES" not in os.environ:
-        pytest.skip("FULL_PAGES=1 runs it")
     script = tmp_path / "script.py"
     script.write_text(LOOP + case.text)
     ran = measured(tmp_path / "run", script, options=("--warmup", "2", "--iterations", "5"))

@@ -1,6 +1,5 @@
 """Scripts in the form of public examples, none of which knows of us: step, FLOP, attribution, and the same results."""
 
-import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +9,6 @@ from script_stage import SCRIPTS, measured, plain
 
 from workload.contract import bundle
 
-FULL = "FULL_PAGES" in os.environ
 pytestmark = [
     pytest.mark.world,
     pytest.mark.skipif(sys.platform == "darwin", reason="copies a process that has loaded torch"),
@@ -175,11 +173,11 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if case.daily else pytest.mark.slow) for name, case in CASES.items()]
+)
 def test_a_script_is_measured_and_unchanged(name: str, tmp_path: Path) -> None:
     case = CASES[name]
-    if not case.daily and not FULL:
-        pytest.skip("FULL_PAGES=1 runs it")
     script = SCRIPTS / f"{name}.py"
     alone = plain(tmp_path / "alone", script, *case.words)
     assert alone.code == 0, alone.err

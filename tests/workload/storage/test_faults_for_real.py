@@ -20,7 +20,7 @@ from workload.storage.gcs import Bucket
 from workload.storage.source import parse_source
 from workload.storage.store import Patience
 
-pytestmark = [pytest.mark.world, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.world, pytest.mark.slow, pytest.mark.timeout(200)]
 
 # Long enough for a few repetitions, and no test waits for it but where every answer is spoiled.
 IMPATIENT = Patience(first_answer_s=2.0, first_retry_s=0.3, retry_s=0.3, connect_s=2.0, read_s=2.0)

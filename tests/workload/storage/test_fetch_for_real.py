@@ -24,7 +24,7 @@ from workload.storage import gcs as bucket
 from workload.storage.source import parse_source
 from workload.storage.store import ObjectChangedError, Patience, UnreachableError
 
-pytestmark = pytest.mark.world
+pytestmark = [pytest.mark.world, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
 MEBIBYTE = 1 << 20

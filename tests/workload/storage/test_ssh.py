@@ -3,7 +3,6 @@
 import io
 import shlex
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,16 +18,10 @@ from workload.storage.store import ObjectChangedError, Sink, StoredObject
 ECHO = "def main(question, payload):\n    return {'heard': question['say'], 'again': question['again']}, ()\n"
 
 
-@pytest.fixture(scope="module")
-def _machine() -> Iterator[sshd.Machine]:
-    with sshd.running() as machine:
-        yield machine
-
-
 @pytest.fixture
-def machine(_machine: sshd.Machine, monkeypatch: pytest.MonkeyPatch) -> sshd.Machine:
-    sshd.meet(_machine, monkeypatch)
-    return _machine
+def machine(sshd_machine: sshd.Machine, monkeypatch: pytest.MonkeyPatch) -> sshd.Machine:
+    sshd.meet(sshd_machine, monkeypatch)
+    return sshd_machine
 
 
 @pytest.fixture

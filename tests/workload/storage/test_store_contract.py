@@ -65,18 +65,12 @@ def _running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GcsServer]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def _machine() -> Iterator[sshd.Machine]:
-    with sshd.running() as machine:
-        yield machine
-
-
-@pytest.fixture(params=["gcs", "folder", "folder-without-links", "ssh"])
+@pytest.fixture(params=["gcs", "folder", "folder-without-links", pytest.param("ssh", marks=pytest.mark.server)])
 def place(
     request: pytest.FixtureRequest, tmp_path: Path, _running: GcsServer, monkeypatch: pytest.MonkeyPatch
 ) -> Place:
     if request.param == "ssh":
-        machine = request.getfixturevalue("_machine")
+        machine = request.getfixturevalue("sshd_machine")
         sshd.meet(machine, monkeypatch)
         return places.FolderOverSsh(machine, re.sub(r"\W", "-", request.node.name))
     if request.param == "gcs":

@@ -108,6 +108,7 @@ def test_what_is_uploaded_is_fetched(opened: Bucket, make: Make, tmp_path: Path)
     assert content_of(tmp_path / "results" / folder.name) == content_of(folder)
 
 
+@pytest.mark.slow
 def test_many_bundles_at_a_time(opened: Bucket, make: Make, tmp_path: Path) -> None:
     folders = [make(index) for index in range(40)]
     began_s = time.perf_counter()
@@ -133,6 +134,7 @@ def test_a_broken_connection_goes_unnoticed(
     assert content_of(tmp_path / "results" / folder.name) == content_of(folder)
 
 
+@pytest.mark.slow
 def test_killed_and_repeated(server: GcsServer, opened: Bucket, make: Make, tmp_path: Path) -> None:
     folder = make(size=12 * MEBIBYTE)
     with Relay(server, limit_bytes=9 * MEBIBYTE, of_uploads=True) as relay, start(relay.url, folder) as killed:
@@ -148,6 +150,7 @@ def test_killed_and_repeated(server: GcsServer, opened: Bucket, make: Make, tmp_
     assert content_of(tmp_path / "results" / folder.name) == content_of(folder)
 
 
+@pytest.mark.slow
 def test_memory_stays_flat(server: GcsServer, make: Make) -> None:
     peak_kb = {}
     for size in (20, 40 * MEBIBYTE):

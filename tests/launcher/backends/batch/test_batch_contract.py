@@ -23,7 +23,7 @@ from workload.contract.spec import resolve
 from workload.storage.folder import Folder
 from workload.storage.store import open_store
 
-pytestmark = pytest.mark.world
+pytestmark = [pytest.mark.world, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[4]
 

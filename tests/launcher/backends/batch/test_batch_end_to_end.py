@@ -36,8 +36,8 @@ from workload.storage.store import open_store
 
 pytestmark = [
     pytest.mark.world,
+    pytest.mark.slow,
     pytest.mark.timeout(400),
-    pytest.mark.skipif("FULL_PAGES" not in os.environ, reason="takes half a minute: FULL_PAGES=1 runs it"),
 ]
 
 ROOT = Path(__file__).parents[4]

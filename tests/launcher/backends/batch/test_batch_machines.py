@@ -18,7 +18,7 @@ from tests.launcher.backends.gcp.test_gcp_contract import Clock
 from workload.contract.errors import NoCapacityError, RooflaunchError, ToolError, UsageError
 from workload.storage.store import Store, UnreachableError, open_store
 
-pytestmark = pytest.mark.world
+pytestmark = [pytest.mark.world, pytest.mark.slow]
 
 
 class Region:

@@ -599,6 +599,7 @@ def test_a_clock_that_is_off_ends_no_healthy_vm(
 OUTAGES = pytest.mark.parametrize("told", ["unreachables", "scope", "warning", "fails"])
 
 
+@pytest.mark.slow
 @pytest.mark.world
 @OUTAGES
 def test_in_an_outage_nothing_is_said_to_be_gone(
@@ -776,6 +777,7 @@ def processes(cloud: Cloud, *words: str) -> list[str]:
     return [sys.executable, "-m", "launcher", *words]
 
 
+@pytest.mark.slow
 @pytest.mark.world
 def test_a_launcher_that_is_killed_is_picked_up_by_another(
     launch: Launch, clouds: Clouds, capsys: pytest.CaptureFixture[str]

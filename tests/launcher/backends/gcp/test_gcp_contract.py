@@ -178,6 +178,7 @@ class EndsWhatIsOthers(ComputeMachines):
         return Listing(there=tuple(listing), unreachable=listing.unreachable)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("broken", "check"),
     [

@@ -69,6 +69,7 @@ def every_case() -> Iterator[tuple[str, bytes]]:
         yield from ((name, damaged(content, dice)) for _ in range(200))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("instances", [[], [INSTANCE]], ids=["no VM", "a VM"])
 def test_no_record_crashes_status_or_reaches_the_terminal(instances: list[Any]) -> None:
     cases, states = 0, set()

@@ -25,7 +25,7 @@ from workload.storage.source import parse_source
 pytestmark = [
     pytest.mark.world,
     pytest.mark.timeout(200),
-    pytest.mark.skipif("FULL_PAGES" not in os.environ, reason="takes half a minute: FULL_PAGES=1 runs it"),
+    pytest.mark.night(part="kills"),
 ]
 
 ROOT = Path(__file__).parents[4]

@@ -21,7 +21,7 @@ from workload.contract import bundle
 pytestmark = [
     pytest.mark.world,
     pytest.mark.timeout(200),
-    pytest.mark.skipif("FULL_PAGES" not in os.environ, reason="takes half a minute: FULL_PAGES=1 runs it"),
+    pytest.mark.night(part="faults"),
 ]
 
 ROOT = Path(__file__).parents[4]

@@ -156,6 +156,7 @@ def test_a_vm_that_hangs_is_removed_and_what_it_said_kept(
         assert cloud.state(plan.name).state is LaunchState.FAILED
 
 
+@pytest.mark.slow
 def test_a_vm_that_its_host_stopped_saves_what_it_has_at_its_second_start(clouds: Clouds) -> None:
     with clouds(fault=Fault.RESTARTS) as cloud:
         plan = cloud.plan()

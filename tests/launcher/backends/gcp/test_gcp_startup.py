@@ -340,6 +340,7 @@ def test_a_preemption_reaches_the_agent(boot: Boot) -> None:
     assert "the agent ran\n" in boot.log(), "the shell waited for its end"
 
 
+@pytest.mark.slow
 def test_a_stop_before_the_run_has_nothing_to_save(boot: Boot) -> None:
     boot.shims = {"docker": NOTE + '[ "$1" != kill ] && read -rt 60 <> <(:)\n'}
     vm = boot.start(driver="none")

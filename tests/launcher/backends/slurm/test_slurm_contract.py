@@ -1,6 +1,5 @@
 """The contract of every backend on a real Slurm, with accounting and without."""
 
-import os
 import pickle
 import sys
 from collections.abc import Sequence
@@ -20,7 +19,6 @@ from tests.slurm import SlurmCluster, until
 pytestmark = [
     pytest.mark.world,
     pytest.mark.timeout(1500),
-    pytest.mark.skipif("FULL_PAGES" not in os.environ, reason="takes two minutes: FULL_PAGES=1 runs it"),
 ]
 
 LAUNCHER = """

@@ -21,7 +21,7 @@ from workload.contract.spec import Device
 pytestmark = [
     pytest.mark.world,
     pytest.mark.timeout(1500),
-    pytest.mark.skipif("FULL_PAGES" not in os.environ, reason="takes minutes: FULL_PAGES=1 runs it"),
+    pytest.mark.night(part="places"),
 ]
 
 SMALL = Options(sbatch=("--mem=100",))

@@ -17,7 +17,6 @@ from workload.contract.record import Status
 pytestmark = [
     pytest.mark.world,
     pytest.mark.timeout(1500),
-    pytest.mark.skipif("FULL_PAGES" not in os.environ, reason="takes minutes: FULL_PAGES=1 runs it"),
 ]
 PAGE = "docs/clusters.md"
 ROOT = Path(__file__).parents[4]

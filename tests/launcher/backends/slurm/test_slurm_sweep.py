@@ -1,7 +1,6 @@
 """A sweep of twelve runs as one array on a real Slurm, to which everything happens: each is measured in the end."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -17,7 +16,6 @@ from workload.contract.record import Status
 pytestmark = [
     pytest.mark.world,
     pytest.mark.timeout(1500),
-    pytest.mark.skipif("FULL_PAGES" not in os.environ, reason="takes minutes: FULL_PAGES=1 runs it"),
 ]
 ROOT = Path(__file__).parents[4]
 BLOCKS = 12
@@ -67,11 +65,8 @@ def training(cluster: SlurmCluster) -> list[str]:
 @pytest.mark.parametrize(
     "cluster",
     [
-        "accounting",
-        pytest.param(
-            "plain",
-            marks=pytest.mark.skipif("OVERNIGHT" not in os.environ, reason="takes minutes: OVERNIGHT=1 runs it"),
-        ),
+        pytest.param("accounting", marks=pytest.mark.night(part="kills")),
+        pytest.param("plain", marks=pytest.mark.night(part="kills")),
     ],
     indirect=True,
 )

@@ -26,19 +26,13 @@ TINY = {
 }
 
 
-@pytest.fixture(scope="session")
-def _machine() -> Iterator[sshd.Machine]:
-    with sshd.running() as machine:
-        yield machine
-
-
 @pytest.fixture
-def machine(_machine: sshd.Machine, monkeypatch: pytest.MonkeyPatch) -> Iterator[sshd.Machine]:
+def machine(sshd_machine: sshd.Machine, monkeypatch: pytest.MonkeyPatch) -> Iterator[sshd.Machine]:
     """Without a trace of the test before, and with none afterwards."""
-    sshd.meet(_machine, monkeypatch)
-    _machine.clean()
-    yield _machine
-    _machine.clean()
+    sshd.meet(sshd_machine, monkeypatch)
+    sshd_machine.clean()
+    yield sshd_machine
+    sshd_machine.clean()
 
 
 @pytest.fixture

@@ -20,7 +20,6 @@ from workload.contract.errors import ExitCode
 pytestmark = [
     pytest.mark.world,
     pytest.mark.timeout(400),
-    pytest.mark.skipif("FULL_PAGES" not in os.environ, reason="takes half a minute: FULL_PAGES=1 runs it"),
 ]
 
 ROOT = Path(__file__).parents[4]

@@ -29,7 +29,7 @@ from workload.storage.inventory import sealed_runs
 pytestmark = [
     pytest.mark.world,
     pytest.mark.timeout(900),
-    pytest.mark.skipif("FULL_PAGES" not in os.environ, reason="takes a minute: FULL_PAGES=1 runs it"),
+    pytest.mark.night(part="places"),
 ]
 LIMIT_S = 400
 
