@@ -153,14 +153,33 @@ def read(text: str, *, file: str, batch_size: int | None = None) -> Sequence[Log
         numeric = [index for name, (_, index) in by_field.items() if name in SERIES]
         cells = (row[index] for _, row in table.rows for index in numeric)
         columns = replace(columns, plain=tables.plain_numbers(cells, file=file))
+    runs = _runs(columns, batch_size)
+    if not any(_is_timed(run) for run in runs):
+        empty = _shown([meaning.name for name, (meaning, _) in by_field.items() if name in TIMERS])
+        raise UsageError(
+            f"'{file}' must time at least one row; no cell under {empty} has a value",
+            hint="import a log that the program wrote with its timer on",
+        )
+    return runs
+
+
+def _runs(columns: _Columns, batch_size: int | None) -> list[Log]:
+    """The table's runs: one for each set of labels, or one for each row where rows cannot be iterations."""
     groups = _groups(columns)
-    if _are_runs(columns, groups):
-        return [_of_row(columns, line, row) for line, row in table.rows]
-    logs = [_of_rows(columns, rows, keep_means=len(groups) == 1) for rows in groups]
-    judged = [_judged(log, file, batch_size) for log in logs]
-    if any(log is None for log in judged):
-        return [_of_row(columns, line, row) for line, row in table.rows]
-    return [log for log in judged if log is not None]
+    if not _are_runs(columns, groups):
+        logs = [_of_rows(columns, rows, keep_means=len(groups) == 1) for rows in groups]
+        judged = [log for log in logs if _judged(log, columns.file, batch_size)]
+        if len(judged) == len(logs):
+            return judged
+    return [_of_row(columns, line, row) for line, row in columns.table.rows]
+
+
+def _is_timed(log: Log) -> bool:
+    """Whether the file says how long anything of the run took, or when."""
+    if log.whole:
+        return bool(log.whole.step_s or log.whole.images_per_s)
+    times = (log.series.get(name, ()) for name in (*TIMERS, "timestamp"))
+    return bool(log.wall_s) or any(value is not None for values in times for value in values)
 
 
 def _refuse_other_files(text: str, file: str) -> None:

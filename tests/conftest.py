@@ -9,15 +9,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-import hypothesis
+import hypothesis_profiles  # noqa: F401 - loads the profile `day`
 import pytest
 
 from tests import sshd
 from workload.contract import invocation
-
-# A busy machine is slow: that is no failure of the code.
-hypothesis.settings.register_profile("rooflaunch", deadline=None)
-hypothesis.settings.load_profile("rooflaunch")
 
 # Two workers whose OpenMP threads spin for the same cores slow each other down tenfold.
 if "PYTEST_XDIST_WORKER" in os.environ:

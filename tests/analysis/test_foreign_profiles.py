@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from foreign_profiles import NEW_TEXT, NSYS, NSYS_HEADER, OLD_TEXT
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from ncu_files import DETAILS, DRAM, FADD, FFMA, FMUL, TIME, line, long, save, who, wide
 
@@ -70,7 +70,6 @@ def test_errors_of_ncu_in_its_text_make_a_profile_partial(tmp_path: Path) -> Non
     assert profile.warnings == ("==ERROR== The application returned an error code (11).",)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
 @given(cut=st.integers(0, len(NEW_TEXT)), noise=st.text(max_size=20), end=st.integers(0, len(NEW_TEXT)))
 def test_any_ncu_text_is_read_or_refused(tmp_path: Path, cut: int, noise: str, end: int) -> None:
     try:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import analysis
@@ -387,7 +387,6 @@ def test_public_profiles(results: Path, name: str, device: str, flop: float | No
 # --- hostile files
 
 LINES = st.text(alphabet=st.characters(codec="utf-8"), max_size=40)
-SLOW = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=30)
 
 
 def bundle_or_refusal(tmp_path: Path, content: bytes) -> None:
@@ -397,7 +396,6 @@ def bundle_or_refusal(tmp_path: Path, content: bytes) -> None:
             assert bundle.read(folder).document["imported"]["file"] == "log.csv"
 
 
-@SLOW
 @given(
     st.sampled_from(["step_s,timestamp,data_s", "iter_time_ms,data_time_ms,imgs_per_sec", "a,b,c", ""]),
     st.lists(st.lists(st.floats().map(str) | LINES, min_size=3, max_size=3).map(",".join) | LINES, max_size=4),
@@ -407,7 +405,6 @@ def test_any_log_is_a_bundle_or_refused(tmp_path: Path, header: str, lines: list
     bundle_or_refusal(tmp_path, "\n".join([header, *lines]).encode() + tail)
 
 
-@SLOW
 @given(st.integers(0, len(NCU)), LINES, st.integers(0, len(NCU)))
 def test_any_profile_is_a_bundle_or_refused(tmp_path: Path, begin: int, inserted: str, end: int) -> None:
     bundle_or_refusal(tmp_path, (NCU[:begin] + inserted + NCU[end:]).encode())

@@ -4,7 +4,7 @@ import math
 from contextlib import suppress
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from analysis.iteration_log import Log, is_log, meanings, read
@@ -145,6 +145,25 @@ def test_no_row_and_no_header() -> None:
     assert refusal(header="") == "'log.csv' is empty"
 
 
+@pytest.mark.parametrize(
+    ("header", "rows", "empty"),
+    [
+        ("step_s,model", [",a", ",b"], "'step_s'"),
+        ("step_s,timestamp,model", [",1763159639,a", ",1763159640,b"], "'step_s'"),
+        ("iter_time_ms,imgs_per_sec,loss", [",nan,1", "-,,2"], "'iter_time_ms', 'imgs_per_sec'"),
+    ],
+)
+def test_rows_without_a_time_are_refused(header: str, rows: list[str], empty: str) -> None:
+    message = f"'log.csv' must time at least one row; no cell under {empty} has a value"
+    assert refusal(*rows, header=header) == message
+
+
+def test_one_timed_row_is_enough() -> None:
+    first, second = read("step_s,model\n0.1,a\n,b\n", file="log.csv")
+    assert (first.whole and first.whole.step_s, second.whole and second.whole.step_s) == (0.1, None)
+    assert log(",1763159639.5", header="step_s,timestamp").series["timestamp"] == [1763159639.5]
+
+
 def test_half_a_last_row_is_left_out_and_counted() -> None:
     found = log(ROW, ROW, "envA,cuda,resn", end="")
     assert (found.rows, found.cut) == (2, 1)
@@ -183,6 +202,12 @@ def test_is_log(header: list[str], known: bool) -> None:
 CELLS = st.text(max_size=12) | st.floats().map(str) | st.integers().map(str) | st.sampled_from(["", "0.1", "nan"])
 
 
+def times(run: Log) -> list[float | None]:
+    return [run.whole.step_s] if run.whole else [*run.series["step_s"], *run.series["timestamp"]]
+
+
+@example([["", "", "", "0"], ["", "", "", "00"]], False)
+@example([["1", "", "", "0"], ["", "", "", "00"]], False)
 @given(st.lists(st.lists(CELLS, min_size=4, max_size=4), max_size=5), st.booleans())
 def test_any_cells_are_values_or_refused(rows: list[list[str]], quoted: bool) -> None:
     text = io.StringIO()
@@ -192,8 +217,12 @@ def test_any_cells_are_values_or_refused(rows: list[list[str]], quoted: bool) ->
         runs = read(text.getvalue(), file="log.csv")
     except UsageError:
         return
+    assert any(value is not None for run in runs for value in times(run))
     for run in runs:
-        assert len(run.iterations) == len(run.lines) == run.rows
+        if run.whole:
+            assert (run.rows, len(run.iterations), len(run.lines), run.series) == (0, 0, 1, {})
+        else:
+            assert len(run.iterations) == len(run.lines) == run.rows
         for values in run.series.values():
             assert all(value is None or math.isfinite(value) for value in values)
             assert len(values) == run.rows

@@ -4,7 +4,7 @@ import random
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from ncu_files import DRAM, FFMA, READ, STARTED, TIME, line, long, save, who, wide
 
@@ -15,7 +15,6 @@ from workload.contract.errors import RooflaunchError
 from workload.contract.vocabulary import names_tensor_cores
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "ncu"
-ATTEMPTS = settings(max_examples=150, deadline=5000, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 SMALL = [
     wide({TIME: "us", DRAM: "Kbyte", FFMA: "inst"}, [["1.5", "2", "2,433"], ["3", "n/a", "7"]], names=["a, b", 'c"d']),
@@ -59,13 +58,11 @@ def survives(path: Path) -> None:
 
 
 @given(content=st.binary(max_size=3000))
-@ATTEMPTS
 def test_random_bytes(content: bytes, tmp_path: Path) -> None:
     survives(save(tmp_path, content))
 
 
 @given(header=st.sampled_from([text.encode() for text in SMALL]), content=st.binary(max_size=2000))
-@ATTEMPTS
 def test_random_bytes_below_a_header(header: bytes, content: bytes, tmp_path: Path) -> None:
     survives(save(tmp_path, header.partition(b"\n")[0] + b"\n" + content))
 
@@ -78,7 +75,6 @@ def test_random_bytes_below_a_header(header: bytes, content: bytes, tmp_path: Pa
         max_size=6,
     ),
 )
-@ATTEMPTS
 def test_mutated_files(text: str, edits: list[tuple[int, int, bytes]], tmp_path: Path) -> None:
     content = text.encode()
     for position, removed, inserted in edits:
@@ -88,7 +84,6 @@ def test_mutated_files(text: str, edits: list[tuple[int, int, bytes]], tmp_path:
 
 
 @given(cells=st.lists(st.lists(st.text(max_size=12), min_size=3, max_size=3), min_size=1, max_size=5))
-@ATTEMPTS
 def test_any_text_in_the_cells(cells: list[list[str]], tmp_path: Path) -> None:
     encodable = [[cell.encode(errors="replace").decode() for cell in row] for row in cells]
     survives(save(tmp_path, wide({TIME: "ns", DRAM: "byte", FFMA: "inst"}, encodable)))
@@ -156,7 +151,6 @@ def test_extreme_files(content: str, tmp_path: Path) -> None:
 
 
 @given(name=st.text(max_size=200))
-@settings(max_examples=100)
 def test_any_name(name: str) -> None:
     family(name)
     names_tensor_cores(name)

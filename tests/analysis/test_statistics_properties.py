@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis import statistics
@@ -34,14 +34,12 @@ OF_ONE_SERIES = [
 
 
 @pytest.mark.parametrize("function", OF_ONE_SERIES, ids=lambda function: function.__name__)
-@settings(max_examples=30, deadline=None)
 @given(values=ANYTHING)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # sums of numbers near 1e308 overflow
 def test_nothing_raises(function: Any, values: list[float]) -> None:
     function(values)
 
 
-@settings(max_examples=40, deadline=None)
 @given(first=RUNS, second=RUNS)
 def test_runs_of_any_length_are_answered(first: list[list[float]], second: list[list[float]]) -> None:
     split = statistics.variance_split(first)
@@ -55,7 +53,6 @@ def test_runs_of_any_length_are_answered(first: list[list[float]], second: list[
     assert estimate.interval is not None or estimate.reason
 
 
-@settings(max_examples=50, deadline=None)
 @given(values=TIED, scale=SCALES)
 def test_the_unit_does_not_matter(values: list[float], scale: float) -> None:
     series = np.array(values)
@@ -69,7 +66,6 @@ def test_the_unit_does_not_matter(values: list[float], scale: float) -> None:
     assert (first_steady.steady, first_steady.warmup_steps) == (second_steady.steady, second_steady.warmup_steps)
 
 
-@settings(max_examples=50, deadline=None)
 @given(figures=st.lists(TIMES, min_size=1, max_size=12), scale=SCALES, order=st.randoms(use_true_random=False))
 def test_over_runs_by_scale_and_order(figures: list[float], scale: float, order: Any) -> None:
     mixed = order.sample(figures, len(figures))
@@ -83,7 +79,6 @@ def test_over_runs_by_scale_and_order(figures: list[float], scale: float, order:
     assert found.interval.low <= (found.value or 0) <= found.interval.high
 
 
-@settings(max_examples=30, deadline=None)
 @given(values=st.lists(st.integers(0, 1000).map(float), min_size=8, max_size=40), shift=st.integers(-50, 50))
 def test_a_shift_moves_no_slope(values: list[float], shift: int) -> None:
     series = np.array(values)
@@ -96,7 +91,6 @@ def test_a_shift_moves_no_slope(values: list[float], shift: int) -> None:
     )
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     p_values=st.lists(st.one_of(st.floats(0, 1), st.just(math.nan)), max_size=12),
     order=st.randoms(use_true_random=False),
@@ -115,7 +109,6 @@ FIGURES = st.one_of(TIMES, st.sampled_from([1.0, 2.0]), st.floats())
 NAMES = st.sampled_from(["a", "b", "c", None])
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     runs=st.lists(
         st.builds(
@@ -142,7 +135,6 @@ def test_machines_are_answered_whatever_the_design(runs: list[statistics.PlacedR
             assert estimate.interval.low <= estimate.interval.high
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     first=st.dictionaries(st.integers(0, 5), st.lists(FIGURES, max_size=3)),
     second=st.dictionaries(st.integers(0, 5), st.lists(FIGURES, max_size=3)),

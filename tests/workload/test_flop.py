@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's own name for it
@@ -83,7 +83,6 @@ def test_a_bias_alone_costs_no_product() -> None:
     assert tally.flop_by_op["convolution_backward"] == 0
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     batch=st.integers(1, 3),
     groups=st.integers(1, 4),
