@@ -10,7 +10,8 @@ kinds take turns; for each, all lines inside functions that allow this kind are 
 A run clones the checkout into a temporary folder with a virtual environment of its own, in which `launch`, child
 processes and tests import the clone; uncommitted changes are not part of it. It merges one fault at a time into the
 clone and runs the test files of the fault's room, those closest to the changed module first, up to the first failure.
-The room of `launcher/jobs/run.py` is `tests/launcher/jobs`; where no such folder exists, the files of `tests/launcher`.
+The room of `launcher/jobs/run.py` is `tests/launcher/jobs` (the files of `tests/launcher` if there is no such folder),
+and every test file that imports the module.
 A fault is found when a test fails twice with the fault and passes without it. No output for 300 s is a failure too.
 Results are appended to the file as JSON lines; a later run continues with the faults that have no line of that set.
 
@@ -283,15 +284,16 @@ def distances(target: str, importers: Mapping[str, set[str]]) -> dict[str, int]:
 
 
 def room(root: Path, target: str) -> list[str]:
-    """Test files of the module `target`, those that mirror it by name first, then by number of imports between them."""
+    """Test files of a module's folder, and all that import it; its namesakes first, then those with fewest imports."""
     mirror = root / "tests" / Path(target).parent
     folder = mirror if any(mirror.glob("test_*.py")) else root / "tests" / Path(target).parts[0]
     away = distances(target, importers(root))
+    direct = {path for path in importers(root).get(target, ()) if Path(path).name.startswith("test_")}
 
     def closeness(path: str) -> tuple[bool, float, str]:
         return not Path(path).stem.endswith(f"_{Path(target).stem}"), away.get(path, float("inf")), path
 
-    return sorted((str(path.relative_to(root)) for path in folder.glob("test_*.py")), key=closeness)
+    return sorted(direct | {str(path.relative_to(root)) for path in folder.glob("test_*.py")}, key=closeness)
 
 
 # The copy
@@ -471,6 +473,8 @@ def run(options: argparse.Namespace, faults: Sequence[Fault]) -> None:
     left = [fault for fault in faults if fault.number not in done]
     if not left:
         return
+    # Clean up: pytest runs in a session of its own.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with clone(commit) as root:
         for fault in left:
             begin_s = time.monotonic()

@@ -103,15 +103,21 @@ def test_a_room_has_the_closest_tests_first(tmp_path: Path) -> None:
             "launcher/jobs/plan.py": "def f():\n    from launcher.jobs import run\n",
             "launcher/table.py": "from launcher.jobs.plan import f\n",
             "tests/helper.py": "import launcher.jobs.run\n",
-            "tests/launcher/test_table.py": "",
+            "tests/launcher/test_table.py": "import launcher.jobs.plan\n",
+            "tests/analysis/test_runs.py": "import launcher.jobs.run\n",
             "tests/launcher/jobs/test_a.py": "",
             "tests/launcher/jobs/test_b.py": "import launcher.jobs.plan\n",
             "tests/launcher/jobs/test_c.py": "from launcher.jobs.run import f\n",
             "tests/launcher/jobs/test_d_run.py": "from tests.helper import f\n",
         },
     )
-    files = ["test_d_run", "test_c", "test_b", "test_a"]
-    assert seeded_faults.room(root, "launcher/jobs/run.py") == [f"tests/launcher/jobs/{name}.py" for name in files]
+    assert seeded_faults.room(root, "launcher/jobs/run.py") == [
+        "tests/launcher/jobs/test_d_run.py",
+        "tests/analysis/test_runs.py",
+        "tests/launcher/jobs/test_c.py",
+        "tests/launcher/jobs/test_b.py",
+        "tests/launcher/jobs/test_a.py",
+    ]
     assert seeded_faults.room(root, "launcher/table.py") == ["tests/launcher/test_table.py"]
 
 
