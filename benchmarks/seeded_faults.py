@@ -39,7 +39,7 @@ import venv
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -58,19 +58,21 @@ MOST_UNRELATED = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Suite:
-    """Tests of a commit, chosen by pytest's arguments; `includes` names a set whose tests are all part of this one."""
+    """Tests of a commit, by an expression of markers in which `{CI}` is that variable of the Makefile; empty for all.
 
-    arguments: str = ""
-    environment: Mapping[str, str] = field(default_factory=dict)
+    `includes` names a set whose tests are all part of this one.
+    """
+
+    markers: str = ""
     commit: str = "HEAD"
     includes: str | None = None
 
 
 SETS = {
     "today": Suite(commit=DRAWN_FROM),
-    "everyday": Suite(),
-    "ci": Suite(environment={"FULL_PAGES": "1"}, includes="everyday"),
-    "night": Suite(environment={"FULL_PAGES": "1", "OVERNIGHT": "1"}, includes="ci"),
+    "everyday": Suite(markers="{EVERYDAY}"),
+    "ci": Suite(markers="({CI}) or (docker and not night)", includes="everyday"),
+    "night": Suite(markers="night", includes="ci"),
 }
 
 COMPARISON = "comparison turned"
@@ -324,10 +326,11 @@ def clone(commit: str) -> Iterator[Path]:
         yield root
 
 
-def environment(root: Path, suite: Suite | None = None) -> dict[str, str]:
-    ours = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "FULL_PAGES", "OVERNIGHT")}
-    ours["PATH"] = ours["PATH"].replace(f"{sys.prefix}/bin", f"{root}/.venv/bin")
-    return {**ours, **(suite.environment if suite else {})}
+def environment(root: Path) -> dict[str, str]:
+    """Our environment without what adds tests, looks elsewhere for modules, or has each process compile them anew."""
+    left_out = ("FULL_PAGES", "OVERNIGHT", "PYTHONDONTWRITEBYTECODE", "PYTHONPATH")
+    ours = {name: value for name, value in os.environ.items() if name not in left_out}
+    return {**ours, "PATH": ours["PATH"].replace(f"{sys.prefix}/bin", f"{root}/.venv/bin")}
 
 
 def check_clone(root: Path) -> None:
@@ -349,12 +352,17 @@ def check_clone(root: Path) -> None:
 
 
 def restore(root: Path) -> None:
-    """Make the clone what it was. Compiled files go too: an old one may have the size and the second of the new."""
+    """Make the clone what it was."""
+    changed = git("diff", "--name-only", "unchanged", cwd=root).decode().splitlines()
     git("reset", "--quiet", "--hard", "unchanged", cwd=root)
     git("clean", "-fdxq", "--exclude", ".venv", "--exclude", "__pycache__", cwd=root)
-    for package in PACKAGES:
-        for folder in (root / package).rglob("__pycache__"):
-            shutil.rmtree(folder)
+    for path in changed:
+        forget_compiled(root / path)
+
+
+def forget_compiled(path: Path) -> None:
+    """Remove compiled files: Python takes one for current if size and second of the source are the same."""
+    shutil.rmtree(path.parent / "__pycache__", ignore_errors=True)
 
 
 def apply(root: Path, fault: Fault) -> bool:
@@ -368,6 +376,7 @@ def apply(root: Path, fault: Fault) -> bool:
         version.write_text(text)
     if subprocess.run(["git", "merge-file", "-q", path, *versions], check=False).returncode != 0:
         return False
+    forget_compiled(path)
     # The tests of provenance look at whether the checkout is clean.
     name = ("-c", "user.name=seeded", "-c", "user.email=seeded@example.com")
     git(*name, "commit", "--quiet", "--all", "--message", "seeded", cwd=root)
@@ -398,13 +407,13 @@ def first_failure(text: str) -> str:
     return failed[1] if failed else broken[1] if broken else begun[-1] if begun else ""
 
 
-def pytest(root: Path, suite: Suite, targets: Sequence[str], *more: str) -> End:
+def pytest(root: Path, arguments: Sequence[str], targets: Sequence[str]) -> End:
     """Run tests up to the first failure. All processes of the run are killed after `SILENCE_S` without output."""
-    words = ["-x", "-v", "-p", "no:cacheprovider", "--color=no", *shlex.split(suite.arguments), *more, *targets]
+    words = ["-x", "-v", "-p", "no:cacheprovider", "--color=no", *arguments, *targets]
     process = subprocess.Popen(
         [root / ".venv/bin/python", "-m", "pytest", *words],
         cwd=root,
-        env=environment(root, suite),
+        env=environment(root),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -426,21 +435,21 @@ def pytest(root: Path, suite: Suite, targets: Sequence[str], *more: str) -> End:
             process.wait()
 
 
-def verdict(root: Path, suite: Suite, fault: Fault, files: Sequence[str]) -> tuple[str, str]:
+def verdict(root: Path, arguments: Sequence[str], fault: Fault, files: Sequence[str]) -> tuple[str, str]:
     """What the tests in `files` say of a fault, and the first test that fails because of it."""
     unrelated: list[str] = []
     while len(unrelated) < MOST_UNRELATED:
         if not apply(root, fault):
             return "does not apply", ""
         skipped = [word for test in unrelated for word in ("--deselect", test)]
-        end = pytest(root, suite, files, *skipped)
+        end = pytest(root, [*arguments, *skipped], files)
         if not end.failed:
             return "not found", ""
         if not end.test:
             return f"pytest exits {end.status}", end.text[-300:]
-        again = end.status is None or pytest(root, suite, [end.test]).failed
+        again = end.status is None or pytest(root, arguments, [end.test]).failed
         restore(root)
-        if again and pytest(root, suite, [end.test]).status == 0:
+        if again and pytest(root, arguments, [end.test]).status == 0:
             return ("found" if end.status is not None else "found by timeout"), end.test
         unrelated.append(end.test)
         files = files[files.index(end.test.partition("::")[0]) :]
@@ -465,8 +474,6 @@ def found(rows: Mapping[tuple[str, int], Mapping[str, Any]], name: str | None, n
 def run(options: argparse.Namespace, faults: Sequence[Fault]) -> None:
     suite = SETS[options.set]
     commit = git("rev-parse", "--short", options.commit or suite.commit).decode().strip()
-    if options.pytest_args is not None:
-        suite = replace(suite, arguments=options.pytest_args)
     rows = {} if options.again else rows_of([options.json])
     done = {number for name, number in rows if name == options.set}
     done |= {fault.number for fault in faults if found(rows, suite.includes, fault.number)}
@@ -476,13 +483,17 @@ def run(options: argparse.Namespace, faults: Sequence[Fault]) -> None:
     # Clean up: pytest runs in a session of its own.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with clone(commit) as root:
+        arguments = shlex.split(options.pytest_args)
+        if suite.markers:
+            variables = re.findall(r"^([A-Z]+) := (.*)$", (root / "Makefile").read_text(), re.MULTILINE)
+            arguments += ["-m", suite.markers.format_map(dict(variables))]
         for fault in left:
             begin_s = time.monotonic()
             files = room(root, fault.path)
-            result, test = verdict(root, suite, fault, files)
+            result, test = verdict(root, arguments, fault, files)
             if result == "not found" and options.whole:
                 rest = sorted(str(path.relative_to(root)) for path in (root / "tests").rglob("test_*.py"))
-                result, test = verdict(root, suite, fault, [path for path in rest if path not in files])
+                result, test = verdict(root, arguments, fault, [path for path in rest if path not in files])
             row = {"set": options.set, "fault": fault.number, "result": result, "test": test, "commit": commit}
             row["seconds"] = round(time.monotonic() - begin_s, 1)
             with options.json.open("a") as file:
@@ -538,7 +549,7 @@ def main(words: Sequence[str] | None = None) -> None:
     running.add_argument("--again", action="store_true", help="run faults that have a result as well")
     running.add_argument("--whole", action="store_true", help="after the room, run all other tests too")
     running.add_argument("--commit", help="commit whose tests run; default the set's, which is mostly HEAD")
-    running.add_argument("--pytest-args", metavar="'…'", help="instead of the set's arguments of pytest")
+    running.add_argument("--pytest-args", default="", metavar="'…'", help="more arguments of pytest")
     commands.add_parser("table", help="print results as Markdown").add_argument("files", nargs="+", type=Path)
     options = parser.parse_args(words)
     faults = drawn(options.drawn_from, seed=options.seed, count=options.count)

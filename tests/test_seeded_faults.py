@@ -162,16 +162,23 @@ def test_numbers_are_typed_as_ranges() -> None:
 
 
 @pytest.mark.world
+@pytest.mark.slow
 def test_a_fault_is_found_beside_a_test_that_fails_anyway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second commit moves the line of one fault and rewrites that of another."""
     code = "def f(x):\n    return x < 0.5\n\n\ndef g():\n    pass\n\n\ndef h():\n    return True\n"
-    tests = "from launcher import sizes\ndef test_a(): assert False\ndef test_b(): assert not sizes.f(0.5)\n"
+    tests = (
+        "import pytest\nfrom launcher import sizes\n\n"
+        "@pytest.mark.slow\ndef test_a(): assert not sizes.f(0.5)\n"
+        "def test_b(): assert False\n"
+        "def test_c(): assert not sizes.f(0.5)\n"
+    )
     root = project(
         tmp_path / "checkout",
         {
             **{f"{name}/__init__.py": "" for name in seeded_faults.PACKAGES},
             ".gitignore": ".venv\n__pycache__\n",
-            "pyproject.toml": "[tool.pytest.ini_options]\npythonpath = ['.']\n",
+            "Makefile": "EVERYDAY := not (slow or night)\n",
+            "pyproject.toml": "[tool.pytest.ini_options]\npythonpath = ['.']\nmarkers = ['slow', 'night']\n",
             "launcher/sizes.py": code,
             "tests/test_imports.py": "import launcher, workload, analysis\ndef test_imports(): pass\n",
             "tests/launcher/test_sizes.py": tests,
@@ -189,7 +196,7 @@ def test_a_fault_is_found_beside_a_test_that_fails_anyway(tmp_path: Path, monkey
     seeded_faults.main(words)
     said = [json.loads(line) for line in rows.read_text().splitlines()]
     assert [(row["fault"], row["result"], row["test"]) for row in said] == [
-        (1, "found", "tests/launcher/test_sizes.py::test_b"),
+        (1, "found", "tests/launcher/test_sizes.py::test_c"),
         (2, "does not apply", ""),
     ]
     seeded_faults.main(words)
