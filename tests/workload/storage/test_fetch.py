@@ -1,6 +1,7 @@
 import errno
 import io
 import json
+import signal
 import ssl
 import sys
 import threading
@@ -754,6 +755,18 @@ def test_many_runs_wait_for_the_network_at_the_same_time(
         storage.put_folder(make(f"run-{number}"))
         storage.before[f"runs/run-{number}/MANIFEST.json"] = lambda: (together.wait(30), None)[1]
     assert run(jobs=command.JOBS) == ExitCode.DONE
+
+
+def test_an_interrupted_command_continues_when_it_is_given_again(
+    storage: FakeStorage, make: Make, run: Callable[..., int]
+) -> None:
+    storage.put_folder(make("run-a"))
+    storage.before["runs/run-a/steps.csv"] = lambda: signal.raise_signal(signal.SIGINT)
+    with pytest.raises(InterruptedRunError) as caught:
+        run()
+    assert caught.value.report() == ("error: interrupted by Ctrl-C\nhint: the same command continues where it stopped")
+    storage.before.clear()
+    assert run() == ExitCode.DONE
 
 
 def test_incomplete_runs_alone_are_nothing_to_do(
