@@ -56,10 +56,15 @@ def launch(*words: str) -> str:
             "from workload.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass",
             {"torch", "torchvision", "numpy", "typer", "docker"},
         ),
-        ("import workload.train", {"pandas", "docker", "google", "typer", "fvcore", "launcher", "analysis"}),
-        (
+        pytest.param(
+            "import workload.train",
+            {"pandas", "docker", "google", "typer", "fvcore", "launcher", "analysis"},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
             "import workload.gpu_truth.collect, workload.gpu_truth.probes",
             {"pandas", "docker", "google", "typer", "fvcore", "launcher", "analysis", "pytest"},
+            marks=pytest.mark.slow,
         ),
     ],
 )
@@ -192,7 +197,6 @@ def is_module(name: str) -> bool:
     return file_of(name).is_file()
 
 
-@pytest.mark.world
 @pytest.mark.parametrize("module", sorted(CROSSING))
 def test_crossing_modules_are_standard_library_only(module: str) -> None:
     found = {name.partition(".")[0] for each in reached_from(module) for name in imports_of(file_of(each))}
@@ -200,6 +204,11 @@ def test_crossing_modules_are_standard_library_only(module: str) -> None:
         BORDER if module.startswith("workload.storage.") else DOOR if module == "workload.contract.program" else set()
     )
     assert found - sys.stdlib_module_names - {"workload", "_typeshed"} - OPTIONAL - allowed == set()
-    loading = f"import sys, {module}; print(*{{name.partition('.')[0] for name in sys.modules}})"
+
+
+@pytest.mark.world
+def test_crossing_modules_load_no_library_of_a_cloud() -> None:
+    """All in one process: it has loaded none after the last of them."""
+    loading = f"import sys, {', '.join(sorted(CROSSING))}; print(*{{name.partition('.')[0] for name in sys.modules}})"
     done = subprocess.run([sys.executable, "-c", loading], capture_output=True, text=True, check=True, cwd=ROOT)
     assert not set(done.stdout.split()) & BORDER

@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -33,10 +34,10 @@ EXCEPTIONS = {
 }
 
 
-def sources() -> Iterator[tuple[str, ast.Module]]:
-    for package in ("launcher", "workload", "analysis"):
-        for path in (ROOT / package).rglob("*.py"):
-            yield path.relative_to(ROOT).as_posix(), ast.parse(path.read_text())
+@cache
+def sources() -> tuple[tuple[str, ast.Module], ...]:
+    paths = [path for package in ("launcher", "workload", "analysis") for path in (ROOT / package).rglob("*.py")]
+    return tuple((path.relative_to(ROOT).as_posix(), ast.parse(path.read_text())) for path in paths)
 
 
 def imported(tree: ast.Module) -> Iterator[str]:

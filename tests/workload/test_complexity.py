@@ -1,10 +1,12 @@
 """Whole training steps: published figures, bytes by hand, real tensors against fake ones, and rejections."""
 
 import logging
+from collections.abc import Iterable
 from functools import cache
 
 import pytest
 import torch
+from _pytest.mark import ParameterSet
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -49,6 +51,14 @@ FAMILIES = [
 ]
 
 
+# The others take seconds each: CI counts them.
+EVERYDAY = {"resnet18", "mobilenet_v3_small", "squeezenet1_1", "shufflenet_v2_x0_5", "vit_b_32"}
+
+
+def few(names: Iterable[str]) -> list[ParameterSet]:
+    return [pytest.param(name, marks=() if name in EVERYDAY else pytest.mark.slow) for name in names]
+
+
 @cache
 def count(
     model: str = "resnet18",
@@ -69,7 +79,7 @@ def count(
     )
 
 
-@pytest.mark.parametrize("model", PUBLISHED)
+@pytest.mark.parametrize("model", few(PUBLISHED))
 def test_the_counts_are_the_published_ones(model: str) -> None:
     parameters, forward, _, training = PUBLISHED[model]
     counted = count(model, 224)
@@ -97,7 +107,7 @@ def test_without_fvcore_its_figure_is_absent(monkeypatch: pytest.MonkeyPatch) ->
     assert complexity.fvcore_mac_per_image("resnet18", num_classes=10, image_size=224) is None
 
 
-@pytest.mark.parametrize("model", FAMILIES)
+@pytest.mark.parametrize("model", few(FAMILIES))
 def test_every_family_is_counted_whole(model: str) -> None:
     counted = count(model, models.NATIVE_IMAGE_SIZES.get(model, 224))
     assert counted.uncounted == ()
