@@ -237,6 +237,7 @@ def test_importing_the_package_stays_light() -> None:
     assert not loaded & (HEAVY | {"typer"})
 
 
+@pytest.mark.slow
 @pytest.mark.world
 def test_no_command_loads_torch(tmp_path: Path) -> None:
     make(tmp_path, 1)

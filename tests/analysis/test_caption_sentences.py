@@ -238,6 +238,7 @@ def captions(make: Make, name: str) -> list[str]:
     return [text for drawn in figures(make, name) if isinstance(drawn, Figure) for text in (drawn.caption, drawn.text)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_caption_says_what_is_drawn(name: str) -> None:
     case = CASES[name]

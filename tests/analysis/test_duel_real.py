@@ -85,6 +85,7 @@ def assert_stopped(pids: list[int], *, is_stopped: bool) -> None:
     raise AssertionError(states)
 
 
+@pytest.mark.slow
 @pytest.mark.world
 @pytest.mark.timeout(600)
 def test_who_is_stopped_by_hand_goes_on_afterwards(machine: Machine) -> None:
@@ -96,6 +97,7 @@ def test_who_is_stopped_by_hand_goes_on_afterwards(machine: Machine) -> None:
         os.kill(pid, signal.SIGSTOP)
 
 
+@pytest.mark.slow
 def test_a_broken_off_series_goes_on(tmp_path: Path) -> None:
     """Parts that are there are not measured again: no machine is started for them."""
     path = tmp_path / "real.jsonl"

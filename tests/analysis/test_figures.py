@@ -391,6 +391,7 @@ def test_what_does_not_vary_has_no_legend_and_stands_in_the_caption() -> None:
         assert alone[name].caption.startswith(shared), name
 
 
+@pytest.mark.slow
 def test_of_many_machines_of_one_device_the_fastest_are_drawn() -> None:
     runs = [run(f"r{number}", place=f"zone-{number}", images_per_s=100.0 + number) for number in range(60)]
     figure = drawn(made(*runs))["throughput_comparison"]
@@ -401,6 +402,7 @@ def test_of_many_machines_of_one_device_the_fastest_are_drawn() -> None:
     assert json.dumps(figure.chart.to_dict()).count('"env": "zone-') == 8
 
 
+@pytest.mark.slow
 def test_many_environments_are_one_for_each_device_and_each_sign_has_one_meaning() -> None:
     """66 environments: symbols were repeated, legends ended in `…37 entries`, and most plots had one dot."""
     runs = [
@@ -495,6 +497,7 @@ def test_numbers_reach_the_chart(figures: dict[str, Figure]) -> None:
     assert cost == {"local-cuda": pytest.approx(1.607, abs=1e-3), "t4": pytest.approx(2.7605, abs=1e-3)}
 
 
+@pytest.mark.slow
 def test_error_bars_only_where_there_is_an_interval() -> None:
     facts = {**BYTES, "ceiling_flop_per_s": 2e13, "ceiling_bytes_per_s": 2.5e11}
     alone = drawn(made(run("a", **facts), run("b", batch_size=64, **facts)))
@@ -607,6 +610,7 @@ def test_hostile_names_stay_in_their_strings() -> None:
 # --- files
 
 
+@pytest.mark.slow
 @pytest.mark.world
 def test_pictures_are_written_with_readable_text(figures: dict[str, Figure], tmp_path: Path) -> None:
     chosen = [figures[name] for name in ("throughput_env-local-cuda", "kernel_breakdown", "batch_size_scaling")]

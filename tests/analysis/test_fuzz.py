@@ -26,7 +26,9 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # 7 is a file to import; 0 makes a report too.
-@pytest.mark.parametrize("number", range(12))
+@pytest.mark.parametrize(
+    "number", [*range(4), *(pytest.param(number, marks=pytest.mark.slow) for number in range(4, 12))]
+)
 def test_readers_hold(base: Path, tmp_path: Path, number: int) -> None:
     assert fuzz.run_case(base, tmp_path / "case", seed=SEED, number=number)
 

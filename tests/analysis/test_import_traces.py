@@ -380,6 +380,7 @@ def test_every_command_takes_the_bundle(command: tuple[str, ...], run: Run, tmp_
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_the_report_shows_operators(run: Run, tmp_path: Path) -> None:
     imported(tmp_path, gpu_trace(3))
     code, _, _ = run("report", "results", "-o", "report.html")

@@ -353,6 +353,7 @@ def test_processes_at_once_never_see_half_an_index(results: Path) -> None:
     assert pq.read_table(results / FOLDER / FILE).num_rows == 7
 
 
+@pytest.mark.slow
 @pytest.mark.world
 def test_time_grows_with_the_number_of_bundles_alone(tmp_path: Path) -> None:
     source = make(tmp_path / "one", 0)

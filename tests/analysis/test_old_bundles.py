@@ -76,6 +76,7 @@ def test_a_command_says_of_old_bundles_what_it_said(command: str, analyze: Analy
         assert says(wanted, got), (wanted, got)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_old_bundles_mix_with_new_ones(command: str, analyze: Analyze, tmp_path: Path) -> None:
     for number in (1, 2, 3):

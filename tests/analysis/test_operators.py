@@ -89,6 +89,7 @@ def test_every_command_takes_a_profile_by_torch(
     assert capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_report_takes_a_profile_by_torch(tmp_path: Path) -> None:
     traced(tmp_path / "results")
     page = tmp_path / "page.html"
@@ -97,6 +98,7 @@ def test_the_report_takes_a_profile_by_torch(tmp_path: Path) -> None:
     assert page.is_file()
 
 
+@pytest.mark.slow
 def test_the_report_has_the_operators(tmp_path: Path) -> None:
     traced(tmp_path, 1)
     traced(tmp_path, 2, spec__batch_size=64, environment__device__type="cuda")

@@ -114,6 +114,7 @@ def test_hostile_texts_stay_texts(hostile_report: Report) -> None:
         assert re.fullmatch(r"[A-Za-z0-9._-]+", name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [

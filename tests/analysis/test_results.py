@@ -95,6 +95,7 @@ def test_a_short_name(tmp_path: Path, models: list[str], broken: int, text: str)
     assert repr(analysis.load(tmp_path)) == text
 
 
+@pytest.mark.slow
 @pytest.mark.world
 def test_loading_draws_nothing(folder: Path) -> None:
     names = "'altair' in sys.modules, 'scipy' in sys.modules"

@@ -123,6 +123,7 @@ def test_every_command_takes_them(command: str, results: Path, capsys: pytest.Ca
     assert "images/s" not in captured.out
 
 
+@pytest.mark.slow
 def test_a_report_of_scripts_alone(results: Path) -> None:
     for folder in GPT:
         put(results, folder)

@@ -116,6 +116,7 @@ def test_empty_runs_and_odd_steps_are_dropped() -> None:
     assert (found.n, found.dropped, found.value) == (2, 3, 1.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [0.001, 0.1])
 def test_noise_within_runs_is_not_counted_twice(noise: float) -> None:
     """The resampled spread is that of the run medians over sqrt(n), whether it came from runs or from steps."""

@@ -123,7 +123,7 @@ def test_training_is_three_forward_passes_less_the_first_input_gradient() -> Non
 
 
 @pytest.mark.parametrize("precision", ["tf32", "amp", "bf16"])
-@pytest.mark.parametrize("model", ["resnet18", "vit_b_32"])
+@pytest.mark.parametrize("model", ["resnet18", pytest.param("vit_b_32", marks=pytest.mark.slow)])
 def test_flop_do_not_depend_on_the_precision(model: str, precision: str) -> None:
     assert count(model, 64, precision=precision).flop_by_op == count(model, 64).flop_by_op
 
@@ -146,6 +146,7 @@ def _upper_of_one_pass() -> int:
     return count().bytes_per_step_upper - 8 * 4 * count().parameters
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["amp", "bf16"])
 def test_autocast_halves_activations_and_keeps_parameters(precision: str) -> None:
     # At a large batch nearly all bytes are activations, at a small image nearly all are parameters.
@@ -208,6 +209,7 @@ def test_fake_tensors_count_as_real_ones_do() -> None:
     assert real.bytes_lower == pytest.approx(modelled.bytes_per_step_lower, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_dropout_and_stochastic_depth_leave_the_random_state_alone() -> None:
     state = torch.random.get_rng_state()
     complexity.count("efficientnet_b0", num_classes=10, image_size=64, batch_size=2)

@@ -227,6 +227,7 @@ def test_a_step_that_amp_skipped_is_profiled_again(
     assert (found["kernels_profiled"], found["flop_per_step"]) == (9, FLOP_PER_STEP)
 
 
+@pytest.mark.slow
 def test_one_that_amp_always_skips_is_partial(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_SETTLED", "1000")
     found = profile(run_folder, profile_throughput=True)
@@ -258,6 +259,7 @@ def script_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_script_is_profiled_as_a_model_is(script_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_SETTLED", "21")
     collected = session.profile(script_folder, ProfileRequest(), ("train.py", "--token", "12345"))
@@ -270,6 +272,7 @@ def test_a_script_is_profiled_as_a_model_is(script_folder: Path, monkeypatch: py
     assert collected.notes == (note,)
 
 
+@pytest.mark.slow
 def test_a_script_without_a_whole_step_is_partial(script_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_SETTLED", "1000")
     collected = session.profile(script_folder, ProfileRequest(), ("train.py", "--token", "12345"))
@@ -452,6 +455,7 @@ def test_ctrl_c_keeps_the_steps_that_were_done(run_folder: Path, monkeypatch: py
     assert "throughput" not in found, "nothing more is started"
 
 
+@pytest.mark.slow
 def test_failed_pass_leaves_an_earlier_profile(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = profile(run_folder)
     monkeypatch.setenv("FAKE_NCU", "dcgm")

@@ -169,6 +169,7 @@ def naive(figures: list[float], *, target: float) -> tuple[float, float]:
     raise AssertionError
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spread", [0.002, 0.01, 0.018, 0.03])
 def test_coverage_with_stopping(spread: float) -> None:
     """93 to 97 %, within 3 binomial standard errors, of intervals to 1 %; naive peeking covers less."""

@@ -183,6 +183,7 @@ def write_or_lose(write: Callable[[int], bool]) -> Callable[[int], bool]:
     return attempt
 
 
+@pytest.mark.slow
 def test_of_two_processes_one_wins(place: Place, store: Store) -> None:
     """Each tries to be the first to write each of 30 names, and says which it wrote."""
     code = (
@@ -313,6 +314,7 @@ def test_a_bundle_and_its_manifest_last(place: Place, store: Store, made: Path) 
         assert downloaded(store, f"runs/{RUN}/{name}") == (made / name).read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("files", [0, 1, 3, 4])
 def test_an_upload_that_is_killed_leaves_no_manifest_and_continues(
     place: Place, store: Store, made: Path, files: int
@@ -390,6 +392,7 @@ def test_a_key_is_a_label_too(store: Store, made: Path) -> None:
     assert list(sealed_runs(store)) == [SealedRun(run_id=RUN, status="completed", run_key="abc", job="night")]
 
 
+@pytest.mark.slow
 def test_a_thousand_bundles_are_listed_with_few_questions(place: Place, store: Store) -> None:
     """Two objects for each; a page of a bucket's list has 1,000. Nothing is opened and nothing is read."""
     names = [f"runs/run-{index:04}/{name}" for index in range(1000) for name in ("MANIFEST.json", "run.json")]
@@ -549,6 +552,7 @@ def test_one_run_alone(place: Place, store: Store, made: Path, tmp_path: Path) -
     assert [run.run_id for run in report.outcomes] == [RUN]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("files", [1, 3])
 def test_a_fetch_that_is_killed_leaves_no_manifest_and_continues(
     place: Place, store: Store, made: Path, tmp_path: Path, files: int

@@ -154,6 +154,7 @@ def every_command() -> Iterator[tuple[str, Callable[[], int]]]:
     )
 
 
+@pytest.mark.slow
 def test_no_record_crashes_a_command_or_reaches_the_terminal(
     world: Objects, capsys: pytest.CaptureFixture[str]
 ) -> None:
