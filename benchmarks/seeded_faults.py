@@ -10,8 +10,8 @@ kinds take turns; for each, all lines inside functions that allow this kind are 
 A run clones the checkout into a temporary folder with a virtual environment of its own, in which `launch`, child
 processes and tests import the clone; uncommitted changes are not part of it. It merges one fault at a time into the
 clone and runs the test files of the fault's room, those closest to the changed module first, up to the first failure.
-The room of `launcher/jobs/run.py` is `tests/launcher/jobs` (the files of `tests/launcher` if there is no such folder),
-and every test file that imports the module.
+The room of `launcher/jobs/run.py` is `tests/launcher/jobs`, and every test file that imports the module; if there is no
+such folder, those files of `tests/launcher` whose imports lead to the module.
 A fault is found when a test fails twice with the fault and passes without it. No output for 300 s is a failure too.
 Results are appended to the file as JSON lines; a later run continues with the faults that have no line of that set.
 
@@ -286,16 +286,20 @@ def distances(target: str, importers: Mapping[str, set[str]]) -> dict[str, int]:
 
 
 def room(root: Path, target: str) -> list[str]:
-    """Test files of a module's folder, and all that import it; its namesakes first, then those with fewest imports."""
-    mirror = root / "tests" / Path(target).parent
-    folder = mirror if any(mirror.glob("test_*.py")) else root / "tests" / Path(target).parts[0]
+    """Test files for the module `target`: those of its namesakes first, then by the number of imports between."""
     away = distances(target, importers(root))
-    direct = {path for path in importers(root).get(target, ()) if Path(path).name.startswith("test_")}
+    files = {path for path, imports in away.items() if imports == 1 and Path(path).name.startswith("test_")}
+    package = root / "tests" / Path(target).parts[0]
+    folder = root / "tests" / Path(target).parent
+    if folder != package and any(folder.glob("test_*.py")):
+        files |= {str(path.relative_to(root)) for path in folder.glob("test_*.py")}
+    else:
+        files |= {str(path.relative_to(root)) for path in package.glob("test_*.py")} & away.keys()
 
     def closeness(path: str) -> tuple[bool, float, str]:
         return not Path(path).stem.endswith(f"_{Path(target).stem}"), away.get(path, float("inf")), path
 
-    return sorted(direct | {str(path.relative_to(root)) for path in folder.glob("test_*.py")}, key=closeness)
+    return sorted(files, key=closeness)
 
 
 # The copy
