@@ -16,9 +16,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.ports import held_port
+
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
 WHY_SKIPPED = "no sshd here: .ci/packages installs it (openssh-server)"
-STARTS_WITHIN_S = 20
+STARTS_WITHIN_S = 60
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,9 +93,16 @@ def running() -> Iterator[Machine]:
     for key in ("host", "user"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / key)], check=True)
     shutil.copy(folder / "user.pub", folder / "authorized_keys")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    with held_port() as port:
+        try:
+            with _serving(folder, port) as machine:
+                yield machine
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _serving(folder: Path, port: int) -> Iterator[Machine]:
     (folder / "known_hosts").write_text(f"[127.0.0.1]:{port} {(folder / 'host.pub').read_text()}")
     (folder / "sshd_config").write_text(
         f"Port {port}\nListenAddress 127.0.0.1\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/authorized_keys\n"
@@ -117,7 +126,6 @@ def running() -> Iterator[Machine]:
         machine.cut_off()
         process.kill()
         process.wait()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def meet(machine: Machine, patch: pytest.MonkeyPatch) -> None:

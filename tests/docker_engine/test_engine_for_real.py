@@ -17,6 +17,7 @@ from launcher.machine import engine
 from launcher.machine.containers import RUN_LABEL, follow
 from launcher.machine.engine import Container, Engine
 from tests.docker_engine.commands import docker
+from tests.ports import held_port
 from workload.contract.errors import ToolError
 
 pytestmark = [pytest.mark.world, pytest.mark.docker, pytest.mark.timeout(300)]
@@ -116,19 +117,19 @@ def registry(tmp_path: Path) -> Iterator[str]:
     program = shutil.which("docker-registry") or shutil.which("registry")
     if program is None:
         pytest.skip("no registry: apt-get install docker-registry")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
-    settings = tmp_path / "registry.yml"
-    settings.write_text(
-        f"version: 0.1\nstorage:\n  filesystem:\n    rootdirectory: {tmp_path}/registry\nhttp:\n  addr: {address}\n"
-    )
-    process = subprocess.Popen([program, "serve", str(settings)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        yield address
-    finally:
-        process.terminate()
-        process.wait(timeout=30)
+    with held_port() as port:
+        settings = tmp_path / "registry.yml"
+        settings.write_text(
+            f"version: 0.1\nstorage:\n  filesystem:\n    rootdirectory: {tmp_path}/registry\n"
+            f"http:\n  addr: 127.0.0.1:{port}\n"
+        )
+        words = [program, "serve", str(settings)]
+        process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            yield f"127.0.0.1:{port}"
+        finally:
+            process.terminate()
+            process.wait(timeout=60)
 
 
 def held(connected: Engine, name: str) -> build.Built:

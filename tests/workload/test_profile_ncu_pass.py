@@ -447,7 +447,7 @@ def test_ctrl_c_keeps_the_steps_that_were_done(run_folder: Path, monkeypatch: py
             seen.set()
 
     monkeypatch.setattr(ncu_pass._Watch, "on_line", watch)
-    threading.Thread(target=lambda: (seen.wait(30), os.kill(os.getpid(), signal.SIGINT)), daemon=True).start()
+    threading.Thread(target=lambda: (seen.wait(60), os.kill(os.getpid(), signal.SIGINT)), daemon=True).start()
     assert cli.main(["profile", str(run_folder), "--profile-throughput"]) == ExitCode.INTERRUPTED
     found = bundle.read(run_folder).document["profile"]
     assert (found["status"], found["reason"]) == ("interrupted", "interrupted after 7 kernels")

@@ -182,7 +182,7 @@ def test_count_says_what_the_pass_needs(nvtx: FakeNvtx, monkeypatch: pytest.Monk
         counts = iter([60, 1])
         monkeypatch.setattr(profiled, "kernels_of", lambda work: (work(), next(counts))[1])
         found = profiled._count(session)
-    assert 0 < found.pop("step_s") < 5
+    assert found.pop("step_s") > 0
     assert found == {
         "device": "NVIDIA L4",
         "compute_capability": "8.9",

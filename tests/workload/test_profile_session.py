@@ -51,7 +51,7 @@ def test_train_with_repeats_and_a_trace(tmp_path: Path) -> None:
     assert profile["rows"] == "operators"
     assert profile["warmup_steps"] == 1
     assert len(profile["step_s"]) == 3
-    assert 0 < profile["step_without_profiler_s"] < 5
+    assert profile["step_without_profiler_s"] > 0
     assert profile["time_s_per_step"] <= 1.05 * sum(profile["step_s"]) / 3, (
         "self times add up to no more than the steps"
     )

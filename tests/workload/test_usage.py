@@ -72,7 +72,8 @@ def test_a_child_is_counted_once_it_is_reaped() -> None:
 
 @pytest.mark.world
 def test_own_time_agrees_with_pythons_clock() -> None:
+    used_s = time.process_time()
     found = measure(0.0, 1.0)
     assert found is not None
-    assert found.user_s + found.system_s >= time.process_time() * 0.9
+    assert found.user_s + found.system_s >= used_s - 0.01
     assert dataclasses.asdict(found)["max_rss_bytes"] > 5_000_000

@@ -46,20 +46,21 @@ def run(
     environment: Mapping[str, str] | None = None,
     on_line: OnLine = lambda _: None,
     on_tick: OnTick = lambda: None,
+    monotonic: Callable[[], float] = time.monotonic,
 ) -> End:
     """Run `command` in a process group of its own until it ends, its time is over or the user interrupts.
 
     Call it within `interrupt.stoppable`, whose error is taken as the order to end the child. Then the group gets
     SIGINT, as from a terminal, and after 30 s SIGKILL. `OSError` where it cannot be started.
     """
-    began_s = time.monotonic()
+    began_s = monotonic()
     timed_out = interrupted = False
     lines: list[str] = []
     with log.open("a", encoding="utf-8") as kept, _start(command, environment) as child:
         reader = Thread(target=_read, args=(child.stdout, kept, lines, on_line), daemon=True)
         reader.start()
         try:
-            timed_out = not _wait(child, began_s + limit_s, on_tick)
+            timed_out = not _wait(child, began_s + limit_s, on_tick, monotonic)
         except InterruptedRunError:
             interrupted = True
         finally:
@@ -68,7 +69,7 @@ def run(
     return End(
         returncode=child.returncode,
         output="".join(lines),
-        elapsed_s=time.monotonic() - began_s,
+        elapsed_s=monotonic() - began_s,
         timed_out=timed_out,
         interrupted=interrupted,
     )
@@ -97,9 +98,9 @@ def _read(source: IO[str], kept: IO[str], lines: list[str], on_line: OnLine) -> 
             on_line(line)
 
 
-def _wait(child: "subprocess.Popen[str]", end_s: float, on_tick: OnTick) -> bool:
+def _wait(child: "subprocess.Popen[str]", end_s: float, on_tick: OnTick, monotonic: Callable[[], float]) -> bool:
     """Whether the child ended in time."""
-    while time.monotonic() < end_s:
+    while monotonic() < end_s:
         with suppress(subprocess.TimeoutExpired):
             child.wait(TICK_S)
             return True

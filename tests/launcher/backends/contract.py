@@ -118,7 +118,7 @@ def listed(machines: Machines) -> set[str]:
 
 
 def test_what_was_submitted_is_there(place: Place) -> None:
-    plan = place.plan()
+    plan, began_s = place.plan(), place.machines().now_s()
     machine = submit(place, plan)
     assert (machine.name, machine.condition, place.count()) == (plan.request.name, Condition.RUNNING, 1)
     other = place.machines()
@@ -126,7 +126,8 @@ def test_what_was_submitted_is_there(place: Place) -> None:
     assert condition(other, machine) is Condition.RUNNING
     [known] = other.look({machine.name: ()})
     assert (known.name, known.zone, known.condition) == (machine.name, machine.zone, Condition.RUNNING)
-    assert known.created_s is None or abs(known.created_s - other.now_s()) < 3600
+    # A date in HTTP and one of squeue are cut to the second.
+    assert known.created_s is None or began_s - 1 <= known.created_s <= other.now_s() + 1
 
 
 def test_submitted_twice_it_is_there_once(place: Place) -> None:
@@ -311,8 +312,7 @@ def test_output_goes_on_from_where_it_was(place: Place) -> None:
 
 def test_the_clock_is_the_places(place: Place) -> None:
     one, other = place.machines(), place.machines()
-    assert abs(one.now_s() - other.now_s()) < 5
-    assert 1e9 < one.now_s() < 1e10
+    assert 1e9 < one.now_s() <= other.now_s() <= one.now_s() < 1e10
     assert one.place
     assert all(isinstance(count, int) for count in one.calls.values())
 

@@ -191,7 +191,7 @@ def test_a_child_ends_in_order_when_its_parent_is_killed(tmp_path: Path) -> None
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.kill()
-    deadline_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + 60
     while time.monotonic() < deadline_s and not ((tmp_path / "said").exists() and (tmp_path / "said").read_text()):
         time.sleep(0.05)
     assert (tmp_path / "said").read_text() == "interrupted: the process that started this run is gone"

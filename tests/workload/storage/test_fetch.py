@@ -215,7 +215,7 @@ def test_a_stray_object_does_not_keep_a_complete_run_away(
 
 
 def test_runs_come_in_parallel(storage: FakeStorage, make: Make, output: Path) -> None:
-    both_are_there = threading.Barrier(2, timeout=10)
+    both_are_there = threading.Barrier(2, timeout=60)
     for run_id in (RUN, OTHER_RUN):
         storage.put_folder(make(run_id))
         storage.before[f"runs/{run_id}/MANIFEST.json"] = both_are_there.wait  # type: ignore[assignment]
@@ -753,7 +753,7 @@ def test_many_runs_wait_for_the_network_at_the_same_time(
     together = threading.Barrier(32)
     for number in range(32):
         storage.put_folder(make(f"run-{number}"))
-        storage.before[f"runs/run-{number}/MANIFEST.json"] = lambda: (together.wait(30), None)[1]
+        storage.before[f"runs/run-{number}/MANIFEST.json"] = lambda: (together.wait(60), None)[1]
     assert run(jobs=command.JOBS) == ExitCode.DONE
 
 

@@ -317,7 +317,7 @@ def test_of_many_writers_one_wins(gcs: StrictGcs, opened: Bucket) -> None:
     start = threading.Barrier(8)
 
     def write(index: int) -> bool:
-        start.wait(10)
+        start.wait(60)
         return opened.write("x", b"%d" % index, if_absent=True)
 
     with ThreadPoolExecutor(8) as pool:

@@ -138,9 +138,9 @@ def test_a_broken_connection_goes_unnoticed(
 def test_killed_and_repeated(server: GcsServer, opened: Bucket, make: Make, tmp_path: Path) -> None:
     folder = make(size=12 * MEBIBYTE)
     with Relay(server, limit_bytes=9 * MEBIBYTE, of_uploads=True) as relay, start(relay.url, folder) as killed:
-        assert relay.reached.wait(20)
+        assert relay.reached.wait(60)
         killed.send_signal(signal.SIGKILL)
-        assert killed.wait(10) == -signal.SIGKILL
+        assert killed.wait(60) == -signal.SIGKILL
     assert bring(opened, folder, tmp_path / "partial").state is FetchState.INCOMPLETE
     with pytest.raises(BundleError):
         bundle.read(tmp_path / "partial" / folder.name)

@@ -136,7 +136,7 @@ def _started(
         # The machine is gone, and every process with it.
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        reader.join(5)
+        reader.join(60)
 
 
 def _shut_down(vm: Vm, inside: tuple[str, ...], environment: Mapping[str, str], folder: Path, limit_s: float) -> None:

@@ -141,7 +141,7 @@ def test_a_slow_list_holds_nobody_up_and_serves_the_next() -> None:
 
     class Slow(Pages):
         def request(self, *words: Any, **named: Any) -> Answer:
-            answers.wait(30)
+            answers.wait(60)
             return super().request(*words, **named)
 
     assert current(Slow(SKUS), wait_s=0.01) == Current(why="Google's price list has not come within 0.01 s")
@@ -149,7 +149,7 @@ def test_a_slow_list_holds_nobody_up_and_serves_the_next() -> None:
     assert all(thread.daemon for thread in asking), "it keeps no command from ending"
     answers.set()
     for thread in asking:
-        thread.join(30)
+        thread.join(60)
     assert catalog.cached(NOW_S).prices is not None
 
 

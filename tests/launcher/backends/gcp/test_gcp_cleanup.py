@@ -96,7 +96,7 @@ def test_a_result_that_is_settled_keeps_what_the_vm_told(clouds: Clouds) -> None
     with clouds(fault=Fault.STOPS_BEATING) as cloud:
         plan = cloud.plan()
         cloud.run(plan, detach=True)
-        assert cloud.vm.started.wait(20)
+        assert cloud.vm.started.wait(60)
         down(cloud)
         result = cloud.result(plan.name)
         assert list(result.phases)[:3] == ["requested", "booted", "driver_ready"]

@@ -376,7 +376,7 @@ def test_detached_then_status_logs_and_down(launch: Launch, clouds: Clouds, caps
         world = world_of(cloud)
         assert launch(world, *GCP, "--detach") == 0
         name = NAME.findall(capsys.readouterr().out)[0]
-        assert cloud.vm.started.wait(20)
+        assert cloud.vm.started.wait(60)
 
         assert launch(world, "status", *AT_HOME) == 0
         line = next(each for each in capsys.readouterr().out.splitlines() if each.startswith(name))
@@ -725,7 +725,7 @@ def test_the_doctor_looks_at_the_project_that_is_named(
 
 def interrupt_when_it_trains(cloud: Cloud) -> None:
     def press() -> None:
-        assert cloud.vm.started.wait(20)
+        assert cloud.vm.started.wait(60)
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=press, daemon=True).start()
@@ -763,7 +763,7 @@ def test_ctrl_c_while_following(
         if left:
             assert f"'{name}' keeps running in {ZONE}" in error
             assert f"launch logs {name} -f to follow it, launch down {name} to end it" in error
-            assert cloud.fake.all_vms[0].gone.wait(20)
+            assert cloud.fake.all_vms[0].gone.wait(60)
             assert cloud.state(name).state is LaunchState.DONE
         else:
             assert error.endswith(f"error: interrupted; '{name}' is deleted\nhint: launch again\n")
@@ -789,7 +789,7 @@ def test_a_launcher_that_is_killed_is_picked_up_by_another(
             assert cloud.vm.started.wait(60)
         finally:
             process.kill()
-        assert process.wait(10) == -signal.SIGKILL
+        assert process.wait(60) == -signal.SIGKILL
         (vm,) = cloud.fake.all_vms
         world = world_of(cloud)
         assert launch(world, "logs", vm.name, "-f", *AT_HOME) == 0

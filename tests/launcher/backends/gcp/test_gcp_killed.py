@@ -101,7 +101,7 @@ def test_while_the_insert_is_under_way(clouds: Clouds, tmp_path: Path) -> None:
         kill_when(lambda: cloud.fake.all_vms, tmp_path)
         name = name_of(cloud, before)
         await_end(cloud, name)
-        assert cloud.fake.vm(name).gone.wait(20)
+        assert cloud.fake.vm(name).gone.wait(60)
         shown = json.loads(answer(tmp_path, "status", name, "--format", "json"))
         assert (shown["state"], shown["vm"], len(shown["runs"])) == ("done", None, 1)
         bring_home(cloud, name, tmp_path)
@@ -127,6 +127,6 @@ def test_while_the_bundle_comes_home(clouds: Clouds, tmp_path: Path) -> None:
         before = set(cloud.bucket.folders(LAUNCHES))
         kill_when(lambda: list(tmp_path.glob("home/*/*")), tmp_path)
         name = name_of(cloud, before)
-        assert cloud.fake.vm(name).gone.wait(20)
+        assert cloud.fake.vm(name).gone.wait(60)
         bring_home(cloud, name, tmp_path)
         assert [path.name for path in (tmp_path / "home").iterdir()] == cloud.result(name).runs

@@ -48,11 +48,11 @@ def test_the_date_of_a_process_is_shifted_and_its_waits_are_not(off_s: int, tmp_
     code = "import time, datetime; a = time.monotonic(); time.sleep(0.1); b = time.monotonic() - a;"
     code += "print(time.time(), datetime.datetime.now().timestamp(), b)"
     environment = {**os.environ, **off_clock.shift(tmp_path, off_s)}
+    before_s = time.time() + off_s
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     date_s, datetime_s, waited_s = map(float, done.stdout.split())
-    assert date_s == pytest.approx(time.time() + off_s, abs=60)
-    assert datetime_s == pytest.approx(date_s, abs=1)
-    assert 0.1 <= waited_s < 60
+    assert before_s - 1 <= date_s <= datetime_s + 1 <= time.time() + off_s + 2
+    assert 0.1 <= waited_s < abs(off_s)
 
 
 @OFF_S

@@ -185,7 +185,7 @@ def preempting(cloud: Cloud, times: int) -> threading.Thread:
 
     def watch() -> None:
         for _ in range(times):
-            assert cloud.vm.started.wait(20)
+            assert cloud.vm.started.wait(60)
             cloud.vm.started.clear()
             cloud.fake.preempt(cloud.fake.instances[0].name)
 
@@ -254,7 +254,7 @@ def test_detached_it_ends_by_itself_and_status_knows(clouds: Clouds) -> None:
         outcome = cloud.run(plan, detach=True)
         assert (outcome.exit_code, outcome.detached, outcome.bundles) == (0, True, ())
         assert cloud.state(plan.name).state in (LaunchState.STARTING, LaunchState.RUNNING)
-        assert cloud.fake.all_vms[0].gone.wait(20)
+        assert cloud.fake.all_vms[0].gone.wait(60)
         launch = cloud.state(plan.name)
         assert launch.state is LaunchState.DONE
         assert len(launch.seen.runs) == 1
@@ -285,7 +285,7 @@ def test_a_launcher_that_is_killed_leaves_a_launch_that_ends_well(clouds: Clouds
             LaunchState.UPLOADING,
             LaunchState.DONE,
         )
-        assert cloud.fake.all_vms[0].gone.wait(20)
+        assert cloud.fake.all_vms[0].gone.wait(60)
         assert cloud.state(plan.name).state is LaunchState.DONE
         assert cloud.fake.instances == []
 
@@ -306,7 +306,7 @@ def test_interrupted_while_following_the_vm_goes_on(clouds: Clouds, interrupt: B
             f"error: interrupted; '{plan.name}' keeps running in {ZONE}, uploads its bundles and ends by itself\n"
             f"hint: launch logs {plan.name} -f to follow it, launch down {plan.name} to end it"
         )
-        assert cloud.fake.all_vms[0].gone.wait(20)
+        assert cloud.fake.all_vms[0].gone.wait(60)
         assert cloud.state(plan.name).state is LaunchState.DONE
 
 

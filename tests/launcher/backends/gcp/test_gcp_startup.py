@@ -43,7 +43,7 @@ REGISTRY = "us-central1-docker.pkg.dev"
 IMAGE = f"{REGISTRY}/{PROJECT}/rooflaunch/trainer@sha256:" + "ab" * 32
 # Folders that the script writes to are the test's own: a mount name space of its own takes care.
 PRIVATE = ("/var/lib/rooflaunch", "/etc/apt", "/opt")
-LIMIT_S = 20
+LIMIT_S = 60
 # The agent runs as long as the file says, and ends at SIGTERM, which `docker kill` sends to it.
 DOCKER = (
     NOTE

@@ -120,7 +120,7 @@ def test_ctrl_c_leaves_it_running_and_down_ends_it(machine: sshd.Machine, tmp_pa
     assert any("run started" in line for line in process.stderr)
     process.send_signal(signal.SIGINT)
     rest = process.stderr.read()
-    assert process.wait(30) == ExitCode.INTERRUPTED
+    assert process.wait(60) == ExitCode.INTERRUPTED
     name = records(machine)[0].name
     place = f"--host {machine.host} --port {machine.port}"
     assert re.search(rf"logs {name} -f {place} to follow it, .* down {name} {place} to end it$", rest, re.MULTILINE)

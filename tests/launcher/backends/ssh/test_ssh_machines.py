@@ -33,7 +33,7 @@ def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machines_module, "GRACE_S", 1.0)
 
 
-def until(holds: Callable[[], object], what: str, *, within_s: float = 30) -> None:
+def until(holds: Callable[[], object], what: str, *, within_s: float = 100) -> None:
     end_s = time.monotonic() + within_s
     while not holds():
         assert time.monotonic() < end_s, what
@@ -149,13 +149,15 @@ def test_a_job_outlives_every_connection(machine: sshd.Machine, machines: SshMac
 # Looking
 
 
-def test_what_a_job_printed(machines: SshMachines, where: Where) -> None:
-    code = "import sys, time\nprint('ü 1')\nsys.stdout.write('half'); sys.stdout.flush(); input()"
-    code = code.replace("input()", "time.sleep(2); print(' and half'); time.sleep(600)")
+def test_what_a_job_printed(machine: sshd.Machine, machines: SshMachines, where: Where) -> None:
+    go_on = machine.folder / "go on"
+    code = "import os, sys, time\nprint('ü 1')\nsys.stdout.write('half'); sys.stdout.flush()\n"
+    code += f"while not os.path.exists({str(go_on)!r}): time.sleep(0.05)\nprint(' and half'); time.sleep(600)"
     job = submitted(machines, doing(plan_of(where), code))
     until(lambda: printed(machines, job), "it prints")
     first = machines.output(job, 0)
     assert first.text == "ü 1\n", "half a line waits for its end"
+    go_on.touch()
     until(lambda: machines.output(job, first.next_start).text, "the rest comes")
     second = machines.output(job, first.next_start)
     assert second.text == "half and half\n"
@@ -196,7 +198,8 @@ def test_the_machines_clock_decides(machine: sshd.Machine, machines: SshMachines
     """It is a day ahead of ours."""
     ahead = "import time; real = time.time; time.time = lambda: real() + 86400"
     machine.program("python3", f'#!/bin/bash\nexec /usr/bin/env python3.11 -I -c "{ahead}; $3"\n')
-    assert machines.now_s() == pytest.approx(time.time() + 86400, abs=60)
+    before_s = time.time()
+    assert before_s <= machines.now_s() - 86400 <= time.time()
     job = submitted(machines, doing(plan_of(where), SLEEP))
     assert job.condition is Condition.RUNNING
 
