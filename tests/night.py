@@ -40,6 +40,7 @@ PARTS = {
     "faults": marked("faults", "clocks that are off, damaged answers"),
     "places": marked("places", "sweeps and tasks on ssh, Slurm and rented machines that are lost or taken back"),
     "thousand": marked("thousand", "a thousand runs on a hundred machines"),
+    "speed": marked("speed", "what a sample of the telemetry costs, on a machine that does nothing else"),
     "duels": marked("duels", "duels of commits with the real trainer, in both directions"),
     "hypothesis": Part(
         what="random examples instead of the same few",

@@ -254,7 +254,7 @@ def test_which_gpu_is_sampled(
 
 
 @pytest.mark.world
-@pytest.mark.night
+@pytest.mark.night(part="speed")
 def test_a_sample_costs_less_than_two_milliseconds(tmp_path: Path) -> None:
     with Telemetry(tmp_path / "t.csv", device="cpu", origin_s=0.0, interval_s=NEVER_S) as telemetry:
         before_s = time.thread_time()
