@@ -3,18 +3,17 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 
 import pytest
 
 from tests.docs import grammar
 from tests.docs.printed import ROOT, Text, commands, texts
 
-TEXTS = list(texts())
 
-
-def _named() -> Iterator[tuple[Text, str]]:
-    for text in TEXTS:
-        yield from ((text, command) for command in commands(text.text))
+@cache
+def _named() -> list[tuple[Text, str]]:
+    return [(text, command) for text in texts() for command in commands(text.text)]
 
 
 def test_commands_in_messages_are_accepted() -> None:
