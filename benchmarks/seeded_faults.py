@@ -10,8 +10,8 @@ kinds take turns; for each, all lines inside functions that allow this kind are 
 A run clones the checkout into a temporary folder with a virtual environment of its own, in which `launch`, child
 processes and tests import the clone; uncommitted changes are not part of it. It merges one fault at a time into the
 clone and runs the test files of the fault's room, those closest to the changed module first, up to the first failure.
-The room of `launcher/jobs/run.py` is `tests/launcher/jobs`, and every test file that imports the module; if there is no
-such folder, those files of `tests/launcher` whose imports lead to the module.
+The room of `launcher/jobs/run.py` is `tests/launcher/jobs`, `tests/launcher/test_jobs_*.py`, and every test file that
+imports the module; if there is no such folder, those files of `tests/launcher` whose imports lead to the module.
 A fault is found when a test fails twice with the fault and passes without it. No output for 300 s is a failure too.
 Results are appended to the file as JSON lines; a later run continues with the faults that have no line of that set.
 
@@ -292,7 +292,8 @@ def room(root: Path, target: str) -> list[str]:
     package = root / "tests" / Path(target).parts[0]
     folder = root / "tests" / Path(target).parent
     if folder != package and any(folder.glob("test_*.py")):
-        files |= {str(path.relative_to(root)) for path in folder.glob("test_*.py")}
+        named = package.glob(f"test_{folder.name}_*.py")
+        files |= {str(path.relative_to(root)) for path in (*folder.glob("test_*.py"), *named)}
     else:
         files |= {str(path.relative_to(root)) for path in package.glob("test_*.py")} & away.keys()
 

@@ -104,6 +104,7 @@ def test_a_room_has_the_closest_tests_first(tmp_path: Path) -> None:
             "launcher/table.py": "from launcher.jobs.plan import f\n",
             "tests/helper.py": "import launcher.jobs.run\n",
             "tests/launcher/test_table.py": "from tests.rows import f\n",
+            "tests/launcher/test_jobs_all.py": "",
             "tests/launcher/test_other.py": "import launcher.jobs.plan\n",
             "tests/rows.py": "import launcher.table\n",
             "tests/analysis/test_runs.py": "import launcher.jobs.run\n",
@@ -119,6 +120,7 @@ def test_a_room_has_the_closest_tests_first(tmp_path: Path) -> None:
         "tests/launcher/jobs/test_c.py",
         "tests/launcher/jobs/test_b.py",
         "tests/launcher/jobs/test_a.py",
+        "tests/launcher/test_jobs_all.py",
     ]
     assert seeded_faults.room(root, "launcher/table.py") == ["tests/launcher/test_table.py"]
 

@@ -50,6 +50,8 @@ def over_runs(figures: npt.ArrayLike, *, level: float = LEVEL) -> Estimate:
         interval, reason = _student(values, level=level), few_runs(n)
     else:
         low, high = (float(limit) for limit in mstats.median_cihs(values, alpha=1 - level))
+        # Interpolating between equal figures rounds, and may miss the median by a digit.
+        low, high = min(low, median), max(high, median)
         interval, reason = Interval(low=low, high=high, level=level, method=Method.ORDER_STATISTICS), None
     return Estimate(value=median, interval=interval, n=n, dropped=dropped, reason=reason)
 

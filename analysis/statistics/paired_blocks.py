@@ -7,7 +7,7 @@ variance is known, and a handful of blocks does not tell it.
 """
 
 from collections.abc import Hashable, Mapping
-from math import exp, sqrt
+from math import sqrt
 
 import numpy as np
 import numpy.typing as npt
@@ -48,7 +48,7 @@ def compare_within_blocks(baseline: Blocks, other: Blocks, *, level: float = LEV
     left_out = offered - runs[0].size - runs[1].size
     reasons = [reason, f"{counted(left_out, 'run')} without a partner in the same block left out" if left_out else None]
     return Comparison(
-        ratio=exp(differences.mean()) if differences.size else None,
+        ratio=float(np.exp(differences.mean())) if differences.size else None,
         interval=difference.interval(level) if difference else None,
         p_value=difference.p_value if difference else None,
         difference=difference,
