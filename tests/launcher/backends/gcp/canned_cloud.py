@@ -58,7 +58,8 @@ class Cloud:
         return make_plan(resolve(given or {}, {}, None), options, SETTINGS, image=IMAGE, now=now, token=token)
 
     def run(self, plan: VmPlan, **changes: Any) -> LaunchOutcome:
-        return run(self.session(), plan, output=self.output, **changes)
+        with self.clock.busy():
+            return run(self.session(), plan, output=self.output, **changes)
 
     def session(self, **changes: Any) -> Session:
         machines = ComputeMachines(self.compute, sleep=self.clock.sleep)

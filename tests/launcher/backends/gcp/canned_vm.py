@@ -9,8 +9,8 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -71,21 +71,61 @@ class Fault(StrEnum):
     NO_RUNS = "no runs"  # a result that names a run which is not in the bucket
 
 
-@dataclass(kw_only=True)
 class FastClock:
-    """`scale` seconds of it pass in a real second; it begins at the real time."""
+    """At most `scale` seconds pass in a real second, beginning at the real time; none for what a slow machine is late.
 
-    scale: float = 200.0
-    epoch_s: float = field(default_factory=time.time)
-    _began_s: float = field(default_factory=time.monotonic)
-    slept_s: float = 0.0
+    The clock stands while a thread within `busy` does anything but `sleep`, and once a sleeper's time has come until
+    that sleeper wakes.
+    """
+
+    def __init__(self, *, scale: float = 200.0) -> None:
+        self.scale = scale
+        self._epoch_s, self._passed_s, self._read_s = time.time(), 0.0, time.monotonic()
+        self._changed, self._ends, self._busy = threading.Condition(), list[float](), 0
+        self._thread = threading.local()
 
     def now(self) -> float:
-        return self.epoch_s + (time.monotonic() - self._began_s) * self.scale
+        with self._changed:
+            return self._epoch_s + self._pass()
 
-    def sleep(self, seconds: float) -> None:
-        self.slept_s += seconds
-        time.sleep(seconds / self.scale)
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        with self._changed:
+            self._count(1)
+        self._thread.is_busy = True
+        try:
+            yield
+        finally:
+            self._thread.is_busy = False
+            with self._changed:
+                self._count(-1)
+
+    def sleep(self, seconds: float, *, until: Callable[[], bool] = lambda: False) -> None:
+        """Sleep so long, or until a condition holds."""
+        is_busy = getattr(self._thread, "is_busy", False)
+        with self._changed:
+            end_s = self._pass() + seconds
+            self._ends.append(end_s)
+            self._count(-is_busy)
+            try:
+                while not until() and (left_s := end_s - self._pass()) > 0:
+                    self._changed.wait(min(left_s / self.scale, 0.02))
+            finally:
+                self._ends.remove(end_s)
+                self._count(is_busy)
+
+    def _pass(self) -> float:
+        """Seconds since the beginning."""
+        began_s, self._read_s = self._read_s, time.monotonic()
+        if not self._busy:
+            most_s = self._passed_s + (self._read_s - began_s) * self.scale
+            self._passed_s = max(self._passed_s, min([most_s, *self._ends]))
+        return self._passed_s
+
+    def _count(self, threads: int) -> None:
+        self._pass()
+        self._busy += threads
+        self._changed.notify_all()
 
     def iso(self) -> str:
         return datetime.fromtimestamp(self.now(), UTC).isoformat(timespec="milliseconds")
@@ -122,7 +162,8 @@ class CannedVm:
         faults = [self.fault] * (self._count + 1) if isinstance(self.fault, Fault) else [*self.fault, Fault.NONE]
         fault = faults[min(self._count, len(faults) - 1)]
         self._count += 1
-        _Guest(self, vm, fault).run()
+        with self.clock.busy():
+            _Guest(self, vm, fault).run()
 
 
 class _GoneError(Exception):
@@ -220,12 +261,11 @@ class _Guest:
         return LaunchPhase.RUN_STARTED in self._phases
 
     def _spend(self, seconds: float) -> None:
-        until_s = self._clock.now() + seconds
-        while (left_s := until_s - self._clock.now()) > 0:
-            if self._vm.preempted:
-                raise _PreemptedError
-            if self._vm.gone.wait(min(left_s / self._clock.scale, 0.02)):
-                raise _PreemptedError if self._vm.preempted else _GoneError
+        self._clock.sleep(seconds, until=lambda: self._vm.preempted or self._vm.gone.is_set())
+        if self._vm.preempted:
+            raise _PreemptedError
+        if self._vm.gone.is_set():
+            raise _GoneError
 
     def _stay(self) -> None:
         while True:
@@ -307,4 +347,4 @@ class _Guest:
                     json.loads(answer.read())
             except urllib.error.URLError:
                 pass
-            vm.gone.wait(5 / self._clock.scale)
+            self._clock.sleep(5, until=vm.gone.is_set)

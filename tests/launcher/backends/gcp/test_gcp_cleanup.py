@@ -23,12 +23,13 @@ VM = "rooflaunch-t4-20260101-120000-aaaaaa"
 def down(cloud: Cloud, **changes: Any) -> list[Removed]:
     machines = cloud.session().machines
     plain: dict[str, Any] = {"chosen": machines.look().there, "store": cloud.bucket} | changes
-    return cleanup.down(plain["chosen"], machines, plain["store"])
+    with cloud.clock.busy():
+        return cleanup.down(plain["chosen"], machines, plain["store"])
 
 
 OURS = {"rooflaunch": "launch", "rooflaunch-limit": "3600"}
-# Of VMs and disks with a limit of an hour.
-OLD_S, NEW_S = 7200, 0
+# Ages of VMs and disks with a limit of an hour: its end is 60.5 minutes ago, or still to come.
+OLD_S, NEW_S = 7230, 0
 
 
 def another(token: str) -> str:
@@ -105,7 +106,7 @@ def test_a_result_that_is_settled_keeps_what_the_vm_told(clouds: Clouds) -> None
 
 
 def test_reap_takes_only_what_is_ours_and_past_its_limit(clouds: Clouds) -> None:
-    with clouds() as cloud:
+    with clouds() as cloud, cloud.clock.busy():
         add_vm, add_disk = partial(cloud.fake.add_vm, project="my-project"), cloud.fake.add_disk
         add_vm(VM, labels=OURS, age_s=OLD_S)
         add_vm(another("bbbbbb"), labels=OURS, age_s=NEW_S)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -83,6 +84,7 @@ class World:
     is_terminal: Callable[[], bool]
     confirm: Callable[[str, bool], bool]
     prices: Callable[[str | None], Current] = lambda _: Current()
+    busy: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def backend(self) -> ComputeEngine:
         return ComputeEngine(
@@ -125,7 +127,8 @@ def launch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Launch:
         monkeypatch.setattr(commands, "real_ports", world.ports)
         monkeypatch.setattr(backend, "backend", world.backend())
         monkeypatch.setattr(sys, "argv", ["launch", *words])
-        return main()
+        with world.busy():
+            return main()
 
     return run
 
@@ -144,6 +147,7 @@ def world_of(cloud: Cloud, **changes: Any) -> World:
         sleep=cloud.clock.sleep,
         is_terminal=lambda: False,
         confirm=forbidden("an answer"),
+        busy=cloud.clock.busy,
     )
     return replace(plain, **changes)
 
