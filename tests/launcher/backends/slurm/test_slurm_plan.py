@@ -15,7 +15,7 @@ from launcher.backends.slurm.options import Options, Software, Where, time_s, ti
 from launcher.backends.slurm.plan import SlurmPlan, make_plan
 from launcher.backends.slurm.script import Node, check_script, job_script
 from launcher.jobs.records import Request
-from workload.contract.errors import UsageError
+from workload.contract.errors import ToolError, UsageError
 from workload.contract.spec import Device, resolve
 from workload.contract.task import Task
 
@@ -246,3 +246,17 @@ def test_nobody_is_asked_for_a_draft() -> None:
     assert "nowhere.invalid, which nobody has asked yet" in draft.text()
     assert '\nroot="$HOME"/.rooflaunch array=' in draft.sent_text()
     assert "#SBATCH --output=.rooflaunch/arrays/rooflaunch-slurm-20261121-120000-abcdef/%a.log" in draft.sent_text()
+
+
+def test_the_shared_folder_is_made_where_it_is_missing(tmp_path: Path) -> None:
+    cluster = Cluster(login=None, root=str(tmp_path / "new" / "rooflaunch"))
+    for _ in ("first launch", "second launch"):
+        assert str(backend.store(cluster)) == f"folder '{cluster.root}'"
+    assert Path(cluster.root).stat().st_mode & 0o777 == 0o700
+    (tmp_path / "file").touch()
+    with pytest.raises(ToolError) as caught:
+        backend.store(replace(cluster, root=str(tmp_path / "file" / "rooflaunch")))
+    assert caught.value.report() == (
+        f"error: '{tmp_path}/file/rooflaunch' cannot be made: Not a directory\n"
+        "hint: --folder FOLDER, one that the nodes share"
+    )
