@@ -23,7 +23,7 @@ from analysis.causes import (
 )
 from workload.contract import peaks
 from workload.contract.text import percent, plain
-from workload.contract.verdict import COMPETED_SHARE, LEAST_WAITED_SHARE
+from workload.contract.verdict import COMPETED_SHARE, LEAST_WAITED_CPUS, LEAST_WAITED_SHARE
 
 _VARIABLES = Path(__file__).with_name("debug_variables.toml")
 # Where a power cap holds the clock down for less than half of the run, it is the run's own peaks that meet it.
@@ -156,8 +156,9 @@ RULES = (
         name="CPU competition",
         severity=Severity.WARNING,
         threshold=f"at least {percent(COMPETED_SHARE)} of the CPUs that the run has threads for, while it does not wait"
-        " for data (alone it gets 90 % to 100 %); or, where that is known, a wait for a CPU in less than"
-        f" {percent(LEAST_WAITED_SHARE)} of its time",
+        " for data (alone it gets 90 % to 100 %); or, where that is known, waits for a CPU of less than"
+        f" {percent(LEAST_WAITED_SHARE)} of the time in which the run wanted one, or of less than"
+        f" {percent(LEAST_WAITED_CPUS)} of the wall time, summed over threads",
         why="other work had the rest: the figure is that of a busy machine",
         cure="stop other work and run again, or give the run fewer threads",
         check=each_case(competing),

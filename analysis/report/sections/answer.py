@@ -218,8 +218,8 @@ def _limit(row: Mapping[str, Any]) -> str:
     if ", " in row["bound"]:
         # Of several verdicts the reason is that of one run.
         return f"Its runs do not agree on what limits it: {row['bound']}."
-    if row["bound"] == Bound.BUSY:
-        return f"The machine was busy, so this is no figure of the machine{why}."
+    if row["bound"] == Bound.NEITHER:
+        return f"Neither compute nor memory limits it{why}."
     return f"Limited by {row['bound']}{why}."
 
 
