@@ -330,7 +330,8 @@ def competed(case: Case) -> float | None:
         return None
     waited = case.record.timing.cpus_waited
     if waited is not None:
-        return min(1.0, waited / threads) if verdict.competition(case.record) else None
+        is_taken = used < COMPETED_SHARE * threads and verdict.is_starved(used, waited)
+        return min(1.0, float(waited / threads)) if is_taken else None
     if waits > MOST_WAITS:
         return None
     share = float(used / (threads * (1 - waits)))
