@@ -95,7 +95,7 @@ class MeasuredRate:
     @property
     def is_starved(self) -> bool:
         """Whether other work had the CPUs that the samples wanted."""
-        return self.cpus is not None and bool(self.cpus_wanted) and self.cpus < LEAST_CPU_SHARE * self.cpus_wanted
+        return self.cpus is not None and self.cpus < LEAST_CPU_SHARE * (self.cpus_wanted or 0.0)
 
     @property
     def doubt(self) -> str | None:

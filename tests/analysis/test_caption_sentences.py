@@ -99,7 +99,7 @@ CASES = {
     "intervals that are cut": Case(
         figure="throughput_comparison",
         words="An arrowhead: the interval goes on beyond the frame",
-        true=lambda: [*own((10.0, 90.0)), *own(SLOW, "b", model="vgg16")],
+        true=lambda: [*own((10.0, 50.0, 90.0)), *own(SLOW, "b", model="vgg16")],
         false=own,
     ),
     "copies": Case(

@@ -12,6 +12,7 @@ from analysis.figures.figure import Figure
 from analysis.report import words
 from analysis.report.content import Block, Bullets, Paragraph, Picture, Section
 from analysis.report.evidence import ReportEvidence
+from analysis.roofline import WorkSource
 from analysis.statistics.samples import LEVEL
 from workload.contract.tables import Column, Role
 from workload.contract.verdict import Bound
@@ -140,6 +141,9 @@ def _busy(row: Mapping[str, Any], evidence: ReportEvidence) -> str:
     """What kept the runs of a line, or of the one that it is compared with, from their CPUs: before anything else."""
     parts = []
     for side, who in ((row, ""), (row["second"], f"{row['second']['env']}: " if row["second"] else "")):
+        if side and words.is_known(side["busy"]):
+            parts.append(f"{who}{side['busy'].removeprefix('on a busy machine: ').replace(' on a busy machine', '')}")
+            continue
         figures = [
             finding.figure
             for finding in evidence.findings
@@ -181,6 +185,10 @@ def _without_times(evidence: ReportEvidence) -> Iterator[str]:
     """What there is to say where no run has a throughput: what profiles show, or how the runs ended."""
     points = evidence.material.kernel_points
     profiles = points[points["family"] != ALL] if len(points) else points
+    limits = list(_limits(evidence))
+    yield from limits
+    if profiles.empty and limits:
+        return
     if profiles.empty:
         counts = Counter(words.text(status).replace("_", " ") for status in evidence.results.runs["status"])
         ended = ", ".join(f"{number} {status}" for status, number in counts.most_common())
@@ -193,6 +201,17 @@ def _without_times(evidence: ReportEvidence) -> Iterator[str]:
         size = f", batch {words.text(batch)}" if words.is_known(batch) else ""
         yield f"{task}{size}, {variant} on {env}, profiled: most time of its kernels goes to {shares}."
     yield "These are profiles without timed steps: they say where the time of a step goes, and not how fast it is."
+
+
+def _limits(evidence: ReportEvidence) -> Iterator[str]:
+    """What limits steps and kernels that only a profiler timed."""
+    points = evidence.material.points
+    timed = points[points["flop_per_s"].notna()] if len(points) else points
+    for row in words.rows_of(timed):
+        size = f", batch {words.text(row['batch_size'])}" if words.is_known(row["batch_size"]) else ""
+        least = "at least " if row["flop_is_lower_bound"] else ""
+        rate = f"{least}{words.si(row['flop_per_s'], 'FLOP/s')}"
+        yield f"{row['task']}{size}, {row['variant']} on {words.with_device(row)}: {rate}. {_limit(row)}"
 
 
 def _lead(row: Mapping[str, Any]) -> str:
@@ -213,6 +232,9 @@ def _lead(row: Mapping[str, Any]) -> str:
 
 def _limit(row: Mapping[str, Any]) -> str:
     why = f": {row['bound_why']}" if words.is_known(row["bound_why"]) else ""
+    if row.get("source") == WorkSource.PROFILER and words.is_known(row["bound"]):
+        # Of kernels alone: what limits the step is not known.
+        return f"{row['bound_why'][0].upper()}{row['bound_why'][1:]}."
     if not words.is_known(row["bound"]):
         return f"What limits it is not known{why}."
     if ", " in row["bound"]:
