@@ -142,7 +142,7 @@ CASES = {
     ),
     "busy runs": Case(
         section=answer.section,
-        words=r"^On a busy machine \(3 of 3 runs on a busy machine: it got 4 % of one\): resnet18 on .* Limited by compute",
+        words=r"^On a busy machine \(3 of 3 runs: it got 4 % of one\): resnet18 on .* Limited by compute",
         true=lambda: own(busy="it got 4 % of one", bound="compute", bound_why="60 %"),
         false=lambda: own(bound="compute", bound_why="60 %"),
     ),
