@@ -296,8 +296,7 @@ def _cpu_shares(case: Case) -> Iterator[Cause]:
             cause="CPU competition",
             share=lost,
             share_of=ShareOf.CPU_TIME,
-            evidence=verdict.competition(case.record)
-            or f"the run got {case['cpus_used']:.1f} of the {case['threads']:.0f} CPUs that it has threads for",
+            evidence=competition_words(case),
             cure="stop other work on the machine, or give the run fewer threads",
         )
     if (stolen := steal(case)) is not None:
@@ -317,6 +316,12 @@ def _cpu_shares(case: Case) -> Iterator[Cause]:
             f" {percent(throttled, decimals=1)} of their time",
             cure="--cpus as many as the run has threads, or no limit",
         )
+
+
+def competition_words(case: Case) -> str:
+    """What a run got of the CPUs that other work used too."""
+    got = f"the run got {case['cpus_used']:.1f} of the {case['threads']:.0f} CPUs that it has threads for"
+    return verdict.competition(case.record) or got
 
 
 def competed(case: Case) -> float | None:

@@ -33,6 +33,7 @@ from workload.contract.text import percent, si
 from workload.contract.verdict import (
     ABOVE_CEILING,
     MOST_UNATTRIBUTED,
+    UNKNOWN,
     Bound,
     Figures,
     RoofKind,
@@ -413,6 +414,7 @@ def _verdict(pool: Group, measurement: _Measurement, roof: Roof | None, step_s: 
         step_s=step_s,
         data_wait_fraction=pool.median("data_wait_fraction"),
         device_busy_share=None if measurement.kernels_alone else pool.median("device_busy_share"),
+        is_most=not pool["imported"],
         running="operators" if pool["device_type"] == Device.CPU else "kernels",
         flop=work.flop if is_whole else None,
         bytes_low=work.bytes_low if has_bytes else None,
@@ -423,7 +425,7 @@ def _verdict(pool: Group, measurement: _Measurement, roof: Roof | None, step_s: 
         kernels_alone=measurement.kernels_alone,
         known=list(dict.fromkeys(pool.texts("limit_known"))),
     )
-    return decide(figures)
+    return decide(figures, next(iter(pool.texts("bound_why")), UNKNOWN))
 
 
 def _notes(pool: Group, measurement: _Measurement, row: PointRow) -> Iterator[str | None]:
@@ -489,7 +491,8 @@ def _roof_notes(row: PointRow, roof: Roof | None, peak: Peak | None, *, was_meas
     elif was_measured:
         yield "no roof: the device has no known peak" if roof is None else None
     elif roof is None:
-        yield "no roof: no ceiling was measured and the device has no known peak"
+        why = "no ceiling was measured" if row.bound or row.bound_why in (None, UNKNOWN) else row.bound_why
+        yield f"no roof: {why}, and the device has no known peak"
     elif roof.kind is RoofKind.PEAK:
         yield "the roof is the vendor's: no ceiling was measured"
     if peak and peak.flop_per_s_low is not None:

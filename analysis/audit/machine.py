@@ -17,6 +17,7 @@ from analysis.causes import (
     capped_by_design,
     cgroup_throttled,
     competed,
+    competition_words,
     held_reasons,
     spills,
     steal,
@@ -84,6 +85,8 @@ def competing(case: Case) -> str | None:
     lost = competed(case)
     if lost is None:
         return None
+    if case.record.timing.cpus_waited is not None:
+        return competition_words(case)
     waits = case["data_wait_fraction"] or 0.0
     beside = (
         f" in the {percent(1 - waits)} of the time in which it did not wait for data"

@@ -89,7 +89,9 @@ class Comparison:
 
     def without_difference(self, reason: str) -> "Comparison":
         """This comparison without interval and p-value, because of `reason`."""
-        return replace(self, interval=None, p_value=None, difference=None, reasons=(reason, *self.reasons))
+        within = self.within_blocks and replace(self.within_blocks, narrower=None)
+        reasons = (reason, *self.reasons)
+        return replace(self, interval=None, p_value=None, difference=None, reasons=reasons, within_blocks=within)
 
     @property
     def percent(self) -> float | None:

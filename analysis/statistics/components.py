@@ -185,7 +185,9 @@ def _too_few(parts: _Parts | None, reason: str | None) -> Estimate | None:
     number = 0 if parts is None else parts.means.size
     if number >= LEAST_REPLICATES:
         return None
-    return Estimate(value=None, n=number, reason=too_few(number, "run") if number >= LEAST_FOR_SPREAD else reason)
+    return Estimate(
+        value=None, n=number, reason=f"{too_few(number, 'run')} for a spread" if number >= LEAST_FOR_SPREAD else reason
+    )
 
 
 def _between(parts: _Parts | None, *, level: float, reason: str | None) -> Estimate:

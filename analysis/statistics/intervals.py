@@ -61,7 +61,7 @@ def no_spread(figures: Floats) -> str | None:
     if figures.size == 1:
         return "one run: no interval"
     if figures.size < LEAST_REPLICATES:
-        return too_few(figures.size, "run")
+        return f"{too_few(figures.size, 'run')} for an interval"
     if np.ptp(figures) == 0:
         return f"all {figures.size} runs read exactly the same: no interval (copies of one run?)"
     return None

@@ -91,7 +91,7 @@ def lower_bounds() -> Runs:
 CASES = {
     "intervals": Case(
         figure="throughput_comparison",
-        words=r"Bars are 95 % intervals over runs, where there are at least two\.",
+        words=r"Bars are 95 % intervals over runs, where there are at least three\.",
         true=own,
         false=lambda: own((100.0,)),
         instead=r"One run each: no intervals\.",

@@ -416,7 +416,7 @@ def test_no_roof_at_all(tmp_path: Path) -> None:
     row = only(points(tmp_path, changes))
     assert (row["roof"], row["roof_flop_per_s"], row["fraction_of_roof"], row["bound"]) == (None, None, None, None)
     assert row["intensity_flop_per_byte"] == pytest.approx(340.736 / 9.8)
-    assert row["note"] == "no roof: no ceiling was measured and the device has no known peak"
+    assert row["note"] == "no roof: no ceilings were measured (--no-ceilings), and the device has no known peak"
 
 
 def test_waiting_for_data_needs_no_roof(tmp_path: Path) -> None:

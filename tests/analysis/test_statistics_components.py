@@ -97,7 +97,7 @@ def test_written_answers(runs: Any, used: int, reason: str) -> None:
     assert (found.within.value is None) is (used == 0)
     # Two runs tell no spread between runs.
     assert (found.between.value, found.icc.interval) == (None, None)
-    assert found.icc.reason == (reason if used < 2 else "two runs: too few")
+    assert found.icc.reason == (reason if used < 2 else "two runs: too few for a spread")
 
 
 def test_share_explained_is_scipys_spearman_squared() -> None:

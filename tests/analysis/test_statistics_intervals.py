@@ -68,7 +68,7 @@ def test_fewest_runs_for_order_statistics(level: float, runs: int) -> None:
         ([math.nan], None, 0, 1, "no run: no figure"),
         ([3.0], 3.0, 1, 0, "one run: no interval"),
         ([3.0, math.nan], 3.0, 1, 1, "one run: no interval"),
-        ([3.0, 3.1], 3.05, 2, 0, "two runs: too few"),
+        ([3.0, 3.1], 3.05, 2, 0, "two runs: too few for an interval"),
         ([3.0] * 3, 3.0, 3, 0, "all 3 runs read exactly the same: no interval (copies of one run?)"),
         ([3.0] * 10, 3.0, 10, 0, "all 10 runs read exactly the same: no interval (copies of one run?)"),
     ],

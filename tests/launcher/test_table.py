@@ -172,7 +172,7 @@ def test_verdicts_of_all_runs(bounds: list[Any], lines: list[str]) -> None:
         (["it got 4 % of one"], "  busy          on a busy machine: it got 4 % of one"),
         (
             [None, "it got 4 % of one", "it got 5 % of one"],
-            "  busy          2 of 3 runs on a busy machine; of the first: it got 4 % of one",
+            "  busy          2 of 3 runs on a busy machine, of the first: it got 4 % of one",
         ),
     ],
 )

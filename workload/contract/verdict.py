@@ -53,6 +53,8 @@ class Bound(StrEnum):
     NEITHER = "neither"
 
 
+# Why no limit is known, where nothing better is.
+UNKNOWN = "FLOP, bytes or roofs of the step are unknown"
 # Where a bound's name alone would be a riddle.
 NAMES: Mapping[str | None, str] = {None: "unknown", Bound.NEITHER: "neither compute nor memory"}
 
@@ -75,14 +77,15 @@ class Figures:
     """Facts of a step that decide what limits it; None where unknown.
 
     `step_s`: wall time of a step without waits for data; with `kernels_alone`, the kernels' own time, so that gaps
-    between kernels are unknown. `device_busy_share`: share of the step in which kernels (on a CPU operators) run.
-    `running`: what runs then. `flop`, `bytes_low`, `bytes_high`: of a step; counted bytes have equal ends.
-    `known`: further facts, as words, for a step that no roof limits.
+    between kernels are unknown. `device_busy_share`: share of the step in which kernels (on a CPU operators) run, with
+    `is_most` an upper limit of it. `running`: what runs then. `flop`, `bytes_low`, `bytes_high`: of a step; counted
+    bytes have equal ends. `known`: further facts, as words, for a step that no roof limits.
     """
 
     step_s: float | None
     data_wait_fraction: float | None = None
     device_busy_share: float | None = None
+    is_most: bool = False
     running: str = "kernels"
     flop: float | None = None
     bytes_low: float | None = None
@@ -104,7 +107,7 @@ class Figures:
         return self.flop / self.roof_flop_per_s / self.step_s, self.bytes_low / movable, self.bytes_high / movable
 
 
-def decide(figures: Figures, lack: str = "FLOP, bytes or roofs of the step are unknown") -> Verdict:
+def decide(figures: Figures, lack: str = UNKNOWN) -> Verdict:
     """What limits a step, and the figures that decided it. `lack`: why its shares of the roofs are unknown."""
     shares = figures.fractions
     bound, why = _decided(figures, shares, lack)
@@ -128,7 +131,7 @@ def _decided(figures: Figures, shares: tuple[float, float, float] | None, lack: 
     if waits is not None and waits > INPUT_BOUND_FRACTION:
         return Bound.INPUT, f"{percent(waits)} of the wall time is spent waiting for data"
     if device_busy is not None and device_busy < LEAST_DEVICE_BUSY and not figures.kernels_alone:
-        return Bound.OVERHEAD, f"{figures.running} run in {percent(device_busy)} of the step, and nothing in the rest"
+        return Bound.OVERHEAD, f"{_device_busy(figures, device_busy)}, and nothing in the rest"
     if shares is None:
         return None, lack
     compute, low, high = shares
@@ -184,8 +187,13 @@ def _neither(figures: Figures, reached: str, *, low: float, high: float) -> Iter
     else:
         yield f"below half of both roofs: {reached}"
     if figures.device_busy_share is not None and not figures.kernels_alone:
-        yield f"{figures.running} run in {percent(figures.device_busy_share)} of the step"
+        yield _device_busy(figures, figures.device_busy_share)
     yield from figures.known
+
+
+def _device_busy(figures: Figures, share: float) -> str:
+    most = "at most " if figures.is_most else ""
+    return f"{figures.running} run in {most}{percent(share)} of the step"
 
 
 # --- a run
@@ -220,6 +228,7 @@ def figures_of(run: Record) -> Figures | None:
         step_s=step_s or traced_s,
         data_wait_fraction=run.timing.data_wait_fraction,
         device_busy_share=device_busy_share(run),
+        is_most=run.imported is None,
         running="operators" if run.environment.device.type == "cpu" else "kernels",
         flop=complexity.train_flop_per_step if complexity and has_flop else None,
         bytes_low=complexity.bytes_per_step_lower if complexity and has_bytes else None,
@@ -252,7 +261,8 @@ def traced_step_s(wall_s: float | None, busy_s: float | None) -> float | None:
 def device_busy_share(run: Record) -> float | None:
     """The share of a step in which the device runs kernels (a CPU: operators); None where no profile says it.
 
-    Kernels that overlap count each in full, and under a profiler none is faster: the share is never too low.
+    A profile of our own is another pass: kernels that overlap count each in full, and under a profiler none is faster.
+    So its share is at most too high, and one that reaches the whole step says nothing.
     """
     profile = run.profile
     if run.imported is not None:
@@ -264,7 +274,7 @@ def device_busy_share(run: Record) -> float | None:
     has_all = profile.status == "completed" and not (checks and checks.backward and checks.backward.present is False)
     if not has_all or not step_s or not running_s:
         return None
-    return min(1.0, running_s / step_s)
+    return running_s / step_s if running_s < step_s else None
 
 
 def known_of(run: Record) -> Iterator[str]:
@@ -278,7 +288,7 @@ def known_of(run: Record) -> Iterator[str]:
     number, mean_s = _kernels(run.profile)
     if number and mean_s is not None and mean_s < SMALL_KERNEL_S:
         yield f"small kernels: {number:.0f} in a step, {seconds(mean_s, 2)} each on average"
-    if run.imported is None and device_busy_share(run) is None:
+    if run.imported is None and mean_s is None:
         yield "gaps between kernels are unknown (--profile torch times them)"
 
 
@@ -359,8 +369,8 @@ def busy_words(busy: Collection[str | None]) -> str | None:
         return None
     if len(busy) == 1:
         return f"on a busy machine: {known[0]}"
-    which = ":" if len(set(known)) == 1 else "; of the first:"
-    return f"{len(known)} of {len(busy)} runs on a busy machine{which} {known[0]}"
+    which = "" if len(set(known)) == 1 else ", of the first"
+    return f"{len(known)} of {len(busy)} runs on a busy machine{which}: {known[0]}"
 
 
 # --- figures of a run

@@ -21,7 +21,7 @@ from workload.contract.verdict import Bound
 MOST_SENTENCES = 8
 # Errors before the answer; all are in the section of the audit.
 MOST_ERRORS = 4
-# Of the audit: the figures are those of a machine that did something else too.
+# Of the audit: other processes used the CPUs; a quota or the hypervisor withheld them.
 BUSY_RULES = ("CPU competition", "CPU held back")
 # Of a profile, in words.
 MOST_FAMILIES = 3
@@ -139,18 +139,26 @@ def sentences(rows: Sequence[Mapping[str, Any]], evidence: ReportEvidence) -> It
 
 def _busy(row: Mapping[str, Any], evidence: ReportEvidence) -> str:
     """What kept the runs of a line, or of the one that it is compared with, from their CPUs: before anything else."""
-    parts = []
+    parts: list[str] = []
+    held: list[str] = []
     for side, who in ((row, ""), (row["second"], f"{row['second']['env']}: " if row["second"] else "")):
         if side and words.is_known(side["busy"]):
             parts.append(f"{who}{side['busy'].removeprefix('on a busy machine: ').replace(' on a busy machine', '')}")
-            continue
-        figures = [
-            finding.figure
-            for finding in evidence.findings
-            if side and finding.rule in BUSY_RULES and set(side["run_ids"]) & set(finding.subject)
-        ]
-        parts += [f"{who}{words.listed(figures, 2)}"] if figures else []
-    return f"On a busy machine ({'; '.join(parts)}): " if parts else ""
+        else:
+            parts += [f"{who}{words.listed(figures, 2)}"] if (figures := _found(side, BUSY_RULES[0], evidence)) else []
+        held += [f"{who}{words.listed(figures, 2)}"] if (figures := _found(side, BUSY_RULES[1], evidence)) else []
+    if parts:
+        return f"On a busy machine ({'; '.join([*parts, *held])}): "
+    return f"With CPU time held back ({'; '.join(held)}): " if held else ""
+
+
+def _found(side: Mapping[str, Any] | None, rule: str, evidence: ReportEvidence) -> list[str]:
+    """Figures that a rule of the audit found in the runs of a line."""
+    return [
+        finding.figure
+        for finding in evidence.findings
+        if side and finding.rule == rule and set(side["run_ids"]) & set(finding.subject)
+    ]
 
 
 def _doubts(row: Mapping[str, Any], evidence: ReportEvidence) -> str:

@@ -355,7 +355,10 @@ def _verdicts(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for row in certain:
         where = f" ({row['note']})" if words.is_known(row.get("note")) else ""
         yield f"{row['model']}, batch {words.text(row['batch_size'])}{where}: {row['verdict']}."
-    rest = len(rows) - len(certain)
+    none = [row for row in rows if str(row["verdict"]).startswith("no winner")]
+    for verdict, number in Counter(str(row["verdict"]) for row in none).items():
+        yield f"{words.counted(number, 'comparison')} of {len(rows)}: {verdict}."
+    rest = len(rows) - len(certain) - len(none)
     if rest:
         limits = [
             float(row["smallest_detectable_ratio"])
