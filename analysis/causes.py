@@ -14,11 +14,11 @@ from analysis.configurations import CONFIGURATION, PLACE
 from analysis.loading import Results
 from analysis.statistics import share_explained
 from analysis.statistics.samples import Floats
-from workload.contract import peaks
+from workload.contract import peaks, verdict
 from workload.contract.bundle import Status
 from workload.contract.spec import Device
 from workload.contract.text import percent, plain
-from workload.contract.verdict import COMPETED_SHARE, LEAST_WAITED_SHARE
+from workload.contract.verdict import COMPETED_SHARE
 
 # Fewer samples of the telemetry than this make a line through anything: `share_explained` asks for as many pairs.
 LEAST_SAMPLES = 8
@@ -296,7 +296,7 @@ def _cpu_shares(case: Case) -> Iterator[Cause]:
             cause="CPU competition",
             share=lost,
             share_of=ShareOf.CPU_TIME,
-            evidence=f"the run got {case['cpus_used']:.1f} of the {case['threads']:.0f} CPUs that it has threads for",
+            evidence=competition_words(case),
             cure="stop other work on the machine, or give the run fewer threads",
         )
     if (stolen := steal(case)) is not None:
@@ -318,17 +318,26 @@ def _cpu_shares(case: Case) -> Iterator[Cause]:
         )
 
 
+def competition_words(case: Case) -> str:
+    """What a run got of the CPUs that other work used too."""
+    got = f"the run got {case['cpus_used']:.1f} of the {case['threads']:.0f} CPUs that it has threads for"
+    return verdict.competition(case.record) or got
+
+
 def competed(case: Case) -> float | None:
     """The share of its threads' time that a CPU run did not get, where other work must have had it.
 
-    While a step waits for its data, its threads have nothing to do; data that the run decodes itself then only makes it
-    busier. Where the waits for a CPU were measured, they have to be there, too: one busy thread waits for none.
+    Where the waits for a CPU were not measured, idle threads tell. While a step waits for its data, its threads have
+    nothing to do; data that the run decodes itself then only makes it busier.
     """
     used, threads, waits = case["cpus_used"], case["threads"], case["data_wait_fraction"] or 0.0
-    if not case.on_cpu or used is None or not threads or waits > MOST_WAITS:
+    if not case.on_cpu or used is None or not threads:
         return None
     waited = case.record.timing.cpus_waited
-    if waited is not None and waited < LEAST_WAITED_SHARE * (used + waited):
+    if waited is not None:
+        is_taken = used < COMPETED_SHARE * threads and verdict.is_starved(used, waited)
+        return min(1.0, float(waited / threads)) if is_taken else None
+    if waits > MOST_WAITS:
         return None
     share = float(used / (threads * (1 - waits)))
     return None if share >= COMPETED_SHARE else 1 - share

@@ -6,6 +6,7 @@ that share two blocks or more are compared within their blocks, whatever interva
 
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,12 @@ from analysis.statistics import Comparison, Interval, compare_within_blocks, hol
 from analysis.statistics import compare as compare_runs
 from analysis.statistics.comparison import WithinBlocks
 from analysis.statistics.power import ALPHA
-from analysis.statistics.samples import LEAST_FOR_SPREAD, LEVEL
+from analysis.statistics.samples import LEAST_FOR_SPREAD, LEAST_REPLICATES, LEVEL, too_few
 from workload.contract.tables import Column, Role, number
-from workload.contract.text import counted, plain
+from workload.contract.text import counted, digits_beside_one, percent, plain
 
+# Two sides whose whole interval is nearer to each other have no winner worth naming, however certain.
+SAME_WITHIN = 0.001
 # Named in the note where they differ besides what is compared: they may be the cause of the difference too.
 TOLD = (*SOFTWARE, "cudnn")
 
@@ -46,6 +49,7 @@ COLUMNS = (
     Column(name="narrower_than_unpaired", heading="narrower than unpaired", digits=2, optional=True),
     Column(name="effect", heading="effect", digits=3),
     Column(name="smallest_detectable_ratio", heading="would be seen from"),
+    Column(name="busy", heading="busy", optional=True, detail=True),
     Column(name="verdict", heading="verdict", role=Role.SENTENCE),
     Column(name="note", heading="note", optional=True, role=Role.NOTE),
     *DATA_DETAILS,
@@ -105,12 +109,46 @@ def _compared(pair: Pair) -> Comparison:
 def compare_sides(left: Sequence[Case], right: Sequence[Case], *, level: float = LEVEL) -> Comparison:
     """Two sides, paired within their blocks where two or more have both; `ratio` is images/s, right over left.
 
-    By seconds per image, the right as the baseline.
+    By seconds per image, the right as the baseline. Fewer than three runs of a side, or blocks, make no interval, and
+    neither do runs on a busy machine where the others alone do not show the same difference.
     """
+    every = _compare_all(left, right, level=level)
+    sides = [[case for case in side if not is_busy(case)] for side in (left, right)]
+    busy = len(left) + len(right) - sum(map(len, sides))
+    if not busy:
+        return every
+    said = f"{busy} of {counted(len(left) + len(right), 'run')} on a busy machine"
+    if _winner(every) and _winner(_compare_all(*sides, level=level)) != _winner(every):
+        every = every.without_difference(f"{said}, and the others alone show no difference")
+    return replace(every, busy=said)
+
+
+def is_busy(case: Case) -> bool:
+    """Whether other processes used the machine of a run meanwhile."""
+    return isinstance(case["busy"], str)
+
+
+def _winner(comparison: Comparison) -> int:
+    """1: the right is faster for certain; -1: the left; 0: neither."""
+    interval = comparison.interval
+    if interval is None or comparison.ratio is None or interval.holds(1.0):
+        return 0
+    return 1 if comparison.ratio > 1 else -1
+
+
+def _compare_all(left: Sequence[Case], right: Sequence[Case], *, level: float) -> Comparison:
+    """Two sides, whatever the machine did."""
     left_blocks, right_blocks = _by_block(left), _by_block(right)
     if len(shared_blocks(right_blocks, left_blocks)) >= LEAST_FOR_SPREAD:
-        return compare_within_blocks(right_blocks, left_blocks, level=level)
-    return compare_runs(*([_seconds_per_image(case) for case in side] for side in (right, left)), level=level)
+        paired = compare_within_blocks(right_blocks, left_blocks, level=level)
+        blocks = paired.within_blocks.blocks if paired.within_blocks else 0
+        return paired if blocks >= LEAST_REPLICATES else paired.without_difference(too_few(blocks, "block"))
+    unpaired = compare_runs(*([_seconds_per_image(case) for case in side] for side in (right, left)), level=level)
+    fewest = min(unpaired.runs_baseline, unpaired.runs_other)
+    if fewest >= LEAST_REPLICATES:
+        return unpaired
+    on_a_side = "" if unpaired.runs_baseline == unpaired.runs_other else " on a side"
+    return unpaired.without_difference(too_few(fewest, "run").replace(":", f"{on_a_side}:"))
 
 
 def _seconds_per_image(case: Case) -> float:
@@ -149,6 +187,7 @@ def _line(
         "blocks": comparison.within_blocks.blocks if comparison.within_blocks else None,
         "narrower_than_unpaired": comparison.within_blocks.narrower if comparison.within_blocks else None,
         "effect": comparison.hedges_g,
+        "busy": comparison.busy,
         "smallest_detectable_ratio": None if seen is None else float(np.exp(seen)),
         "verdict": verdict(
             comparison, right=_name(by, pair.right), left=_name(by, pair.left), level=level, seen=seen, of=of
@@ -165,7 +204,7 @@ def _shared(runs: Sequence[Case], fact: str) -> Any:
 
 
 def verdict(comparison: Comparison, *, left: str, right: str, level: float, seen: float | None, of: int) -> str:
-    """A sentence: which is faster by how much, or that no difference was found and which one would have been.
+    """A sentence: which is faster by how much, that no difference was found and which one would have been, or why not.
 
     A difference is one whose interval at `level` leaves out 1; `level` is above 95 % where `of`, the number of pairs,
     is. `seen`: the smallest detectable difference of logarithms at that level. Where a difference is certain alone and
@@ -176,28 +215,36 @@ def verdict(comparison: Comparison, *, left: str, right: str, level: float, seen
     faster, slower, ratio = (
         (right, left, comparison.ratio) if comparison.ratio >= 1 else (left, right, 1 / comparison.ratio)
     )
-    times = f"{faster} is {plain(ratio, 3)} x as fast as {slower}"
-    if min(comparison.runs_baseline, comparison.runs_other) < LEAST_FOR_SPREAD:
-        return f"one run: no interval; {times} in these runs"
     if comparison.difference is None or comparison.interval is None:
-        return f"{times} in these runs; no interval: {comparison.reasons[0]}"
+        return f"no winner: {comparison.reasons[0]}"
+    busy = f"; {comparison.busy}" if comparison.busy else ""
     corrected = comparison.difference.interval(level)
+    if max(abs(end - 1) for end in (corrected.low, corrected.high)) < SAME_WITHIN:
+        return f"{left} and {right} are the same within {percent(SAME_WITHIN)} ({_percent(level)}){busy}"
+    digits = digits_beside_one((ratio, *_ends(corrected, comparison.ratio)))
+    times = f"{faster} is {plain(ratio, digits)} x as fast as {slower}"
     if not corrected.holds(1.0):
-        return f"{times} ({_percent(level)}: {_ends(corrected, comparison.ratio)})"
+        return f"{times} ({_percent(level)}: {_ends_words(corrected, comparison.ratio, digits)}){busy}"
     would_be_seen = "" if seen is None else f"{_factor(float(np.exp(seen)))} or more would have been seen"
     if not comparison.interval.holds(1.0):
+        digits = digits_beside_one((ratio, *_ends(comparison.interval, comparison.ratio)))
+        times = f"{faster} is {plain(ratio, digits)} x as fast as {slower}"
         return (
-            f"not certain in {of} comparisons: {times} ({_percent(level)}: {_ends(corrected, comparison.ratio)}"
+            f"not certain in {of} comparisons: {times} ({_percent(level)}: {_ends_words(corrected, comparison.ratio)}"
             f"{'; ' if would_be_seen else ''}{would_be_seen}); as the only comparison it would be certain "
-            f"({_percent(LEVEL)}: {_ends(comparison.interval, comparison.ratio)})"
+            f"({_percent(LEVEL)}: {_ends_words(comparison.interval, comparison.ratio, digits)}){busy}"
         )
-    return f"no difference found{': ' if would_be_seen else ''}{would_be_seen}"
+    return f"no difference found{': ' if would_be_seen else ''}{would_be_seen}{busy}"
 
 
-def _ends(interval: Interval, ratio: float) -> str:
+def _ends(interval: Interval, ratio: float) -> tuple[float, float]:
     """Of the faster over the slower, as the ratio beside it is."""
-    low, high = (interval.low, interval.high) if ratio >= 1 else (1 / interval.high, 1 / interval.low)
-    return f"{plain(low, 3)} to {plain(high, 3)}"
+    return (interval.low, interval.high) if ratio >= 1 else (1 / interval.high, 1 / interval.low)
+
+
+def _ends_words(interval: Interval, ratio: float, digits: int = 3) -> str:
+    low, high = _ends(interval, ratio)
+    return f"{plain(low, digits)} to {plain(high, digits)}"
 
 
 def _factor(ratio: float) -> str:

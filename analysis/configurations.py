@@ -13,6 +13,7 @@ import pandas as pd
 from workload.contract.bundle import Status
 from workload.contract.errors import ExitCode, RooflaunchError
 from workload.contract.tables import Column, Role
+from workload.contract.verdict import busy_words
 
 if TYPE_CHECKING:
     from analysis.statistics.samples import Estimate
@@ -136,14 +137,20 @@ class Group:
             return ", ".join(f"{bound} {number}" for bound, number in counts.most_common())
         return next(iter(counts), None)
 
+    @property
+    def busy(self) -> str | None:
+        """How many of the runs were on a busy machine, in words; None where none was."""
+        return busy_words([text if isinstance(text, str) else None for text in self.runs["busy"]])
+
     def figures(self) -> dict[str, Any]:
-        """What every table of configurations says of one: throughput with its interval, step time, bound, waits."""
+        """Figures of a configuration that every table shows: throughput with interval, step time, bound, waits."""
         return {
             "runs": len(self.runs),
             **self.rate.columns("images_per_s"),
             "interval": self.rate.interval_words,
             "step_s": self.median("step_median_s"),
             "bound": self.bound,
+            "busy": self.busy,
             "data_wait_fraction": self.median("data_wait_fraction"),
         }
 

@@ -11,9 +11,10 @@ from typing import Any
 
 from analysis import model_work
 from workload.contract import record as contract
+from workload.contract import verdict
 from workload.contract.bundle import Status
 from workload.contract.fields import RANGES, Kind, instant
-from workload.contract.record import MeasuredRate, Record
+from workload.contract.record import MeasuredRate, Record, Verdict
 
 # `path` and `kernels_file` come from the index, the others from several fields of run.json.
 DERIVED: Mapping[str, Kind] = {
@@ -29,6 +30,8 @@ DERIVED: Mapping[str, Kind] = {
     "peak_memory_bytes": Kind.NUMBER,
     # What FLOP and bytes by formula rest on that nobody said, as the size of the images.
     "work_assumption": Kind.TEXT,
+    # What is known of the reason where no roof limits a step.
+    "limit_known": Kind.TEXT,
 }
 # Column of `runs` -> its type.
 RUN_COLUMNS: Mapping[str, Kind] = {
@@ -77,6 +80,7 @@ def row_of(document: Mapping[str, Any]) -> Row:
     by_name = model_work.of_spec(run.spec) if run.imported is not None and run.complexity is None else None
     if by_name is not None:
         run = replace(run, complexity=by_name.complexity)
+    run = replace(run, bound=_verdict(run))
     sections = {names: _section(run, names) for names in SECTIONS}
     cells = {column: _cell(sections[names], name, kind) for column, names, name, kind in CELLS}
     cells |= {"path": None, "kernels_file": None, **_derived(run)}
@@ -88,6 +92,14 @@ def row_of(document: Mapping[str, Any]) -> Row:
             if leaf.column in EXPECTED and not cells[leaf.column]
         ]
     return Row(cells=cells, ceilings=list(_ceilings(run)), remarks=remarks)
+
+
+def _verdict(run: Record) -> Verdict | None:
+    """What limits the run, by the rule of today; older versions had another one, and none of imports."""
+    found, stored = verdict.from_record(run), run.bound
+    # Before waits for a CPU were recorded, only the stored sentence tells that others had it.
+    busy = stored.busy if stored else None
+    return replace(found, busy=found.busy or busy) if found else stored
 
 
 def _section(run: Record, names: Sequence[str]) -> Any:
@@ -123,6 +135,7 @@ def _derived(run: Record) -> dict[str, Any]:
         # Compute Engine: a zone is its region and a letter.
         "region": zone.rpartition("-")[0] or None if zone else None,
         "peak_memory_bytes": _float(_peak_memory_bytes(run)),
+        "limit_known": "; ".join(verdict.known_of(run)) or None,
     }
 
 

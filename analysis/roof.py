@@ -1,16 +1,8 @@
-"""A roof, the work of a step below it, and what limits the step. Pure."""
+"""A roof, the work of a step below it, and its intensity. Pure."""
 
 from dataclasses import dataclass
-from enum import StrEnum
 
-from workload.contract.verdict import INPUT_BOUND_FRACTION, Bound, by_fractions
-
-
-class RoofKind(StrEnum):
-    """What a roof is: reached by this machine, or claimed by its vendor."""
-
-    MEASURED = "measured"
-    PEAK = "peak"
+from workload.contract.verdict import RoofKind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,19 +47,3 @@ class Work:
 def intensity(flop: float | None, moved_bytes: float | None) -> float | None:
     """FLOP per byte: of a step the sum of FLOP by the sum of bytes, never a mean over kernels."""
     return flop / moved_bytes if flop is not None and moved_bytes else None
-
-
-def classify(work: Work, *, step_s: float, roof: Roof, data_wait_fraction: float | None) -> Bound | None:
-    """What limits a step, by the rule of `workload.contract.verdict`; None where FLOP or bytes are not known."""
-    if is_input_bound(data_wait_fraction):
-        return Bound.INPUT
-    if work.flop is None or work.bytes_low is None or work.bytes_high is None:
-        return None
-    compute = work.flop / roof.flop_per_s / step_s
-    low, high = (moved / roof.bytes_per_s / step_s for moved in (work.bytes_low, work.bytes_high))
-    return by_fractions(compute=compute, low=low, high=high)
-
-
-def is_input_bound(data_wait_fraction: float | None) -> bool:
-    """Whether waiting for data takes so much of the wall time that the step does not decide the throughput."""
-    return data_wait_fraction is not None and data_wait_fraction > INPUT_BOUND_FRACTION

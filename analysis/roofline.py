@@ -21,14 +21,24 @@ from analysis.configurations import CONFIGURATION, DEVICE, PLACE, SOFTWARE, WORK
 from analysis.loading import Results
 from analysis.lower_bound import LOWER_BOUND, TENSOR, counted_over_model, model_warning, reasons
 from analysis.ncu.families import is_backward
-from analysis.roof import Roof, RoofKind, Work, classify, intensity, is_input_bound
+from analysis.roof import Roof, Work, intensity
 from analysis.statistics import over_runs
 from workload.contract import peaks
 from workload.contract.environment_record import DeviceFacts
 from workload.contract.errors import BundleError
 from workload.contract.peaks import Gpu, Peak
+from workload.contract.record import Verdict
+from workload.contract.spec import Device
 from workload.contract.text import percent, si
-from workload.contract.verdict import ABOVE_CEILING, Bound
+from workload.contract.verdict import (
+    ABOVE_CEILING,
+    MOST_UNATTRIBUTED,
+    UNKNOWN,
+    Bound,
+    Figures,
+    RoofKind,
+    decide,
+)
 
 # A figure above a roof by rounding alone does not count as above.
 ABOVE = 1 + 1e-9
@@ -87,6 +97,9 @@ class PointRow:
     flop_per_s_high: float | None
     interval: str | None
     bound: str | None
+    bound_why: str | None
+    busy: str | None
+    device_busy_share: float | None
     roof: str | None
     roof_flop_per_s: float | None
     fraction_of_roof: float | None
@@ -241,8 +254,8 @@ def point_rows(results: Results) -> Iterator[tuple[Group, PointRow]]:
 class _Measurement:
     """FLOP and bytes of a step from one source, and its time by run; of a whole profile where nobody says its steps.
 
-    `lower_bounds`: why the FLOP are not all. `is_traced`: only torch.profiler timed it. `launches`,
-    `uncounted_launches`: of a profile's kernels.
+    `lower_bounds`: why the FLOP are not all. `is_traced`: only torch.profiler timed it. `kernels_alone`: the time is
+    that of kernels, and gaps between them are unknown. `launches`, `uncounted_launches`: of a profile's kernels.
     """
 
     source: WorkSource
@@ -251,6 +264,7 @@ class _Measurement:
     lower_bounds: tuple[str, ...] = ()
     is_whole_profile: bool = False
     is_traced: bool = False
+    kernels_alone: bool = False
     launches: int = 0
     uncounted_launches: int = 0
 
@@ -270,7 +284,12 @@ def _measurements(results: Results, pool: Group) -> Iterator[_Measurement]:
             bounds = _lower_bounds(pool) if source is WorkSource.COUNTERS else ()
             bounds = traced_times.lower_bounds(pool) if is_traced and source is WorkSource.MODELLED else bounds
             yield _Measurement(
-                source=source, work=work_of(pool, source), steps_s=steps_s, lower_bounds=bounds, is_traced=is_traced
+                source=source,
+                work=work_of(pool, source),
+                steps_s=steps_s,
+                lower_bounds=bounds,
+                is_traced=is_traced,
+                kernels_alone=is_traced and traced_times.has_no_gaps(pool),
             )
 
 
@@ -313,6 +332,7 @@ def _profile(results: Results, pool: Group) -> _Measurement | None:
         steps_s=[duration_s] if duration_s else [],
         lower_bounds=_lower_bounds(pool, has_backward, flop if steps else None) if flop is not None else (),
         is_whole_profile=steps is None,
+        kernels_alone=True,
         launches=len(kernels),
         uncounted_launches=int(kernels["flop"].isna().sum()),
     )
@@ -349,17 +369,9 @@ def _point(pool: Group, measurement: _Measurement, device: _Device, refuted: Map
     # Of the median time, as in run.json: not the median of rates, which differs from it for an even number of runs.
     rate = work.flop / step_s if work.flop is not None and step_s else None
     placed = intensity(work.flop, work.moved(step_s, roof))
-    waits = pool.median("data_wait_fraction")
-    # Of a lower bound neither the intensity nor the share of a roof is known.
+    # The intensity and the share of a roof of a lower bound are unknown.
     limit = roof.at(placed) if roof and placed is not None and is_whole else None
-    bound = classify(work, step_s=step_s, roof=roof, data_wait_fraction=waits) if limit and roof and step_s else None
-    if source is WorkSource.MODELLED and roof and roof.kind is RoofKind.MEASURED and rate:
-        # The rate and the ceiling contradict each other, and either may be wrong: no bound.
-        bound = bound if bound is Bound.INPUT or rate <= ABOVE_CEILING * roof.flop_per_s else None
-    if measurement.is_traced and bound and roof:
-        bound = bound if traced_times.is_sure(pool, work, roof, bound) else None
-    if is_busy(pool.texts("bound"), len(steps_s)):
-        bound = Bound.BUSY
+    verdict = _verdict(pool, measurement, roof, step_s)
     row = PointRow(
         **{name: pool[name] for name in WORK_NAMED},
         source=str(source),
@@ -371,7 +383,10 @@ def _point(pool: Group, measurement: _Measurement, device: _Device, refuted: Map
         flop_per_s_low=estimate.interval.low if estimate.interval else None,
         flop_per_s_high=estimate.interval.high if estimate.interval else None,
         interval=estimate.interval_words if steps_s else None,
-        bound=str(bound or Bound.INPUT) if bound or is_input_bound(waits) else None,
+        bound=verdict.bound,
+        bound_why=verdict.why,
+        busy=pool.busy,
+        device_busy_share=verdict.device_busy_share,
         roof=str(roof.kind) if roof else None,
         roof_flop_per_s=limit,
         fraction_of_roof=rate / limit if rate is not None and limit else None,
@@ -391,23 +406,40 @@ def _point(pool: Group, measurement: _Measurement, device: _Device, refuted: Map
     return replace(row, note=_joined([*notes, *_roof_notes(row, roof, peak, was_measured=bool(unused)), *pool.apart]))
 
 
-def is_busy(bounds: Sequence[str], runs: int) -> bool:
-    """Whether at least half of the runs say that other work had the machine."""
-    return 2 * sum(bound == Bound.BUSY for bound in bounds) >= max(runs, 1)
+def _verdict(pool: Group, measurement: _Measurement, roof: Roof | None, step_s: float | None) -> Verdict:
+    """What limits the medians of a group of runs, by the rule for a single run."""
+    work, is_whole = measurement.work, not measurement.lower_bounds
+    has_bytes = not measurement.is_traced or traced_times.without_bytes(pool) <= MOST_UNATTRIBUTED
+    figures = Figures(
+        step_s=step_s,
+        data_wait_fraction=pool.median("data_wait_fraction"),
+        device_busy_share=None if measurement.kernels_alone else pool.median("device_busy_share"),
+        is_most=not pool["imported"],
+        running="operators" if pool["device_type"] == Device.CPU else "kernels",
+        flop=work.flop if is_whole else None,
+        bytes_low=work.bytes_low if has_bytes else None,
+        bytes_high=work.bytes_high if has_bytes else None,
+        roof=roof.kind if roof else None,
+        roof_flop_per_s=roof.flop_per_s if roof else None,
+        roof_bytes_per_s=roof.bytes_per_s if roof else None,
+        kernels_alone=measurement.kernels_alone,
+        known=list(dict.fromkeys(pool.texts("limit_known"))),
+    )
+    return decide(figures, next(iter(pool.texts("bound_why")), UNKNOWN))
 
 
 def _notes(pool: Group, measurement: _Measurement, row: PointRow) -> Iterator[str | None]:
-    """What to know about FLOP, bytes and time."""
+    """What to know about the limit, FLOP, bytes and time."""
+    if row.bound in (Bound.OVERHEAD, Bound.NEITHER) or measurement.kernels_alone:
+        yield row.bound_why if row.bound else None
+    yield row.busy
     yield from (f"{LOWER_BOUND}: {reason}" for reason in measurement.lower_bounds)
     match measurement.source:
         case WorkSource.MODELLED:
             if not row.runs:
                 yield "no time without a profiler: no rate"
             elif measurement.is_traced:
-                yield from traced_times.notes(pool)
-            low, high = row.intensity_low, row.intensity_high
-            if row.bound == Bound.MEMORY and low is not None and high is not None and high > low:
-                yield "bytes modelled: compute, if caches help more than the upper estimate says"
+                yield from traced_times.notes(pool, None if row.flop_is_lower_bound else row.flop_per_step, row.bound)
             yield from dict.fromkeys(pool.texts("work_assumption"))
             if row.runs and not measurement.is_traced and not pool.known("step_median_s"):
                 yield "by images over wall time, waits included: the run has no steps"
@@ -459,7 +491,8 @@ def _roof_notes(row: PointRow, roof: Roof | None, peak: Peak | None, *, was_meas
     elif was_measured:
         yield "no roof: the device has no known peak" if roof is None else None
     elif roof is None:
-        yield "no roof: no ceiling was measured and the device has no known peak"
+        why = "no ceiling was measured" if row.bound or row.bound_why in (None, UNKNOWN) else row.bound_why
+        yield f"no roof: {why}, and the device has no known peak"
     elif roof.kind is RoofKind.PEAK:
         yield "the roof is the vendor's: no ceiling was measured"
     if peak and peak.flop_per_s_low is not None:

@@ -18,6 +18,7 @@ COLUMNS = (
     Column(name="runs", heading="runs"),
     Column(name="step_s", heading="step", unit="s", prefixed=True),
     Column(name="bound", heading="limited by"),
+    Column(name="busy", heading="busy", optional=True, role=Role.SENTENCE),
     Column(name="data_wait_fraction", heading="data waits", unit="%", digits=3),
     Column(name="flop_per_s", heading="attained without waits", unit="FLOP/s", prefixed=True),
     Column(name="interval", heading="interval", role=Role.NOTE),

@@ -1,16 +1,12 @@
-"""Of imported traces, what a roofline needs: the time that only torch.profiler took, and what work is missing."""
+"""Imported traces on a roofline: the time of a step that only torch.profiler took, and what work is missing."""
 
 from collections.abc import Iterator
-from statistics import median
 
 from analysis.configurations import Group
-from analysis.roof import Roof, Work, classify
 from workload.contract.spec import Device
-from workload.contract.text import percent
-from workload.contract.verdict import Bound
+from workload.contract.text import percent, si
+from workload.contract.verdict import MOST_UNATTRIBUTED, Bound, traced_step_s
 
-# What operators without a formula compute in less of the time changes no verdict.
-MOST_UNATTRIBUTED = 0.05
 # How a note on such a time begins.
 TRACED_TIME = "time under torch.profiler"
 # Gaps of a few per cent between kernels are usual.
@@ -18,8 +14,17 @@ WHOLLY_BUSY = 0.95
 
 
 def times(pool: Group) -> list[float]:
-    """Of traces from elsewhere by run: seconds of a step in which kernels, or on a CPU operators, ran."""
-    return [busy_s for busy_s in pool.known("traced_busy_s") if busy_s > 0] if pool["imported"] else []
+    """Seconds of a step by run, of traces from elsewhere: wall time, or where unknown that of kernels or operators."""
+    if not pool["imported"]:
+        return []
+    columns = (pool.runs[name].astype(float) for name in ("traced_wall_s", "traced_busy_s"))
+    pairs = (tuple(value if value > 0 else None for value in pair) for pair in zip(*columns, strict=True))
+    return [step_s for wall_s, busy_s in pairs if (step_s := traced_step_s(wall_s, busy_s))]
+
+
+def has_no_gaps(pool: Group) -> bool:
+    """Whether the times of a trace are those of its kernels alone, so that gaps between them are unknown."""
+    return not any(wall_s > 0 for wall_s in pool.known("traced_wall_s"))
 
 
 def lower_bounds(pool: Group) -> tuple[str, ...]:
@@ -29,30 +34,25 @@ def lower_bounds(pool: Group) -> tuple[str, ...]:
 
 
 def without_bytes(pool: Group) -> float:
-    """The share of a trace's time of operators that move bytes which nobody can say."""
+    """The share of a trace's time in operators whose bytes are unknown."""
     return (pool.median("unattributed_share") or 0.0) - (pool.median("uncounted_share") or 0.0)
 
 
-def is_sure(pool: Group, work: Work, roof: Roof, bound: Bound) -> bool:
-    """Whether what limits the kernels limits the profiled step too, gaps between them included, and no bytes lack."""
-    if without_bytes(pool) > MOST_UNATTRIBUTED:
-        return False
-    walls_s = [wall_s for wall_s in pool.known("traced_wall_s") if wall_s > 0]
-    return not walls_s or classify(work, step_s=median(walls_s), roof=roof, data_wait_fraction=None) is bound
+def notes(pool: Group, flop: float | None, bound: str | None) -> Iterator[str]:
+    """What to know of a time that only the profiler took; `flop`: of a step, where all of them are known.
 
-
-def notes(pool: Group) -> Iterator[str]:
-    """What to know of a time that only the profiler took."""
+    The reason of `bound` tells for how much of the step kernels run, where that matters to it.
+    """
     on_gpu = pool["device_type"] != Device.CPU
-    yield (
-        f"{TRACED_TIME}: the kernels', overlapping ones once, without the gaps between them"
-        if on_gpu
-        else f"{TRACED_TIME}, which slows down small operators"
-    )
+    running = "kernels" if on_gpu else "operators"
+    if has_no_gaps(pool):
+        yield f"{TRACED_TIME}: the {running}', overlapping ones once, without the gaps between them"
+    else:
+        yield f"{TRACED_TIME}, which lengthens the gaps between {running}" + ("" if on_gpu else " and slows small ones")
     if (share := without_bytes(pool)) > MOST_UNATTRIBUTED:
         yield f"the bytes of {percent(share)} of the time are missing: the trace lacks their shapes"
     busy_s, wall_s = pool.median("traced_busy_s"), pool.median("traced_wall_s")
     if busy_s and wall_s and busy_s < WHOLLY_BUSY * wall_s:
-        what = "kernels ran" if on_gpu else "operators ran"
-        busy = percent(busy_s / wall_s)
-        yield f"{what} in {busy} of the profiled step: the rest are gaps, longer under the profiler"
+        if bound not in (Bound.OVERHEAD, Bound.NEITHER):
+            yield f"{running} run in {percent(busy_s / wall_s)} of the step"
+        yield f"{si(flop / busy_s, 'FLOP/s')} while {running} run" if flop else ""

@@ -64,7 +64,7 @@ def over_runs(rng: np.random.Generator, scale: float) -> Iterator[str]:
             pool = simulated_runs(rng, effect, runs=int(20_000 * scale), rho=0.9, noisy=noisy)
             medians = np.median(pool, axis=1)
             truth = float(np.median(medians))
-            for n in (2, 3, 5, 6, 10, 20):
+            for n in (3, 5, 6, 10, 20):
                 groups = medians[: medians.size // n * n].reshape(-1, n)[:4000]
                 name = f"median over {n} runs, {effect}{', noisy' if noisy else ''}"
                 yield row(name, ((statistics.over_runs(group).interval, truth) for group in groups))

@@ -4,10 +4,9 @@ import random
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-from workload.contract import bundle
+from workload.contract import bundle, record, verdict
 from workload.contract.fields import encode
 from workload.contract.record import StepSeconds
 
@@ -26,25 +25,25 @@ def make(output: Path, number: int = 0, **changes: Any) -> Path:
     """
     draw = random.Random(number)
     step_s = [round(draw.gauss(0.1, 0.002), 7) for _ in range(WARMUP + MEASURED)]
-    record = make_record(number, step_s[WARMUP:])
+    document = make_record(number, step_s[WARMUP:])
     for where, value in changes.items():
-        change(record, where, value)
-    folder = output / record["run_id"]
+        change(document, where, value)
+    folder = output / document["run_id"]
     folder.mkdir(parents=True)
-    (folder / bundle.STEPS).write_text(steps_csv(step_s, record["spec"]["batch_size"], draw))
+    (folder / bundle.STEPS).write_text(steps_csv(step_s, document["spec"]["batch_size"], draw))
     (folder / bundle.TELEMETRY).write_text(telemetry_csv(20, draw))
     (folder / bundle.LOG).write_text("measuring this machine's ceiling\nmeasured   100/100 steps\n" * 10)
-    bundle.write_document(folder, record)
+    bundle.write_document(folder, document)
     bundle.seal(folder)
     return folder
 
 
-def change(record: dict[str, Any], where: str, value: Any) -> None:
-    """Set one field: `change(record, "spec__model", "vgg16")`."""
+def change(document: dict[str, Any], where: str, value: Any) -> None:
+    """Set one field: `change(document, "spec__model", "vgg16")`."""
     *parents, last = where.split("__")
     for key in parents:
-        record = record[key]
-    record[last] = value
+        document = document[key]
+    document[last] = value
 
 
 def make_record(number: int, step_s: list[float]) -> dict[str, Any]:
@@ -55,8 +54,8 @@ def make_record(number: int, step_s: list[float]) -> dict[str, Any]:
     wall_s = spent_s * 1.0005
     started_at = STARTED_AT + timedelta(seconds=60 * number)
     stamp = started_at.strftime("%Y%m%dT%H%M%SZ")
-    flop, step_median_s = FLOP_PER_IMAGE * batch_size, median(step_s)
-    return {
+    flop = FLOP_PER_IMAGE * batch_size
+    document: dict[str, Any] = {
         "run_id": f"{stamp}-gcp-t4-us-central1-a-resnet18-b{batch_size}-fp32-{number:06x}",
         "status": "completed",
         "error": None,
@@ -91,20 +90,14 @@ def make_record(number: int, step_s: list[float]) -> dict[str, Any]:
             "theoretical_step_s": flop / CEILING_FLOP_PER_S,
         },
         "ceilings": ceilings(started_at),
-        "bound": {
-            "bound": "compute",
-            "why": "47% of the measured compute ceiling, 12% to 38% of the bandwidth (modelled)",
-            "flop_per_s": flop / step_median_s,
-            "compute_fraction": flop / step_median_s / CEILING_FLOP_PER_S,
-            "memory_fraction_low": 3.1e9 / step_median_s / CEILING_BYTES_PER_S,
-            "memory_fraction_high": 9.8e9 / step_median_s / CEILING_BYTES_PER_S,
-        },
         "memory": {"peak_allocated_bytes": 2_400_000_000, "peak_reserved_bytes": 2_600_000_000},
         "usage": {"user_s": 14.0, "elapsed_s": 20.6, "max_rss_bytes": 2_900_000_000},
         "profile": {"status": "not requested"},
         "cost": None,
         "notes": [],
     }
+    said = verdict.from_record(record.read(document).record)
+    return document | {"bound": encode(said) if said else None}
 
 
 def spec(batch_size: int) -> dict[str, Any]:

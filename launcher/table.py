@@ -10,14 +10,21 @@ from workload.contract.bundle import Bundle, Status
 from workload.contract.invocation import as_typed
 from workload.contract.profile_record import LongestKernel, ProfileResult
 from workload.contract.record import Record, StepSeconds, Verdict
-from workload.contract.text import between, counted, percent, plain, seconds, si, unbroken, wrapped
-from workload.contract.verdict import flop_per_s, share_of_ceiling
+from workload.contract.text import counted, percent, plain, seconds, si, unbroken, wrapped
+from workload.contract.verdict import (
+    NAMES,
+    ROOF_NAMES,
+    Bound,
+    RoofKind,
+    busy_words,
+    flop_per_s,
+    memory_words,
+    share_of_ceiling,
+)
 
 INDENT = 2
 TEXT_COLUMN = 16
 KERNEL_WIDTH = 60
-# Where a bound's name alone would be a riddle.
-BOUNDS = {None: "unknown", "busy": "the machine was busy"}
 NO_BOUND = Verdict(why="no ceilings were measured (--no-ceilings)")
 
 T = TypeVar("T")
@@ -73,6 +80,8 @@ def _measured_rows(records: Sequence[Record]) -> Iterator[tuple[str, str]]:
     yield "FLOP/s", _flop_rate(records)
     for index, line in enumerate(_limits([record.bound or NO_BOUND for record in records])):
         yield "limited by" if index == 0 else "", line
+    if busy := busy_words([record.bound.busy if record.bound else None for record in records]):
+        yield "busy", busy
     waits = _known(record.timing.data_wait_fraction for record in records)
     yield "data waits", f"{_range(waits, percent)} of the wall time"
     for line in _profile(records[0].profile):
@@ -158,15 +167,18 @@ def _limits(bounds: Sequence[Verdict]) -> list[str]:
     compute = _known(verdict.compute_fraction for verdict in bounds)
     lows = _known(verdict.memory_fraction_low for verdict in bounds)
     highs = _known(verdict.memory_fraction_high for verdict in bounds)
-    if not len(compute) == len(lows) == len(highs) == len(bounds):
+    roofs = {verdict.roof for verdict in bounds}
+    is_by_roofs = name in (Bound.COMPUTE, Bound.MEMORY, Bound.NEITHER) and len(roofs) == 1
+    if not (is_by_roofs and len(compute) == len(lows) == len(highs) == len(bounds)):
         return [f"{_bound(name)} in all {len(bounds)} runs; in the first: {first[name]}"]
-    bandwidth = between(min(lows), max(highs))
-    roofs = f"{_range(compute, percent)} of the measured compute ceiling, {bandwidth} of the bandwidth (modelled)"
-    return [f"{_bound(name)} in all {len(bounds)} runs: {roofs}"]
+    of_compute, of_memory = ROOF_NAMES[roofs.pop() or RoofKind.MEASURED]
+    bandwidth = memory_words(min(lows), max(highs))
+    shares = f"{_range(compute, percent)} of {of_compute}, {bandwidth} of {of_memory} (modelled)"
+    return [f"{_bound(name)} in all {len(bounds)} runs: {shares}"]
 
 
 def _bound(name: str | None) -> str:
-    return BOUNDS.get(name, str(name))
+    return NAMES.get(name, str(name))
 
 
 def _next(completed: Sequence[Bundle]) -> str:

@@ -34,7 +34,7 @@ def cached_or_measure(
     max_age_s: float = MAX_AGE_S,
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> tuple[Ceilings, float]:
-    """The ceilings and their age in seconds, 0 when measured now; kept in `folder` for the runs that follow.
+    """The ceilings and their age in seconds, 0 where all were measured now; kept in `folder` for the runs that follow.
 
     A file that is damaged, of another machine, device, torch or thread count, too old or from the future is replaced,
     and with `fresh` every file; what one lacks is measured. A folder that cannot be written is no error.
@@ -52,8 +52,11 @@ def cached_or_measure(
         more = ceilings.measure(
             device, precisions=missing, bandwidth=bandwidth, sample=sample, progress=progress, now=now
         )
+        is_any_used = len(missing) < len(wanted(precisions)) or not bandwidth
         kept = _joined(kept, more)
         _write(path, kept)
+        if not is_any_used:
+            return more, 0.0
     return kept, age_s
 
 

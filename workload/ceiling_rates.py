@@ -93,9 +93,14 @@ class MeasuredRate:
         return f"{percent(1 - self.sustained / self.burst)} slower under load{clocks}"
 
     @property
+    def is_starved(self) -> bool:
+        """Whether other work had the CPUs that the samples wanted."""
+        return self.cpus is not None and self.cpus < LEAST_CPU_SHARE * (self.cpus_wanted or 0.0)
+
+    @property
     def doubt(self) -> str | None:
         """Why this rate may be far below what the machine can do; None where it is clean."""
-        if self.cpus is not None and self.cpus_wanted and self.cpus < LEAST_CPU_SHARE * self.cpus_wanted:
+        if self.is_starved:
             return f"the machine was busy: the samples got {self.cpus:.1f} of {self.cpus_wanted:g} CPUs"
         if self.samples < FEWEST_SAMPLES:
             return f"there was time for {counted(self.samples, 'sample')} only"

@@ -2,8 +2,9 @@
 
 Every probe has a time limit of its own, because a CPU without units for a type is a hundred times slower with it:
 2 s for each product, 1 s for each of copy and triad, and on a GPU 1.5 s of load before each keep the whole under 20 s
-on any quiet machine. A probe that was disturbed is repeated, at most twice; a rate that stays disturbed is unavailable,
-because a ceiling that is too low makes every run below it look better than it is.
+on any quiet machine. A probe that was disturbed is repeated once; a rate that stays disturbed is unavailable, because a
+ceiling that is too low makes every run below it look better than it is. Where other work has the CPUs, all further
+rates are given up too: the run continues without a ceiling.
 """
 
 import os
@@ -26,6 +27,7 @@ from workload import instructions
 from workload.ceiling_rates import Ceilings, MeasuredRate, Samples
 from workload.clock import Clock, clock_for
 from workload.contract.spec import Device, Precision
+from workload.contract.text import counted
 from workload.cpu_time import CpuMeter
 from workload.device import TF32_CAPABILITY, is_out_of_memory, usable_cpus
 from workload.environment import cgroup, cpu, host
@@ -76,7 +78,10 @@ DTYPES = {
 ISA_VARIABLES = ("ATEN_CPU_CAPABILITY", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
 
 # A clean measurement, or the end after so many.
-ATTEMPTS = 3
+ATTEMPTS = 2
+# No attempt begins that would end later than this after the first, judged by the longest so far: on a busy machine a
+# probe takes many times its limit, and somebody waits for a run.
+MOST_S = 60.0
 
 Call = Callable[[], object]
 Sampler = Callable[[], Mapping[str, object]]
@@ -130,6 +135,28 @@ class Probe:
         return self.clock.seconds_between(start, end) / calls
 
 
+@dataclass(kw_only=True)
+class Patience:
+    """The time for all probes; `gave_up`: why no further one begins."""
+
+    began_s: float
+    now_s: Callable[[], float] = time.perf_counter
+    longest_s: float = 0.0
+    gave_up: str | None = None
+
+    def attempt(self, measure_rate: Callable[[], MeasuredRate]) -> MeasuredRate:
+        """Measure once, and remember how long it took."""
+        began_s = self.now_s()
+        rate = measure_rate()
+        self.longest_s = max(self.longest_s, self.now_s() - began_s)
+        return rate
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a further attempt would end too late."""
+        return self.now_s() - self.began_s + self.longest_s > MOST_S
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Product:
     """A matrix product that was timed once."""
@@ -164,9 +191,15 @@ def measure(
     )
     report = progress or (lambda _: None)
     unavailable: dict[str, str] = {}
-    flop_per_s = _flop_rates(device, wanted(precisions), probe, unavailable, report)
+    patience = Patience(began_s=began_s)
+    flop_per_s = _flop_rates(device, wanted(precisions), probe, patience, unavailable, report)
     probe = replace(probe, limit_s=BANDWIDTH_LIMIT_S * limit_share)
-    bytes_per_s, footprint = _byte_rates(device, probe, unavailable, report) if bandwidth else ({}, "")
+    if bandwidth and patience.gave_up:
+        unavailable |= dict.fromkeys((COPY, TRIAD), patience.gave_up)
+        bandwidth = False
+    bytes_per_s, footprint = _byte_rates(device, probe, patience, unavailable, report) if bandwidth else ({}, "")
+    if patience.gave_up:
+        report(f"continuing without a ceiling: {patience.gave_up}")
     return Ceilings(
         flop_per_s=flop_per_s,
         bytes_per_s=bytes_per_s,
@@ -212,16 +245,21 @@ def _method(limit_share: float, load_s: float, footprint: str) -> str:
 
 
 def _flop_rates(
-    device: Device, precisions: list[Precision], probe: Probe, unavailable: dict[str, str], report: Report
+    device: Device,
+    precisions: list[Precision],
+    probe: Probe,
+    patience: Patience,
+    unavailable: dict[str, str],
+    report: Report,
 ) -> dict[str, MeasuredRate]:
     rates: dict[str, MeasuredRate] = {}
     for precision in precisions:
-        reason = _why_not(device, precision)
+        reason = patience.gave_up or _why_not(device, precision)
         if reason is None:
             report(f"measuring this machine's ceiling: {precision} matrix product")
             with _released(device), _refusals(precision, unavailable):
-                rate = _first_clean(precision, partial(product_rate, device, precision, probe), unavailable, report)
-                if rate:
+                measure_rate = partial(product_rate, device, precision, probe)
+                if rate := _first_clean(precision, measure_rate, patience, unavailable, report):
                     rates[precision] = rate
         else:
             unavailable[precision] = reason
@@ -229,17 +267,30 @@ def _flop_rates(
 
 
 def _first_clean(
-    name: str, measure_rate: Callable[[], MeasuredRate], unavailable: dict[str, str], report: Report
+    name: str,
+    measure_rate: Callable[[], MeasuredRate],
+    patience: Patience,
+    unavailable: dict[str, str],
+    report: Report,
 ) -> MeasuredRate | None:
-    """The first of a few measurements that nothing disturbed; where all were, `unavailable` says by what."""
+    """The first of two measurements that nothing disturbed; where both were, `unavailable` says by what.
+
+    Where other work has the CPUs, or the time is over, no further rate is measured.
+    """
     for attempt in range(1, ATTEMPTS + 1):
-        rate = measure_rate()
+        rate = patience.attempt(measure_rate)
         if rate.doubt is None:
             if rate.slowdown:
                 report(f"{name}: {rate.slowdown}: the sustained rate is the ceiling")
             return rate
-        report(f"{name}: {rate.doubt}" + ("; measuring again" if attempt < ATTEMPTS else ""))
-    unavailable[name] = f"{rate.doubt}, at the last of {ATTEMPTS} attempts"
+        if attempt == ATTEMPTS or patience.is_over:
+            break
+        report(f"{name}: {rate.doubt}; measuring again")
+    unavailable[name] = f"{rate.doubt}, in {counted(attempt, 'attempt')}"
+    if rate.is_starved or patience.is_over:
+        patience.gave_up = unavailable[name]
+    else:
+        report(f"{name}: {unavailable[name]}")
     return None
 
 
@@ -381,7 +432,7 @@ def matmul_precision(precision: Precision) -> Iterator[None]:
 
 
 def _byte_rates(
-    device: Device, probe: Probe, unavailable: dict[str, str], report: Report
+    device: Device, probe: Probe, patience: Patience, unavailable: dict[str, str], report: Report
 ) -> tuple[dict[str, MeasuredRate], str]:
     """The rates, and what there is to say about the size of the arrays."""
     report("measuring this machine's ceiling: memory bandwidth")
@@ -392,7 +443,9 @@ def _byte_rates(
         arrays = _allocate(device, array_bytes)
         array_bytes = arrays[0].nbytes
         for name in (COPY, TRIAD):
-            if rate := _first_clean(name, partial(_byte_rate, name, arrays, probe), unavailable, report):
+            if patience.gave_up:
+                unavailable[name] = patience.gave_up
+            elif rate := _first_clean(name, partial(_byte_rate, name, arrays, probe), patience, unavailable, report):
                 rates[name] = rate
     return rates, _footprint(array_bytes, cache_bytes=cache_bytes)
 
@@ -448,7 +501,7 @@ def _footprint(array_bytes: int, *, cache_bytes: int | None) -> str:
     multiple = ARRAYS * array_bytes / cache_bytes
     # Whole elements make an array a few bytes shorter than asked for.
     is_enough = multiple > CACHE_MULTIPLE - 0.01
-    verdict = f"at least {CACHE_MULTIPLE}x" if is_enough else f"only {multiple:.1f}x, for lack of memory or time,"
+    verdict = f"at least {CACHE_MULTIPLE}x" if is_enough else f"only {multiple:.3g}x, for lack of memory or time,"
     return f"{arrays}, together {verdict} the last-level cache of {cache_bytes / 1e6:.0f} MB"
 
 

@@ -18,17 +18,11 @@ class CpuShare:
     """CPUs on average: `got` is CPU time over wall time, of this process and its data workers.
 
     `waited`: the time for which threads of this process could run and stood in a queue for a CPU, and for which a
-    hypervisor had taken a CPU away, over the wall time; None where the system does not tell.
+    hypervisor had taken a CPU away, over the wall time; None where the system does not tell. A sum over threads.
     """
 
     got: float
     waited: float | None
-
-    @property
-    def waited_share(self) -> float | None:
-        """Of the time for which it wanted a CPU, the part for which it waited for one."""
-        wanted = self.got + (self.waited or 0.0)
-        return self.waited / wanted if self.waited is not None and wanted > 0 else None
 
 
 @dataclass(frozen=True, kw_only=True)

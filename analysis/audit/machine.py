@@ -17,13 +17,14 @@ from analysis.causes import (
     capped_by_design,
     cgroup_throttled,
     competed,
+    competition_words,
     held_reasons,
     spills,
     steal,
 )
 from workload.contract import peaks
 from workload.contract.text import percent, plain
-from workload.contract.verdict import COMPETED_SHARE, LEAST_WAITED_SHARE
+from workload.contract.verdict import COMPETED_SHARE, LEAST_WAITED_CPUS, LEAST_WAITED_SHARE
 
 _VARIABLES = Path(__file__).with_name("debug_variables.toml")
 # Where a power cap holds the clock down for less than half of the run, it is the run's own peaks that meet it.
@@ -84,6 +85,8 @@ def competing(case: Case) -> str | None:
     lost = competed(case)
     if lost is None:
         return None
+    if case.record.timing.cpus_waited is not None:
+        return competition_words(case)
     waits = case["data_wait_fraction"] or 0.0
     beside = (
         f" in the {percent(1 - waits)} of the time in which it did not wait for data"
@@ -156,8 +159,9 @@ RULES = (
         name="CPU competition",
         severity=Severity.WARNING,
         threshold=f"at least {percent(COMPETED_SHARE)} of the CPUs that the run has threads for, while it does not wait"
-        " for data (alone it gets 90 % to 100 %); or, where that is known, a wait for a CPU in less than"
-        f" {percent(LEAST_WAITED_SHARE)} of its time",
+        " for data (alone it gets 90 % to 100 %); or, where that is known, waits for a CPU of less than"
+        f" {percent(LEAST_WAITED_SHARE)} of the time in which the run wanted one, or of less than"
+        f" {percent(LEAST_WAITED_CPUS)} of the wall time, summed over threads",
         why="other work had the rest: the figure is that of a busy machine",
         cure="stop other work and run again, or give the run fewer threads",
         check=each_case(competing),

@@ -42,6 +42,7 @@ POINTS = (
     Column(name="source", heading="source", role=Role.FACT),
     Column(name="flop_per_s", heading="attained without waits", unit="FLOP/s", prefixed=True),
     Column(name="bound", heading="limited by"),
+    Column(name="device_busy_share", heading="device busy", unit="%", digits=3, optional=True),
     Column(name="fraction_of_roof", heading="of roof", unit="%", digits=3),
     Column(name="intensity_flop_per_byte", heading="intensity", unit="FLOP/B"),
     Column(name="roof", heading="roof", role=Role.FACT),

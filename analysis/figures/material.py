@@ -41,6 +41,7 @@ MEASURED_COLUMNS = (
     "train_flop_per_step",
     "bound",
     "bound_why",
+    "busy",
     "data_wait_fraction",
     "peak_memory_bytes",
     "usd_per_h",

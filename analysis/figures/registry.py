@@ -23,7 +23,7 @@ Builder: TypeAlias = Callable[[Material], Iterator[Drawn]]
 
 # Figures of a kind; who has more environments or models than this looks at the tables.
 MOST_OF_A_KIND = 24
-INTERVALS = "Bars are 95 % intervals over runs, where there are at least two."
+INTERVALS = "Bars are 95 % intervals over runs, where there are at least three."
 ARROWS = "An arrowhead: the interval goes on beyond the frame."
 COUNTERS = "counters"
 NO_RATE = "no completed run has a throughput"

@@ -27,6 +27,7 @@ TITLES = {
     "step_s": "step",
     "flop_per_s": "attained",
     "bound": "limited by",
+    "busy": "busy",
 }
 # Diagonals of equal FLOP/s, a decade apart; more would be a hatching.
 MOST_DIAGONALS = 8

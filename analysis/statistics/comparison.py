@@ -5,7 +5,7 @@ other: p < 0.05 if and only if the 95 % interval leaves out 1, and what is large
 difference is called a difference.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp, lgamma, sqrt
 
 import numpy as np
@@ -69,7 +69,8 @@ class Comparison:
 
     Hedges' g and the spread are of the logarithms of run medians; Cliff's delta is the chance that a run of the other
     is slower less the chance that it is faster. `reasons` say what is absent and what the rest supposes. Without a
-    `difference` there is no interval and no p-value either. `within_blocks` where runs were paired.
+    `difference` there is no interval and no p-value either. `within_blocks` where runs were paired. `busy`: how many
+    of the runs were on a busy machine, in words.
     """
 
     ratio: float | None
@@ -84,6 +85,13 @@ class Comparison:
     level: float
     reasons: tuple[str, ...]
     within_blocks: WithinBlocks | None = None
+    busy: str | None = None
+
+    def without_difference(self, reason: str) -> "Comparison":
+        """This comparison without interval and p-value, because of `reason`."""
+        within = self.within_blocks and replace(self.within_blocks, narrower=None)
+        reasons = (reason, *self.reasons)
+        return replace(self, interval=None, p_value=None, difference=None, reasons=reasons, within_blocks=within)
 
     @property
     def percent(self) -> float | None:

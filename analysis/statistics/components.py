@@ -9,6 +9,7 @@ from scipy.stats import hmean
 from analysis.statistics.autocorrelation import LEAST_STEPS, acf, integrated_time, unbiased_lag1
 from analysis.statistics.samples import (
     LEAST_FOR_SPREAD,
+    LEAST_REPLICATES,
     LEVEL,
     Estimate,
     Floats,
@@ -17,6 +18,7 @@ from analysis.statistics.samples import (
     Runs,
     counted,
     finite,
+    too_few,
 )
 from analysis.statistics.summary import outliers
 
@@ -178,9 +180,20 @@ def _within(parts: _Parts | None, *, level: float, n: int) -> Estimate:
     return Estimate(value=value, interval=interval, n=n)
 
 
+def _too_few(parts: _Parts | None, reason: str | None) -> Estimate | None:
+    """The estimate without a value, where there are too few runs for a spread between them."""
+    number = 0 if parts is None else parts.means.size
+    if number >= LEAST_REPLICATES:
+        return None
+    return Estimate(
+        value=None, n=number, reason=f"{too_few(number, 'run')} for a spread" if number >= LEAST_FOR_SPREAD else reason
+    )
+
+
 def _between(parts: _Parts | None, *, level: float, reason: str | None) -> Estimate:
-    if parts is None or parts.means.size < LEAST_FOR_SPREAD:
-        return Estimate(value=None, n=0 if parts is None else 1, reason=reason)
+    if refused := _too_few(parts, reason):
+        return refused
+    assert parts is not None
     degrees, noise_degrees = parts.degrees
     value, interval = above_noise(
         float(parts.means.var(ddof=1)),
@@ -193,8 +206,9 @@ def _between(parts: _Parts | None, *, level: float, reason: str | None) -> Estim
 
 
 def _icc(parts: _Parts | None, *, level: float, reason: str | None) -> Estimate:
-    if parts is None or parts.means.size < LEAST_FOR_SPREAD:
-        return Estimate(value=None, n=0 if parts is None else 1, reason=reason)
+    if refused := _too_few(parts, reason):
+        return refused
+    assert parts is not None
 
     def share(ratio: float) -> float:
         return max(0.0, (ratio - 1) / (ratio - 1 + parts.steps))

@@ -1,7 +1,7 @@
 """The typical run: a median with an interval that covers what it says, however few runs there are.
 
 The percentile bootstrap over 3 runs covers 75 % where it says 95 %, over 5 runs 93 % at best, and never reaches beyond
-the runs it saw. So: 2 to 5 runs, Student's t; from 6 runs on, order statistics, which suppose nothing about the
+the runs it saw. So: 3 to 5 runs, Student's t; from 6 runs on, order statistics, which suppose nothing about the
 distribution and need 6 for 95 %. benchmarks/coverage.py holds the simulation.
 """
 
@@ -13,6 +13,7 @@ from scipy.stats import mstats
 from analysis.statistics.autocorrelation import LEAST_STEPS, cautious_time, normal_scores
 from analysis.statistics.bootstrap import RESAMPLES, hierarchical_medians
 from analysis.statistics.samples import (
+    LEAST_REPLICATES,
     LEVEL,
     SEED,
     Estimate,
@@ -24,6 +25,7 @@ from analysis.statistics.samples import (
     finite,
     ordered,
     run_medians,
+    too_few,
 )
 
 # 1 - 2 x 0.5^n is the most that n order statistics can cover: 0.9375 for 5, 0.969 for 6.
@@ -60,6 +62,8 @@ def no_spread(figures: Floats) -> str | None:
     """Why runs give no interval."""
     if figures.size == 1:
         return "one run: no interval"
+    if figures.size < LEAST_REPLICATES:
+        return f"{too_few(figures.size, 'run')} for an interval"
     if np.ptp(figures) == 0:
         return f"all {figures.size} runs read exactly the same: no interval (copies of one run?)"
     return None

@@ -12,7 +12,16 @@ import numpy as np
 from scipy.special import fdtrc, stdtrit
 
 from analysis.statistics.components import above_noise, plain_stdev
-from analysis.statistics.samples import LEVEL, Estimate, Floats, Interval, Method, counted
+from analysis.statistics.samples import (
+    LEAST_REPLICATES,
+    LEVEL,
+    Estimate,
+    Floats,
+    Interval,
+    Method,
+    counted,
+    too_few,
+)
 
 # Singular values below this share of the largest are rounding: the columns are combinations of each other.
 RANK_TOLERANCE = 1e-9
@@ -133,6 +142,8 @@ def _runs(runs: Sequence[PlacedRun], rest: _Stratum | None, *, level: float, los
     if rest is None:
         few = "no host has run a configuration twice, nor two configurations" if n else "no run with a known host"
         return Estimate(value=None, n=n, reason="; ".join(text for text in (few, lost) if text))
+    if rest.degrees < LEAST_REPLICATES - 1:
+        return Estimate(value=None, n=n, reason=f"{too_few(n, 'run')} for a spread")
     words: str | None = None
     noises = np.array([run.noise for run in runs if run.noise is not None])
     if noises.size < n:

@@ -17,6 +17,9 @@ Runs: TypeAlias = Sequence[npt.ArrayLike]
 
 LEVEL = 0.95
 LEAST_FOR_SPREAD = 2
+# Runs or blocks for an interval that a sentence rests on: that of two reaches 13 standard errors to either side, and
+# the spread of two is known to a factor of 30.
+LEAST_REPLICATES = 3
 # Any fixed number: the same bundles give the same report.
 SEED = 0
 # 1 / Phi^-1(3/4): makes the median absolute deviation of a normal sample its standard deviation.
@@ -106,6 +109,11 @@ def ordered(values: npt.ArrayLike, *, least: int) -> tuple[Floats, str | None]:
 def counted(number: int, noun: str) -> str:
     """As in `1 run`, `3 runs`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def too_few(number: int, noun: str) -> str:
+    """`two blocks: too few`."""
+    return f"{ {0: 'no', 1: 'one', 2: 'two'}.get(number, number) } {noun}{'' if number == 1 else 's'}: too few"
 
 
 def robust_stdev(values: Floats) -> float:

@@ -23,7 +23,7 @@ from launcher.duel.sides import Pair, Side
 from launcher.machine import local
 from launcher.machine.local import LocalOutcome
 from launcher.machine.watcher import Trainer, Watcher
-from workload.contract import bundle
+from workload.contract import bundle, verdict
 from workload.contract.bundle import Bundle, Status
 from workload.contract.duel import LEAST_QUADRUPLES, MARGIN, SEGMENTS, DuelState, Segment, judge, order
 from workload.contract.errors import (
@@ -97,13 +97,17 @@ def make_budget(*, same_within: str, max_time: str, max_segments: int | None) ->
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """A segment: seconds per image of its median step, waits for data included, and of its wall time."""
+    """A segment: seconds per image of its median step, waits for data included, and of its wall time.
+
+    `busy`: how other work disturbed it, in words; None where none did.
+    """
 
     position: int
     variant: str
     image_s: float
     wall_image_s: float
     folder: Path
+    busy: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +174,9 @@ def fight(
 def as_segment(measured: Measured, *, wall: bool = False) -> Segment:
     """As the rule takes it."""
     seconds = measured.wall_image_s if wall else measured.image_s
-    return Segment(position=measured.position, variant=measured.variant, seconds=seconds)
+    return Segment(
+        position=measured.position, variant=measured.variant, seconds=seconds, is_busy=measured.busy is not None
+    )
 
 
 # --- one segment
@@ -243,4 +249,13 @@ def _measured(sealed: Bundle, side: Side, position: int) -> Measured:
             hint=f"{sealed.path}/{bundle.LOG} tells",
         )
     image_s = median((float(row["step_s"]) + float(row["data_s"])) / int(row["images"]) for row in steps)
-    return Measured(position=position, variant=side.variant, image_s=image_s, wall_image_s=1 / rate, folder=sealed.path)
+    # A trainer of another version may not say it.
+    said = sealed.record.bound.busy if sealed.record.bound else None
+    return Measured(
+        position=position,
+        variant=side.variant,
+        image_s=image_s,
+        wall_image_s=1 / rate,
+        folder=sealed.path,
+        busy=said or verdict.competition(sealed.record),
+    )

@@ -109,6 +109,7 @@ class Result:
                 "variant": one.variant,
                 "s_per_image": one.image_s,
                 "wall_s_per_image": one.wall_image_s,
+                "busy": one.busy,
                 "bundle": str(one.folder),
             }
             for one in outcome.segments
@@ -230,6 +231,7 @@ def _state(state: DuelState) -> dict[str, Any]:
         "high": state.high,
         "level": state.level,
         "quadruples": state.quadruples,
+        "busy": state.busy,
         "spread": state.spread,
     }
 

@@ -50,7 +50,9 @@ def test_figures_of_one_run(tmp_path: Path) -> None:
         "images_per_s_high": None,
         "interval": "one run: no interval",
         "flop_per_s": 8e12,
-        "bound": "compute",
+        # 8 TFLOP/s are more than the measured ceiling.
+        "bound": None,
+        "busy": None,
         "data_wait_fraction": pytest.approx(0.001, rel=0.001),
         "note": None,
     }
@@ -98,8 +100,15 @@ def test_runs_that_broke_off_are_counted_in_the_note(tmp_path: Path) -> None:
 
 
 def test_disagreeing_bounds_are_counted(tmp_path: Path) -> None:
-    (line,) = lines(tmp_path, {"bound__bound": "memory"}, {}, {})
+    fast = {"timing__step_s__median": 0.09}
+    (line,) = lines(tmp_path, {"complexity__bytes_per_step_lower": 14e9} | fast, fast, fast)
     assert line["bound"] == "compute 2, memory 1"
+
+
+def test_runs_on_a_busy_machine_stand_beside_the_limit(tmp_path: Path) -> None:
+    busy = {"bound__bound": "busy", "bound__why": "it got 4 % of one"}
+    (line,) = lines(tmp_path, busy, {}, {})
+    assert (line["bound"], line["busy"]) == ("neither", "1 of 3 runs on a busy machine: it got 4 % of one")
 
 
 def test_best_model_first_then_by_throughput(tmp_path: Path) -> None:

@@ -72,22 +72,98 @@ def test_no_difference_says_what_would_have_been_seen() -> None:
     assert row["verdict"] == f"no difference found: {percent:.2g} % or more would have been seen"
 
 
-@pytest.mark.parametrize("counts", [(1, 1), (1, 3), (3, 1)])
-def test_one_run_has_no_interval(counts: tuple[int, int]) -> None:
+@pytest.mark.parametrize(
+    ("counts", "why"),
+    [
+        ((1, 1), "one run: too few"),
+        ((1, 3), "one run on a side: too few"),
+        ((3, 1), "one run on a side: too few"),
+        ((2, 2), "two runs: too few"),
+        ((3, 2), "two runs on a side: too few"),
+    ],
+)
+def test_too_few_runs_name_no_winner(counts: tuple[int, int], why: str) -> None:
     (row,) = rows(*side("l", LEFT[: counts[0]], place="here"), *side("r", RIGHT[: counts[1]], place="there"))
 
     assert pd.isna(row["ratio_low"])
     assert pd.isna(row["p_holm"])
-    assert row["verdict"].startswith("one run: no interval; there (NVIDIA L4) is 1.")
+    assert row["verdict"] == f"no winner: {why}"
 
 
 def test_copies_of_one_run_have_no_interval() -> None:
-    (row,) = rows(*side("l", (100.0, 100.0), place="here"), *side("r", (150.0, 150.0), place="there"))
+    (row,) = rows(*side("l", (100.0,) * 3, place="here"), *side("r", (150.0,) * 3, place="there"))
 
-    assert row["verdict"] == (
-        "there (NVIDIA L4) is 1.5 x as fast as here (NVIDIA L4) in these runs; "
-        "no interval: the runs of one side read exactly the same: no interval (copies of one run?)"
-    )
+    assert row["verdict"] == ("no winner: the runs of one side read exactly the same: no interval (copies of one run?)")
+
+
+CERTAIN = "there (NVIDIA L4) is 1.49 x as fast as here (NVIDIA L4) (95 %: 1.46 to 1.52)"
+BUSY = "other processes used the CPU: this run got 4 % of one"
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "verdict"),
+    [
+        # Runs on a busy machine do not count for a winner, but for the figures.
+        ((None,) * 4, (None,) * 4, CERTAIN),
+        (
+            (None, BUSY, None, None),
+            (None,) * 4,
+            f"{CERTAIN}; 1 of 8 runs on a busy machine",
+        ),
+        (
+            (None, BUSY, BUSY, None),
+            (None,) * 4,
+            "no winner: 2 of 8 runs on a busy machine, and the others alone show no difference",
+        ),
+        (
+            (BUSY,) * 4,
+            (BUSY,) * 4,
+            "no winner: 8 of 8 runs on a busy machine, and the others alone show no difference",
+        ),
+    ],
+)
+def test_no_winner_where_busy_runs_could_have_made_the_difference(
+    left: tuple[str | None, ...], right: tuple[str | None, ...], verdict: str
+) -> None:
+    sides = [
+        one | {"busy": why}
+        for name, speed, said in (("l", 100.0, left), ("r", 150.0, right))
+        for one, why in zip(
+            side(name, tuple(speed + number for number in range(4)), place="here" if name == "l" else "there"),
+            said,
+            strict=True,
+        )
+    ]
+
+    (row,) = rows(*sides)
+
+    assert row["verdict"] == verdict
+    assert bool(row["busy"]) is any((*left, *right))
+    assert pd.isna(row["p"]) is verdict.startswith("no winner")
+    assert row["ratio"] == pytest.approx(1.5, abs=0.01)
+
+
+def test_no_difference_on_a_busy_machine_says_so() -> None:
+    alike = side("l", LEFT, place="here"), side("r", (100.5, 101.0, 101.8), place="there")
+    (row,) = rows(*(one | {"busy": BUSY} for one in alike[0]), *alike[1])
+
+    assert row["verdict"].startswith("no difference found: ")
+    assert row["verdict"].endswith("; 3 of 6 runs on a busy machine")
+
+
+@pytest.mark.parametrize(
+    ("faster", "verdict"),
+    [
+        (1.004, "there (NVIDIA L4) is 1.004 x as fast as here (NVIDIA L4) (95 %: 1.004 to 1.004)"),
+        (1.0004, "here (NVIDIA L4) and there (NVIDIA L4) are the same within 0.1 % (95 %)"),
+    ],
+)
+def test_a_small_difference_has_the_digits_that_show_it(faster: float, verdict: str) -> None:
+    near = (99.99, 100.0, 100.01)
+    (row,) = rows(*side("l", near, place="here"), *side("r", tuple(faster * one for one in near), place="there"))
+
+    assert row["p_holm"] < 0.05
+    assert row["verdict"] == verdict
 
 
 def test_holm_over_all_pairs() -> None:
@@ -129,7 +205,7 @@ def test_the_interval_leaves_out_1_if_and_only_if_a_difference_is_claimed() -> N
         one_run
         for number, speed in enumerate(speeds)
         for one_run in side(
-            f"p{number}-", tuple(speed * np.exp(0.01 * rng.normal(size=2 + number % 3))), place=f"p{number:02}"
+            f"p{number}-", tuple(speed * np.exp(0.01 * rng.normal(size=3 + number % 3))), place=f"p{number:02}"
         )
     ]
 
@@ -305,8 +381,8 @@ def test_others_are_compared_with_the_baseline_alone() -> None:
 @pytest.mark.slow
 def test_few_comparisons_are_certain_where_many_were_not() -> None:
     """A ratio of 7 among 66 places was `no certain difference`: corrected for 2,145 pairs that nobody asked for."""
-    fast = side("x", (695.0, 705.0), place="fast")
-    others = [one for n in range(65) for one in side(f"p{n}-", (99.0 - n / 100, 101.0), place=f"p{n:02}")]
+    fast = side("x", (690.0, 700.0, 710.0), place="fast")
+    others = [one for n in range(65) for one in side(f"p{n}-", (90.0 - n / 100, 100.0, 111.0), place=f"p{n:02}")]
 
     (all_pairs,) = [
         row for row in rows(*fast, *others, all_pairs=True) if row["left"][:4] + row["right"][:3] == "fastp64"
@@ -314,7 +390,7 @@ def test_few_comparisons_are_certain_where_many_were_not() -> None:
     (asked,) = [row for row in rows(*fast, *others, baseline="p64") if row["right"].startswith("fast")]
 
     assert all_pairs["verdict"].startswith("not certain in 2145 comparisons: fast (NVIDIA L4) is 7.02 x")
-    assert asked["verdict"] == "fast (NVIDIA L4) is 7.02 x as fast as p64 (NVIDIA L4) (99.923 %: 3.57 to 13.8)"
+    assert asked["verdict"] == "fast (NVIDIA L4) is 7.02 x as fast as p64 (NVIDIA L4) (99.923 %: 2.6 to 19)"
     assert asked["p_holm"] < 0.05
 
 

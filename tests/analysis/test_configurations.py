@@ -113,4 +113,4 @@ def test_known_values_of_a_group(tmp_path: Path) -> None:
     (found,) = group(analysis.load(tmp_path).runs)
     assert found.known("step_median_s") == [0.5]
     assert found.known("usd_per_h") == []
-    assert found.texts("bound") == ["compute", "compute"]
+    assert found.texts("bound") == ["neither", "neither"]

@@ -309,7 +309,9 @@ def test_a_roofline_with_the_modelled_interval(tmp_path: Path) -> None:
     imported(tmp_path, gpu_trace(3))
     (point,) = points(analysis.load(tmp_path / "results")).to_dict("records")
     assert (point["source"], point["roof"], point["flop_is_lower_bound"]) == ("modelled", "peak", True)
-    assert point["flop_per_s"] == pytest.approx(FLOP / BUSY_S)
+    # By the step's wall time of 1 ms; its kernels run in less than half of it.
+    assert point["flop_per_s"] == pytest.approx(FLOP / 1e-3)
+    assert (point["bound"], point["device_busy_share"]) == ("overhead", pytest.approx(BUSY_S / 1e-3))
     assert point["intensity_low"] < point["intensity_high"]
 
 
@@ -330,7 +332,8 @@ def test_unattributed_time_makes_flop_a_lower_bound(tmp_path: Path, share: float
     (point,) = points(analysis.load(tmp_path / "results")).to_dict("records")
     assert point["flop_is_lower_bound"] is is_lower_bound
     assert ("FLOP are a lower bound" in point["note"]) is is_lower_bound
-    assert "time under torch.profiler, which slows down small operators" in point["note"]
+    gaps = "time under torch.profiler, which lengthens the gaps between operators and slows small ones"
+    assert gaps in point["note"]
 
 
 def test_bytes_that_are_missing_leave_the_bound_open_and_the_flop_whole(tmp_path: Path) -> None:
@@ -357,7 +360,7 @@ def test_bytes_that_are_missing_leave_the_bound_open_and_the_flop_whole(tmp_path
     assert "the bytes of 9.1 % of the time are missing: the trace lacks their shapes" in lacking["note"]
 
 
-def test_gaps_between_kernels_leave_the_bound_open(tmp_path: Path) -> None:
+def test_gaps_between_kernels_are_overhead(tmp_path: Path) -> None:
     # 100 us of products at 57 % of the peak in a step of 1 ms: the kernels compute, the step waits for launches.
     events = [
         annotation("ProfilerStep#0", 0, 1000),
@@ -367,9 +370,14 @@ def test_gaps_between_kernels_leave_the_bound_open(tmp_path: Path) -> None:
     ]
     imported(tmp_path, document(events, deviceProperties=[V100]))
     (point,) = points(analysis.load(tmp_path / "results")).to_dict("records")
-    assert point["fraction_of_roof"] == pytest.approx(0.57, abs=0.02)
-    assert not isinstance(point["bound"], str)
-    assert "kernels ran in 10 % of the profiled step: the rest are gaps, longer under the profiler" in point["note"]
+    assert point["fraction_of_roof"] == pytest.approx(0.057, abs=0.002)
+    assert (point["bound"], point["flop_per_s"]) == ("overhead", pytest.approx(2 * 800 * 800 * 700 / 1e-3))
+    assert point["note"].startswith("kernels run in 10 % of the step, and nothing in the rest; time under torch.")
+    assert "; 8.96 TFLOP/s while kernels run; " in point["note"]
+    # The table of runs says what the roofline says, with the same figures.
+    run = analysis.load(tmp_path / "results").runs.iloc[0]
+    assert (run["bound"], run["device_busy_share"]) == ("overhead", pytest.approx(0.1))
+    assert run["bound_why"] == point["bound_why"]
 
 
 @pytest.mark.parametrize("command", [("summary",), ("audit",), ("roofline",), ("variance",)])

@@ -179,7 +179,7 @@ def test_what_nobody_can_work_with_is_left_out_wherever_it_stands(value: Any, ru
         ("complexity__parameters", True, "parameters", f"complexity.parameters is not {NUMBER}"),
         ("complexity__parameters", -1, "parameters", f"complexity.parameters is not {NUMBER}"),
         ("complexity__parameters", 1e-31, "parameters", f"complexity.parameters is not {NUMBER}"),
-        ("bound__compute_fraction", 1e5, "compute_fraction", "bound.compute_fraction is not a share from 0 to 10000"),
+        ("bound__busy", 1e5, "busy", "bound.busy is not text"),
         ("environment__place", 3, "place", "environment.place is not text"),
         ("environment__device", "T4", "device_name", "environment.device is not an object"),
         ("environment__cloud__spot", "yes", "spot", "environment.cloud.spot is not true or false"),

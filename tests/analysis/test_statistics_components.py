@@ -95,10 +95,9 @@ def test_written_answers(runs: Any, used: int, reason: str) -> None:
     found = variance_split(runs)
     assert (found.runs, found.reason) == (used, reason)
     assert (found.within.value is None) is (used == 0)
-    assert (found.between.value is None) is (used < 2)
-    assert (found.icc.interval is None) is (used < 2)
-    if used < 2:
-        assert found.icc.reason == reason
+    # Two runs tell no spread between runs.
+    assert (found.between.value, found.icc.interval) == (None, None)
+    assert found.icc.reason == (reason if used < 2 else "two runs: too few for a spread")
 
 
 def test_share_explained_is_scipys_spearman_squared() -> None:

@@ -68,6 +68,7 @@ def test_fewest_runs_for_order_statistics(level: float, runs: int) -> None:
         ([math.nan], None, 0, 1, "no run: no figure"),
         ([3.0], 3.0, 1, 0, "one run: no interval"),
         ([3.0, math.nan], 3.0, 1, 1, "one run: no interval"),
+        ([3.0, 3.1], 3.05, 2, 0, "two runs: too few for an interval"),
         ([3.0] * 3, 3.0, 3, 0, "all 3 runs read exactly the same: no interval (copies of one run?)"),
         ([3.0] * 10, 3.0, 10, 0, "all 10 runs read exactly the same: no interval (copies of one run?)"),
     ],
@@ -75,15 +76,17 @@ def test_fewest_runs_for_order_statistics(level: float, runs: int) -> None:
 def test_no_interval_over_runs(figures: list[float], value: float | None, n: int, dropped: int, reason: str) -> None:
     found = over_runs(figures)
     assert (found.value, found.interval, found.n, found.dropped, found.reason) == (value, None, n, dropped, reason)
+    if n == 2:
+        return
     resampled = hierarchical_bootstrap([[figure] * 3 for figure in figures])
     assert (resampled.value, resampled.interval, resampled.reason) == (value, None, reason)
 
 
-def test_two_runs_get_a_wide_interval() -> None:
-    found = over_runs([1.00, 1.01]).interval
+def test_three_runs_get_a_wide_interval() -> None:
+    found = over_runs([1.00, 1.01, 1.01**2]).interval
     assert found is not None
-    # t(1) = 12.706; standard error = ln(1.01) / 2.
-    assert math.log(found.high / found.low) == pytest.approx(12.7062 * math.log(1.01), rel=1e-4)
+    # t(2) = 4.30265; standard error = ln(1.01) / sqrt(3).
+    assert math.log(found.high / found.low) == pytest.approx(2 * 4.30265 * math.log(1.01) / math.sqrt(3), rel=1e-4)
 
 
 def runs_of(levels: list[float], noise: float, seed: int = 0, steps: int = 100) -> list[np.ndarray]:

@@ -7,7 +7,7 @@ from launcher.table import render
 from tests.docs import pages
 from workload.contract.bundle import Bundle
 from workload.contract.fields import encode
-from workload.contract.verdict import judge
+from workload.contract.verdict import Figures, RoofKind, decide
 
 STEP_S, FLOP_PER_STEP, FLOP_PER_S, BYTES_PER_S = 0.7286, 1.705e11, 3.94e11, 2e10
 # The figures of README's run as its bundle has them.
@@ -29,14 +29,17 @@ RECORD: dict[str, Any] = {
     },
     "ceilings": {"flop_per_s": {"fp32": {"median": FLOP_PER_S}}},
     "bound": encode(
-        judge(
-            step_s=STEP_S,
-            data_wait_fraction=0.0,
-            flop_per_step=FLOP_PER_STEP,
-            bytes_low=0.07 * BYTES_PER_S * STEP_S,
-            bytes_high=0.22 * BYTES_PER_S * STEP_S,
-            ceiling_flop_per_s=FLOP_PER_S,
-            ceiling_bytes_per_s=BYTES_PER_S,
+        decide(
+            Figures(
+                step_s=STEP_S,
+                data_wait_fraction=0.0,
+                flop=FLOP_PER_STEP,
+                bytes_low=0.07 * BYTES_PER_S * STEP_S,
+                bytes_high=0.22 * BYTES_PER_S * STEP_S,
+                roof=RoofKind.MEASURED,
+                roof_flop_per_s=FLOP_PER_S,
+                roof_bytes_per_s=BYTES_PER_S,
+            )
         )
     ),
     "profile": {"status": "not requested"},

@@ -100,6 +100,7 @@ def verdict(bound: str | None, why: str, compute: float | None = None) -> dict[s
     return {"bound": bound, "why": why} | (fractions if compute else {})
 
 
+PEAK = {"roof": "peak"}
 COMPUTE = [verdict("compute", f"{share:.0%} of it", share) for share in (0.5, 0.4, 0.52)]
 
 
@@ -125,22 +126,35 @@ def test_repeats_have_one_summary() -> None:
     ("bounds", "lines"),
     [
         ([COMPUTE[0]], ["compute: 50% of it"]),
-        ([verdict("busy", "it got 1 CPU")], ["the machine was busy: it got 1 CPU"]),
+        ([verdict("neither", "below both")], ["neither compute nor memory: below both"]),
         ([verdict(None, "nobody measured")], ["unknown: nobody measured"]),
         ([COMPUTE[0], COMPUTE[0]], ["compute in all 2 runs: 50% of it"]),
         (
-            [verdict("busy", "it got 1 CPU"), verdict("busy", "it got 0.9 CPUs")],
-            ["the machine was busy in all 2 runs; in the first: it got 1 CPU"],
+            [verdict("input", "it waits 90 %", 0.1), verdict("input", "it waits 80 %", 0.1)],
+            ["input in all 2 runs; in the first: it waits 90 %"],
         ),
         (
-            [COMPUTE[0], verdict("busy", "it got 1 CPU"), COMPUTE[1]],
+            [verdict("neither", "30% of it", 0.3) | PEAK, verdict("neither", "20% of it", 0.2) | PEAK],
             [
-                "differs between runs: compute in 2, the machine was busy in 1",
-                "compute, in one: 50% of it",
-                "the machine was busy, in one: it got 1 CPU",
+                (
+                    "neither compute nor memory in all 2 runs: 20 % to 30 % of the vendor's compute peak,"
+                    " up to 30 % of the vendor's bandwidth (modelled)"
+                )
             ],
         ),
-        # A bundle of an older version.
+        (
+            [COMPUTE[0], verdict("neither", "20% of it"), COMPUTE[1]],
+            [
+                "differs between runs: compute in 2, neither compute nor memory in 1",
+                "compute, in one: 50% of it",
+                "neither compute nor memory, in one: 20% of it",
+            ],
+        ),
+        # Bundles of older versions.
+        (
+            [verdict("busy", "it got 1 CPU")],
+            ["unknown: the version that wrote this run.json did not say what limits a run on a busy machine"],
+        ),
         ([None], ["unknown: no ceilings were measured (--no-ceilings)"]),
     ],
 )
@@ -148,7 +162,26 @@ def test_verdicts_of_all_runs(bounds: list[Any], lines: list[str]) -> None:
     shown = render(repeated(*[(20.0, 0.8)] * len(bounds), bound=bounds)).splitlines()
     start = next(index for index, line in enumerate(shown) if line.startswith("  limited by"))
     assert [line[16:] for line in shown[start : start + len(lines)]] == lines
-    assert shown[start + len(lines)].startswith("  data waits")
+    assert shown[start + len(lines)].startswith(("  data waits", "  busy"))
+
+
+@pytest.mark.parametrize(
+    ("busy", "line"),
+    [
+        ([None], None),
+        (["it got 4 % of one"], "  busy          on a busy machine: it got 4 % of one"),
+        (
+            [None, "it got 4 % of one", "it got 5 % of one"],
+            "  busy          2 of 3 runs on a busy machine, of the first: it got 4 % of one",
+        ),
+    ],
+)
+def test_a_busy_machine_stands_beside_the_limit(busy: list[str | None], line: str | None) -> None:
+    bounds = [COMPUTE[0] | {"busy": why} for why in busy]
+    shown = render(repeated(*[(20.0, 0.8)] * len(busy), bound=bounds)).splitlines()
+    limit = next(index for index, text in enumerate(shown) if text.startswith("  limited by    compute"))
+    assert (shown[limit + 1] == line) is (line is not None)
+    assert any(text.startswith("  busy") for text in shown) is (line is not None)
 
 
 def test_a_ceiling_that_fell_under_load_is_the_sustained_one() -> None:

@@ -123,8 +123,23 @@ def test_what_a_busy_machine_spoiled_is_measured_by_the_next_run(
     assert bench.measured[1:] == [again]
     assert (set(second.flop_per_s), set(second.bytes_per_s)) == ({"fp32"}, {"copy", "triad"})
     assert second.unavailable == {}
-    assert bench.ask("fp32")[0] == second
+    third, _ = bench.ask("fp32")
+    assert (third.flop_per_s, third.bytes_per_s) == (second.flop_per_s, second.bytes_per_s)
     assert len(bench.measured) == 2
+
+
+def test_ceilings_without_a_rate_that_is_asked_for_are_not_used_again(bench: Bench) -> None:
+    """A busy machine kept none: the next run measures all, and nothing is as old as the first one's attempt."""
+    bench.busy = ("fp32", "copy", "triad")
+    bench.ask("fp32")
+    bench.now += timedelta(seconds=260)
+    again, age_s = bench.ask("fp32")
+    assert (again.flop_per_s, age_s, again.measured_at) == ({}, 0.0, bench.now.isoformat())
+    # A bandwidth that is kept is as old as it is.
+    bench.busy = ("fp32",)
+    bench.ask("fp32")
+    bench.now += timedelta(seconds=40)
+    assert bench.ask("fp32")[1] == 300.0
 
 
 def test_fresh_ceilings_are_measured_and_kept_for_the_next_run(bench: Bench) -> None:

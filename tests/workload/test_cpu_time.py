@@ -3,18 +3,11 @@ from collections.abc import Callable
 
 import pytest
 
-from workload.cpu_time import CpuMeter, CpuShare
+from workload.cpu_time import CpuMeter
 from workload.environment.machine import HostSystem
 
 LayOut = Callable[..., HostSystem]
 TASKS = "/proc/self/task"
-
-
-@pytest.mark.parametrize(
-    ("got", "waited", "share"), [(1.5, 0.5, 0.25), (2.0, 0.0, 0.0), (0.0, 0.0, None), (1.0, None, None)]
-)
-def test_share_of_the_time_that_it_waited(got: float, waited: float | None, share: float | None) -> None:
-    assert CpuShare(got=got, waited=waited).waited_share == share
 
 
 def test_waits_of_all_threads_count(lay_out: LayOut, monkeypatch: pytest.MonkeyPatch) -> None:

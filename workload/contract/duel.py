@@ -17,7 +17,7 @@ lot.
 import random
 from bisect import insort
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import groupby
 from math import ceil, exp, expm1, isfinite, log, log1p
@@ -67,11 +67,15 @@ class DuelVerdict(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """`seconds`: the median step of one stretch of work of one variant; `position` counts stretches from 0."""
+    """`seconds`: the median step of one stretch of work of one variant; `position` counts stretches from 0.
+
+    `is_busy`: other processes used the machine meanwhile.
+    """
 
     position: int
     variant: str
     seconds: float
+    is_busy: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +84,8 @@ class DuelState:
 
     `ratio`: seconds of B over those of A with its interval, that covers the truth at every look in `level` of duels;
     None where there are too few quadruples. `spread`: by how much segments of one variant differ. `left_out`:
-    quadruples with a segment that has no time.
+    quadruples with a segment that has no time. `busy`: segments on a busy machine. `withheld`: the winner of all
+    quadruples, where those without a busy segment do not name it.
     """
 
     verdict: DuelVerdict | None
@@ -94,6 +99,8 @@ class DuelState:
     expected: int | None
     spread: float | None
     ended: str | None
+    busy: int = 0
+    withheld: DuelVerdict | None = None
 
     @property
     def interval(self) -> str:
@@ -104,7 +111,18 @@ class DuelState:
 
     @property
     def reason(self) -> str:
-        """A sentence: the verdict or why there is none, and what it rests on."""
+        """A sentence: the verdict or why there is none, what it rests on, and how busy the machine was."""
+        return self._verdict_words + self._busy_words
+
+    @property
+    def _busy_words(self) -> str:
+        if not self.busy:
+            return ""
+        alone = f", and without them B is not known to be {self.withheld}" if self.withheld else ""
+        return f"; {self.busy} of {SEGMENTS * self.quadruples} runs on a busy machine{alone}"
+
+    @property
+    def _verdict_words(self) -> str:
         after = f"after {counted(self.quadruples, 'quadruple')}"
         about = f"; about {counted(self.expected, 'quadruple')} more would decide" if self.expected else ""
         match self.verdict:
@@ -133,7 +151,8 @@ def judge(
 ) -> DuelState:
     """Where the duel stands after these segments; `ended` is why there will be no more (`60 s are over`).
 
-    *same*: the interval lies within the margin; *slower*, *faster*: it lies beyond a quarter of the margin on one side.
+    *same*: the interval lies within the margin; *slower*, *faster*: it lies beyond a quarter of the margin on one side,
+    also without the quadruples in which the machine was busy.
     The first quadruple at which one of them holds decides. A last quadruple that is not complete does not count yet.
     Raises ValueError where positions or variants do not follow `order`.
     """
@@ -141,10 +160,12 @@ def judge(
     edge, called, limit = log1p(margin), log1p(CALLED_FROM * margin), log(2 / error)
     not_faster, not_slower = _Evidence(shift=-edge), _Evidence(shift=edge, sign=-1)
     slower, faster = _Evidence(shift=called), _Evidence(shift=-called, sign=-1)
-    verdict, used = None, 0
+    quiet = {DuelVerdict.SLOWER: _Evidence(shift=called), DuelVerdict.FASTER: _Evidence(shift=-called, sign=-1)}
+    verdict, withheld, used = None, None, 0
     while verdict is None and used < len(quadruples):
-        for evidence in (not_faster, not_slower, slower, faster):
-            evidence.add(quadruples[used])
+        quadruple = quadruples[used]
+        for evidence in (not_faster, not_slower, slower, faster, *(() if quadruple.busy else quiet.values())):
+            evidence.add(quadruple)
         used += 1
         if not_faster.log_capital > limit and not_slower.log_capital > limit:
             verdict = DuelVerdict.SAME
@@ -152,7 +173,11 @@ def judge(
             verdict = DuelVerdict.SLOWER
         elif faster.log_capital > limit:
             verdict = DuelVerdict.FASTER
-    return _state(quadruples[:used], verdict, margin=margin, error=error, left_out=left_out, ended=ended)
+        withheld = verdict if verdict in quiet and quiet[verdict].log_capital <= limit else None
+        verdict = None if withheld else verdict
+    state = _state(quadruples[:used], verdict, margin=margin, error=error, left_out=left_out, ended=ended)
+    busy = sum(quadruple.busy for quadruple in quadruples[:used])
+    return replace(state, busy=busy, withheld=withheld, expected=None if withheld else state.expected)
 
 
 # --- from segments to differences
@@ -160,13 +185,14 @@ def judge(
 
 @dataclass(frozen=True, kw_only=True)
 class _Quadruple:
-    """`difference` of logarithms, B less A; `spread`: of one segment, from all quadruples so far.
+    """`difference` of logarithms, B less A; `spread`: of one segment, from all quadruples so far; `busy` segments.
 
     Two segments of one variant differ by the machine alone, whatever the lot, so stakes may depend on the spread.
     """
 
     difference: float
     spread: float
+    busy: int = 0
 
 
 def _quadruples(segments: Sequence[Segment]) -> tuple[list[_Quadruple], int]:
@@ -193,6 +219,7 @@ def _quadruples(segments: Sequence[Segment]) -> tuple[list[_Quadruple], int]:
             _Quadruple(
                 difference=sign * (inner_1 + inner_2 - outer_1 - outer_2) / 2,
                 spread=max(MEDIAN_TO_SPREAD * median(apart), LEAST_SPREAD),
+                busy=sum(segment.is_busy for segment in four),
             )
         )
     return quadruples, left_out

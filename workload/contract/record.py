@@ -337,17 +337,23 @@ class CeilingsRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What limits the run, the shares of the measured ceilings that it reached (1: at the roof), and a sentence.
+    """What limits the run, why, and the figures that decided it: shares of the roofs (1: at the roof) and of time.
 
-    `bound` is one of `workload.contract.verdict.Bound`; without one the sentence says why it is not known.
+    `bound` is one of `workload.contract.verdict.Bound`; without one the sentence says why it is not known. `busy`: how
+    other work disturbed the measurement, None where none did. `roof`: `measured` or the vendor's `peak`.
+    `device_busy_share`: of the step, the part in which the device runs kernels, where a profile tells.
     """
 
     bound: Text = column()
     why: Text = column("bound_why")
+    busy: Text = column()
     flop_per_s: Number = None
     compute_fraction: Share = column()
     memory_fraction_low: Share = column()
     memory_fraction_high: Share = column()
+    roof: Text = None
+    data_wait_fraction: Share = None
+    device_busy_share: Share = column()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -563,7 +569,16 @@ def json_schema() -> dict[str, Any]:
 def upgraded(document: Mapping[str, Any]) -> Mapping[str, Any]:
     """`document` in the words of the present schema; the file stays as it is."""
     version = document.get("schema_version", SCHEMA_VERSION)
-    return _from_schema_1(document) if version == 1 else document
+    return _without_busy_bound(_from_schema_1(document) if version == 1 else document)
+
+
+def _without_busy_bound(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Until 2026-11-22 `busy` stood in place of a bound, with its reason in place of the bound's."""
+    said = document.get("bound")
+    if not isinstance(said, dict) or said.get("bound") != "busy":
+        return document
+    why = "the version that wrote this run.json did not say what limits a run on a busy machine"
+    return {**document, "bound": {**said, "bound": None, "why": why, "busy": said.get("why") or "the machine was busy"}}
 
 
 def _from_schema_1(document: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import textwrap
+from collections.abc import Iterable
 from typing import TextIO
 
 LARGE = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
@@ -14,6 +15,8 @@ LEAST_SHARE = 0.001
 # From 10 %, rounded, on there are no decimals.
 WHOLE_FROM = 0.0995
 MINUTE_S = 60
+# Of a ratio near 1.
+MOST_DIGITS = 12
 # Of a duration: two minutes are worth telling in seconds, two hours in minutes, two days in hours.
 SECONDS_MATTER_UP_TO_S, MINUTES_ALONE_UP_TO_H, HOURS_UP_TO_DAYS = 120, 2, 2
 # Narrower lines are hard to read, and wider ones too.
@@ -55,8 +58,16 @@ def percent(share: float, *, decimals: int = 0) -> str:
 
 
 def signed_percent(share: float) -> str:
-    """How much more or less, as a share of 1: `+5.0 %`, `-12 %`."""
-    return f"{100 * share:+.{1 if abs(share) < WHOLE_FROM else 0}f} %"
+    """How much more or less, as a share of 1: `+5.0 %`, `-12 %`; a small one with the digit that shows its sign."""
+    figure = f"{100 * share:+.{1 if abs(share) < WHOLE_FROM else 0}f}"
+    return f"{100 * share:+.1g} %" if share and float(figure) == 0 else f"{figure} %"
+
+
+def digits_beside_one(ratios: Iterable[float], digits: int = 3) -> int:
+    """Significant digits, at least `digits`, with which no ratio reads 1 that is not 1: 1.0004 needs 5."""
+    others = [ratio for ratio in ratios if ratio != 1]
+    enough = (more for more in range(digits, MOST_DIGITS) if all(float(plain(one, more)) != 1 for one in others))
+    return next(enough, MOST_DIGITS)
 
 
 def between(low: float, high: float) -> str:

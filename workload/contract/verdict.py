@@ -1,107 +1,379 @@
-"""What limits a run, from its step time, its FLOP, its modelled bytes and the measured ceilings.
+"""What limits a training step: one rule for runs, scripts, imports, tables and pages.
 
-The bytes are modelled, so the memory side is an interval: from every tensor moved once to every operation reading
-and writing memory. Counters (`--profile ncu`) replace the model where there are any.
+In this order: `input`, `overhead`, `compute` or `memory`, `neither`. A roof limits a step only from half of it on.
+Bytes may be modelled, which gives an interval from every tensor moved once to every operation using memory.
+A busy machine is no limit: it is a state of the measurement, `Verdict.busy`, beside whatever limits the step.
 """
 
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from workload.contract import peaks
+from workload.contract.profile_record import ProfileResult
 from workload.contract.record import Record, Verdict
-from workload.contract.text import between, percent
+from workload.contract.text import between, percent, plain, seconds
 
 # Above this share of the wall time, the input pipeline and not the step decides the throughput.
 INPUT_BOUND_FRACTION = 0.10
-# Below this share of both roofs neither can be the limit: launches, small kernels or synchronisation are.
-OVERHEAD_FRACTION = 0.25
+# From this share of a roof on, the roof limits the step: nothing else can make the step more than twice as fast. Nsight
+# Compute asks for 60 % before it calls a kernel bound by compute or memory
+# (docs.nvidia.com/nsight-compute/ProfilingGuide, speed of light); a step, unlike a kernel, has a beginning and an end.
+LEAST_OF_ROOF = 0.5
+# Below this share of the step the device runs nothing for longer than it runs kernels.
+LEAST_DEVICE_BUSY = 0.5
 # A ceiling is a median, and noise in it of a few per cent is no fault; a run above this has shown it to be wrong.
 ABOVE_CEILING = 1.05
 # Training steps alone keep their threads 90 % to 100 % busy; two runs at once get about half each.
 COMPETED_SHARE = 0.75
-# Of the time for which a run wanted a CPU. Threads of an idle machine waited for less than 5 % of it (24 runs of
-# analysis/example on two CPUs); with fewer busy threads than CPUs but more waits than this, other work had the CPUs.
+# Waits for a CPU, as a share of the time in which the run wanted one. Threads of an idle machine waited for less than
+# 5 % of it (24 runs of analysis/example on two CPUs); with fewer busy threads than CPUs but more waits than this, other
+# work had the CPUs.
 LEAST_WAITED_SHARE = 0.10
+# Waits for a CPU over the wall time, summed over threads: less cannot make a run slower by more than this share.
+LEAST_WAITED_CPUS = 0.10
+# Operators without a formula that take less of a trace's time than this change no verdict.
+MOST_UNATTRIBUTED = 0.05
+# A host needs about 5 us to launch a kernel: kernels that are not longer than two launches cannot fill a GPU.
+SMALL_KERNEL_S = 10e-6
+# CPU flags of which one is needed to compute in a type; without them each operation is emulated in fp32.
+NATIVE_FLAGS: Mapping[str, frozenset[str]] = {
+    "bf16": frozenset({"avx512_bf16", "amx_bf16", "avx10", "bf16", "svebf16"}),
+    "amp": frozenset({"avx512_fp16", "amx_fp16", "avx10", "asimdhp"}),
+}
 
 
 class Bound(StrEnum):
-    """What a step waits for."""
+    """What limits a step."""
 
+    INPUT = "input"
+    OVERHEAD = "overhead"
     COMPUTE = "compute"
     MEMORY = "memory"
-    OVERHEAD = "overhead"
-    INPUT = "input"
-    # Other work had the CPUs: the figures say nothing about this machine or this model.
-    BUSY = "busy"
+    NEITHER = "neither"
 
 
-def judge(
-    *,
-    step_s: float,
-    data_wait_fraction: float,
-    flop_per_step: float,
-    bytes_low: float,
-    bytes_high: float,
-    ceiling_flop_per_s: float,
-    ceiling_bytes_per_s: float,
-) -> Verdict:
-    """Classify a run by its median step time; all arguments are per step, in seconds, FLOP and bytes."""
-    compute = flop_per_step / ceiling_flop_per_s / step_s
-    low, high = (moved / ceiling_bytes_per_s / step_s for moved in (bytes_low, bytes_high))
-    is_input = data_wait_fraction > INPUT_BOUND_FRACTION
-    bound = Bound.INPUT if is_input else by_fractions(compute=compute, low=low, high=high)
+# Why no limit is known, where nothing better is.
+UNKNOWN = "FLOP, bytes or roofs of the step are unknown"
+# Where a bound's name alone would be a riddle.
+NAMES: Mapping[str | None, str] = {None: "unknown", Bound.NEITHER: "neither compute nor memory"}
+
+
+class RoofKind(StrEnum):
+    """What a roof is: reached by this machine, or claimed by its vendor."""
+
+    MEASURED = "measured"
+    PEAK = "peak"
+
+
+ROOF_NAMES: Mapping[str, tuple[str, str]] = {
+    RoofKind.MEASURED: ("the measured compute ceiling", "the bandwidth"),
+    RoofKind.PEAK: ("the vendor's compute peak", "the vendor's bandwidth"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """Facts of a step that decide what limits it; None where unknown.
+
+    `step_s`: wall time of a step without waits for data; with `kernels_alone`, the kernels' own time, so that gaps
+    between kernels are unknown. `device_busy_share`: share of the step in which kernels (on a CPU operators) run, with
+    `is_most` an upper limit of it. `running`: what runs then. `flop`, `bytes_low`, `bytes_high`: of a step; counted
+    bytes have equal ends. `known`: further facts, as words, for a step that no roof limits.
+    """
+
+    step_s: float | None
+    data_wait_fraction: float | None = None
+    device_busy_share: float | None = None
+    is_most: bool = False
+    running: str = "kernels"
+    flop: float | None = None
+    bytes_low: float | None = None
+    bytes_high: float | None = None
+    roof: str | None = None
+    roof_flop_per_s: float | None = None
+    roof_bytes_per_s: float | None = None
+    kernels_alone: bool = False
+    known: Sequence[str] = ()
+
+    @property
+    def fractions(self) -> tuple[float, float, float] | None:
+        """Shares of the roofs reached: compute, and memory from the fewest to the most bytes."""
+        if not (self.step_s and self.roof_flop_per_s and self.roof_bytes_per_s):
+            return None
+        if self.flop is None or self.bytes_low is None or self.bytes_high is None:
+            return None
+        movable = self.roof_bytes_per_s * self.step_s
+        return self.flop / self.roof_flop_per_s / self.step_s, self.bytes_low / movable, self.bytes_high / movable
+
+
+def decide(figures: Figures, lack: str = UNKNOWN) -> Verdict:
+    """What limits a step, and the figures that decided it. `lack`: why its shares of the roofs are unknown."""
+    shares = figures.fractions
+    bound, why = _decided(figures, shares, lack)
+    is_known = shares is not None and bound is not None
+    compute, low, high = shares if shares and is_known else (None, None, None)
     return Verdict(
         bound=bound,
+        why=why,
+        flop_per_s=figures.flop / figures.step_s if figures.flop and figures.step_s else None,
         compute_fraction=compute,
         memory_fraction_low=low,
         memory_fraction_high=high,
-        flop_per_s=flop_per_step / step_s,
-        why=_explain(bound, data_wait_fraction=data_wait_fraction, compute=compute, low=low, high=high),
+        roof=figures.roof if is_known else None,
+        data_wait_fraction=figures.data_wait_fraction,
+        device_busy_share=figures.device_busy_share,
     )
 
 
-def _waits(data_wait_fraction: float) -> str:
-    return f"{percent(data_wait_fraction)} of the wall time is spent waiting for data"
+def _decided(figures: Figures, shares: tuple[float, float, float] | None, lack: str) -> tuple[Bound | None, str]:
+    waits, device_busy = figures.data_wait_fraction, figures.device_busy_share
+    if waits is not None and waits > INPUT_BOUND_FRACTION:
+        return Bound.INPUT, f"{percent(waits)} of the wall time is spent waiting for data"
+    if device_busy is not None and device_busy < LEAST_DEVICE_BUSY and not figures.kernels_alone:
+        return Bound.OVERHEAD, f"{_device_busy(figures, device_busy)}, and nothing in the rest"
+    if shares is None:
+        return None, lack
+    compute, low, high = shares
+    compute_roof, memory_roof = ROOF_NAMES[figures.roof or RoofKind.MEASURED]
+    if compute > ABOVE_CEILING:
+        return None, (
+            f"{percent(compute)} of {compute_roof} was reached, which cannot be: the ceiling is too low, the precision"
+            " is another one, or the kernels execute fewer FLOP than the model has (Winograd)"
+        )
+    is_modelled = high > low
+    if low > ABOVE_CEILING and not is_modelled:
+        return None, (
+            f"{percent(low)} of {memory_roof} was counted, which cannot be: the roof is too low, or kernels profiled"
+            " one by one, each with a cold cache, moved more than the run does"
+        )
+    reached = f"{percent(compute)} of {compute_roof}, {memory_words(low, high)} of {memory_roof}"
+    reached += " (modelled)" if is_modelled else ""
+    bound = by_fractions(compute=compute, low=low)
+    if figures.kernels_alone:
+        reached = f"these kernels reach {reached.replace(', ', ' and ', 1)}; gaps between them are unknown"
+    why = [reached] if bound is not Bound.NEITHER else _neither(figures, reached, low=low, high=high)
+    return bound, "; ".join(why)
 
 
-def by_fractions(*, compute: float, low: float, high: float) -> Bound:
-    """What limits a step that does not wait for data, by the fractions of the compute and the memory roof it reaches.
+def by_fractions(*, compute: float, low: float) -> Bound:
+    """Which roof limits a step, by its shares of both; `low`: of the memory's, by the fewest bytes it can have moved.
 
-    Modelled bytes are an interval: `low` and `high`.
+    FLOP are known, so half of the compute roof suffices. Memory needs half of its roof at the fewest bytes that the
+    model allows, because caches may hold all others. Even the fewest do not come from memory where they exceed its
+    bandwidth.
     """
-    if max(compute, high) < OVERHEAD_FRACTION:
-        return Bound.OVERHEAD
-    # Eager PyTorch writes each operation's result to memory, so the upper end is the better guess for its traffic.
-    return Bound.COMPUTE if compute >= max(low, min(high, 1.0)) else Bound.MEMORY
+    is_memory = LEAST_OF_ROOF <= low <= ABOVE_CEILING
+    if is_memory and low > compute:
+        return Bound.MEMORY
+    return Bound.COMPUTE if compute >= LEAST_OF_ROOF else Bound.NEITHER
 
 
-def _explain(bound: Bound, *, data_wait_fraction: float, compute: float, low: float, high: float) -> str:
-    roofs = f"{percent(compute)} of the measured compute ceiling, {between(low, high)} of the bandwidth (modelled)"
-    match bound:
-        case Bound.INPUT:
-            return _waits(data_wait_fraction)
-        case Bound.OVERHEAD:
-            return f"far below both roofs: {roofs}"
-        case Bound.MEMORY if low < compute:
-            return f"{roofs}; memory if the caches do not help, compute if they do"
-        case _:
-            return roofs
+def memory_words(low: float, high: float) -> str:
+    """The share of the bandwidth; more than all of it stayed in caches."""
+    if low > ABOVE_CEILING:
+        return "an unknown share"
+    return f"{percent(low)} or more" if high > ABOVE_CEILING else between(low, high)
+
+
+def _neither(figures: Figures, reached: str, *, low: float, high: float) -> Iterator[str]:
+    """Why no roof is the limit, and all that is known of the reason."""
+    if figures.kernels_alone:
+        yield reached
+    elif low > ABOVE_CEILING:
+        yield f"{reached}: caches hold the tensors, so the model tells no traffic of the memory"
+    elif high >= LEAST_OF_ROOF:
+        yield f"{reached}: the bytes are not known well enough to tell whether memory is the limit"
+    else:
+        yield f"below half of both roofs: {reached}"
+    if figures.device_busy_share is not None and not figures.kernels_alone:
+        yield _device_busy(figures, figures.device_busy_share)
+    yield from figures.known
+
+
+def _device_busy(figures: Figures, share: float) -> str:
+    most = "at most " if figures.is_most else ""
+    return f"{figures.running} run in {most}{percent(share)} of the step"
+
+
+# --- a run
+
+
+def from_record(run: Record) -> Verdict | None:
+    """The verdict on a run; None where nothing timed its steps."""
+    figures = figures_of(run)
+    busy = competition(run)
+    if figures is None:
+        return Verdict(busy=busy) if busy else None
+    lack = _lack(run, figures)
+    return replace(decide(figures, lack), busy=busy)
+
+
+def figures_of(run: Record) -> Figures | None:
+    """Facts of a run that decide what limits it; None where nothing timed its steps."""
+    profile, complexity = run.profile, run.complexity
+    step_s = _step_s(run)
+    traced_s = traced_step_s(profile.wall_s_per_step, profile.busy_s_per_step) if run.imported else None
+    if step_s is None and traced_s is None:
+        return None
+    roof, flop_per_s, bytes_per_s = _roof(run)
+    is_traced = step_s is None
+    # Operators without a formula may compute or move bytes too.
+    unattributed, uncounted = (
+        (share or 0.0) if is_traced and complexity else 0.0
+        for share in (complexity and complexity.unattributed_share, complexity and complexity.uncounted_share)
+    )
+    has_flop, has_bytes = uncounted <= MOST_UNATTRIBUTED, unattributed - uncounted <= MOST_UNATTRIBUTED
+    return Figures(
+        step_s=step_s or traced_s,
+        data_wait_fraction=run.timing.data_wait_fraction,
+        device_busy_share=device_busy_share(run),
+        is_most=run.imported is None,
+        running="operators" if run.environment.device.type == "cpu" else "kernels",
+        flop=complexity.train_flop_per_step if complexity and has_flop else None,
+        bytes_low=complexity.bytes_per_step_lower if complexity and has_bytes else None,
+        bytes_high=complexity.bytes_per_step_upper if complexity and has_bytes else None,
+        roof=roof,
+        roof_flop_per_s=flop_per_s,
+        roof_bytes_per_s=bytes_per_s,
+        kernels_alone=is_traced and not profile.wall_s_per_step,
+        known=list(known_of(run)),
+    )
+
+
+def _step_s(run: Record) -> float | None:
+    """The median step; from a table of rates, where nobody timed a step, a batch over images/s."""
+    timing = run.timing
+    if timing.step_s is not None or run.imported is None:
+        return timing.step_s.median if timing.step_s else None
+    is_rate = run.spec.batch_size and timing.images and timing.measured_s
+    return (run.spec.batch_size or 0) * (timing.measured_s or 0.0) / (timing.images or 1.0) if is_rate else None
+
+
+def traced_step_s(wall_s: float | None, busy_s: float | None) -> float | None:
+    """Seconds of a step that only torch.profiler timed: its wall time, or where unknown that of its kernels.
+
+    A step that begins before the kernels of the one before have ended may last longer than the profiler marks.
+    """
+    return max(wall_s or 0.0, busy_s or 0.0) or None
+
+
+def device_busy_share(run: Record) -> float | None:
+    """The share of a step in which the device runs kernels (a CPU: operators); None where no profile says it.
+
+    A profile of our own is another pass: kernels that overlap count each in full, and under a profiler none is faster.
+    So its share is at most too high, and one that reaches the whole step says nothing.
+    """
+    profile = run.profile
+    if run.imported is not None:
+        wall_s, busy_s = profile.wall_s_per_step, profile.busy_s_per_step
+        return min(1.0, busy_s / wall_s) if wall_s and busy_s else None
+    step_s = run.timing.step_s.median if run.timing.step_s else None
+    running_s = profile.time_s_per_step or profile.kernel_time_s_per_step
+    checks = profile.checks
+    has_all = profile.status == "completed" and not (checks and checks.backward and checks.backward.present is False)
+    if not has_all or not step_s or not running_s:
+        return None
+    return running_s / step_s if running_s < step_s else None
+
+
+def known_of(run: Record) -> Iterator[str]:
+    """What a run tells of the reason why a step is far from both roofs, in words."""
+    device, host, precision = run.environment.device, run.environment.host, run.spec.precision or ""
+    flags = set(host.cpu_flags or ()) if host else set()
+    if device.type == "cpu" and flags and not flags & NATIVE_FLAGS.get(precision, flags):
+        yield f"this CPU has no instructions for {'fp16' if precision == 'amp' else precision} and emulates it"
+    if device.type == "cpu":
+        return
+    number, mean_s = _kernels(run.profile)
+    if number and mean_s is not None and mean_s < SMALL_KERNEL_S:
+        yield f"small kernels: {number:.0f} in a step, {seconds(mean_s, 2)} each on average"
+    if run.imported is None and mean_s is None:
+        yield "gaps between kernels are unknown (--profile torch times them)"
+
+
+def _kernels(profile: ProfileResult) -> tuple[float | None, float | None]:
+    """How many kernels a step has, and how long they are on average."""
+    for number, all_s in (
+        (profile.calls_per_step, profile.time_s_per_step),
+        (profile.kernels_per_step, profile.kernel_time_s_per_step),
+    ):
+        if number and all_s:
+            return number, all_s / number
+    return None, None
+
+
+def _roof(run: Record) -> tuple[str | None, float | None, float | None]:
+    """FLOP/s and bytes/s: what the machine reached, else what its vendor claims."""
+    compute, copy = compute_roof_per_s(run), run.ceilings.copy() if run.ceilings else None
+    if compute and copy and copy.roof_per_s:
+        return RoofKind.MEASURED, compute, copy.roof_per_s
+    device = run.environment.device
+    peak = peaks.find(device.name, precision=run.spec.precision, memory_bytes=device.memory_total_bytes)
+    return (RoofKind.PEAK, peak.flop_per_s, peak.bytes_per_s) if peak else (None, None, None)
+
+
+def _lack(run: Record, figures: Figures) -> str:
+    """Why it is unknown which shares of the roofs a run reached."""
+    if figures.roof is None:
+        return _why_no_roof(run)
+    names = {"FLOP": figures.flop, "bytes": figures.bytes_low and figures.bytes_high}
+    absent = " and ".join(name for name, value in names.items() if not value)
+    return f"the {absent} of a step are unknown"
+
+
+def _why_no_roof(run: Record) -> str:
+    ceilings, precision = run.ceilings, run.spec.precision
+    if run.imported is not None:
+        return "no ceiling was measured, and the peaks of the device are unknown"
+    if ceilings is None:
+        return "no ceilings were measured (--no-ceilings)"
+    unavailable = ceilings.unavailable or {}
+    name, what = (precision or "", f"{precision} ceiling") if compute_roof_per_s(run) is None else ("copy", "bandwidth")
+    return f"the {what} was not measured: {unavailable.get(name) or 'nobody knows why'}"
+
+
+# --- a busy machine
 
 
 def competition(run: Record) -> str | None:
     """What a CPU run got of the CPUs that it has threads for, where other work had the rest; otherwise None."""
-    used, waited = run.timing.cpus_used, run.timing.cpus_waited
-    if not lacks_cpus(run) or used is None or waited is None:
+    used, waited, threads = run.timing.cpus_used, run.timing.cpus_waited, run.environment.device.threads or 0
+    if not lacks_cpus(run) or used is None or waited is None or not is_starved(used, waited):
         return None
-    share = waited / (used + waited)
-    if share < LEAST_WAITED_SHARE:
-        return None
-    threads = run.environment.device.threads
-    return f"the run got {used:.1f} of {threads} CPUs and waited for one {percent(share)} of its time"
+    share = percent(min(1.0, waited / threads))
+    if threads == 1:
+        return f"other processes used the CPU: this run got {percent(used)} of one, and waited {share} of the wall time"
+    got = f"this run got {plain(used, 2)} of {threads:.0f}"
+    return f"other processes used the CPUs: {got}, and its threads waited {share} of the wall time"
+
+
+def is_starved(used: float, waited: float) -> bool:
+    """Whether a run waited for CPUs for longer than an idle machine lets it, and long enough to be slower for it.
+
+    CPUs on average over the wall time: `used` by the run, `waited` for by its threads.
+    """
+    return waited >= LEAST_WAITED_SHARE * (used + waited) and waited >= LEAST_WAITED_CPUS
 
 
 def lacks_cpus(run: Record) -> bool:
     """Whether a CPU run kept few of its threads busy, for whatever reason."""
     used, threads = run.timing.cpus_used, run.environment.device.threads
     return run.spec.device == "cpu" and used is not None and bool(threads) and used < COMPETED_SHARE * (threads or 0)
+
+
+def busy_words(busy: Collection[str | None]) -> str | None:
+    """How many of these runs were on a busy machine, from `Verdict.busy` of each; None where none was."""
+    known = [why for why in busy if why]
+    if not known:
+        return None
+    if len(busy) == 1:
+        return f"on a busy machine: {known[0]}"
+    which = "" if len(set(known)) == 1 else ", of the first"
+    return f"{len(known)} of {len(busy)} runs on a busy machine{which}: {known[0]}"
+
+
+# --- figures of a run
 
 
 def flop_per_s(run: Record) -> float | None:
@@ -121,50 +393,3 @@ def compute_roof_per_s(run: Record) -> float | None:
     """The measured ceiling of the run's precision."""
     rate = run.ceilings.compute(run.spec.precision) if run.ceilings else None
     return rate.roof_per_s if rate else None
-
-
-def from_record(run: Record) -> Verdict | None:
-    """The verdict on a run; None without steps."""
-    if run.timing.step_s is None:
-        return None
-    if taken := competition(run):
-        return Verdict(bound=Bound.BUSY, why=taken)
-    verdict = _judged(run)
-    waits = run.timing.data_wait_fraction
-    if isinstance(verdict, str) and waits is not None and waits > INPUT_BOUND_FRACTION:
-        # This can be said without ceilings.
-        return Verdict(bound=Bound.INPUT, why=_waits(waits))
-    return Verdict(bound=None, why=verdict) if isinstance(verdict, str) else verdict
-
-
-def _judged(run: Record) -> Verdict | str:
-    """The verdict, or why compute cannot be told from memory."""
-    ceilings, precision, complexity = run.ceilings, run.spec.precision, run.complexity
-    if ceilings is None:
-        return "no ceilings were measured (--no-ceilings)"
-    compute, copy = ceilings.compute(precision), ceilings.copy()
-    unavailable = ceilings.unavailable or {}
-    for rate, name, what in (
-        (compute, precision or "", f"{precision} ceiling"),
-        (copy, "copy", "bandwidth"),
-    ):
-        if rate is None:
-            return f"the {what} was not measured: {unavailable.get(name) or 'nobody knows why'}"
-    share = share_of_ceiling(run)
-    if share is not None and share > ABOVE_CEILING:
-        return (
-            f"the run reached {percent(share)} of the measured {precision} ceiling, which cannot be:"
-            " the ceiling is too low, or the kernels execute fewer FLOP than the model has (Winograd)"
-        )
-    figures = {
-        "step_s": run.timing.step_s.median if run.timing.step_s else None,
-        "data_wait_fraction": run.timing.data_wait_fraction,
-        "flop_per_step": complexity.train_flop_per_step if complexity else None,
-        "bytes_low": complexity.bytes_per_step_lower if complexity else None,
-        "bytes_high": complexity.bytes_per_step_upper if complexity else None,
-        "ceiling_flop_per_s": compute.roof_per_s if compute else None,
-        "ceiling_bytes_per_s": copy.roof_per_s if copy else None,
-    }
-    if absent := [name for name, value in figures.items() if value is None]:
-        return f"run.json lacks {', '.join(absent)}"
-    return judge(**{name: value for name, value in figures.items() if value is not None})

@@ -303,6 +303,7 @@ class ScriptRun:
             "step time": f"{seconds(step_s.median or 0.0)}  (median of {counted(int(step_s.n or 0), 'step')})",
             "FLOP/s": f"{si(flop_per_s, 'FLOP/s')} while stepping{of}" if flop_per_s else "no product was counted",
             "limited by": _limit_words(record),
+            **({"busy": record.bound.busy} if record.bound and record.bound.busy else {}),
             "data waits": f"{percent(figures.data_wait_fraction or 0.0)} of the wall time",
             **_gap_rows(figures.gaps or {}),
             "bundle": str(self.folder),
@@ -317,7 +318,7 @@ def _limit_words(record: Record) -> str:
     bound = record.bound
     if bound is None or bound.bound is None:
         return f"unknown: {bound.why if bound else 'no step was measured'}"
-    return f"{bound.bound}: {bound.why}"
+    return f"{verdict.NAMES.get(bound.bound, bound.bound)}: {bound.why}"
 
 
 def _gap_rows(gaps: Mapping[str, GapSeconds]) -> dict[str, str]:

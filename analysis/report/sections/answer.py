@@ -12,6 +12,7 @@ from analysis.figures.figure import Figure
 from analysis.report import words
 from analysis.report.content import Block, Bullets, Paragraph, Picture, Section
 from analysis.report.evidence import ReportEvidence
+from analysis.roofline import WorkSource
 from analysis.statistics.samples import LEVEL
 from workload.contract.tables import Column, Role
 from workload.contract.verdict import Bound
@@ -20,7 +21,7 @@ from workload.contract.verdict import Bound
 MOST_SENTENCES = 8
 # Errors before the answer; all are in the section of the audit.
 MOST_ERRORS = 4
-# Of the audit: the figures are those of a machine that did something else too.
+# Of the audit: other processes used the CPUs; a quota or the hypervisor withheld them.
 BUSY_RULES = ("CPU competition", "CPU held back")
 # Of a profile, in words.
 MOST_FAMILIES = 3
@@ -138,15 +139,26 @@ def sentences(rows: Sequence[Mapping[str, Any]], evidence: ReportEvidence) -> It
 
 def _busy(row: Mapping[str, Any], evidence: ReportEvidence) -> str:
     """What kept the runs of a line, or of the one that it is compared with, from their CPUs: before anything else."""
-    parts = []
+    parts: list[str] = []
+    held: list[str] = []
     for side, who in ((row, ""), (row["second"], f"{row['second']['env']}: " if row["second"] else "")):
-        figures = [
-            finding.figure
-            for finding in evidence.findings
-            if side and finding.rule in BUSY_RULES and set(side["run_ids"]) & set(finding.subject)
-        ]
-        parts += [f"{who}{words.listed(figures, 2)}"] if figures else []
-    return f"On a busy machine ({'; '.join(parts)}): " if parts else ""
+        if side and words.is_known(side["busy"]):
+            parts.append(f"{who}{side['busy'].removeprefix('on a busy machine: ').replace(' on a busy machine', '')}")
+        else:
+            parts += [f"{who}{words.listed(figures, 2)}"] if (figures := _found(side, BUSY_RULES[0], evidence)) else []
+        held += [f"{who}{words.listed(figures, 2)}"] if (figures := _found(side, BUSY_RULES[1], evidence)) else []
+    if parts:
+        return f"On a busy machine ({'; '.join([*parts, *held])}): "
+    return f"With CPU time held back ({'; '.join(held)}): " if held else ""
+
+
+def _found(side: Mapping[str, Any] | None, rule: str, evidence: ReportEvidence) -> list[str]:
+    """Figures that a rule of the audit found in the runs of a line."""
+    return [
+        finding.figure
+        for finding in evidence.findings
+        if side and finding.rule == rule and set(side["run_ids"]) & set(finding.subject)
+    ]
 
 
 def _doubts(row: Mapping[str, Any], evidence: ReportEvidence) -> str:
@@ -181,6 +193,10 @@ def _without_times(evidence: ReportEvidence) -> Iterator[str]:
     """What there is to say where no run has a throughput: what profiles show, or how the runs ended."""
     points = evidence.material.kernel_points
     profiles = points[points["family"] != ALL] if len(points) else points
+    limits = list(_limits(evidence))
+    yield from limits
+    if profiles.empty and limits:
+        return
     if profiles.empty:
         counts = Counter(words.text(status).replace("_", " ") for status in evidence.results.runs["status"])
         ended = ", ".join(f"{number} {status}" for status, number in counts.most_common())
@@ -193,6 +209,17 @@ def _without_times(evidence: ReportEvidence) -> Iterator[str]:
         size = f", batch {words.text(batch)}" if words.is_known(batch) else ""
         yield f"{task}{size}, {variant} on {env}, profiled: most time of its kernels goes to {shares}."
     yield "These are profiles without timed steps: they say where the time of a step goes, and not how fast it is."
+
+
+def _limits(evidence: ReportEvidence) -> Iterator[str]:
+    """What limits steps and kernels that only a profiler timed."""
+    points = evidence.material.points
+    timed = points[points["flop_per_s"].notna()] if len(points) else points
+    for row in words.rows_of(timed):
+        size = f", batch {words.text(row['batch_size'])}" if words.is_known(row["batch_size"]) else ""
+        least = "at least " if row["flop_is_lower_bound"] else ""
+        rate = f"{least}{words.si(row['flop_per_s'], 'FLOP/s')}"
+        yield f"{row['task']}{size}, {row['variant']} on {words.with_device(row)}: {rate}. {_limit(row)}"
 
 
 def _lead(row: Mapping[str, Any]) -> str:
@@ -213,13 +240,16 @@ def _lead(row: Mapping[str, Any]) -> str:
 
 def _limit(row: Mapping[str, Any]) -> str:
     why = f": {row['bound_why']}" if words.is_known(row["bound_why"]) else ""
+    if row.get("source") == WorkSource.PROFILER and words.is_known(row["bound"]):
+        # Of kernels alone: what limits the step is not known.
+        return f"{row['bound_why'][0].upper()}{row['bound_why'][1:]}."
     if not words.is_known(row["bound"]):
         return f"What limits it is not known{why}."
     if ", " in row["bound"]:
         # Of several verdicts the reason is that of one run.
         return f"Its runs do not agree on what limits it: {row['bound']}."
-    if row["bound"] == Bound.BUSY:
-        return f"The machine was busy, so this is no figure of the machine{why}."
+    if row["bound"] == Bound.NEITHER:
+        return f"Neither compute nor memory limits it{why}."
     return f"Limited by {row['bound']}{why}."
 
 

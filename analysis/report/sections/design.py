@@ -112,7 +112,7 @@ def _single(evidence: ReportEvidence) -> str:
     if without:
         return (
             f"Every configuration was measured at least twice; {without} of {len(lines)} have no interval all the "
-            "same: their runs read the same, or have no throughput."
+            "same: two runs are too few, runs read the same, or they have no throughput."
         )
     return "Every configuration was measured at least twice, and every throughput has an interval."
 

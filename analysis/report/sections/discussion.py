@@ -18,6 +18,7 @@ from analysis.report.content import Bullets, Paragraph, Section, Table
 from analysis.report.evidence import ReportEvidence
 from analysis.statistics.power import ALPHA
 from workload.contract.tables import Column, Role
+from workload.contract.text import between
 from workload.contract.verdict import Bound
 
 # A doubled batch that gains less has found the device full; published doublings from 64 to 128 gain 2 %.
@@ -186,7 +187,10 @@ def _bounds(evidence: ReportEvidence, task: str, rows: Sequence[Mapping[str, Any
         here = [row for row in rows if row["env"] == env]
         if here:
             counts = Counter(str(row["bound"]) for row in here)
-            shares = ", ".join(f"{bound} in {number} of {len(here)}" for bound, number in counts.most_common())
+            shares = ", ".join(
+                f"{bound} in {number} of {len(here)}{_device_busy(here, bound)}"
+                for bound, number in counts.most_common()
+            )
             parts.append(f"{env} {shares}{_ridges(evidence, env, here)}")
     limited = sum(1 for row in rows if row["bound"] == Bound.MEMORY)
     known = [row for row in rows if words.is_known(row["intensity_low"]) and words.is_known(row["intensity_high"])]
@@ -197,6 +201,14 @@ def _bounds(evidence: ReportEvidence, task: str, rows: Sequence[Mapping[str, Any
     return (
         f"{task} is limited by memory in {limited} of {words.counted(len(rows), 'configuration')}{where}: "
         f"{'; '.join(parts)}.{unsure}"
+    )
+
+
+def _device_busy(rows: Sequence[Mapping[str, Any]], bound: str) -> str:
+    """For how much of the step a device runs kernels that is idle for the rest."""
+    known = [float(row["device_busy_share"]) for row in rows if words.is_known(row["device_busy_share"])]
+    return (
+        f" (kernels run in {between(min(known), max(known))} of the step)" if known and bound == Bound.OVERHEAD else ""
     )
 
 
@@ -343,7 +355,10 @@ def _verdicts(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for row in certain:
         where = f" ({row['note']})" if words.is_known(row.get("note")) else ""
         yield f"{row['model']}, batch {words.text(row['batch_size'])}{where}: {row['verdict']}."
-    rest = len(rows) - len(certain)
+    none = [row for row in rows if str(row["verdict"]).startswith("no winner")]
+    for verdict, number in Counter(str(row["verdict"]) for row in none).items():
+        yield f"{words.counted(number, 'comparison')} of {len(rows)}: {verdict}."
+    rest = len(rows) - len(certain) - len(none)
     if rest:
         limits = [
             float(row["smallest_detectable_ratio"])

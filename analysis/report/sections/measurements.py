@@ -26,6 +26,7 @@ SUMMARY = (
     Column(name="intensity", heading="FLOP/byte", digits=3),
     Column(name="fraction_of_roof", heading="of the roof", unit="%", digits=2),
     Column(name="bound", heading="limited by", role=Role.FACT),
+    Column(name="busy", heading="busy", role=Role.FACT),
     Column(name="data_wait_fraction", heading="data waits", unit="%", digits=2),
 )
 COMPARED = (

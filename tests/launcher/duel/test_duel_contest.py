@@ -36,10 +36,16 @@ def make_pair(*, are_equal: bool = False) -> Pair:
 
 
 class Machine:
-    """Runs segments: 10 ms an image, B longer by `effect`; each takes `segment_s` on its clock."""
+    """Runs segments: 10 ms an image, B longer by `effect`; each takes `segment_s` on its clock.
 
-    def __init__(self, *, effect: float = 0.0, noise: float = 0.001, segment_s: float = 5.0, wall: float = 0.0) -> None:
+    The segments before `busy_to` are on a busy machine.
+    """
+
+    def __init__(
+        self, *, effect: float = 0.0, noise: float = 0.001, segment_s: float = 5.0, wall: float = 0.0, busy_to: int = 0
+    ) -> None:
         self._effect, self._noise, self._segment_s, self._wall = effect, noise, segment_s, wall
+        self._busy_to = busy_to
         self._rng, self.clock_s, self.order = random.Random(0), 100.0, ""
         self.before: Callable[[int], None] = lambda _: None
 
@@ -51,7 +57,15 @@ class Machine:
         image_s = 0.01 * math.exp(self._rng.gauss(0, self._noise) + self._effect * is_b)
         wall_s = image_s * math.exp(self._wall * is_b)
         folder = Path(f"{name}-{position}")
-        return Measured(position=position, variant=side.variant, image_s=image_s, wall_image_s=wall_s, folder=folder)
+        busy = "other processes used the CPU: this run got 4 % of one" if position < self._busy_to else None
+        return Measured(
+            position=position,
+            variant=side.variant,
+            image_s=image_s,
+            wall_image_s=wall_s,
+            folder=folder,
+            busy=busy,
+        )
 
     def fight(self, budget: Budget) -> contest.Outcome:
         self.heard: list[str] = []

@@ -45,6 +45,20 @@ def test_slower() -> None:
     assert [one["variant"] for one in document["segments"]][:4] in (["A", "B", "B", "A"], ["B", "A", "A", "B"])
 
 
+def test_a_winner_on_a_machine_that_was_busy_at_first() -> None:
+    slower = result(Machine(effect=0.05, busy_to=8))
+
+    assert slower.exit_code == ExitCode.SLOWER
+    assert slower.text().splitlines()[0].endswith("after 10 quadruples; 8 of 40 runs on a busy machine")
+    assert "8 of 40 runs on a busy machine.\n" in slower.markdown()
+    document = slower.to_json()
+    assert (document["busy"], document["segments"][0]["busy"], document["segments"][8]["busy"]) == (
+        8,
+        "other processes used the CPU: this run got 4 % of one",
+        None,
+    )
+
+
 @pytest.mark.parametrize(
     ("machine", "code", "headline"),
     [
@@ -55,6 +69,12 @@ def test_slower() -> None:
             13,
             "not decidable on this machine within the budget",
             id="not decidable",
+        ),
+        pytest.param(
+            Machine(effect=0.05, busy_to=10_000),
+            13,
+            "not decidable on this machine within the budget",
+            id="on a busy machine",
         ),
     ],
 )

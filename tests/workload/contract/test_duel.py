@@ -2,7 +2,8 @@
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from itertools import islice
 
 import pytest
@@ -193,6 +194,33 @@ def test_a_linear_drift_leaves_no_difference() -> None:
 )
 def test_sentences(made: Sequence[Segment], ended: str | None, sentence: str) -> None:
     assert judge(made, ended=ended).reason == sentence
+
+
+def on_busy(made: Sequence[Segment], quadruples: Collection[int]) -> list[Segment]:
+    """The same segments, the first one of each of these quadruples on a busy machine."""
+    first = {4 * number for number in quadruples}
+    return [replace(one, is_busy=one.position in first) for one in made]
+
+
+def test_no_winner_where_only_the_busy_runs_tell() -> None:
+    made = segments(quiet(random.Random(1)), effect=0.1, quadruples=20)
+    assert judge(made).reason == judge(on_busy(made, ())).reason
+    # Quiet quadruples name a winner later, and alone.
+    late = judge(on_busy(made, range(3)))
+    assert (late.verdict, late.busy, late.withheld) == (DuelVerdict.SLOWER, 3, None)
+    assert late.quadruples == judge(made).quadruples + 3
+    assert late.reason.endswith("after 11 quadruples; 3 of 44 runs on a busy machine")
+    # Without any there is no winner, and the duel ends undecided.
+    never = judge(on_busy(made, range(20)), ended="60 s are over")
+    assert (never.verdict, never.withheld, never.busy) == (DuelVerdict.NOT_DECIDABLE, DuelVerdict.SLOWER, 20)
+    assert never.reason.endswith("20 of 80 runs on a busy machine, and without them B is not known to be slower")
+    assert judge(on_busy(made, range(20))).expected is None
+
+
+def test_the_same_on_a_busy_machine_says_so() -> None:
+    same = judge(on_busy(segments(quiet(random.Random(1))), range(60)))
+    assert same.verdict is DuelVerdict.SAME
+    assert same.reason.endswith(f"; {same.busy} of {4 * same.quadruples} runs on a busy machine")
 
 
 def test_a_quadruple_with_a_segment_without_time_is_left_out() -> None:

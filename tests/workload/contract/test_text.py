@@ -6,6 +6,7 @@ import pytest
 from workload.contract.text import (
     between,
     counted,
+    digits_beside_one,
     percent,
     plain,
     seconds,
@@ -76,9 +77,27 @@ def test_percent_beside_a_limit(share: float, text: str) -> None:
     assert percent(share, decimals=1) == text
 
 
-@pytest.mark.parametrize(("share", "text"), [(0.05, "+5.0 %"), (-0.021, "-2.1 %"), (0.25, "+25 %"), (-0.0996, "-10 %")])
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [
+        (0.0003, "+0.03 %"),
+        (-0.0004, "-0.04 %"),
+        (0.0, "+0.0 %"),
+        (0.05, "+5.0 %"),
+        (-0.021, "-2.1 %"),
+        (0.25, "+25 %"),
+        (-0.0996, "-10 %"),
+    ],
+)
 def test_signed_percent(share: float, text: str) -> None:
     assert signed_percent(share) == text
+
+
+@pytest.mark.parametrize(
+    ("ratios", "digits"), [((1.5,), 3), ((1.0,), 3), ((1.02, 1.004), 4), ((1.0004, 2.0), 5), ((0.9996,), 4), ((), 3)]
+)
+def test_digits_that_tell_a_ratio_from_one(ratios: tuple[float, ...], digits: int) -> None:
+    assert digits_beside_one(ratios) == digits
 
 
 @pytest.mark.parametrize(

@@ -7,38 +7,117 @@ import pytest
 from workload.contract import record as contract
 from workload.contract import verdict
 from workload.contract.record import MeasuredRate, Record, Verdict
-from workload.contract.verdict import Bound, judge
+from workload.contract.verdict import Bound, Figures, busy_words, decide
+
+
+def step(**facts: Any) -> Figures:
+    """A step of 1 s below roofs of 100 FLOP/s and 10 B/s."""
+    usual: dict[str, Any] = {"step_s": 1.0, "roof": "measured", "roof_flop_per_s": 100.0, "roof_bytes_per_s": 10.0}
+    return Figures(**{**usual, **facts})
 
 
 @pytest.mark.parametrize(
-    ("step_s", "data_wait", "flop", "low", "high", "bound"),
+    ("flop", "low", "high", "others", "bound"),
     [
-        # ceilings: 100 FLOP/s and 10 byte/s
-        (1.0, 0.11, 80, 1, 2, Bound.INPUT),
-        (1.0, 0.10, 80, 1, 2, Bound.COMPUTE),
-        (1.0, 0.0, 80, 1, 7.9, Bound.COMPUTE),
-        (1.0, 0.0, 80, 1, 8.1, Bound.MEMORY),
-        (1.0, 0.0, 30, 4, 8, Bound.MEMORY),
-        (1.0, 0.0, 24, 1, 2.4, Bound.OVERHEAD),
-        (1.0, 0.0, 26, 1, 2.4, Bound.COMPUTE),
-        (1.0, 0.0, 24, 1, 2.6, Bound.MEMORY),
-        # Modelled bytes beyond what the memory can move: the caches must have helped.
-        (1.0, 0.0, 100, 1, 50, Bound.COMPUTE),
+        # Waiting for data is decided first, whatever the rest says.
+        (80, 1, 2, {"data_wait_fraction": 0.11}, Bound.INPUT),
+        (80, 1, 2, {"data_wait_fraction": 0.10}, Bound.COMPUTE),
+        (80, 1, 2, {"data_wait_fraction": None}, Bound.COMPUTE),
+        (80, 1, 2, {"data_wait_fraction": 0.11, "device_busy_share": 0.07}, Bound.INPUT),
+        # Then a device that is known to be idle for most of the step.
+        (30, 1, 2, {"device_busy_share": 0.49}, Bound.OVERHEAD),
+        (30, 1, 2, {"device_busy_share": 0.50}, Bound.NEITHER),
+        (80, 1, 2, {"device_busy_share": 0.81}, Bound.COMPUTE),
+        # Kernels alone have no gaps to be known.
+        (30, 1, 2, {"device_busy_share": 0.07, "kernels_alone": True}, Bound.NEITHER),
+        # Then a roof, from half of it on.
+        (50, 1, 2, {}, Bound.COMPUTE),
+        (49, 1, 2, {}, Bound.NEITHER),
+        (10, 5, 8, {}, Bound.MEMORY),
+        # Half of the bandwidth has to be sure: at the fewest bytes.
+        (10, 4.9, 8, {}, Bound.NEITHER),
+        (10, 4.9, 4.9, {}, Bound.NEITHER),
+        (10, 5, 5, {}, Bound.MEMORY),
+        # Both: the nearer one that is sure.
+        (70, 6, 8, {}, Bound.COMPUTE),
+        (60, 7, 8, {}, Bound.MEMORY),
+        (60, 4, 9, {}, Bound.COMPUTE),
+        # More bytes than memory can move: caches hold them, and their traffic is unknown.
+        (10, 11, 50, {}, Bound.NEITHER),
+        (60, 11, 50, {}, Bound.COMPUTE),
+        (10, 10.5, 50, {}, Bound.MEMORY),
+        # Above a ceiling by more than noise.
+        (105, 1, 2, {}, Bound.COMPUTE),
+        (106, 1, 2, {}, None),
+        (106, 1, 2, {"device_busy_share": 0.07}, Bound.OVERHEAD),
     ],
 )
-def test_bound(step_s: float, data_wait: float, flop: float, low: float, high: float, bound: Bound) -> None:
-    found = judge(
-        step_s=step_s,
-        data_wait_fraction=data_wait,
-        flop_per_step=flop,
-        bytes_low=low,
-        bytes_high=high,
-        ceiling_flop_per_s=100,
-        ceiling_bytes_per_s=10,
-    )
+def test_bound(flop: float, low: float, high: float, others: dict[str, Any], bound: Bound | None) -> None:
+    found = decide(step(flop=flop, bytes_low=low, bytes_high=high, **others))
     assert found.bound == bound
-    assert found.compute_fraction == pytest.approx(flop / 100 / step_s)
-    assert found.memory_fraction_low == pytest.approx(low / 10 / step_s)
+    assert found.flop_per_s == flop
+    assert found.device_busy_share == others.get("device_busy_share")
+    fractions = (found.compute_fraction, found.memory_fraction_low, found.memory_fraction_high)
+    assert fractions == (pytest.approx((flop / 100, low / 10, high / 10)) if bound else (None, None, None))
+
+
+AT = "11 % of the measured compute ceiling,"
+
+
+@pytest.mark.parametrize(
+    ("facts", "why"),
+    [
+        ({"data_wait_fraction": 0.93}, "93 % of the wall time is spent waiting for data"),
+        ({"device_busy_share": 0.07}, "kernels run in 7 % of the step, and nothing in the rest"),
+        (
+            {"device_busy_share": 0.07, "running": "operators"},
+            "operators run in 7 % of the step, and nothing in the rest",
+        ),
+        ({"flop": 52}, "52 % of the measured compute ceiling, 10 % to 20 % of the bandwidth (modelled)"),
+        ({"flop": 52, "bytes_high": 1}, "52 % of the measured compute ceiling, 10 % of the bandwidth"),
+        ({"bytes_low": 6, "bytes_high": 30}, f"{AT} 60 % or more of the bandwidth (modelled)"),
+        ({}, f"below half of both roofs: {AT} 10 % to 20 % of the bandwidth (modelled)"),
+        (
+            {"roof": "peak", "bytes_high": 1},
+            "below half of both roofs: 11 % of the vendor's compute peak, 10 % of the vendor's bandwidth",
+        ),
+        (
+            {"bytes_high": 6},
+            (
+                f"{AT} 10 % to 60 % of the bandwidth (modelled): the bytes are not known well enough to tell whether"
+                " memory is the limit"
+            ),
+        ),
+        (
+            {"bytes_low": 20, "bytes_high": 60},
+            (
+                f"{AT} an unknown share of the bandwidth (modelled): caches hold the tensors, so the model"
+                " tells no traffic of the memory"
+            ),
+        ),
+        (
+            {"flop": 13, "bytes_low": 1.8, "bytes_high": 1.8, "kernels_alone": True, "roof": "peak"},
+            (
+                "these kernels reach 13 % of the vendor's compute peak and 18 % of the vendor's bandwidth;"
+                " gaps between them are unknown"
+            ),
+        ),
+        (
+            {"device_busy_share": 0.83, "known": ["small kernels"], "bytes_high": 1},
+            f"below half of both roofs: {AT} 10 % of the bandwidth; kernels run in 83 % of the step; small kernels",
+        ),
+        (
+            {"bytes_low": 11, "bytes_high": 11},
+            (
+                "110 % of the bandwidth was counted, which cannot be: the roof is too low, or kernels profiled one by"
+                " one, each with a cold cache, moved more than the run does"
+            ),
+        ),
+        ({"flop": None}, "FLOP, bytes or roofs of the step are unknown"),
+    ],
+)
+def test_reasons(facts: dict[str, Any], why: str) -> None:
+    assert decide(step(**{"flop": 11, "bytes_low": 1, "bytes_high": 2, **facts})).why == why
 
 
 RECORD: dict[str, Any] = {
@@ -91,7 +170,10 @@ def test_no_verdict_without_steps() -> None:
 BUSY_WHY = "the machine was busy: the samples got 0.5 of 2 CPUs, at the last of 3 attempts"
 
 
-IMPOSSIBLE = "which cannot be: the ceiling is too low, or the kernels execute fewer FLOP than the model has (Winograd)"
+IMPOSSIBLE = (
+    "which cannot be: the ceiling is too low, the precision is another one, or the kernels execute fewer FLOP than the"
+    " model has (Winograd)"
+)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +191,7 @@ IMPOSSIBLE = "which cannot be: the ceiling is too low, or the kernels execute fe
         # 50 FLOP/s where the ceiling is said to be 31 FLOP/s.
         (
             lambda r: r["ceilings"]["flop_per_s"]["fp32"].update(median=31.0),
-            f"the run reached 161 % of the measured fp32 ceiling, {IMPOSSIBLE}",
+            f"161 % of the measured compute ceiling was reached, {IMPOSSIBLE}",
         ),
     ],
 )
@@ -144,33 +226,68 @@ def on_cpus(used: float | None, waited: float | None, device: str = "cpu") -> di
     return record
 
 
+TWO = "other processes used the CPUs: this run got"
+
+
 @pytest.mark.parametrize(
-    ("record", "bound"),
+    ("record", "busy"),
     [
-        (on_cpus(1.0, 0.9), Bound.BUSY),
-        (on_cpus(1.49, 0.17), Bound.BUSY),
+        (on_cpus(1.0, 0.9), f"{TWO} 1 of 2, and its threads waited 45 % of the wall time"),
+        (on_cpus(1.49, 0.17), f"{TWO} 1.5 of 2, and its threads waited 8.5 % of the wall time"),
         # It got three quarters, or did not wait for the rest: one thread did most.
-        (on_cpus(1.5, 0.5), Bound.COMPUTE),
-        (on_cpus(1.0, 0.1), Bound.COMPUTE),
+        (on_cpus(1.5, 0.5), None),
+        (on_cpus(1.0, 0.1), None),
+        # A run that sleeps waits for little, which is much of the little time in which it wants a CPU.
+        (on_cpus(0.04, 0.02), None),
+        (on_cpus(0.04, 0.56), f"{TWO} 0.04 of 2, and its threads waited 28 % of the wall time"),
         # A system, or an older version, that does not tell.
-        (on_cpus(1.0, None), Bound.COMPUTE),
-        (on_cpus(None, None), Bound.COMPUTE),
+        (on_cpus(1.0, None), None),
+        (on_cpus(None, None), None),
         # A GPU's host threads wait for the GPU.
-        (on_cpus(0.5, 0.5, device="cuda"), Bound.COMPUTE),
+        (on_cpus(0.5, 0.5, device="cuda"), None),
     ],
 )
-def test_a_starved_run_says_that_the_machine_was_busy(record: dict[str, Any], bound: Bound) -> None:
+def test_a_busy_machine_is_said_beside_the_limit(record: dict[str, Any], busy: str | None) -> None:
     found = from_record(record)
     assert found is not None
-    assert found.bound == bound
+    assert (found.bound, found.busy) == (Bound.COMPUTE, busy)
 
 
-def test_busy_comes_before_every_other_verdict() -> None:
-    record = on_cpus(0.8, 1.2) | {"ceilings": None}
-    record["timing"]["data_wait_fraction"] = 0.37
+def test_a_loader_that_sleeps_on_a_busy_machine() -> None:
+    record = on_cpus(0.04, 0.56) | {"ceilings": None, "environment": {"device": {"threads": 1}}}
+    record["timing"]["data_wait_fraction"] = 0.9
     found = from_record(record)
     assert found is not None
-    assert found.why == "the run got 0.8 of 2 CPUs and waited for one 60 % of its time"
+    assert (found.bound, found.why) == (Bound.INPUT, "90 % of the wall time is spent waiting for data")
+    assert found.busy == "other processes used the CPU: this run got 4 % of one, and waited 56 % of the wall time"
+
+
+def test_a_run_without_steps_on_a_busy_machine_says_that_alone() -> None:
+    record = on_cpus(0.8, 1.2)
+    record["timing"]["step_s"] = None
+    assert from_record(record) == Verdict(busy=f"{TWO} 0.8 of 2, and its threads waited 60 % of the wall time")
+
+
+def test_runs_of_older_versions_that_say_busy_are_read() -> None:
+    old = read(RECORD | {"bound": {"bound": "busy", "why": "the run got 0.9 of 2 CPUs"}}).bound
+    assert old is not None
+    assert (old.bound, old.busy) == (None, "the run got 0.9 of 2 CPUs")
+    assert old.why == "the version that wrote this run.json did not say what limits a run on a busy machine"
+    other = read(RECORD | {"bound": {"bound": "compute", "why": "because"}}).bound
+    assert other == Verdict(bound="compute", why="because")
+
+
+@pytest.mark.parametrize(
+    ("busy", "words"),
+    [
+        ([None, None], None),
+        (["x"], "on a busy machine: x"),
+        ([None, "x"], "1 of 2 runs on a busy machine: x"),
+        (["x", "y", None], "2 of 3 runs on a busy machine, of the first: x"),
+    ],
+)
+def test_how_many_runs_were_on_a_busy_machine(busy: list[str | None], words: str | None) -> None:
+    assert busy_words(busy) == words
 
 
 def test_a_record_without_waits_is_read_as_before() -> None:
@@ -182,4 +299,101 @@ def test_a_record_without_waits_is_read_as_before() -> None:
 def test_a_record_without_the_work_of_a_step_says_what_it_lacks() -> None:
     found = from_record(changed(lambda r: r["complexity"].update(bytes_per_step_lower=None, bytes_per_step_upper="x")))
     assert found is not None
-    assert (found.bound, found.why) == (None, "run.json lacks bytes_low, bytes_high")
+    assert (found.bound, found.why) == (None, "the bytes of a step are unknown")
+
+
+# --- what the device, its profile and its vendor say
+
+
+def on_a_t4(**changes: Any) -> dict[str, Any]:
+    """6.48 TFLOP in 2 s on a board whose vendor claims 8.1 TFLOP/s and 320 GB/s."""
+    work = {"train_flop_per_step": 6.48e12, "bytes_per_step_lower": 3.2e9, "bytes_per_step_upper": 6.4e9}
+    device = {"device": {"type": "cuda", "name": "Tesla T4", "memory_total_bytes": 15.6e9}}
+    return copy.deepcopy(RECORD) | {"ceilings": None, "complexity": work, "environment": device} | changes
+
+
+def test_without_ceilings_the_vendors_peak_is_the_roof() -> None:
+    found = from_record(on_a_t4())
+    assert found is not None
+    assert (found.bound, found.roof, found.compute_fraction) == (Bound.NEITHER, "peak", pytest.approx(0.4))
+    assert found.why == (
+        "below half of both roofs: 40 % of the vendor's compute peak,"
+        " 0.5 % to 1 % of the vendor's bandwidth (modelled);"
+        " gaps between kernels are unknown (--profile torch times them)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("profile", "bound", "share"),
+    [
+        ({"status": "completed", "kind": "torch", "time_s_per_step": 0.14}, Bound.OVERHEAD, 0.07),
+        ({"status": "completed", "kind": "torch", "time_s_per_step": 1.4}, Bound.NEITHER, 0.7),
+        # Kernels that overlap add up to more than the step, which says nothing.
+        ({"status": "completed", "kind": "torch", "time_s_per_step": 3.0}, Bound.NEITHER, None),
+        ({"status": "completed", "kind": "ncu", "kernel_time_s_per_step": 0.14}, Bound.OVERHEAD, 0.07),
+        # A part of the kernels says nothing about gaps.
+        ({"status": "partial", "kind": "ncu", "kernel_time_s_per_step": 0.14}, Bound.NEITHER, None),
+        (
+            {
+                "status": "completed",
+                "kind": "ncu",
+                "kernel_time_s_per_step": 0.14,
+                "checks": {"backward": {"present": False}},
+            },
+            Bound.NEITHER,
+            None,
+        ),
+    ],
+)
+def test_a_profile_tells_how_long_the_device_is_idle(
+    profile: dict[str, Any], bound: Bound, share: float | None
+) -> None:
+    found = from_record(on_a_t4(profile=profile))
+    assert found is not None
+    assert (found.bound, found.device_busy_share) == (bound, None if share is None else pytest.approx(share))
+    assert ("kernels run in at most" in (found.why or "")) is (share is not None)
+
+
+def test_a_trace_from_elsewhere_is_judged_by_its_step() -> None:
+    trace = {"status": "completed", "kind": "torch", "busy_s_per_step": 0.309e-3, "wall_s_per_step": 4.43e-3}
+    untimed = {"timing": {}, "imported": {"kind": "torch"}}
+    work = {"train_flop_per_step": 8.2e9, "bytes_per_step_lower": 1e6, "bytes_per_step_upper": 2e6}
+    found = from_record(on_a_t4(profile=trace, complexity=work, **untimed))
+    assert found is not None
+    assert (found.bound, found.flop_per_s) == (Bound.OVERHEAD, pytest.approx(1.85e12, rel=0.01))
+    assert found.why == "kernels run in 7 % of the step, and nothing in the rest"
+    # Without the time of a step there are kernels alone, and with too much unattributed no share of a roof.
+    alone = from_record(on_a_t4(profile=trace | {"wall_s_per_step": None}, complexity=work, **untimed))
+    assert alone is not None
+    assert (alone.bound, alone.flop_per_s) == (None, pytest.approx(26.5e12, rel=0.01))
+    unknown = work | {"unattributed_share": 0.3, "uncounted_share": 0.3}
+    lower = from_record(on_a_t4(profile=trace | {"busy_s_per_step": 4e-3}, complexity=unknown, **untimed))
+    assert lower is not None
+    assert (lower.bound, lower.why) == (None, "the FLOP of a step are unknown")
+
+
+@pytest.mark.parametrize(
+    ("device", "flags", "precision", "known"),
+    [
+        ("cpu", ["avx2"], "bf16", ["this CPU has no instructions for bf16 and emulates it"]),
+        ("cpu", ["avx2"], "amp", ["this CPU has no instructions for fp16 and emulates it"]),
+        ("cpu", ["avx2", "avx512_bf16"], "bf16", []),
+        ("cpu", ["avx2"], "fp32", []),
+        ("cpu", [], "bf16", []),
+        ("cuda", ["avx2"], "bf16", ["gaps between kernels are unknown (--profile torch times them)"]),
+    ],
+)
+def test_what_is_known_of_a_step_far_from_both_roofs(
+    device: str, flags: list[str], precision: str, known: list[str]
+) -> None:
+    record = copy.deepcopy(RECORD) | {"environment": {"device": {"type": device}, "host": {"cpu_flags": flags}}}
+    record["spec"]["precision"] = precision
+    assert list(verdict.known_of(read(record))) == known
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(6e-3, ["small kernels: 1000 in a step, 6 µs each on average"]), (1e-2, [])]
+)
+def test_small_kernels(seconds: float, words: list[str]) -> None:
+    profile = {"status": "completed", "kind": "torch", "calls_per_step": 1000, "time_s_per_step": seconds}
+    assert list(verdict.known_of(read(on_a_t4(profile=profile)))) == words
