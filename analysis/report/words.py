@@ -7,12 +7,10 @@ from typing import Any
 import pandas as pd
 
 from analysis import units
-from analysis.compare import within_blocks_words
 from analysis.figures import labels
 from analysis.report.content import Heading, Table
-from analysis.statistics import Comparison
 from workload.contract.tables import Column, Role, number
-from workload.contract.text import printable, signed_percent
+from workload.contract.text import printable
 
 ABSENT = "\N{EN DASH}"
 # More rows than fit on a screen are folded.
@@ -67,11 +65,6 @@ def quotient(over: Any, by: Any) -> float | None:
     return float(over) / float(by) if is_known(over) and is_known(by) and by else None
 
 
-def change(ratio: float) -> str:
-    """A ratio as a change: 1.05 is `+5 %`."""
-    return signed_percent(ratio - 1)
-
-
 def text(value: Any) -> str:
     """A cell; long texts stay whole, unknown ones are a dash."""
     if not is_known(value):
@@ -96,11 +89,6 @@ def rate_with_interval(row: Mapping[str, Any], field: str = "images_per_s", unit
     return f"{shown} ({text(reason) if is_known(reason) else 'no interval'})"
 
 
-def paired(comparison: Comparison) -> str:
-    """`; paired within 3 blocks: …`, to stand behind an interval; empty where runs were compared as two samples."""
-    return f"; {within_blocks_words(comparison.within_blocks)}" if comparison.within_blocks else ""
-
-
 def with_device(row: Mapping[str, Any]) -> str:
     """The environment, and its device where the name does not say it: nobody knows what `gcp-3` is."""
     device = row.get("device_name")
@@ -121,15 +109,15 @@ def listed(names: Iterable[Any], limit: int = 12) -> str:
     return ", ".join([*every[:limit], *more]) or ABSENT
 
 
-def table(caption: str, columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> Table:
-    """One row of cells per mapping, see `cell`. A column without any content is left out."""
+def table(caption: str, columns: Sequence[Column], rows: Sequence[Mapping[str, Any]], *, folded: bool = False) -> Table:
+    """One row of cells per mapping, see `cell`. A column without any content is left out; a long table is `folded`."""
     cells = {column: [cell(column, row.get(column.name)) for row in rows] for column in columns}
     kept = [column for column in columns if not rows or any(text != ABSENT for text in cells[column])]
     return Table(
         caption=caption,
         headings=[Heading(text=column.heading, numeric=column.role is Role.FIGURE) for column in kept],
         rows=[[cells[column][number] for column in kept] for number in range(len(rows))],
-        folded=len(rows) > ROWS_UNFOLDED,
+        folded=folded or len(rows) > ROWS_UNFOLDED,
     )
 
 

@@ -1,70 +1,41 @@
-"""The answer: the fastest machine per model, the cheapest, what limits each, and how sure that is."""
+"""The answer: at most five sentences to act on, those with the largest effect first, and the roofline below them."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
 from typing import Any
 
-from analysis import units
+import pandas as pd
+
 from analysis.audit.finding import Finding, Severity
 from analysis.breakdown import ALL
-from analysis.figures import registry, throughput
+from analysis.configurations import label
+from analysis.figures import registry
 from analysis.figures.figure import Figure
+from analysis.pairing import Side
 from analysis.report import words
-from analysis.report.content import Block, Bullets, Paragraph, Picture, Section
+from analysis.report.content import Block, Bullets, Picture, Section
+from analysis.report.contrasts import Contrast, value_of
 from analysis.report.evidence import ReportEvidence
-from analysis.roofline import WorkSource
-from analysis.statistics.samples import LEVEL
-from workload.contract.tables import Column, Role
-from workload.contract.verdict import Bound
+from workload.contract.spec import Precision
+from workload.contract.text import plain
 
-# Sentences of the summary; every model is in the table.
-MOST_SENTENCES = 8
+MOST_SENTENCES = 5
+MOST_MODELS = 2
 # Errors before the answer; all are in the section of the audit.
-MOST_ERRORS = 4
-# Of the audit: other processes used the CPUs; a quota or the hypervisor withheld them.
+MOST_ERRORS = 2
+# Rules of the audit: other work, a quota or the hypervisor took CPU time from the run.
 BUSY_RULES = ("CPU competition", "CPU held back")
-# Of a profile, in words.
+# Kernel families of a profile, in words.
 MOST_FAMILIES = 3
-
-FASTEST = (
-    Column(name="task", heading="model", role=Role.FACT),
-    Column(name="env", heading="fastest on", role=Role.FACT),
-    Column(name="device_name", heading="device", role=Role.FACT),
-    Column(name="batch_size", heading="batch", digits=0),
-    Column(name="variant", heading="precision", role=Role.FACT),
-    units.COUNTED,
-    Column(name="images_per_s", heading="images/s"),
-    Column(name="interval", heading="95 % interval"),
-    Column(name="runs", heading="runs", digits=0),
-    Column(name="bound", heading="limited by", role=Role.FACT),
-    Column(name="next", heading="next", role=Role.FACT),
-    Column(name="lead", heading="ahead by"),
-    Column(name="lead_interval", heading="jointly 95 %"),
-)
-CHEAPEST = (
-    Column(name="task", heading="model", role=Role.FACT),
-    Column(name="env", heading="cheapest on", role=Role.FACT),
-    Column(name="device_name", heading="device", role=Role.FACT),
-    Column(name="batch_size", heading="batch", digits=0),
-    Column(name="variant", heading="precision", role=Role.FACT),
-    Column(name="usd_per_million_images", heading="USD per million images", digits=3),
-    Column(name="interval", heading="95 % interval"),
-    Column(name="usd_per_h", heading="USD/h", digits=3),
-    Column(name="runs", heading="runs", digits=0),
-    Column(name="price", heading="price from", role=Role.FACT),
-)
+# Peak memory that differs by less is no cost of a setting.
+MEMORY_COST = 1.05
 
 
 def section(evidence: ReportEvidence) -> Section:
-    """The first thing that a reader sees: what is wrong with it, what it says, and the roofline it stands under."""
-    rows = ranking(evidence)
-    blocks: list[Block] = [*_errors(evidence), Bullets(sentences=list(sentences(rows, evidence)))]
+    """The sentences, and the roofline."""
+    blocks: list[Block] = [Bullets(sentences=sentences(evidence), ranked=True)]
     blocks += [Picture(figure=figure) for figure in headline(evidence)]
-    if rows:
-        blocks.append(_table(rows))
-        blocks += _cheapest(evidence)
-    blocks += [Picture(figure=figure) for figure in evidence.figures("throughput_comparison", "cost")]
-    blocks.append(Paragraph(text=_trust(evidence)))
     return Section(name="answer", title="The answer", blocks=blocks)
 
 
@@ -74,19 +45,32 @@ def headline(evidence: ReportEvidence) -> list[Figure]:
     return every[:1]
 
 
-def _errors(evidence: ReportEvidence) -> list[Block]:
-    """What the audit calls wrong: no headline stands without it."""
-    errors = [finding for finding in evidence.findings if finding.severity is Severity.ERROR]
-    if not errors:
-        return []
+def sentences(evidence: ReportEvidence) -> list[str]:
+    """What is wrong, which settings to change, the best throughput of each model with its limit, cost, repeats."""
+    errors, last = [*_errors(evidence)], [*_cost(evidence), *_repeat(evidence)]
+    models = [*(_models(evidence) or _without_times(evidence))]
+    found = changes(evidence) or [*_nothing_certain(evidence)]
+    room = MOST_SENTENCES - len(errors) - len(last)
+    models = models[: max(1, room - min(1, len(found)))]
+    return [*errors, *found[: room - len(models)], *models, *last]
+
+
+# --- errors
+
+
+def _errors(evidence: ReportEvidence) -> Iterator[str]:
+    """What the audit calls wrong: no other sentence stands before it."""
     by_rule: dict[str, list[Finding]] = defaultdict(list)
-    for finding in errors:
-        by_rule[finding.rule].append(finding)
+    for finding in evidence.findings:
+        if finding.severity is Severity.ERROR:
+            by_rule[finding.rule].append(finding)
+    if not by_rule:
+        return
     shown = [f"{rule}: {same[0].figure} ({_subject(same)})" for rule, same in by_rule.items()]
-    more = [f"and {len(shown) - MOST_ERRORS} other rules, below under Audit"] if len(shown) > MOST_ERRORS else []
-    number = words.counted(len(errors), "error")
-    what = f"The audit found {number}: figures of these runs are wrong or mean something else."
-    return [Paragraph(text=what, strong=True), Bullets(sentences=[*shown[:MOST_ERRORS], *more])]
+    more = [f"{len(shown) - MOST_ERRORS} other rules, below under Audit"] if len(shown) > MOST_ERRORS else []
+    number = words.counted(sum(map(len, by_rule.values())), "error")
+    listed = "; ".join([*shown[:MOST_ERRORS], *more])
+    yield f"The audit found {number}, so figures of these runs are wrong or mean something else: {listed}."
 
 
 def _subject(same: Sequence[Finding]) -> str:
@@ -96,97 +80,148 @@ def _subject(same: Sequence[Finding]) -> str:
     return f"{runs[0]}{more}" if runs else "all runs"
 
 
-def ranking(evidence: ReportEvidence) -> list[dict[str, Any]]:
-    """Per model the fastest line of `measured`, with the second fastest environment and how far ahead it is.
-
-    `ratio` and its interval: fastest by second; the intervals hold jointly for all models, 95 % divided among them.
-    """
-    best = throughput.best(evidence.material.measured)
-    models = [task for task in evidence.material.tasks if (best["task"] == task).any()]
-    pairs = sum(1 for task in models if (best["task"] == task).sum() > 1)
-    rows = []
-    for task in models:
-        ordered = words.rows_of(best[best["task"] == task].sort_values("images_per_s", ascending=False))
-        first, second = ordered[0], ordered[1] if len(ordered) > 1 else None
-        rows.append({**first, "second": second, **(_ahead(evidence, first, second, pairs) if second else {})})
-    return rows
+# --- settings
 
 
-def _ahead(evidence: ReportEvidence, first: Mapping[str, Any], second: Mapping[str, Any], pairs: int) -> dict[str, Any]:
-    level = 1 - (1 - LEVEL) / pairs
-    comparison = evidence.comparison(second["run_ids"], first["run_ids"], level=level)
-    interval = comparison.interval
-    return {
-        "ratio": comparison.ratio,
-        "ratio_low": interval.low if interval else None,
-        "ratio_high": interval.high if interval else None,
-        "ratio_reason": None if interval else next(iter(comparison.reasons), "no interval"),
-        "ratio_paired": words.paired(comparison),
-    }
+def changes(evidence: ReportEvidence) -> list[str]:
+    """A sentence per fact and model with a certain difference, the largest effect first."""
+    by_fact: dict[tuple[str, Any], list[Contrast]] = defaultdict(list)
+    for one in evidence.contrasts:
+        if one.is_certain:
+            by_fact[one.by, one.pair.shared.get("model")].append(one)
+    tops = [max(_worthwhile(evidence, same), key=lambda one: one.effect) for same in by_fact.values()]
+    return [_change(evidence, top) for top in sorted(tops, key=lambda one: -one.effect)]
 
 
-def sentences(rows: Sequence[Mapping[str, Any]], evidence: ReportEvidence) -> Iterator[str]:
-    """One per model: who is fastest, by how much, and what limits it."""
-    if not rows:
-        yield from _without_times(evidence)
+def _worthwhile(evidence: ReportEvidence, same: Sequence[Contrast]) -> Sequence[Contrast]:
+    """Without batch sizes to which the last step is not certain to pay, where others are left."""
+    if same[0].by != "batch_size":
+        return same
+    return [one for one in same if (step := _steps(evidence, one)[0]) and step.is_certain and step.grows] or same
+
+
+def _change(evidence: ReportEvidence, top: Contrast) -> str:
+    winner, loser = top.sides
+    cost = [*_neighbours(evidence, top), *_memory(winner, loser), *_accuracy(top, winner)]
+    where = (
+        f"on {value_of(top.by, winner)}" if top.by == "place" else f"with {label(top.by)} {value_of(top.by, winner)}"
+    )
+    return f"Run {_subject_of(evidence, top)} {where}: {'; '.join([top.row['verdict'], *cost])}."
+
+
+def _subject_of(evidence: ReportEvidence, one: Contrast) -> str:
+    """`resnet18 (batch 8, fp32)`: the model and what else both sides share."""
+    shared = one.pair.shared
+    facts = [f"batch {words.text(shared['batch_size'])}"] if words.is_known(shared.get("batch_size")) else []
+    facts += [shared["precision"]] if words.is_known(shared.get("precision")) else []
+    facts += (
+        [shared["place"]] if words.is_known(shared.get("place")) and len(evidence.material.environments) > 1 else []
+    )
+    return f"{shared['model']} ({', '.join(facts)})" if facts else str(shared["model"])
+
+
+def _neighbours(evidence: ReportEvidence, top: Contrast) -> Iterator[str]:
+    """Whether the last step up to the best batch size pays, and whether the next one does."""
+    if top.by != "batch_size":
         return
-    lines = Counter(evidence.material.measured["task"])
-    for row in rows[:MOST_SENTENCES]:
-        yield f"{_busy(row, evidence)}{_first(row, lines[row['task']])}. {_limit(row)}{_doubts(row, evidence)}"
-    if len(rows) > MOST_SENTENCES:
-        yield f"{len(rows) - MOST_SENTENCES} more models are in the table."
+    below, above = _steps(evidence, top)
+    if below and below is not top:
+        yield _step(below)
+    yield _step(above) if above else "no larger batch was measured"
+
+
+def _steps(evidence: ReportEvidence, top: Contrast) -> tuple[Contrast | None, Contrast | None]:
+    """The contrasts of the best batch size with the next smaller and the next larger one."""
+    best = top.sides[0].value
+    alike = [
+        one
+        for one in evidence.contrasts
+        if one.by == top.by and (one.pair.shared, one.pair.pool) == (top.pair.shared, top.pair.pool)
+    ]
+    below = [one for one in alike if one.pair.right.value == best]
+    above = [one for one in alike if one.pair.left.value == best]
+    return (
+        max(below, key=lambda one: one.pair.left.value, default=None),
+        min(above, key=lambda one: one.pair.right.value, default=None),
+    )
+
+
+def _step(one: Contrast) -> str:
+    what = f"the step from {one.pair.left.value:g} to {one.pair.right.value:g}"
+    if not one.is_certain:
+        return f"no gain by {what} is certain"
+    return f"{what} {f'still pays {plain(one.effect, 3)} x' if one.grows else 'makes it slower'}"
+
+
+def _memory(winner: Side, loser: Side) -> Iterator[str]:
+    """The peak memory of the faster side, where it is more than that of the slower."""
+    peaks = [[case["peak_memory_bytes"] for case in side.runs] for side in (winner, loser)]
+    if all(words.is_known(peak) for side in peaks for peak in side):
+        more, less = (median(side) for side in peaks)
+        if more > MEMORY_COST * less:
+            yield f"peak memory {words.si(more, 'B')} in place of {words.si(less, 'B')}"
+
+
+def _accuracy(top: Contrast, winner: Side) -> Iterator[str]:
+    if top.by == "precision" and winner.value != Precision.FP32:
+        yield "accuracy was not measured"
+
+
+def _nothing_certain(evidence: ReportEvidence) -> Iterator[str]:
+    """How many comparisons were made, and how large a difference would have been found."""
+    rows = [one.row for one in evidence.contrasts]
+    seen = [row["smallest_detectable_ratio"] for row in rows if words.is_known(row["smallest_detectable_ratio"])]
+    if seen:
+        differ = words.listed(label(by) for by in dict.fromkeys(one.by for one in evidence.contrasts))
+        yield (
+            f"No difference by {differ} is certain in {words.counted(len(rows), 'comparison')}; a ratio of "
+            f"{words.figure(median(seen))} would typically have been seen."
+        )
+
+
+# --- models
+
+
+def _models(evidence: ReportEvidence) -> list[str]:
+    """The best throughput of each model and what limits it, other people's after our own."""
+    measured = evidence.material.measured
+    known = measured[measured["images_per_s"].notna()]
+    if known.empty:
+        return []
+    lines = Counter(known["task"])
+    best = known.loc[known.groupby("task", sort=False)["images_per_s"].idxmax()]
+    imported = set(evidence.results.runs.loc[evidence.results.runs["imported"].eq(True), "run_id"])
+    rows = sorted(words.rows_of(best), key=lambda row: (row["run_ids"][0] in imported, -row["images_per_s"]))
+    return [f"{_busy(row, evidence)}{_best(row, lines[row['task']])}; {_limit(row)}." for row in rows[:MOST_MODELS]]
+
+
+def _best(row: Mapping[str, Any], lines: int) -> str:
+    rate = words.rate_with_interval(row)
+    batch = f"batch {words.text(row['batch_size'])}, " if words.is_known(row["batch_size"]) else ""
+    at = f"at {batch}{row['variant']} on {words.with_device(row)}"
+    return (
+        f"{row['task']}: {rate} {at}" if lines == 1 else f"{row['task']} reached its highest throughput, {rate}, {at}"
+    )
 
 
 def _busy(row: Mapping[str, Any], evidence: ReportEvidence) -> str:
-    """What kept the runs of a line, or of the one that it is compared with, from their CPUs: before anything else."""
-    parts: list[str] = []
-    held: list[str] = []
-    for side, who in ((row, ""), (row["second"], f"{row['second']['env']}: " if row["second"] else "")):
-        if side and words.is_known(side["busy"]):
-            parts.append(f"{who}{side['busy'].removeprefix('on a busy machine: ').replace(' on a busy machine', '')}")
-        else:
-            parts += [f"{who}{words.listed(figures, 2)}"] if (figures := _found(side, BUSY_RULES[0], evidence)) else []
-        held += [f"{who}{words.listed(figures, 2)}"] if (figures := _found(side, BUSY_RULES[1], evidence)) else []
-    if parts:
-        return f"On a busy machine ({'; '.join([*parts, *held])}): "
-    return f"With CPU time held back ({'; '.join(held)}): " if held else ""
-
-
-def _found(side: Mapping[str, Any] | None, rule: str, evidence: ReportEvidence) -> list[str]:
-    """Figures that a rule of the audit found in the runs of a line."""
-    return [
+    """What kept the runs of a line from their CPUs."""
+    found = [
         finding.figure
         for finding in evidence.findings
-        if side and finding.rule == rule and set(side["run_ids"]) & set(finding.subject)
+        if finding.rule in BUSY_RULES and set(row["run_ids"]) & set(finding.subject)
     ]
+    return f"On a busy machine ({words.listed(found, 2)}): " if found else ""
 
 
-def _doubts(row: Mapping[str, Any], evidence: ReportEvidence) -> str:
-    """The errors that the audit found in the runs of a line, and in those that it is compared with."""
-    doubts = []
-    for side, whose in (
-        (row, "its runs"),
-        (row["second"], f"those of {row['second']['env']}" if row["second"] else ""),
-    ):
-        rules = [
-            finding.rule
-            for finding in evidence.findings
-            if side and finding.severity is Severity.ERROR and set(side["run_ids"]) & set(finding.subject)
-        ]
-        doubts += [f" The audit found an error in {whose}: {words.listed(rules)}."] if rules else []
-    return "".join(doubts)
-
-
-def _first(row: Mapping[str, Any], lines: int) -> str:
-    """A model's fastest line. That it is the fastest is said where its interval says so; else what was seen."""
-    where = words.with_device(row)
-    rate = f"{words.rate_with_interval(row)} at batch {words.text(row['batch_size'])}, {row['variant']}"
-    if lines == 1:
-        return f"{row['task']} on {where}: {rate}; nothing else of this model was measured"
-    is_ahead = words.is_known(row.get("ratio_low")) and row["ratio_low"] > 1
-    once = "" if row["runs"] > 1 else ", in one run,"
-    verb = "trains fastest on" if is_ahead else f"had its highest throughput{once} on"
-    return f"{row['task']} {verb} {where}: {rate}{_lead(row)}"
+def _limit(row: Mapping[str, Any]) -> str:
+    why = f": {row['bound_why']}" if words.is_known(row["bound_why"]) else ""
+    if not words.is_known(row["bound"]):
+        return f"what limits it is not known{why}"
+    if ", " in row["bound"]:
+        # Of several verdicts the reason is that of one run.
+        return f"its runs do not agree on what limits it: {row['bound']}"
+    return f"limited by {row['bound']}{why}"
 
 
 def _without_times(evidence: ReportEvidence) -> Iterator[str]:
@@ -208,93 +243,41 @@ def _without_times(evidence: ReportEvidence) -> Iterator[str]:
         shares = ", ".join(f"{row['family']} {words.percent(row['share_of_time'])}" for row in most)
         size = f", batch {words.text(batch)}" if words.is_known(batch) else ""
         yield f"{task}{size}, {variant} on {env}, profiled: most time of its kernels goes to {shares}."
-    yield "These are profiles without timed steps: they say where the time of a step goes, and not how fast it is."
 
 
-def _limits(evidence: ReportEvidence) -> Iterator[str]:
-    """What limits steps and kernels that only a profiler timed."""
-    points = evidence.material.points
-    timed = points[points["flop_per_s"].notna()] if len(points) else points
-    for row in words.rows_of(timed):
-        size = f", batch {words.text(row['batch_size'])}" if words.is_known(row["batch_size"]) else ""
-        least = "at least " if row["flop_is_lower_bound"] else ""
-        rate = f"{least}{words.si(row['flop_per_s'], 'FLOP/s')}"
-        yield f"{row['task']}{size}, {row['variant']} on {words.with_device(row)}: {rate}. {_limit(row)}"
+# --- cost, repeats
 
 
-def _lead(row: Mapping[str, Any]) -> str:
-    second = row["second"]
-    if second is None:
-        return "; no other environment has a throughput of it"
-    if not words.is_known(row.get("ratio_low")):
-        reason = row.get("ratio_reason")
-        return f"; {words.with_device(second)} comes next, how far behind cannot be said: {reason}"
-    ends = (
-        f"{words.figure(row['ratio'])} x, jointly 95 % interval {words.between(row['ratio_low'], row['ratio_high'])}"
-        f"{row['ratio_paired']}"
-    )
-    if row["ratio_low"] > 1:
-        return f", ahead of {words.with_device(second)} ({ends})"
-    return f", not distinguishable from {words.with_device(second)} ({ends})"
-
-
-def _limit(row: Mapping[str, Any]) -> str:
-    why = f": {row['bound_why']}" if words.is_known(row["bound_why"]) else ""
-    if row.get("source") == WorkSource.PROFILER and words.is_known(row["bound"]):
-        # Of kernels alone: what limits the step is not known.
-        return f"{row['bound_why'][0].upper()}{row['bound_why'][1:]}."
-    if not words.is_known(row["bound"]):
-        return f"What limits it is not known{why}."
-    if ", " in row["bound"]:
-        # Of several verdicts the reason is that of one run.
-        return f"Its runs do not agree on what limits it: {row['bound']}."
-    if row["bound"] == Bound.NEITHER:
-        return f"Neither compute nor memory limits it{why}."
-    return f"Limited by {row['bound']}{why}."
-
-
-def _table(rows: Sequence[Mapping[str, Any]]) -> Block:
-    shown = [
-        {
-            **row,
-            "interval": words.between(row["images_per_s_low"], row["images_per_s_high"], 4),
-            "next": row["second"]["env"] if row["second"] else None,
-            "lead": f"{words.figure(row.get('ratio'))} x" if words.is_known(row.get("ratio")) else None,
-            "lead_interval": words.between(row.get("ratio_low"), row.get("ratio_high")),
-        }
-        for row in rows
-    ]
-    return words.table("Fastest environment per model", FASTEST, shown)
-
-
-def _cheapest(evidence: ReportEvidence) -> list[Block]:
+def _cost(evidence: ReportEvidence) -> Iterator[str]:
+    """Where a million images of each model cost least."""
     costs = registry.cheapest(evidence.material.costs)
     if costs.empty:
-        return [Paragraph(text="No measured run has a price per hour, so nothing is said about cost.")]
-    best = costs.loc[costs.groupby("task", sort=False)["usd_per_million_images"].idxmin()]
-    rows = [
-        row | {"interval": words.between(row["usd_per_million_images_low"], row["usd_per_million_images_high"])}
-        for row in words.rows_of(best)
-    ]
-    return [words.table("Cheapest environment per model, where prices are known", CHEAPEST, rows)]
+        return
+    best = words.rows_of(costs.loc[costs.groupby("task", sort=False)["usd_per_million_images"].idxmin()])
+    shown = [_price(row, costs) for row in best[:MOST_MODELS]]
+    yield f"A million images cost least {'; '.join(shown)}."
 
 
-def _trust(evidence: ReportEvidence) -> str:
-    counts = Counter(finding.severity for finding in evidence.findings)
-    runs = evidence.results.runs
-    lines = evidence.material.measured["runs"]
-    counted_findings = (
-        ", ".join(words.counted(counts[severity], str(severity)) for severity in Severity if counts[severity])
-        or "nothing"
+def _price(row: Mapping[str, Any], costs: pd.DataFrame) -> str:
+    dearest = words.rows_of(costs[costs["task"] == row["task"]].nlargest(1, "usd_per_million_images"))[0]
+    ends = words.between(row["usd_per_million_images_low"], row["usd_per_million_images_high"])
+    interval = f" (95 % interval {ends})" if ends != words.ABSENT else ""
+    most = (
+        f", most on {dearest['env']}, {words.figure(dearest['usd_per_million_images'])} USD"
+        if dearest["env"] != row["env"]
+        else ""
     )
-    if lines.empty:
-        return (
-            f"It rests on {words.counted(len(runs), 'run')}, none with a measured step. "
-            f"The audit found {counted_findings}."
-        )
-    single = int((lines == 1).sum())
-    alone = f"; {single} of them with one run and so without an interval" if single else ""
     return (
-        f"It rests on {words.counted(len(evidence.material.runs), 'measured run')} of {len(runs)} in "
-        f"{words.counted(len(lines), 'configuration')}{alone}. The audit found {counted_findings}."
+        f"for {row['task']} on {row['env']} at batch {words.text(row['batch_size'])}, {row['variant']}, "
+        f"{words.figure(row['usd_per_million_images'])} USD{interval}{most}"
     )
+
+
+def _repeat(evidence: ReportEvidence) -> Iterator[str]:
+    """How many configurations of ours ran once."""
+    imported = set(evidence.results.runs.loc[evidence.results.runs["imported"].eq(True), "run_id"])
+    ours = [row for row in words.rows_of(evidence.material.measured) if row["run_ids"][0] not in imported]
+    once = sum(row["runs"] == 1 for row in ours)
+    if once:
+        which = "The only configuration" if len(ours) == 1 else f"{once} of {len(ours)} configurations"
+        yield f"{which} ran once and so without an interval: repeat with --repeats 3."

@@ -5,7 +5,7 @@ from dataclasses import replace
 from analysis.figures.figure import Figure
 from analysis.operators import SHOWN, longest
 from analysis.report import words
-from analysis.report.content import Block, Paragraph, Picture, Section
+from analysis.report.content import Block, Picture, Section
 from analysis.report.evidence import ReportEvidence
 from analysis.report.sections.answer import headline
 from workload.contract.spec import Device
@@ -89,21 +89,15 @@ OF_TRACES = (
 )
 
 
-NO_ROOFS = "No ceiling was measured, and there is no vendor's peak for what is known of device and precision."
-
-
 def section(evidence: ReportEvidence) -> Section:
     """Roofs, steps, shifts, kernels, operators."""
-    blocks: list[Block] = [_roofs(evidence)]
-    blocks += [Picture(figure=figure) for figure in others(evidence, "roofline_")]
-    parts = [Section(name="intensity", title="Intensity, batch and precision", blocks=_intensity(evidence))]
-    kernels = others(evidence, "kernel_roofline_", "kernel_breakdown")
+    blocks: list[Block] = [*_roofs(evidence)]
+    blocks += [Picture(figure=figure) for figure in (*others(evidence, "roofline_"), *evidence.figures("ai_vs_batch_"))]
+    blocks += _shifts(evidence)
     if len(evidence.material.kernel_points):
-        shown: list[Block] = [*(Picture(figure=figure) for figure in kernels), _families(evidence)]
-        parts.append(Section(name="kernels", title="Kernels", blocks=shown))
-    if tables := _operators(evidence):
-        parts.append(Section(name="operators", title="Operators", blocks=tables))
-    return Section(name="roofline", title="Roofline", blocks=blocks, parts=parts)
+        kernels = others(evidence, "kernel_roofline_", "kernel_breakdown")
+        blocks += [*(Picture(figure=figure) for figure in kernels), _families(evidence)]
+    return Section(name="roofline", title="Roofline", blocks=[*blocks, *_operators(evidence)])
 
 
 def others(evidence: ReportEvidence, *names: str) -> list[Figure]:
@@ -112,26 +106,22 @@ def others(evidence: ReportEvidence, *names: str) -> list[Figure]:
     return [figure for figure in evidence.figures(*names) if figure.name not in top]
 
 
-def _roofs(evidence: ReportEvidence) -> Block:
+def _roofs(evidence: ReportEvidence) -> list[Block]:
     roofs = evidence.material.roofs
-    if roofs.empty:
-        return Paragraph(text=NO_ROOFS)
     rows = [row | {"ridge": words.quotient(row["flop_per_s"], row["bytes_per_s"])} for row in words.rows_of(roofs)]
-    return words.table("Ceilings measured on the machine, and the vendors' peaks (dense)", ROOFS, rows)
+    return (
+        [words.table("Ceilings measured on the machine, and the vendors' peaks (dense)", ROOFS, rows)] if rows else []
+    )
 
 
-def _intensity(evidence: ReportEvidence) -> list[Block]:
-    blocks: list[Block] = [Picture(figure=figure) for figure in evidence.figures("ai_vs_batch_")]
+def _shifts(evidence: ReportEvidence) -> list[Block]:
     shifts = evidence.shifts
-    if shifts.empty:
-        text = "No model has a point at two batch sizes, or in two precisions, with all else alike in one environment."
-        return blocks or [Paragraph(text=text)]
     rows = []
     for row in words.rows_of(shifts):
         bounds = dict.fromkeys(words.text(row[f"bound_{side}"]) for side in ("left", "right"))
         rows.append(row | {"changed": row["changed"].replace("_", " "), "bounds": " to ".join(bounds)})
     caption = "How batch size and precision move a step (medians, without intervals: they are no claim by themselves)"
-    return [*blocks, words.table(caption, SHIFTS, rows)]
+    return [words.table(caption, SHIFTS, rows, folded=True)] if rows else []
 
 
 def _families(evidence: ReportEvidence) -> Block:
@@ -143,7 +133,7 @@ def _families(evidence: ReportEvidence) -> Block:
         }
         for row in words.rows_of(evidence.material.kernel_points)
     ]
-    return words.table("Kernel families of each profile", FAMILIES, rows)
+    return words.table("Kernel families of each profile", FAMILIES, rows, folded=True)
 
 
 def _operators(evidence: ReportEvidence) -> list[Block]:
@@ -153,7 +143,9 @@ def _operators(evidence: ReportEvidence) -> list[Block]:
         return []
     works, _ = evidence.attributed
     whole = f"{OF_TRACES}; the {SHOWN} longest of each profile, and the whole"
-    tables: list[Block] = [words.table(whole, ATTRIBUTED, words.rows_of(longest(works, SHOWN)))] if len(works) else []
+    tables: list[Block] = (
+        [words.table(whole, ATTRIBUTED, words.rows_of(longest(works, SHOWN)), folded=True)] if len(works) else []
+    )
     # On a CPU the operators of a trace are the same ones; on a GPU its kernels are others.
     alone, kernels = evidence.listed_alone, traced[traced["device_type"] != Device.CPU]
     own = longest(alone[alone["device_type"] == Device.CPU], SHOWN)
@@ -164,5 +156,5 @@ def _operators(evidence: ReportEvidence) -> list[Block]:
         if len(rows):
             columns = [replace(column, heading=name) if column.name == "name" else column for column in OPERATORS]
             whole = f"{caption}; the {SHOWN} longest of each profile, and the whole"
-            tables.append(words.table(whole, columns, words.rows_of(rows)))
+            tables.append(words.table(whole, columns, words.rows_of(rows), folded=True))
     return tables
