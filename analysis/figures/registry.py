@@ -23,8 +23,8 @@ T = TypeVar("T")
 
 # Figures of a kind; of more environments or models the tables tell.
 MOST_OF_A_KIND = 24
-# Two values are read faster in a table.
-LEAST_VALUES = 3
+# Fewer values are read faster in a table.
+LEAST_VALUES = 4
 INTERVALS = "Bars are 95 % intervals over runs, where there are at least two."
 ARROWS = "An arrowhead: the interval goes on beyond the frame."
 COUNTERS = "counters"
@@ -492,7 +492,9 @@ def _roofline_caption(points: pd.DataFrame, roofs: pd.DataFrame) -> str:
         else " No ceiling was measured and no peak is known: no roof."
     )
     bars = f" {_intervals(points, 'flop_per_s')}" if style.has_bars(points, "flop_per_s") else ""
-    return _source_caption(points) + roof_text + bars
+    is_foreign = points["env"].str.endswith("(imported)").any()
+    others = " Imported: measured by others." if is_foreign else ""
+    return _source_caption(points) + roof_text + bars + others
 
 
 def _source_caption(points: pd.DataFrame) -> str:

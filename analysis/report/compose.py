@@ -45,7 +45,8 @@ def compose(evidence: ReportEvidence) -> Report:
         words.counted(len(evidence.material.environments), "environment"),
         words.counted(runs["model"].nunique(), "model"),
     ]
-    days = _days(runs["started_at"].dropna())
+    ours = runs[~runs["imported"].eq(True)]
+    days = _days((ours if len(ours) else runs)["started_at"].dropna())
     sections = [section for build in SECTIONS if (section := build(evidence)).blocks or section.parts]
     placed = {figure.name for section in sections for figure in figures_of(section)}
     rest = [drawn for drawn in evidence.drawn if drawn.name not in placed]

@@ -33,16 +33,17 @@ MEMORY_COST = 1.05
 
 
 def section(evidence: ReportEvidence) -> Section:
-    """The sentences, and the roofline."""
+    """The sentences, and the rooflines."""
     blocks: list[Block] = [Bullets(sentences=sentences(evidence), ranked=True)]
     blocks += [Picture(figure=figure) for figure in headline(evidence)]
     return Section(name="answer", title="The answer", blocks=blocks)
 
 
 def headline(evidence: ReportEvidence) -> list[Figure]:
-    """The one roofline at the top of the page: of all environments, or of the only one; else of a profile's kernels."""
-    every = evidence.figures("roofline_combined") or evidence.figures("roofline_", "kernel_roofline_")
-    return every[:1]
+    """The rooflines at the top of the page: of all environments and of the fastest; else of a profile's kernels."""
+    combined, each = evidence.figures("roofline_combined"), evidence.figures("roofline_")
+    alone = [figure for figure in each if figure not in combined]
+    return [*combined, *alone[:1]] or evidence.figures("kernel_roofline_")[:1]
 
 
 def sentences(evidence: ReportEvidence) -> list[str]:
@@ -59,10 +60,11 @@ def sentences(evidence: ReportEvidence) -> list[str]:
 
 
 def _errors(evidence: ReportEvidence) -> Iterator[str]:
-    """What the audit calls wrong: no other sentence stands before it."""
+    """What the audit calls wrong in the runs that are quoted: no other sentence stands before it."""
     by_rule: dict[str, list[Finding]] = defaultdict(list)
+    quoted = set(evidence.material.runs["run_id"]) or set(evidence.results.runs["run_id"])
     for finding in evidence.findings:
-        if finding.severity is Severity.ERROR:
+        if finding.severity is Severity.ERROR and (quoted & set(finding.subject) or not finding.subject):
             by_rule[finding.rule].append(finding)
     if not by_rule:
         return

@@ -8,6 +8,7 @@ from analysis.configurations import label
 from analysis.figures import registry
 from analysis.report import words
 from analysis.report.content import Block, Picture, Section
+from analysis.report.contrasts import value_of
 from analysis.report.evidence import ReportEvidence
 from workload.contract.tables import Column, Role
 
@@ -81,13 +82,10 @@ def _compared(evidence: ReportEvidence) -> list[Block]:
     for one in evidence.contrasts:
         number_of[one.by] += 1
         if number_of[one.by] <= MOST_PAIRS:
-            rows.append(
-                {
-                    **one.row,
-                    "fact": label(one.by),
-                    "interval": words.between(one.row["ratio_low"], one.row["ratio_high"]),
-                }
-            )
+            left, right = (value_of(one.by, side) for side in (one.pair.left, one.pair.right))
+            interval = words.between(one.row["ratio_low"], one.row["ratio_high"])
+            own = {"fact": label(one.by), "left": left, "right": right, "interval": interval}
+            rows.append({**one.row, **own})
     if not rows:
         return []
     pairs = ", ".join(f"{words.counted(number, 'pair')} by {label(by)}" for by, number in number_of.items())

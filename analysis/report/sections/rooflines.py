@@ -35,13 +35,20 @@ SHIFTS = (
     Column(name="flop_per_s_ratio", heading="FLOP/s, ratio", digits=3),
     Column(name="bounds", heading="limited by", role=Role.FACT),
 )
+IMPORTED = (
+    Column(name="env", heading="environment", role=Role.FACT),
+    Column(name="task", heading="model", role=Role.FACT),
+    Column(name="batch_size", heading="batch", digits=0),
+    Column(name="variant", heading="precision", role=Role.FACT),
+    Column(name="imported_file", heading="file", role=Role.FACT),
+    Column(name="said", heading="what is known of it", role=Role.FACT),
+)
 FAMILIES = (
     Column(name="env", heading="environment", role=Role.FACT),
     Column(name="task", heading="model", role=Role.FACT),
     Column(name="batch_size", heading="batch", digits=0),
     Column(name="variant", heading="precision", role=Role.FACT),
     Column(name="family", heading="kernels", role=Role.FACT),
-    Column(name="launches", heading="launches", digits=3),
     Column(name="duration_s", heading="time", unit="s", prefixed=True),
     Column(name="share_of_time", heading="share", unit="%", digits=2),
     Column(name="intensity_flop_per_byte", heading="FLOP/byte", digits=3),
@@ -93,7 +100,7 @@ def section(evidence: ReportEvidence) -> Section:
     """Roofs, steps, shifts, kernels, operators."""
     blocks: list[Block] = [*_roofs(evidence)]
     blocks += [Picture(figure=figure) for figure in (*others(evidence, "roofline_"), *evidence.figures("ai_vs_batch_"))]
-    blocks += _shifts(evidence)
+    blocks += [*_imported(evidence), *_shifts(evidence)]
     if len(evidence.material.kernel_points):
         kernels = others(evidence, "kernel_roofline_", "kernel_breakdown")
         blocks += [*(Picture(figure=figure) for figure in kernels), _families(evidence)]
@@ -112,6 +119,13 @@ def _roofs(evidence: ReportEvidence) -> list[Block]:
     return (
         [words.table("Ceilings measured on the machine, and the vendors' peaks (dense)", ROOFS, rows)] if rows else []
     )
+
+
+def _imported(evidence: ReportEvidence) -> list[Block]:
+    """Where other people's figures come from."""
+    runs = evidence.material.every
+    rows = [row | {"said": "; ".join(row["notes"]) or None} for row in words.rows_of(runs[runs["imported"].eq(True)])]
+    return [words.table("Imported, measured by others", IMPORTED, rows)] if rows else []
 
 
 def _shifts(evidence: ReportEvidence) -> list[Block]:
