@@ -19,13 +19,12 @@ from analysis.report.contrasts import Contrast, value_of
 from analysis.report.evidence import ReportEvidence
 from workload.contract.spec import Precision
 from workload.contract.text import plain
+from workload.contract.verdict import Bound
 
 MOST_SENTENCES = 5
 MOST_MODELS = 2
 # Errors before the answer; all are in the section of the audit.
 MOST_ERRORS = 2
-# Rules of the audit: other work, a quota or the hypervisor took CPU time from the run.
-BUSY_RULES = ("CPU competition", "CPU held back")
 # Kernel families of a profile, in words.
 MOST_FAMILIES = 3
 # Peak memory that differs by less is no cost of a setting.
@@ -194,26 +193,17 @@ def _models(evidence: ReportEvidence) -> list[str]:
     best = known.loc[known.groupby("task", sort=False)["images_per_s"].idxmax()]
     imported = set(evidence.results.runs.loc[evidence.results.runs["imported"].eq(True), "run_id"])
     rows = sorted(words.rows_of(best), key=lambda row: (row["run_ids"][0] in imported, -row["images_per_s"]))
-    return [f"{_busy(row, evidence)}{_best(row, lines[row['task']])}; {_limit(row)}." for row in rows[:MOST_MODELS]]
+    return [f"{_best(row, lines[row['task']])}; {_limit(row)}." for row in rows[:MOST_MODELS]]
 
 
 def _best(row: Mapping[str, Any], lines: int) -> str:
     rate = words.rate_with_interval(row)
     batch = f"batch {words.text(row['batch_size'])}, " if words.is_known(row["batch_size"]) else ""
-    at = f"at {batch}{row['variant']} on {words.with_device(row)}"
+    busy = f", {row['busy']}" if words.is_known(row["busy"]) else ""
+    at = f"at {batch}{row['variant']} on {words.with_device(row)}{busy}"
     return (
         f"{row['task']}: {rate} {at}" if lines == 1 else f"{row['task']} reached its highest throughput, {rate}, {at}"
     )
-
-
-def _busy(row: Mapping[str, Any], evidence: ReportEvidence) -> str:
-    """What kept the runs of a line from their CPUs."""
-    found = [
-        finding.figure
-        for finding in evidence.findings
-        if finding.rule in BUSY_RULES and set(row["run_ids"]) & set(finding.subject)
-    ]
-    return f"On a busy machine ({words.listed(found, 2)}): " if found else ""
 
 
 def _limit(row: Mapping[str, Any]) -> str:
@@ -223,6 +213,8 @@ def _limit(row: Mapping[str, Any]) -> str:
     if ", " in row["bound"]:
         # Of several verdicts the reason is that of one run.
         return f"its runs do not agree on what limits it: {row['bound']}"
+    if row["bound"] == Bound.NEITHER:
+        return f"neither compute nor memory limits it{why}"
     return f"limited by {row['bound']}{why}"
 
 
