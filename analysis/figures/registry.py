@@ -24,7 +24,7 @@ T = TypeVar("T")
 # Figures of a kind; of more environments or models the tables tell.
 MOST_OF_A_KIND = 24
 # Fewer values are read faster in a table.
-LEAST_VALUES = 4
+LEAST_DOTS, LEAST_ON_A_CURVE = 4, 3
 INTERVALS = "Bars are 95 % intervals over runs, where there are at least two."
 ARROWS = "An arrowhead: the interval goes on beyond the frame."
 COUNTERS = "counters"
@@ -55,7 +55,7 @@ def _throughput_env(material: Material) -> Iterator[Figure]:
     for env in material.environments:
         table = _of(material.measured, env)
         table = table[table["images_per_s"].notna()]
-        if len(table) >= LEAST_VALUES and _has_batches(table, "series", least=2 if few else 3):
+        if len(table) >= LEAST_ON_A_CURVE and _has_batches(table, "series", least=2 if few else 3):
             tables[env] = table
     shown, more = _first(list(tables.items()), "environments")
     for env, table in shown:
@@ -167,7 +167,7 @@ def _intensity(material: Material) -> Iterator[Figure]:
     curves = {
         task: table
         for task, table in tables.items()
-        if len(table) >= LEAST_VALUES and _has_batches(table, "env", "variant", "source")
+        if len(table) >= LEAST_ON_A_CURVE and _has_batches(table, "env", "variant", "source")
     }
     shown, more = _first(list(curves.items()), "models")
     for task, table in shown:
@@ -183,7 +183,7 @@ def _intensity(material: Material) -> Iterator[Figure]:
 
 def _throughput_comparison(material: Material) -> Iterator[Figure]:
     best = throughput.best(material.measured)
-    if len(best) < LEAST_VALUES:
+    if len(best) < LEAST_DOTS:
         return
     yield Figure(
         name="throughput_comparison",
@@ -221,7 +221,7 @@ def _scaling(material: Material) -> Iterator[Figure]:
 
 def _efficiency(material: Material) -> Iterator[Figure]:
     table = efficiencies(material)
-    if len(table) < LEAST_VALUES:
+    if len(table) < LEAST_DOTS:
         return
     yield Figure(
         name="efficiency_comparison",
@@ -264,7 +264,7 @@ def efficiencies(material: Material) -> pd.DataFrame:
 def _models(material: Material) -> Iterator[Figure]:
     best = throughput.best(material.measured)
     known = best[best["train_flop_per_image"] > 0]
-    if known["task"].nunique() < 2 or len(known) < LEAST_VALUES:  # noqa: PLR2004
+    if known["task"].nunique() < 2 or len(known) < LEAST_DOTS:  # noqa: PLR2004
         return
     yield Figure(
         name="model_comparison",
@@ -311,7 +311,7 @@ def _l2(row: "pd.Series[Any]") -> str:
 
 def _cost(material: Material) -> Iterator[Figure]:
     table = cheapest(material.costs)
-    if len(table) < LEAST_VALUES:
+    if len(table) < LEAST_DOTS:
         return
     yield Figure(
         name="cost",

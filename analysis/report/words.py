@@ -109,15 +109,15 @@ def listed(names: Iterable[Any], limit: int = 12) -> str:
     return ", ".join([*every[:limit], *more]) or ABSENT
 
 
-def table(caption: str, columns: Sequence[Column], rows: Sequence[Mapping[str, Any]], *, folded: bool = False) -> Table:
-    """One row of cells per mapping, see `cell`. A column without any content is left out; a long table is `folded`."""
+def table(caption: str, columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> Table:
+    """One row of cells per mapping, see `cell`. A column without any content is left out."""
     cells = {column: [cell(column, row.get(column.name)) for row in rows] for column in columns}
     kept = [column for column in columns if not rows or any(text != ABSENT for text in cells[column])]
     return Table(
         caption=caption,
         headings=[Heading(text=column.heading, numeric=column.role is Role.FIGURE) for column in kept],
         rows=[[cells[column][number] for column in kept] for number in range(len(rows))],
-        folded=folded or len(rows) > ROWS_UNFOLDED,
+        folded=len(rows) > ROWS_UNFOLDED,
     )
 
 

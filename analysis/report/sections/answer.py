@@ -85,13 +85,16 @@ def _subject(same: Sequence[Finding]) -> str:
 
 
 def changes(evidence: ReportEvidence) -> list[str]:
-    """A sentence per fact and model with a certain difference, the largest effect first."""
-    by_fact: dict[tuple[str, Any], list[Contrast]] = defaultdict(list)
+    """A sentence per setting or place that is certainly faster, the largest effect first."""
+    by_model: dict[tuple[str, Any], list[Contrast]] = defaultdict(list)
     for one in evidence.contrasts:
         if one.is_certain:
-            by_fact[one.by, one.pair.shared.get("model")].append(one)
-    tops = [max(_worthwhile(evidence, same), key=lambda one: one.effect) for same in by_fact.values()]
-    return [_change(evidence, top) for top in sorted(tops, key=lambda one: -one.effect)]
+            by_model[one.by, one.pair.shared.get("model")].append(one)
+    tops = [max(_worthwhile(evidence, same), key=lambda one: one.effect) for same in by_model.values()]
+    by_winner: dict[tuple[str, Any], list[Contrast]] = defaultdict(list)
+    for top in sorted(tops, key=lambda one: -one.effect):
+        by_winner[top.by, top.sides[0].value].append(top)
+    return [_change(evidence, *same) for same in by_winner.values()]
 
 
 def _worthwhile(evidence: ReportEvidence, same: Sequence[Contrast]) -> Sequence[Contrast]:
@@ -101,13 +104,13 @@ def _worthwhile(evidence: ReportEvidence, same: Sequence[Contrast]) -> Sequence[
     return [one for one in same if (step := _steps(evidence, one)[0]) and step.is_certain and step.grows] or same
 
 
-def _change(evidence: ReportEvidence, top: Contrast) -> str:
+def _change(evidence: ReportEvidence, top: Contrast, *likewise: Contrast) -> str:
     winner, loser = top.sides
-    cost = [*_neighbours(evidence, top), *_memory(winner, loser), *_accuracy(top, winner)]
-    where = (
-        f"on {value_of(top.by, winner)}" if top.by == "place" else f"with {label(top.by)} {value_of(top.by, winner)}"
-    )
-    return f"Run {_subject_of(evidence, top)} {where}: {'; '.join([top.row['verdict'], *cost])}."
+    value = value_of(top.by, winner)
+    where = f"on {value}" if top.by == "place" else f"with {label(top.by)} {value}"
+    models = [f"likewise {_subject_of(evidence, one)}, {plain(one.effect, 3)} x" for one in likewise]
+    more = [*_neighbours(evidence, top), *_memory(winner, loser), *_accuracy(top, winner), *models]
+    return f"Run {_subject_of(evidence, top)} {where}: {'; '.join([top.row['verdict'], *more])}."
 
 
 def _subject_of(evidence: ReportEvidence, one: Contrast) -> str:
@@ -193,7 +196,10 @@ def _models(evidence: ReportEvidence) -> list[str]:
     best = known.loc[known.groupby("task", sort=False)["images_per_s"].idxmax()]
     imported = set(evidence.results.runs.loc[evidence.results.runs["imported"].eq(True), "run_id"])
     rows = sorted(words.rows_of(best), key=lambda row: (row["run_ids"][0] in imported, -row["images_per_s"]))
-    return [f"{_best(row, lines[row['task']])}; {_limit(row)}." for row in rows[:MOST_MODELS]]
+    return [
+        f"{'; '.join([_best(row, lines[row['task']]), *_limit(row), *_too_large(row, evidence)])}."
+        for row in rows[:MOST_MODELS]
+    ]
 
 
 def _best(row: Mapping[str, Any], lines: int) -> str:
@@ -206,16 +212,28 @@ def _best(row: Mapping[str, Any], lines: int) -> str:
     )
 
 
-def _limit(row: Mapping[str, Any]) -> str:
+def _too_large(row: Mapping[str, Any], evidence: ReportEvidence) -> Iterator[str]:
+    """The smallest batch that ran out of memory where a line was measured."""
+    failed = evidence.material.failed
+    same = (failed[["env", "task", "variant"]] == [row["env"], row["task"], row["variant"]]).all(axis=1)
+    too_large = failed[same & failed["ending"].str.contains("out of memory")]
+    if len(too_large):
+        yield f"batch {words.text(too_large['batch_size'].min())} runs out of memory"
+
+
+def _limit(row: Mapping[str, Any]) -> Iterator[str]:
+    """What limits a line, or why that is not known."""
     why = f": {row['bound_why']}" if words.is_known(row["bound_why"]) else ""
     if not words.is_known(row["bound"]):
-        return f"what limits it is not known{why}"
-    if ", " in row["bound"]:
+        if why:
+            yield f"what limits it is not known{why}"
+    elif ", " in row["bound"]:
         # Of several verdicts the reason is that of one run.
-        return f"its runs do not agree on what limits it: {row['bound']}"
-    if row["bound"] == Bound.NEITHER:
-        return f"neither compute nor memory limits it{why}"
-    return f"limited by {row['bound']}{why}"
+        yield f"its runs do not agree on what limits it: {row['bound']}"
+    elif row["bound"] == Bound.NEITHER:
+        yield f"neither compute nor memory limits it{why}"
+    else:
+        yield f"limited by {row['bound']}{why}"
 
 
 def _without_times(evidence: ReportEvidence) -> Iterator[str]:

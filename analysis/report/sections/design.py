@@ -24,10 +24,11 @@ POOLED = (
     "commit differ are never pooled."
 )
 COUNTED = (
-    "FLOP are counted by formula, forward and backward, 1 fused multiply-add = 2 FLOP. Bytes are the GPU's counters "
-    "where a profile was taken, else modelled as an interval. Profiles are a second pass: time always comes from the "
-    "unprofiled run."
+    "FLOP are counted by formula, forward and backward, 1 fused multiply-add = 2 FLOP. Bytes are {counters}modelled as "
+    "an interval.{profiles}"
 )
+COUNTERS = "the GPU's counters where a profile was taken, else "
+PROFILES = " Profiles are a second pass: time always comes from the unprofiled run."
 OURS = "Of the {ours} that this program measured: "
 FOREIGN = "how they were timed, and what of it was warm-up, is known as far as the files say."
 
@@ -67,13 +68,17 @@ def _method(runs: pd.DataFrame) -> Sequence[str]:
     is_imported = runs["imported"].fillna(False).astype(bool)
     imported, ours = int(is_imported.sum()), runs[~is_imported]
     timed = TIMED.format(events=EVENTS if (ours["device_type"] == Device.CUDA).any() else "")
+    counted = COUNTED.format(
+        counters=COUNTERS if ours["kernels_file"].notna().any() else "",
+        profiles=PROFILES if ours["profile_status"].isin(["completed", "partial"]).any() else "",
+    )
     if not imported:
-        return [timed, POOLED, COUNTED]
+        return [timed, POOLED, counted]
     foreign = f"{imported} of {words.counted(len(runs), 'run')} came from other people's files: {FOREIGN}"
     if ours.empty:
         return [POOLED, foreign]
     whose = OURS.format(ours=words.counted(len(ours), "run"))
-    return [whose + timed, POOLED, whose + COUNTED, foreign]
+    return [whose + timed, POOLED, whose + counted, foreign]
 
 
 def _matrix(evidence: ReportEvidence, runs: pd.DataFrame) -> Block:

@@ -97,14 +97,20 @@ OF_TRACES = (
 
 
 def section(evidence: ReportEvidence) -> Section:
-    """Roofs, steps, shifts, kernels, operators."""
-    blocks: list[Block] = [*_roofs(evidence)]
-    blocks += [Picture(figure=figure) for figure in (*others(evidence, "roofline_"), *evidence.figures("ai_vs_batch_"))]
-    blocks += [*_imported(evidence), *_shifts(evidence)]
-    if len(evidence.material.kernel_points):
-        kernels = others(evidence, "kernel_roofline_", "kernel_breakdown")
-        blocks += [*(Picture(figure=figure) for figure in kernels), _families(evidence)]
-    return Section(name="roofline", title="Roofline", blocks=[*blocks, *_operators(evidence)])
+    """Roofs and where imported figures come from; folded the shifts, kernels and operators."""
+    blocks: list[Block] = [*_roofs(evidence), *_imported(evidence)]
+    blocks += [Picture(figure=figure) for figure in others(evidence, "roofline_")]
+    intensity: list[Block] = [Picture(figure=figure) for figure in evidence.figures("ai_vs_batch_")]
+    kernels: list[Block] = [
+        Picture(figure=figure) for figure in others(evidence, "kernel_roofline_", "kernel_breakdown")
+    ]
+    parts = (
+        ("intensity", "Intensity, batch and precision", [*intensity, *_shifts(evidence)]),
+        ("kernels", "Kernels", [*kernels, *_families(evidence)]),
+        ("operators", "Operators", _operators(evidence)),
+    )
+    folded = [Section(name=name, title=title, blocks=held, folded=True) for name, title, held in parts if held]
+    return Section(name="roofline", title="Roofline", blocks=blocks, parts=folded)
 
 
 def others(evidence: ReportEvidence, *names: str) -> list[Figure]:
@@ -135,10 +141,10 @@ def _shifts(evidence: ReportEvidence) -> list[Block]:
         bounds = dict.fromkeys(words.text(row[f"bound_{side}"]) for side in ("left", "right"))
         rows.append(row | {"changed": row["changed"].replace("_", " "), "bounds": " to ".join(bounds)})
     caption = "How batch size and precision move a step (medians, without intervals: they are no claim by themselves)"
-    return [words.table(caption, SHIFTS, rows, folded=True)] if rows else []
+    return [words.table(caption, SHIFTS, rows)] if rows else []
 
 
-def _families(evidence: ReportEvidence) -> Block:
+def _families(evidence: ReportEvidence) -> list[Block]:
     rows = [
         row
         | {
@@ -147,7 +153,7 @@ def _families(evidence: ReportEvidence) -> Block:
         }
         for row in words.rows_of(evidence.material.kernel_points)
     ]
-    return words.table("Kernel families of each profile", FAMILIES, rows, folded=True)
+    return [words.table("Kernel families of each profile", FAMILIES, rows)] if rows else []
 
 
 def _operators(evidence: ReportEvidence) -> list[Block]:
@@ -157,9 +163,7 @@ def _operators(evidence: ReportEvidence) -> list[Block]:
         return []
     works, _ = evidence.attributed
     whole = f"{OF_TRACES}; the {SHOWN} longest of each profile, and the whole"
-    tables: list[Block] = (
-        [words.table(whole, ATTRIBUTED, words.rows_of(longest(works, SHOWN)), folded=True)] if len(works) else []
-    )
+    tables: list[Block] = [words.table(whole, ATTRIBUTED, words.rows_of(longest(works, SHOWN)))] if len(works) else []
     # On a CPU the operators of a trace are the same ones; on a GPU its kernels are others.
     alone, kernels = evidence.listed_alone, traced[traced["device_type"] != Device.CPU]
     own = longest(alone[alone["device_type"] == Device.CPU], SHOWN)
@@ -170,5 +174,5 @@ def _operators(evidence: ReportEvidence) -> list[Block]:
         if len(rows):
             columns = [replace(column, heading=name) if column.name == "name" else column for column in OPERATORS]
             whole = f"{caption}; the {SHOWN} longest of each profile, and the whole"
-            tables.append(words.table(whole, columns, words.rows_of(rows), folded=True))
+            tables.append(words.table(whole, columns, words.rows_of(rows)))
     return tables
