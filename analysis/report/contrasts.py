@@ -30,8 +30,10 @@ class Contrast:
 
     @property
     def is_certain(self) -> bool:
-        """Whether the interval, corrected for all pairs of this fact, leaves out 1."""
-        return self.row["p_holm"] is not None and self.row["p_holm"] < ALPHA
+        """Whether the interval, corrected for all pairs of this fact, leaves out 1 and names a winner."""
+        ends = (self.row["ratio_low"], self.row["ratio_high"])
+        p = self.row["p_holm"]
+        return p is not None and p < ALPHA and any(end and abs(end - 1) >= compare.SAME_WITHIN for end in ends)
 
     @property
     def effect(self) -> float:

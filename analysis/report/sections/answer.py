@@ -17,6 +17,7 @@ from analysis.report import words
 from analysis.report.content import Block, Bullets, Picture, Section
 from analysis.report.contrasts import Contrast, value_of
 from analysis.report.evidence import ReportEvidence
+from analysis.statistics.samples import LEAST_REPLICATES
 from workload.contract.spec import Precision
 from workload.contract.text import plain
 from workload.contract.verdict import Bound
@@ -286,10 +287,10 @@ def _price(row: Mapping[str, Any], costs: pd.DataFrame) -> str:
 
 
 def _repeat(evidence: ReportEvidence) -> Iterator[str]:
-    """How many configurations of ours ran once."""
+    """How many configurations of ours have too few runs for an interval."""
     imported = set(evidence.results.runs.loc[evidence.results.runs["imported"].eq(True), "run_id"])
     ours = [row for row in words.rows_of(evidence.material.measured) if row["run_ids"][0] not in imported]
-    once = sum(row["runs"] == 1 for row in ours)
-    if once:
-        which = "The only configuration" if len(ours) == 1 else f"{once} of {len(ours)} configurations"
-        yield f"{which} ran once and so without an interval: repeat with --repeats 3."
+    few = sum(row["runs"] < LEAST_REPLICATES for row in ours)
+    if few:
+        which = "The only configuration has" if len(ours) == 1 else f"{few} of {len(ours)} configurations have"
+        yield f"{which} fewer than {LEAST_REPLICATES} runs and so no interval: repeat with --repeats {LEAST_REPLICATES}."
