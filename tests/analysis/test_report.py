@@ -105,7 +105,7 @@ def test_what_is_not_certain_is_no_advice() -> None:
             "resnet18 reached its highest throughput, 100.0 images/s (one run: no interval), at batch 32, fp32 on "
             "local-cuda (NVIDIA L4)."
         ),
-        "2 of 2 configurations ran once and so without an interval: repeat with --repeats 3.",
+        "2 of 2 configurations have fewer than 3 runs and so no interval: repeat with --repeats 3.",
     ]
 
 

@@ -164,15 +164,15 @@ CASES = {
         true=dear_and_cheap,
         false=lambda: [*own(), *failed(usd_per_h=0.5)],
     ),
-    "once": Case(
+    "too few runs": Case(
         section=answer.section,
-        words="^1 of 2 configurations ran once and so without an interval: repeat with --repeats 3",
+        words="^1 of 2 configurations have fewer than 3 runs and so no interval: repeat with --repeats 3",
         true=lambda: [*own(), *own((50.0,), "b", batch_size=64)],
         false=two_batches,
     ),
-    "the only one, once": Case(
+    "too few runs of the only one": Case(
         section=answer.section,
-        words="^The only configuration ran once",
+        words="^The only configuration has fewer than 3 runs",
         true=lambda: own((100.0,)),
         false=lambda: own((100.0,), imported=True),
     ),

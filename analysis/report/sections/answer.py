@@ -293,4 +293,5 @@ def _repeat(evidence: ReportEvidence) -> Iterator[str]:
     few = sum(row["runs"] < LEAST_REPLICATES for row in ours)
     if few:
         which = "The only configuration has" if len(ours) == 1 else f"{few} of {len(ours)} configurations have"
-        yield f"{which} fewer than {LEAST_REPLICATES} runs and so no interval: repeat with --repeats {LEAST_REPLICATES}."
+        least = LEAST_REPLICATES
+        yield f"{which} fewer than {least} runs and so no interval: repeat with --repeats {least}."
