@@ -17,6 +17,7 @@ from analysis.report import words
 from analysis.report.content import Block, Bullets, Picture, Section
 from analysis.report.contrasts import Contrast, value_of
 from analysis.report.evidence import ReportEvidence
+from analysis.roofline import WorkSource
 from analysis.statistics.samples import LEAST_REPLICATES
 from workload.contract.spec import Precision
 from workload.contract.text import plain
@@ -28,6 +29,7 @@ MOST_MODELS = 2
 MOST_ERRORS = 2
 # Kernel families of a profile, in words.
 MOST_FAMILIES = 3
+KEYS = ("env", "task", "variant", "batch_size")
 # Peak memory that differs by less is no cost of a setting.
 MEMORY_COST = 1.05
 
@@ -239,23 +241,49 @@ def _limit(row: Mapping[str, Any]) -> Iterator[str]:
 
 def _without_times(evidence: ReportEvidence) -> Iterator[str]:
     """What there is to say where no run has a throughput: what profiles show, or how the runs ended."""
-    points = evidence.material.kernel_points
-    profiles = points[points["family"] != ALL] if len(points) else points
-    limits = list(_limits(evidence))
-    yield from limits
-    if profiles.empty and limits:
-        return
-    if profiles.empty:
+    shares = _kernel_shares(evidence)
+    points = evidence.material.points
+    timed = points[points["flop_per_s"].notna()] if len(points) else points
+    rows = words.rows_of(timed) + [dict(zip(KEYS, key, strict=True)) for key in shares]
+    said = set()
+    for row in rows:
+        key = tuple(row[name] for name in KEYS)
+        if key in said:
+            continue
+        said.add(key)
+        size = f", batch {words.text(row['batch_size'])}" if words.is_known(row["batch_size"]) else ""
+        parts = [*_profiled_rate(row), *([shares[key]] if key in shares else [])]
+        yield f"{row['task']}{size}, {row['variant']} on {row['env']}, profiled: {'; '.join(parts)}."
+    if not rows:
         counts = Counter(words.text(status).replace("_", " ") for status in evidence.results.runs["status"])
         ended = ", ".join(f"{number} {status}" for status, number in counts.most_common())
         yield f"No run has a throughput ({ended}), so nothing is said about speed."
+
+
+def _profiled_rate(row: Mapping[str, Any]) -> Iterator[str]:
+    """The rate of steps or kernels that only a profiler timed, and what limits them."""
+    if not words.is_known(row.get("flop_per_s")):
         return
-    keys = ["env", "task", "variant", "batch_size"]
-    for (env, task, variant, batch), table in profiles.groupby(keys, sort=False, dropna=False):
-        most = words.rows_of(table.sort_values("share_of_time", ascending=False))[:MOST_FAMILIES]
-        shares = ", ".join(f"{row['family']} {words.percent(row['share_of_time'])}" for row in most)
-        size = f", batch {words.text(batch)}" if words.is_known(batch) else ""
-        yield f"{task}{size}, {variant} on {env}, profiled: most time of its kernels goes to {shares}."
+    yield f"{'at least ' if row['flop_is_lower_bound'] else ''}{words.si(row['flop_per_s'], 'FLOP/s')}"
+    if row["source"] == WorkSource.PROFILER and words.is_known(row["bound"]):
+        # Of kernels alone: what limits the step is not known.
+        yield row["bound_why"]
+    else:
+        yield from _limit(row)
+
+
+def _kernel_shares(evidence: ReportEvidence) -> dict[tuple[Any, ...], str]:
+    """By `KEYS`, the kernel families that take the most time."""
+    points = evidence.material.kernel_points
+    profiles = points[points["family"] != ALL] if len(points) else points
+    shares = {}
+    for row in words.rows_of(profiles.sort_values("share_of_time", ascending=False) if len(profiles) else profiles):
+        shares.setdefault(tuple(row[name] for name in KEYS), []).append(row)
+    return {
+        key: "most time of its kernels goes to "
+        + ", ".join(f"{row['family']} {words.percent(row['share_of_time'])}" for row in rows[:MOST_FAMILIES])
+        for key, rows in shares.items()
+    }
 
 
 # --- cost, repeats
