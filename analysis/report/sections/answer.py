@@ -121,9 +121,8 @@ def _subject_of(evidence: ReportEvidence, one: Contrast) -> str:
     shared = one.pair.shared
     facts = [f"batch {words.text(shared['batch_size'])}"] if words.is_known(shared.get("batch_size")) else []
     facts += [shared["precision"]] if words.is_known(shared.get("precision")) else []
-    facts += (
-        [shared["place"]] if words.is_known(shared.get("place")) and len(evidence.material.environments) > 1 else []
-    )
+    places = {other.pair.shared.get("place") for other in evidence.contrasts} - {None}
+    facts += [shared["place"]] if shared.get("place") and len(places) > 1 else []
     return f"{shared['model']} ({', '.join(facts)})" if facts else str(shared["model"])
 
 
@@ -143,7 +142,9 @@ def _steps(evidence: ReportEvidence, top: Contrast) -> tuple[Contrast | None, Co
     alike = [
         one
         for one in evidence.contrasts
-        if one.by == top.by and (one.pair.shared, one.pair.pool) == (top.pair.shared, top.pair.pool)
+        if one.by == top.by
+        and (one.pair.shared, one.pair.pool) == (top.pair.shared, top.pair.pool)
+        and None not in (one.pair.left.value, one.pair.right.value)
     ]
     below = [one for one in alike if one.pair.right.value == best]
     above = [one for one in alike if one.pair.left.value == best]
