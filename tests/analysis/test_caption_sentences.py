@@ -112,7 +112,10 @@ CASES = {
     "intervals that are cut": Case(
         figure="throughput_comparison",
         words="An arrowhead: the interval goes on beyond the frame",
-        true=lambda: [*own((10.0, 90.0)), *(one | {"model": one["model"][::-1]} for one in of_four_models(own)())],
+        true=lambda: [
+            *own((10.0, 90.0, 40.0)),
+            *(one | {"model": one["model"][::-1]} for one in of_four_models(own)()),
+        ],
         false=of_four_models(own),
     ),
     "copies": Case(
@@ -229,8 +232,8 @@ CASES = {
     "machines of several devices": Case(
         figure="throughput_comparison",
         words="^9 environments: each device is one of its machines, for each model the one in the middle; the tables",
-        true=lambda: environments(9, devices=2),
-        false=lambda: environments(8, devices=2),
+        true=lambda: environments(9, devices=4),
+        false=lambda: environments(8, devices=4),
     ),
     "many devices": Case(
         figure="throughput_comparison",

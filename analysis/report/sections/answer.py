@@ -71,7 +71,8 @@ def _errors(evidence: ReportEvidence) -> Iterator[str]:
     if not by_rule:
         return
     shown = [f"{rule}: {same[0].figure} ({_subject(same)})" for rule, same in by_rule.items()]
-    more = [f"{len(shown) - MOST_ERRORS} other rules, below under Audit"] if len(shown) > MOST_ERRORS else []
+    left = len(shown) - MOST_ERRORS
+    more = [f"{words.counted(left, 'other rule')}, below under Audit"] if left > 0 else []
     number = words.counted(sum(map(len, by_rule.values())), "error")
     listed = "; ".join([*shown[:MOST_ERRORS], *more])
     yield f"The audit found {number}, so figures of these runs are wrong or mean something else: {listed}."
