@@ -55,8 +55,8 @@ $(READY): pyproject.toml constraints.txt
 picture: $(READY)
 	$(BIN)/analyze example -o build/example/example.html --figures build/example
 	mkdir -p docs/images
-	cp build/example/roofline_local-cpu.svg docs/images/roofline.svg
-	cp build/example/roofline_local-cpu-dark.svg docs/images/roofline-dark.svg
+	cp build/example/roofline_combined.svg docs/images/roofline.svg
+	cp build/example/roofline_combined-dark.svg docs/images/roofline-dark.svg
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -86,10 +86,9 @@ class Results:
     def figures(self) -> Mapping[str, Any]:
         """The figures of the report by name, as Altair charts; all are drawn when the first is asked for."""
         from analysis.figures.export import chart  # noqa: PLC0415 - Altair
-        from analysis.figures.figure import Figure  # noqa: PLC0415
         from analysis.report.evidence import gather  # noqa: PLC0415
 
-        return {drawn.name: chart(drawn) for drawn in gather(self).drawn if isinstance(drawn, Figure)}
+        return {drawn.name: chart(drawn) for drawn in gather(self).drawn}
 
     @property
     def kernels(self) -> pd.DataFrame:

@@ -13,11 +13,3 @@ class Figure:
     caption: str
     text: str
     chart: Any
-
-
-@dataclass(frozen=True, kw_only=True)
-class Missing:
-    """A figure that cannot be drawn, and why."""
-
-    name: str
-    reason: str

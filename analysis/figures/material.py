@@ -84,9 +84,13 @@ class Material:
 
 def named(runs: pd.DataFrame) -> pd.DataFrame:
     """`runs` with `env`, `task` and `variant`."""
-    columns = list(dict.fromkeys(("place", "device_name", "threads", *CONFIGURATION)))
+    columns = list(dict.fromkeys(("place", "device_name", "threads", "imported", *CONFIGURATION)))
     facts = [dict(zip(columns, row, strict=True)) for row in _tuples(runs, columns)]
-    return runs.assign(env=labels.environments(facts), task=labels.tasks(facts), variant=_variants(facts))
+    environments = [
+        f"{env} (imported)" if fact["imported"] else env
+        for env, fact in zip(labels.environments(facts), facts, strict=True)
+    ]
+    return runs.assign(env=environments, task=labels.tasks(facts), variant=_variants(facts))
 
 
 Table: TypeAlias = Callable[[Results], pd.DataFrame]

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import altair as alt
 import pandas as pd
@@ -11,85 +11,69 @@ import pandas as pd
 from analysis import units
 from analysis.breakdown import ALL
 from analysis.figures import labels, rooflines, shares, style, throughput
-from analysis.figures.figure import Figure, Missing
+from analysis.figures.figure import Figure
 from analysis.figures.legible import legible
 from analysis.figures.material import Material
 from analysis.traced_times import TRACED_TIME
 from workload.contract.tables import number
-from workload.contract.text import counted, percent, si, signed_percent
+from workload.contract.text import percent, si, signed_percent
 
-Drawn: TypeAlias = Figure | Missing
-Builder: TypeAlias = Callable[[Material], Iterator[Drawn]]
+Builder: TypeAlias = Callable[[Material], Iterator[Figure]]
+T = TypeVar("T")
 
-# Figures of a kind; who has more environments or models than this looks at the tables.
+# Figures of a kind; of more environments or models the tables tell.
 MOST_OF_A_KIND = 24
-INTERVALS = "Bars are 95 % intervals over runs, where there are at least three."
+# Fewer values are read faster in a table.
+LEAST_DOTS, LEAST_ON_A_CURVE = 4, 3
+INTERVALS = "Bars are 95 % intervals over runs, where there are at least two."
 ARROWS = "An arrowhead: the interval goes on beyond the frame."
 COUNTERS = "counters"
-NO_RATE = "no completed run has a throughput"
-ONE_BATCH = "with one batch size: the tables have them"
 # Of so many environments lines between two batch sizes are drawn; of more, batch_size_scaling has them side by side.
 FEW_ENVIRONMENTS = 3
-FEW_BATCHES = "with fewer than 3 batch sizes: batch_size_scaling and the tables have them"
 # One point of an environment stands in the figure of all environments.
 MOST_IN_COMBINED = 2
-NO_KERNELS = "no run was profiled with --profile ncu"
 
 
-def figures(material: Material) -> list[Drawn]:
-    """All of them in the order of the report, those without data as `Missing`."""
+def figures(material: Material) -> list[Figure]:
+    """Those that have data, in the order of the report."""
     # Altair checks every part against the schema as it is made: the tests let it; 40 figures would take 10 s longer.
     with alt.utils.schemapi.debug_mode(False):
         return [drawn for build in REGISTRY.values() for drawn in built(build, material)]
 
 
-def built(build: Builder, material: Material) -> Iterator[Drawn]:
+def built(build: Builder, material: Material) -> Iterator[Figure]:
     """The figures of one builder, each of at most `legible.MOST_ENVIRONMENTS` environments: its caption says so."""
     shown, left_out = legible(material)
     for drawn in build(shown):
-        if isinstance(drawn, Figure) and left_out:
-            yield replace(drawn, caption=f"{left_out}{drawn.caption}")
-        else:
-            yield drawn
+        yield replace(drawn, caption=f"{left_out}{drawn.caption}")
 
 
-def _throughput_env(material: Material) -> Iterator[Drawn]:
+def _throughput_env(material: Material) -> Iterator[Figure]:
     stems = labels.distinct(material.environments)
-    drawn = alone = 0
     few = len(material.environments) <= FEW_ENVIRONMENTS
+    tables = {}
     for env in material.environments:
         table = _of(material.measured, env)
         table = table[table["images_per_s"].notna()]
-        if not _has_batches(table, "series", least=2 if few else 3):
-            alone += len(table) > 0
-            continue
-        drawn += 1
-        if drawn > MOST_OF_A_KIND:
-            yield _too_many("throughput_env-<ENV>", len(material.environments))
-            return
+        if len(table) >= LEAST_ON_A_CURVE and _has_batches(table, "series", least=2 if few else 3):
+            tables[env] = table
+    shown, more = _first(list(tables.items()), "environments")
+    for env, table in shown:
         failed = _of(material.failed, env)
         yield Figure(
             name=f"throughput_env-{stems[env]}",
             title=f"Throughput against batch size: {env}",
-            caption=f"{_shared(table, 'task', 'variant')}{_devices(table)}. {_intervals(table, 'images_per_s')}"
+            caption=f"{more}{_shared(table, 'task', 'variant')}{_devices(table)}. {_intervals(table, 'images_per_s')}"
             + (" A cross at the bottom marks a batch size of which no run came to its end." if len(failed) else ""),
             text=_rate_text(table),
             chart=throughput.against_batch(material, table, failed),
         )
-    if alone:
-        yield Missing(
-            name="throughput_env-<ENV>",
-            reason=f"{counted(alone, 'environment')} {ONE_BATCH if few else FEW_BATCHES}",
-        )
-    elif not drawn:
-        yield Missing(name="throughput_env-<ENV>", reason=NO_RATE)
 
 
-def _variance(material: Material) -> Iterator[Drawn]:
+def _variance(material: Material) -> Iterator[Figure]:
     name = "variance_fixed_config"
     runs = fixed_configuration(material)
     if runs is None:
-        yield Missing(name=name, reason="no configuration has two runs in one environment")
         return
     rows = shares.variance_rows(runs)
     first = runs.iloc[0]
@@ -132,28 +116,19 @@ def fixed_configuration(material: Material) -> pd.DataFrame | None:
     return best[1] if best else None
 
 
-def _roofline_env(material: Material) -> Iterator[Drawn]:
+def _roofline_env(material: Material) -> Iterator[Figure]:
     stems = labels.distinct(material.environments)
     points = drawable(material.points)
-    drawn = alone = 0
-    environments = points["env"].nunique() if len(points) else 0
-    for env in material.environments:
-        table = _of(points, env)
-        if len(table) < MOST_IN_COMBINED and environments > 1:
-            # The figure of all environments shows it.
-            alone += len(table)
-            continue
-        if table.empty:
-            continue
-        drawn += 1
-        if drawn > MOST_OF_A_KIND:
-            yield _too_many("roofline_<ENV>", len(material.environments))
-            return
+    tables = {env: table for env in material.environments if len(table := _of(points, env))}
+    # The figure of all environments shows the only point of one.
+    several = {env: table for env, table in tables.items() if len(table) >= MOST_IN_COMBINED or len(tables) == 1}
+    shown, more = _first(list(several.items()), "environments")
+    for env, table in shown:
         roofs = usable_roofs(_of(material.roofs, env), table)
         yield Figure(
             name=f"roofline_{stems[env]}",
             title=f"Roofline: {_with_devices(env, table)}",
-            caption=f"{_shared(table, 'task', 'variant')}{_roofline_caption(table, roofs)}"
+            caption=f"{more}{_shared(table, 'task', 'variant')}{_roofline_caption(table, roofs)}"
             + (
                 " The numbers are batch sizes, where there is room for them."
                 if table["batch_size"].notna().any()
@@ -162,20 +137,11 @@ def _roofline_env(material: Material) -> Iterator[Drawn]:
             text=_points_text(table),
             chart=rooflines.steps(material, table, roofs),
         )
-    if alone:
-        yield Missing(
-            name="roofline_<ENV>", reason=f"{counted(alone, 'environment')} with one point, which roofline_combined has"
-        )
-    elif not drawn:
-        yield Missing(name="roofline_<ENV>", reason=_why_no_points(material))
 
 
-def _roofline_combined(material: Material) -> Iterator[Drawn]:
+def _roofline_combined(material: Material) -> Iterator[Figure]:
     points = drawable(material.points)
-    environments = points["env"].nunique() if len(points) else 0
-    if environments < 2:  # noqa: PLR2004
-        reason = _why_no_points(material) if points.empty else "one environment: its own roofline says the same"
-        yield Missing(name="roofline_combined", reason=reason)
+    if points.empty or points["env"].nunique() < 2:  # noqa: PLR2004
         return
     # A lower bound stands only where there is nothing else: it has no rank.
     ranked = points.sort_values(["flop_is_lower_bound", "flop_per_s"], ascending=[True, False], kind="stable")
@@ -192,42 +158,35 @@ def _roofline_combined(material: Material) -> Iterator[Drawn]:
     )
 
 
-def _intensity(material: Material) -> Iterator[Drawn]:
+def _intensity(material: Material) -> Iterator[Figure]:
     points = material.points
     if len(points):
         points = points[points["intensity_flop_per_byte"].notna() & (points["intensity_flop_per_byte"] > 0)]
-    tasks = [task for task in material.tasks if len(points) and (points["task"] == task).any()]
-    if not tasks:
-        yield Missing(name="ai_vs_batch_<model>", reason="no run has both FLOP and bytes of its step")
-        return
     stems = labels.distinct(material.tasks)
-    tables = {task: points[points["task"] == task] for task in tasks}
-    curves = [task for task in tasks if _has_batches(tables[task], "env", "variant", "source")]
-    for task in curves[:MOST_OF_A_KIND]:
-        table = tables[task]
+    tables = {task: points[points["task"] == task] for task in material.tasks if len(points)}
+    curves = {
+        task: table
+        for task, table in tables.items()
+        if len(table) >= LEAST_ON_A_CURVE and _has_batches(table, "env", "variant", "source")
+    }
+    shown, more = _first(list(curves.items()), "models")
+    for task, table in shown:
         yield Figure(
             name=f"ai_vs_batch_{stems[task]}",
             title=f"Arithmetic intensity against batch size: {task}",
-            caption=f"{_shared(table, 'env', 'variant')}{_source_caption(table)}"
+            caption=f"{more}{_shared(table, 'env', 'variant')}{_source_caption(table)}"
             + (" Points of one batch size stand side by side." if len(set(table["env"])) > 1 else ""),
             text=_intensity_text(table),
             chart=rooflines.against_batch(material, table),
         )
-    if len(curves) > MOST_OF_A_KIND:
-        yield _too_many("ai_vs_batch_<model>", len(curves))
-    if len(curves) < len(tasks):
-        alone = counted(len(tasks) - len(curves), "model")
-        yield Missing(name="ai_vs_batch_<model>", reason=f"{alone} {ONE_BATCH}")
 
 
-def _throughput_comparison(material: Material) -> Iterator[Drawn]:
-    name = "throughput_comparison"
+def _throughput_comparison(material: Material) -> Iterator[Figure]:
     best = throughput.best(material.measured)
-    if best.empty:
-        yield Missing(name=name, reason=NO_RATE)
+    if len(best) < LEAST_DOTS:
         return
     yield Figure(
-        name=name,
+        name="throughput_comparison",
         title="Best throughput of each model and environment",
         caption=f"{_shared(best, 'env')}The fastest batch size and precision of each. "
         f"{_intervals(best, 'images_per_s')}",
@@ -236,12 +195,11 @@ def _throughput_comparison(material: Material) -> Iterator[Drawn]:
     )
 
 
-def _scaling(material: Material) -> Iterator[Drawn]:
-    name = "batch_size_scaling"
+def _scaling(material: Material) -> Iterator[Figure]:
     known = material.measured[material.measured["images_per_s"].notna()]
     table = throughput.relative_to_smallest(known)
-    if table.empty:
-        yield Missing(name=name, reason="in no environment do runs of one model differ in batch size alone")
+    # Of one environment throughput_env shows the same.
+    if table.empty or table["env"].nunique() < 2:  # noqa: PLR2004
         return
     top = table.sort_values("relative").iloc[-1]
     where = f"{top['series']} at batch {top['batch_size']:g}, {top['env']}"
@@ -251,7 +209,7 @@ def _scaling(material: Material) -> Iterator[Drawn]:
         else "No larger batch was faster than the smallest"
     )
     yield Figure(
-        name=name,
+        name="batch_size_scaling",
         title="Throughput gained by larger batches",
         caption=f"{_shared(table, 'env', 'task', 'variant')}"
         "Throughput relative to the smallest batch of the same model, precision and environment. A flat line "
@@ -261,14 +219,12 @@ def _scaling(material: Material) -> Iterator[Drawn]:
     )
 
 
-def _efficiency(material: Material) -> Iterator[Drawn]:
-    name = "efficiency_comparison"
+def _efficiency(material: Material) -> Iterator[Figure]:
     table = efficiencies(material)
-    if table.empty:
-        yield Missing(name=name, reason="no run has attained FLOP/s beside a measured ceiling or a vendor's peak")
+    if len(table) < LEAST_DOTS:
         return
     yield Figure(
-        name=name,
+        name="efficiency_comparison",
         title="Attained share of what the device does",
         caption=f"{_shared(table, 'env', 'of')}FLOP of the formulas divided by the unprofiled step time, for the "
         "fastest configuration of each model and environment, divided by "
@@ -305,15 +261,13 @@ def efficiencies(material: Material) -> pd.DataFrame:
     ).reset_index(drop=True)
 
 
-def _models(material: Material) -> Iterator[Drawn]:
-    name = "model_comparison"
+def _models(material: Material) -> Iterator[Figure]:
     best = throughput.best(material.measured)
     known = best[best["train_flop_per_image"] > 0]
-    if known["task"].nunique() < 2:  # noqa: PLR2004
-        yield Missing(name=name, reason="fewer than two models with counted FLOP per image")
+    if known["task"].nunique() < 2 or len(known) < LEAST_DOTS:  # noqa: PLR2004
         return
     yield Figure(
-        name=name,
+        name="model_comparison",
         title="Models: work per image and throughput",
         caption=f"{_shared(known, 'env')}Best throughput against training FLOP per image. Along a dotted diagonal "
         "the attained FLOP/s are equal: a model further up and right uses the device better. "
@@ -323,34 +277,31 @@ def _models(material: Material) -> Iterator[Drawn]:
     )
 
 
-def _kernel_rooflines(material: Material) -> Iterator[Drawn]:
-    name = "kernel_roofline_<model>"
+def _kernel_rooflines(material: Material) -> Iterator[Figure]:
     points = material.kernel_points
     if len(points):
         points = points[(points["flop_per_s"] > 0) & (points["intensity_flop_per_byte"] > 0)]
         points = points[points["family"] != ALL]
     if points.empty:
-        yield Missing(name=name, reason=NO_KERNELS)
         return
     held = [(str(task), str(env), rows) for (task, env), rows in points.groupby(["task", "env"], sort=False)]
     environments = Counter(task for task, _, _ in held)
     names = [f"{task} {env}" if environments[task] > 1 else task for task, env, _ in held]
     stems = labels.distinct(names)
-    for (_, env, rows), shown_name in list(zip(held, names, strict=True))[:MOST_OF_A_KIND]:
+    shown, more = _first(list(zip(held, names, strict=True)), "profiles")
+    for (_, env, rows), shown_name in shown:
         table = _one_configuration(rows)
         first = table.iloc[0]
         roofs = usable_roofs(_of(material.roofs, env), table)
+        rates = f"Rates are of the profiled kernels, not of whole steps.{_l2(first)}"
         yield Figure(
             name=f"kernel_roofline_{stems[shown_name]}",
             title=f"Kernel families: {first['task']}, batch {_batch(first)}, {first['variant']}, {env}",
-            caption="Each point is a kernel family, its area the share of the profiled time; with L2 or L1 bytes "
-            f"counted, a shape per level of memory. Rates are of the profiled kernels, not of whole steps.{_l2(first)}"
-            + " ".join(["", *_lower_bound_caption(table)]),
+            caption=f"{more}Each point is a kernel family, its area the share of the profiled time; with L2 or L1 "
+            f"bytes counted, a shape per level of memory. {rates}" + " ".join(["", *_lower_bound_caption(table)]),
             text=_kernels_text(table),
             chart=rooflines.kernels(table, roofs, shares.FAMILY_COLOURS),
         )
-    if len(held) > MOST_OF_A_KIND:
-        yield _too_many(name, len(held))
 
 
 def _l2(row: "pd.Series[Any]") -> str:
@@ -358,14 +309,12 @@ def _l2(row: "pd.Series[Any]") -> str:
     return f" L2 bytes are {label}." if isinstance(label, str) else ""
 
 
-def _cost(material: Material) -> Iterator[Drawn]:
-    name = "cost"
+def _cost(material: Material) -> Iterator[Figure]:
     table = cheapest(material.costs)
-    if table.empty:
-        yield Missing(name=name, reason="no measured run has a price per hour")
+    if len(table) < LEAST_DOTS:
         return
     yield Figure(
-        name=name,
+        name="cost",
         title="Cost of a million images",
         caption=f"{_shared(table, 'env')}Price per hour of the machine divided by throughput, for the cheapest "
         "configuration of each model and environment; setting up not included. "
@@ -388,22 +337,19 @@ def cheapest(costs: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def _breakdown(material: Material) -> Iterator[Drawn]:
-    name = "kernel_breakdown"
+def _breakdown(material: Material) -> Iterator[Figure]:
     points = material.kernel_points
     if len(points):
         points = points[points["share_of_time"].notna() & (points["family"] != ALL)]
     if points.empty:
-        yield Missing(name=name, reason=NO_KERNELS)
         return
     table = points.assign(configuration=[_configuration(row) for row in points.to_dict("records")])
-    every = list(dict.fromkeys(table["configuration"]))
-    table = table[table["configuration"].isin(every[:MOST_OF_A_KIND])]
-    more = f" Of {len(every)} profiles the first {MOST_OF_A_KIND}." if len(every) > MOST_OF_A_KIND else ""
+    shown, more = _first(list(dict.fromkeys(table["configuration"])), "profiles")
+    table = table[table["configuration"].isin(shown)]
     yield Figure(
-        name=name,
+        name="kernel_breakdown",
         title="Time by kernel family",
-        caption=f"Share of the profiled kernels' time, by what a kernel is for.{more}",
+        caption=f"{more}Share of the profiled kernels' time, by what a kernel is for.",
         text=_kernels_text(table),
         chart=shares.breakdown(table),
     )
@@ -485,16 +431,10 @@ def _of(table: pd.DataFrame, env: str) -> pd.DataFrame:
 # --- words
 
 
-def _too_many(name: str, number_of: int) -> Missing:
-    return Missing(
-        name=name, reason=f"{number_of} of them: the first {MOST_OF_A_KIND} are drawn, all are in the tables"
-    )
-
-
-def _why_no_points(material: Material) -> str:
-    if material.measured.empty:
-        return NO_RATE
-    return "no run has FLOP and bytes of its step (modelled or counted) and a step time"
+def _first(items: Sequence[T], what: str) -> tuple[Sequence[T], str]:
+    """As many items as are drawn, and the beginning of their captions where that is not all."""
+    left_out = f"The first {MOST_OF_A_KIND} of {len(items)} {what}. " if len(items) > MOST_OF_A_KIND else ""
+    return items[:MOST_OF_A_KIND], left_out
 
 
 def _shared(table: pd.DataFrame, *fields: str) -> str:
@@ -552,7 +492,9 @@ def _roofline_caption(points: pd.DataFrame, roofs: pd.DataFrame) -> str:
         else " No ceiling was measured and no peak is known: no roof."
     )
     bars = f" {_intervals(points, 'flop_per_s')}" if style.has_bars(points, "flop_per_s") else ""
-    return _source_caption(points) + roof_text + bars
+    is_foreign = points["env"].str.endswith("(imported)").any()
+    others = " Imported: measured by others." if is_foreign else ""
+    return _source_caption(points) + roof_text + bars + others
 
 
 def _source_caption(points: pd.DataFrame) -> str:

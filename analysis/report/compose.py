@@ -1,11 +1,12 @@
-"""The whole report as content: the answer first, then the sections of a lab report. Pure."""
+"""The whole report as content: the answer, the figures and tables that it rests on, and folded the rest. Pure."""
 
+from collections import Counter
 from collections.abc import Callable
 
 import pandas as pd
 
 from analysis import units
-from analysis.figures.figure import Figure
+from analysis.audit.finding import Severity
 from analysis.report import words
 from analysis.report.content import Picture, Report, Section, figures_of
 from analysis.report.evidence import ReportEvidence
@@ -14,32 +15,29 @@ from analysis.report.sections import (
     complexity,
     context,
     design,
-    discussion,
     glossary,
     measurements,
     rooflines,
     variability,
 )
 
-# The order of the lab reports that this one answers: design, complexity, measurement, roofline, analysis, environment.
+# What one acts on first; what it rests on is folded.
 SECTIONS: tuple[Callable[[ReportEvidence], Section], ...] = (
     answer.section,
+    measurements.section,
+    rooflines.section,
+    variability.section,
+    context.audit,
     design.section,
     complexity.section,
-    measurements.section,
-    variability.section,
-    rooflines.section,
-    discussion.section,
     context.environment,
-    context.audit,
-    context.limits,
     context.reproduce,
     glossary.section,
 )
 
 
 def compose(evidence: ReportEvidence) -> Report:
-    """Every section, and below the title what the report is about."""
+    """Every section that has content, and below the title what the report is about."""
     runs = evidence.results.runs
     facts = [
         words.counted(len(runs), "run"),
@@ -47,16 +45,17 @@ def compose(evidence: ReportEvidence) -> Report:
         words.counted(len(evidence.material.environments), "environment"),
         words.counted(runs["model"].nunique(), "model"),
     ]
-    days = _days(runs["started_at"].dropna())
-    sections = [build(evidence) for build in SECTIONS]
+    ours = runs[~runs["imported"].eq(True)]
+    days = _days((ours if len(ours) else runs)["started_at"].dropna())
+    sections = [section for build in SECTIONS if (section := build(evidence)).blocks or section.parts]
     placed = {figure.name for section in sections for figure in figures_of(section)}
-    rest = [drawn for drawn in evidence.drawn if isinstance(drawn, Figure) and drawn.name not in placed]
+    rest = [drawn for drawn in evidence.drawn if drawn.name not in placed]
     if rest:
         # A figure that no section asks for by name is shown all the same.
         sections.append(Section(name="more", title="More figures", blocks=[Picture(figure=drawn) for drawn in rest]))
     report = Report(
         title="Training throughput, and what limits it",
-        facts=[*facts, *([days] if days else []), *_units(runs)],
+        facts=[*facts, *([days] if days else []), *_units(runs), *_findings(evidence)],
         sections=sections,
     )
     return units.worded_content(report, units.common(runs["unit"]))
@@ -70,6 +69,13 @@ def _units(runs: pd.DataFrame) -> list[str]:
     for row in words.rows_of(runs[["model", "unit"]]):
         models.setdefault(units.of(row), []).append(row["model"])
     return ["units: " + ", ".join(f"{unit} ({words.listed(names)})" for unit, names in models.items())]
+
+
+def _findings(evidence: ReportEvidence) -> list[str]:
+    """`audit: 2 warnings, 3 notes`."""
+    counts = Counter(finding.severity for finding in evidence.findings)
+    found = [words.counted(counts[severity], str(severity)) for severity in Severity if counts[severity]]
+    return [f"audit: {', '.join(found)}"] if found else []
 
 
 def _configurations(evidence: ReportEvidence) -> int:

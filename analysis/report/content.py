@@ -20,9 +20,10 @@ class Paragraph:
 
 @dataclass(frozen=True, kw_only=True)
 class Bullets:
-    """Sentences, one below the other."""
+    """Sentences, one below the other; `ranked` ones are numbered."""
 
     sentences: Sequence[str]
+    ranked: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,10 +53,9 @@ class Picture:
 
 @dataclass(frozen=True, kw_only=True)
 class Commands:
-    """Lines for a shell; `folded` ones open on request on screen."""
+    """Lines for a shell."""
 
     lines: Sequence[str]
-    folded: bool = False
 
 
 Block: TypeAlias = Paragraph | Bullets | Table | Picture | Commands
@@ -63,12 +63,13 @@ Block: TypeAlias = Paragraph | Bullets | Table | Picture | Commands
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """`name` is its address in the page; `parts` are sections of the next level."""
+    """`name` is its address in the page; `parts` are sections of the next level; a `folded` one opens on request."""
 
     name: str
     title: str
     blocks: Sequence[Block] = ()
     parts: Sequence["Section"] = ()
+    folded: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

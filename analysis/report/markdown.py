@@ -61,7 +61,7 @@ def _block(block: Block, figures: str | None) -> Iterator[str]:
         case Paragraph():
             yield escape(block.text)
         case Bullets():
-            yield from (f"- {escape(item)}" for item in block.sentences)
+            yield from (f"{'1.' if block.ranked else '-'} {escape(item)}" for item in block.sentences)
         case Table():
             yield from _table(block)
         case Picture():

@@ -86,6 +86,14 @@
     // Printing changes the width as well, for a moment: what is drawn scales.
     waiting = setTimeout(() => matchMedia("print").matches || drawAll(), 200);
   });
+  // A link to a folded section opens it.
+  const reveal = () => {
+    const folded = document.getElementById(location.hash.slice(1))?.querySelector("details.folded");
+    if (folded) folded.open = true;
+  };
+  addEventListener("hashchange", reveal);
+  reveal();
+
   // On paper nothing can be opened.
   addEventListener("beforeprint", () => {
     for (const each of document.querySelectorAll("details.folded:not([open])")) {

@@ -7,12 +7,10 @@ from typing import Any
 import pandas as pd
 
 from analysis import units
-from analysis.compare import within_blocks_words
 from analysis.figures import labels
 from analysis.report.content import Heading, Table
-from analysis.statistics import Comparison
 from workload.contract.tables import Column, Role, number
-from workload.contract.text import printable, signed_percent
+from workload.contract.text import printable
 
 ABSENT = "\N{EN DASH}"
 # More rows than fit on a screen are folded.
@@ -67,11 +65,6 @@ def quotient(over: Any, by: Any) -> float | None:
     return float(over) / float(by) if is_known(over) and is_known(by) and by else None
 
 
-def change(ratio: float) -> str:
-    """A ratio as a change: 1.05 is `+5 %`."""
-    return signed_percent(ratio - 1)
-
-
 def text(value: Any) -> str:
     """A cell; long texts stay whole, unknown ones are a dash."""
     if not is_known(value):
@@ -94,11 +87,6 @@ def rate_with_interval(row: Mapping[str, Any], field: str = "images_per_s", unit
         return f"{shown} (95 % interval {ends}, {counted(int(row['runs']), 'run')})"
     reason = row.get("interval")
     return f"{shown} ({text(reason) if is_known(reason) else 'no interval'})"
-
-
-def paired(comparison: Comparison) -> str:
-    """`; paired within 3 blocks: …`, to stand behind an interval; empty where runs were compared as two samples."""
-    return f"; {within_blocks_words(comparison.within_blocks)}" if comparison.within_blocks else ""
 
 
 def with_device(row: Mapping[str, Any]) -> str:

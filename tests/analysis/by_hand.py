@@ -160,7 +160,9 @@ def for_every_figure() -> list[dict[str, Any]]:
         *at_rates("a", (100.0, 102.0, 98.0), **facts, **counted, kernels=profile),
         *at_rates("b", (120.0, 122.0), batch_size=64, **facts),
         *at_rates("c", (40.0, 40.5), **slow),
-        *at_rates("d", (300.0,), **{**facts, "model": "mobilenet_v2", "train_flop_per_image": 1.8e9}),
+        *at_rates("d", (45.0, 45.5), batch_size=64, **slow),
+        *at_rates("g", (300.0,), **{**facts, "model": "mobilenet_v2", "train_flop_per_image": 1.8e9}),
+        *at_rates("h", (150.0,), **{**slow, "model": "mobilenet_v2", "train_flop_per_image": 1.8e9}),
         run("e", batch_size=128, status="out_of_memory", steps=[], path="/nowhere"),
     ]
 

@@ -206,7 +206,7 @@ def test_a_phone_scrolls_down_only_and_has_no_blanks(visit: Any, name: str, widt
 
 def test_a_table_wider_than_the_page_says_so_until_its_end_is_in_sight(visit: Any) -> None:
     seen = visit("plain", viewport={"width": 390, "height": 800})
-    frames = seen.page.locator("#answer .frame")
+    frames = seen.page.locator("#measurements .frame")
     assert (
         frames.evaluate_all(
             "all => all.map(each => [each.firstElementChild.scrollWidth > each.firstElementChild.clientWidth,"
@@ -214,20 +214,41 @@ def test_a_table_wider_than_the_page_says_so_until_its_end_is_in_sight(visit: An
         )
         == [[True, True, False]] * frames.count()
     )
-    cue = "getComputedStyle(document.querySelector('#answer .frame'), '::before').content"
+    cue = "getComputedStyle(document.querySelector('#measurements .frame'), '::before').content"
     assert "scrolls sideways" in seen.page.evaluate(cue)
     frames.first.locator(".scroll").evaluate("box => { box.scrollLeft = box.scrollWidth; }")
-    seen.page.wait_for_selector("#answer .frame[data-wide][data-end]", state="attached")
+    seen.page.wait_for_selector("#measurements .frame[data-wide][data-end]", state="attached")
     # Its caption stays in sight.
     box = frames.first.locator("caption span").bounding_box()
     assert 0 <= box["x"] < box["x"] + box["width"] <= 390
     wide = visit("plain", viewport={"width": 1400, "height": 900})
-    assert wide.page.locator("#answer .frame[data-wide]").count() == 0
+    assert wide.page.locator("#measurements .frame[data-wide]").count() == 0
 
 
-def test_the_roofline_is_on_the_first_two_screens(visit: Any) -> None:
+HIGHEST_PAGE = 6000
+
+
+def test_the_answer_is_on_the_first_screen_and_the_page_is_short(visit: Any) -> None:
+    seen = visit("example", viewport={"width": 1400, "height": 900})
+    answer = seen.page.locator("#answer ol")
+    box = answer.bounding_box()
+    assert box["y"] + box["height"] < 900
+    assert answer.locator("li").count() == 5
+    said = answer.inner_text()
+    assert re.search(r"bf16 is 1\.\d+ x as fast as fp32", said)
+    assert "with batch size 16: " in said
+    assert seen.chart("roofline_combined").bounding_box()["y"] < 900
+    assert seen.page.evaluate("document.documentElement.scrollHeight") <= HIGHEST_PAGE
+
+
+def test_a_link_opens_the_section_that_it_leads_to(visit: Any) -> None:
     seen = visit("plain", viewport={"width": 1400, "height": 900})
-    assert seen.chart("roofline_combined").bounding_box()["y"] < 2 * 900
+    audit = seen.page.locator("#audit > details")
+    assert audit.get_attribute("open") is None
+    assert not seen.page.locator("#audit h3").first.is_visible()
+    seen.page.click("nav a[href='#audit']")
+    seen.page.wait_for_selector("#audit > details[open]")
+    assert seen.page.locator("#audit h3").first.is_visible()
 
 
 def test_paper_is_light_whole_and_unfolded(visit: Any, tmp_path: Path) -> None:
@@ -244,6 +265,10 @@ def test_paper_is_light_whole_and_unfolded(visit: Any, tmp_path: Path) -> None:
     assert folded == 0
     seen.page.pdf(path=str(tmp_path / "report.pdf"), format="A4")
     assert (tmp_path / "report.pdf").read_bytes().startswith(b"%PDF")
+    # What is folded is on paper also where no script opens it.
+    heights = seen.page.locator("main details.folded").evaluate_all("all => all.map(each => each.scrollHeight)")
+    assert len(heights) > 5
+    assert min(heights) > 60
     assert seen.said == []
 
 

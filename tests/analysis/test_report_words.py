@@ -31,11 +31,6 @@ def test_seconds(value: float | None, text: str) -> None:
     assert words.seconds(value) == text
 
 
-@pytest.mark.parametrize(("ratio", "text"), [(1.05, "+5.0 %"), (0.5, "-50 %"), (1.0, "+0.0 %"), (2.2, "+120 %")])
-def test_changes_have_a_sign(ratio: float, text: str) -> None:
-    assert words.change(ratio) == text
-
-
 @pytest.mark.parametrize(
     ("row", "text"),
     [

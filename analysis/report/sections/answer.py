@@ -1,92 +1,81 @@
-"""The answer: the fastest machine per model, the cheapest, what limits each, and how sure that is."""
+"""The answer: at most five sentences to act on, those with the largest effect first, and the roofline below them."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
 from typing import Any
 
-from analysis import units
+import pandas as pd
+
 from analysis.audit.finding import Finding, Severity
 from analysis.breakdown import ALL
-from analysis.figures import registry, throughput
+from analysis.configurations import label
+from analysis.figures import registry
 from analysis.figures.figure import Figure
+from analysis.pairing import Side
 from analysis.report import words
-from analysis.report.content import Block, Bullets, Paragraph, Picture, Section
+from analysis.report.content import Block, Bullets, Picture, Section
+from analysis.report.contrasts import Contrast, value_of
 from analysis.report.evidence import ReportEvidence
 from analysis.roofline import WorkSource
-from analysis.statistics.samples import LEVEL
-from workload.contract.tables import Column, Role
+from analysis.statistics.samples import LEAST_REPLICATES
+from workload.contract.spec import Precision
+from workload.contract.text import plain
 from workload.contract.verdict import Bound
 
-# Sentences of the summary; every model is in the table.
-MOST_SENTENCES = 8
+MOST_SENTENCES = 5
+MOST_MODELS = 2
 # Errors before the answer; all are in the section of the audit.
-MOST_ERRORS = 4
-# Of the audit: other processes used the CPUs; a quota or the hypervisor withheld them.
-BUSY_RULES = ("CPU competition", "CPU held back")
-# Of a profile, in words.
+MOST_ERRORS = 2
+# Kernel families of a profile, in words.
 MOST_FAMILIES = 3
-
-FASTEST = (
-    Column(name="task", heading="model", role=Role.FACT),
-    Column(name="env", heading="fastest on", role=Role.FACT),
-    Column(name="device_name", heading="device", role=Role.FACT),
-    Column(name="batch_size", heading="batch", digits=0),
-    Column(name="variant", heading="precision", role=Role.FACT),
-    units.COUNTED,
-    Column(name="images_per_s", heading="images/s"),
-    Column(name="interval", heading="95 % interval"),
-    Column(name="runs", heading="runs", digits=0),
-    Column(name="bound", heading="limited by", role=Role.FACT),
-    Column(name="next", heading="next", role=Role.FACT),
-    Column(name="lead", heading="ahead by"),
-    Column(name="lead_interval", heading="jointly 95 %"),
-)
-CHEAPEST = (
-    Column(name="task", heading="model", role=Role.FACT),
-    Column(name="env", heading="cheapest on", role=Role.FACT),
-    Column(name="device_name", heading="device", role=Role.FACT),
-    Column(name="batch_size", heading="batch", digits=0),
-    Column(name="variant", heading="precision", role=Role.FACT),
-    Column(name="usd_per_million_images", heading="USD per million images", digits=3),
-    Column(name="interval", heading="95 % interval"),
-    Column(name="usd_per_h", heading="USD/h", digits=3),
-    Column(name="runs", heading="runs", digits=0),
-    Column(name="price", heading="price from", role=Role.FACT),
-)
+KEYS = ("env", "task", "variant", "batch_size")
+# Peak memory that differs by less is no cost of a setting.
+MEMORY_COST = 1.05
 
 
 def section(evidence: ReportEvidence) -> Section:
-    """The first thing that a reader sees: what is wrong with it, what it says, and the roofline it stands under."""
-    rows = ranking(evidence)
-    blocks: list[Block] = [*_errors(evidence), Bullets(sentences=list(sentences(rows, evidence)))]
+    """The sentences, and the rooflines."""
+    blocks: list[Block] = [Bullets(sentences=sentences(evidence), ranked=True)]
     blocks += [Picture(figure=figure) for figure in headline(evidence)]
-    if rows:
-        blocks.append(_table(rows))
-        blocks += _cheapest(evidence)
-    blocks += [Picture(figure=figure) for figure in evidence.figures("throughput_comparison", "cost")]
-    blocks.append(Paragraph(text=_trust(evidence)))
     return Section(name="answer", title="The answer", blocks=blocks)
 
 
 def headline(evidence: ReportEvidence) -> list[Figure]:
-    """The one roofline at the top of the page: of all environments, or of the only one; else of a profile's kernels."""
-    every = evidence.figures("roofline_combined") or evidence.figures("roofline_", "kernel_roofline_")
-    return every[:1]
+    """The rooflines at the top of the page: of all environments and of the fastest; else of a profile's kernels."""
+    combined, each = evidence.figures("roofline_combined"), evidence.figures("roofline_")
+    alone = [figure for figure in each if figure not in combined]
+    return [*combined, *alone[:1]] or evidence.figures("kernel_roofline_")[:1]
 
 
-def _errors(evidence: ReportEvidence) -> list[Block]:
-    """What the audit calls wrong: no headline stands without it."""
-    errors = [finding for finding in evidence.findings if finding.severity is Severity.ERROR]
-    if not errors:
-        return []
+def sentences(evidence: ReportEvidence) -> list[str]:
+    """What is wrong, which settings to change, the best throughput of each model with its limit, cost, repeats."""
+    errors, last = [*_errors(evidence)], [*_cost(evidence), *_repeat(evidence)]
+    models = [*(_models(evidence) or _without_times(evidence))]
+    found = changes(evidence) or [*_nothing_certain(evidence)]
+    room = MOST_SENTENCES - len(errors) - len(last)
+    models = models[: max(1, room - min(1, len(found)))]
+    return [*errors, *found[: room - len(models)], *models, *last]
+
+
+# --- errors
+
+
+def _errors(evidence: ReportEvidence) -> Iterator[str]:
+    """What the audit calls wrong in the runs that are quoted: no other sentence stands before it."""
     by_rule: dict[str, list[Finding]] = defaultdict(list)
-    for finding in errors:
-        by_rule[finding.rule].append(finding)
+    quoted = set(evidence.material.runs["run_id"]) or set(evidence.results.runs["run_id"])
+    for finding in evidence.findings:
+        if finding.severity is Severity.ERROR and (quoted & set(finding.subject) or not finding.subject):
+            by_rule[finding.rule].append(finding)
+    if not by_rule:
+        return
     shown = [f"{rule}: {same[0].figure} ({_subject(same)})" for rule, same in by_rule.items()]
-    more = [f"and {len(shown) - MOST_ERRORS} other rules, below under Audit"] if len(shown) > MOST_ERRORS else []
-    number = words.counted(len(errors), "error")
-    what = f"The audit found {number}: figures of these runs are wrong or mean something else."
-    return [Paragraph(text=what, strong=True), Bullets(sentences=[*shown[:MOST_ERRORS], *more])]
+    left = len(shown) - MOST_ERRORS
+    more = [f"{words.counted(left, 'other rule')}, below under Audit"] if left > 0 else []
+    number = words.counted(sum(map(len, by_rule.values())), "error")
+    listed = "; ".join([*shown[:MOST_ERRORS], *more])
+    yield f"The audit found {number}, so figures of these runs are wrong or mean something else: {listed}."
 
 
 def _subject(same: Sequence[Finding]) -> str:
@@ -96,205 +85,243 @@ def _subject(same: Sequence[Finding]) -> str:
     return f"{runs[0]}{more}" if runs else "all runs"
 
 
-def ranking(evidence: ReportEvidence) -> list[dict[str, Any]]:
-    """Per model the fastest line of `measured`, with the second fastest environment and how far ahead it is.
-
-    `ratio` and its interval: fastest by second; the intervals hold jointly for all models, 95 % divided among them.
-    """
-    best = throughput.best(evidence.material.measured)
-    models = [task for task in evidence.material.tasks if (best["task"] == task).any()]
-    pairs = sum(1 for task in models if (best["task"] == task).sum() > 1)
-    rows = []
-    for task in models:
-        ordered = words.rows_of(best[best["task"] == task].sort_values("images_per_s", ascending=False))
-        first, second = ordered[0], ordered[1] if len(ordered) > 1 else None
-        rows.append({**first, "second": second, **(_ahead(evidence, first, second, pairs) if second else {})})
-    return rows
+# --- settings
 
 
-def _ahead(evidence: ReportEvidence, first: Mapping[str, Any], second: Mapping[str, Any], pairs: int) -> dict[str, Any]:
-    level = 1 - (1 - LEVEL) / pairs
-    comparison = evidence.comparison(second["run_ids"], first["run_ids"], level=level)
-    interval = comparison.interval
-    return {
-        "ratio": comparison.ratio,
-        "ratio_low": interval.low if interval else None,
-        "ratio_high": interval.high if interval else None,
-        "ratio_reason": None if interval else next(iter(comparison.reasons), "no interval"),
-        "ratio_paired": words.paired(comparison),
-    }
+def changes(evidence: ReportEvidence) -> list[str]:
+    """A sentence per setting or place that is certainly faster, the largest effect first."""
+    by_model: dict[tuple[str, Any], list[Contrast]] = defaultdict(list)
+    for one in evidence.contrasts:
+        if one.is_certain:
+            by_model[one.by, one.pair.shared.get("model")].append(one)
+    tops = [max(_worthwhile(evidence, same), key=lambda one: one.effect) for same in by_model.values()]
+    by_winner: dict[tuple[str, Any], list[Contrast]] = defaultdict(list)
+    for top in sorted(tops, key=lambda one: -one.effect):
+        by_winner[top.by, top.sides[0].value].append(top)
+    return [_change(evidence, *same) for same in by_winner.values()]
 
 
-def sentences(rows: Sequence[Mapping[str, Any]], evidence: ReportEvidence) -> Iterator[str]:
-    """One per model: who is fastest, by how much, and what limits it."""
-    if not rows:
-        yield from _without_times(evidence)
+def _worthwhile(evidence: ReportEvidence, same: Sequence[Contrast]) -> Sequence[Contrast]:
+    """Without batch sizes to which the last step is not certain to pay, where others are left."""
+    if same[0].by != "batch_size":
+        return same
+    return [one for one in same if (step := _steps(evidence, one)[0]) and step.is_certain and step.grows] or same
+
+
+def _change(evidence: ReportEvidence, top: Contrast, *likewise: Contrast) -> str:
+    winner, loser = top.sides
+    value = value_of(top.by, winner)
+    where = f"on {value}" if top.by == "place" else f"with {label(top.by)} {value}"
+    models = [f"likewise {_subject_of(evidence, one)}, {plain(one.effect, 3)} x" for one in likewise]
+    more = [*_neighbours(evidence, top), *_memory(winner, loser), *_accuracy(top, winner), *models]
+    return f"Run {_subject_of(evidence, top)} {where}: {'; '.join([top.row['verdict'], *more])}."
+
+
+def _subject_of(evidence: ReportEvidence, one: Contrast) -> str:
+    """`resnet18 (batch 8, fp32)`: the model and what else both sides share."""
+    shared = one.pair.shared
+    facts = [f"batch {words.text(shared['batch_size'])}"] if words.is_known(shared.get("batch_size")) else []
+    facts += [shared["precision"]] if words.is_known(shared.get("precision")) else []
+    places = {other.pair.shared.get("place") for other in evidence.contrasts} - {None}
+    facts += [shared["place"]] if shared.get("place") and len(places) > 1 else []
+    return f"{shared['model']} ({', '.join(facts)})" if facts else str(shared["model"])
+
+
+def _neighbours(evidence: ReportEvidence, top: Contrast) -> Iterator[str]:
+    """Whether the last step up to the best batch size pays, and whether the next one does."""
+    if top.by != "batch_size":
         return
-    lines = Counter(evidence.material.measured["task"])
-    for row in rows[:MOST_SENTENCES]:
-        yield f"{_busy(row, evidence)}{_first(row, lines[row['task']])}. {_limit(row)}{_doubts(row, evidence)}"
-    if len(rows) > MOST_SENTENCES:
-        yield f"{len(rows) - MOST_SENTENCES} more models are in the table."
+    below, above = _steps(evidence, top)
+    if below and below is not top:
+        yield _step(below)
+    yield _step(above) if above else "no larger batch was measured"
 
 
-def _busy(row: Mapping[str, Any], evidence: ReportEvidence) -> str:
-    """What kept the runs of a line, or of the one that it is compared with, from their CPUs: before anything else."""
-    parts: list[str] = []
-    held: list[str] = []
-    for side, who in ((row, ""), (row["second"], f"{row['second']['env']}: " if row["second"] else "")):
-        if side and words.is_known(side["busy"]):
-            parts.append(f"{who}{side['busy'].removeprefix('on a busy machine: ').replace(' on a busy machine', '')}")
-        else:
-            parts += [f"{who}{words.listed(figures, 2)}"] if (figures := _found(side, BUSY_RULES[0], evidence)) else []
-        held += [f"{who}{words.listed(figures, 2)}"] if (figures := _found(side, BUSY_RULES[1], evidence)) else []
-    if parts:
-        return f"On a busy machine ({'; '.join([*parts, *held])}): "
-    return f"With CPU time held back ({'; '.join(held)}): " if held else ""
+def _steps(evidence: ReportEvidence, top: Contrast) -> tuple[Contrast | None, Contrast | None]:
+    """The contrasts of the best batch size with the next smaller and the next larger one."""
+    best = top.sides[0].value
+    alike = [
+        one
+        for one in evidence.contrasts
+        if one.by == top.by
+        and (one.pair.shared, one.pair.pool) == (top.pair.shared, top.pair.pool)
+        and None not in (one.pair.left.value, one.pair.right.value)
+    ]
+    below = [one for one in alike if one.pair.right.value == best]
+    above = [one for one in alike if one.pair.left.value == best]
+    return (
+        max(below, key=lambda one: one.pair.left.value, default=None),
+        min(above, key=lambda one: one.pair.right.value, default=None),
+    )
 
 
-def _found(side: Mapping[str, Any] | None, rule: str, evidence: ReportEvidence) -> list[str]:
-    """Figures that a rule of the audit found in the runs of a line."""
+def _step(one: Contrast) -> str:
+    what = f"the step from {one.pair.left.value:g} to {one.pair.right.value:g}"
+    if not one.is_certain:
+        return f"no gain by {what} is certain"
+    return f"{what} {f'still pays {plain(one.effect, 3)} x' if one.grows else 'makes it slower'}"
+
+
+def _memory(winner: Side, loser: Side) -> Iterator[str]:
+    """The peak memory of the faster side, where it is more than that of the slower."""
+    peaks = [[case["peak_memory_bytes"] for case in side.runs] for side in (winner, loser)]
+    if all(words.is_known(peak) for side in peaks for peak in side):
+        more, less = (median(side) for side in peaks)
+        if more > MEMORY_COST * less:
+            yield f"peak memory {words.si(more, 'B')} in place of {words.si(less, 'B')}"
+
+
+def _accuracy(top: Contrast, winner: Side) -> Iterator[str]:
+    if top.by == "precision" and winner.value != Precision.FP32:
+        yield "accuracy was not measured"
+
+
+def _nothing_certain(evidence: ReportEvidence) -> Iterator[str]:
+    """How many comparisons were made, and how large a difference would have been found."""
+    rows = [one.row for one in evidence.contrasts]
+    seen = [row["smallest_detectable_ratio"] for row in rows if words.is_known(row["smallest_detectable_ratio"])]
+    if seen:
+        differ = words.listed(label(by) for by in dict.fromkeys(one.by for one in evidence.contrasts))
+        yield (
+            f"No difference by {differ} is certain in {words.counted(len(rows), 'comparison')}; a ratio of "
+            f"{words.figure(median(seen))} would typically have been seen."
+        )
+
+
+# --- models
+
+
+def _models(evidence: ReportEvidence) -> list[str]:
+    """The best throughput of each model and what limits it, other people's after our own."""
+    measured = evidence.material.measured
+    known = measured[measured["images_per_s"].notna()]
+    if known.empty:
+        return []
+    lines = Counter(known["task"])
+    best = known.loc[known.groupby("task", sort=False)["images_per_s"].idxmax()]
+    imported = set(evidence.results.runs.loc[evidence.results.runs["imported"].eq(True), "run_id"])
+    rows = sorted(words.rows_of(best), key=lambda row: (row["run_ids"][0] in imported, -row["images_per_s"]))
     return [
-        finding.figure
-        for finding in evidence.findings
-        if side and finding.rule == rule and set(side["run_ids"]) & set(finding.subject)
+        f"{'; '.join([_best(row, lines[row['task']]), *_limit(row), *_too_large(row, evidence)])}."
+        for row in rows[:MOST_MODELS]
     ]
 
 
-def _doubts(row: Mapping[str, Any], evidence: ReportEvidence) -> str:
-    """The errors that the audit found in the runs of a line, and in those that it is compared with."""
-    doubts = []
-    for side, whose in (
-        (row, "its runs"),
-        (row["second"], f"those of {row['second']['env']}" if row["second"] else ""),
-    ):
-        rules = [
-            finding.rule
-            for finding in evidence.findings
-            if side and finding.severity is Severity.ERROR and set(side["run_ids"]) & set(finding.subject)
-        ]
-        doubts += [f" The audit found an error in {whose}: {words.listed(rules)}."] if rules else []
-    return "".join(doubts)
+def _best(row: Mapping[str, Any], lines: int) -> str:
+    rate = words.rate_with_interval(row)
+    batch = f"batch {words.text(row['batch_size'])}, " if words.is_known(row["batch_size"]) else ""
+    busy = f", {row['busy']}" if words.is_known(row["busy"]) else ""
+    at = f"at {batch}{row['variant']} on {words.with_device(row)}{busy}"
+    return (
+        f"{row['task']}: {rate} {at}" if lines == 1 else f"{row['task']} reached its highest throughput, {rate}, {at}"
+    )
 
 
-def _first(row: Mapping[str, Any], lines: int) -> str:
-    """A model's fastest line. That it is the fastest is said where its interval says so; else what was seen."""
-    where = words.with_device(row)
-    rate = f"{words.rate_with_interval(row)} at batch {words.text(row['batch_size'])}, {row['variant']}"
-    if lines == 1:
-        return f"{row['task']} on {where}: {rate}; nothing else of this model was measured"
-    is_ahead = words.is_known(row.get("ratio_low")) and row["ratio_low"] > 1
-    once = "" if row["runs"] > 1 else ", in one run,"
-    verb = "trains fastest on" if is_ahead else f"had its highest throughput{once} on"
-    return f"{row['task']} {verb} {where}: {rate}{_lead(row)}"
+def _too_large(row: Mapping[str, Any], evidence: ReportEvidence) -> Iterator[str]:
+    """The smallest batch that ran out of memory where a line was measured."""
+    failed = evidence.material.failed
+    same = (failed[["env", "task", "variant"]] == [row["env"], row["task"], row["variant"]]).all(axis=1)
+    too_large = failed[same & failed["ending"].str.contains("out of memory")]
+    if len(too_large):
+        yield f"batch {words.text(too_large['batch_size'].min())} runs out of memory"
+
+
+def _limit(row: Mapping[str, Any]) -> Iterator[str]:
+    """What limits a line, or why that is not known."""
+    why = f": {row['bound_why']}" if words.is_known(row["bound_why"]) else ""
+    if not words.is_known(row["bound"]):
+        if why:
+            yield f"what limits it is not known{why}"
+    elif ", " in row["bound"]:
+        # Of several verdicts the reason is that of one run.
+        yield f"its runs do not agree on what limits it: {row['bound']}"
+    elif row["bound"] == Bound.NEITHER:
+        yield f"neither compute nor memory limits it{why}"
+    else:
+        yield f"limited by {row['bound']}{why}"
 
 
 def _without_times(evidence: ReportEvidence) -> Iterator[str]:
     """What there is to say where no run has a throughput: what profiles show, or how the runs ended."""
-    points = evidence.material.kernel_points
-    profiles = points[points["family"] != ALL] if len(points) else points
-    limits = list(_limits(evidence))
-    yield from limits
-    if profiles.empty and limits:
-        return
-    if profiles.empty:
+    shares = _kernel_shares(evidence)
+    points = evidence.material.points
+    timed = points[points["flop_per_s"].notna()] if len(points) else points
+    rows = words.rows_of(timed) + [dict(zip(KEYS, key, strict=True)) for key in shares]
+    said = set()
+    for row in rows:
+        key = tuple(row[name] for name in KEYS)
+        if key in said:
+            continue
+        said.add(key)
+        size = f", batch {words.text(row['batch_size'])}" if words.is_known(row["batch_size"]) else ""
+        parts = [*_profiled_rate(row), *([shares[key]] if key in shares else [])]
+        yield f"{row['task']}{size}, {row['variant']} on {row['env']}, profiled: {'; '.join(parts)}."
+    if not rows:
         counts = Counter(words.text(status).replace("_", " ") for status in evidence.results.runs["status"])
         ended = ", ".join(f"{number} {status}" for status, number in counts.most_common())
         yield f"No run has a throughput ({ended}), so nothing is said about speed."
+
+
+def _profiled_rate(row: Mapping[str, Any]) -> Iterator[str]:
+    """The rate of steps or kernels that only a profiler timed, and what limits them."""
+    if not words.is_known(row.get("flop_per_s")):
         return
-    keys = ["env", "task", "variant", "batch_size"]
-    for (env, task, variant, batch), table in profiles.groupby(keys, sort=False, dropna=False):
-        most = words.rows_of(table.sort_values("share_of_time", ascending=False))[:MOST_FAMILIES]
-        shares = ", ".join(f"{row['family']} {words.percent(row['share_of_time'])}" for row in most)
-        size = f", batch {words.text(batch)}" if words.is_known(batch) else ""
-        yield f"{task}{size}, {variant} on {env}, profiled: most time of its kernels goes to {shares}."
-    yield "These are profiles without timed steps: they say where the time of a step goes, and not how fast it is."
-
-
-def _limits(evidence: ReportEvidence) -> Iterator[str]:
-    """What limits steps and kernels that only a profiler timed."""
-    points = evidence.material.points
-    timed = points[points["flop_per_s"].notna()] if len(points) else points
-    for row in words.rows_of(timed):
-        size = f", batch {words.text(row['batch_size'])}" if words.is_known(row["batch_size"]) else ""
-        least = "at least " if row["flop_is_lower_bound"] else ""
-        rate = f"{least}{words.si(row['flop_per_s'], 'FLOP/s')}"
-        yield f"{row['task']}{size}, {row['variant']} on {words.with_device(row)}: {rate}. {_limit(row)}"
-
-
-def _lead(row: Mapping[str, Any]) -> str:
-    second = row["second"]
-    if second is None:
-        return "; no other environment has a throughput of it"
-    if not words.is_known(row.get("ratio_low")):
-        reason = row.get("ratio_reason")
-        return f"; {words.with_device(second)} comes next, how far behind cannot be said: {reason}"
-    ends = (
-        f"{words.figure(row['ratio'])} x, jointly 95 % interval {words.between(row['ratio_low'], row['ratio_high'])}"
-        f"{row['ratio_paired']}"
-    )
-    if row["ratio_low"] > 1:
-        return f", ahead of {words.with_device(second)} ({ends})"
-    return f", not distinguishable from {words.with_device(second)} ({ends})"
-
-
-def _limit(row: Mapping[str, Any]) -> str:
-    why = f": {row['bound_why']}" if words.is_known(row["bound_why"]) else ""
-    if row.get("source") == WorkSource.PROFILER and words.is_known(row["bound"]):
+    yield f"{'at least ' if row['flop_is_lower_bound'] else ''}{words.si(row['flop_per_s'], 'FLOP/s')}"
+    if row["source"] == WorkSource.PROFILER and words.is_known(row["bound"]):
         # Of kernels alone: what limits the step is not known.
-        return f"{row['bound_why'][0].upper()}{row['bound_why'][1:]}."
-    if not words.is_known(row["bound"]):
-        return f"What limits it is not known{why}."
-    if ", " in row["bound"]:
-        # Of several verdicts the reason is that of one run.
-        return f"Its runs do not agree on what limits it: {row['bound']}."
-    if row["bound"] == Bound.NEITHER:
-        return f"Neither compute nor memory limits it{why}."
-    return f"Limited by {row['bound']}{why}."
+        yield row["bound_why"]
+    else:
+        yield from _limit(row)
 
 
-def _table(rows: Sequence[Mapping[str, Any]]) -> Block:
-    shown = [
-        {
-            **row,
-            "interval": words.between(row["images_per_s_low"], row["images_per_s_high"], 4),
-            "next": row["second"]["env"] if row["second"] else None,
-            "lead": f"{words.figure(row.get('ratio'))} x" if words.is_known(row.get("ratio")) else None,
-            "lead_interval": words.between(row.get("ratio_low"), row.get("ratio_high")),
-        }
-        for row in rows
-    ]
-    return words.table("Fastest environment per model", FASTEST, shown)
+def _kernel_shares(evidence: ReportEvidence) -> dict[tuple[Any, ...], str]:
+    """By `KEYS`, the kernel families that take the most time."""
+    points = evidence.material.kernel_points
+    profiles = points[points["family"] != ALL] if len(points) else points
+    shares = {}
+    for row in words.rows_of(profiles.sort_values("share_of_time", ascending=False) if len(profiles) else profiles):
+        shares.setdefault(tuple(row[name] for name in KEYS), []).append(row)
+    return {
+        key: "most time of its kernels goes to "
+        + ", ".join(f"{row['family']} {words.percent(row['share_of_time'])}" for row in rows[:MOST_FAMILIES])
+        for key, rows in shares.items()
+    }
 
 
-def _cheapest(evidence: ReportEvidence) -> list[Block]:
+# --- cost, repeats
+
+
+def _cost(evidence: ReportEvidence) -> Iterator[str]:
+    """Where a million images of each model cost least."""
     costs = registry.cheapest(evidence.material.costs)
     if costs.empty:
-        return [Paragraph(text="No measured run has a price per hour, so nothing is said about cost.")]
-    best = costs.loc[costs.groupby("task", sort=False)["usd_per_million_images"].idxmin()]
-    rows = [
-        row | {"interval": words.between(row["usd_per_million_images_low"], row["usd_per_million_images_high"])}
-        for row in words.rows_of(best)
-    ]
-    return [words.table("Cheapest environment per model, where prices are known", CHEAPEST, rows)]
+        return
+    best = words.rows_of(costs.loc[costs.groupby("task", sort=False)["usd_per_million_images"].idxmin()])
+    shown = [_price(row, costs) for row in best[:MOST_MODELS]]
+    yield f"A million images cost least {'; '.join(shown)}."
 
 
-def _trust(evidence: ReportEvidence) -> str:
-    counts = Counter(finding.severity for finding in evidence.findings)
-    runs = evidence.results.runs
-    lines = evidence.material.measured["runs"]
-    counted_findings = (
-        ", ".join(words.counted(counts[severity], str(severity)) for severity in Severity if counts[severity])
-        or "nothing"
+def _price(row: Mapping[str, Any], costs: pd.DataFrame) -> str:
+    dearest = words.rows_of(costs[costs["task"] == row["task"]].nlargest(1, "usd_per_million_images"))[0]
+    ends = words.between(row["usd_per_million_images_low"], row["usd_per_million_images_high"])
+    interval = f" (95 % interval {ends})" if ends != words.ABSENT else ""
+    most = (
+        f", most on {dearest['env']}, {words.figure(dearest['usd_per_million_images'])} USD"
+        if dearest["env"] != row["env"]
+        else ""
     )
-    if lines.empty:
-        return (
-            f"It rests on {words.counted(len(runs), 'run')}, none with a measured step. "
-            f"The audit found {counted_findings}."
-        )
-    single = int((lines == 1).sum())
-    alone = f"; {single} of them with one run and so without an interval" if single else ""
     return (
-        f"It rests on {words.counted(len(evidence.material.runs), 'measured run')} of {len(runs)} in "
-        f"{words.counted(len(lines), 'configuration')}{alone}. The audit found {counted_findings}."
+        f"for {row['task']} on {row['env']} at batch {words.text(row['batch_size'])}, {row['variant']}, "
+        f"{words.figure(row['usd_per_million_images'])} USD{interval}{most}"
     )
+
+
+def _repeat(evidence: ReportEvidence) -> Iterator[str]:
+    """How many configurations of ours have too few runs for an interval."""
+    imported = set(evidence.results.runs.loc[evidence.results.runs["imported"].eq(True), "run_id"])
+    ours = [row for row in words.rows_of(evidence.material.measured) if row["run_ids"][0] not in imported]
+    few = sum(row["runs"] < LEAST_REPLICATES for row in ours)
+    if few:
+        which = "The only configuration has" if len(ours) == 1 else f"{few} of {len(ours)} configurations have"
+        least = LEAST_REPLICATES
+        yield f"{which} fewer than {least} runs and so no interval: repeat with --repeats {least}."

@@ -54,14 +54,12 @@ def section(evidence: ReportEvidence) -> Section:
     # Traces tell what a step computes, and nothing of the parameters.
     traced = words.rows_of(_traced(runs).drop_duplicates("task"))
     if not ordered and not traced:
-        nothing = Paragraph(text="No run says how complex its model is.")
-        return Section(name="complexity", title="Model complexity", blocks=[nothing, _big_o()])
+        return Section(name="complexity", title="Model complexity")
     known_here = {row["task"] for row in ordered}
     by_operation = [*ordered, *(row for row in traced if row["task"] not in known_here)]
-    blocks: list[Block] = [*([_models(ordered)] if ordered else []), _steps(evidence)]
-    blocks += _by_operation(evidence, by_operation)
-    blocks += [Paragraph(text=_words(words.rows_of(runs))), _big_o()]
-    return Section(name="complexity", title="Model complexity", blocks=blocks)
+    blocks: list[Block] = [*([_models(ordered)] if ordered else []), *_steps(evidence)]
+    blocks += [*_by_operation(evidence, by_operation), *_words(words.rows_of(runs)), _big_o()]
+    return Section(name="complexity", title="Model complexity", blocks=blocks, folded=True)
 
 
 def _traced(runs: pd.DataFrame) -> pd.DataFrame:
@@ -81,7 +79,7 @@ def _models(rows: list[dict[str, Any]]) -> Block:
     return words.table(f"Work per image: {COUNTED}", MODELS, known)
 
 
-def _steps(evidence: ReportEvidence) -> Block:
+def _steps(evidence: ReportEvidence) -> list[Block]:
     table = evidence.material.measured.drop_duplicates(["task", "variant", "batch_size"])
     runs = evidence.material.runs.drop_duplicates("line").set_index("line")
     rows = []
@@ -96,11 +94,10 @@ def _steps(evidence: ReportEvidence) -> Block:
         )
         intensity = words.between(words.quotient(flop, high), words.quotient(flop, low))
         rows.append(row | {"bytes_low": low, "bytes_high": high, "intensity": intensity})
-    return words.table(
-        "Work per step: FLOP by formula; bytes modelled, from each tensor once to every operation from and to memory",
-        STEPS,
-        rows,
+    caption = (
+        "Work per step: FLOP by formula; bytes modelled, from each tensor once to every operation from and to memory"
     )
+    return [words.table(caption, STEPS, rows)] if rows else []
 
 
 def _number(table: pd.DataFrame, row: Any, column: str) -> float | None:
@@ -129,26 +126,22 @@ def _by_operation(evidence: ReportEvidence, rows: list[dict[str, Any]]) -> list[
     return [words.table("Training FLOP by operation", columns, rows_of_shares)]
 
 
-def _words(rows: list[dict[str, Any]]) -> str:
-    """What the table means for memory: little work per byte is what stresses it. Of all configurations."""
+def _words(rows: list[dict[str, Any]]) -> list[Block]:
+    """Which configurations do the least and the most work per byte, where several have modelled bytes."""
     intensities = {
         f"{row['task']} at batch {words.text(row['batch_size'])}, {row['variant']}": intensity
         for row in rows
         if (intensity := _ratio(row, "train_flop_per_step", "bytes_upper_per_step")) is not None
     }
-    if not intensities:
-        return "No run has modelled bytes: what stresses memory most cannot be read from the formulas."
+    if len(set(intensities.values())) < 2:  # noqa: PLR2004 - least and most
+        return []
     low, high = (end(intensities, key=lambda name: intensities[name]) for end in (min, max))
-    if intensities[low] == intensities[high]:
-        return (
-            f"By the model of bytes (every operation from and to memory), {low}, does {words.figure(intensities[low])} "
-            "FLOP of work per byte. The roofline says whether that is memory's or compute's side of a device."
-        )
-    return (
+    text = (
         f"By the model of bytes (every operation from and to memory), {low}, does the least work per byte: "
         f"{words.figure(intensities[low])} FLOP; {high}, the most: {words.figure(intensities[high])}. The less work "
         "per byte, the more a step depends on bandwidth; the roofline says on which side of a device's ridge it falls."
     )
+    return [Paragraph(text=text)]
 
 
 def _big_o() -> Block:

@@ -1,4 +1,4 @@
-"""What surrounds the figures: environments, audit, limits, how to reproduce, and what is not in the report."""
+"""What surrounds the figures: environments, audit, limits, and how to reproduce."""
 
 import re
 from collections import defaultdict
@@ -17,8 +17,6 @@ from workload.contract.tables import Column, Role
 SHOWN_RUNS = 3
 MOST_FIGURES = 6
 MOST_NOTES = 12
-# Of commands, before they are folded.
-MOST_LINES = 40
 MOST_PROBLEMS = 100
 FIGURE = re.compile(r"\d+(?:\.\d+)?")
 # Of a hash; enough to tell commits and digests apart.
@@ -107,7 +105,7 @@ def environment(evidence: ReportEvidence) -> Section:
         for row in words.rows_of(distinct)
     ]
     table = words.table("Environments; a row for each set of software", ENVIRONMENTS, rows)
-    return Section(name="environment", title="Environments", blocks=[table])
+    return Section(name="environment", title="Environments", blocks=[table], folded=True)
 
 
 def _joined(*values: object) -> str:
@@ -135,8 +133,7 @@ def audit(evidence: ReportEvidence) -> Section:
         by_rule[finding.severity, finding.rule].append(finding)
     order = {severity: rank for rank, severity in enumerate(Severity)}
     parts = [_rule(by_rule[key]) for key in sorted(by_rule, key=lambda key: order[key[0]])]
-    nothing = [Paragraph(text="No rule of the audit found anything.")]
-    return Section(name="audit", title="Audit", blocks=[] if parts else nothing, parts=parts)
+    return Section(name="audit", title="Audit", parts=parts, folded=True)
 
 
 def _rule(same: Sequence[Finding]) -> Section:
@@ -159,11 +156,8 @@ def _subject(finding: Finding) -> str:
 
 
 def limits(evidence: ReportEvidence) -> Section:
-    """What these figures do not say; and the figures that could not be drawn, with the reason."""
+    """What these figures do not say, and what could not be read."""
     blocks: list[Block] = [Bullets(sentences=[*_of_these_runs(evidence), *LIMITS])]
-    if evidence.missing:
-        blocks.append(Paragraph(text="Figures left out:"))
-        blocks.append(Bullets(sentences=[f"{figure.name}: {figure.reason}" for figure in evidence.missing]))
     problems = [*evidence.results.problems, *evidence.results.kernel_problems]
     problems += [*evidence.operators[1], *evidence.attributed[1]]
     if problems:
@@ -216,5 +210,6 @@ def reproduce(evidence: ReportEvidence) -> Section:
     return Section(
         name="reproduce",
         title="Reproduce",
-        blocks=[Paragraph(text=intro), Commands(lines=lines, folded=len(lines) > MOST_LINES)],
+        blocks=[Paragraph(text=intro), Commands(lines=lines)],
+        folded=True,
     )

@@ -1,4 +1,4 @@
-"""Experiment design: what was asked, what ran where, and how it was timed."""
+"""Method: what ran where, how it was timed, and the limits of that."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,17 +7,12 @@ import pandas as pd
 
 from analysis.configurations import completed
 from analysis.report import words
-from analysis.report.content import Block, Bullets, Paragraph, Section
+from analysis.report.content import Block, Bullets, Section
 from analysis.report.evidence import ReportEvidence
+from analysis.report.sections import context
 from workload.contract.spec import Device
 from workload.contract.tables import Column, Role
 
-QUESTIONS = (
-    "Does expensive hardware win, in time and per million images?",
-    "Which models are limited by memory, which by compute, and where?",
-    "From which batch size on do larger batches no longer pay, and what does lower precision change?",
-    "What do virtualisation, placement and zone change?",
-)
 TIMED = (
     "Warm-up steps are recorded and kept apart. The device is synchronised at both ends of the measured "
     "region{events}. Images/s is measured images over measured wall time, never a mean of rates."
@@ -29,10 +24,11 @@ POOLED = (
     "commit differ are never pooled."
 )
 COUNTED = (
-    "FLOP are counted by formula, forward and backward, 1 fused multiply-add = 2 FLOP. Bytes are the GPU's counters "
-    "where a profile was taken, else modelled as an interval. Profiles are a second pass: time always comes from the "
-    "unprofiled run."
+    "FLOP are counted by formula, forward and backward, 1 fused multiply-add = 2 FLOP. Bytes are {counters}modelled as "
+    "an interval.{profiles}"
 )
+COUNTERS = "the GPU's counters where a profile was taken, else "
+PROFILES = " Profiles are a second pass: time always comes from the unprofiled run."
 OURS = "Of the {ours} that this program measured: "
 FOREIGN = "how they were timed, and what of it was warm-up, is known as far as the files say."
 
@@ -60,19 +56,11 @@ BROKEN = (
 
 
 def section(evidence: ReportEvidence) -> Section:
-    """Questions, run matrix, method, and what broke off."""
+    """Run matrix, what broke off, method and limits."""
     runs = evidence.material.every
-    blocks: list[Block] = [
-        Paragraph(text="The questions:"),
-        Bullets(sentences=QUESTIONS),
-        _matrix(evidence, runs),
-        Paragraph(text="How it was measured:"),
-        Bullets(sentences=[*_method(runs), _single(evidence)]),
-    ]
     broken = runs.drop(completed(runs).index)
-    if len(broken):
-        blocks.append(_broken(broken))
-    return Section(name="design", title="Experiment design", blocks=blocks)
+    blocks = [_matrix(evidence, runs), *([_broken(broken)] if len(broken) else []), Bullets(sentences=[*_method(runs)])]
+    return Section(name="method", title="Method", blocks=blocks, parts=[context.limits(evidence)], folded=True)
 
 
 def _method(runs: pd.DataFrame) -> Sequence[str]:
@@ -80,41 +68,17 @@ def _method(runs: pd.DataFrame) -> Sequence[str]:
     is_imported = runs["imported"].fillna(False).astype(bool)
     imported, ours = int(is_imported.sum()), runs[~is_imported]
     timed = TIMED.format(events=EVENTS if (ours["device_type"] == Device.CUDA).any() else "")
+    counted = COUNTED.format(
+        counters=COUNTERS if ours["kernels_file"].notna().any() else "",
+        profiles=PROFILES if ours["profile_status"].isin(["completed", "partial"]).any() else "",
+    )
     if not imported:
-        return [timed, POOLED, COUNTED]
+        return [timed, POOLED, counted]
     foreign = f"{imported} of {words.counted(len(runs), 'run')} came from other people's files: {FOREIGN}"
     if ours.empty:
         return [POOLED, foreign]
     whose = OURS.format(ours=words.counted(len(ours), "run"))
-    return [whose + timed, POOLED, whose + COUNTED, foreign]
-
-
-def _single(evidence: ReportEvidence) -> str:
-    """Whether anything in the report rests on one run: what is said here must hold for every sentence above."""
-    lines = evidence.material.measured["runs"]
-    single = int((lines == 1).sum())
-    if lines.empty:
-        traced = int(evidence.material.every["traced_busy_s"].notna().sum())
-        if traced:
-            whose = "the only run" if len(evidence.material.every) == 1 else words.counted(traced, "run")
-            return (
-                f"Only torch.profiler timed the steps of {whose}: rates are under the profiler, and nothing here says "
-                "how fast a step is without it."
-            )
-        return "No run has timed its steps: nothing in this report says how fast a step is."
-    if single:
-        return (
-            f"{single} of {words.counted(len(lines), 'configuration')} {'has' if single == 1 else 'have'} one measured "
-            "run. One run has no interval: its figures are what was seen once, and a difference from another one is no "
-            "claim. Repeats give intervals."
-        )
-    without = int(evidence.material.measured["images_per_s_low"].isna().sum())
-    if without:
-        return (
-            f"Every configuration was measured at least twice; {without} of {len(lines)} have no interval all the "
-            "same: two runs are too few, runs read the same, or they have no throughput."
-        )
-    return "Every configuration was measured at least twice, and every throughput has an interval."
+    return [whose + timed, POOLED, whose + counted, foreign]
 
 
 def _matrix(evidence: ReportEvidence, runs: pd.DataFrame) -> Block:

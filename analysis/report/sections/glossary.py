@@ -9,5 +9,5 @@ def section(_: ReportEvidence) -> Section:
     """The words of docs/glossary.md that the report uses."""
     rows = [(word.word, word.meaning) for words in load().values() for word in words if word.in_report]
     headings = (Heading(text="word"), Heading(text="means"))
-    table = Table(caption="The words of this page", headings=headings, rows=rows, folded=True)
-    return Section(name="words", title="Words", blocks=[table])
+    table = Table(caption="The words of this page", headings=headings, rows=rows)
+    return Section(name="words", title="Words", blocks=[table], folded=True)

@@ -1,16 +1,19 @@
-"""Measurements: throughput against batch size, between environments and precisions, with every line in a table."""
+"""Measurements: what each setting and place changes, every configuration in a table, and what images cost."""
 
+from collections import Counter
 from typing import Any
 
 from analysis import units
+from analysis.configurations import label
 from analysis.figures import registry
 from analysis.report import words
-from analysis.report.content import Block, Paragraph, Picture, Section
-from analysis.report.evidence import Compared, ReportEvidence
+from analysis.report.content import Block, Picture, Section
+from analysis.report.contrasts import value_of
+from analysis.report.evidence import ReportEvidence
 from workload.contract.tables import Column, Role
 
-# All pairs of places times all configurations: more than this are for `analyze compare`.
-MOST_PAIRS = 300
+# Pairs of one fact; `analyze compare` prints all.
+MOST_PAIRS = 100
 SUMMARY = (
     Column(name="env", heading="environment", role=Role.FACT),
     Column(name="task", heading="model", role=Role.FACT),
@@ -20,8 +23,8 @@ SUMMARY = (
     units.COUNTED,
     Column(name="images_per_s", heading="images/s, median"),
     Column(name="interval", heading="95 % interval"),
-    Column(name="mean", heading="mean ± SD"),
     Column(name="step_s", heading="step", unit="s", prefixed=True),
+    Column(name="peak_memory_bytes", heading="peak memory", unit="B", prefixed=True, digits=3),
     Column(name="flop_per_s", heading="attained without waits", unit="FLOP/s", prefixed=True, digits=3),
     Column(name="intensity", heading="FLOP/byte", digits=3),
     Column(name="fraction_of_roof", heading="of the roof", unit="%", digits=2),
@@ -30,6 +33,7 @@ SUMMARY = (
     Column(name="data_wait_fraction", heading="data waits", unit="%", digits=2),
 )
 COMPARED = (
+    Column(name="fact", heading="compared", role=Role.FACT),
     Column(name="model", heading="model", role=Role.FACT),
     Column(name="batch_size", heading="batch", digits=0),
     Column(name="precision", heading="precision", role=Role.FACT),
@@ -42,49 +46,80 @@ COMPARED = (
     Column(name="note", heading="note", role=Role.FACT),
 )
 
-
-NO_RATE = f"{registry.NO_RATE.capitalize()}."
-NO_FIGURE = "No model ran at two batch sizes, nor two models in one way: the table has what was measured."
+CHEAPEST = (
+    Column(name="task", heading="model", role=Role.FACT),
+    Column(name="env", heading="environment", role=Role.FACT),
+    Column(name="batch_size", heading="batch", digits=0),
+    Column(name="variant", heading="precision", role=Role.FACT),
+    Column(name="usd_per_million_images", heading="USD per million images", digits=3),
+    Column(name="interval", heading="95 % interval"),
+    Column(name="usd_per_h", heading="USD/h", digits=3),
+    Column(name="runs", heading="runs", digits=0),
+    Column(name="price", heading="price from", role=Role.FACT),
+)
+FIGURES = (
+    "throughput_comparison",
+    "throughput_env-",
+    "batch_size_scaling",
+    "model_comparison",
+    "efficiency_comparison",
+    "cost",
+)
 
 
 def section(evidence: ReportEvidence) -> Section:
-    """Figures first, then the table of all lines, then the comparisons."""
-    figures = evidence.figures("throughput_env-", "batch_size_scaling", "model_comparison", "efficiency_comparison")
-    timed = len(evidence.material.measured) > 0
-    return Section(
-        name="measurements",
-        title="Measurements",
-        blocks=[Picture(figure=figure) for figure in figures] or [Paragraph(text=NO_FIGURE if timed else NO_RATE)],
-        parts=[
-            *([Section(name="summary", title="Every configuration", blocks=[_summary(evidence)])] if timed else []),
-            Section(
-                name="speedups",
-                title="Speed-ups between environments",
-                blocks=compared(evidence.by_place, "environments"),
-            ),
-            Section(name="precisions", title="Precisions", blocks=compared(evidence.by_precision, "precisions")),
-        ],
-    )
+    """Comparisons, figures, every configuration, cost."""
+    blocks: list[Block] = [*_compared(evidence)]
+    blocks += [Picture(figure=figure) for figure in evidence.figures(*FIGURES)]
+    blocks += [*_summary(evidence), *_cheapest(evidence)]
+    return Section(name="measurements", title="Measurements", blocks=blocks)
 
 
-def _summary(evidence: ReportEvidence) -> Block:
-    points = _points(evidence)
-    spread = evidence.material.runs.groupby("line")["images_per_s"].agg(["mean", "std"])
+def _compared(evidence: ReportEvidence) -> list[Block]:
+    """The tables of `analysis.compare` for every fact in which runs differ, as one."""
+    number_of: Counter[str] = Counter()
     rows = []
-    for line, row in enumerate(words.rows_of(evidence.material.measured)):
+    for one in evidence.contrasts:
+        number_of[one.by] += 1
+        if number_of[one.by] <= MOST_PAIRS:
+            left, right = (value_of(one.by, side) for side in (one.pair.left, one.pair.right))
+            interval = words.between(one.row["ratio_low"], one.row["ratio_high"])
+            own = {"fact": label(one.by), "left": left, "right": right, "interval": interval}
+            rows.append({**one.row, **own})
+    if not rows:
+        return []
+    pairs = ", ".join(f"{words.counted(number, 'pair')} by {label(by)}" for by, number in number_of.items())
+    more = (
+        f"; the first {MOST_PAIRS} of each, analyze compare prints all" if len(rows) < len(evidence.contrasts) else ""
+    )
+    caption = f"Ratio of images/s; intervals and p-values corrected for the pairs of one fact (Holm): {pairs}{more}"
+    return [words.table(caption, COMPARED, rows)]
+
+
+def _cheapest(evidence: ReportEvidence) -> list[Block]:
+    costs = registry.cheapest(evidence.material.costs)
+    rows = [
+        row | {"interval": words.between(row["usd_per_million_images_low"], row["usd_per_million_images_high"])}
+        for row in words.rows_of(costs)
+    ]
+    return [words.table("Cheapest configuration of each model and environment", CHEAPEST, rows)] if rows else []
+
+
+def _summary(evidence: ReportEvidence) -> list[Block]:
+    points = _points(evidence)
+    rows = []
+    for row in words.rows_of(evidence.material.measured):
         point = points.get((row["env"], row["task"], row["variant"], row["batch_size"]), {})
-        mean, stdev = (spread.at[line, name] if line in spread.index else None for name in ("mean", "std"))
         rows.append(
             row
             | {
                 "precision": row["series"].partition(" · ")[2],
                 "interval": words.between(row["images_per_s_low"], row["images_per_s_high"], 4),
-                "mean": f"{words.figure(mean, 4)} ± {words.figure(stdev, 2)}" if words.is_known(stdev) else None,
                 "intensity": point.get("intensity_flop_per_byte"),
                 "fraction_of_roof": point.get("fraction_of_roof"),
             }
         )
-    return words.table("Summary: one line per configuration and environment", SUMMARY, rows)
+    return [words.table("Every configuration", SUMMARY, rows)] if rows else []
 
 
 def _points(evidence: ReportEvidence) -> dict[tuple[Any, ...], dict[str, Any]]:
@@ -95,16 +130,3 @@ def _points(evidence: ReportEvidence) -> dict[tuple[Any, ...], dict[str, Any]]:
         if point["source"] == "counters" or key not in point_of:
             point_of[key] = point
     return point_of
-
-
-def compared(comparison: Compared, what: str) -> list[Block]:
-    """The table of `analysis.compare`, or why there is none."""
-    if comparison.reason is not None:
-        return [Paragraph(text=f"No comparison between {what}: {comparison.reason}.")]
-    rows = [
-        row | {"interval": words.between(row["ratio_low"], row["ratio_high"])}
-        for row in words.rows_of(comparison.table)
-    ]
-    more = f"; the first {MOST_PAIRS}, analyze compare prints all" if len(rows) > MOST_PAIRS else ""
-    caption = f"Ratio of images/s; intervals and p-values corrected for all {len(rows)} comparisons (Holm){more}"
-    return [words.table(caption, COMPARED, rows[:MOST_PAIRS])]

@@ -5,7 +5,7 @@ from dataclasses import replace
 from analysis.figures.figure import Figure
 from analysis.operators import SHOWN, longest
 from analysis.report import words
-from analysis.report.content import Block, Paragraph, Picture, Section
+from analysis.report.content import Block, Picture, Section
 from analysis.report.evidence import ReportEvidence
 from analysis.report.sections.answer import headline
 from workload.contract.spec import Device
@@ -35,13 +35,20 @@ SHIFTS = (
     Column(name="flop_per_s_ratio", heading="FLOP/s, ratio", digits=3),
     Column(name="bounds", heading="limited by", role=Role.FACT),
 )
+IMPORTED = (
+    Column(name="env", heading="environment", role=Role.FACT),
+    Column(name="task", heading="model", role=Role.FACT),
+    Column(name="batch_size", heading="batch", digits=0),
+    Column(name="variant", heading="precision", role=Role.FACT),
+    Column(name="imported_file", heading="file", role=Role.FACT),
+    Column(name="said", heading="what is known of it", role=Role.FACT),
+)
 FAMILIES = (
     Column(name="env", heading="environment", role=Role.FACT),
     Column(name="task", heading="model", role=Role.FACT),
     Column(name="batch_size", heading="batch", digits=0),
     Column(name="variant", heading="precision", role=Role.FACT),
     Column(name="family", heading="kernels", role=Role.FACT),
-    Column(name="launches", heading="launches", digits=3),
     Column(name="duration_s", heading="time", unit="s", prefixed=True),
     Column(name="share_of_time", heading="share", unit="%", digits=2),
     Column(name="intensity_flop_per_byte", heading="FLOP/byte", digits=3),
@@ -89,21 +96,21 @@ OF_TRACES = (
 )
 
 
-NO_ROOFS = "No ceiling was measured, and there is no vendor's peak for what is known of device and precision."
-
-
 def section(evidence: ReportEvidence) -> Section:
-    """Roofs, steps, shifts, kernels, operators."""
-    blocks: list[Block] = [_roofs(evidence)]
+    """Roofs and where imported figures come from; folded the shifts, kernels and operators."""
+    blocks: list[Block] = [*_roofs(evidence), *_imported(evidence)]
     blocks += [Picture(figure=figure) for figure in others(evidence, "roofline_")]
-    parts = [Section(name="intensity", title="Intensity, batch and precision", blocks=_intensity(evidence))]
-    kernels = others(evidence, "kernel_roofline_", "kernel_breakdown")
-    if len(evidence.material.kernel_points):
-        shown: list[Block] = [*(Picture(figure=figure) for figure in kernels), _families(evidence)]
-        parts.append(Section(name="kernels", title="Kernels", blocks=shown))
-    if tables := _operators(evidence):
-        parts.append(Section(name="operators", title="Operators", blocks=tables))
-    return Section(name="roofline", title="Roofline", blocks=blocks, parts=parts)
+    intensity: list[Block] = [Picture(figure=figure) for figure in evidence.figures("ai_vs_batch_")]
+    kernels: list[Block] = [
+        Picture(figure=figure) for figure in others(evidence, "kernel_roofline_", "kernel_breakdown")
+    ]
+    parts = (
+        ("intensity", "Intensity, batch and precision", [*intensity, *_shifts(evidence)]),
+        ("kernels", "Kernels", [*kernels, *_families(evidence)]),
+        ("operators", "Operators", _operators(evidence)),
+    )
+    folded = [Section(name=name, title=title, blocks=held, folded=True) for name, title, held in parts if held]
+    return Section(name="roofline", title="Roofline", blocks=blocks, parts=folded)
 
 
 def others(evidence: ReportEvidence, *names: str) -> list[Figure]:
@@ -112,29 +119,32 @@ def others(evidence: ReportEvidence, *names: str) -> list[Figure]:
     return [figure for figure in evidence.figures(*names) if figure.name not in top]
 
 
-def _roofs(evidence: ReportEvidence) -> Block:
+def _roofs(evidence: ReportEvidence) -> list[Block]:
     roofs = evidence.material.roofs
-    if roofs.empty:
-        return Paragraph(text=NO_ROOFS)
     rows = [row | {"ridge": words.quotient(row["flop_per_s"], row["bytes_per_s"])} for row in words.rows_of(roofs)]
-    return words.table("Ceilings measured on the machine, and the vendors' peaks (dense)", ROOFS, rows)
+    return (
+        [words.table("Ceilings measured on the machine, and the vendors' peaks (dense)", ROOFS, rows)] if rows else []
+    )
 
 
-def _intensity(evidence: ReportEvidence) -> list[Block]:
-    blocks: list[Block] = [Picture(figure=figure) for figure in evidence.figures("ai_vs_batch_")]
+def _imported(evidence: ReportEvidence) -> list[Block]:
+    """Where other people's figures come from."""
+    runs = evidence.material.every
+    rows = [row | {"said": "; ".join(row["notes"]) or None} for row in words.rows_of(runs[runs["imported"].eq(True)])]
+    return [words.table("Imported, measured by others", IMPORTED, rows)] if rows else []
+
+
+def _shifts(evidence: ReportEvidence) -> list[Block]:
     shifts = evidence.shifts
-    if shifts.empty:
-        text = "No model has a point at two batch sizes, or in two precisions, with all else alike in one environment."
-        return blocks or [Paragraph(text=text)]
     rows = []
     for row in words.rows_of(shifts):
         bounds = dict.fromkeys(words.text(row[f"bound_{side}"]) for side in ("left", "right"))
         rows.append(row | {"changed": row["changed"].replace("_", " "), "bounds": " to ".join(bounds)})
     caption = "How batch size and precision move a step (medians, without intervals: they are no claim by themselves)"
-    return [*blocks, words.table(caption, SHIFTS, rows)]
+    return [words.table(caption, SHIFTS, rows)] if rows else []
 
 
-def _families(evidence: ReportEvidence) -> Block:
+def _families(evidence: ReportEvidence) -> list[Block]:
     rows = [
         row
         | {
@@ -143,7 +153,7 @@ def _families(evidence: ReportEvidence) -> Block:
         }
         for row in words.rows_of(evidence.material.kernel_points)
     ]
-    return words.table("Kernel families of each profile", FAMILIES, rows)
+    return [words.table("Kernel families of each profile", FAMILIES, rows)] if rows else []
 
 
 def _operators(evidence: ReportEvidence) -> list[Block]:

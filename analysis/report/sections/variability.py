@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from analysis.report import words
-from analysis.report.content import Block, Paragraph, Picture, Section
+from analysis.report.content import Block, Picture, Section
 from analysis.report.evidence import ReportEvidence
 from workload.contract.tables import Column, Role
 
@@ -37,9 +37,7 @@ CAUSES = (
 def section(evidence: ReportEvidence) -> Section:
     """The figure of the fixed configuration, the table between runs, and the causes found."""
     blocks: list[Block] = [Picture(figure=figure) for figure in evidence.figures("variance_fixed_config")]
-    if evidence.between.empty:
-        blocks.append(Paragraph(text="No completed run timed its steps: nothing is said about how they vary."))
-    else:
+    if len(evidence.between):
         blocks += [_between(evidence), *_causes(evidence)]
     return Section(name="variability", title="Variability", blocks=blocks)
 
@@ -60,16 +58,11 @@ def _causes(evidence: ReportEvidence) -> list[Block]:
     by_cause: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
     for row in words.rows_of(evidence.causes):
         by_cause[env_of.get(row["run_id"], words.ABSENT), row["cause"]].append(row)
-    no_telemetry = evidence.results.telemetry.empty
-    if not by_cause:
-        looked = "No cause of variation was found, in steps or telemetry."
-        without = "No cause of variation was found in the steps, and no run has telemetry to look for more in."
-        return [Paragraph(text=without if no_telemetry else looked)]
     strongest = []
     for (env, _), rows in by_cause.items():
         worst = max(rows, key=lambda row: row["share_explained"] if words.is_known(row["share_explained"]) else -1.0)
         strongest.append({**worst, "env": env, "runs": len(rows), "interval": _interval(worst, "share")})
-    return [words.table("Causes found, and how much they explain", CAUSES, strongest)]
+    return [words.table("Causes found, and how much they explain", CAUSES, strongest)] if strongest else []
 
 
 def _interval(row: Mapping[str, Any], name: str) -> str:
