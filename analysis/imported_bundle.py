@@ -67,6 +67,7 @@ class Facts:
     device_name: str | None
     device_type: str | None
     place: str | None
+    image_size: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +122,7 @@ def new_record(
         precision=facts.precision,
         iterations=measured,
         dataset=given.dataset,
-        image_size=given.image_size,
+        image_size=given.image_size or facts.image_size,
     )
     known = [name for name, value in vars(spec).items() if value is not None]
     place = facts.place or facts.device_name or "imported"

@@ -56,7 +56,9 @@ def import_file(path: Path, given: Given, *, output: Path) -> list[Path]:
     file = _read(path)
     _refuse_again(file, output)
     if trace := _trace(file):
-        return [_import_trace(file, trace, given.checked(), output)]
+        from analysis import imported_trace  # noqa: PLC0415 - pandas, once the file was found to be a trace
+
+        return [imported_trace.make(file, trace, given.checked(), output)]
     if _is_ncu(file):
         return [_import_profile(file, given.checked(), output)]
     return _import_log(file, given.checked(), output)
@@ -370,44 +372,6 @@ def _first(values: Sequence[float | None]) -> float | None:
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return fmean(known) if known else None
-
-
-# --- traces of torch.profiler
-
-
-def _import_trace(file: File, decoded: Decoded, given: Given, output: Path) -> Path:
-    from analysis import against_model, traced_run  # noqa: PLC0415 - pandas, once the file was found to be a trace
-
-    run = traced_run.read(decoded, file.content, given, file=str(file.path))
-    model, batch_size = required(file.path, given.model, given.batch_size)
-    facts = Facts(
-        model=model,
-        batch_size=batch_size,
-        precision=given.precision.lower() if given.precision else run.precision,
-        # The device's own word beats a label.
-        device_name=run.device_name or given.gpu,
-        device_type=run.device_type,
-        place=None,
-    )
-    imported = replace(file.described(Profile.TORCH, given), losses=list(run.losses) or None)
-    record = new_record(facts, given, imported, started_at=None, measured=None)
-    contradictions = [
-        f"the trace says {what} '{own}', the import was told '{told}'"
-        for what, own, told in (
-            ("device", run.device_name, given.gpu),
-            ("precision", run.precision, given.precision),
-        )
-        if own and told and own.lower() != told.lower()
-    ]
-    flop = run.complexity.train_flop_per_step if run.complexity else None
-    wrong = against_model.of_trace(record.spec, flop, has_backward=run.has_backward) if flop else None
-    record = replace(
-        record,
-        profile=replace(run.profile, device=run.device_name),
-        complexity=run.complexity,
-        notes=[*run.notes, *contradictions, *([wrong] if wrong else [])],
-    )
-    return seal(output, record, run.files)
 
 
 # --- profiles by ncu

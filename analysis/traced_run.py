@@ -11,6 +11,7 @@ from analysis.foreign.kineto import RECORD_SHAPES, Trace
 from analysis.foreign.text import GZIP, Decoded
 from analysis.imported_bundle import Given
 from analysis.trace_work import Attribution, attribute, steps_of
+from analysis.traced_model import TracedModel
 from workload.contract.errors import UsageError
 from workload.contract.profile_record import LongestKernel, ProfileResult
 from workload.contract.record import ComplexityRecord
@@ -47,6 +48,20 @@ class TracedRun:
     notes: tuple[str, ...]
     losses: tuple[str, ...]
     has_backward: bool
+    model: TracedModel
+    # The step's FLOP without those that activation checkpointing repeats.
+    flop_once: float
+    steps_contradiction: str | None
+
+    @property
+    def shares_passes(self) -> bool:
+        """Whether the steps can share the forward passes evenly."""
+        return self.model.passes % int(self.profile.steps or 1) == 0
+
+    @property
+    def passes_per_step(self) -> int:
+        """Forward passes of a step: several where gradients are accumulated."""
+        return max(1, self.model.passes // int(self.profile.steps or 1))
 
 
 def read(decoded: Decoded, content: bytes, given: Given, *, file: str) -> TracedRun:
@@ -78,6 +93,9 @@ def read(decoded: Decoded, content: bytes, given: Given, *, file: str) -> Traced
         notes=(*losses, *_of_machine(trace, device), *found.remarks, *_said_of(found)),
         losses=tuple(losses),
         has_backward=any("ackward" in row.name for row in found.rows),
+        model=found.model,
+        flop_once=(sum(found.flop_by_op.values()) - found.recomputed_flop) / found.steps.number,
+        steps_contradiction=found.steps.contradiction or _uneven(found, given.profile_steps),
     )
 
 
@@ -148,6 +166,14 @@ def _profile(found: Attribution, *, is_cut: bool, losses: Sequence[str]) -> Prof
         ],
         files=[LISTED, OPERATORS, TRACE_COPY],
     )
+
+
+def _uneven(found: Attribution, told: int | None) -> str | None:
+    """Where as many steps as somebody says cannot share the forward passes of the trace."""
+    passes = found.model.passes
+    if found.steps.windows is not None or not told or not passes or passes % found.steps.number == 0:
+        return None
+    return f"the trace has {passes} forward {'pass' if passes == 1 else 'passes'}, the import was told {told} steps"
 
 
 def _complexity(found: Attribution) -> ComplexityRecord:
