@@ -7,7 +7,7 @@ from pathlib import Path
 from analysis import against_model, traced_run
 from analysis.foreign.text import Decoded
 from analysis.gpu_names import fits, gpus_named
-from analysis.imported_bundle import Facts, File, Given, new_record, required, seal
+from analysis.imported_bundle import Facts, File, Given, new_record, required, seal, without_peaks
 from analysis.traced_run import TracedRun
 from workload.contract.spec import Device, Profile
 
@@ -42,7 +42,7 @@ def make(file: File, decoded: Decoded, given: Given, output: Path) -> Path:
         imported=replace(imported, losses=list(run.losses) or None, contradictions=contradictions or None),
         profile=replace(run.profile, device=run.device_name),
         complexity=run.complexity,
-        notes=[*run.notes, *contradictions],
+        notes=[*run.notes, *without_peaks(run.device_name), *contradictions],
     )
     return seal(output, record, run.files)
 

@@ -86,7 +86,7 @@ def _labels(case: Case) -> Iterator[tuple[str, str]]:
         ("the file", case["imported_file"]),
         ("the place", case["place"]),
         ("--gpu", given.gpu if given and is_told else None),
-        ("the file's label", labels and labels.get("device_name")),
+        ("the file's label", labels.get("device_name") if labels and is_told else None),
         ("the device", case["device_name"]),
     ):
         if text:
