@@ -17,6 +17,7 @@ _UNITS = {
 }  # fmt: skip
 _DEVICE = re.compile(r"^(.*?)\s*\((\d+)\)$")
 _NAME, _COPY = "Name", "["
+_GRID, _BLOCK = ("GrdX", "GrdY", "GrdZ"), ("BlkX", "BlkY", "BlkZ")
 HEADER = (
     "ID",
     "Process ID",
@@ -54,7 +55,7 @@ def _header(text: str) -> _Header | None:
             if duration is not None and _NAME in names and any(map(_START.fullmatch, names)):
                 unit = _DURATION.fullmatch(names[duration])
                 assert unit is not None
-                place = {name: names.index(name) for name in (_NAME, "Device", "GrdX", "BlkX") if name in names}
+                place = {name: names.index(name) for name in (_NAME, "Device", *_GRID, *_BLOCK) if name in names}
                 return _Header(
                     start=min(line.end() + 1, len(text)), delimiter=delimiter, width=len(names), unit=unit[1],
                     duration=duration, place=place,
@@ -102,10 +103,10 @@ def _kernel(number: int, row: Sequence[str], header: _Header) -> tuple[str, ...]
     place = header.place
     device = row[place["Device"]].strip() if "Device" in place else ""
     named = _DEVICE.match(device)
-    grid, block = (_size(row, place.get(first)) for first in ("GrdX", "BlkX"))
+    grid, block = (_size(row, [place[axis] for axis in axes if axis in place]) for axes in (_GRID, _BLOCK))
     label, ordinal = (named[1], named[2]) if named else (device, "0" if device else "")
     return (str(number), "", row[place[_NAME]], block, grid, ordinal, label, row[header.duration].strip())
 
 
-def _size(row: Sequence[str], first: int | None) -> str:
-    return "" if first is None else f"({', '.join(cell.strip() for cell in row[first : first + 3])})"
+def _size(row: Sequence[str], places: Sequence[int]) -> str:
+    return f"({', '.join(row[place].strip() for place in places)})" if places else ""
