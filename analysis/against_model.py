@@ -107,7 +107,7 @@ def of_trace(
 
 
 def _other_model(model: "TracedModel", named: ModelWork) -> str | None:
-    """Whose weights they are, where they are not those of the named model; the last layer may have other classes."""
+    """The models that the weights are of, where that is not the named one; the last layer may have other classes."""
     parameters = model.with_classes(CLASSES)
     if not parameters or parameters in {work.parameters for work in model_work.of_sizes(named.model)}:
         return None

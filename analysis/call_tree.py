@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from analysis.foreign.kineto import Operator
 from analysis.operator_work import Kind, kind_of
 
-# What the autograd engine runs stands below such an operator, on a GPU in a thread of its own.
+# The autograd engine calls operators from here, on a GPU in a thread of its own.
 _ENGINE = "autograd::engine::evaluate_function"
 # Operators that modules call and no formula of a derivative does: below the engine they belong to a forward pass that
 # activation checkpointing computes again.

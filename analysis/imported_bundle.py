@@ -104,7 +104,7 @@ def required(path: Path, model: str | None, batch_size: int | None) -> tuple[str
 
 
 def without_peaks(device_name: str | None) -> list[str]:
-    """What to say of a GPU that a file names and the table of peaks does not have."""
+    """A note on a GPU that a file names and the table of peaks does not have."""
     if device_name is None or any(device_name in gpu.names for gpu in peaks.gpus()):
         return []
     return [f"the file names the device '{device_name}', whose peaks are not known here: it has no roof"]

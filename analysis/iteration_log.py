@@ -32,7 +32,7 @@ SERIES = ("step_s", "data_s", "images_per_s", "timestamp", "loss", "step", "imag
 LABELS = ("model", "batch_size", "precision", "device_name", "device_type", "place", "torch")
 # A row is timed by one of these.
 TIMERS = ("step_s", "images_per_s", "elapsed_s")
-# What repeated measurements differ in.
+# Figures in which repeated measurements differ.
 MEASURED = ("step_s", "data_s", "images_per_s", "timestamp", "loss", "elapsed_s")
 POSITIVE = ("step_s", "images_per_s", "images")
 # Unix time of 2001 to 2286 in seconds, and the same in milliseconds.

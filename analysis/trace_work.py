@@ -25,7 +25,9 @@ from workload.contract.vocabulary import names_tensor_cores
 # A first or last step with fewer operators than this share of the others' median was not recorded as a whole.
 WHOLE_STEP = 0.9
 _COMMUNICATION = re.compile(r"nccl|rccl|c10d::|gloo:|mpi:|^record_param_comms$|symm_mem::", re.IGNORECASE)
-_OF_AUTOGRAD = re.compile(r"autograd::|torch::autograd|.*Backward\d*$|CheckpointFunction|AccumulateGrad|Optimizer\.|DataLoader")
+_OF_AUTOGRAD = re.compile(
+    r"autograd::|torch::autograd|.*Backward\d*$|CheckpointFunction|AccumulateGrad|Optimizer\.|DataLoader"
+)
 _NOT_LAUNCHED = "launched by no operator"
 _TF32 = re.compile(r"tf32|s1688|tensorop_s\d+gemm|16816.*tf32", re.IGNORECASE)
 

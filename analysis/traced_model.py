@@ -1,4 +1,4 @@
-"""What a trace's own shapes say of the model that ran: its first input, its weights, its forward passes. Pure."""
+"""The model that ran in a trace, by the trace's own shapes: first input, weights, forward passes. Pure."""
 
 import math
 from collections import Counter

@@ -69,7 +69,7 @@ def _figures(rows: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
 
 
 def _times(rows: Sequence[tuple[str, ...]]) -> str:
-    """What differs from launch to launch of one kernel: its duration and cycles."""
+    """The figures that differ from launch to launch of one kernel: its duration and cycles."""
     return " ".join(row[-1] for row in rows if _OF_TIME.search(row[-3]))
 
 

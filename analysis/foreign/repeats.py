@@ -1,4 +1,4 @@
-"""What is in a file twice: a text that was written again behind itself, and rows that come again further down. Pure."""
+"""Repetitions in a file: a text that was written again behind itself, and rows that come again further down. Pure."""
 
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence

@@ -34,7 +34,7 @@ class Limits:
 
     @classmethod
     def of(cls, name: str | None) -> "Limits":
-        """Of a device by its name; of an unknown one the highest peaks in the table."""
+        """The limits of a device by its name; an unknown one gets the highest peaks of the table."""
         gpu = peaks.find_gpu(name)
         known = peaks.gpus() if gpu is None else (gpu,)
         return cls(

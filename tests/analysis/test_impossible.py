@@ -86,13 +86,12 @@ def test_the_line_is_that_of_the_text_for_people(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("cell", "rule"),
-    [("4619008000", "iter_time_ms would be 4619008 s, longer than a day: another unit?"), ("-5", "must be positive")],
+    [("4619008000", "would be 4619008 s, longer than a day: another unit?"), ("-5", "must be positive")],
 )
 def test_iterations_that_cannot_be_true(cell: str, rule: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         imported(tmp_path, f"iter_time_ms,loss\n200,1\n{cell},1\n210,1\n")
-    assert f"line 3: iter_time_ms {rule}" in str(caught.value).replace("iter_time_ms iter_time_ms", "iter_time_ms")
-    assert f"got '{cell}'" in str(caught.value)
+    assert str(caught.value) == f"'{tmp_path}/profile.csv' line 3: iter_time_ms {rule}; got '{cell}'"
 
 
 def changed(**event: Any) -> str:

@@ -1,4 +1,4 @@
-"""What import was told of a trace, against the trace's own shapes: in the bundle, and in the audit."""
+"""Claims about a trace against its own shapes: in the bundle, and in the audit."""
 
 from collections.abc import Callable
 from dataclasses import replace
