@@ -80,13 +80,13 @@ def _device_labels(case: Case) -> Iterator[str]:
 def _labels(case: Case) -> Iterator[tuple[str, str]]:
     imported = case.record.imported
     given, labels = (imported.given, imported.labels) if imported else (None, None)
-    # Import compared it with the device already.
-    is_told = given is not None and not (imported and imported.contradictions)
+    # Import compared them already.
+    is_compared = bool(imported and imported.contradictions)
     for what, text in (
         ("the file", case["imported_file"]),
         ("the place", case["place"]),
-        ("--gpu", given.gpu if given and is_told else None),
-        ("the file's label", labels.get("device_name") if labels and is_told else None),
+        ("--gpu", given.gpu if given and not is_compared else None),
+        ("the file's label", labels.get("device_name") if labels and not is_compared else None),
         ("the device", case["device_name"]),
     ):
         if text:
