@@ -188,11 +188,7 @@ def _without_times(evidence: ReportEvidence) -> Iterator[str]:
         return
     keys = ["env", "task", "variant", "batch_size"]
     for (env, task, variant, batch), table in profiles.groupby(keys, sort=False, dropna=False):
-        timed = table[table["share_of_time"].notna()]
-        if timed.empty:
-            yield f"{task}, {variant} on {env}, profiled: the profile has no times of its kernels."
-            continue
-        most = words.rows_of(timed.sort_values("share_of_time", ascending=False))[:MOST_FAMILIES]
+        most = words.rows_of(table.sort_values("share_of_time", ascending=False))[:MOST_FAMILIES]
         shares = ", ".join(f"{row['family']} {words.percent(row['share_of_time'])}" for row in most)
         size = f", batch {words.text(batch)}" if words.is_known(batch) else ""
         yield f"{task}{size}, {variant} on {env}, profiled: most time of its kernels goes to {shares}."
