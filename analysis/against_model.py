@@ -15,19 +15,27 @@ from workload.contract.vocabulary import MODEL_RATIO_FROM, MODEL_RATIO_TO
 if TYPE_CHECKING:
     import pandas as pd
 
+    from analysis.traced_model import TracedModel
+
 # Counted FLOP that agree with another reading so well make it the likely one: padding and element-wise work add 10 %.
 FITS_FROM, FITS_TO = 0.85, 1.2
+# Of the models in the table; other data sets replace the last layer.
+CLASSES = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Claim:
-    """Counted FLOP of a profile, and what it is said to be; `steps` is None where nobody says."""
+    """Counted FLOP of a profile, and what it is said to be; `steps` is None where nobody says.
+
+    `is_input_known`: whether batch size and image size are those of the profile's own first input.
+    """
 
     flop: float
     work: ModelWork
     batch_size: int
     steps: int | None
     is_forward_alone: bool
+    is_input_known: bool = False
 
     def per_image(self, work: ModelWork) -> int:
         return work.forward_flop_per_image if self.is_forward_alone else work.train_flop_per_image
@@ -65,14 +73,53 @@ def contradiction(spec: Spec, kernels: "pd.DataFrame", *, steps: float | None, i
     return _sentence(claim, "counted")
 
 
-def of_trace(spec: Spec, flop: float, *, has_backward: bool) -> str | None:
-    """As `contradiction`, for the FLOP of a step by the shapes in a trace."""
+def of_trace(
+    spec: Spec, flop: float, model: "TracedModel", *, passes_per_step: int, has_backward: bool
+) -> Iterator[str]:
+    """Where a trace's own shapes contradict the model that somebody names: operators, weights, FLOP of a step.
+
+    `flop`: without what activation checkpointing repeats. The trace's own input beats what somebody says of it.
+    """
     size, _ = model_work.image_size_of(spec)
-    work = model_work.find(spec.model, size)
+    named = next(iter(model_work.of_sizes(spec.model)), None)
+    if named is None:
+        return
+    if not model.has_convolution and model.has_embedding:
+        yield f"the trace embeds tokens and has no convolution, the import was told model '{spec.model}'"
+        return
+    if other := _other_model(model, named):
+        yield f"{other}, the import was told model '{spec.model}'"
+        return
+    work = model_work.find(spec.model, model.image_size or size)
     if work is None:
+        return
+    images = (model.batch_size or 0) * passes_per_step if model.is_of_images else 0
+    claim = _Claim(
+        flop=flop,
+        work=work,
+        batch_size=images or spec.batch_size,
+        steps=1,
+        is_forward_alone=not has_backward,
+        is_input_known=bool(images and model.image_size),
+    )
+    if not MODEL_RATIO_FROM <= claim.ratio <= MODEL_RATIO_TO:
+        yield _sentence(claim, "by the trace's shapes")
+
+
+def _other_model(model: "TracedModel", named: ModelWork) -> str | None:
+    """The models that the weights are of, where that is not the named one; the last layer may have other classes."""
+    parameters = model.with_classes(CLASSES)
+    if not parameters or parameters in {work.parameters for work in model_work.of_sizes(named.model)}:
         return None
-    claim = _Claim(flop=flop, work=work, batch_size=spec.batch_size, steps=1, is_forward_alone=not has_backward)
-    return None if MODEL_RATIO_FROM <= claim.ratio <= MODEL_RATIO_TO else _sentence(claim, "by the trace's shapes")
+    owners = sorted({work.model for work in model_work.table().values() if work.parameters == parameters})
+    if owners:
+        return f"the trace's {model.parameters} parameters are those of {' or '.join(owners)}"
+    # Compiled code shows gradients alone, and those of frozen layers are in no trace.
+    is_whole = model.weights is not None and model.weights == model.parameters
+    ratio = parameters / named.parameters
+    if ratio <= MODEL_RATIO_TO and (ratio >= MODEL_RATIO_FROM or not is_whole):
+        return None
+    return f"the trace's weights have {model.parameters} parameters, {named.model} {named.parameters}"
 
 
 def _sentence(claim: _Claim, origin: str) -> str:
@@ -93,8 +140,14 @@ def _causes(claim: _Claim) -> Iterator[str]:
     """Readings that fit, the most special ones first."""
     for work in model_work.of_sizes(claim.work.model):
         ratio = claim.flop / (claim.per_image(work) * claim.batch_size * (claim.steps or 1))
-        if work.image_size != claim.work.image_size and FITS_FROM <= ratio <= FITS_TO:
+        is_possible = work.image_size != claim.work.image_size and not claim.is_input_known
+        if is_possible and FITS_FROM <= ratio <= FITS_TO:
             yield f"images of {work.image_size} x {work.image_size} pixels (--image-size {work.image_size})"
+    if claim.is_input_known:
+        if claim.ratio < 1:
+            yield "a part of a step"
+        yield f"another model than {claim.work.model}"
+        return
     images = claim.flop / claim.per_image(claim.work)
     named = claim.batch_size * (claim.steps or 1)
     steps = round(images / claim.batch_size)

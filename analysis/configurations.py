@@ -1,5 +1,6 @@
 """Which runs are the same measurement repeated: what the user chose, where it ran, and what must not differ. Pure."""
 
+import bisect
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +14,9 @@ import pandas as pd
 from workload.contract.bundle import Status
 from workload.contract.errors import ExitCode, RooflaunchError
 from workload.contract.tables import Column, Role
+from workload.contract.text import si
 from workload.contract.verdict import busy_words
+from workload.contract.vocabulary import MODEL_RATIO_TO
 
 if TYPE_CHECKING:
     from analysis.statistics.samples import Estimate
@@ -169,14 +172,36 @@ def measured(runs: pd.DataFrame) -> pd.DataFrame:
 
 def group(runs: pd.DataFrame) -> list[Group]:
     """Runs by configuration, place and software, in order of appearance: those of a group may be pooled."""
-    columns = (*CONFIGURATION, *PLACE, *SOFTWARE)
+    columns = (*CONFIGURATION, *PLACE, *SOFTWARE, "work")
+    alike: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+    for number, values in enumerate(_tuples(runs, columns[:-1])):
+        alike[values].append(number)
+    shown = runs["shown_flop_per_step"].tolist()
     rows: dict[tuple[Any, ...], list[int]] = defaultdict(list)
-    for number, values in enumerate(_tuples(runs, columns)):
-        rows[values].append(number)
+    for values, numbers in alike.items():
+        for number, work in zip(numbers, _works([shown[number] for number in numbers]), strict=True):
+            rows[(*values, work)].append(number)
     apart = _apart(list(rows), columns)
     return [
         Group(facts=dict(zip(columns, values, strict=True)), runs=runs.iloc[numbers], apart=apart[values])
         for values, numbers in rows.items()
+    ]
+
+
+def _works(flop_per_step: Sequence[float | None]) -> list[str | None]:
+    """Names of the work of imported runs that are called alike, where their own FLOP say that it is different work.
+
+    None for all where the FLOP agree as well as counters, formulas and recomputation do.
+    """
+    lows: list[float] = []
+    for flop in sorted(flop for flop in flop_per_step if flop is not None and flop > 0):
+        if not lows or flop > MODEL_RATIO_TO * lows[-1]:
+            lows.append(flop)
+    if len(lows) < 2:  # noqa: PLR2004
+        return [None] * len(flop_per_step)
+    names = [si(low, "FLOP", 2) + " a step" for low in lows]
+    return [
+        names[bisect.bisect_right(lows, flop) - 1] if flop is not None and flop > 0 else None for flop in flop_per_step
     ]
 
 
@@ -195,6 +220,11 @@ def require_poolable(runs: pd.DataFrame, *, hint: str = "name folders that hold 
                 f"{_quoted(values[fact])} in run {row}",
                 hint=hint,
             )
+    works = list(dict.fromkeys(_works(done["shown_flop_per_step"].tolist())))
+    if len(works) > 1:
+        raise NotPoolableError(
+            f"cannot pool: work is {_quoted(works[0])} in one run, {_quoted(works[1])} in another", hint=hint
+        )
 
 
 def label(column: str) -> str:

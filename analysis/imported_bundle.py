@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from workload.contract import bundle
+from workload.contract import bundle, peaks
 from workload.contract.bundle import Status
 from workload.contract.environment_record import DeviceFacts, Environment, SoftwareFacts
 from workload.contract.errors import UsageError
@@ -67,6 +67,8 @@ class Facts:
     device_name: str | None
     device_type: str | None
     place: str | None
+    image_size: int | None = None
+    torch: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +103,13 @@ def required(path: Path, model: str | None, batch_size: int | None) -> tuple[str
     )
 
 
+def without_peaks(device_name: str | None) -> list[str]:
+    """A note on a GPU that a file names and the table of peaks does not have."""
+    if device_name is None or any(device_name in gpu.names for gpu in peaks.gpus()):
+        return []
+    return [f"the file names the device '{device_name}', whose peaks are not known here: it has no roof"]
+
+
 def precision_of(label: str, who: str) -> str:
     if label.lower() not in set(Precision):
         raise UsageError(
@@ -121,10 +130,10 @@ def new_record(
         precision=facts.precision,
         iterations=measured,
         dataset=given.dataset,
-        image_size=given.image_size,
+        image_size=given.image_size or facts.image_size,
     )
     known = [name for name, value in vars(spec).items() if value is not None]
-    place = facts.place or facts.device_name or "imported"
+    place, torch = facts.place or facts.device_name or "imported", given.torch or facts.torch
     return Record(
         run_id=bundle.make_run_id(
             now=started_at or datetime.now(UTC),
@@ -140,7 +149,7 @@ def new_record(
         environment=Environment(
             place=place,
             device=DeviceFacts(type=facts.device_type, name=facts.device_name, driver_version=given.driver),
-            software=SoftwareFacts(torch=given.torch) if given.torch else None,
+            software=SoftwareFacts(torch=torch) if torch else None,
         ),
         timing=Timing(started_at=iso(started_at)),
         profile=ProfileResult(status="not requested"),

@@ -7,20 +7,32 @@ what. Every fact that nobody stated is None. The file itself lies in the bundle.
 import hashlib
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, mode
 from typing import TYPE_CHECKING, Any
 
-from analysis import iteration_log, lower_bound
+from analysis import iteration_log, lower_bound, model_work
 from analysis.foreign import kineto, tables
 from analysis.foreign.looks_like import READABLE, looks_like
 from analysis.foreign.ncu_text import is_ncu_text
 from analysis.foreign.nsys import is_gpu_trace
 from analysis.foreign.text import BINARY, GZIP, Decoded, decode
-from analysis.imported_bundle import MAX_NAME, Facts, File, Given, iso, new_record, precision_of, required, seal
+from analysis.gpu_names import fits
+from analysis.imported_bundle import (
+    MAX_NAME,
+    Facts,
+    File,
+    Given,
+    iso,
+    new_record,
+    precision_of,
+    required,
+    seal,
+    without_peaks,
+)
 from analysis.iteration_log import Log, Whole
 from analysis.record import row_of
 from workload.contract import bundle
@@ -41,8 +53,8 @@ LOG_COPY = "imported/log.csv"
 KERNELS_COPY, REPORT_COPY = "ncu/kernels.csv", "ncu/profile.ncu-rep"
 REPORT_SUFFIX = ".ncu-rep"
 DEVICE_NAME = "device__attribute_display_name"
-# What ncu prints before its table, or the table's first columns, quoted or not.
-NCU_MARKS = re.compile(rb'^==[A-Z]+==|^"?ID"?,|"Kernel Name"', re.MULTILINE)
+# What ncu prints before its table, or columns of the table, quoted or not, in any order.
+NCU_MARKS = re.compile(rb'^==[A-Z]+==|^"?ID"?[,;\t]|"Kernel Name"|(?:^|[,;\t])Kernel Name[,;\t\r\n]', re.MULTILINE)
 LOOKED_AT_BYTES = 1 << 20
 _BREAKS_OFF = "the file breaks off in its last row, which is left out"
 
@@ -56,7 +68,9 @@ def import_file(path: Path, given: Given, *, output: Path) -> list[Path]:
     file = _read(path)
     _refuse_again(file, output)
     if trace := _trace(file):
-        return [_import_trace(file, trace, given.checked(), output)]
+        from analysis import imported_trace  # noqa: PLC0415 - pandas, once the file was found to be a trace
+
+        return [imported_trace.make(file, trace, given.checked(), output)]
     if _is_ncu(file):
         return [_import_profile(file, given.checked(), output)]
     return _import_log(file, given.checked(), output)
@@ -167,13 +181,14 @@ def _bundle_of_log(file: File, log: Log, given: Given, decoded: Decoded) -> tupl
         rows_cut=log.cut,
         claimed_images_per_s=log.whole.images_per_s if log.whole else _mean(rates),
         claimed_measured_images_per_s=_mean(rates[1:]),
-        losses=[*decoded.losses, *[_BREAKS_OFF] * log.cut] or None,
+        losses=[*decoded.losses, *log.losses, *[_BREAKS_OFF] * log.cut] or None,
+        contradictions=[*_contradictions(facts, log)] or None,
     )
-    notes += [_BREAKS_OFF] * log.cut
+    notes += [*log.losses, *[_BREAKS_OFF] * log.cut]
     measured = None if log.whole else max(0, log.rows - 1)
     record = replace(
         new_record(facts, given, imported, started_at=started_at, measured=measured),
-        notes=[*_contradictions(facts, log), *decoded.remarks, *log.remarks, *notes],
+        notes=[*(imported.contradictions or ()), *_unknown_words(facts, log), *decoded.remarks, *log.remarks, *notes],
         timing=replace(timing, started_at=iso(started_at)),
     )
     if log.whole:
@@ -218,6 +233,7 @@ def _facts_of_log(path: Path, log: Log, given: Given) -> Facts:
         device_name=given.gpu or labels.get("device_name"),
         device_type=device_type if device_type in set(Device) - {Device.AUTO} else None,
         place=labels.get("place"),
+        torch=labels.get("torch"),
     )
 
 
@@ -227,24 +243,40 @@ def _batch_size(path: Path, label: str) -> int:
     return int(label)
 
 
-def _contradictions(facts: Facts, log: Log) -> list[str]:
-    """Where the user contradicts the file, or the file has a word that names no precision."""
+def _unknown_words(facts: Facts, log: Log) -> list[str]:
+    """Where the file has a word that names no precision."""
     word = log.labels.get("precision")
-    if word and facts.precision is None:
-        known = ", ".join(Precision)
-        return [f"the file's precision '{word[:80]}' is none of {known}: it is left out", *_overruled(facts, log)]
-    return _overruled(facts, log)
+    if not word or facts.precision is not None:
+        return []
+    return [f"the file's precision '{word[:80]}' is none of {', '.join(Precision)}: it is left out"]
 
 
-def _overruled(facts: Facts, log: Log) -> list[str]:
-    return [
-        f"the file says {field.replace('_', ' ')} '{log.labels[field]}', the import was told '{known}'"
-        for field, known in asdict(facts).items()
-        if field in log.labels
-        and known is not None
-        and log.labels[field].lower() != str(known).lower()
-        and field != "device_type"
-    ]
+def _contradictions(facts: Facts, log: Log) -> Iterator[str]:
+    """Where the user contradicts the file, or the file itself."""
+    for field, known in asdict(facts).items():
+        own = log.labels.get(field)
+        if own and known is not None and field != "device_type" and not _is_same(field, own, str(known)):
+            yield f"the file says {field.replace('_', ' ')} '{own}', the import was told '{known}'"
+    if (
+        log.images_per_row
+        and "batch_size" in log.columns
+        and round(log.images_per_row / _stride(log)) != (named := int(log.labels["batch_size"]))
+    ):
+        images = f"{log.images_per_row:g} images a row"
+        yield f"the file's {log.columns['images'].name} says {images}, its batch size is {named}"
+    yield from log.contradictions
+
+
+def _is_same(field: str, own: str, told: str) -> bool:
+    """Whether two words name one thing: `ResNet-50` and `resnet50`, `v100` and `Tesla V100-SXM2-16GB`."""
+    match field:
+        case "model":
+            known = model_work.known_name(own)
+            return own.lower() == told.lower() or (known is not None and known == model_work.known_name(told))
+        case "device_name":
+            return fits(told, own)
+        case _:
+            return own.lower() == told.lower()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,14 +299,17 @@ def _steps(path: Path, log: Log, batch_size: int) -> list[_Step]:
     time stamp. The two are independent: comparing them shows a timer that does not synchronise.
     """
     nothing: Sequence[float | None] = (None,) * log.rows
-    stamps, losses, waits = (log.series.get(name, nothing) for name in ("timestamp", "loss", "data_s"))
+    stamps, losses, waits, rates = (
+        log.series.get(name, nothing) for name in ("timestamp", "loss", "data_s", "images_per_s")
+    )
+    images = (log.images_per_row or batch_size * _stride(log)) / _stride(log)
     began_s = _first(stamps)
     timer = log.columns.get("step_s")
     rows = []
     for number in range(log.rows):
         stamp_s, data_s = stamps[number], waits[number]
         if timer is None:
-            rate = log.series["images_per_s"][number]
+            rate = rates[number]
             step_s = None if rate is None else batch_size / rate
         else:
             step_s = log.series["step_s"][number]
@@ -287,11 +322,16 @@ def _steps(path: Path, log: Log, batch_size: int) -> list[_Step]:
                 ended_at_s=None if stamp_s is None or began_s is None else stamp_s - began_s,
                 step_s=step_s,
                 data_s=data_s,
-                images=batch_size * log.iterations[number],
+                images=round(images * log.iterations[number]),
                 loss=losses[number],
             )
         )
     return rows
+
+
+def _stride(log: Log) -> int:
+    """Iterations from one row to the next."""
+    return mode(log.iterations[1:] or [1])
 
 
 def _without_wait(path: Path, line: int, iteration_s: float, data_s: float) -> float:
@@ -372,44 +412,6 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return fmean(known) if known else None
 
 
-# --- traces of torch.profiler
-
-
-def _import_trace(file: File, decoded: Decoded, given: Given, output: Path) -> Path:
-    from analysis import against_model, traced_run  # noqa: PLC0415 - pandas, once the file was found to be a trace
-
-    run = traced_run.read(decoded, file.content, given, file=str(file.path))
-    model, batch_size = required(file.path, given.model, given.batch_size)
-    facts = Facts(
-        model=model,
-        batch_size=batch_size,
-        precision=given.precision.lower() if given.precision else run.precision,
-        # The device's own word beats a label.
-        device_name=run.device_name or given.gpu,
-        device_type=run.device_type,
-        place=None,
-    )
-    imported = replace(file.described(Profile.TORCH, given), losses=list(run.losses) or None)
-    record = new_record(facts, given, imported, started_at=None, measured=None)
-    contradictions = [
-        f"the trace says {what} '{own}', the import was told '{told}'"
-        for what, own, told in (
-            ("device", run.device_name, given.gpu),
-            ("precision", run.precision, given.precision),
-        )
-        if own and told and own.lower() != told.lower()
-    ]
-    flop = run.complexity.train_flop_per_step if run.complexity else None
-    wrong = against_model.of_trace(record.spec, flop, has_backward=run.has_backward) if flop else None
-    record = replace(
-        record,
-        profile=replace(run.profile, device=run.device_name),
-        complexity=run.complexity,
-        notes=[*run.notes, *contradictions, *([wrong] if wrong else [])],
-    )
-    return seal(output, record, run.files)
-
-
 # --- profiles by ncu
 
 
@@ -435,10 +437,14 @@ def _import_profile(file: File, given: Given, output: Path) -> Path:
         place=None,
     )
     notes = [f"ncu: {warning}" for warning in found.warnings]
-    if device_name and given.gpu and device_name.lower() != given.gpu.lower():
-        notes.append(f"the profile says device '{device_name}', the import was told '{given.gpu}'")
+    contradictions = []
+    if device_name and given.gpu and not fits(given.gpu, device_name):
+        contradictions.append(f"the profile says device '{device_name}', the import was told '{given.gpu}'")
+    notes += [*without_peaks(device_name), *contradictions]
     copy = REPORT_COPY if file.path.suffix == REPORT_SUFFIX else KERNELS_COPY
-    imported = replace(file.described(Profile.NCU, given), losses=list(found.losses) or None)
+    imported = replace(
+        file.described(Profile.NCU, given), losses=list(found.losses) or None, contradictions=contradictions or None
+    )
     record = new_record(facts, given, imported, started_at=None, measured=None)
     wrong = against_model.contradiction(
         record.spec, found.kernels, steps=given.profile_steps, is_partial=found.is_partial

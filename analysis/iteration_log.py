@@ -19,23 +19,28 @@ from typing import Any
 
 from analysis.foreign import tables, training_logs
 from analysis.foreign.looks_like import READABLE, looks_like
+from analysis.foreign.repeats import again, without_second_half
 from analysis.foreign.tables import PANDAS_INDEX, ForeignTable
 from analysis.foreign.training_logs import WholeRun
 from workload.contract.errors import UsageError
-from workload.contract.text import plain
+from workload.contract.text import counted, plain
 
 TABLE = Path(__file__).with_name("import_columns.toml")
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,4})?", re.ASCII)
 ABSENT = frozenset({"", "nan", "n/a", "na", "none", "null", "-"})
-SERIES = ("step_s", "data_s", "images_per_s", "timestamp", "loss", "step")
-LABELS = ("model", "batch_size", "precision", "device_name", "device_type", "place")
+SERIES = ("step_s", "data_s", "images_per_s", "timestamp", "loss", "step", "images", "elapsed_s")
+LABELS = ("model", "batch_size", "precision", "device_name", "device_type", "place", "torch")
 # A row is timed by one of these.
-TIMERS = ("step_s", "images_per_s")
-POSITIVE = ("step_s", "images_per_s")
+TIMERS = ("step_s", "images_per_s", "elapsed_s")
+# Figures in which repeated measurements differ.
+MEASURED = ("step_s", "data_s", "images_per_s", "timestamp", "loss", "elapsed_s")
+POSITIVE = ("step_s", "images_per_s", "images")
 # Unix time of 2001 to 2286 in seconds, and the same in milliseconds.
 UNIX_S, UNIX_MS = (1e9, 1e10), (1e12, 1e13)
 # Seconds, images per second or losses beyond this, or below its inverse, are no measurement.
 LIMIT = 1e12
+# No iteration takes a day: a figure beyond is in another unit than its column says.
+LONGEST_ITERATION_S = 86_400.0
 SHOWN = 12
 # Runs with fewer rows each, and no step column: the rows are runs. A log of so few iterations would say nothing.
 FEW_ROWS = 5
@@ -77,7 +82,8 @@ class Log:
     the file breaks off in them. `lines`: where the rows stand in the file. `iterations`: how many each row stands for,
     from the row before on. `wall_s`: of the rows after the first, where the file tells it otherwise than by stamps.
     `has_zone`: whether the time stamps are moments; without a zone only their differences are known. `whole`: in place
-    of rows. `remarks`: what was left out or had to be decided, a sentence each.
+    of rows. `images_per_row`: by a column that counts images. `remarks`: what was left out or had to be decided, a
+    sentence each. `losses`: what is in the file twice. `contradictions`: where its columns do not agree.
     """
 
     kind: str
@@ -93,6 +99,9 @@ class Log:
     has_zone: bool = True
     whole: Whole | None = None
     remarks: tuple[str, ...] = ()
+    images_per_row: float | None = None
+    losses: tuple[str, ...] = ()
+    contradictions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +112,7 @@ class _Columns:
     table: ForeignTable
     by_field: Mapping[str, tuple[Meaning, int]]
     plain: Callable[[str], str] = field(default=str.strip)
+    losses: tuple[str, ...] = ()
 
     def label(self, name: str, row: Sequence[str]) -> str:
         """The row's own word for a fact, empty where it has none."""
@@ -136,6 +146,15 @@ def read(text: str, *, file: str, batch_size: int | None = None) -> Sequence[Log
 
     Raises `UsageError`, which names the row and the column of what cannot be read; `file` is for messages.
     """
+    text, is_doubled = without_second_half(text)
+    text, repeated = training_logs.without_repeats(text)
+    losses = ["the file holds everything twice: its second half is left out"] * is_doubled
+    losses += [f"{counted(repeated, 'line')} of the log come again in the same words: left out"] * bool(repeated)
+    logs = _logs(text, file, batch_size)
+    return [replace(log, losses=(*losses, *log.losses)) for log in logs] if losses else logs
+
+
+def _logs(text: str, file: str, batch_size: int | None) -> Sequence[Log]:
     known = training_logs.read(text)
     if isinstance(known, WholeRun):
         return [_of_whole_run(known)]
@@ -147,8 +166,10 @@ def read(text: str, *, file: str, batch_size: int | None = None) -> Sequence[Log
         raise _no_timer(table, file)
     if not table.rows:
         raise UsageError(f"'{file}' has a header and no rows", hint="import the log of a run that got to a first step")
+    _refuse_twins(table, by_field, file)
     by_field = _with_batch_counter(table, by_field)
-    columns = _Columns(file=file, table=table, by_field=by_field)
+    table, losses = _once(table, by_field)
+    columns = _Columns(file=file, table=table, by_field=by_field, losses=losses)
     if table.kind == "csv":
         numeric = [index for name, (_, index) in by_field.items() if name in SERIES]
         cells = (row[index] for _, row in table.rows for index in numeric)
@@ -216,6 +237,35 @@ def _known_columns(header: Sequence[str]) -> dict[str, tuple[Meaning, int]]:
     return columns
 
 
+def _refuse_twins(table: ForeignTable, by_field: Mapping[str, tuple[Meaning, int]], file: str) -> None:
+    """`UsageError` where two columns of one name, which is read, differ."""
+    for meaning, first in by_field.values():
+        twins = [index for index, name in enumerate(table.header) if name.strip().lower() == meaning.name]
+        for twin in twins[1:]:
+            for line, row in table.rows:
+                if row[first].strip() != row[twin].strip():
+                    raise UsageError(
+                        f"'{file}' has two columns {table.header[first]}, and they differ in line {line}:"
+                        f" '{row[first][:80]}' and '{row[twin][:80]}'",
+                        hint="leave one of the two columns out",
+                    )
+
+
+def _once(table: ForeignTable, by_field: Mapping[str, tuple[Meaning, int]]) -> tuple[ForeignTable, tuple[str, ...]]:
+    """The table without rows that say again what rows before them say, and a sentence on them."""
+    if table.kind != "csv":
+        return table, ()
+    measured = [by_field[name][1] for name in MEASURED if name in by_field]
+    figures = [" ".join(row[index].strip() for index in measured) for _, row in table.rows]
+    repeated = again([tuple(row) for _, row in table.rows], figures)
+    if not repeated:
+        return table, ()
+    lines = [table.rows[index][0] for index in repeated]
+    what = f"{counted(len(lines), 'row')} in the file again, from line {lines[0]} to {lines[-1]}: left out"
+    kept = [row for index, row in enumerate(table.rows) if index not in set(repeated)]
+    return replace(table, rows=kept), (what,)
+
+
 def _with_batch_counter(
     table: ForeignTable, by_field: dict[str, tuple[Meaning, int]]
 ) -> dict[str, tuple[Meaning, int]]:
@@ -265,14 +315,29 @@ def _of_row(columns: _Columns, line: int, row: Sequence[str]) -> Log:
     if "timestamp" in columns.by_field:
         meaning, index = columns.by_field["timestamp"]
         stamp_s, has_zone = _timestamp(columns.file, line, meaning, row[index])
+    rate, images, wall_s = (values.get(name) for name in ("images_per_s", "images", "elapsed_s"))
     whole = Whole(
-        images_per_s=values.get("images_per_s"),
+        images_per_s=rate,
         step_s=values.get("step_s"),
+        images=images,
+        wall_s=wall_s,
         started_at_s=stamp_s if has_zone else None,
     )
+    is_checked = bool(images and wall_s)
     remark = "a table with a row per run: nothing in it checks its figures"
+    wrong = []
+    if rate and images and wall_s and abs(rate * wall_s / images - 1) > ALIKE:
+        wrong.append(
+            f"the file says {plain(rate, 4)} images/s, and {plain(images, 4)} images in {plain(wall_s, 4)} s are"
+            f" {plain(images / wall_s, 4)}"
+        )
     return replace(
-        _empty_log(columns), whole=whole, labels=_labels(columns, [(line, row)]), lines=[line], remarks=(remark,)
+        _empty_log(columns),
+        whole=whole,
+        labels=_labels(columns, [(line, row)]),
+        lines=[line],
+        remarks=() if is_checked else (remark,),
+        contradictions=tuple(wrong),
     )
 
 
@@ -298,6 +363,7 @@ def _empty_log(columns: _Columns) -> Log:
         ],
         rows=0,
         cut=columns.table.cut,
+        losses=columns.losses,
     )
 
 
@@ -321,24 +387,47 @@ def _of_rows(columns: _Columns, rows: Sequence[tuple[int, Sequence[str]]], *, ke
         has_zone = zones != {False}
         series["timestamp"] = [stamp_s for stamp_s, _ in stamps]
     iterations, remarks = _iterations(series.get("step"), len(rows))
+    if "timestamp" not in series and _grows(series.get("elapsed_s")):
+        # Seconds since the run began are a clock of their own.
+        series["timestamp"], has_zone = series["elapsed_s"], False
+    elif not has_zone:
+        remarks.append("time stamps without a zone: durations are known, when the run was is not")
     if keep_means and table.iterations is not None:
         iterations = list(table.iterations)
     stride = statistics.mode(iterations[1:]) if len(iterations) > 1 else 1
     if stride > 1:
         remarks.append(f"a row every {stride} iterations: the others are in the wall time, not among the steps")
-    if not has_zone:
-        remarks.append("time stamps without a zone: durations are known, when the run was is not")
+    labels = dict(table.labels) | _labels(columns, rows)
+    per_row = _images_per_row(series.get("images"))
+    if per_row:
+        labels.setdefault("batch_size", str(round(per_row / stride)))
     return replace(
         _empty_log(columns),
         series=series,
-        labels=dict(table.labels) | _labels(columns, rows),
+        labels=labels,
         rows=len(rows),
         lines=[line for line, _ in rows],
         iterations=iterations,
         wall_s=table.wall_s if keep_means else None,
         has_zone=has_zone,
         remarks=(*table.remarks, *remarks),
+        images_per_row=per_row,
     )
+
+
+def _grows(values: Sequence[float | None] | None) -> bool:
+    """Whether these are readings of a clock or a counter: all there, and each later than the one before."""
+    known = [value for value in values or () if value is not None]
+    return len(known) > 1 and len(known) == len(values or ()) and all(a < b for a, b in itertools.pairwise(known))
+
+
+def _images_per_row(images: Sequence[float | None] | None) -> float | None:
+    """Images of a row, from a column that counts them since the run began, or says them row by row."""
+    known = [value for value in images or () if value is not None]
+    if not known or len(known) != len(images or ()):
+        return None
+    advances = [after - before for before, after in itertools.pairwise(known)] if _grows(known) else known
+    return statistics.mode(advances) if min(advances) > 0 else None
 
 
 def _labels(columns: _Columns, rows: Iterable[tuple[int, Sequence[str]]]) -> dict[str, str]:
@@ -437,7 +526,9 @@ def _value(columns: _Columns, line: int, meaning: Meaning, cell: str) -> float |
         raise _refuse(file, line, meaning, text, "must be positive")
     if abs(value) > LIMIT or (meaning.field in POSITIVE and value < 1 / LIMIT):
         raise _refuse(file, line, meaning, text, "is no measurement")
-    if meaning.field == "data_s" and value < 0:
+    if meaning.field in {"step_s", "data_s"} and value > LONGEST_ITERATION_S:
+        raise _refuse(file, line, meaning, text, f"would be {plain(value, 3)} s, longer than a day: another unit?")
+    if meaning.field in {"data_s", "elapsed_s"} and value < 0:
         raise _refuse(file, line, meaning, text, "must not be negative")
     return value
 

@@ -28,6 +28,8 @@ DERIVED: Mapping[str, Kind] = {
     "ceiling_conditions": Kind.TEXT,
     "region": Kind.TEXT,
     "peak_memory_bytes": Kind.NUMBER,
+    # FLOP of a step that an imported trace or profile shows itself, whatever its model is called.
+    "shown_flop_per_step": Kind.NUMBER,
     # What FLOP and bytes by formula rest on that nobody said, as the size of the images.
     "work_assumption": Kind.TEXT,
     # What is known of the reason where no roof limits a step.
@@ -85,6 +87,8 @@ def row_of(document: Mapping[str, Any]) -> Row:
     cells = {column: _cell(sections[names], name, kind) for column, names, name, kind in CELLS}
     cells |= {"path": None, "kernels_file": None, **_derived(run)}
     cells["work_assumption"] = by_name.assumption if by_name else None
+    shown = cells["counted_flop_per_step"] if by_name else cells["train_flop_per_step"]
+    cells["shown_flop_per_step"] = (shown or cells["counted_flop_per_step"]) if run.imported is not None else None
     if run.status is Status.COMPLETED and run.imported is None:
         remarks += [
             f"run.json: {leaf.where} is absent or 0, and yet the run completed"

@@ -13,16 +13,21 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from statistics import median
 
+from analysis.call_tree import CallTree
 from analysis.foreign.kineto import US_PER_S, OnDevice, Operator, Thread, Trace, Window
 from analysis.ncu.families import Family
 from analysis.operator_work import ASSUMED, OF_MANY, CallWork, Context, Kind, Lack, Tensors, kind_of, work_of
+from analysis.traced_model import TracedModel, of_threads
 from workload.contract.text import counted, percent
+from workload.contract.text import seconds as duration
 from workload.contract.vocabulary import names_tensor_cores
 
 # A first or last step with fewer operators than this share of the others' median was not recorded as a whole.
 WHOLE_STEP = 0.9
 _COMMUNICATION = re.compile(r"nccl|rccl|c10d::|gloo:|mpi:|^record_param_comms$|symm_mem::", re.IGNORECASE)
-_OF_AUTOGRAD = re.compile(r"autograd::|torch::autograd|.*Backward\d*$|AccumulateGrad|Optimizer\.|DataLoader")
+_OF_AUTOGRAD = re.compile(
+    r"autograd::|torch::autograd|.*Backward\d*$|CheckpointFunction|AccumulateGrad|Optimizer\.|DataLoader"
+)
 _NOT_LAUNCHED = "launched by no operator"
 _TF32 = re.compile(r"tf32|s1688|tensorop_s\d+gemm|16816.*tf32", re.IGNORECASE)
 
@@ -82,11 +87,15 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """Which part of a trace is how many steps; `windows` is None for all of it. `remarks` say what was decided."""
+    """Which part of a trace is how many steps; `windows` is None for all of it. `remarks` say what was decided.
+
+    `contradiction`: where the number of steps is not the one that the import was told.
+    """
 
     number: int
     windows: Sequence[Window] | None
     remarks: tuple[str, ...] = ()
+    contradiction: str | None = None
 
     def at(self, moment: float) -> int | None:
         """The index of the step that something which began then on the host is part of; None outside of all."""
@@ -98,7 +107,10 @@ class Steps:
 
 @dataclass(frozen=True, kw_only=True)
 class Attribution:
-    """All over all `steps`. `listed`: calls and seconds by kernel, on a CPU by operator, as torch lists them."""
+    """All over all `steps`. `listed`: calls and seconds by kernel, on a CPU by operator, as torch lists them.
+
+    `recomputed_flop`: the part of the FLOP that activation checkpointing adds in the backward pass.
+    """
 
     steps: Steps
     is_on_gpu: bool
@@ -111,6 +123,8 @@ class Attribution:
     bytes_low: int
     bytes_high: int
     has_work: bool
+    model: TracedModel
+    recomputed_flop: int
     remarks: tuple[str, ...] = ()
 
     @property
@@ -140,14 +154,16 @@ def steps_of(trace: Trace, given: int | None) -> Steps | None:
     """
     if trace.steps:
         return _marked(trace, given)
-    if given:
-        return Steps(number=given, windows=None, remarks=(f"no step is marked: {given} as --profile-steps says",))
     names = Counter(window.name for window in trace.optimizer_steps)
-    if len(names) != 1:
+    name, number = next(iter(names.items())) if len(names) == 1 else ("", 0)
+    # Two optimizers of one class, as a GAN has, step twice as often as somebody says.
+    if given and (not number or number % given == 0):
+        return Steps(number=given, windows=None, remarks=(f"no step is marked: {given} as --profile-steps says",))
+    if not number:
         return None
-    ((name, number),) = names.items()
     remark = f"no step is marked: {counted(number, 'step')} by {name}, and the whole trace is theirs"
-    return Steps(number=number, windows=None, remarks=(remark,))
+    told = f"the trace has {counted(number, 'step')} by {name}, the import was told {given}" if given else None
+    return Steps(number=number, windows=None, remarks=(remark,), contradiction=told)
 
 
 def _marked(trace: Trace, given: int | None) -> Steps:
@@ -165,15 +181,19 @@ def _marked(trace: Trace, given: int | None) -> Steps:
             why = f"{size} operators, the others have {median(others):g}"
             why = "the trace breaks off in it" if is_last_of_cut else why
             remarks.append(f"{windows[number].name} is incomplete and left out: {why}")
-    if given and given != len(whole):
-        remarks.append(f"the trace marks {counted(len(whole), 'whole step')}, the import was told {given}")
+    told = f"the trace marks {counted(len(whole), 'whole step')}, the import was told {given}"
     kept = [windows[number] for number in whole]
-    return Steps(number=len(kept), windows=kept, remarks=tuple(remarks))
+    return Steps(
+        number=len(kept),
+        windows=kept,
+        remarks=tuple(remarks),
+        contradiction=told if given and given != len(whole) else None,
+    )
 
 
 def attribute(trace: Trace, steps: Steps, *, device: str | None) -> Attribution:
     """Time, FLOP and bytes of these steps; on the GPU of this number, or on the CPU."""
-    threads = {thread: _Thread.of(operators) for thread, operators in trace.operators.items()}
+    threads = {thread: CallTree.of(operators) for thread, operators in trace.operators.items()}
     works = _Works(trace, steps)
     ledger = _Ledger(works=works)
     if device is None:
@@ -194,6 +214,8 @@ def attribute(trace: Trace, steps: Steps, *, device: str | None) -> Attribution:
         bytes_low=ledger.sizes.bytes_low,
         bytes_high=sum(row.bytes_high or 0 for row in rows),
         has_work=trace.has_shapes,
+        model=of_threads(threads.values(), lambda moment: steps.at(moment) is not None, steps.number),
+        recomputed_flop=ledger.recomputed_flop,
         remarks=tuple(remarks),
     )
 
@@ -206,52 +228,6 @@ def _durations(trace: Trace, steps: Steps) -> list[float]:
     spans += [(one.began, one.ended) for one in trace.device]
     whole_s = (max(ended for _, ended in spans) - min(began for began, _ in spans)) / US_PER_S
     return [whole_s / steps.number] * steps.number
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Thread:
-    """The operators of a thread, sorted; by index who called each, its own time, and the operation that it is part of.
-
-    `owners`: the outermost caller, or itself, that has a formula or moves bytes; -1 where there is none.
-    """
-
-    operators: Sequence[Operator]
-    began: Sequence[float]
-    parents: Sequence[int]
-    own: Sequence[float]
-    owners: Sequence[int]
-
-    @classmethod
-    def of(cls, operators: Sequence[Operator]) -> "_Thread":
-        parents, owners = list[int](), list[int]()
-        own = [one.ended - one.began for one in operators]
-        stack: list[int] = []
-        for index, operator in enumerate(operators):
-            while stack and operators[stack[-1]].ended <= operator.began:
-                stack.pop()
-            parent = stack[-1] if stack else -1
-            parents.append(parent)
-            owner = owners[parent] if parent >= 0 else -1
-            if parent >= 0:
-                own[parent] -= operator.ended - operator.began
-            if owner < 0 and kind_of(operator.call.name) in {Kind.PRODUCT, Kind.BYTES}:
-                owner = index
-            owners.append(owner)
-            stack.append(index)
-        return cls(
-            operators=operators,
-            began=[one.began for one in operators],
-            parents=parents,
-            own=[max(0.0, seconds) for seconds in own],
-            owners=owners,
-        )
-
-    def running(self, moment: float) -> int:
-        """The innermost operator that ran then; -1 where none did."""
-        index = bisect.bisect_right(self.began, moment) - 1
-        while index >= 0 and self.operators[index].ended < moment:
-            index = self.parents[index]
-        return index
 
 
 class _Works:
@@ -310,6 +286,9 @@ class _Ledger:
     sizes: _Sizes = field(default_factory=_Sizes)
     tf32_s: float = 0.0
     fp32_s: float = 0.0
+    recomputed_flop: int = 0
+    # Seconds of kernels that were launched before the trace began: numbers of launches grow.
+    earlier: list[float] = field(default_factory=list)
     is_assumed: bool = False
     is_of_many: bool = False
     sizes_of_rows: dict[int, _Sizes] = field(default_factory=dict)
@@ -323,13 +302,14 @@ class _Ledger:
         """The row of this name; what lacks its work stands in one of its own."""
         return self.rows.setdefault((name, lack), Row(operator=name, name=name, family=family, lack=lack))
 
-    def call(self, operator: Operator, step: int) -> Row:
-        """Count a call of an operator with its work, and give its row."""
+    def call(self, operator: Operator, step: int, *, is_again: bool) -> Row:
+        """Count a call of an operator with its work, and give its row; `is_again`: checkpointing repeats it."""
         row, work = self.row_of(operator), self.works.of(operator)
         row.calls += 1
         if isinstance(work, Lack):
             return row
         row.flop = (row.flop or 0) + work.flop
+        self.recomputed_flop += work.flop if is_again else 0
         row.bytes_high = (row.bytes_high or 0) + work.bytes_high
         for sizes in (self.sizes, self.sizes_of_rows.setdefault(id(row), _Sizes())):
             sizes.add(step, work.tensors)
@@ -363,6 +343,12 @@ class _Ledger:
         }
 
     def remarks(self, *, is_on_gpu: bool) -> Iterator[str]:
+        if self.earlier:
+            kernels, busy = counted(len(self.earlier), "kernel"), duration(sum(self.earlier), 3)
+            yield f"{kernels} of the step before, {busy}, are left out: their launch is not in the trace"
+        if self.recomputed_flop:
+            share = percent(self.recomputed_flop / sum(self.flop_by_op.values()))
+            yield f"activation checkpointing computes a part of the forward pass again: {share} of the FLOP"
         if self.is_assumed:
             yield ASSUMED
         if self.is_of_many:
@@ -382,7 +368,7 @@ def family_of(name: str) -> str:
     return str(next((family for pattern, family in _FAMILIES if pattern.match(plain)), Family.ELEMENTWISE))
 
 
-def _by_own_time(threads: Mapping[Thread, _Thread], steps: Steps, ledger: _Ledger) -> float:
+def _by_own_time(threads: Mapping[Thread, CallTree], steps: Steps, ledger: _Ledger) -> float:
     """Of a CPU. Returns the seconds in which any operator ran."""
     spans = []
     for thread in threads.values():
@@ -400,7 +386,7 @@ def _by_own_time(threads: Mapping[Thread, _Thread], steps: Steps, ledger: _Ledge
                 spans.append((operator.began, operator.ended))
             owner = thread.owners[index]
             if owner == index:
-                row = ledger.call(operator, step)
+                row = ledger.call(operator, step, is_again=thread.is_again[index])
                 counted_calls.add(index)
             elif owner in counted_calls:
                 row = ledger.row_of(thread.operators[owner])
@@ -420,7 +406,7 @@ def _without_owner(ledger: _Ledger, name: str) -> Row:
     return ledger.row(name, Group.UNATTRIBUTED, Lack.NO_FORMULA)
 
 
-def _by_kernels(trace: Trace, threads: Mapping[Thread, _Thread], steps: Steps, device: str, ledger: _Ledger) -> float:
+def _by_kernels(trace: Trace, threads: Mapping[Thread, CallTree], steps: Steps, device: str, ledger: _Ledger) -> float:
     """Of a GPU. Returns the seconds in which any kernel, copy or fill ran: streams overlap."""
     by_id = {
         operator.id: (thread, index)
@@ -429,6 +415,7 @@ def _by_kernels(trace: Trace, threads: Mapping[Thread, _Thread], steps: Steps, d
         if operator.id is not None
     }
     spans, calls = [], dict[tuple[int, int], Row]()
+    first_launch = min((number for number in trace.launches if isinstance(number, int)), default=None)
     for event in trace.device:
         if event.device != device:
             continue
@@ -437,6 +424,9 @@ def _by_kernels(trace: Trace, threads: Mapping[Thread, _Thread], steps: Steps, d
         if step is None:
             continue
         seconds = (event.ended - event.began) / US_PER_S
+        if where is None and first_launch is not None and isinstance(event.launch, int) and event.launch < first_launch:
+            ledger.earlier.append(seconds)
+            continue
         spans.append((event.began, event.ended))
         ledger.list_by_name(event.name, seconds)
         row = _row_of_kernel(event, where, calls, ledger, step)
@@ -447,9 +437,9 @@ def _by_kernels(trace: Trace, threads: Mapping[Thread, _Thread], steps: Steps, d
 def _launch(
     event: OnDevice,
     trace: Trace,
-    threads: Mapping[Thread, _Thread],
-    by_id: Mapping[int | str, tuple[_Thread, int]],
-) -> tuple[tuple[_Thread, int] | None, float]:
+    threads: Mapping[Thread, CallTree],
+    by_id: Mapping[int | str, tuple[CallTree, int]],
+) -> tuple[tuple[CallTree, int] | None, float]:
     """The innermost operator that launched a kernel, and when; the kernel's own time where the trace does not say."""
     launch = None if event.launch is None else trace.launches.get(event.launch)
     # Until 2023 a kernel's External id was the number of its launch, and no operator's.
@@ -465,7 +455,7 @@ def _launch(
 
 def _row_of_kernel(
     event: OnDevice,
-    where: tuple[_Thread, int] | None,
+    where: tuple[CallTree, int] | None,
     calls: dict[tuple[int, int], Row],
     ledger: _Ledger,
     step: int,
@@ -493,7 +483,7 @@ def _row_of_kernel(
         return row
     operator, key = thread.operators[owner], (id(thread), owner)
     if key not in calls:
-        calls[key] = ledger.call(operator, step)
+        calls[key] = ledger.call(operator, step, is_again=thread.is_again[owner])
     work = ledger.works.of(operator)
     if isinstance(work, CallWork) and work.precision == "fp32":
         seconds = (event.ended - event.began) / US_PER_S

@@ -10,12 +10,15 @@ from analysis.foreign import kineto
 from analysis.foreign.kineto import RECORD_SHAPES, Trace
 from analysis.foreign.text import GZIP, Decoded
 from analysis.imported_bundle import Given
+from analysis.iteration_log import LONGEST_ITERATION_S
+from analysis.ncu.impossible import TIMES_PEAK, Limits
 from analysis.trace_work import Attribution, attribute, steps_of
+from analysis.traced_model import TracedModel
 from workload.contract.errors import UsageError
 from workload.contract.profile_record import LongestKernel, ProfileResult
 from workload.contract.record import ComplexityRecord
 from workload.contract.spec import Device, Precision, Profile
-from workload.contract.text import counted, percent
+from workload.contract.text import counted, duration, percent, seconds, si
 
 # Where the trainer's own profile lies, and beside its table one with the work of each operator.
 TRACE_COPY, LISTED, OPERATORS = "torch/trace.json.gz", "torch/kernels.csv", "torch/operators.csv"
@@ -47,6 +50,20 @@ class TracedRun:
     notes: tuple[str, ...]
     losses: tuple[str, ...]
     has_backward: bool
+    model: TracedModel
+    # The step's FLOP without those that activation checkpointing repeats.
+    flop_once: float
+    steps_contradiction: str | None
+
+    @property
+    def shares_passes(self) -> bool:
+        """Whether the steps can share the forward passes evenly."""
+        return self.model.passes % int(self.profile.steps or 1) == 0
+
+    @property
+    def passes_per_step(self) -> int:
+        """Forward passes of a step: several where gradients are accumulated."""
+        return max(1, self.model.passes // int(self.profile.steps or 1))
 
 
 def read(decoded: Decoded, content: bytes, given: Given, *, file: str) -> TracedRun:
@@ -64,6 +81,7 @@ def read(decoded: Decoded, content: bytes, given: Given, *, file: str) -> Traced
         raise UsageError(f"'{file}' has no operator or kernel in its steps", hint=kineto.EXPORT_AGAIN)
     losses = [*trace.losses, *(remark for remark in decoded.remarks if not trace.is_cut)]
     properties = trace.device_properties(device) if device else {}
+    _require_possible(found, str(properties.get("name")), file)
     return TracedRun(
         profile=_profile(found, is_cut=trace.is_cut, losses=losses),
         complexity=_complexity(found) if found.has_work else None,
@@ -78,7 +96,30 @@ def read(decoded: Decoded, content: bytes, given: Given, *, file: str) -> Traced
         notes=(*losses, *_of_machine(trace, device), *found.remarks, *_said_of(found)),
         losses=tuple(losses),
         has_backward=any("ackward" in row.name for row in found.rows),
+        model=found.model,
+        flop_once=(sum(found.flop_by_op.values()) - found.recomputed_flop) / found.steps.number,
+        steps_contradiction=found.steps.contradiction or _uneven(found, given.profile_steps),
     )
+
+
+def _require_possible(found: Attribution, device_name: str, file: str) -> None:
+    """`UsageError` for shapes and times that cannot both be true."""
+    longest_s = max(found.step_s)
+    if longest_s > LONGEST_ITERATION_S:
+        raise UsageError(
+            f"'{file}' has a step of {duration(longest_s)}: no step takes a day", hint=f"{kineto.EXPORT_AGAIN}, in µs"
+        )
+    limits = Limits.of(device_name)
+    for row in found.rows:
+        # The caches of a GPU move no more bytes than it does FLOP, see `analysis.ncu.impossible`.
+        for what, unit, done in (("FLOP", "FLOP/s", row.flop), ("bytes", "B/s", row.bytes_high)):
+            if done and row.seconds and done / row.seconds > limits.flop_per_s:
+                rate, took = si(done / row.seconds, unit), seconds(row.seconds)
+                raise UsageError(
+                    f"'{file}' cannot be a trace: {row.name} has {si(done, what)} by its shapes in {took}, {rate}, and"
+                    f" {limits.whose} does {si(limits.flop_per_s / TIMES_PEAK, 'FLOP/s')} at most",
+                    hint=kineto.EXPORT_AGAIN,
+                )
 
 
 def _device(trace: Trace, wanted: int | None, file: str) -> str | None:
@@ -134,7 +175,8 @@ def _profile(found: Attribution, *, is_cut: bool, losses: Sequence[str]) -> Prof
         rows="kernels" if found.is_on_gpu else "operators",
         calls_per_step=calls / steps,
         step_s=list(found.step_s),
-        wall_s_per_step=sum(found.step_s) / len(found.step_s),
+        # Where the host ran ahead of the GPU, its marks are no measure of the step.
+        wall_s_per_step=None if _is_ahead(found) else _wall_s(found),
         busy_s_per_step=found.busy_s / steps,
         time_s_per_step=total_s / steps,
         top=[
@@ -148,6 +190,24 @@ def _profile(found: Attribution, *, is_cut: bool, losses: Sequence[str]) -> Prof
         ],
         files=[LISTED, OPERATORS, TRACE_COPY],
     )
+
+
+def _uneven(found: Attribution, told: int | None) -> str | None:
+    """Where as many steps as somebody says cannot share the forward passes of the trace."""
+    passes = found.model.passes
+    if found.steps.windows is not None or not told or not passes or passes % found.steps.number == 0:
+        return None
+    return f"the trace has {passes} forward {'pass' if passes == 1 else 'passes'}, the import was told {told} steps"
+
+
+def _wall_s(found: Attribution) -> float:
+    """Seconds of a step on the host's clock."""
+    return sum(found.step_s) / len(found.step_s)
+
+
+def _is_ahead(found: Attribution) -> bool:
+    """Whether the kernels of a step ran longer than the host's mark of it lasts."""
+    return found.is_on_gpu and found.busy_s / found.steps.number > _wall_s(found)
 
 
 def _complexity(found: Attribution) -> ComplexityRecord:
@@ -174,6 +234,12 @@ def _precision(found: Attribution) -> Precision | None:
 
 def _said_of(found: Attribution) -> Iterable[str]:
     """What the reader of the bundle has to know."""
+    if _is_ahead(found):
+        busy_s = found.busy_s / found.steps.number
+        yield (
+            f"the host's mark of a step lasts {seconds(_wall_s(found))} and its kernels {seconds(busy_s)}: the host ran"
+            " ahead, and the step's wall time is not in the trace"
+        )
     if not found.has_work:
         yield f"times only: the trace has no shapes; {RECORD_SHAPES}"
         return

@@ -1,5 +1,6 @@
 """Rules on what is known of a run: labels, versions, prices, and what an imported file does not say."""
 
+import itertools
 import re
 from collections.abc import Iterator
 from datetime import UTC, date, datetime
@@ -9,14 +10,8 @@ from analysis import costs
 from analysis.audit.evidence import AuditEvidence
 from analysis.audit.finding import Hit, Rule, Severity, each_case
 from analysis.cases import Case
+from analysis.gpu_names import gpus_named
 
-# Names of GPUs as people write them into labels and files: `rtx4080laptop`, `Tesla V100-SXM2-16GB`, `H100_SXM5`.
-GPU = re.compile(
-    r"(?<![a-z0-9])(?:(?:(?:geforce|quadro)[-_ ]*)?(rtx|gtx)[-_ ]*(\d{4})([-_ ]*ti|[-_ ]*super)?"
-    r"|(p4|p40|p100|v100|t4|a10|a30|a40|a100|l4|l40|h100|h200))(?![0-9])",
-    re.IGNORECASE,
-)
-LAPTOP = re.compile(r"laptop|mobile", re.IGNORECASE)
 MODEL = re.compile(
     r"(resnet|vgg|densenet|alexnet|googlenet|squeezenet|mobilenet|efficientnet|convnext|vit|swin|inception)[-_]?(\d*)",
     re.IGNORECASE,
@@ -58,17 +53,6 @@ NEEDED_FACTS = {
 }
 
 
-def gpus_named(text: str) -> set[str]:
-    """Short names of the GPUs in a text: `tesla v100-sxm2` names `v100`; a laptop's is another than a desktop's."""
-    laptop = " laptop" if LAPTOP.search(text) else ""
-    gpus = set()
-    for match in GPU.finditer(text.replace("_", " ")):
-        family, number, suffix, other = match.groups()
-        geforce = f"{family}{number}{(suffix or '').strip('-_ ')}{laptop}"
-        gpus.add((other or geforce).lower())
-    return gpus
-
-
 def capability_of(gpu: str) -> str | None:
     """The compute capability of a short name; None for an unknown one."""
     if geforce := re.match(r"rtx(\d\d)", gpu):
@@ -96,11 +80,13 @@ def _device_labels(case: Case) -> Iterator[str]:
 def _labels(case: Case) -> Iterator[tuple[str, str]]:
     imported = case.record.imported
     given, labels = (imported.given, imported.labels) if imported else (None, None)
+    # Import compared them already.
+    is_compared = bool(imported and imported.contradictions)
     for what, text in (
         ("the file", case["imported_file"]),
         ("the place", case["place"]),
-        ("--gpu", given and given.gpu),
-        ("the file's label", labels and labels.get("device_name")),
+        ("--gpu", given.gpu if given and not is_compared else None),
+        ("the file's label", labels.get("device_name") if labels and not is_compared else None),
         ("the device", case["device_name"]),
     ):
         if text:
@@ -110,14 +96,19 @@ def _labels(case: Case) -> Iterator[tuple[str, str]]:
 def _configuration_labels(case: Case) -> Iterator[str]:
     """A model or a batch size in the name of an imported file that is not the run's."""
     name = case["imported_file"] or ""
-    models = {f"{family}{size}".lower() for family, size in MODEL.findall(name)}
-    own = {f"{family}{size}".lower() for family, size in MODEL.findall(case["model"])}
-    if models and own and not models & own:
-        yield f"the file '{name}' names {', '.join(sorted(models))}, the run is of '{case['model']}'"
+    models, own = ({(family.lower(), size) for family, size in MODEL.findall(text)} for text in (name, case["model"]))
+    if models and own and not any(_may_be_one(*pair) for pair in itertools.product(models, own)):
+        named = ", ".join(sorted(f"{family}{size}" for family, size in models))
+        yield f"the file '{name}' names {named}, the run is of '{case['model']}'"
     batches = {int(number) for number in BATCH.findall(VARIANT.sub("", name))}
     if batches and case["batch_size"] not in batches:
         numbers = ", ".join(map(str, sorted(batches)))
         yield f"the file '{name}' names batch size {numbers}, the run has {case['batch_size']}"
+
+
+def _may_be_one(first: tuple[str, str], second: tuple[str, str]) -> bool:
+    """Whether two names are of one model: `resnet` alone may be any of its family."""
+    return first[0] == second[0] and (first[1] == second[1] or not (first[1] and second[1]))
 
 
 def labels(evidence: AuditEvidence) -> Iterator[Hit]:
@@ -153,6 +144,14 @@ def lost_at_import(case: Case) -> str | None:
     """What the file that was imported lacks, holds twice, or says in a way that nobody understands."""
     imported = case.record.imported if case["imported"] else None
     return "; ".join(imported.losses) if imported and imported.losses else None
+
+
+def against_the_file(evidence: AuditEvidence) -> Iterator[Hit]:
+    """Where the import was told otherwise than the file says."""
+    for case in evidence.cases:
+        imported = case.record.imported
+        for contradiction in (imported.contradictions if imported else None) or ():
+            yield Hit(subject=(case.run_id,), figure=contradiction)
 
 
 def dirty_commit(case: Case) -> str | None:
@@ -198,6 +197,15 @@ RULES = (
         why="names are given by people: a public 'resnet18-v100' is VGG11 on an A100",
         cure="trust the device's attributes; import again with --gpu and --model, and name each place differently",
         check=labels,
+    ),
+    Rule(
+        name="claims against the file",
+        severity=Severity.ERROR,
+        threshold="what the import was told (model, batch size, precision, device, steps) as the file has it",
+        why="figures and their comparison are then those of another run than the label says",
+        cure="remove the bundle, and import the file again as what it is: --model, --batch-size, --precision, --gpu,"
+        " --image-size, --profile-steps",
+        check=against_the_file,
     ),
     Rule(
         name="imported without facts",

@@ -30,7 +30,10 @@ _STEP = re.compile(r"ProfilerStep#?(\d+)")
 _OPTIMIZER_STEP = re.compile(r"Optimizer\.step#")
 # Calls of the runtime that start a kernel, and operators that only a GPU has.
 _LAUNCH = re.compile(r"LaunchKernel|GraphLaunch")
-_OF_GPUS = re.compile(r"aten::_?(cudnn|miopen|mps|efficient_attention|flash_attention)_(?!for_cpu)|cudaLaunch")
+_OF_GPUS = re.compile(
+    # Recurrent layers ask on a CPU too whether cuDNN would take their inputs.
+    r"aten::_?(cudnn(?!_is_acceptable)|miopen|mps|efficient_attention|flash_attention)_(?!for_cpu)|cudaLaunch"
+)
 _SPACE = re.compile(r"[\s,]*")
 # What only torch.profiler writes, and who else writes Chrome's format, by what stands at the beginning of the file.
 _OURS = re.compile(r'"schemaVersion"|"baseTimeNanoseconds"|"cat": ?"(?:cpu_op|Operator|kernel|Kernel)"|ProfilerStep#')

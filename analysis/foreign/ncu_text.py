@@ -6,8 +6,11 @@ each column is. Nsight Compute 2020 to 2025 differ in what the launch's line say
 
 import csv
 import io
+import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+
+from analysis.foreign.repeats import again, without_second_half
 
 _LAUNCH = re.compile(
     r"^\s+(?P<name>\S.*?)"
@@ -18,6 +21,7 @@ _LAUNCH = re.compile(
 _PROCESS = re.compile(r"^\[(\d+)\] \S.*@\S+\s*$")
 _RULER = re.compile(r"^(\s*)(-{3,}) (-{3,}) (-{3,})\s*$")
 _MARK = "(!)"
+_OF_TIME = re.compile(r"Duration|Elapsed Cycles|time_duration|cycles_elapsed")
 # Words of a metric's line.
 _WITHOUT_UNIT, _WITH_UNIT = 2, 3
 _MESSAGE = "=="
@@ -41,15 +45,32 @@ def is_ncu_text(text: str) -> bool:
 
 
 def as_csv(text: str) -> str:
-    """The long table: a row per launch and metric, after ncu's own messages."""
+    """The long table: a row per launch and metric, after ncu's own messages. Launches that come again are left out."""
     out = io.StringIO()
     for line in text.splitlines():
         if line.startswith(_MESSAGE):
             out.write(line + "\n")
+    once, is_doubled = without_second_half(text)
+    launches = [list(rows) for _, rows in itertools.groupby(_rows(once), key=lambda row: row[0])]
+    repeated = set(again([_figures(rows) for rows in launches], [_times(rows) for rows in launches]))
+    number = len(repeated) + len(launches) * is_doubled
+    if number:
+        what = "launch is" if number == 1 else "launches are"
+        out.write(f"==WARNING== {number} {what} in the file again (same figures): each is counted once\n")
     writer = csv.writer(out, quoting=csv.QUOTE_ALL, lineterminator="\n")
     writer.writerow(HEADER)
-    writer.writerows(_rows(text))
+    for launch, rows in enumerate(rows for index, rows in enumerate(launches) if index not in repeated):
+        writer.writerows((str(launch), *row[1:]) for row in rows)
     return out.getvalue()
+
+
+def _figures(rows: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
+    return tuple(row[1:] for row in rows)
+
+
+def _times(rows: Sequence[tuple[str, ...]]) -> str:
+    """The figures that differ from launch to launch of one kernel: its duration and cycles."""
+    return " ".join(row[-1] for row in rows if _OF_TIME.search(row[-3]))
 
 
 def _rows(text: str) -> Iterator[tuple[str, ...]]:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from analysis.foreign.repeats import again
 from analysis.foreign.tables import ForeignTable
 from workload.contract.text import counted
 
@@ -41,6 +42,8 @@ _HALF_A_DIGIT_S = 0.0005
 # And a rate with two.
 _HALF_A_RATE = 0.005
 _LARGEST = 1e15
+# Lines of the known logs that time something.
+_TIMED = re.compile(r"DLLL? \S|:::MLLOG|Train:.*Time|Epoch:.*Time")
 # Above it the wall time from running means says less than a comparison of machines needs.
 MOST_ROUNDING = 0.02
 
@@ -76,6 +79,17 @@ def read(text: str) -> ForeignTable | WholeRun | None:
         if found is not None:
             return found
     return None
+
+
+def without_repeats(text: str) -> tuple[str, int]:
+    """The text with empty lines in place of timed ones that come again in the same words, and their number."""
+    lines = text.splitlines()
+    timed = [index for index, line in enumerate(lines) if _TIMED.search(line)]
+    words = [lines[index].strip() for index in timed]
+    repeated = again(words, words)
+    for one in repeated:
+        lines[timed[one]] = ""
+    return ("\n".join(lines), len(repeated)) if repeated else (text, 0)
 
 
 def _lines(text: str, mark: str) -> Iterator[tuple[int, str]]:

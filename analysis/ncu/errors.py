@@ -32,13 +32,22 @@ class Failure(StrEnum):
     NO_LAUNCHES = "no launches"
     MIXED_NUMBERS = "mixed numbers"
     DAMAGED = "damaged"
+    IMPOSSIBLE = "impossible"
 
 
 class NcuFileError(UsageError):
     """A file that holds no table of kernels, and which of the known failures it shows."""
 
-    def __init__(self, path: Path, failure: Failure, reason: str, *, hint: str) -> None:
-        super().__init__(f"'{path}' has no table of Nsight Compute: {reason}", hint=hint)
+    def __init__(
+        self,
+        path: Path,
+        failure: Failure,
+        reason: str,
+        *,
+        hint: str,
+        what: str = "has no table of Nsight Compute",
+    ) -> None:
+        super().__init__(f"'{path}' {what}: {reason}", hint=hint)
         self.path = path
         self.failure = failure
         self.reason = reason
@@ -164,7 +173,7 @@ def explain(path: Path, head: bytes, text: str) -> NcuFileError:
     if b"\x00" in head:
         return NcuFileError(path, Failure.NOT_TEXT, "it is not text", hint=EXPORT)
     first = next(filter(None, map(str.strip, text.splitlines())), "")
-    reason = f"no line starts with \"ID\" and names a Kernel Name; the first one is '{shortened(first)}'"
+    reason = f"no line has the columns ID and Kernel Name; the first one is '{shortened(first)}'"
     return NcuFileError(path, Failure.FOREIGN, reason, hint=EXPORT)
 
 

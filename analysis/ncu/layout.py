@@ -61,6 +61,11 @@ class ReadingPlan:
         """The first column of this name."""
         return self.header.index(name)
 
+    def twins(self, name: str) -> list[int]:
+        """Further columns of this name."""
+        first = self.position(name)
+        return [index for index, other in enumerate(self.header) if other == name and index != first]
+
 
 def layout_of(header: Sequence[str]) -> Layout:
     """By the columns that only one of them has."""

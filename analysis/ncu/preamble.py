@@ -14,8 +14,8 @@ from analysis.ncu.errors import Failure, NcuFileError
 
 ERROR, WARNING = "==ERROR==", "==WARNING=="
 
-# Which columns stand where differs from version to version; these two are always there, the first one first.
-_FIRST, _NAME = "ID", "Kernel Name"
+# Which columns stand where differs from version to version; these two are always there.
+_ID, _NAME = "ID", "Kernel Name"
 _DELIMITERS = ",;\t"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # The end of a progress line may be missing before it.
@@ -122,9 +122,11 @@ def _header_in(line: bytes) -> tuple[tuple[str, ...], str] | None:
         return None
     text = (line if _GLUED not in line else line[line.index(_GLUED) :]).removeprefix(_BYTE_ORDER_MARK)
     bare = text.decode(errors="replace").strip("\r\n")
-    delimiter = bare.replace('"', "", 2)[len(_FIRST) : len(_FIRST) + 1]
-    row = cells(bare, delimiter) if delimiter and delimiter in _DELIMITERS else []
-    return (tuple(row), delimiter) if row[:1] == [_FIRST] and _NAME in row else None
+    for delimiter in _DELIMITERS:
+        row = [cell.strip() for cell in cells(bare, delimiter)]
+        if _ID in row and _NAME in row:
+            return tuple(row), delimiter
+    return None
 
 
 def messages_in(line: str) -> list[str]:

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.foreign import ncu_text, nsys
-from analysis.ncu import damage, families, flop, launches, metrics, numbers, preamble, report, table
+from analysis.ncu import damage, families, flop, impossible, launches, metrics, numbers, preamble, report, table
 from analysis.ncu.errors import Failure, NcuFileError
 from analysis.ncu.families import Family
 from analysis.ncu.launches import Launches
@@ -23,6 +23,7 @@ _WARNINGS_LIMIT = 100
 _FEW_CELLS = 3
 _ONLY_TIMES = "a trace of Nsight Systems: times of kernels, no counters"
 _CUT_OFF = "left out: the file is cut off or damaged"
+_AGAIN = "each is counted once"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +66,9 @@ class _Launches:
     warnings: tuple[str, ...]
     losses: tuple[str, ...] = ()
     is_partial: bool
+    # What the table was read from, and the file itself where that is written for people.
+    source: NcuSource
+    original: NcuSource
 
 
 def read(path: Path) -> NcuFile:
@@ -83,6 +87,8 @@ def read(path: Path) -> NcuFile:
         losses.append(f"launches of {len(gpus)} GPUs are added up ({launches_on})")
     losses += [warning for table in content.tables for warning in table.warnings]
     tables = [_kernels(table) for table in whole.tables]
+    durations = [table["duration_s"].to_numpy() for table, _ in tables]
+    impossible.refuse(content.source, content.original, whole.tables, durations)
     kernels = _joined([table for table, _ in tables])
     kernels.insert(0, "launch", np.arange(len(kernels)))
     remarks = [remark for _, more in tables for remark in more]
@@ -108,6 +114,7 @@ def read(path: Path) -> NcuFile:
 
 def _of_report(path: Path) -> _Launches:
     actions = report.read(path)
+    itself = NcuSource(path=path)
     return _Launches(
         layout=Layout.REPORT,
         tables=[actions],
@@ -115,11 +122,13 @@ def _of_report(path: Path) -> _Launches:
         version=None,
         warnings=(),
         is_partial=False,
+        source=itself,
+        original=itself,
     )
 
 
 def _of_csv(path: Path) -> _Launches:
-    source = preamble.source_of(path)
+    source = original = preamble.source_of(path)
     try:
         start = preamble.find(source)
     except NcuFileError:
@@ -145,8 +154,10 @@ def _of_csv(path: Path) -> _Launches:
         number_format=form,
         version=start.version,
         warnings=(*source.remarks, *warnings),
-        losses=(*source.losses, *(line for line in warnings if line.endswith(_CUT_OFF))),
+        losses=(*source.losses, *(line for line in warnings if line.endswith((_CUT_OFF, _AGAIN)))),
         is_partial=is_broken or any(line.startswith(ERROR) for line in warnings),
+        source=source,
+        original=original,
     )
 
 

@@ -165,6 +165,7 @@ def _regular(source: NcuSource, head: Preamble, plan: ReadingPlan, start: int, *
     types = {ID: pa.int64()} | dict.fromkeys(plan.texts, _TEXT)
     types |= dict.fromkeys(plan.numbers, pa.string() if as_text else pa.float64())
     positions = {name: str(plan.position(name)) for name in types}
+    twins = {str(twin): name for name in types for twin in plan.twins(name)}
     try:
         with source.open() as file:
             columns = pyarrow.csv.read_csv(
@@ -172,20 +173,38 @@ def _regular(source: NcuSource, head: Preamble, plan: ReadingPlan, start: int, *
                 pyarrow.csv.ReadOptions(column_names=names),
                 pyarrow.csv.ParseOptions(delimiter=head.delimiter, invalid_row_handler=reject),
                 pyarrow.csv.ConvertOptions(
-                    include_columns=list(positions.values()),
-                    column_types={positions[name]: kind for name, kind in types.items()},
+                    include_columns=[*positions.values(), *twins],
+                    column_types={positions[name]: kind for name, kind in types.items()}
+                    | {twin: types[name] for twin, name in twins.items()},
                     null_values=list(numbers.ABSENT),
                     strings_can_be_null=True,
                 ),
             )
     except pa.ArrowException:
         return None
+    for twin, name in twins.items():
+        if columns.column(positions[name]).to_pylist() != columns.column(twin).to_pylist():
+            raise _differing(source, head, name, plan.position(name), int(twin))
+    columns = columns.select(list(positions.values()))
     return NcuTable(
         plan=plan,
         columns=_with_id(columns.rename_columns(list(types))),
         rejected=tuple(rejected),
         attributes=_attributes(plan, _first_row(source, head, start)),
     )
+
+
+def _differing(source: NcuSource, head: Preamble, name: str, first: int, twin: int) -> NcuFileError:
+    """The refusal of a table with two columns of one name, with the first line in which they differ."""
+    with source.open() as file:
+        before = file.read(head.start).count(b"\n")
+    rows = csv.reader(preamble.text_lines(source, head), delimiter=head.delimiter)
+    row = next(row for row in rows if len(row) > max(first, twin) and row[first] != row[twin])
+    reason = (
+        f"it has two columns {name}, and they differ in line {before + rows.line_num}: '{row[first]}', '{row[twin]}'"
+    )
+    hint = "export it again, or leave one of them out"
+    return NcuFileError(source.path, Failure.DAMAGED, reason, hint=hint, what="contradicts itself")
 
 
 def _is_no_row(row: "pyarrow.csv.InvalidRow", plan: ReadingPlan, delimiter: str) -> bool:
@@ -196,7 +215,7 @@ def _is_no_row(row: "pyarrow.csv.InvalidRow", plan: ReadingPlan, delimiter: str)
 
 
 def _is_header(row: Sequence[str]) -> bool:
-    return row[:1] == [ID] and NAME in row
+    return ID in row and NAME in row
 
 
 def _with_id(columns: pa.Table) -> pa.Table:
@@ -265,9 +284,11 @@ def _is_plain(text: str) -> bool:
 class _Collector:
     """Takes rows one by one and keeps the cells that are wanted, as columns."""
 
-    def __init__(self, plan: ReadingPlan) -> None:
+    def __init__(self, plan: ReadingPlan, source: NcuSource, head: Preamble) -> None:
         self._plan = plan
+        self._file = (source, head)
         self._names = (ID, *plan.texts, *plan.numbers)
+        self._twins = [(name, twin) for name in self._names for twin in plan.twins(name)]
         self._positions = [plan.position(name) for name in self._names]
         self._rows: list[list[str]] = []
         self._chunks: list[pa.Table] = []
@@ -279,6 +300,9 @@ class _Collector:
         if self._fits(row):
             if self._attributes is None:
                 self._attributes = _attributes(self._plan, row)
+            for name, twin in self._twins:
+                if twin < len(row) and row[twin] != row[self._plan.position(name)]:
+                    raise _differing(*self._file, name, self._plan.position(name), twin)
             self._rows.append([row[position] for position in self._positions])
             if len(self._rows) == _CHUNK_ROWS:
                 self._flush()
@@ -329,12 +353,12 @@ def _irregular(source: NcuSource, head: Preamble) -> Iterator[NcuTable]:
                 if _is_header(row):
                     if collector:
                         yield collector.section()
-                    header, collector = tuple(row), None
+                    header, collector = tuple(cell.strip() for cell in row), None
                 elif collector:
                     collector.take(row)
                 elif any(row):
                     units = _units_in(row, header) if layout.layout_of(header) is Layout.WIDE else None
-                    collector = _Collector(layout.plan(header, units))
+                    collector = _Collector(layout.plan(header, units), source, head)
                     if units is None:
                         collector.take(row)
         except csv.Error as error:

@@ -118,6 +118,18 @@ def step(number: int, start: float, *, values: bool = True) -> list[Event]:
     ]  # fmt: skip
 
 
+def product_step(*, before: int = 0, gpu_us: float = 100) -> list[Event]:
+    """One step of 1000 us with a product, whose kernel runs behind `before` kernels that were launched earlier."""
+    earlier = [kernel("volta_sgemm_128x128_nn", 100.0 * number, 100, 10 + number) for number in range(before)]
+    return [
+        annotation("ProfilerStep#0", 0, 1000),
+        operator("aten::mm", 10, 20, [[800, 800], [800, 700]], ["float", "float"], number=1),
+        launch(100, 12),
+        *earlier,
+        kernel("volta_sgemm_128x128_nn", 100.0 * before + 50, gpu_us, 100),
+    ]
+
+
 def gpu_trace(steps: int = 3, *, values: bool = True, **facts: Any) -> str:
     """Whole steps one after the other on a V100."""
     events = [event for number in range(steps) for event in step(number, 10_000.0 + 1000 * number, values=values)]

@@ -67,6 +67,13 @@ def test_gpus_named(text: str, expected: set[str]) -> None:
             [f"{VGG} names vgg11, the run is of 'resnet18'; {VGG} names batch size 64, the run has 32"],
             id="another model and batch size",
         ),
+        pytest.param({"imported_file": "resnet.csv"}, [], id="a family alone"),
+        pytest.param({"imported_file": "resnet18.csv", "model": "resnet"}, [], id="a model of the family"),
+        pytest.param(
+            {"imported_file": "resnet50.csv"},
+            ["the file 'resnet50.csv' names resnet50, the run is of 'resnet18'"],
+            id="another size",
+        ),
         pytest.param({"place": "gcp-v100"}, ["the place 'gcp-v100' names v100, the device is 'NVIDIA L4'"], id="place"),
     ],
 )

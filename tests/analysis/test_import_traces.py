@@ -20,6 +20,7 @@ from kineto_traces import (
     kernel,
     launch,
     operator,
+    product_step,
     step,
 )
 
@@ -63,7 +64,7 @@ def test_the_bundle_of_a_gpu_trace(tmp_path: Path) -> None:
     assert (record.environment.device.type, record.environment.device.name) == ("cuda", "Tesla V100-SXM2-16GB")
     assert (record.spec.precision, record.spec_origin) == (
         "fp32",
-        {"model": "option", "device": "file", "batch_size": "option", "precision": "file"},
+        {"model": "option", "device": "file", "batch_size": "option", "precision": "file", "image_size": "file"},
     )
     # Nobody timed a step without the profiler.
     assert record.timing.step_s is None
@@ -243,7 +244,7 @@ def test_one_gpu_of_two_is_chosen(tmp_path: Path) -> None:
 
 
 def test_what_is_lacking_is_asked_for(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "t.json").write_text(gpu_trace(2))
+    (tmp_path / "t.json").write_text(document(product_step()))
     code, _, err = run("import", "t.json")
     assert code == ExitCode.USAGE
     assert err.splitlines() == [
@@ -253,15 +254,16 @@ def test_what_is_lacking_is_asked_for(run: Run, tmp_path: Path) -> None:
 
 
 def test_labels_that_contradict_the_trace(tmp_path: Path) -> None:
-    given = Given(model="resnet18", batch_size=4, gpu="Tesla T4", precision="amp")
+    given = Given(model="small", batch_size=4, gpu="Tesla T4", precision="amp")
     record = imported(tmp_path, gpu_trace(2), given)
     assert record.environment.device.name == "Tesla V100-SXM2-16GB"
     assert record.spec.precision == "amp"
-    assert list(record.notes[-3:-1]) == [
+    assert list(record.notes[-2:]) == [
         "the trace says device 'Tesla V100-SXM2-16GB', the import was told 'Tesla T4'",
         "the trace says precision 'fp32', the import was told 'amp'",
     ]
-    assert record.notes[-1].startswith("49.15 kFLOP by the trace's shapes in 1 step, 42.59 GFLOP by the model in a ")
+    assert record.imported is not None
+    assert record.imported.contradictions == record.notes[-2:]
 
 
 def test_names_that_cannot_be_written_again(tmp_path: Path) -> None:

@@ -83,6 +83,9 @@ def test_every_meaning_is_sourced_and_used() -> None:
         "device_name",
         "device_type",
         "place",
+        "torch",
+        "images",
+        "elapsed_s",
         "run",
     }
 

@@ -140,13 +140,13 @@ SUMMARY = line(
         (
             "step,loss\n0,1\n",
             Failure.FOREIGN,
-            "no line starts with \"ID\" and names a Kernel Name; the first one is 'step,loss'",
+            "no line has the columns ID and Kernel Name; the first one is 'step,loss'",
             EXPORT,
         ),
         (
             "\x1b[31m" + "y" * 500,
             Failure.FOREIGN,
-            f"no line starts with \"ID\" and names a Kernel Name; the first one is '[31m{'y' * 156}…'",
+            f"no line has the columns ID and Kernel Name; the first one is '[31m{'y' * 156}…'",
             EXPORT,
         ),
         (

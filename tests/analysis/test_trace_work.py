@@ -10,6 +10,7 @@ from kineto_traces import (
     kernel,
     launch,
     operator,
+    product_step,
     step,
 )
 
@@ -185,13 +186,41 @@ def unmarked(*more: kineto.Event) -> str:  # type: ignore[valid-type]
             "",
         ),
         (gpu_trace(3), 4, 3, "the trace marks 3 whole steps, the import was told 4"),
+        (
+            unmarked(annotation("Optimizer.step#SGD.step", 690, 80)),
+            10,
+            1,
+            "the trace has 1 step by Optimizer.step#SGD.step, the import was told 10",
+        ),
+        # Two optimizers of one class.
+        (
+            unmarked(annotation("Optimizer.step#SGD.step", 690, 80), annotation("Optimizer.step#SGD.step", 890, 80)),
+            1,
+            1,
+            "no step is marked: 1 as --profile-steps says",
+        ),
     ],
-    ids=["nobody says", "somebody says", "one optimizer", "two optimizers", "contradiction"],
+    ids=["nobody says", "somebody says", "one optimizer", "two optimizers", "marks", "optimizer's steps", "two alike"],
 )
 def test_steps(text: str, given: int | None, number: int | None, remark: str) -> None:
     steps = steps_of(kineto.read(text, file="t.json"), given)
     assert (steps.number if steps else None) == number
-    assert remark in (steps.remarks if steps else ("",))
+    assert remark in ((*steps.remarks, steps.contradiction) if steps else ("",))
+
+
+def test_kernels_that_were_launched_before_the_trace_began_are_left_out() -> None:
+    found = read(document(product_step(before=3)))
+    assert [(row.name, row.lack) for row in found.rows] == [("aten::mm", None)]
+    assert (found.busy_s, found.unattributed) == (pytest.approx(100e-6), {})
+    assert found.remarks == ("3 kernels of the step before, 300 µs, are left out: their launch is not in the trace",)
+    assert read(document(product_step())).remarks == ()
+
+
+def test_a_launch_that_was_lost_later_leaves_its_kernel_unattributed() -> None:
+    lost = kernel("volta_sgemm_128x128_nn", 300, 100, 101)
+    found = read(document([*product_step(), lost]))
+    assert {row.lack for row in found.rows} == {None, "launched by no operator"}
+    assert found.remarks == ()
 
 
 def test_a_kernel_of_no_operator_is_unattributed_by_its_name() -> None:

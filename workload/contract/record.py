@@ -443,6 +443,7 @@ class Imported:
 
     `claimed_images_per_s`: the mean of its rates; `claimed_measured_images_per_s`: without the first, which is warm-up.
     `losses`: what was dropped from it, is in it twice or not at all, or could not be understood, a sentence each.
+    `contradictions`: where the file says otherwise than the import was told, a sentence each.
     """
 
     SPARSE: ClassVar[bool] = True
@@ -460,6 +461,7 @@ class Imported:
     claimed_images_per_s: Number = column()
     claimed_measured_images_per_s: Number = column()
     losses: Texts = None
+    contradictions: Texts = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,8 @@ WHOLE_FROM = 0.0995
 MINUTE_S = 60
 # Of a ratio near 1.
 MOST_DIGITS = 12
+# A figure of more digits is shown with an exponent.
+MOST_SHOWN = 1e12
 # Of a duration: two minutes are worth telling in seconds, two hours in minutes, two days in hours.
 SECONDS_MATTER_UP_TO_S, MINUTES_ALONE_UP_TO_H, HOURS_UP_TO_DAYS = 120, 2, 2
 # Narrower lines are hard to read, and wider ones too.
@@ -42,7 +44,7 @@ def _prefixed(value: float, unit: str, prefixes: tuple[tuple[float, str], ...], 
     factor, prefix = next((row for row in prefixes if abs(rounded) >= row[0]), prefixes[-1] if value else (1.0, ""))
     scaled = rounded / factor
     # From 1000 on the prefixes have ended: all digits instead of an exponent.
-    figure = f"{scaled:.0f}" if abs(scaled) >= 10**digits else f"{scaled:.{digits}g}"
+    figure = plain(scaled, digits) if abs(scaled) >= 10**digits else f"{scaled:.{digits}g}"
     return f"{figure} {prefix}{unit}"
 
 
@@ -53,6 +55,8 @@ def percent(share: float, *, decimals: int = 0) -> str:
     """
     if 0 < share < LEAST_SHARE:
         return f"less than {100 * LEAST_SHARE:g} %"
+    if abs(100 * share) >= MOST_SHOWN:
+        return f"{100 * share:.3g} %"
     figure = f"{100 * share:.{1 if share < WHOLE_FROM else decimals}f}"
     return f"{figure.rstrip('0').rstrip('.') if '.' in figure else figure} %"
 
@@ -79,9 +83,12 @@ def between(low: float, high: float) -> str:
 
 
 def plain(value: float, digits: int) -> str:
-    """`digits` significant ones, and no exponent for a large one: 12,345 images/s is `12345`, not `1.23e+04`."""
+    """`digits` significant ones, and no exponent for a large one: 12,345 images/s is `12345`, not `1.23e+04`.
+
+    Nobody reads more than 12 digits: from there on there is an exponent.
+    """
     text = f"{value:.{digits}g}"
-    return f"{value:.0f}" if "e+" in text else text
+    return f"{value:.0f}" if "e+" in text and abs(value) < MOST_SHOWN else text
 
 
 def duration(value_s: float) -> str:

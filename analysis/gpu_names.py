@@ -1,0 +1,32 @@
+"""Names of GPUs as people write them into labels and files, and whether two of them are of one device."""
+
+import re
+
+# As in `rtx4080laptop`, `Tesla V100-SXM2-16GB`, `H100_SXM5`, `AMD Instinct MI300X`.
+GPU = re.compile(
+    r"(?<![a-z0-9])(?:(?:(?:geforce|quadro)[-_ ]*)?(rtx|gtx)[-_ ]*(\d{4})([-_ ]*ti|[-_ ]*super)?"
+    r"|(p4|p40|p100|v100|t4|a10|a30|a40|a100|l4|l40|h100|h200|mi\d{2,3}[ax]?))(?![0-9])",
+    re.IGNORECASE,
+)
+LAPTOP = re.compile(r"laptop|mobile", re.IGNORECASE)
+
+
+def gpus_named(text: str) -> set[str]:
+    """Short names of the GPUs in a text: `tesla v100-sxm2` names `v100`; a laptop's is another than a desktop's."""
+    laptop = " laptop" if LAPTOP.search(text) else ""
+    gpus = set()
+    for match in GPU.finditer(text.replace("_", " ")):
+        family, number, suffix, other = match.groups()
+        geforce = f"{family}{number}{(suffix or '').strip('-_ ')}{laptop}"
+        gpus.add((other or geforce).lower())
+    return gpus
+
+
+def fits(label: str, device: str) -> bool:
+    """Whether a label may stand for the device of this full name, as `v100` for `Tesla V100-SXM2-16GB`."""
+    named = gpus_named(label)
+    return named <= gpus_named(device) if named else _folded(label) in _folded(device)
+
+
+def _folded(name: str) -> str:
+    return "".join(letter for letter in name.casefold() if letter.isalnum())

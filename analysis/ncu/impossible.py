@@ -1,0 +1,166 @@
+"""Cells that no GPU can have counted, refused by line and value: negative ones, and rates far above the peak."""
+
+import csv
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from analysis.ncu import layout, metrics, preamble
+from analysis.ncu.errors import Failure, NcuFileError
+from analysis.ncu.launches import Launches
+from analysis.ncu.numbers import Floats
+from analysis.ncu.preamble import NcuSource
+from analysis.ncu.units import Quantity
+from workload.contract import peaks
+from workload.contract.text import si
+
+# Clocks boost, vendors round and a name may stand for a smaller board; ten times is another unit or another counter.
+TIMES_PEAK = 10.0
+# No launch takes an hour: drivers end what does.
+LONGEST_LAUNCH_S = 3600.0
+# Clocks of GPUs lie between 0.1 and 3 GHz; a cell beyond ten times of that is not in the unit that it names.
+LEAST_CLOCK_HZ, MOST_CLOCK_HZ = 1e7, 3e10
+MOST_PERCENT = 100 * TIMES_PEAK
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """The most per second that is possible, and whose peaks that is ten times of."""
+
+    flop_per_s: float
+    bytes_per_s: float
+    whose: str
+
+    @classmethod
+    def of(cls, name: str | None) -> "Limits":
+        """The limits of a device by its name; an unknown one gets the highest peaks of the table."""
+        gpu = peaks.find_gpu(name)
+        known = peaks.gpus() if gpu is None else (gpu,)
+        return cls(
+            flop_per_s=TIMES_PEAK * max(row.tflop_per_s for one in known for row in one.peaks) * 1e12,
+            bytes_per_s=TIMES_PEAK * max(one.bytes_per_s for one in known),
+            whose="the fastest GPU that is known here" if gpu is None else gpu.gpu,
+        )
+
+
+def refuse(
+    source: NcuSource, original: NcuSource, tables: Sequence[Launches], durations: Sequence[Floats | None]
+) -> None:
+    """`NcuFileError` for the first cell that cannot be true.
+
+    `source` has the table, `original` what it was made of. `durations`: seconds of each launch, by table.
+    """
+    for table, duration_s in zip(tables, durations, strict=True):
+        limits = Limits.of(table.attributes.get(layout.DEVICE_NAME) or _only_name(table))
+        for role in metrics.known(table.metrics):
+            values = table.by_role.get(role.name)
+            if values is None:
+                continue
+            for is_wrong, why in _rules(role.name, role.kind, values, duration_s, limits):
+                if is_wrong.any():
+                    launch = int(np.flatnonzero(is_wrong)[0])
+                    metric = next((name for name in role.metrics if name in table.units), role.metrics[0])
+                    raise _refusal(source, original, table, launch, metric, why)
+
+
+def _only_name(table: Launches) -> str | None:
+    names = list(table.identity["device"].categories)
+    return str(names[0]) if len(names) == 1 else None
+
+
+def _rules(
+    role: str, kind: Quantity, values: Floats, duration_s: Floats | None, limits: Limits
+) -> Iterator[tuple["np.ndarray[tuple[int], np.dtype[np.bool_]]", str]]:
+    """Where a role's values cannot be true, and why."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        yield values < 0, "a counter is never negative"
+        rate = (
+            np.full(len(values), np.nan)
+            if duration_s is None
+            else np.where(duration_s > 0, values / duration_s, np.nan)
+        )
+    peak = f"{TIMES_PEAK:g} x the peak of {limits.whose}"
+    match kind:
+        case Quantity.TIME:
+            yield values > LONGEST_LAUNCH_S, "no launch takes an hour: its unit may be another one"
+        case Quantity.COUNT if role == "cycles":
+            yield rate > MOST_CLOCK_HZ, "with the launch's time it makes a clock above 30 GHz"
+            yield rate < LEAST_CLOCK_HZ, "with the launch's time it makes a clock below 10 MHz"
+        case Quantity.COUNT:
+            yield (
+                rate > limits.flop_per_s,
+                f"in the launch's time that is above {peak}, {_si(limits.flop_per_s, 'FLOP/s')}",
+            )
+        case Quantity.BYTES if role.startswith("dram"):
+            yield (
+                rate > limits.bytes_per_s,
+                f"in the launch's time that is above {peak}, {_si(limits.bytes_per_s, 'B/s')}",
+            )
+        case Quantity.BYTES:
+            # A cache serves 128 bytes per clock and multiprocessor, which does as many FLOP at least.
+            yield rate > limits.flop_per_s, "in the launch's time no cache moves so much"
+        case Quantity.BYTES_PER_SECOND:
+            yield values > limits.bytes_per_s, f"that is above {peak}, {_si(limits.bytes_per_s, 'B/s')}"
+        case Quantity.FREQUENCY:
+            yield values > MOST_CLOCK_HZ, "no GPU has a clock above 30 GHz"
+        case Quantity.PER_CYCLE:
+            yield values > limits.flop_per_s / LEAST_CLOCK_HZ, f"that is above {peak} at any clock"
+        case Quantity.PERCENT:
+            yield values > MOST_PERCENT, f"a share of a peak is at most {MOST_PERCENT:g} %"
+
+
+def _si(limit: float, unit: str) -> str:
+    return si(limit / TIMES_PEAK, unit)
+
+
+def _refusal(
+    source: NcuSource, original: NcuSource, table: Launches, launch: int, metric: str, why: str
+) -> NcuFileError:
+    number, name = int(table.ids[launch]), str(table.identity["name"][launch])[:60]
+    line, cell = _cell(source, number, metric)
+    if line is not None and source is not original:
+        # Made of a text for people, where the figure stands in another line.
+        line = _line_of(original, metric, cell)
+    where = f"line {line}: " if line is not None else ""
+    units = table.units.get(metric, ())
+    unit = units[0] if len(units) == 1 else ""
+    reason = f"{where}{metric} of launch {number} ({name}) is '{cell}'{' ' + unit if unit else ''}: {why}"
+    return NcuFileError(
+        original.path,
+        Failure.IMPOSSIBLE,
+        reason,
+        hint="correct the cell or its unit, or profile again",
+        what="cannot be a profile",
+    )
+
+
+def _cell(source: NcuSource, launch: int, metric: str) -> tuple[int | None, str]:
+    """The line and the text of a launch's metric."""
+    if source.path.suffix == ".ncu-rep":
+        return None, "?"
+    start = preamble.find(source)
+    with source.open() as file:
+        before = file.read(start.start).count(b"\n")
+    header = start.header
+    rows = csv.reader(preamble.text_lines(source, start), delimiter=start.delimiter)
+    for row in rows:
+        if layout.ID in row and layout.NAME in row:
+            header = tuple(row)
+            continue
+        cells = dict(zip(header, row, strict=False))
+        if cells.get(layout.ID) != str(launch):
+            continue
+        if layout.METRIC not in header:
+            return before + rows.line_num, cells.get(metric, "?")
+        if cells.get(layout.METRIC) == metric:
+            return before + rows.line_num, cells.get(layout.VALUE, "?")
+    return None, "?"
+
+
+def _line_of(original: NcuSource, metric: str, cell: str) -> int | None:
+    with original.open() as file:
+        lines = file.read().decode(errors="replace").splitlines()
+    both = (number for number, line in enumerate(lines, start=1) if metric in line and cell in line)
+    either = (number for number, line in enumerate(lines, start=1) if cell in line)
+    return next(both, None) or next(either, None)

@@ -1,0 +1,216 @@
+"""Claims about a trace against its own shapes: in the bundle, and in the audit."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torchvision
+from kineto_traces import V100, document, operator, product_step
+from real_traces import on_gpu, trace, trainer
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import analysis
+from analysis.audit import audit
+from analysis.importing import Given, import_file
+from workload.contract import bundle
+from workload.contract.record import Record
+
+MI300X = {"id": 0, "name": "AMD Instinct MI300X"}
+RIGHT = Given(model="resnet18", batch_size=512, precision="bf16", gpu="MI300X", profile_steps=1, image_size=224)
+
+
+class Bert(nn.Module):
+    """Tokens, positions, two layers of attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(1000, 64), nn.Embedding(128, 64)
+        self.layers = nn.TransformerEncoder(nn.TransformerEncoderLayer(64, 4, 128, batch_first=True), 2)
+        self.out = nn.Linear(64, 1000)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        outputs: Tensor = self.out(self.layers(self.places(torch.arange(tokens.shape[1])) + self.words(tokens)))
+        return outputs
+
+
+class Lstm(nn.Module):
+    """Tokens through a recurrent layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.cells, self.out = nn.Embedding(50, 16), nn.LSTM(16, 24, 2, batch_first=True), nn.Linear(24, 50)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        outputs: Tensor = self.out(self.cells(self.words(tokens))[0])
+        return outputs
+
+
+def resnet18(classes: int = 1000, dtype: torch.dtype = torch.float32) -> torchvision.models.ResNet:
+    """On no device: only shapes are computed."""
+    return torchvision.models.resnet18(num_classes=classes).to("meta", dtype)
+
+
+def images(batch: int, size: int = 64, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.empty(batch, 3, size, size, device="meta", dtype=dtype)
+
+
+def tokens(batch: int) -> Tensor:
+    return torch.randint(0, 50, (batch, 12))
+
+
+def made(folder: Path, text: str, given: Given) -> tuple[Record, list[str]]:
+    """The imported record, and what the audit repeats of it."""
+    (folder / "t.json").write_text(text)
+    (path,) = import_file(folder / "t.json", given, output=folder / "results")
+    findings = audit(analysis.load(folder / "results"))
+    return bundle.read_record(path), [found.figure for found in findings if found.rule == "claims against the file"]
+
+
+@pytest.fixture(scope="module")
+def resnet_on_gpu(tmp_path_factory: pytest.TempPathFactory) -> str:
+    dtype = torch.bfloat16
+    step = trainer(resnet18(dtype=dtype), images(512, 224, dtype))
+    return on_gpu(trace(step, tmp_path_factory.mktemp("trace")), MI300X)
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ({}, []),
+        ({"gpu": None, "precision": None, "image_size": None, "profile_steps": None}, []),
+        ({"batch_size": 8}, ["the trace says batch size 512 (512 x 3 x 224 x 224 into the first convolution), the "]),
+        ({"precision": "fp32"}, ["the trace says precision 'bf16', the import was told 'fp32'"]),
+        ({"gpu": "A100"}, ["the trace says device 'AMD Instinct MI300X', the import was told 'A100'"]),
+        ({"profile_steps": 10}, ["the trace has 1 step by Optimizer.step#SGD.step, the import was told 10"]),
+        ({"image_size": 32}, ["the trace says image size 224 (512 x 3 x 224 x 224 into the first convolution), the"]),
+        ({"model": "resnet50"}, ["the trace's 11689512 parameters are those of resnet18, the import was told model"]),
+        ({"model": "mine"}, []),
+    ],
+    ids=["right", "nobody says", "batch", "precision", "device", "steps", "image size", "model", "unknown model"],
+)
+def test_each_claim_against_the_trace(
+    told: dict[str, Any], said: list[str], resnet_on_gpu: str, tmp_path: Path
+) -> None:
+    record, repeated = made(tmp_path, resnet_on_gpu, replace(RIGHT, **told))
+    assert record.imported is not None
+    contradictions = list(record.imported.contradictions or ())
+    assert [one[: len(start)] for one, start in zip(contradictions, said, strict=True)] == said
+    assert repeated == contradictions
+    assert set(contradictions) <= set(record.notes or ())
+    assert not any("likely" in note for note in record.notes or ())
+
+
+def test_the_trace_gives_what_nobody_says(resnet_on_gpu: str, tmp_path: Path) -> None:
+    record, _ = made(tmp_path, resnet_on_gpu, Given(model="resnet18"))
+    assert (record.spec.batch_size, record.spec.image_size, record.spec.precision) == (512, 224, "bf16")
+    assert record.spec_origin is not None
+    assert record.spec_origin["batch_size"] == "file"
+
+
+Step = Callable[[], None]
+
+
+def checkpointed(model: torchvision.models.ResNet) -> Callable[[Tensor], Tensor]:
+    def forward(batch: Tensor) -> Tensor:
+        seen = model.maxpool(model.relu(model.bn1(model.conv1(batch))))
+        for layer in (model.layer1, model.layer2, model.layer3, model.layer4):
+            seen = checkpoint(layer, seen, use_reentrant=False)
+        outputs: Tensor = model.fc(torch.flatten(model.avgpool(seen), 1))
+        return outputs
+
+    return forward
+
+
+@pytest.mark.parametrize(
+    ("classes", "model", "said"),
+    [
+        (1000, "resnet18", []),
+        (10, "ResNet-18", []),
+        (10, "resnet34", ["the trace's 11181642 parameters are those of resnet18, the import was told model"]),
+    ],
+    ids=["as published", "other classes", "another model"],
+)
+def test_the_weights_tell_the_model(classes: int, model: str, said: list[str], tmp_path: Path) -> None:
+    text = trace(trainer(resnet18(classes), images(8)), tmp_path)
+    _, repeated = made(tmp_path, text, Given(model=model, batch_size=8))
+    assert [one[: len(start)] for one, start in zip(repeated, said, strict=True)] == said
+
+
+def test_activation_checkpointing_explains_the_forward_pass_that_counts_twice(tmp_path: Path) -> None:
+    model = resnet18()
+    once, _ = made(tmp_path, trace(trainer(model, images(8)), tmp_path), Given(model="resnet18"))
+    (again := tmp_path / "again").mkdir()
+    text = trace(trainer(model, images(8), forward=checkpointed(model)), again)
+    twice, repeated = made(again, text, Given(model="resnet18"))
+    assert once.complexity is not None
+    assert twice.complexity is not None
+    assert once.complexity.train_flop_per_step is not None
+    assert (twice.complexity.train_flop_per_step or 0) > 1.25 * once.complexity.train_flop_per_step
+    said = "activation checkpointing computes a part of the forward pass again: 24 % of the FLOP"
+    assert said in (twice.notes or ())
+    assert not any("checkpointing" in note for note in once.notes or ())
+    assert repeated == []
+
+
+@pytest.mark.parametrize(("told", "is_said"), [(8, False), (24, False), (16, True)], ids=["one", "all", "neither"])
+def test_accumulated_gradients_are_several_passes_of_a_step(told: int, is_said: bool, tmp_path: Path) -> None:
+    text = trace(trainer(resnet18(), images(8), micro_batches=3), tmp_path, steps=2)
+    record, repeated = made(tmp_path, text, Given(model="resnet18", batch_size=told))
+    assert record.profile.steps == 2
+    assert bool(repeated) is is_said
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"), [(2, []), (10, ["the trace has 2 forward passes, the import was told 10 steps"])]
+)
+def test_forward_passes_count_the_steps_that_no_optimizer_ends(steps: int, said: list[str], tmp_path: Path) -> None:
+    model, batch = resnet18(), images(8)
+    text = trace(lambda: model(batch), tmp_path, steps=2)
+    _, repeated = made(tmp_path, text, Given(model="resnet18", profile_steps=steps))
+    assert repeated == said
+
+
+def test_bert_is_no_resnet(tmp_path: Path) -> None:
+    text = trace(trainer(Bert(), tokens(6)), tmp_path)
+    record, repeated = made(tmp_path, text, Given(model="resnet50"))
+    assert record.spec.batch_size == 6
+    assert repeated == ["the trace embeds tokens and has no convolution, the import was told model 'resnet50'"]
+
+
+@pytest.mark.parametrize("module", [Lstm, Bert], ids=["lstm", "attention"])
+def test_a_cpu_trace_of_recurrent_layers_is_read(module: Callable[[], nn.Module], tmp_path: Path) -> None:
+    record, repeated = made(tmp_path, trace(trainer(module(), tokens(4)), tmp_path), Given(model="mine"))
+    assert (record.environment.device.type, record.spec.batch_size, repeated) == ("cpu", 4, [])
+    assert record.complexity is not None
+    assert (record.complexity.train_flop_per_step or 0) > 0
+    assert record.complexity.unattributed_share == 0
+
+
+def test_a_cpu_trace_is_of_no_gpu(tmp_path: Path) -> None:
+    text = trace(trainer(Lstm(), tokens(4)), tmp_path)
+    record, repeated = made(tmp_path, text, Given(model="mine", gpu="A100"))
+    assert record.environment.device.name is None
+    assert repeated == ["the trace has no kernels and is of a CPU, the import was told device 'A100'"]
+    (other := tmp_path / "other").mkdir()
+    record, repeated = made(other, text, Given(model="mine", gpu="Xeon 8481C"))
+    assert (record.environment.device.name, repeated) == ("Xeon 8481C", [])
+
+
+@pytest.mark.parametrize(
+    ("gpu", "is_said"),
+    [("V100", False), ("tesla v100-sxm2", False), ("Tesla V100-SXM2-16GB", False), ("T4", True), ("A100", True)],
+)
+def test_a_short_name_of_the_device_is_no_contradiction(gpu: str, is_said: bool, tmp_path: Path) -> None:
+    text = document(product_step(), deviceProperties=[V100])
+    _, repeated = made(tmp_path, text, Given(model="small", batch_size=4, gpu=gpu))
+    assert bool(repeated) is is_said
+
+
+def test_operators_of_a_gpu_without_its_kernels_are_still_refused(tmp_path: Path) -> None:
+    events = [*product_step()[:2], operator("aten::cudnn_convolution", 50, 5)]
+    with pytest.raises(Exception, match="its operators ran on a GPU"):
+        made(tmp_path, document(events), Given(model="small", batch_size=4))
