@@ -15,7 +15,7 @@ LEAST_SHARE = 0.001
 # From 10 %, rounded, on there are no decimals.
 WHOLE_FROM = 0.0995
 MINUTE_S = 60
-# Of a ratio near 1.
+# A ratio near 1 is shown with up to this many digits, so that it differs from 1.
 MOST_DIGITS = 12
 # A figure of more digits is shown with an exponent.
 MOST_SHOWN = 1e12
