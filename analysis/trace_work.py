@@ -345,7 +345,7 @@ class _Ledger:
     def remarks(self, *, is_on_gpu: bool) -> Iterator[str]:
         if self.earlier:
             kernels, busy = counted(len(self.earlier), "kernel"), duration(sum(self.earlier), 3)
-            yield f"{kernels} of the step before, {busy}, are left out: their launch is not in the trace"
+            yield f"{kernels} of the step before, {busy}, are left out: the trace begins after they were launched"
         if self.recomputed_flop:
             share = percent(self.recomputed_flop / sum(self.flop_by_op.values()))
             yield f"activation checkpointing computes a part of the forward pass again: {share} of the FLOP"

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from analysis.foreign.repeats import again, without_second_half
+from workload.contract.text import counted
 
 _LAUNCH = re.compile(
     r"^\s+(?P<name>\S.*?)"
@@ -55,8 +56,7 @@ def as_csv(text: str) -> str:
     repeated = set(again([_figures(rows) for rows in launches], [_times(rows) for rows in launches]))
     number = len(repeated) + len(launches) * is_doubled
     if number:
-        what = "launch is" if number == 1 else "launches are"
-        out.write(f"==WARNING== {number} {what} in the file again (same figures): each is counted once\n")
+        out.write(f"==WARNING== {counted(number, 'kernel')} in the file again (same figures): each is counted once\n")
     writer = csv.writer(out, quoting=csv.QUOTE_ALL, lineterminator="\n")
     writer.writerow(HEADER)
     for launch, rows in enumerate(rows for index, rows in enumerate(launches) if index not in repeated):

@@ -99,7 +99,7 @@ def test_launches_of_a_text_count_once(text: str, number: int, again_: int, tmp_
     (tmp_path / "ncu.txt").write_text(text)
     found = ncu.read(tmp_path / "ncu.txt")
     assert len(found.kernels) == number
-    said = f"==WARNING== {again_} launches are in the file again (same figures): each is counted once"
+    said = f"==WARNING== {again_} kernels in the file again (same figures): each is counted once"
     assert found.losses == ((said,) if again_ else ())
 
 
