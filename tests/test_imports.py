@@ -4,9 +4,12 @@ import ast
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
+
+from tests import sources
 
 ROOT = Path(__file__).parents[1]
 # What all three packages share has one home; besides it only the way of bundles to a store and home, and facts about a
@@ -152,9 +155,10 @@ def test_completion_works_and_is_as_light(typed: str, offered: str, also: set[st
     assert modules_of_ours(code, **words) - DECLARING - also == set()
 
 
+@cache
 def imports_of(path: Path) -> set[str]:
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(sources.tree(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:

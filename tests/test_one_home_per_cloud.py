@@ -3,14 +3,12 @@
 import ast
 import re
 from collections.abc import Iterator
-from functools import cache
-from pathlib import Path
 
 import pytest
 
 from launcher.backends import BACKENDS
+from tests.sources import ROOT, modules, tree
 
-ROOT = Path(__file__).parents[1]
 HOMES = ("launcher/backends/gcp/", "launcher/backends/batch/", "workload/storage/gcs.py")
 # Cloud Batch is a queue for the VMs of Compute Engine: it takes their prices, images and settings from there.
 SAME_CLOUD = {"launcher.backends.gcp": "launcher/backends/batch/"}
@@ -34,10 +32,9 @@ EXCEPTIONS = {
 }
 
 
-@cache
-def sources() -> tuple[tuple[str, ast.Module], ...]:
-    paths = [path for package in ("launcher", "workload", "analysis") for path in (ROOT / package).rglob("*.py")]
-    return tuple((path.relative_to(ROOT).as_posix(), ast.parse(path.read_text())) for path in paths)
+def sources() -> Iterator[tuple[str, ast.Module]]:
+    for path in modules():
+        yield path.relative_to(ROOT).as_posix(), tree(path)
 
 
 def imported(tree: ast.Module) -> Iterator[str]:

@@ -212,7 +212,8 @@ def test_kernels_that_were_launched_before_the_trace_began_are_left_out() -> Non
     found = read(document(product_step(before=3)))
     assert [(row.name, row.lack) for row in found.rows] == [("aten::mm", None)]
     assert (found.busy_s, found.unattributed) == (pytest.approx(100e-6), {})
-    assert found.remarks == ("3 kernels of the step before, 300 µs, are left out: the trace begins after they were launched",)
+    (remark,) = found.remarks
+    assert remark == "3 kernels of the step before, 300 µs, are left out: the trace begins after they were launched"
     assert read(document(product_step())).remarks == ()
 
 

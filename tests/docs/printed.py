@@ -5,11 +5,11 @@ import re
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
-PACKAGES = ("launcher", "workload", "analysis")
+from tests import sources
+from tests.sources import PACKAGES, ROOT
+
 # What stands for an expression in a text: X, a value of any kind, unless the command takes only some.
 PLACEHOLDERS = {"verb": "down", "_emulator_note()": ""}
 # `launch` and `docker` are words of prose too: of a launch, the docker package. What may stand before or follow is
@@ -47,7 +47,7 @@ def texts() -> Iterator[Text]:
         for path in sorted((ROOT / package).rglob("*")):
             name = path.relative_to(ROOT).as_posix()
             if path.suffix == ".py":
-                yield from _of_module(name, ast.parse(path.read_text(encoding="utf-8")))
+                yield from _of_module(name, sources.tree(path))
             elif path.suffix == ".toml":
                 table = tomllib.loads(path.read_text(encoding="utf-8"))
                 yield from (Text(path=name, line=0, text=text) for text in _of_table(table))

@@ -7,6 +7,7 @@ from functools import cache
 
 import pytest
 
+from tests import sources
 from tests.docs import grammar
 from tests.docs.printed import ROOT, Text, commands, texts
 
@@ -76,13 +77,12 @@ def test_options_in_hints_exist() -> None:
     """A hint may be an option alone: `--batch-size 32`."""
     known = grammar.every_option()
     unknown = []
-    for package in ("launcher", "workload", "analysis"):
-        for path in sorted((ROOT / package).rglob("*.py")):
-            for line, hint in _hints(ast.parse(path.read_text(encoding="utf-8"))):
-                # What stands behind -- is a script's own.
-                ours = re.sub(r"(?<![\w-])-- .*", "", hint)
-                options = re.findall(r"(?<![\w-])--[a-z][a-z-]*[a-z]", ours)
-                unknown += [f"{path.relative_to(ROOT)}:{line}: {option}" for option in options if option not in known]
+    for path in sources.modules():
+        for line, hint in _hints(sources.tree(path)):
+            # What stands behind -- is a script's own.
+            ours = re.sub(r"(?<![\w-])-- .*", "", hint)
+            options = re.findall(r"(?<![\w-])--[a-z][a-z-]*[a-z]", ours)
+            unknown += [f"{path.relative_to(ROOT)}:{line}: {option}" for option in options if option not in known]
     assert not unknown, "\n".join(unknown)
 
 

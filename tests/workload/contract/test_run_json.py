@@ -11,6 +11,7 @@ import pytest
 
 from analysis.importing import Given, import_file
 from benchmarks.synthetic_bundles import make, make_record
+from tests import sources
 from workload.contract import broken, bundle, record
 from workload.contract.environment_record import Environment
 from workload.contract.errors import BundleError, UsageError
@@ -191,7 +192,7 @@ PATH = tuple(f"{section}." for section in SECTIONS | {"spec", "bound", "imported
 def bare_keys(path: Path) -> list[str]:
     """`x["timing"]`, `x.get("timing")` and "timing.step_s.median", each with its line."""
     named: list[tuple[int, str]] = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(sources.tree(path)):
         if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
             named += [(node.lineno, str(node.slice.value))] if node.slice.value in SECTIONS else []
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get":
@@ -204,10 +205,9 @@ def bare_keys(path: Path) -> list[str]:
 
 
 def test_run_json_is_read_and_written_through_the_record_alone() -> None:
-    modules = [path for package in ("launcher", "workload", "analysis") for path in (ROOT / package).rglob("*.py")]
     around = [
         found
-        for path in modules
+        for path in sources.modules()
         if path.relative_to(ROOT).as_posix() not in OTHER_DOCUMENTS
         for found in bare_keys(path)
     ]
