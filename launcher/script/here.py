@@ -24,7 +24,7 @@ def runtime_of(options: HereOptions, asked: Runtime) -> Runtime:
     if asked is Runtime.PROCESS:
         raise UsageError(
             f"--requirements is for an image, and a process has this Python, {sys.executable}",
-            hint=f"{sys.executable} -m pip install --requirement {shlex.quote(options.requirements)}",
+            hint=shlex.join([sys.executable, "-m", "pip", "install", "--requirement", options.requirements]),
         )
     return Runtime.DOCKER
 

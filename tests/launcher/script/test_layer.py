@@ -1,6 +1,7 @@
 """The packages of a script: a layer on the image, built once for the same file and the same image."""
 
 import io
+import shlex
 import sys
 import tarfile
 from pathlib import Path
@@ -96,7 +97,7 @@ def test_packages_ask_for_a_container() -> None:
     with pytest.raises(UsageError) as caught:
         runtime_of(options, Runtime.PROCESS)
     assert str(caught.value) == f"--requirements is for an image, and a process has this Python, {sys.executable}"
-    assert caught.value.hint == f"{sys.executable} -m pip install --requirement 'my reqs.txt'"
+    assert caught.value.hint == f"{shlex.quote(sys.executable)} -m pip install --requirement 'my reqs.txt'"
 
 
 def test_a_script_that_a_container_does_not_see(tmp_path: Path) -> None:

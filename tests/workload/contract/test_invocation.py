@@ -1,3 +1,4 @@
+import shlex
 from email.message import Message
 from importlib import metadata
 from pathlib import Path
@@ -122,7 +123,7 @@ def test_a_document_of_a_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.chdir(root)
     assert document("infra/README.md") == "infra/README.md"
     monkeypatch.chdir(tmp_path)
-    assert document("infra/README.md") == f"{root}/infra/README.md"
+    assert document("infra/README.md") == shlex.quote(f"{root}/infra/README.md")
 
 
 @pytest.mark.parametrize(

@@ -74,14 +74,15 @@ class Fault(StrEnum):
 class FastClock:
     """At most `scale` seconds pass in a real second, beginning at the real time; none for what a slow machine is late.
 
-    The clock stands while a thread within `busy` does anything but `sleep`, and once a sleeper's time has come until
-    that sleeper wakes.
+    The clock stands while a thread within `busy` does anything but `sleep`, unless a thread outside of `busy` sleeps:
+    the first may be waiting for it. The clock also stands once a sleeper's time has come until that sleeper wakes.
     """
 
     def __init__(self, *, scale: float = 200.0) -> None:
         self.scale = scale
         self._epoch_s, self._passed_s, self._read_s = time.time(), 0.0, time.monotonic()
-        self._changed, self._ends, self._busy = threading.Condition(), list[float](), 0
+        self._changed, self._ends = threading.Condition(), list[float]()
+        self._busy = self._asleep_outside = 0
         self._thread = threading.local()
 
     def now(self) -> float:
@@ -91,14 +92,14 @@ class FastClock:
     @contextmanager
     def busy(self) -> Iterator[None]:
         with self._changed:
-            self._count(1)
+            self._count(busy=1)
         self._thread.is_busy = True
         try:
             yield
         finally:
             self._thread.is_busy = False
             with self._changed:
-                self._count(-1)
+                self._count(busy=-1)
 
     def sleep(self, seconds: float, *, until: Callable[[], bool] = lambda: False) -> None:
         """Sleep so long, or until a condition holds."""
@@ -106,25 +107,26 @@ class FastClock:
         with self._changed:
             end_s = self._pass() + seconds
             self._ends.append(end_s)
-            self._count(-is_busy)
+            self._count(busy=-is_busy, asleep_outside=not is_busy)
             try:
                 while not until() and (left_s := end_s - self._pass()) > 0:
                     self._changed.wait(min(left_s / self.scale, 0.02))
             finally:
                 self._ends.remove(end_s)
-                self._count(is_busy)
+                self._count(busy=is_busy, asleep_outside=is_busy - 1)
 
     def _pass(self) -> float:
         """Seconds since the beginning."""
         began_s, self._read_s = self._read_s, time.monotonic()
-        if not self._busy:
+        if not self._busy or self._asleep_outside:
             most_s = self._passed_s + (self._read_s - began_s) * self.scale
             self._passed_s = max(self._passed_s, min([most_s, *self._ends]))
         return self._passed_s
 
-    def _count(self, threads: int) -> None:
+    def _count(self, *, busy: int, asleep_outside: int = 0) -> None:
         self._pass()
-        self._busy += threads
+        self._busy += busy
+        self._asleep_outside += asleep_outside
         self._changed.notify_all()
 
     def iso(self) -> str:
