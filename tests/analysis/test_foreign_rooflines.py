@@ -79,6 +79,7 @@ NOWHERE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", NOWHERE.values(), ids=NOWHERE)
 @pytest.mark.parametrize("kind", ["profiles", "logs", "both"])
 def test_without_a_roof_there_are_still_points(
