@@ -43,7 +43,8 @@ def section(evidence: ReportEvidence) -> Section:
 
 
 def _between(evidence: ReportEvidence) -> Block:
-    rows = [row | {"interval": _interval(row, "cov_between")} for row in words.rows_of(evidence.between)]
+    known = evidence.between.dropna(subset=["cov_between", "cov_within"], how="all")
+    rows = [row | {"interval": _interval(row, "cov_between")} for row in words.rows_of(known)]
     caption = (
         "Variation of step times (standard deviation of the logarithm): between runs, and within a run; what "
         "the steps are "
