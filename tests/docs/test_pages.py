@@ -1,14 +1,13 @@
 """Every line of a console block in README, docs/ and infra/ is run as its reader would run it.
 
 Here against stand-ins for what costs money or needs a cloud. What cannot run is listed below with its reason. Every day
-the lines of README are run, without training, and those of the other pages are given to their programs' parsers;
-`FULL_PAGES=1` runs all of them, which takes minutes.
+all lines are given to their programs' parsers, CI runs those of README without training, and the campaign `pages` of
+`make test-night` runs all of them, which takes minutes.
 """
 
-import os
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from tests.docs import grammar, pages, printed
 from tests.docs.pages import Command
 from tests.docs.stage import Stage, staged
 
-FULL = "FULL_PAGES" in os.environ
 # Labels of figures that need a measured ceiling: where other work has the CPUs, as other tests have, there is none.
 FROM_CEILINGS = ("in theory",)
 LIMIT_S = 600  # of a line, on a machine that is busy with other tests
@@ -59,13 +57,16 @@ INSTEAD = (
     Instead(match=r"launch duel --commit", run=None, why="it needs a checkout: test_ci_page.py has one"),
     Instead(match=r"--cuda", run="{0} --dry-run", why="it needs an NVIDIA GPU"),
 )
-EVERY_DAY = (
-    Instead(match=r"make run", run="make --dry-run run", why="it trains: FULL_PAGES=1 runs it"),
-    Instead(match=r"launch local(?!.*--dry-run)", run="{0} --dry-run", why="it trains: FULL_PAGES=1 runs it"),
-    Instead(match=r"launch sweep first.toml$", run="{0} --dry-run", why="it trains: FULL_PAGES=1 runs it"),
-    Instead(match=r"analyze report", run=None, why="seconds, as analyze example: FULL_PAGES=1 runs it"),
+IT_TRAINS = "it trains: the campaign `pages` runs it"
+IN_CI = (
+    Instead(match=r"make run", run="make --dry-run run", why=IT_TRAINS),
+    Instead(match=r"launch local(?!.*--dry-run)", run="{0} --dry-run", why=IT_TRAINS),
+    Instead(match=r"launch sweep first.toml$", run="{0} --dry-run", why=IT_TRAINS),
+    Instead(match=r"analyze report", run=None, why="seconds, as analyze example: the campaign `pages` runs it"),
     Instead(
-        match=r"python -m workload (train|script|profile|ceilings)", run=None, why="it trains: FULL_PAGES=1 runs it"
+        match=r"python -m workload (train|script|profile|ceilings)",
+        run=None,
+        why=IT_TRAINS,
     ),
 )
 # What stands for a name that only the reader's own folder or project has.
@@ -85,8 +86,8 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
         yield found
 
 
-def _instead(text: str) -> Instead | None:
-    return next((row for row in (*INSTEAD, *(() if FULL else EVERY_DAY)) if re.search(row.match, text)), None)
+def _instead(text: str, rows: Iterable[Instead]) -> Instead | None:
+    return next((row for row in rows if re.search(row.match, text)), None)
 
 
 @pytest.mark.parametrize("command", pages.distinct_commands(), ids=lambda command: command.where)
@@ -111,12 +112,23 @@ def test_commands_in_sentences_are_accepted(page: str) -> None:
     assert not [line for line in refused if "Missing option" not in line]
 
 
+README = [command for command in pages.distinct_commands() if command.page == "README.md"]
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("command", README, ids=lambda command: command.where)
+def test_a_line_of_readme_runs(command: Command, stage: Stage) -> None:
+    _assert_runs(command, stage, _instead(command.text, (*INSTEAD, *IN_CI)))
+
+
+@pytest.mark.night(part="pages")
 @pytest.mark.parametrize("command", pages.distinct_commands(), ids=lambda command: command.where)
-def test_a_line_of_a_page_runs(command: Command, request: pytest.FixtureRequest) -> None:
-    if not FULL and command.page != "README.md":
-        pytest.skip("every day the lines of README are run; FULL_PAGES=1 runs those of the other pages")
-    row, line = _instead(command.text), command.text
+def test_a_line_of_a_page_runs(command: Command, stage: Stage) -> None:
+    _assert_runs(command, stage, _instead(command.text, INSTEAD))
+
+
+def _assert_runs(command: Command, stage: Stage, row: Instead | None) -> None:
+    line = command.text
     if row:
         if row.run is None:
             pytest.skip(f"{command.text}: {row.why}")
@@ -124,7 +136,6 @@ def test_a_line_of_a_page_runs(command: Command, request: pytest.FixtureRequest)
         line = row.run.format(ours) + dashes + scripts
     for name, value in NAMES.items():
         line = line.replace(name, value)
-    stage: Stage = request.getfixturevalue("stage")
     done = stage.run(line, limit_s=LIMIT_S)
     said = f"{command.where}: {line}\nexit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     assert done.returncode in CODES.get(command.text, (0,)), said
@@ -149,7 +160,7 @@ def _labels(lines: Iterator[str] | list[str] | tuple[str, ...]) -> list[str]:
 
 def test_every_row_is_needed() -> None:
     texts = [command.text for command in pages.distinct_commands()]
-    unused = [row.match for row in (*INSTEAD, *EVERY_DAY) if not any(re.search(row.match, text) for text in texts)]
+    unused = [row.match for row in (*INSTEAD, *IN_CI) if not any(re.search(row.match, text) for text in texts)]
     assert not unused
 
 

@@ -133,8 +133,9 @@ def _started(
     try:
         yield process
     finally:
-        # The machine is gone, and every process with it.
-        os.killpg(process.pid, signal.SIGKILL)
+        # The machine is gone, and every process with it; a script that ended by itself may have left none.
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         reader.join(60)
 
