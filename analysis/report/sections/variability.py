@@ -38,11 +38,11 @@ def section(evidence: ReportEvidence) -> Section:
     """The figure of the fixed configuration, the table between runs, and the causes found."""
     blocks: list[Block] = [Picture(figure=figure) for figure in evidence.figures("variance_fixed_config")]
     if len(evidence.between):
-        blocks += [_between(evidence), *_causes(evidence)]
+        blocks += [*_between(evidence), *_causes(evidence)]
     return Section(name="variability", title="Variability", blocks=blocks)
 
 
-def _between(evidence: ReportEvidence) -> Block:
+def _between(evidence: ReportEvidence) -> list[Block]:
     known = evidence.between.dropna(subset=["cov_between", "cov_within"], how="all")
     rows = [row | {"interval": _interval(row, "cov_between")} for row in words.rows_of(known)]
     caption = (
@@ -50,7 +50,7 @@ def _between(evidence: ReportEvidence) -> Block:
         "the steps are "
         "worth as independent ones"
     )
-    return words.table(caption, BETWEEN, rows)
+    return [words.table(caption, BETWEEN, rows)] if rows else []
 
 
 def _causes(evidence: ReportEvidence) -> list[Block]:
