@@ -180,7 +180,7 @@ def _first(row: Mapping[str, Any], lines: int) -> str:
 def _without_times(evidence: ReportEvidence) -> Iterator[str]:
     """What there is to say where no run has a throughput: what profiles show, or how the runs ended."""
     points = evidence.material.kernel_points
-    profiles = points[points["family"] != ALL] if len(points) else points
+    profiles = points[(points["family"] != ALL) & points["share_of_time"].notna()] if len(points) else points
     if profiles.empty:
         counts = Counter(words.text(status).replace("_", " ") for status in evidence.results.runs["status"])
         ended = ", ".join(f"{number} {status}" for status, number in counts.most_common())
