@@ -285,6 +285,22 @@ def test_an_error_in_a_run_that_no_sentence_quotes_stands_under_audit() -> None:
 FALSE_WITHOUT_TIMES = ("0 configurations", "(no rows)", "highest throughput", "Every configuration was")
 
 
+def test_kernels_without_times_have_no_share_of_the_time() -> None:
+    profile = kernels("sgemm").assign(
+        family=["GEMM"],
+        flop=4e9,
+        dram_bytes=1e8,
+        flop_is_lower_bound=False,
+        **dict.fromkeys(
+            ("duration_s", "l2_bytes", "l1_bytes", "sm_percent", "memory_percent", "dram_percent"), math.nan
+        ),
+    )
+    untimed = {"images_per_s": None, "step_median_s": None, "imported": True, "train_flop_per_image": None}
+    page = compose(of(run("a", steps=[], path="/nowhere", kernels=profile, **untimed)))
+    said = [text for section in page.sections for text in texts(section)]
+    assert not [text for text in said if "most time of its kernels" in text]
+
+
 def test_a_page_of_profiles_alone_says_what_profiles_show() -> None:
     profile = kernels("sgemm", "bn_fw").assign(
         family=["GEMM", "batch norm"],

@@ -77,6 +77,7 @@ def resnet_on_gpu(tmp_path_factory: pytest.TempPathFactory) -> str:
     return on_gpu(trace(step, tmp_path_factory.mktemp("trace")), MI300X)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("told", "said"),
     [
@@ -104,6 +105,7 @@ def test_each_claim_against_the_trace(
     assert not any("likely" in note for note in record.notes or ())
 
 
+@pytest.mark.slow
 def test_the_trace_gives_what_nobody_says(resnet_on_gpu: str, tmp_path: Path) -> None:
     record, _ = made(tmp_path, resnet_on_gpu, Given(model="resnet18"))
     assert (record.spec.batch_size, record.spec.image_size, record.spec.precision) == (512, 224, "bf16")
@@ -125,6 +127,7 @@ def checkpointed(model: torchvision.models.ResNet) -> Callable[[Tensor], Tensor]
     return forward
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("classes", "model", "said"),
     [
@@ -140,6 +143,7 @@ def test_the_weights_tell_the_model(classes: int, model: str, said: list[str], t
     assert [one[: len(start)] for one, start in zip(repeated, said, strict=True)] == said
 
 
+@pytest.mark.slow
 def test_activation_checkpointing_explains_the_forward_pass_that_counts_twice(tmp_path: Path) -> None:
     model = resnet18()
     once, _ = made(tmp_path, trace(trainer(model, images(8)), tmp_path), Given(model="resnet18"))
@@ -156,6 +160,7 @@ def test_activation_checkpointing_explains_the_forward_pass_that_counts_twice(tm
     assert repeated == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("told", "is_said"), [(8, False), (24, False), (16, True)], ids=["one", "all", "neither"])
 def test_accumulated_gradients_are_several_passes_of_a_step(told: int, is_said: bool, tmp_path: Path) -> None:
     text = trace(trainer(resnet18(), images(8), micro_batches=3), tmp_path, steps=2)
@@ -164,6 +169,7 @@ def test_accumulated_gradients_are_several_passes_of_a_step(told: int, is_said: 
     assert bool(repeated) is is_said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("steps", "said"), [(2, []), (10, ["the trace has 2 forward passes, the import was told 10 steps"])]
 )

@@ -277,7 +277,7 @@ def _profiled_rate(row: Mapping[str, Any]) -> Iterator[str]:
 def _kernel_shares(evidence: ReportEvidence) -> dict[tuple[Any, ...], str]:
     """By `KEYS`, the kernel families that take the most time."""
     points = evidence.material.kernel_points
-    profiles = points[points["family"] != ALL] if len(points) else points
+    profiles = points[(points["family"] != ALL) & points["share_of_time"].notna()] if len(points) else points
     shares: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for row in words.rows_of(profiles.sort_values("share_of_time", ascending=False) if len(profiles) else profiles):
         shares.setdefault(tuple(row[name] for name in KEYS), []).append(row)
