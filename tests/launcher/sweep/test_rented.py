@@ -295,3 +295,17 @@ def test_the_whole_sweep_costs_no_more_than_it_may(clouds: Clouds) -> None:
         poor = swept(cloud, cloud_sweep(name="poor", blocks=3), max_cost_usd=0.05)
         assert poor.exit_code == 2
         assert len(cloud.fake.all_vms) == 3
+
+
+@pytest.mark.parametrize(("own_usd", "sweep_usd"), [(0.2, None), (0.2, 0.5), (0.5, 0.2)])
+def test_a_machine_costs_no_more_than_its_place_and_the_sweep_allow(
+    clouds: Clouds, own_usd: float, sweep_usd: float | None
+) -> None:
+    with clouds() as cloud:
+        name = f"limits-{own_usd}-{sweep_usd}"
+        sweep = cloud_sweep(t4(max_cost_usd=own_usd), name=name, blocks=1, model=["resnet18"])
+        assert swept(cloud, sweep, max_cost_usd=sweep_usd).exit_code == 0
+        request = Request.from_bytes(cloud.fake.all_vms[0].metadata["rooflaunch-request"].encode())
+        price = request.price(ZONE)
+        assert price is not None
+        assert 0.1 < price.usd(request.limit_s) <= 0.2
