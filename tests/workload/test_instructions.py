@@ -1,13 +1,15 @@
+import json
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from workload import instructions
+from workload import ceiling_cache, cli, instructions
 from workload.contract.errors import UsageError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks only on Linux")
@@ -74,3 +76,28 @@ def test_this_cpu_survives_what_it_is_told_to_use() -> None:
     environment = os.environ | {"PYTHONPATH": str(Path.cwd())}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(("device", "held_back"), [("cpu", ["torch.bfloat16", "torch.float16"]), ("mps", [])])
+def test_ceilings_beside_a_script_hold_back_instructions_of_a_cpu(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    device: str,
+    held_back: list[str],
+) -> None:
+    """The first precision is refused, and the second is tried all the same. No rate is measured here."""
+    tried: list[str] = []
+
+    def hold_back(dtype: object) -> None:
+        tried.append(str(dtype))
+        raise UsageError("torch's kernels fault on this CPU", hint="--precision fp32")
+
+    measured = SimpleNamespace(to_json=lambda: {"device": device})
+    monkeypatch.setattr(instructions, "hold_back", hold_back)
+    monkeypatch.setattr(ceiling_cache, "cached_or_measure", lambda *_, **__: (measured, 2.0))
+    words = ["script-ceilings", "--device", device, "--precision", "bf16", "--precision", "amp"]
+    parsed = cli._parser().parse_args([*words, "--output", str(tmp_path)])
+    assert parsed.command(parsed, None) == 0
+    assert tried == held_back
+    assert json.loads(capsys.readouterr().out) == {"device": device, "age_s": 2.0}
