@@ -20,6 +20,12 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+# A shell that runs the tests in the background ignores SIGINT in them, and nohup SIGHUP: their children would too.
+for number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
 # Whoever asks for these fixtures needs what they start.
 MARKED_BY_FIXTURE = {"cluster": "server", "sshd_machine": "server", "browser": "browser", "base_image": "docker"}
 
