@@ -282,7 +282,7 @@ def test_every_sentence_has_a_case() -> None:
     """A new sentence of a figure needs data of which it is true, and data of which it would be false."""
     asked = [(make, case.figure) for case in CASES.values() for make in (case.true, case.false)]
     asked += [(make, name) for make in (own, failed, two_models) for name in REGISTRY]
-    asked += [(two_roofs, "roofline_env")]
+    asked += [(two_roofs, "roofline_env"), (of_four_models(own), "model_comparison")]
     asked += [(lambda: environments(8, devices=8), "throughput_env")]
     drawn = [one for make, name in asked for one in figures(make, name)]
     told = "\n".join(f"{one.title} {one.caption} {one.text}" for one in drawn)

@@ -37,6 +37,7 @@ from analysis.report.sections import (
     design,
     measurements,
     rooflines,
+    variability,
 )
 
 SECTIONS = Path(answer.__file__).parent
@@ -211,6 +212,12 @@ CASES = {
         false=own,
         instead="Bytes are modelled as an interval",
     ),
+    "runs that broke off": Case(
+        section=design.section,
+        words="^Runs that did not come to their end$",
+        true=lambda: [*own(), *failed()],
+        false=own,
+    ),
     # --- complexity
     "least and most work per byte": Case(
         section=complexity.section,
@@ -222,6 +229,18 @@ CASES = {
         false=lambda: own(parameters=1e7, bytes_upper_per_step=1e9),
     ),
     # --- measurements, rooflines
+    "shifts": Case(
+        section=rooflines.section,
+        words="^How batch size and precision move a step",
+        true=lambda: [one | ROOFS for one in batches(100.0, 120.0)],
+        false=own,
+    ),
+    "variation": Case(
+        section=variability.section,
+        words="^Variation of step times",
+        true=lambda: [run(f"v{number}") for number in range(3)],
+        false=failed,
+    ),
     "comparisons": Case(
         section=measurements.section,
         words="corrected for the pairs of one fact .*: 1 pair by place$",
@@ -310,6 +329,7 @@ def test_every_sentence_has_a_case() -> None:
 
 # What no data makes false: headings, introductions, and how much of a long list is left out.
 NOT_HERE = {
+    ", below under Audit",
     "USD per million images",
     "Cheapest configuration of each model and environment",
     "what is known of it",
