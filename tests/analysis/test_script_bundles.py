@@ -131,7 +131,7 @@ def test_a_report_of_scripts_alone(results: Path) -> None:
     page, markdown = results.parent / "report.html", results.parent / "report.md"
     assert main(["report", str(results), "-o", str(page), "--markdown", str(markdown)]) == 0
     text = markdown.read_text()
-    assert " · units: tokens (gpt.py)\n" in text
+    assert " · units: tokens (gpt.py) · " in text
     assert "images/s" not in text
     assert "images/s" not in page.read_text().rpartition("vegaEmbed = vegaEmbed")[2]
     assert " tokens/s (" in text
@@ -158,7 +158,7 @@ def test_a_report_of_scripts_beside_a_model(results: Path) -> None:
     text = markdown.read_text()
     model = bundle.read(MODEL).record.spec.model
     facts = next(line for line in text.splitlines() if " · units: " in line)
-    units_of = dict(part.split(" (") for part in facts.partition(" · units: ")[2].removesuffix(")").split("), "))
+    units_of = dict(part.split(" (") for part in facts.partition(" · units: ")[2].partition(") · ")[0].split("), "))
     assert {unit: set(names.split(", ")) for unit, names in units_of.items()} == {
         "tokens": {"gpt.py"},
         "images": {"accumulation.py", model},
