@@ -149,8 +149,8 @@ def test_a_job_outlives_every_connection(machine: sshd.Machine, machines: SshMac
 # Looking
 
 
-def test_what_a_job_printed(machine: sshd.Machine, machines: SshMachines, where: Where) -> None:
-    go_on = machine.folder / "go on"
+def test_what_a_job_printed(machines: SshMachines, where: Where, tmp_path: Path) -> None:
+    go_on = tmp_path / "go on"
     code = "import os, sys, time\nprint('ü 1')\nsys.stdout.write('half'); sys.stdout.flush()\n"
     code += f"while not os.path.exists({str(go_on)!r}): time.sleep(0.05)\nprint(' and half'); time.sleep(600)"
     job = submitted(machines, doing(plan_of(where), code))
