@@ -84,6 +84,10 @@ class Place:
         _cannot()
 
 
+# A place's clock is known to within the time that its answer took: seconds on a busy machine.
+ROUND_TRIP_S = 60
+
+
 def _cannot(*_: object) -> NoReturn:
     pytest.skip("it cannot happen there")
 
@@ -126,8 +130,7 @@ def test_what_was_submitted_is_there(place: Place) -> None:
     assert condition(other, machine) is Condition.RUNNING
     [known] = other.look({machine.name: ()})
     assert (known.name, known.zone, known.condition) == (machine.name, machine.zone, Condition.RUNNING)
-    # A date in HTTP and one of squeue are cut to the second.
-    assert known.created_s is None or began_s - 1 <= known.created_s <= other.now_s() + 1
+    assert known.created_s is None or -ROUND_TRIP_S < known.created_s - began_s < other.now_s() - began_s + ROUND_TRIP_S
 
 
 def test_submitted_twice_it_is_there_once(place: Place) -> None:
@@ -312,7 +315,8 @@ def test_output_goes_on_from_where_it_was(place: Place) -> None:
 
 def test_the_clock_is_the_places(place: Place) -> None:
     one, other = place.machines(), place.machines()
-    assert 1e9 < one.now_s() <= other.now_s() <= one.now_s() < 1e10
+    assert abs(one.now_s() - other.now_s()) < ROUND_TRIP_S
+    assert 1e9 < one.now_s() < 1e10
     assert one.place
     assert all(isinstance(count, int) for count in one.calls.values())
 
