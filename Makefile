@@ -1,5 +1,5 @@
 # make run          set up once, then measure a training step on this machine's CPU
-# make test         set up once, then run the everyday tests: two minutes on two cores
+# make test         set up once, then run the everyday tests: three minutes on two cores
 # make test-ci      every test but the campaigns: slow ones too, and those that need servers, a browser or Docker
 # make test-night   the campaigns, which take hours: make test-night PARTS="kills pages" runs two of them
 # make lint         style and types
