@@ -319,7 +319,7 @@ def _cpu_shares(case: Case) -> Iterator[Cause]:
 
 
 def competition_words(case: Case) -> str:
-    """What a run got of the CPUs that other work used too."""
+    """CPUs that a run got while other processes used them too."""
     got = f"the run got {case['cpus_used']:.1f} of the {case['threads']:.0f} CPUs that it has threads for"
     return verdict.competition(case.record) or got
 

@@ -407,7 +407,7 @@ def _point(pool: Group, measurement: _Measurement, device: _Device, refuted: Map
 
 
 def _verdict(pool: Group, measurement: _Measurement, roof: Roof | None, step_s: float | None) -> Verdict:
-    """What limits the medians of a group of runs, by the rule for a single run."""
+    """Limit of a group of runs: the rule for a single run, applied to the medians."""
     work, is_whole = measurement.work, not measurement.lower_bounds
     has_bytes = not measurement.is_traced or traced_times.without_bytes(pool) <= MOST_UNATTRIBUTED
     figures = Figures(
@@ -429,7 +429,7 @@ def _verdict(pool: Group, measurement: _Measurement, roof: Roof | None, step_s: 
 
 
 def _notes(pool: Group, measurement: _Measurement, row: PointRow) -> Iterator[str | None]:
-    """What to know about the limit, FLOP, bytes and time."""
+    """Notes on the limit, FLOP, bytes and time."""
     if row.bound in (Bound.OVERHEAD, Bound.NEITHER) or measurement.kernels_alone:
         yield row.bound_why if row.bound else None
     yield row.busy

@@ -60,7 +60,7 @@ class TracedModel:
         return max((known for known in (self.trained, self.weights) if known), default=None)
 
     def with_classes(self, classes: int) -> int | None:
-        """Its parameters if the last layer told so many classes apart."""
+        """Number of the model's parameters if the last layer had this many classes."""
         if self.parameters is None or self.classes is None:
             return self.parameters
         return self.parameters + (classes - self.classes) * self.parameters_per_class

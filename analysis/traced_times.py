@@ -39,7 +39,7 @@ def without_bytes(pool: Group) -> float:
 
 
 def notes(pool: Group, flop: float | None, bound: str | None) -> Iterator[str]:
-    """What to know of a time that only the profiler took; `flop`: of a step, where all of them are known.
+    """Notes on a time that only the profiler took; `flop`: of a step, where all of them are known.
 
     The reason of `bound` tells for how much of the step kernels run, where that matters to it.
     """

@@ -48,7 +48,7 @@ class Contrast:
 
     @property
     def sides(self) -> tuple[Side, Side]:
-        """The faster and the slower one."""
+        """The faster and the slower setting."""
         left, right = self.pair.left, self.pair.right
         return (right, left) if self.grows else (left, right)
 

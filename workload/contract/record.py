@@ -337,7 +337,7 @@ class CeilingsRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What limits the run, why, and the figures that decided it: shares of the roofs (1: at the roof) and of time.
+    """Limit of the run, why, and the figures that decided it: shares of the roofs (1: at the roof) and of time.
 
     `bound` is one of `workload.contract.verdict.Bound`; without one the sentence says why it is not known. `busy`: how
     other work disturbed the measurement, None where none did. `roof`: `measured` or the vendor's `peak`.

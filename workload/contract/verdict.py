@@ -1,4 +1,4 @@
-"""What limits a training step: one rule for runs, scripts, imports, tables and pages.
+"""Rule that decides what limits a training step: one for runs, scripts, imports, tables and pages.
 
 In this order: `input`, `overhead`, `compute` or `memory`, `neither`. A roof limits a step only from half of it on.
 Bytes may be modelled, which gives an interval from every tensor moved once to every operation using memory.
@@ -44,7 +44,7 @@ NATIVE_FLAGS: Mapping[str, frozenset[str]] = {
 
 
 class Bound(StrEnum):
-    """What limits a step."""
+    """Resource that limits a step."""
 
     INPUT = "input"
     OVERHEAD = "overhead"
@@ -60,7 +60,7 @@ NAMES: Mapping[str | None, str] = {None: "unknown", Bound.NEITHER: "neither comp
 
 
 class RoofKind(StrEnum):
-    """What a roof is: reached by this machine, or claimed by its vendor."""
+    """Origin of a roof: reached by this machine, or claimed by its vendor."""
 
     MEASURED = "measured"
     PEAK = "peak"
@@ -108,7 +108,10 @@ class Figures:
 
 
 def decide(figures: Figures, lack: str = UNKNOWN) -> Verdict:
-    """What limits a step, and the figures that decided it. `lack`: why its shares of the roofs are unknown."""
+    """Decide what limits a step; return the limit with the figures that decided it.
+
+    `lack`: why the step's shares of the roofs are unknown.
+    """
     shares = figures.fractions
     bound, why = _decided(figures, shares, lack)
     is_known = shares is not None and bound is not None
@@ -278,7 +281,7 @@ def device_busy_share(run: Record) -> float | None:
 
 
 def known_of(run: Record) -> Iterator[str]:
-    """What a run tells of the reason why a step is far from both roofs, in words."""
+    """Facts of a run that may explain why a step is far from both roofs, in words."""
     device, host, precision = run.environment.device, run.environment.host, run.spec.precision or ""
     flags = set(host.cpu_flags or ()) if host else set()
     if device.type == "cpu" and flags and not flags & NATIVE_FLAGS.get(precision, flags):

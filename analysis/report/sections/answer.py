@@ -49,7 +49,7 @@ def headline(evidence: ReportEvidence) -> list[Figure]:
 
 
 def sentences(evidence: ReportEvidence) -> list[str]:
-    """What is wrong, which settings to change, the best throughput of each model with its limit, cost, repeats."""
+    """Errors, settings to change, the best throughput of each model with its limit, cost, repeats."""
     errors, last = [*_errors(evidence)], [*_cost(evidence), *_repeat(evidence)]
     models = [*(_models(evidence) or _without_times(evidence))]
     found = changes(evidence) or [*_nothing_certain(evidence)]
@@ -62,7 +62,7 @@ def sentences(evidence: ReportEvidence) -> list[str]:
 
 
 def _errors(evidence: ReportEvidence) -> Iterator[str]:
-    """What the audit calls wrong in the runs that are quoted: no other sentence stands before it."""
+    """Errors that the audit found in quoted runs; these sentences come first."""
     by_rule: dict[str, list[Finding]] = defaultdict(list)
     quoted = set(evidence.material.runs["run_id"]) or set(evidence.results.runs["run_id"])
     for finding in evidence.findings:
@@ -227,7 +227,7 @@ def _too_large(row: Mapping[str, Any], evidence: ReportEvidence) -> Iterator[str
 
 
 def _limit(row: Mapping[str, Any]) -> Iterator[str]:
-    """What limits a line, or why that is not known."""
+    """Limit of a configuration, or why it is unknown."""
     why = f": {row['bound_why']}" if words.is_known(row["bound_why"]) else ""
     if not words.is_known(row["bound"]):
         if why:
@@ -275,7 +275,7 @@ def _profiled_rate(row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _kernel_shares(evidence: ReportEvidence) -> dict[tuple[Any, ...], str]:
-    """By `KEYS`, the kernel families that take the most time."""
+    """Kernel families that take the most time, by `KEYS`."""
     points = evidence.material.kernel_points
     profiles = points[(points["family"] != ALL) & points["share_of_time"].notna()] if len(points) else points
     shares: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
@@ -292,7 +292,7 @@ def _kernel_shares(evidence: ReportEvidence) -> dict[tuple[Any, ...], str]:
 
 
 def _cost(evidence: ReportEvidence) -> Iterator[str]:
-    """Where a million images of each model cost least."""
+    """Cheapest place for a million images of each model."""
     costs = registry.cheapest(evidence.material.costs)
     if costs.empty:
         return

@@ -128,7 +128,7 @@ def _roofs(evidence: ReportEvidence) -> list[Block]:
 
 
 def _imported(evidence: ReportEvidence) -> list[Block]:
-    """Where other people's figures come from."""
+    """Sources of imported figures."""
     runs = evidence.material.every
     rows = [row | {"said": "; ".join(row["notes"]) or None} for row in words.rows_of(runs[runs["imported"].eq(True)])]
     return [words.table("Imported, measured by others", IMPORTED, rows)] if rows else []
