@@ -9,7 +9,7 @@ import tarfile
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 from workload import __version__
@@ -231,8 +231,9 @@ def _files() -> dict[str, bytes]:
     return {name: (root / name).read_bytes() for name in OWN_FILES} | agent_code()
 
 
+@cache
 def agent_code() -> dict[str, bytes]:
-    """What a rented machine runs, by path from the root of this repository: the agent and the trainer.
+    """Files that a rented machine runs, read once, by path from the root of this repository: the agent and the trainer.
 
     With the packages of docker/requirements.txt and torch it is all that `python -m launcher.agent` needs.
     """
