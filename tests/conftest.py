@@ -55,24 +55,24 @@ def _forbid(what: str) -> Callable[..., NoReturn]:
     return refuse
 
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+# Signals too: a fixture of their own costs two seconds of thousands of tests.
 @pytest.fixture(autouse=True)
-def closed_world(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Network, processes and sleeping raise, and no option of the developer's own leaks in."""
+def closed_world(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Network, processes and sleeping raise, and nothing of the developer's own or of the test before leaks in."""
     for name in [name for name in os.environ if name.startswith(("ROOFLAUNCH_", "SLURM_")) or name == "COLUMNS"]:
         monkeypatch.delenv(name)
-    if request.node.get_closest_marker("world"):
-        return
-    monkeypatch.setattr(socket.socket, "connect", _forbid("use the network"))
-    monkeypatch.setattr(subprocess, "Popen", _forbid("start a process"))
-    monkeypatch.setattr(time, "sleep", _forbid("sleep"))
-
-
-@pytest.fixture(autouse=True, scope="session")
-def nothing_flushed() -> Iterator[None]:
-    """Files of tests need not survive a power cut: os.fsync waits for the disk, 4 ms a file."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda _: None)
-        yield
+    if not request.node.get_closest_marker("world"):
+        monkeypatch.setattr(socket.socket, "connect", _forbid("use the network"))
+        monkeypatch.setattr(subprocess, "Popen", _forbid("start a process"))
+        monkeypatch.setattr(time, "sleep", _forbid("sleep"))
+    before = [signal.getsignal(number) for number in SIGNALS]
+    yield
+    # A door that ran in this process leaves signals without effect, as its own end needs.
+    for number, handler in zip(SIGNALS, before, strict=True):
+        signal.signal(number, handler)
 
 
 @pytest.fixture(autouse=True)
@@ -83,14 +83,12 @@ def plain_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(invocation, "_is_on_path", lambda *_: True)
 
 
-@pytest.fixture(autouse=True)
-def signals_as_before() -> Iterator[None]:
-    """A door that ran in this process leaves signals without effect, as its own end needs."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = [signal.getsignal(number) for number in numbers]
-    yield
-    for number, handler in zip(numbers, before, strict=True):
-        signal.signal(number, handler)
+@pytest.fixture(autouse=True, scope="session")
+def nothing_flushed() -> Iterator[None]:
+    """Files of tests need not survive a power cut: os.fsync waits for the disk, 4 ms a file."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        yield
 
 
 @pytest.fixture(scope="session")
