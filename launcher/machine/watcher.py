@@ -1,9 +1,15 @@
 """Who follows a run from outside, in place of a terminal."""
 
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+
+# Without a terminal, progress is a line this often.
+PROGRESS_S = 30.0
 
 
 class Trainer(Protocol):
@@ -27,3 +33,19 @@ class Watcher:
     on_started: Callable[[Trainer], None]
     on_ended: Callable[[], None]
     apart: bool = False
+
+
+@contextmanager
+def said_every(every_s: float, say: Callable[[float], None]) -> Iterator[None]:
+    """Call `say` with the seconds that have passed, every so many of them, until the work within is over."""
+    over, began_s = threading.Event(), time.monotonic()
+
+    def repeat() -> None:
+        while not over.wait(every_s):
+            say(time.monotonic() - began_s)
+
+    threading.Thread(target=repeat, daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()

@@ -106,14 +106,13 @@ GPU_MIN_SECONDS = 3.0
 # Options that a run of somebody's own script has too; all others say what our trainer does.
 SCRIPTS_TOO = frozenset(
     {
-        *("device", "warmup", "iterations", "repeats", "ceilings", "fresh_ceilings", "samples_per_step"),
+        *("device", "warmup", "iterations", "min_seconds", "repeats", "ceilings", "fresh_ceilings", "samples_per_step"),
         *("profile", "profile_steps"),
     },
 )
 FOR_SCRIPTS = frozenset({"samples_per_step"})
 # Why a script has not the others, where "the script decides its …" is no reason.
 WHY_NOT_OF_A_SCRIPT = {
-    "min_seconds": "a script takes its measured steps for 3 s at least on a GPU",
     "profile_step_bytes": "of a script each kernel is counted, and no more",
     "profile_throughput": "of a script each kernel is counted, and no more",
     "dataset": "the script reads its own data; --data says where they lie",
