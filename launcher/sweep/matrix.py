@@ -178,8 +178,10 @@ class _Reader:
             )
         if not isinstance(arguments, dict):
             raise self._error(f"{where} args must be a table; got '{arguments}'", hint="args.lr = [0.1, 0.01]")
-        own = {name: value for name, value in section.items() if name != "args"}
-        return own | {f"{ARGUMENT}{name}": value for name, value in arguments.items()}
+        flat: dict[str, Any] = {}
+        for name, value in section.items():
+            flat |= {f"{ARGUMENT}{key}": one for key, one in value.items()} if name == "args" else {name: value}
+        return flat
 
     def _axes(self) -> dict[str, tuple[Any, ...]]:
         """The options and arguments that vary, each with its values."""
