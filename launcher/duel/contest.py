@@ -22,7 +22,7 @@ from launcher import sizes
 from launcher.duel.sides import Pair, Side
 from launcher.machine import local
 from launcher.machine.local import LocalOutcome
-from launcher.machine.watcher import PROGRESS_S, Trainer, Watcher, said_every
+from launcher.machine.watcher import Trainer, Watcher, said_every
 from workload.contract import bundle, verdict
 from workload.contract.bundle import Bundle, Status
 from workload.contract.duel import LEAST_QUADRUPLES, MARGIN, SEGMENTS, DuelState, Segment, judge, order
@@ -300,7 +300,7 @@ def run_segment(side: Side, *, name: str, position: int, left_s: float, tell: Te
     """Run it to its end; its bundle says which segment of which duel it is, also where it broke off."""
     block, place = divmod(position, SEGMENTS)
     what = f"run {position + 1}, of {side.variant}"
-    with _heard(left_s) as heard, said_every(PROGRESS_S, lambda passed_s: tell(f"{what}: {duration(passed_s)}")):
+    with _heard(left_s) as heard, said_every(lambda passed_s: tell(f"{what}: {duration(passed_s)} so far")):
         outcome = local.run(side.plan, watcher=heard.watcher)
         for one in outcome.bundles:
             job = JobPlace(name=name, variant=side.variant, block=block + 1, position=place + 1)

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-# Without a terminal, progress is a line this often.
-PROGRESS_S = 30.0
+from workload.contract.text import LINE_EVERY_S
 
 
 class Trainer(Protocol):
@@ -36,7 +35,7 @@ class Watcher:
 
 
 @contextmanager
-def said_every(every_s: float, say: Callable[[float], None]) -> Iterator[None]:
+def said_every(say: Callable[[float], None], *, every_s: float = LINE_EVERY_S) -> Iterator[None]:
     """Call `say` with the seconds that have passed, every so many of them, until the work within is over."""
     over, began_s = threading.Event(), time.monotonic()
 
