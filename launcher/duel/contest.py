@@ -51,6 +51,8 @@ SAME_WORK = 0.01
 STEPS = "steps"
 # The first quadruples tell how long one takes.
 KNOWN_AFTER = 2
+# The last line of a traceback.
+RAISED = re.compile(r"[\w.]+(Error|Exception|Interrupt|Warning)\b")
 ERRORS: dict[int, type[RooflaunchError]] = {
     kind.exit_code: kind for kind in (OutOfDeviceMemoryError, UsageError, ToolError)
 }
@@ -381,9 +383,14 @@ def _failed(side: Side, position: int, outcome: LocalOutcome, lines: deque[str])
         last = lines[-1] if lines else f"exit code {outcome.exit_code}"
         why = said.get("error") or (last if outcome.exit_code == ExitCode.BUG else recorded) or last
         hint = said.get("hint", "")
+    usual = "python -m workload train with its options shows all"
+    if side.plan.workplace:
+        # The script's own words, of which ours name the class of the error alone.
+        raised = next((line for line in reversed(lines) if RAISED.match(line)), "")
+        why, usual = f"{why}: {raised}" if raised else why, f"python {side.plan.spec.title} shows all, by itself"
     kind = ERRORS.get(outcome.exit_code, RunFailedError)
     where = f"segment {position + 1}, of {side.variant} ({side.label})"
-    return kind(f"{where}: {why}", hint=hint or "python -m workload train with its options shows all")
+    return kind(f"{where}: {why}", hint=hint or usual)
 
 
 def _measured(sealed: Bundle, side: Side, position: int) -> Measured:
