@@ -8,7 +8,7 @@ from launcher.sweep.board import Board, Line, PlaceState
 from workload.contract.invocation import as_typed
 from workload.contract.text import LINE_EVERY_S, duration, plain, printable
 
-COLUMNS = ("place", "block", "done", "images/s", "USD", "left", "now")
+COLUMNS = ("place", "block", "done", "per s", "USD", "left", "now")
 # Above, it is drawn in a cursor's place: more places than this would push the table off a small terminal.
 MOST_ROWS = 12
 

@@ -202,7 +202,7 @@ def test_images_need_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
         prepare(images=("one", "two"))
 
 
-def test_images(monkeypatch: pytest.MonkeyPatch, docker: Any) -> None:
+def test_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, docker: Any) -> None:
     from launcher.machine import engine
 
     docker.hold("sha256:" + "a" * 64, "rooflaunch:one")
@@ -222,6 +222,12 @@ def test_images(monkeypatch: pytest.MonkeyPatch, docker: Any) -> None:
     ]
     assert not pair.are_equal
     assert prepare(images=("rooflaunch:one", "rooflaunch:one"), shared={"device": "cpu"}).are_equal
+    (tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+    pair = prepare("train.py", images=("rooflaunch:one", "rooflaunch:two"), shared={"device": "cpu"})
+    assert [side.plan.spec.script for side in (pair.a, pair.b)] == [("train.py",)] * 2
+    assert pair.a.plan.container is not None
+    assert pair.a.plan.container.command[-1] == "train.py"
     with pytest.raises(ToolError) as caught:
         prepare(images=("rooflaunch:one", "rooflaunch:three"), shared={"device": "cpu"})
     assert str(caught.value) == "the engine holds no image 'rooflaunch:three'"

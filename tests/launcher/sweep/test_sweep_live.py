@@ -30,9 +30,9 @@ class Terminal(io.StringIO):
 
 def test_the_table() -> None:
     assert rows_of([T4, HERE], 100) == [
-        "place  block  done  images/s  USD   left    now",
-        "t4     1/3    7/18  251.3     0.46  12 min  3 VMs at work",
-        "here   0/3    0/18                          block 1: resnet18, batch_size 8",
+        "place  block  done  per s  USD   left    now",
+        "t4     1/3    7/18  251.3  0.46  12 min  3 VMs at work",
+        "here   0/3    0/18                       block 1: resnet18, batch_size 8",
     ]
 
 
