@@ -46,7 +46,7 @@ def run_duel(
     given: dict[str, object],
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[-- A --- B]", help="run options, or a script with its arguments", show_default=False),
+        typer.Argument(metavar="-- A --- B", help="run options, or a script with its arguments", show_default=False),
     ] = None,
     commit: Annotated[
         tuple[str, str] | None,

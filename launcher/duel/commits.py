@@ -6,6 +6,7 @@ They are commits of rooflaunch, or of the repository that somebody's own script 
 import difflib
 import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from workload.contract.errors import ToolError, UsageError
-from workload.contract.script import name_of
+from workload.contract.script import main_file, name_of
 from workload.contract.text import counted, si
 
 # Folder of our trainer's code.
@@ -77,6 +78,8 @@ def code_of_script(words: Sequence[str], where: Path) -> Code:
     """All of the repository that the folder `where` is in, with the script. Raises `UsageError` or `ToolError`."""
     example = "launch duel --commit main HEAD -- train.py"
     root = _root(where, f"cd to the script's repository, then {example}")
+    if not words[0].endswith(".py"):  # a script's file may be gone from the working tree
+        main_file(words, where, example=example, python=f"this Python, {sys.executable}")
     hint = f"a commit that has it; git log --oneline -- {name_of(words)}"
     if words[0] == "-m":
         module = words[1].replace(".", "/")

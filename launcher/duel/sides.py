@@ -166,6 +166,10 @@ def _of_script_commits(request: Request, environment: Mapping[str, str], exports
     for variant, export in zip(VARIANTS, (exports.a, exports.b), strict=True):
         folder = export.folder / here_below
         folder.mkdir(parents=True, exist_ok=True)
+        if not folder.resolve().is_relative_to(export.folder.resolve()):
+            raise UsageError(
+                f"{Path.cwd()} is ignored by git: no commit has this folder", hint=f"cd {exports.root}, then the same"
+            )
         workplace = Workplace(
             folder=folder, data=data, commit=export.commit, variables=_imports(exports.root, export.folder, environment)
         )
@@ -287,9 +291,9 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Those of A and those of B."""
     if words.count(BETWEEN) != 1:
         raise UsageError(
-            f"one {BETWEEN} stands between the options of A and those of B; got {words.count(BETWEEN)} of them in"
+            f"one {BETWEEN} stands between what is of A and what is of B; got {words.count(BETWEEN)} of them in"
             f" '{shlex.join(words)}'",
-            hint=EXAMPLE,
+            hint=SCRIPT_EXAMPLE if is_script(words) else EXAMPLE,
         )
     middle = list(words).index(BETWEEN)
     return list(words[:middle]), list(words[middle + 1 :])

@@ -238,6 +238,14 @@ def test_an_import_path_into_the_repository_leads_to_the_copy(project: Path, mon
         pytest.param(
             ("train.py",), {"commits": ("mian", "HEAD")}, "{project} has no commit 'mian'", None, id="no commit"
         ),
+        pytest.param(("-m",), {}, "-m needs the name of a module", None, id="a module without its name"),
+        pytest.param(
+            ("torchrun", "train.py"),
+            {},
+            "'torchrun' starts a process for each GPU, and a step of several processes cannot be measured yet",
+            "the script alone, on one GPU: launch duel --commit main HEAD -- train.py",
+            id="a launcher of several processes",
+        ),
         pytest.param(("train.py",), {"data": "gone"}, "no data at 'gone'", None, id="no data"),
         pytest.param(
             ("train.py", "---", "train.py"),
@@ -256,6 +264,15 @@ def test_what_commits_of_a_script_cannot_be(
     names = {"project": project, "parent": project.parent}
     assert str(caught.value) == message.format(**names)
     assert hint is None or caught.value.hint == hint.format(**names)
+
+
+def test_a_folder_that_no_commit_has(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would lead out of the copy, to the script as it is now."""
+    monkeypatch.chdir(project / "data")
+    with pytest.raises(UsageError) as caught, sides.prepared(duel_of("../src/train.py"), {}):
+        pass
+    assert str(caught.value) == f"{project / 'data'} is ignored by git: no commit has this folder"
+    assert caught.value.hint == f"cd {project}, then the same"
 
 
 def test_a_script_in_no_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

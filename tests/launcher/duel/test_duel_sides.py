@@ -57,14 +57,21 @@ def test_equal_sides_are_allowed(words: tuple[str, ...]) -> None:
         pytest.param(
             ("--precision", "fp32"),
             {},
-            "one --- stands between the options of A and those of B; got 0 of them in '--precision fp32'",
+            "one --- stands between what is of A and what is of B; got 0 of them in '--precision fp32'",
             EXAMPLE,
             id="one side",
         ),
         pytest.param(
+            ("train.py", "--lr", "3"),
+            {},
+            "one --- stands between what is of A and what is of B; got 0 of them in 'train.py --lr 3'",
+            SCRIPT_EXAMPLE,
+            id="one script",
+        ),
+        pytest.param(
             ("---", "---"),
             {},
-            "one --- stands between the options of A and those of B; got 2 of them in '--- ---'",
+            "one --- stands between what is of A and what is of B; got 2 of them in '--- ---'",
             EXAMPLE,
             id="three sides",
         ),
