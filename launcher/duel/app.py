@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer.core import TyperCommand
 
 from launcher.duel import LEFT_OUT
 from launcher.options import Format, FormatOption, run_options
@@ -34,6 +35,8 @@ class DuelCommand(ScriptCommand):
     """A command whose line may end in options or scripts of two sides, or in a script of both."""
 
     example = "-- train.py --lr 0.1 --- train.py --lr 0.2"
+    # Its options are few, and of our trainer as well as of scripts: they stand in one list.
+    format_options = TyperCommand.format_options
 
 
 def register(app: typer.Typer) -> None:
