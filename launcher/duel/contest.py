@@ -348,8 +348,11 @@ class _Heard:
 
     def _begin(self, trainer: Trainer) -> None:
         self._trainers.append(trainer)
-        if self.signals:  # while it was starting
+        # What came while it was starting.
+        if self.signals:
             trainer.signal(signal.Signals(self.signals[0]).name)
+        elif self.is_out_of_time:
+            trainer.signal("SIGTERM")
 
 
 @contextmanager

@@ -92,6 +92,8 @@ class Result:
         notes = list(self.pair.warnings)
         state, wall = self.outcome.state, self.outcome.wall
         files = {one.variant: one.files for one in self.outcome.segments if one.files}
+        if any(one.files != files.get(one.variant) for one in self.outcome.segments):
+            notes.append("the script's files changed during the duel: a duel of commits (--commit) compares copies")
         if self.pair.compares_code and not self.pair.are_equal and len(files) > 1 and len(set(files.values())) == 1:
             notes.append(
                 "the commits differ, and the script's Python files that were run do not: what differs between them was"

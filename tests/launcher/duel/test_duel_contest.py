@@ -2,6 +2,7 @@
 
 import math
 import random
+import threading
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -345,3 +346,35 @@ def test_a_side_that_fails_ends_the_duel_with_its_error(
 
     assert type(failed) is kind
     assert (str(failed), failed.hint) == (WHERE + message, hint)
+
+
+class Stubborn:
+    """A trainer that notes the signals that it gets."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def signal(self, name: str) -> None:
+        self.heard.append(name)
+
+
+@pytest.mark.parametrize(
+    ("left_s", "heard"),
+    [
+        pytest.param(-5.0, ["SIGTERM", "SIGTERM", "SIGKILL"], id="over before it has started"),
+        pytest.param(0.02, ["SIGTERM", "SIGKILL"], id="over while it runs"),
+        pytest.param(600.0, [], id="in time"),
+    ],
+)
+def test_a_trainer_that_does_not_end_in_time_is_killed(
+    left_s: float, heard: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contest, "UNTIL_KILLED_S", 0.04)
+    trainer, over = Stubborn(), threading.Event()
+    with contest._heard(left_s) as ears:
+        if left_s < 0:
+            over.wait(0.01)
+        ears.watcher.on_started(trainer)
+        over.wait(0.5)
+    assert trainer.heard in (heard, heard[1:] if left_s < 0 else heard)
+    assert ears.is_out_of_time is bool(heard)

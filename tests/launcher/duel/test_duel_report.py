@@ -157,6 +157,15 @@ def test_interrupted_before_the_first_segment() -> None:
     assert "| runs | 0 | 0 |" in broken.markdown()
 
 
+def test_files_that_changed_meanwhile_are_told() -> None:
+    plain = result(Machine())
+    segments = tuple(replace(one, files="a" if one.position < 30 else "b") for one in plain.outcome.segments)
+
+    told = replace(plain, outcome=replace(plain.outcome, segments=segments)).notes
+
+    assert told == ["the script's files changed during the duel: a duel of commits (--commit) compares copies"]
+
+
 def test_the_plan() -> None:
     lines = Plan(pair=make_pair(are_equal=True), budget=TEN_MINUTES, output=Path("out")).text().splitlines()
 
