@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
-LINE_EVERY_S = 10.0
+LINE_EVERY_S = 30.0
 BAR_WIDTH = 30
 
 
@@ -37,7 +37,7 @@ class Progress:
         self._total = total
 
     def update(self, done: int) -> None:
-        """Show `done` steps; off a terminal a line at most every ten seconds."""
+        """Show `done` steps; off a terminal a line every 30 seconds."""
         if self._stream.isatty():
             width = shutil.get_terminal_size().columns - 1
             self._stream.write(f"\r{self._bar(done)[:width]:<{width}}")

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer.core import TyperCommand
 
 from launcher.duel import LEFT_OUT
 from launcher.options import Format, FormatOption, run_options
+from launcher.script.command import ScriptCommand
 from workload.contract.errors import ExitCode
 from workload.contract.invocation import as_typed
 
@@ -18,8 +20,10 @@ EXAMPLES = """\b
 What A and B share stands before --, what is A's own after it, what is B's own after ---:
   launch duel --model resnet50 -- --precision fp32 --- --precision bf16
   launch duel --cpu --batch-size 8 -- --- --channels-last
-Two commits of rooflaunch, or its working tree as it is now, from a checkout:
-  launch duel --commit main HEAD --cpu
+A script of your own, with two sets of arguments, or of two commits of its repository (. is the working tree):
+  launch duel --cpu -- train.py --lr 0.1 --- train.py --lr 0.2
+  launch duel --commit main HEAD -- train.py --epochs 1
+Two commits of rooflaunch, from a checkout:
   launch duel --commit HEAD . --model mobilenet_v2 --same-within 1%
 Two images:
   launch duel --image rooflaunch:cpu rooflaunch:cpu-new --max-time 1h
@@ -27,9 +31,17 @@ Exit codes, of B against A: 0 the same, 11 slower, 12 faster, 13 not decidable w
 """
 
 
+class DuelCommand(ScriptCommand):
+    """A command whose line may end in options or scripts of two sides, or in a script of both."""
+
+    example = "-- train.py --lr 0.1 --- train.py --lr 0.2"
+    # Its options are few, and of our trainer as well as of scripts: they stand in one list.
+    format_options = TyperCommand.format_options
+
+
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("duel", epilog=EXAMPLES)(run_options(run_duel, without=LEFT_OUT))
+    app.command("duel", cls=DuelCommand, epilog=EXAMPLES)(run_options(run_duel, without=LEFT_OUT))
 
 
 def run_duel(
@@ -37,16 +49,20 @@ def run_duel(
     given: dict[str, object],
     words: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[-- OPTIONS OF A --- OPTIONS OF B]", help="run options of one side", show_default=False
-        ),
+        typer.Argument(metavar="-- A --- B", help="run options, or a script with its arguments", show_default=False),
     ] = None,
     commit: Annotated[
         tuple[str, str] | None,
-        typer.Option(metavar="A B", help="two commits of this code; . is the working tree", show_default=False),
+        typer.Option(metavar="A B", help="two commits; . is the working tree", show_default=False),
     ] = None,
     image: Annotated[
         tuple[str, str] | None, typer.Option(metavar="A B", help="two images, in containers", show_default=False)
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH", help="a script's data, which {data} in its arguments stands for", show_default=False
+        ),
     ] = None,
     same_within: Annotated[str, typer.Option(metavar="X%", help="a smaller difference is the same")] = "2%",
     max_time: Annotated[str, typer.Option(metavar="TIME", help="not decidable after it")] = "30m",
@@ -75,7 +91,9 @@ def run_duel(
 
     budget = contest.make_budget(same_within=same_within, max_time=max_time, max_segments=max_segments)
     report.require_writable(summary)
-    request = sides.Request(shared=given, words=tuple(words or ()), commits=commit, images=image, output=output)
+    request = sides.Request(
+        shared=given, words=tuple(words or ()), commits=commit, images=image, output=output, data=data
+    )
     with sides.prepared(request, os.environ) as pair:
         plan = report.Plan(pair=pair, budget=budget, output=output)
         if dry_run:

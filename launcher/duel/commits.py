@@ -1,63 +1,160 @@
-"""Commits of this code, laid out in temporary folders, so that nothing that is edited meanwhile gets into a duel."""
+"""Commits laid out in temporary folders, so that nothing that is edited meanwhile gets into a duel.
+
+They are commits of rooflaunch, or of the repository that somebody's own script lies in.
+"""
 
 import difflib
 import os
 import subprocess
-import tarfile
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from workload.contract.errors import ToolError, UsageError
+from workload.contract.script import main_file, name_of
+from workload.contract.text import counted, si
 
-# What a trainer is made of.
-CODE = "workload"
+# Folder of our trainer's code.
+TRAINER = "workload"
 WORKING_TREE = "."
 SHORT = 10
+# More in files that git neither tracks nor ignores is data: git would copy it into the repository's objects.
+MOST_NEW_BYTES = 50_000_000
+# Ignored files that are made again where they are missing, and that two sides must not share.
+CACHES = ("__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".ipynb_checkpoints")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Code:
+    """Part of a repository that a side runs.
+
+    `path`: below the repository's root, empty for all of it. `main`: path of the file that a commit must have; with
+    `anywhere` below any folder. `name`, `hint`: what an error says of that file.
+    """
+
+    path: str
+    main: tuple[str, ...]
+    name: str
+    hint: str
+    anywhere: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """`commit`: its hash, `-dirty` where the working tree differs from it; `folder` holds its `workload/`."""
+    """`commit`: its hash, `-dirty` where the working tree differs from it; `tree`: git's hash of the code's content.
+
+    `folder` stands for the root of the repository.
+    """
 
     label: str
     commit: str
+    tree: str
     folder: Path
 
 
+@dataclass(frozen=True, kw_only=True)
+class Exports:
+    """Both sides. `links`: ignored files and folders of `root` that both sides use in place."""
+
+    a: Export
+    b: Export
+    root: Path
+    links: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+TRAINERS = Code(
+    path=TRAINER,
+    main=(f"{TRAINER}/__main__.py",),
+    name=f"{TRAINER}/__main__.py: it is no commit of rooflaunch",
+    hint="launch duel --commit main HEAD, in a checkout of rooflaunch; for a script of your own add -- train.py",
+)
+
+
+def code_of_script(words: Sequence[str], where: Path) -> Code:
+    """All of the repository that the folder `where` is in, with the script. Raises `UsageError` or `ToolError`."""
+    example = "launch duel --commit main HEAD -- train.py"
+    root = _root(where, f"cd to the script's repository, then {example}")
+    if not words[0].endswith(".py"):  # a script's file may be gone from the working tree
+        main_file(words, where, example=example, python=f"this Python, {sys.executable}")
+    hint = f"a commit that has it; git log --oneline -- {name_of(words)}"
+    if words[0] == "-m":
+        module = words[1].replace(".", "/")
+        files = (f"{module}.py", f"{module}/__main__.py")
+        return Code(path="", main=files, name=f"module '{words[1]}'", hint=hint, anywhere=True)
+    path = Path(os.path.normpath(where.resolve() / words[0]))
+    if not path.is_relative_to(root):
+        raise UsageError(
+            f"'{words[0]}' lies outside of the repository {root}, whose commits are meant",
+            hint=f"cd {path.parent}, then {example.replace('train.py', path.name)}",
+        )
+    below = path.relative_to(root).as_posix()
+    return Code(path="", main=(below,), name=f"script '{below}'", hint=hint)
+
+
 @contextmanager
-def exported(asked: tuple[str, str], where: Path) -> Iterator[tuple[tuple[Export, Export], tuple[str, ...]]]:
-    """Both, from the git repository that `where` is in, and warnings. Raises `UsageError` or `ToolError`."""
-    root = Path(_git(where, "rev-parse", "--show-toplevel", refused=_no_checkout(where)))
+def exported(asked: tuple[str, str], where: Path, code: Code = TRAINERS) -> Iterator[Exports]:
+    """Both commits of the git repository that `where` is in. Raises `UsageError` or `ToolError`."""
+    root = _root(where, "run launch duel in a checkout of rooflaunch; for a script of your own add -- train.py")
     with tempfile.TemporaryDirectory(prefix="rooflaunch-duel-") as text:
         # Names of one length: the size of the environment moves the stack, and that can be measured.
-        a, b = (_export(root, name, Path(text) / variant) for name, variant in zip(asked, "AB", strict=True))
-        changed = _git(root, "status", "--porcelain", "--", CODE).splitlines()
-        warnings: tuple[str, ...] = ()
-        if changed and WORKING_TREE not in asked:
-            files = "1 file" if len(changed) == 1 else f"{len(changed)} files"
-            warnings = (
-                f"{files} of {CODE}/ changed since the last commit: in neither side (--commit HEAD . has them)",
-            )
-        yield (a, b), warnings
+        a, b = (_export(root, name, Path(text) / variant, code) for name, variant in zip(asked, "AB", strict=True))
+        links = () if code.path else _linked(root, (a.folder, b.folder))
+        yield Exports(a=a, b=b, root=root, links=links, warnings=tuple(_warnings(root, asked, code)))
 
 
-def _export(root: Path, name: str, folder: Path) -> Export:
-    tree, commit, label = _working_tree(root, folder) if name == WORKING_TREE else _commit(root, name)
-    if not _git(root, "ls-tree", tree, "--", f"{CODE}/__main__.py"):
-        raise UsageError(
-            f"'{name}' of {root} has no {CODE}/__main__.py: it is no commit of rooflaunch",
-            hint="launch duel --commit main HEAD, in a checkout of rooflaunch",
-        )
+def _warnings(root: Path, asked: tuple[str, str], code: Code) -> Iterator[str]:
+    changed = _git(root, "status", "--porcelain", "--", code.path or ".").splitlines()
+    if changed and WORKING_TREE not in asked:
+        files, of = counted(len(changed), "file"), f" of {code.path}/" if code.path else ""
+        yield f"{files}{of} changed since the last commit: in neither side (--commit HEAD . has them)"
+
+
+def _export(root: Path, name: str, folder: Path, code: Code) -> Export:
+    index = folder.with_suffix(".index")
+    tree, commit, label = _working_tree(root, index, code) if name == WORKING_TREE else _commit(root, name)
+    if not _has(root, tree, code):
+        raise UsageError(f"'{name}' of {root} has no {code.name}", hint=code.hint)
+    part = f"{tree}:{code.path}" if code.path else f"{tree}^{{tree}}"
+    # As `git checkout` has them, which `git archive` has not: its attributes leave files out.
+    _git(root, "read-tree", "--empty", index=index)
+    _git(root, "read-tree", *([f"--prefix={code.path}/"] if code.path else []), part, index=index)
+    _git(root, "checkout-index", "--all", f"--prefix={folder}/", index=index)
     folder.mkdir(exist_ok=True)
-    packed = folder / "code.tar"
-    _git(root, "archive", "--format=tar", f"--output={packed}", tree, CODE)
-    with tarfile.open(packed) as archive:
-        archive.extractall(folder, filter="data")
-    packed.unlink()
-    return Export(label=label, commit=commit, folder=folder)
+    return Export(label=label, commit=commit, tree=_git(root, "rev-parse", part), folder=folder)
+
+
+def _has(root: Path, tree: str, code: Code) -> bool:
+    if not code.anywhere:
+        return bool(_git(root, "ls-tree", tree, "--", *code.main))
+    names = _git(root, "ls-tree", "-r", "-z", "--name-only", tree).split("\0")
+    return any(f"/{name}".endswith(tuple(f"/{main}" for main in code.main)) for name in names)
+
+
+def _linked(root: Path, folders: Sequence[Path]) -> tuple[str, ...]:
+    """Have each folder lead to what git ignores in the user's, but for caches and virtual environments; their names."""
+    ignored = _git(root, "ls-files", "--others", "--ignored", "--exclude-standard", "--directory", "-z").split("\0")
+    links = [name for name in ignored if name and not _is_remade(root / name)]
+    for folder in folders:
+        for name in links:
+            link = folder / name.rstrip("/")
+            if not os.path.lexists(link):
+                link.parent.mkdir(parents=True, exist_ok=True)
+                link.symlink_to(root / name)
+    return tuple(links)
+
+
+def _is_remade(path: Path) -> bool:
+    parts = PurePosixPath(path).parts
+    return path.suffix in (".pyc", ".pyo") or bool(set(parts) & set(CACHES)) or (path / "pyvenv.cfg").exists()
+
+
+def _root(where: Path, hint: str) -> Path:
+    outside = UsageError(f"{where} is in no git repository", hint=hint)
+    return Path(_git(where, "rev-parse", "--show-toplevel", refused=outside))
 
 
 def _commit(root: Path, name: str) -> tuple[str, str, str]:
@@ -72,22 +169,28 @@ def _commit(root: Path, name: str) -> tuple[str, str, str]:
     return commit, commit, f"{name} ({commit[:SHORT]} {subject})"
 
 
-def _working_tree(root: Path, folder: Path) -> tuple[str, str, str]:
+def _working_tree(root: Path, index: Path, code: Code) -> tuple[str, str, str]:
     """As `_commit`, with what is changed and what is new, but not what git ignores."""
-    folder.mkdir()
-    index = folder / "index"
+    _require_small(root, code)
     _git(root, "read-tree", "HEAD", index=index)
-    _git(root, "add", "--all", "--", CODE, index=index)
+    _git(root, "add", "--all", "--", code.path or ".", index=index)
     tree = _git(root, "write-tree", index=index)
-    index.unlink()
     head = _git(root, "rev-parse", "HEAD")
     is_changed = tree != _git(root, "rev-parse", "HEAD^{tree}")
     label = f"the working tree ({head[:SHORT]}{' and changes' if is_changed else ''})"
     return tree, f"{head}-dirty" if is_changed else head, label
 
 
-def _no_checkout(where: Path) -> UsageError:
-    return UsageError(f"{where} is in no git repository", hint="run launch duel in a checkout of rooflaunch")
+def _require_small(root: Path, code: Code) -> None:
+    new = _git(root, "ls-files", "--others", "--exclude-standard", "-z", "--", code.path or ".").split("\0")
+    sizes = {name: (root / name).lstat().st_size for name in new if name}
+    if sum(sizes.values()) > MOST_NEW_BYTES:
+        largest = max(sizes, key=lambda name: sizes[name])
+        raise UsageError(
+            f"files of {root} that git neither tracks nor ignores have {si(sum(sizes.values()), 'B')}, at most"
+            f" {si(MOST_NEW_BYTES, 'B')}; the largest is {largest}",
+            hint="data belongs into .gitignore: both sides then use it in place",
+        )
 
 
 def _git(root: Path, *words: str, index: Path | None = None, refused: UsageError | None = None) -> str:

@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from launcher import sizes
 from launcher.duel.sides import Pair, Side
 from launcher.machine import local
 from launcher.machine.local import LocalOutcome
-from launcher.machine.watcher import Trainer, Watcher
+from launcher.machine.watcher import Trainer, Watcher, said_every
 from workload.contract import bundle, verdict
 from workload.contract.bundle import Bundle, Status
 from workload.contract.duel import LEAST_QUADRUPLES, MARGIN, SEGMENTS, DuelState, Segment, judge, order
@@ -37,14 +37,22 @@ from workload.contract.errors import (
 )
 from workload.contract.interrupt import SIGNALS_UNTIL_KILLED, handled_by, interruption
 from workload.contract.record import JobPlace
-from workload.contract.text import counted, minutes, percent
+from workload.contract.text import counted, duration, minutes, percent, si
 
 # A margin beyond this is no question of a duel, and one below it takes thousands of segments.
 LEAST_MARGIN, MOST_MARGIN = 0.001, 0.5
 # The last words of a trainer that failed.
 LAST_LINES = 40
+# A trainer that is asked to end seals its bundle.
+UNTIL_KILLED_S = 20.0
+# Steps of the same work: batches of texts, padded or drawn by chance, differ by less on average.
+SAME_WORK = 0.01
+# What throughput counts where nobody knows what a step trains on.
+STEPS = "steps"
 # The first quadruples tell how long one takes.
 KNOWN_AFTER = 2
+# The last line of a traceback.
+RAISED = re.compile(r"[\w.]+(Error|Exception|Interrupt|Warning)\b")
 ERRORS: dict[int, type[RooflaunchError]] = {
     kind.exit_code: kind for kind in (OutOfDeviceMemoryError, UsageError, ToolError)
 }
@@ -96,18 +104,102 @@ def make_budget(*, same_within: str, max_time: str, max_segments: int | None) ->
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
-    """A segment: seconds per image of its median step, waits for data included, and of its wall time.
+class Work:
+    """What a step of a segment does: how many of `unit` (images, tokens, samples, or steps where nobody knows).
 
-    `busy`: how other work disturbed it, in words; None where none did.
+    `flop`: of a step, None where they were not counted.
+    """
+
+    unit: str = "images"
+    samples: float
+    flop: float | None = None
+
+    def __str__(self) -> str:
+        """As a table has it: `16 images and 1.2 GFLOP`."""
+        samples = (
+            "" if self.unit == STEPS else f"{self.samples:g} {self.unit if self.samples != 1 else one_of(self.unit)}"
+        )
+        return " and ".join(filter(None, (samples, si(self.flop, "FLOP") if self.flop else ""))) or "not known"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """A segment: seconds of its median step, waits for data included, and of the wall time, a step and a sample each.
+
+    `files`: of a script, the hash of the files that it imported; `busy`: how other work disturbed the segment, in
+    words; None where none did.
     """
 
     position: int
     variant: str
-    image_s: float
-    wall_image_s: float
+    step_s: float
+    sample_s: float
+    wall_step_s: float
+    wall_sample_s: float
+    work: Work
     folder: Path
+    files: str | None = None
     busy: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """What A and B are compared by: seconds of a step, or of a sample where a step of theirs is not the same work.
+
+    `a`, `b`: the work of a step, None before both are known.
+    """
+
+    a: Work | None = None
+    b: Work | None = None
+
+    @property
+    def is_same_work(self) -> bool:
+        """Whether a step of both does the same, as far as is known."""
+        if self.a is None or self.b is None:
+            return True
+        is_same_flop = self.a.flop is None or self.b.flop is None or _are_close(self.a.flop, self.b.flop)
+        return self.a.unit == self.b.unit and _are_close(self.a.samples, self.b.samples) and is_same_flop
+
+    @property
+    def by_sample(self) -> bool:
+        """Whether throughput is compared: samples can be, where both count the same."""
+        return not self.is_same_work and self.a is not None and self.b is not None and self.a.unit == self.b.unit
+
+    @property
+    def unit(self) -> str:
+        """What throughput counts."""
+        return self.a.unit if self.a else STEPS
+
+    @property
+    def text(self) -> str:
+        """A sentence where a step of A and of B is not the same work; else empty."""
+        if self.is_same_work:
+            return ""
+        how = f"throughput is compared, in {self.unit}/s" if self.by_sample else "steps are compared all the same"
+        return f"a step is not the same work, A {self.a} and B {self.b}: {how}"
+
+    def seconds(self, one: Measured, *, wall: bool = False) -> float:
+        """The time of a segment that counts."""
+        if self.by_sample:
+            return one.wall_sample_s if wall else one.sample_s
+        return one.wall_step_s if wall else one.step_s
+
+
+def one_of(unit: str) -> str:
+    """`image` of `images`."""
+    return unit.removesuffix("s")
+
+
+def _are_close(a: float, b: float) -> bool:
+    return abs(a - b) <= SAME_WORK * max(a, b)
+
+
+def compared(segments: Sequence[Measured]) -> Compared:
+    """By the first segment of each side: later ones change nothing, so that the rule holds at every look."""
+    first: dict[str, Work] = {}
+    for one in segments:
+        first.setdefault(one.variant, one.work)
+    return Compared(a=first.get("A"), b=first.get("B"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,12 +213,24 @@ class Outcome:
     elapsed_s: float
     interrupted: InterruptedRunError | None = None
 
+    @property
+    def compared(self) -> Compared:
+        """What was compared."""
+        return compared(self.segments)
+
+
+class OutOfTimeError(Exception):
+    """A segment was ended as the duel had no time left."""
+
 
 class Measure(Protocol):
     """Runs one segment of a side."""
 
-    def __call__(self, side: Side, *, name: str, position: int) -> Measured:
-        """Raises the error of a side that failed, `InterruptedRunError` where the user ended it."""
+    def __call__(self, side: Side, *, name: str, position: int, left_s: float, tell: Tell) -> Measured:
+        """Raises the error of a side that failed, `InterruptedRunError` where the user ended it.
+
+        After `left_s` seconds the run is ended, and `OutOfTimeError` is raised. `tell` gets lines while it runs.
+        """
 
 
 def new_name() -> str:
@@ -150,78 +254,125 @@ def fight(
     ended: str | None = None
     for position, variant in enumerate(order(int(name.rpartition("-")[2], 16))):
         if position % SEGMENTS == 0:
-            state = judge([as_segment(one) for one in segments], margin=budget.margin)
+            state = judge(as_segments(segments), margin=budget.margin)
             ended = budget.ended(position, now() - began_s)
+            if position == SEGMENTS and (text := compared(segments).text):
+                tell(text)
             if position:
                 tell(state.reason)
             if state.verdict or ended:
                 break
+        left_s = budget.max_time_s - (now() - began_s)
         try:
-            segments.append(measure(pair.side(variant), name=name, position=position))
+            segments.append(measure(pair.side(variant), name=name, position=position, left_s=left_s, tell=tell))
+        except OutOfTimeError:
+            ended = f"the time of {minutes(budget.max_time_s)} was used up"
+            break
         except InterruptedRunError as error:
             interrupted, ended = error, str(error)
             break
     return Outcome(
         name=name,
-        state=judge([as_segment(one) for one in segments], margin=budget.margin, ended=ended),
-        wall=judge([as_segment(one, wall=True) for one in segments], margin=budget.margin, ended=ended),
+        state=judge(as_segments(segments), margin=budget.margin, ended=ended),
+        wall=judge(as_segments(segments, wall=True), margin=budget.margin, ended=ended),
         segments=tuple(segments),
         elapsed_s=now() - began_s,
         interrupted=interrupted,
     )
 
 
-def as_segment(measured: Measured, *, wall: bool = False) -> Segment:
-    """As the rule takes it."""
-    seconds = measured.wall_image_s if wall else measured.image_s
-    return Segment(
-        position=measured.position, variant=measured.variant, seconds=seconds, is_busy=measured.busy is not None
-    )
+def as_segments(measured: Sequence[Measured], *, wall: bool = False) -> list[Segment]:
+    """As the rule takes them."""
+    by = compared(measured)
+    return [
+        Segment(
+            position=one.position,
+            variant=one.variant,
+            seconds=by.seconds(one, wall=wall),
+            is_busy=one.busy is not None,
+        )
+        for one in measured
+    ]
 
 
 # --- one segment
 
 
-def run_segment(side: Side, *, name: str, position: int) -> Measured:
+def run_segment(side: Side, *, name: str, position: int, left_s: float, tell: Tell) -> Measured:
     """Run it to its end; its bundle says which segment of which duel it is, also where it broke off."""
     block, place = divmod(position, SEGMENTS)
-    with _heard() as (watcher, lines, signals):
-        outcome = local.run(side.plan, watcher=watcher)
+    what = f"run {position + 1}, of {side.variant}"
+    with _heard(left_s) as heard, said_every(lambda passed_s: tell(f"{what}: {duration(passed_s)} so far")):
+        outcome = local.run(side.plan, watcher=heard.watcher)
         for one in outcome.bundles:
             job = JobPlace(name=name, variant=side.variant, block=block + 1, position=place + 1)
             bundle.place_in_job(one.path, job)
-    if signals:
-        raise interruption(signals[0])
+    if heard.signals:
+        raise interruption(heard.signals[0])
+    if heard.is_out_of_time and not (outcome.exit_code == ExitCode.DONE and outcome.bundles):
+        raise OutOfTimeError
     if outcome.exit_code != ExitCode.DONE or not outcome.bundles:
-        raise _failed(side, position, outcome, lines)
+        raise _failed(side, position, outcome, heard.lines)
     return _measured(outcome.bundles[0], side, position)
 
 
+class _Heard:
+    """Keeps a trainer's last words, and passes signals on to it, which it keeps too."""
+
+    def __init__(self) -> None:
+        self.lines, self.signals = deque[str](maxlen=LAST_LINES), list[int]()
+        self.is_out_of_time = False
+        self._trainers: list[Trainer] = []
+        self.watcher = Watcher(
+            # Lines come from a thread; a deque takes them one at a time.
+            on_message=self.lines.append,
+            on_bundle=lambda _: None,
+            on_started=self._begin,
+            on_ended=self._trainers.clear,
+        )
+
+    def stop(self, number: int, _: object) -> None:
+        """The user has sent a signal."""
+        self.signals.append(number)
+        impatient = len(self.signals) >= SIGNALS_UNTIL_KILLED
+        self._signal("SIGKILL" if impatient else signal.Signals(number).name)
+
+    def end(self, name: str) -> None:
+        """The time is used up."""
+        self.is_out_of_time = True
+        self._signal(name)
+
+    def _signal(self, name: str) -> None:
+        for trainer in list(self._trainers):
+            trainer.signal(name)
+
+    def _begin(self, trainer: Trainer) -> None:
+        self._trainers.append(trainer)
+        # What came while it was starting.
+        if self.signals:
+            trainer.signal(signal.Signals(self.signals[0]).name)
+        elif self.is_out_of_time:
+            trainer.signal("SIGTERM")
+
+
 @contextmanager
-def _heard() -> Iterator[tuple[Watcher, deque[str], list[int]]]:
-    """A watcher that keeps the trainer's last words, and passes signals on to it, which it keeps too."""
-    lines, signals = deque[str](maxlen=LAST_LINES), list[int]()
-    trainers: list[Trainer] = []
-    lock = threading.Lock()
-
-    def stop(number: int, _: object) -> None:
-        signals.append(number)
-        impatient = len(signals) >= SIGNALS_UNTIL_KILLED
-        for trainer in trainers:
-            trainer.signal("SIGKILL" if impatient else signal.Signals(number).name)
-
-    def keep(line: str) -> None:
-        with lock:
-            lines.append(line)
-
-    def begin(trainer: Trainer) -> None:
-        trainers.append(trainer)
-        if signals:  # while it was starting
-            trainer.signal(signal.Signals(signals[0]).name)
-
-    watcher = Watcher(on_message=keep, on_bundle=lambda _: None, on_started=begin, on_ended=trainers.clear)
-    with handled_by(stop):
-        yield watcher, lines, signals
+def _heard(left_s: float) -> Iterator[_Heard]:
+    """A watcher's ears; after `left_s` seconds the trainer is asked to end, and killed where it does not."""
+    heard = _Heard()
+    after_s = max(0.0, left_s)
+    timers = [
+        threading.Timer(after_s, heard.end, ["SIGTERM"]),
+        threading.Timer(after_s + UNTIL_KILLED_S, heard.end, ["SIGKILL"]),
+    ]
+    for timer in timers:
+        timer.daemon = True
+        timer.start()
+    try:
+        with handled_by(heard.stop):
+            yield heard
+    finally:
+        for timer in timers:
+            timer.cancel()
 
 
 def _failed(side: Side, position: int, outcome: LocalOutcome, lines: deque[str]) -> RooflaunchError:
@@ -235,9 +386,14 @@ def _failed(side: Side, position: int, outcome: LocalOutcome, lines: deque[str])
         last = lines[-1] if lines else f"exit code {outcome.exit_code}"
         why = said.get("error") or (last if outcome.exit_code == ExitCode.BUG else recorded) or last
         hint = said.get("hint", "")
+    usual = "python -m workload train with its options shows all"
+    if side.plan.workplace:
+        # The script's own words, of which ours name the class of the error alone.
+        raised = next((line for line in reversed(lines) if RAISED.match(line)), "")
+        why, usual = f"{why}: {raised}" if raised else why, f"python {side.plan.spec.title} shows all, by itself"
     kind = ERRORS.get(outcome.exit_code, RunFailedError)
     where = f"segment {position + 1}, of {side.variant} ({side.label})"
-    return kind(f"{where}: {why}", hint=hint or "python -m workload train with its options shows all")
+    return kind(f"{where}: {why}", hint=hint or usual)
 
 
 def _measured(sealed: Bundle, side: Side, position: int) -> Measured:
@@ -248,14 +404,25 @@ def _measured(sealed: Bundle, side: Side, position: int) -> Measured:
             f"segment {position + 1}, of {side.variant} ({side.label}), measured no step",
             hint=f"{sealed.path}/{bundle.LOG} tells",
         )
-    image_s = median((float(row["step_s"]) + float(row["data_s"])) / int(row["images"]) for row in steps)
+    record = sealed.record
+    times = [(float(row["step_s"]) + float(row["data_s"]), int(row["images"])) for row in steps]
+    script = record.spec.script
+    work = Work(
+        unit=(script and script.unit) or "images",
+        samples=median(samples for _, samples in times),
+        flop=record.complexity.train_flop_per_step if record.complexity else None,
+    )
     # A trainer of another version may not say it.
-    said = sealed.record.bound.busy if sealed.record.bound else None
+    said = record.bound.busy if record.bound else None
     return Measured(
         position=position,
         variant=side.variant,
-        image_s=image_s,
-        wall_image_s=1 / rate,
+        step_s=median(seconds for seconds, _ in times),
+        sample_s=median(seconds / samples for seconds, samples in times),
+        wall_step_s=sum(samples for _, samples in times) / rate / len(times),
+        wall_sample_s=1 / rate,
+        work=work,
         folder=sealed.path,
-        busy=said or verdict.competition(sealed.record),
+        files=script.sha256 if script else None,
+        busy=said or verdict.competition(record),
     )

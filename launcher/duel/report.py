@@ -2,12 +2,12 @@
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from launcher.duel.contest import Budget, Measured, Outcome
+from launcher.duel.contest import STEPS, Budget, Outcome, Work, one_of
 from launcher.duel.sides import VARIANTS, Pair
 from workload.contract import bundle
 from workload.contract.bundle import RECORD
@@ -21,6 +21,7 @@ CODES = {
     DuelVerdict.FASTER: ExitCode.FASTER,
     DuelVerdict.NOT_DECIDABLE: ExitCode.NOT_DECIDABLE,
 }
+EQUAL = "both sides are the same program: such a duel shows what this machine can tell"
 DECIDED = (DuelVerdict.SAME, DuelVerdict.SLOWER, DuelVerdict.FASTER)
 
 
@@ -38,6 +39,8 @@ class Plan:
         return {
             **{name: {"label": side.label, **side.plan.to_json()} for name, side in sides.items()},
             **_limits(self.budget),
+            **dict(self.pair.facts),
+            "are_equal": self.pair.are_equal,
             "warnings": list(self.pair.warnings),
         }
 
@@ -46,15 +49,15 @@ class Plan:
         limit = f" or {self.budget.max_segments} runs" if self.budget.max_segments else ""
         least = counted(LEAST_QUADRUPLES * SEGMENTS, "run")
         rows = [
+            *([("note", EQUAL)] if self.pair.are_equal else []),
             *((name, self.pair.side(name).label) for name in VARIANTS),
+            *self.pair.facts,
             ("decides", f"whether B takes the same time as A within {percent(self.budget.margin)}, more or less"),
             ("takes", f"{least} or more, ABBA or BAAB by lot; at most {minutes(self.budget.max_time_s)}{limit}"),
             ("bundles", f"{self.output}/"),
             *((f"command {name}", shlex.join(self._command(name))) for name in VARIANTS),
             *(("warning", warning) for warning in self.pair.warnings),
         ]
-        if self.pair.are_equal:
-            rows.append(("note", "A and B are the same: such a duel shows what this machine can tell"))
         return _lines(rows)
 
     def _command(self, variant: str) -> list[str]:
@@ -88,8 +91,14 @@ class Result:
         """What else there is to say, a sentence each."""
         notes = list(self.pair.warnings)
         state, wall = self.outcome.state, self.outcome.wall
-        if self.pair.are_equal:
-            notes.append("A and B are the same: this says what the machine can tell")
+        files = {one.variant: one.files for one in self.outcome.segments if one.files}
+        if any(one.files != files.get(one.variant) for one in self.outcome.segments):
+            notes.append("the script's files changed during the duel: a duel of commits (--commit) compares copies")
+        if self.pair.compares_code and not self.pair.are_equal and len(files) > 1 and len(set(files.values())) == 1:
+            notes.append(
+                "the commits differ, and the script's Python files that were run do not: what differs between them was"
+                " not imported, or was imported from elsewhere"
+            )
         if wall.verdict != state.verdict and wall.verdict in (DuelVerdict.SLOWER, DuelVerdict.FASTER):
             notes.append(
                 f"by the whole wall time B is {wall.verdict} ({wall.interval}): single steps or the time between"
@@ -107,8 +116,10 @@ class Result:
             {
                 "position": one.position,
                 "variant": one.variant,
-                "s_per_image": one.image_s,
-                "wall_s_per_image": one.wall_image_s,
+                "s_per_step": one.step_s,
+                "s_per_sample": one.sample_s,
+                "wall_s_per_step": one.wall_step_s,
+                "wall_s_per_sample": one.wall_sample_s,
                 "busy": one.busy,
                 "bundle": str(one.folder),
             }
@@ -118,13 +129,17 @@ class Result:
             "name": outcome.name,
             "verdict": self.verdict,
             "exit_code": self.exit_code,
+            "compared": "throughput" if outcome.compared.by_sample else "time of a step",
+            "unit": outcome.compared.unit,
+            "are_equal": self.pair.are_equal,
             **_state(outcome.state),
             "wall_time": {"verdict": outcome.wall.verdict, **_state(outcome.wall)},
             **{
                 name: {
                     "label": self.pair.side(name).label,
                     "spec": self.pair.side(name).plan.spec.to_json(),
-                    "s_per_image": _middle(outcome.segments, name),
+                    "s": self._middle(name),
+                    "work": None if (work := self._work(name)) is None else asdict(work),
                 }
                 for name in VARIANTS
             },
@@ -141,6 +156,7 @@ class Result:
         spread = outcome.state.spread
         apart = "" if spread is None else f"; those of one side differ by {percent(spread)} themselves"
         rows = [
+            *self._first(),
             ("verdict", f"{self._headline()}: {outcome.state.reason}"),
             *((name, f"{self._figure(name)}  ({self.pair.side(name).label})") for name in VARIANTS),
             ("runs", f"{len(outcome.segments)} in {duration(outcome.elapsed_s)}{apart}"),
@@ -156,7 +172,7 @@ class Result:
             "| | A | B |",
             "|---|---|---|",
             _row("what", [self.pair.side(name).label for name in VARIANTS]),
-            _row("time per image (median step)", [self._figure(name) for name in VARIANTS]),
+            _row("median step", [self._figure(name) for name in VARIANTS]),
             _row("runs", [str(sum(one.variant == name for one in outcome.segments)) for name in VARIANTS]),
         ]
         facts = [
@@ -166,7 +182,8 @@ class Result:
         ]
         notes = "".join(f"\n- {_cell(note)}" for note in self.notes)
         return (
-            f"### launch duel: {self._headline()}\n\n{_cell(state.reason)}.\n\n"
+            f"### launch duel: {self._headline()}\n\n"
+            + "".join(f"{_cell(text)}.\n\n" for text in (*(first for _, first in self._first()), state.reason))
             + "\n".join(rows)
             + f"\n\n{_cell('; '.join(facts))}.\n{notes}\n"
         )
@@ -182,9 +199,28 @@ class Result:
             case DuelVerdict.SLOWER | DuelVerdict.FASTER:
                 return f"B is {self.verdict}"
 
+    def _first(self) -> list[tuple[str, str]]:
+        """What has to be known before the verdict is read."""
+        different = self.outcome.compared.text
+        rows = [("note", EQUAL)] if self.pair.are_equal else []
+        return [*rows, ("compared", different)] if different else rows
+
+    def _work(self, variant: str) -> Work | None:
+        return self.outcome.compared.a if variant == "A" else self.outcome.compared.b
+
+    def _middle(self, variant: str) -> float | None:
+        by = self.outcome.compared
+        times = [by.seconds(one) for one in self.outcome.segments if one.variant == variant]
+        return median(times) if times else None
+
     def _figure(self, variant: str) -> str:
-        middle = _middle(self.outcome.segments, variant)
-        return "-" if middle is None else f"{seconds(middle)} per image, {plain(1 / middle, 4)} images/s"
+        middle, work, by = self._middle(variant), self._work(variant), self.outcome.compared
+        if middle is None or work is None:
+            return "-"
+        if by.by_sample:
+            return f"{seconds(middle)} per {one_of(by.unit)}, {plain(1 / middle, 4)} {by.unit}/s"
+        rate = "" if work.unit == STEPS else f", {plain(work.samples / middle, 4)} {work.unit}/s"
+        return f"{seconds(middle)} a step{rate}"
 
     def _machine(self) -> list[str]:
         """The device, and torch, of the first run."""
@@ -234,11 +270,6 @@ def _state(state: DuelState) -> dict[str, Any]:
         "busy": state.busy,
         "spread": state.spread,
     }
-
-
-def _middle(segments: Sequence[Measured], variant: str) -> float | None:
-    times = [one.image_s for one in segments if one.variant == variant]
-    return median(times) if times else None
 
 
 def _lines(rows: Sequence[tuple[str, str]]) -> str:

@@ -1,8 +1,12 @@
-"""The two sides of a duel: options, commits or images, each made into the plan of one local run."""
+"""The two sides of a duel: options, commits or images, each made into the plan of one local run.
+
+They are of our trainer, or of somebody's own script.
+"""
 
 import difflib
 import os
 import shlex
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -11,12 +15,16 @@ from typing import Any, Literal
 
 from launcher import models
 from launcher.duel import LEFT_OUT, commits
-from launcher.duel.commits import Export
+from launcher.duel.commits import Exports
 from launcher.kinds import Runtime
 from launcher.machine import local
 from launcher.machine.containers import ContainerLimits
 from launcher.machine.local import LocalPlan
 from launcher.machine.runtime import Choice, choose
+from launcher.machine.script import Workplace
+from launcher.script import here
+from launcher.script.command import HereOptions
+from workload.contract import script as scripts
 from workload.contract.errors import UsageError
 from workload.contract.spec import GPU_MIN_SECONDS, Device, Option, Resolved, RunSpec, options, resolve
 from workload.environment.outside import outside_facts
@@ -25,19 +33,27 @@ Variant = Literal["A", "B"]
 VARIANTS: tuple[Variant, Variant] = ("A", "B")
 BETWEEN = "---"
 EXAMPLE = "launch duel -- --precision fp32 --- --precision bf16"
+SCRIPT_EXAMPLE = "launch duel -- train.py --lr 0.1 --- train.py --lr 0.2"
+# Ignored files that a plan names.
+SHOWN_LINKS = 4
 # A segment's process takes seconds to start: one that measures for less time would mostly start.
 SEGMENT_S = GPU_MIN_SECONDS
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What was typed. `shared`: run options of both; `words`: those of one, with `---` between A's and B's."""
+    """What was typed. `shared`: run options of both; `words`: what stands after `--`; `data`: of a script, its folder.
+
+    The words are options of one side or a script with its arguments, A's and B's with `---` between them; of commits
+    and images one script for both.
+    """
 
     shared: Mapping[str, object]
     words: tuple[str, ...]
     commits: tuple[str, str] | None
     images: tuple[str, str] | None
     output: Path
+    data: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,12 +67,17 @@ class Side:
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """`are_equal`: A and B are the same program with the same options. `warnings`: sentences on what they are not."""
+    """`are_equal`: A and B are the same program with the same options. `warnings`: sentences on what they are not.
+
+    `compares_code`: the sides are commits. `facts`: further lines of the plan, each with its label.
+    """
 
     a: Side
     b: Side
     are_equal: bool
+    compares_code: bool = False
     warnings: tuple[str, ...] = ()
+    facts: tuple[tuple[str, str], ...] = ()
 
     def side(self, variant: str) -> Side:
         """That of A or B."""
@@ -66,36 +87,140 @@ class Pair:
 @contextmanager
 def prepared(request: Request, environment: Mapping[str, str]) -> Iterator[Pair]:
     """The sides, as long as their code lies in a temporary folder. Raises `UsageError` or `ToolError`."""
-    asked = [bool(request.words), request.commits is not None, request.images is not None]
+    # One script for both sides of commits or images is no side of its own.
+    is_shared = is_script(request.words) and BETWEEN not in request.words
+    both = bool(request.commits or request.images)
+    asked = [bool(request.words) and not (is_shared and both), request.commits is not None, request.images is not None]
     if sum(asked) == 0:
         raise UsageError("a duel needs two sides: options, commits or images", hint=EXAMPLE)
     if sum(asked) > 1:
         raise UsageError(
             "a duel compares options, commits or images, one of the three", hint="options of both stand before --"
         )
-    if request.commits:
-        with commits.exported(request.commits, Path.cwd()) as (exports, warnings):
-            yield _of_commits(request, environment, exports, warnings)
+    if request.data is not None and not any(is_script(words) for words in (request.words, after(request.words))):
+        raise UsageError("--data is for a script of one's own", hint=f"leave --data out, or {SCRIPT_EXAMPLE}")
+    if request.commits and request.words:
+        code = commits.code_of_script(request.words, Path.cwd())
+        with commits.exported(request.commits, Path.cwd(), code) as exports:
+            yield _of_script_commits(request, environment, exports)
+    elif request.commits:
+        with commits.exported(request.commits, Path.cwd()) as exports:
+            yield _of_commits(request, environment, exports)
     elif request.images:
         yield _of_images(request, environment, request.images)
     else:
-        yield _of_options(request, environment)
+        yield _of_words(request, environment)
 
 
-def _of_options(request: Request, environment: Mapping[str, str]) -> Pair:
+def is_script(words: Sequence[str]) -> bool:
+    """Whether words are a script with its arguments, and no options."""
+    return bool(words) and (words[0] == "-m" or not words[0].startswith("-"))
+
+
+def after(words: Sequence[str]) -> Sequence[str]:
+    """The words of B."""
+    return words[list(words).index(BETWEEN) + 1 :] if BETWEEN in words else ()
+
+
+def _of_words(request: Request, environment: Mapping[str, str]) -> Pair:
     choice = Choice(runtime=Runtime.PROCESS, why="a duel of options")
+    a_words, b_words = both = split(request.words)
+    if is_script(a_words) != is_script(b_words):
+        side, other = ("A", "B") if is_script(a_words) else ("B", "A")
+        named, words = (a_words, b_words) if side == "A" else (b_words, a_words)
+        raise UsageError(
+            f"{side} is the script '{scripts.name_of(named)}' and {other} is '{shlex.join(words)}', which is none",
+            hint=SCRIPT_EXAMPLE,
+        )
     sides = []
-    for variant, words in zip(VARIANTS, split(request.words), strict=True):
-        resolved = _resolved({**request.shared, **parse(words, variant)}, environment)
-        plan = _plan(request, resolved, choice)
+    for variant, words in zip(VARIANTS, both, strict=True):
+        if is_script(words):
+            resolved = _resolved(request.shared, environment, script=words)
+            plan = _plan(request, resolved, choice, workplace=_workplace(request, words, environment))
+            sides.append(Side(variant=variant, label=scripts.shown(words), plan=plan))
+            continue
+        plan = _plan(request, _resolved({**request.shared, **parse(words, variant)}, environment), choice)
         sides.append(Side(variant=variant, label=shlex.join(words) or "no options of its own", plan=plan))
     a, b = sides
     return Pair(a=a, b=b, are_equal=a.plan.spec == b.plan.spec)
 
 
-def _of_commits(
-    request: Request, environment: Mapping[str, str], exports: tuple[Export, Export], warnings: tuple[str, ...]
-) -> Pair:
+def _workplace(request: Request, words: Sequence[str], environment: Mapping[str, str]) -> Workplace:
+    workplace = here.workplace_of(
+        words, HereOptions(data=request.data), Path.cwd(), environment, example=SCRIPT_EXAMPLE
+    )
+    workplace.require(words)
+    return workplace
+
+
+def _of_script_commits(request: Request, environment: Mapping[str, str], exports: Exports) -> Pair:
+    """The same script of two commits, each in the folder that stands for the user's one."""
+    here_below = Path.cwd().resolve().relative_to(exports.root.resolve())
+    data = here.folder_of_data(request.data)
+    words = _from_here(request.words)
+    resolved = _resolved(request.shared, environment, script=words)
+    choice = Choice(runtime=Runtime.PROCESS, why="a duel of commits")
+    # The sides run in temporary folders.
+    request = replace(request, output=request.output.absolute())
+    sides = []
+    for variant, export in zip(VARIANTS, (exports.a, exports.b), strict=True):
+        folder = export.folder / here_below
+        folder.mkdir(parents=True, exist_ok=True)
+        if not folder.resolve().is_relative_to(export.folder.resolve()):
+            raise UsageError(
+                f"{Path.cwd()} is ignored by git: no commit has this folder", hint=f"cd {exports.root}, then the same"
+            )
+        workplace = Workplace(
+            folder=folder, data=data, commit=export.commit, variables=_imports(exports.root, export.folder, environment)
+        )
+        workplace.require(words)
+        plan = _plan(request, resolved, choice, workplace=workplace)
+        sides.append(Side(variant=variant, label=export.label, plan=plan))
+    a, b = sides
+    return Pair(
+        a=a,
+        b=b,
+        are_equal=exports.a.tree == exports.b.tree,
+        compares_code=True,
+        warnings=exports.warnings,
+        facts=tuple(_facts(words, data, exports)),
+    )
+
+
+def _from_here(words: Sequence[str]) -> tuple[str, ...]:
+    """The words with the script's path from the working folder, as every copy of the repository has it."""
+    if words[0] == "-m" or not Path(words[0]).is_absolute():
+        return tuple(words)
+    return (os.path.relpath(Path(words[0]).resolve(), Path.cwd().resolve()), *words[1:])
+
+
+def _facts(words: Sequence[str], data: str, exports: Exports) -> Iterator[tuple[str, str]]:
+    yield "script", f"{scripts.shown(words)}, in a copy of each commit: what it writes there is deleted at the end"
+    if data:
+        yield "data", f"{scripts.DATA} is {data}, used in place by both sides"
+    if exports.links:
+        named = ", ".join(exports.links[:SHOWN_LINKS])
+        more = len(exports.links) - SHOWN_LINKS
+        rest = f" and {more} more" if more > 0 else ""
+        yield "links", f"{named}{rest}: ignored by git, used in place in {exports.root} by both sides"
+
+
+def _imports(root: Path, folder: Path, environment: Mapping[str, str]) -> dict[str, str]:
+    """PYTHONPATH with the copy wherever this Python looks below the repository: an editable install, say."""
+    ours = Path(scripts.__file__).parents[2]
+    given = environment.get("PYTHONPATH")
+    python_path = list(filter(None, (given or "").split(os.pathsep)))
+    # The first entry is the folder of the program that runs now.
+    installed = [path for path in map(Path, sys.path[1:]) if not path.is_relative_to(sys.prefix) and path != ours]
+    below = [str(path) for path in installed if path.is_absolute() and path.is_relative_to(root)]
+    moved = [
+        str(folder / Path(path).relative_to(root)) if Path(path).is_relative_to(root) and Path(path) != ours else path
+        for path in dict.fromkeys((*python_path, *below))
+    ]
+    return {"PYTHONPATH": os.pathsep.join(moved)} if moved else {}
+
+
+def _of_commits(request: Request, environment: Mapping[str, str], exports: Exports) -> Pair:
     plain = _plan(
         request, _resolved(request.shared, environment), Choice(runtime=Runtime.PROCESS, why="a duel of commits")
     )
@@ -116,18 +241,22 @@ def _of_commits(
                 ),
             ),
         )
-        for variant, export in zip(VARIANTS, exports, strict=True)
+        for variant, export in zip(VARIANTS, (exports.a, exports.b), strict=True)
     ]
     a, b = sides
-    return Pair(a=a, b=b, are_equal=exports[0].commit == exports[1].commit, warnings=warnings)
+    return Pair(a=a, b=b, are_equal=exports.a.tree == exports.b.tree, compares_code=True, warnings=exports.warnings)
 
 
 def _of_images(request: Request, environment: Mapping[str, str], names: tuple[str, str]) -> Pair:
-    resolved, sides = _resolved(request.shared, environment), []
+    words, sides = request.words, []
+    resolved = _resolved(request.shared, environment, script=words)
+    workplace = _workplace(request, words, environment) if words else None
+    if words:
+        here.require_visible(words, Path.cwd())
     choices = [choose(Runtime.DOCKER, resolved.spec, image=name) for name in names]
     outside = outside_facts()
     for variant, name, choice in zip(VARIANTS, names, choices, strict=True):
-        plan = _plan(request, resolved, choice, outside=outside)
+        plan = _plan(request, resolved, choice, outside=outside, workplace=workplace)
         assert choice.image is not None
         sides.append(Side(variant=variant, label=f"{name} ({choice.image.id[:19]})", plan=plan))
     a, b = sides
@@ -136,12 +265,14 @@ def _of_images(request: Request, environment: Mapping[str, str], names: tuple[st
 
 
 def _plan(request: Request, resolved: Resolved, choice: Choice, **more: Any) -> LocalPlan:
+    if resolved.spec.script and choice.runtime is Runtime.PROCESS:
+        here.require_gpu(resolved.spec)
     return local.make_plan(resolved, choice, output=request.output, limits=ContainerLimits(), **more)
 
 
-def _resolved(given: Mapping[str, object], environment: Mapping[str, str]) -> Resolved:
+def _resolved(given: Mapping[str, object], environment: Mapping[str, str], *, script: Sequence[str] = ()) -> Resolved:
     """With what a segment is unless the user says otherwise: 3 s and no ceilings, which nobody compares."""
-    resolved = resolve(given, environment, Path.cwd())
+    resolved = resolve(given, environment, Path.cwd(), script=script)
     models.require(resolved.spec.model)
     plain = RunSpec()
     changes: dict[str, Any] = {name: getattr(plain, name) for name in LEFT_OUT}
@@ -160,9 +291,9 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Those of A and those of B."""
     if words.count(BETWEEN) != 1:
         raise UsageError(
-            f"one {BETWEEN} stands between the options of A and those of B; got {words.count(BETWEEN)} of them in"
+            f"one {BETWEEN} stands between what is of A and what is of B; got {words.count(BETWEEN)} of them in"
             f" '{shlex.join(words)}'",
-            hint=EXAMPLE,
+            hint=SCRIPT_EXAMPLE if is_script(words) else EXAMPLE,
         )
     middle = list(words).index(BETWEEN)
     return list(words[:middle]), list(words[middle + 1 :])

@@ -248,7 +248,7 @@ def _launch(
     machines, store = backend.machines(settings), backend.store(settings)
     plan = backend.prepare(draft, machines)
     if parcel and parcel.requirements:
-        plan = _with_packages(plan, parcel.requirements)
+        plan = with_packages(plan, parcel.requirements)
     print(plan.text(terminal_width(sys.stderr)), file=sys.stderr)
     progress = LaunchProgress(sys.stderr, machines.now_s)
     session = Session(machines=machines, store=store, sleep=ports.sleep, on_event=progress)
@@ -259,8 +259,8 @@ def _launch(
         progress.clear()
 
 
-def _with_packages(plan: Plan, requirements: bytes) -> Plan:
-    """The plan with an image that has them."""
+def with_packages(plan: Plan, requirements: bytes) -> Plan:
+    """The plan with an image that has a script's further packages."""
     from launcher.machine import engine  # noqa: PLC0415 - only with requirements
     from launcher.script import layer  # noqa: PLC0415
 

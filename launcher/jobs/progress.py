@@ -1,4 +1,4 @@
-"""The way of a launch as it is shown on stderr: a line for each phase, and on a terminal a live line below them."""
+"""The way of a launch on stderr: a line for each phase, and between them a live line, or one every 30 s elsewhere."""
 
 import shutil
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from typing import TextIO
 
 from launcher.jobs.session import Event, EventKind
 from workload.contract.invocation import as_typed
-from workload.contract.text import duration, printable
+from workload.contract.text import LINE_EVERY_S, duration, printable
 
 
 class LaunchProgress:
@@ -15,10 +15,10 @@ class LaunchProgress:
     def __init__(self, stream: TextIO, now: Callable[[], float]) -> None:
         self._stream, self._now = stream, now
         self._is_terminal = stream.isatty()
-        self._began_s = now()
+        self._began_s = self._told_s = now()
 
     def __call__(self, event: Event) -> None:
-        """Show one event; progress without a terminal is left out, since the phases say where it stands."""
+        """Show one event; without a terminal progress is a line every 30 s."""
         match event.kind:
             case EventKind.PHASE:
                 self._line(f"{self._after(event):>10}  {event.text.replace('_', ' ')}")
@@ -26,6 +26,8 @@ class LaunchProgress:
                 self._line(f"{self._after(event):>10}  {as_typed(event.text)}")
             case EventKind.PROGRESS if self._is_terminal:
                 self._live(f"{self._after(event):>10}  {event.text}")
+            case EventKind.PROGRESS if self._now() - self._told_s >= LINE_EVERY_S:
+                self._line(f"{self._after(event):>10}  {event.text}")
             case EventKind.PROGRESS:
                 pass
 
@@ -43,6 +45,8 @@ class LaunchProgress:
     def _line(self, text: str) -> None:
         self.clear()
         print(printable(text), file=self._stream, flush=True)
+        if not self._is_terminal:
+            self._told_s = self._now()
 
     def _live(self, text: str) -> None:
         width = shutil.get_terminal_size().columns - 1

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,15 +16,15 @@ from launcher.machine.containers import DRIVER_PARAMETERS, ContainerLimits
 from launcher.machine.engine import Container
 from launcher.machine.runtime import Choice
 from launcher.machine.script import Workplace
-from launcher.machine.watcher import Watcher
+from launcher.machine.watcher import Watcher, said_every
 from workload.contract import broken, bundle
 from workload.contract.bundle import Bundle
 from workload.contract.errors import BundleError, ExitCode, RooflaunchError, ToolError, UsageError
 from workload.contract.interrupt import Follower, run_child
 from workload.contract.record import to_json
-from workload.contract.script import without_secrets
+from workload.contract.script import name_of, without_secrets
 from workload.contract.spec import Context, Profile, Resolved, RunSpec, arguments
-from workload.contract.text import printable
+from workload.contract.text import counted, duration, printable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,13 +239,24 @@ def _run_process(plan: LocalPlan, watcher: Watcher | None) -> LocalOutcome:
         if plan.workplace:
             folder = plan.workplace.folder
             variables = {**plan.workplace.variables, **script.variables(plan.spec)}
-        ended = run_child(plan.command, on_line=keep, follower=follower, folder=folder, variables=variables)
+        is_quiet = bool(plan.workplace) and follower is None and not sys.stderr.isatty()
+        with said_every(lambda passed_s: _tell(plan, folders, passed_s)) if is_quiet else nullcontext():
+            ended = run_child(plan.command, on_line=keep, follower=follower, folder=folder, variables=variables)
     finally:
         if watcher:
             watcher.on_ended()
     if ended.code == ExitCode.DONE and ended.signal is None:
         return LocalOutcome(exit_code=ended.code, bundles=tuple(bundle.read(folder) for folder in folders))
     return _broken_off(plan, ended.code, ended.error(), folders)
+
+
+def _tell(plan: LocalPlan, folders: list[Path], passed_s: float) -> None:
+    """How far a script is, where nobody watches: what it prints itself need not say."""
+    steps = 0
+    with suppress(OSError):
+        steps = (folders[-1] / bundle.STEPS).read_bytes().count(b"\n") - 1 if folders else 0
+    far = f"{counted(steps, 'step')} so far" if steps > 0 else "no step is measured yet"
+    print(f"script     {name_of(plan.spec.script)}: {duration(passed_s)}, {far}", file=sys.stderr, flush=True)
 
 
 def _broken_off(plan: LocalPlan, code: int, error: RooflaunchError | None, folders: list[Path]) -> LocalOutcome:

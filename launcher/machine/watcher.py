@@ -1,9 +1,14 @@
 """Who follows a run from outside, in place of a terminal."""
 
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+
+from workload.contract.text import LINE_EVERY_S
 
 
 class Trainer(Protocol):
@@ -27,3 +32,19 @@ class Watcher:
     on_started: Callable[[Trainer], None]
     on_ended: Callable[[], None]
     apart: bool = False
+
+
+@contextmanager
+def said_every(say: Callable[[float], None], *, every_s: float = LINE_EVERY_S) -> Iterator[None]:
+    """Call `say` with the seconds that have passed, every so many of them, until the work within is over."""
+    over, began_s = threading.Event(), time.monotonic()
+
+    def repeat() -> None:
+        while not over.wait(every_s):
+            say(time.monotonic() - began_s)
+
+    threading.Thread(target=repeat, daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()

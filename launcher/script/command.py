@@ -67,6 +67,8 @@ class ThereOptions:
 class ScriptCommand(TyperCommand):
     """A command whose line may end in `-- train.py ARGS`: what stands there is the script's alone."""
 
+    example = "-- train.py --lr 0.1"
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Our words as usual, and the script's as the parameter `words`."""
         if ctx.resilient_parsing:
@@ -76,7 +78,7 @@ class ScriptCommand(TyperCommand):
         if place == len(args):
             _refuse_stray(ctx, ours)
         elif not theirs:
-            raise UsageError("no script after --", hint=f"{ctx.command_path} -- train.py --lr 0.1")
+            raise UsageError("no script after --", hint=f"{ctx.command_path} {self.example}")
         rest = super().parse_args(ctx, ours)
         if stray := ctx.params.get("words"):
             expanded = "in quotes, the shell leaves a * alone: --include '*.py'"

@@ -58,18 +58,30 @@ def require_visible(words: Sequence[str], folder: Path) -> None:
         )
 
 
-def workplace_of(words: Sequence[str], options: HereOptions, folder: Path, environment: Mapping[str, str]) -> Workplace:
+def workplace_of(
+    words: Sequence[str],
+    options: HereOptions,
+    folder: Path,
+    environment: Mapping[str, str],
+    *,
+    example: str = EXAMPLE,
+) -> Workplace:
     """It runs in the folder that its user is in. Raises `UsageError` where there is no such script, or no such data."""
-    main_file(words, folder, example=EXAMPLE, python=f"this Python, {sys.executable}")
+    main_file(words, folder, example=example, python=f"this Python, {sys.executable}")
     variables = variables_of(options.env, environment)
-    if options.data is None:
-        return Workplace(folder=folder, variables=variables)
-    if "://" in options.data:
+    return Workplace(folder=folder, data=folder_of_data(options.data), variables=variables)
+
+
+def folder_of_data(typed: str | None) -> str:
+    """The whole path of `--data`, empty without it. Raises `UsageError` where there is no such folder."""
+    if typed is None:
+        return ""
+    if "://" in typed:
         raise UsageError(
-            f"--data is a folder of this machine here; got '{options.data}'",
+            f"--data is a folder of this machine here; got '{typed}'",
             hint="copy it to a folder first, and name that",
         )
-    data = Path(options.data).expanduser().absolute()
+    data = Path(typed).expanduser().resolve()
     if not data.exists():
-        raise UsageError(f"no data at '{options.data}'", hint="--data FOLDER, one that is there")
-    return Workplace(folder=folder, data=str(data), variables=variables)
+        raise UsageError(f"no data at '{typed}'", hint="--data FOLDER, one that is there")
+    return str(data)

@@ -124,7 +124,7 @@ def pack(words: Sequence[str], folder: Path, *, include: Sequence[str] = ()) -> 
                 f"'{name}' is a link to what lies outside of {folder}, and only what lies in it travels",
                 hint="a copy in its place",
             )
-    _require_script(words, names, include)
+    require_script(words, names, include)
     if len(names) > MAX_COUNT:
         raise UsageError(
             f"the folder is too large to travel: {len(names)} files, at most {MAX_COUNT}",
@@ -141,14 +141,13 @@ def pack(words: Sequence[str], folder: Path, *, include: Sequence[str] = ()) -> 
 
 def _listed(folder: Path, include: Sequence[str]) -> list[str]:
     """Names below the folder, in order: what git tracks; with `include` what these name and git does not ignore."""
-    others = ("--others", "--exclude-standard") if include else ()
-    listed = _git(folder, "ls-files", "-z", "--cached", *others)
+    listed = names_in_git(folder)
     if listed is None and not include:
         raise UsageError(
             f"{folder} is in no git repository: which of its files travel is not known", hint="--include '*.py'"
         )
     if listed is not None:
-        names = [name for name in listed.split("\0") if name]
+        names = [*listed, *(names_in_git(folder, others=True) or () if include else ())]
     else:
         names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
         names = [name for name in names if not any(part.startswith(".") for part in name.split("/"))]
@@ -156,7 +155,15 @@ def _listed(folder: Path, include: Sequence[str]) -> list[str]:
     return sorted(set(chosen))
 
 
-def _require_script(words: Sequence[str], names: Sequence[str], include: Sequence[str]) -> None:
+def names_in_git(folder: Path, *, others: bool = False) -> list[str] | None:
+    """Files below the folder that git tracks, or `others` that it neither tracks nor ignores; None without git."""
+    which = ("--others", "--exclude-standard") if others else ("--cached",)
+    listed = _git(folder, "ls-files", "-z", *which)
+    return None if listed is None else [name for name in listed.split("\0") if name]
+
+
+def require_script(words: Sequence[str], names: Sequence[str], include: Sequence[str]) -> None:
+    """`UsageError` where the script is not among the files that travel."""
     module = words[1].replace(".", "/") if words[0] == "-m" else ""
     wanted = (f"{module}.py", f"{module}/__main__.py") if module else (words[0],)
     if any(name in names for name in wanted):

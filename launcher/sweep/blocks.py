@@ -26,6 +26,7 @@ def run_key(spec: RunSpec, block: int, *, code: str, asked: Mapping[str, Any]) -
     Of the options those that differ from their default, so that a new one changes no key of older runs.
     """
     changed = {name: value for name, usual in USUAL.items() if (value := getattr(spec, name)) != usual}
+    changed |= {"script": list(spec.script)} if spec.script else {}
     return _digest({"options": changed, "block": block, "code": code, "place": asked})[:KEY_DIGITS]
 
 

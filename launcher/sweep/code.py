@@ -15,8 +15,13 @@ LIBRARIES = ("torch", "torchvision")
 def code_of(place: Place) -> str:
     """The same for the same code, wherever it lies and whatever commit it is: a change of it means other runs.
 
-    An image that is named by a tag is that tag: what is behind it may change without a notice.
+    An image that is named by a tag is that tag: what is behind it may change without a notice. Code of a script is the
+    script's own, and ours beside it.
     """
+    return f"{_ours(place)} script {place.script.code}" if place.script else _ours(place)
+
+
+def _ours(place: Place) -> str:
     named: str | None = getattr(place.options, "image", None)
     if named:
         return f"image {named.partition('@')[2] or named}"

@@ -7,13 +7,12 @@ from pathlib import Path
 from launcher.jobs.records import RUNS
 from launcher.sweep.board import Board
 from launcher.sweep.rental import Rental
-from launcher.sweep.work import FINAL, PlaceWork, one_line
+from launcher.sweep.work import FINAL, PlaceWork, one_line, rate_text
 from launcher.sweep.workers import Workers
 from workload.contract import bundle
 from workload.contract.bundle import Bundle
 from workload.contract.errors import RooflaunchError
 from workload.contract.record import Status
-from workload.contract.text import plain
 from workload.storage import fetch
 from workload.storage.inventory import sealed_runs
 from workload.storage.source import FetchSource
@@ -100,7 +99,7 @@ class Homecoming:
             return
         rate = record.timing.images_per_s if record.timing else None
         is_completed = record.status is Status.COMPLETED
-        what = f"{plain(rate, 4)} images/s" if is_completed and rate else record.status.replace("_", " ")
+        what = rate_text(record) if is_completed and rate else record.status.replace("_", " ")
         why = f": {record.error}" if record.error and record.status is Status.FAILED else ""
         done = f"{self._work.done}/{len(self._work.runs)}"
         self._board.say(self._work.name, f"{done}  block {run.block}, {one_line(run, self._work.plan)}: {what}{why}")

@@ -1,4 +1,4 @@
-"""A sweep on stderr: on a terminal a table that is drawn anew below the lines, elsewhere the lines alone."""
+"""A sweep on stderr: on a terminal a table that is drawn anew below the lines, elsewhere lines, one every 30 s."""
 
 import shutil
 from collections.abc import Callable, Sequence
@@ -6,9 +6,9 @@ from typing import TextIO
 
 from launcher.sweep.board import Board, Line, PlaceState
 from workload.contract.invocation import as_typed
-from workload.contract.text import duration, plain, printable
+from workload.contract.text import LINE_EVERY_S, duration, plain, printable
 
-COLUMNS = ("place", "block", "done", "images/s", "USD", "left", "now")
+COLUMNS = ("place", "block", "done", "per s", "USD", "left", "now")
 # Above, it is drawn in a cursor's place: more places than this would push the table off a small terminal.
 MOST_ROWS = 12
 
@@ -18,17 +18,16 @@ class LiveTable:
 
     def __init__(self, board: Board, stream: TextIO, now: Callable[[], float]) -> None:
         self._board, self._stream, self._now = board, stream, now
-        self._began_s = now()
+        self._began_s = self._told_s = now()
         self._is_terminal = stream.isatty()
         self._drawn = 0
         self._shown = ""
 
     def draw(self) -> None:
-        """Print new lines, and on a terminal the table as it is now."""
+        """Print new lines, and on a terminal the table as it is now; elsewhere progress where nothing else was told."""
         lines = self._board.take_lines()
         if not self._is_terminal:
-            for line in lines:
-                print(self._text(line), file=self._stream, flush=True)
+            self._tell(lines)
             return
         table = rows_of(self._board.states, shutil.get_terminal_size().columns - 1)
         text = "\n".join(table)
@@ -38,6 +37,14 @@ class LiveTable:
         self._stream.write("".join(f"{self._text(line)}\n" for line in lines) + (f"{text}\n" if table else ""))
         self._stream.flush()
         self._drawn, self._shown = len(table), text
+
+    def _tell(self, lines: Sequence[Line]) -> None:
+        """The lines; where there was none for a while, how far each place is."""
+        if not lines and self._now() - self._told_s >= LINE_EVERY_S:
+            lines = [Line(place=state.name, text=_progress(state)) for state in self._board.states]
+        for line in lines:
+            print(self._text(line), file=self._stream, flush=True)
+        self._told_s = self._now() if lines else self._told_s
 
     def clear(self) -> None:
         """Take the table away."""
@@ -59,6 +66,11 @@ def rows_of(states: Sequence[PlaceState], width: int) -> list[str]:
         "  ".join(f"{cell:<{wide}}" for cell, wide in zip(row, widths, strict=True)).rstrip()[:width] for row in rows
     ]
     return [*lines, *([f"and {len(states) - MOST_ROWS} places more"] if len(states) > MOST_ROWS else [])]
+
+
+def _progress(state: PlaceState) -> str:
+    left = "" if state.left_s is None else f", about {duration(state.left_s)} left"
+    return f"{state.done}/{state.runs}  {state.now or 'begins'}{left}"
 
 
 def _row(state: PlaceState) -> tuple[str, ...]:

@@ -3,19 +3,20 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from launcher.kinds import Runtime
 from launcher.machine import local, task
 from launcher.machine.local import LocalPlan
 from launcher.machine.options import LocalOptions
 from launcher.machine.runtime import Choice, choose
 from launcher.machine.task import End, Outcome
 from launcher.machine.watcher import Watcher
+from launcher.script import here
 from launcher.sweep.board import Board
 from launcher.sweep.control import Control
-from launcher.sweep.work import LOG_HINT, PlaceWork, one_line, too_large_text
+from launcher.sweep.work import LOG_HINT, PlaceWork, one_line, rate_text, too_large_text
 from workload.contract.errors import ExitCode
 from workload.contract.spec import Context, Resolved, RunSpec
 from workload.contract.task import Task, TaskRun
-from workload.contract.text import plain
 from workload.environment.outside import outside_facts
 
 
@@ -100,13 +101,14 @@ class LocalPlaces:
             if outcome.end is not End.NOT_STARTED:
                 self._board.say(work.name, f"block {run.block}, {name}: {outcome.end}: {why}")
             return
-        rate = outcome.bundle.record.timing.images_per_s if outcome.bundle and outcome.bundle.record.timing else None
+        record = outcome.bundle.record if outcome.bundle else None
+        rate = record.timing.images_per_s if record else None
         if outcome.end is End.FAILED:
             why = words.get("error") or outcome.why
             work.fail([run], why=why, hint=words.get("hint") or outcome.hint or LOG_HINT, code=_failed(outcome.code))
         elif outcome.end is End.COMPLETED:
             self._seconds[work.name].append(outcome.seconds)
-        what = f"{plain(rate, 4)} images/s" if outcome.end is End.COMPLETED and rate else f"{outcome.end}"
+        what = rate_text(record) if record and outcome.end is End.COMPLETED and rate else f"{outcome.end}"
         why = f": {words.get('error') or outcome.why}" if outcome.end is End.FAILED else ""
         self._show(work, "", rate=rate)
         self._board.say(work.name, f"{work.done}/{len(work.runs)}  block {run.block}, {name}: {what}{why}")
@@ -139,7 +141,7 @@ class _Seat:
 
     def plan_of(self, spec: RunSpec, context: Context) -> LocalPlan:
         """The run in a process or in a container, as its place asks for."""
-        options = self._work.plan.place.options or LocalOptions()
+        options, script = self._work.plan.place.options or LocalOptions(), self._work.plan.place.script
         return local.make_plan(
             Resolved(spec=spec, origin=self._work.plan.origin),
             self._choice(options, spec),
@@ -147,13 +149,21 @@ class _Seat:
             limits=options.limits(),
             outside=outside_facts() if self._choice(options, spec).engine else None,
             context=context,
+            workplace=script.workplace if script else None,
         )
 
     def _choice(self, options: LocalOptions, spec: RunSpec) -> Choice:
         """Alike for all specs that differ only in what a runtime does not look at."""
         alike = RunSpec(device=spec.device, compile=spec.compile)
         if alike not in self._choices:
-            self._choices[alike] = choose(options.asked_runtime(), spec, image=options.image, flavour=options.flavour)
+            script = self._work.plan.place.script
+            asked = here.runtime_of(script.options, options.asked_runtime()) if script else options.asked_runtime()
+            choice = choose(asked, spec, image=options.image, flavour=options.flavour)
+            if script and choice.runtime is Runtime.DOCKER:
+                here.require_visible(spec.script, script.workplace.folder)
+            elif script:
+                here.require_gpu(spec)
+            self._choices[alike] = here.with_packages(choice, script.options, is_dry=False) if script else choice
         return self._choices[alike]
 
 

@@ -20,10 +20,12 @@ from launcher.backends import BACKENDS
 from launcher.choice import flag_of
 from launcher.machine.options import LocalOptions
 from launcher.options import instance_of, parameters_of, signed
-from launcher.sweep.places import LOCAL, Configuration, Place
+from launcher.script.command import HereOptions, ThereOptions
+from launcher.sweep.command import Command
+from launcher.sweep.places import ARGUMENT, LOCAL, Configuration, Place
 from workload.contract.errors import UsageError
 from workload.contract.program import plainly
-from workload.contract.spec import Option, Origin, RunSpec, options, resolve
+from workload.contract.spec import SCRIPTS_TOO, Option, Origin, RunSpec, options, resolve, why_not_of_a_script
 from workload.contract.text import counted
 
 # One run has no interval, and two have one that is 4 times as wide as that of three (Student t).
@@ -32,7 +34,7 @@ USUAL_REPEATS = 3
 MANY_RUNS = 10_000
 # Part of names of jobs and of labels of a store.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-TOP = ("name", "repeats", "seed", "defaults", "matrix", "exclude", "on")
+TOP = ("name", "repeats", "seed", "script", "defaults", "matrix", "exclude", "on")
 OWN_OF_PLACE = ("backend", "name", "machines")
 # Of a place: what it costs, how long it may take and where its results go changes nothing of what is measured there;
 # the image is in the key by its content.
@@ -108,14 +110,18 @@ class _Reader:
     ) -> None:
         self._table, self._file = table, file
         self._environment, self._config_folder = environment, config_folder
+        self._command: Command | None = None
         # Repeats are blocks: they stand at the top.
         self._options = {option.name: option for option in options() if option.name != "repeats"}
 
     def read(self, *, many: bool) -> Matrix:
         self._known(self._table, TOP, where="")
         name = self._name()
+        self._command = self._script()
         defaults = self._run_options(self._section("defaults"), "[defaults]")
         axes = self._axes()
+        if self._command:
+            self._command.require_values(axes, self._error)
         places = [(entry, self._place(entry, number)) for number, entry in enumerate(self._tables("on"), start=1)]
         if not places:
             raise self._error("no place: where should it run?", hint='[[on]] with backend = "local", or "gcp" and gpu')
@@ -153,31 +159,86 @@ class _Reader:
         resolved = resolve({}, self._environment, self._config_folder)
         return resolved.spec.repeats if "repeats" in resolved.origin else USUAL_REPEATS
 
+    def _script(self) -> Command | None:
+        """What [script] says; None without one."""
+        if "script" not in self._table:
+            return None
+        section = self._section("script")
+        keys = {name: item for kind in (HereOptions, ThereOptions) for name, item in _keys(kind).items()}
+        self._known(section, ["command", *keys], where="[script] ", kind="command, nor an option of a script")
+        return Command.read(section, self._error)
+
+    def _flat(self, section: Mapping[str, Any], where: str) -> dict[str, Any]:
+        """A section with the arguments of a script as `args.lr`."""
+        arguments = section.get("args", {})
+        if "args" in section and self._command is None:
+            raise self._error(
+                f"{where} args: arguments are those of a script, and there is no [script]",
+                hint='[script] with command = ["train.py"]',
+            )
+        if not isinstance(arguments, dict):
+            raise self._error(f"{where} args must be a table; got '{arguments}'", hint="args.lr = [0.1, 0.01]")
+        flat: dict[str, Any] = {}
+        for name, value in section.items():
+            flat |= {f"{ARGUMENT}{key}": one for key, one in value.items()} if name == "args" else {name: value}
+        return flat
+
     def _axes(self) -> dict[str, tuple[Any, ...]]:
-        """The options that vary, each with its values."""
-        section = self._section("matrix")
+        """The options and arguments that vary, each with its values."""
+        section = self._flat(self._section("matrix"), "[matrix]")
         if not section:
-            raise self._error("the matrix is empty: no option varies", hint='[matrix] with model = ["resnet18"]')
+            usual = "args.lr = [0.1, 0.01]" if self._command else 'model = ["resnet18"]'
+            raise self._error("the matrix is empty: no option varies", hint=f"[matrix] with {usual}")
         axes = {}
         for name, values in section.items():
-            option = self._option(name, "[matrix]")
+            if not name.startswith(ARGUMENT):
+                self._option(name, "[matrix]")
+            if isinstance(values, dict):
+                [inner] = list(values)[:1] or ["NAME"]
+                raise self._error(
+                    f"[matrix] {name} must be a list; got a table",
+                    hint=f'args."{name.removeprefix(ARGUMENT)}.{inner}" = […] for an argument with a dot in its name',
+                )
             if not isinstance(values, list):
                 raise self._error(
-                    f"[matrix] {name} must be a list; got '{values}'", hint=f"{name} = [{_toml(values)}], or [defaults]"
+                    f"[matrix] {name} must be a list; got '{values}'",
+                    hint=f"{name} = [{_toml(values)}], or {self._once}",
                 )
             if not values:
-                raise self._error(f"the matrix is empty: {name} has no values", hint=f"{name} = [{_example(option)}]")
-            parsed = [self._parsed(option, value, f"[matrix] {name}: ") for value in values]
-            twice = next((value for value in parsed if parsed.count(value) > 1), None)
+                raise self._error(
+                    f"the matrix is empty: {name} has no values", hint=f"{name} = [{self._example_of(name)}]"
+                )
+            parsed = [self._value(name, value, f"[matrix] {name}: ") for value in values]
+            texts = [_toml(value) for value in parsed]
+            twice = next((text for text in texts if texts.count(text) > 1), None)
             if twice is not None:
-                raise self._error(f"[matrix] {name} has {_toml(twice)} twice", hint="leave one of them out")
+                raise self._error(f"[matrix] {name} has {twice} twice", hint="leave one of them out")
             axes[name] = tuple(parsed)
         return axes
 
+    @property
+    def _once(self) -> str:
+        """Where stands what does not vary."""
+        return "command of [script]" if self._command else "[defaults]"
+
+    def _example_of(self, name: str) -> str:
+        return "0.1" if name.startswith(ARGUMENT) else _example(self._options[name])
+
+    def _value(self, name: str, value: object, where: str) -> Any:
+        """A value of an axis, checked by the rule of its option; an argument of a script may be any single value."""
+        if not name.startswith(ARGUMENT):
+            return self._parsed(self._options[name], value, where)
+        if not isinstance(value, str | int | float):
+            raise self._error(
+                f"{where}a value must be text, a number, true or false; got '{value}'", hint=f"{name} = [0.1, 0.01]"
+            )
+        return value
+
     def _excludes(self, axes: Mapping[str, tuple[Any, ...]], places: Sequence[str]) -> list["_Exclude"]:
         rules = []
-        for number, entry in enumerate(self._tables("exclude"), start=1):
+        for number, table in enumerate(self._tables("exclude"), start=1):
             where = f"[[exclude]] {number}"
+            entry = self._flat(table, where)
             values = {key: value if isinstance(value, list) else [value] for key, value in entry.items()}
             self._known(values, [*axes, "on"], where=f"{where}: ", kind="an option of [matrix], nor on")
             if not values.keys() - {"on"}:
@@ -189,7 +250,7 @@ class _Reader:
                         f"{where}: no place is named '{name}'", hint=_nearest(str(name), places, "the places are")
                     )
             parsed = {
-                key: tuple(self._parsed(self._options[key], value, f"{where} {key}: ") for value in listed)
+                key: tuple(self._value(key, value, f"{where} {key}: ") for value in listed)
                 for key, listed in values.items()
             }
             text = ", ".join(f"{key} = {_toml(value)}" for key, value in entry.items())
@@ -217,12 +278,16 @@ class _Reader:
             problem = "has no backend" if backend is None else f"has the unknown backend '{backend}'"
             raise self._error(f"{where} {problem}", hint=_nearest(str(backend or ""), known, "backend is one of"))
         kinds, one_machine = _kinds_of(str(backend))
-        keys = {key: item for kind in kinds for item in fields(kind) for key in (item.name, _key_of(item))}
+        of_script = (HereOptions if backend == LOCAL else ThereOptions,) if self._command else ()
+        keys = {key: item for kind in (*kinds, *of_script) for key, item in _keys(kind).items()}
+        if self._command:
+            entry = {**{key: value for key, value in self._command.options.items() if key in keys}, **entry}
         self._known(entry, [*OWN_OF_PLACE, *keys, *self._options], where=f"{where}: ", kind=f"an option of {backend}")
         words = [
             word for key, value in entry.items() if key in keys for word in self._words(keys[key], key, value, where)
         ]
-        made = self._instances(str(backend), kinds, words, where)
+        made = self._instances(str(backend), (*kinds, *of_script), words, where)
+        script = made.pop() if of_script else None
         asked = {name: value for one in made for name, value in _changed(one).items() if name not in NOT_MEASURED}
         name = entry.get("name", _usual_name(str(backend), asked, entry.get("device")))
         if not isinstance(name, str) or not NAME.fullmatch(name):
@@ -236,6 +301,7 @@ class _Reader:
             where=made[1] if len(made) > 1 else None,
             asked={"name": name, "backend": backend, **asked},
             machines=self._machines(entry, where, str(backend), one_machine=one_machine),
+            script=script,
         )
 
     def _machines(self, entry: Mapping[str, Any], where: str, backend: str, *, one_machine: bool) -> int:
@@ -301,7 +367,8 @@ class _Reader:
         used: set[int],
     ) -> PlaceMatrix:
         """The configurations of one place; which of the excludes were of use is added to `used`."""
-        own = self._run_options({key: value for key, value in entry.items() if key in self._options}, place.name)
+        where = f"[[on]] {place.name}" if self._command else place.name
+        own = self._run_options({key: value for key, value in entry.items() if key in self._options}, where)
         for name in own.keys() & axes.keys():
             raise self._error(
                 f"[[on]] {place.name} sets {name}, which [matrix] varies",
@@ -326,13 +393,17 @@ class _Reader:
 
     def _resolved(self, given: Mapping[str, object], place: Place, values: Mapping[str, Any]) -> Any:
         try:
-            return resolve(given, self._environment, self._config_folder)
+            own = {name: value for name, value in given.items() if not name.startswith(ARGUMENT)}
+            script = self._command.words(values) if self._command else ()
+            return resolve(own, self._environment, self._config_folder, script=script)
         except UsageError as error:
             raise self._impossible(place, values, error) from error
 
     def _checked(self, once: RunSpec, place: Place, values: Mapping[str, Any]) -> RunSpec:
         try:
-            return replace(once, **values).checked()
+            own = {name: value for name, value in values.items() if not name.startswith(ARGUMENT)}
+            script = self._command.words(values) if self._command else ()
+            return replace(once, **own, script=script).checked()
         except UsageError as error:
             raise self._impossible(place, values, error) from error
 
@@ -364,6 +435,11 @@ class _Reader:
                 f"{where} repeats: a repeat is a block of the whole matrix", hint="repeats = 3 at the top of the file"
             )
         self._known([name], self._options, where=f"{where} ", kind="a run option")
+        if self._command and name not in SCRIPTS_TOO:
+            raise self._error(
+                f"{where} {name} is for our own trainer: {why_not_of_a_script(self._options[name])}",
+                hint=f"args.{name} for an argument of the script, or leave {name} out",
+            )
         return self._options[name]
 
     def _parsed(self, option: Option, value: object, where: str, *, list_hint: bool = True) -> Any:
@@ -443,6 +519,11 @@ def _kinds_of(backend: str) -> tuple[tuple[type, ...], bool]:
         return (LocalOptions,), True
     module = importlib.import_module(f"{BACKENDS[backend]}.options")
     return (module.Options, module.Where), module.COMMAND.one_machine
+
+
+def _keys(kind: type) -> dict[str, Any]:
+    """The fields of a dataclass by the names that a file may have for them."""
+    return {key: item for item in fields(kind) for key in (item.name, _key_of(item))}
 
 
 def _key_of(item: Any) -> str:

@@ -11,6 +11,13 @@ from workload.contract.spec import Origin, RunSpec
 from workload.contract.task import Task, TaskRun
 
 LOCAL = "local"
+# What an argument of a script begins with, as an axis of a matrix.
+ARGUMENT = "args."
+
+
+def as_text(value: Any) -> str:
+    """A value of a matrix as a command line has it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +27,8 @@ class Place:
     `options` and `where` are the dataclasses of `launch <backend>`, as `Backend.settings` and `Backend.plan` take them;
     here `launcher.machine.options.LocalOptions` and None. `asked`: plain values of the entry that say what is measured,
     by the names of the file; they are part of every run's key. `machines`: how many share the blocks, 0 for a machine
-    of its own for every block.
+    of its own for every block. `script`: of somebody's own script what the place was asked for, and once its folder was
+    looked at a `launcher.sweep.script.PlacedScript`; None for our trainer.
     """
 
     name: str
@@ -29,6 +37,7 @@ class Place:
     where: Any = None
     asked: Mapping[str, Any] = field(default_factory=dict)
     machines: int = 1
+    script: Any = None
 
     def machine_of(self, block: int) -> int:
         """The number of the machine, from 1, that a block runs on; more blocks change nothing for earlier ones."""
@@ -44,8 +53,11 @@ class Configuration:
 
     @property
     def text(self) -> str:
-        """As messages name it: `resnet50, batch_size 64`."""
-        words = (f"{value}" if name == "model" else f"{name} {value}" for name, value in self.values.items())
+        """As messages name it: `resnet50, batch_size 64`; an argument of a script by its own name, `lr 0.1`."""
+        words = (
+            f"{value}" if name == "model" else f"{name.removeprefix(ARGUMENT)} {as_text(value)}"
+            for name, value in self.values.items()
+        )
         return ", ".join(words) or self.spec.model
 
 

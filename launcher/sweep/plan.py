@@ -17,6 +17,7 @@ from launcher.sweep.matrix import Matrix, PlaceMatrix, impossible
 from launcher.sweep.places import LOCAL, Place, PlacePlan, Sweep
 from launcher.sweep.there import There, first_lines, seconds_of_runs
 from workload.contract.errors import UsageError
+from workload.contract.script import without_secrets
 from workload.contract.spec import Resolved, RunSpec
 from workload.contract.task import Task
 from workload.contract.text import counted, dollars, duration, minutes, wrapped
@@ -131,6 +132,8 @@ class SweepPlan:
         yield "order", f"of its own in every block, the same at every place (seed {sweep.seed})"
         for place in self.places:
             yield place.plan.place.name, _place_text(place)
+            if place.plan.place.script:
+                yield "", f"the script {place.plan.place.script.text}"
             for note in place.notes:
                 yield "", note
         if len(self.places) > 1:
@@ -436,7 +439,7 @@ def _to_json(forecast: PlaceForecast) -> dict[str, Any]:
                         "position": run.position,
                         "run_key": run.run_key,
                         "done": run.run_key in plan.done,
-                        "spec": run.spec.to_json(),
+                        "spec": {**run.spec.to_json(), "script": list(without_secrets(run.spec.script))},
                     }
                     for run in task.runs
                 ],

@@ -14,6 +14,7 @@ from typing import Any
 
 from launcher.backends.door import Backend, Condition, Job, Listing, Machine, Plan
 from launcher.jobs import cleanup, launches
+from launcher.jobs.commands import with_packages
 from launcher.jobs.follow import LATER_EVERY_S, MAX_BACKOFF_S, interval_s
 from launcher.jobs.launches import LaunchState, Seen
 from launcher.jobs.records import (
@@ -166,7 +167,8 @@ class RentedPlace:
             on_event=lambda event: self._board.say(self.place.name, event.text) if event.kind == "note" else None,
         )
         self._noun = machines.noun
-        self._launcher = Launcher(self._here, output=self._output)
+        script = self.place.script
+        self._launcher = Launcher(self._here, output=self._output, parcel=script.parcel if script else None)
         self._homecoming = Homecoming(self._work, store, self._output, self._board, self._bringers)
 
     def _take_stock(self) -> None:
@@ -280,7 +282,11 @@ class RentedPlace:
         now = datetime.fromtimestamp(self._here.now_s(), UTC)
         draft = self._backend.plan(job, options, self._settings, now=now)
         if self._prepared is None:
-            self._prepared = self._backend.prepare(draft, self._here.machines)
+            sent = self.place.script and self.place.script.parcel
+            if sent:
+                draft = draft.renamed(replace(draft.request, script=sent.facts()))
+            prepared = self._backend.prepare(draft, self._here.machines)
+            self._prepared = with_packages(prepared, sent.requirements) if sent and sent.requirements else prepared
             return self._prepared
         own_fields = {name: getattr(draft.request, name) for name in OWN}
         return self._prepared.renamed(replace(self._prepared.request, **own_fields))

@@ -1,6 +1,7 @@
 """`launch sweep` once its options are known: the plan of what is asked for, and its start."""
 
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -70,6 +71,10 @@ def planned(
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> SweepPlan:
     """The plan, with what the folder of results has; `UsageError` where it is expected to cost more than it may."""
+    if any(place.place.script for place in matrix.places):
+        from launcher.sweep import script  # noqa: PLC0415 - most matrices have none
+
+        matrix = script.placed(matrix, file=asked.file, folder=Path.cwd(), environment=os.environ)
     at = now()
     plan = make_plan(
         matrix,

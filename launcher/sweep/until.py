@@ -1,10 +1,11 @@
 """`--until`: whether a place has blocks enough, by the bundles that it has. Pure."""
 
+import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from launcher.sweep.places import Configuration
+from launcher.sweep.places import ARGUMENT, Configuration
 from workload.contract import until
 from workload.contract.errors import UsageError
 from workload.contract.spec import RunSpec, options
@@ -47,11 +48,14 @@ def parse_share(text: str, flag: str) -> float:
 
 
 def parse_baseline(text: str) -> dict[str, Any]:
-    """`precision=fp32,batch_size=32` as option values; raises `UsageError` for what is none."""
+    """`precision=fp32,args.lr=0.1` as values of a matrix; raises `UsageError` for what is none."""
     known = {option.name: option for option in options()}
     values: dict[str, Any] = {}
     for part in text.split(","):
         name, equals, value = part.strip().partition("=")
+        if equals and name.startswith(ARGUMENT):
+            values[name] = _argument(value)
+            continue
         option = known.get(name.replace("-", "_"))
         if not equals or option is None:
             raise UsageError(
@@ -61,15 +65,30 @@ def parse_baseline(text: str) -> dict[str, Any]:
     return values
 
 
+def _argument(text: str) -> Any:
+    """The value that a matrix has for an argument of a script: a number, true or false, else the text."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
 def require_baseline(wanted: Until, configurations: tuple[Configuration, ...]) -> None:
     """Raises `UsageError` where no configuration has its baseline in the matrix."""
-    specs = {configuration.spec for configuration in configurations}
-    if wanted.baseline and not any(replace(spec, **wanted.baseline) in specs - {spec} for spec in specs):
+    if wanted.baseline and not any(_against(wanted, one, configurations) for one in configurations):
         named = ", ".join(f"{name} {value}" for name, value in wanted.baseline.items())
         raise UsageError(
             f"no two configurations of the matrix differ in the baseline's options alone; got {named}",
             hint="--baseline OPTION=VALUE, of an option with several values in [matrix]",
         )
+
+
+def _against(
+    wanted: Until, configuration: Configuration, configurations: tuple[Configuration, ...]
+) -> Configuration | None:
+    """The one that a configuration is compared with; None where it is the baseline's own, or has none."""
+    values = {**configuration.values, **wanted.baseline}
+    return next((one for one in configurations if one.values == values and one is not configuration), None)
 
 
 def decide(wanted: Until, configurations: tuple[Configuration, ...], figures: Figures) -> Decision:
@@ -80,8 +99,8 @@ def decide(wanted: Until, configurations: tuple[Configuration, ...], figures: Fi
         if not wanted.baseline:
             rates = [own[block] for block in sorted(own)]
         else:
-            against = replace(configuration.spec, **wanted.baseline)
-            other = {} if against == configuration.spec else figures.get(against, {})
+            against = _against(wanted, configuration, configurations)
+            other = figures.get(against.spec, {}) if against else {}
             rates = [own[block] / other[block] for block in sorted(own.keys() & other.keys())]
         if rates:
             series[configuration.text] = rates

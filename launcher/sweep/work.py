@@ -12,7 +12,7 @@ from workload.contract.errors import ExitCode
 from workload.contract.record import Record, Status
 from workload.contract.spec import RunSpec
 from workload.contract.task import Task, TaskRun
-from workload.contract.text import counted
+from workload.contract.text import counted, plain
 from workload.contract.until import Decision
 
 # A run with one of these is not measured again.
@@ -225,6 +225,12 @@ def one_line(run: TaskRun, plan: PlacePlan) -> str:
     texts = {configuration.spec: configuration.text for configuration in plan.configurations}
     batch = "" if run.spec.batch_size is None else f", batch {run.spec.batch_size}"
     return texts.get(run.spec) or f"{run.spec.model}{batch}, {run.spec.precision}"
+
+
+def rate_text(record: Record) -> str:
+    """`250 images/s`, or what else the script of the run counts."""
+    unit = (record.spec.script and record.spec.script.unit) or "images"
+    return f"{plain(record.timing.images_per_s or 0.0, 4)} {unit}/s"
 
 
 def too_large_text(smaller: RunSpec) -> str:

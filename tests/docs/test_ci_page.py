@@ -5,24 +5,26 @@ import re
 import shutil
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
 
 from tests.docs import pages
+from tests.launcher.script import tiny
 
 pytestmark = [pytest.mark.world, pytest.mark.timeout(1800)]
 PAGE = "docs/ci.md"
+LAYER = "torch.nn.Linear(8, 4)"
 # As `run` of GitHub Actions on Linux: docs.github.com/actions/reference/workflows-and-actions/workflow-syntax, `shell`.
 SHELL = ("bash", "--noprofile", "--norc", "-eo", "pipefail", "-c")
 
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """Of this code, with `origin/main` and a commit after it; its .venv is ours."""
+    """Of this code and of a script, with `origin/main` and a commit after it; its .venv is ours."""
     folder = tmp_path / "checkout"
     shutil.copytree(pages.ROOT / "workload", folder / "workload", ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "train.py").write_text(tiny.SCRIPT.replace("from package.model import make", "").replace("make()", LAYER))
     (folder / ".gitignore").write_text(".venv\nresults\n")
     (folder / ".venv").symlink_to(sys.prefix)
     for words in (
@@ -50,10 +52,15 @@ def run(line: str, checkout: Path, **environment: str) -> "subprocess.CompletedP
 
 
 def steps() -> list[str]:
-    """The commands of each `run: |` of the page."""
+    """The command of each `run:` of the page."""
     text = "\n".join(block.text for block in pages.blocks(PAGE) if block.language == "yaml")
-    scripts = re.findall(r"^( *)run: \|\n((?:\1  .*\n?)+)", text, re.MULTILINE)
-    return [textwrap.dedent(script) for _, script in scripts]
+    return re.findall(r"^ *- run: (.+)$", text, re.MULTILINE)
+
+
+def test_the_page_installs_and_compares() -> None:
+    install, compare = steps()
+    assert install == "pip install './.rooflaunch[trainer]' -r requirements.txt"
+    assert compare.startswith("launch duel --commit ")
 
 
 @pytest.mark.slow
@@ -63,32 +70,37 @@ def test_the_lines_of_the_page_run_in_a_checkout(checkout: Path) -> None:
     for line in lines:
         done = run(line, checkout)
         assert done.returncode == 0, done.stderr
-        assert done.stdout.startswith("A          HEAD (")
+        assert done.stdout.startswith("note       both sides are the same program: ")
+        assert "\nA          HEAD (" in done.stdout
 
 
-@pytest.mark.parametrize(("code", "ends"), [(0, 0), (6, 6), (7, 7), (11, 11), (12, 0), (13, 0)], ids=str)
-def test_which_verdicts_end_the_build(code: int, ends: int, checkout: Path) -> None:
+@pytest.mark.parametrize(
+    ("code", "is_failed"), [(0, False), (2, True), (6, True), (7, True), (11, True), (12, False), (13, False)], ids=str
+)
+def test_which_verdicts_end_the_build(code: int, is_failed: bool, checkout: Path) -> None:
     """With a program in the place of ours that says its words and ends as it is told."""
-    program = checkout / "launch"
+    program = checkout / "bin" / "launch"
+    program.parent.mkdir()
     program.write_text(f'#!/bin/sh\necho "$@"\nexit {code}\n')
     program.chmod(0o755)
-    (script,) = steps()
+    path = f"{program.parent}:{os.environ['PATH']}"
 
-    done = run(script.replace(".venv/bin/launch", "./launch"), checkout)
+    done = run(steps()[1], checkout, PATH=path, GITHUB_BASE_REF="main")
 
-    assert done.returncode == ends
-    assert done.stdout.splitlines()[0].startswith("duel --commit origin/main HEAD --cpu")
+    assert (done.returncode != 0) is is_failed
+    assert done.stdout == "duel --commit origin/main HEAD --cpu --max-time 20m -- train.py --epochs 1\n"
 
 
 @pytest.mark.night(part="duels")
 def test_the_step_runs_with_the_real_program(checkout: Path) -> None:
     """In small, and with a share that a busy machine can tell."""
-    (script,) = steps()
-    small = "--same-within 50% --model squeezenet1_1 --batch-size 1 --image-size 32 --iterations 15 --min-seconds 0"
-    shortened = script.replace("--model mobilenet_v2", small)
+    script = steps()[1]
+    small = "--max-time 20m --same-within 50% --iterations 15 --min-seconds 0"
+    shortened = script.replace("--max-time 20m", small)
     assert shortened != script
+    path = f"{checkout / '.venv/bin'}:{os.environ['PATH']}"
 
-    done = run(shortened, checkout, GITHUB_STEP_SUMMARY=str(checkout / "summary.md"))
+    done = run(shortened, checkout, PATH=path, GITHUB_BASE_REF="main", GITHUB_STEP_SUMMARY=str(checkout / "summary.md"))
 
     assert done.returncode == 0, done.stdout + done.stderr
     summary = (checkout / "summary.md").read_text()

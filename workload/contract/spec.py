@@ -106,14 +106,13 @@ GPU_MIN_SECONDS = 3.0
 # Options that a run of somebody's own script has too; all others say what our trainer does.
 SCRIPTS_TOO = frozenset(
     {
-        *("device", "warmup", "iterations", "repeats", "ceilings", "fresh_ceilings", "samples_per_step"),
+        *("device", "warmup", "iterations", "min_seconds", "repeats", "ceilings", "fresh_ceilings", "samples_per_step"),
         *("profile", "profile_steps"),
     },
 )
 FOR_SCRIPTS = frozenset({"samples_per_step"})
 # Why a script has not the others, where "the script decides its …" is no reason.
 WHY_NOT_OF_A_SCRIPT = {
-    "min_seconds": "a script takes its measured steps for 3 s at least on a GPU",
     "profile_step_bytes": "of a script each kernel is counted, and no more",
     "profile_throughput": "of a script each kernel is counted, and no more",
     "dataset": "the script reads its own data; --data says where they lie",
@@ -433,13 +432,18 @@ def resolve(
     return Resolved(spec=RunSpec(**values, script=tuple(script)).checked(), origin=origin)
 
 
+def why_not_of_a_script(option: Option) -> str:
+    """Why a run of somebody's own script refuses an option that only our trainer has."""
+    return WHY_NOT_OF_A_SCRIPT.get(option.name, f"the script decides its {option.label.removeprefix('no ')}")
+
+
 def _require_a_scripts(given: Mapping[str, object]) -> None:
     if given.get("device") == Device.MPS:
         raise UsageError("--mps is for our own trainer: the script decides its device", hint="leave --mps out")
     for option in options():
         if option.name in given and option.name not in SCRIPTS_TOO:
             flag = option.flag if given[option.name] is not False else option.off_flag
-            why = WHY_NOT_OF_A_SCRIPT.get(option.name, f"the script decides its {option.label.removeprefix('no ')}")
+            why = why_not_of_a_script(option)
             raise UsageError(f"{flag} is for our own trainer: {why}", hint=f"leave {flag} out")
 
 

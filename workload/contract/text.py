@@ -145,6 +145,10 @@ def wrapped(text: str, width: int | None, *, indent: int = 0, first: str = "") -
     return (start + f"\n{' ' * indent}".join(lines)).replace(NO_BREAK, " ").rstrip()
 
 
+# Without a terminal, long work prints a line of progress this often.
+LINE_EVERY_S = 30.0
+
+
 def terminal_width(stream: TextIO) -> int | None:
     """How wide lines on `stream` may be, 40 to 200; None where it is no terminal, whose lines nobody wraps.
 

@@ -74,6 +74,9 @@ def add_parser(commands: Any, formatter: Any) -> None:
     )
     parser.add_argument("--warmup", metavar="N", help="warm-up steps, kept apart (10; 3 on a CPU)")
     parser.add_argument("--iterations", metavar="N", help="measured steps, at least (100; 20 on a CPU)")
+    parser.add_argument(
+        "--min-seconds", metavar="S", help="add measured steps until so many seconds have passed (3; 0 on a CPU)"
+    )
     parser.add_argument("--samples-per-step", metavar="N", help="what a step trains on, where no DataLoader tells")
     parser.add_argument("--data", metavar="PATH", help="what {data} in the script's arguments stands for")
     parser.add_argument("--then", metavar="|".join(THEN), default="stop", help="after the last measured step (stop)")
@@ -162,10 +165,10 @@ def run(parsed: Namespace, timeline: Timeline) -> int:
     return _close(measured[0], script, end, is_launched=is_launched)
 
 
-def _counts(parsed: Namespace) -> dict[str, int | None]:
+def _counts(parsed: Namespace) -> dict[str, Any]:
     known = {option.name: option for option in options()}
     per_step = known["batch_size"]
-    rows = {"warmup": known["warmup"], "iterations": known["iterations"], "samples_per_step": per_step}
+    rows = {name: known[name] for name in ("warmup", "iterations", "min_seconds")} | {"samples_per_step": per_step}
     counts = {}
     for name, option in rows.items():
         text = getattr(parsed, name)

@@ -20,7 +20,7 @@ from workload.script.program import Program
 from workload.series import profile_first
 
 # Arguments of `python -m workload script` that every process of the series gets as they were given.
-PASSED = ("warmup", "iterations", "samples_per_step", "data", "then", "profile_steps")
+PASSED = ("warmup", "iterations", "min_seconds", "samples_per_step", "data", "then", "profile_steps")
 
 
 def run(parsed: Namespace, script: Program, context: Context, *, repeats: int, profile: Profile) -> int:

@@ -39,15 +39,17 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How many steps are asked for; None: as usual on the device."""
+    """How many steps are asked for; None: as usual on the device. `min_seconds`: of measured steps, at least."""
 
     warmup: int | None
     iterations: int | None
     samples_per_step: int | None
+    min_seconds: float | None = None
 
     def filled(self, device: Device) -> tuple[int, int, float]:
         """Warm-up steps, measured steps, and the least seconds of these."""
         on_cpu = device is Device.CPU
         warmup = (3 if on_cpu else 10) if self.warmup is None else self.warmup
         iterations = (20 if on_cpu else 100) if self.iterations is None else self.iterations
-        return warmup, iterations, 0.0 if on_cpu else GPU_MIN_SECONDS
+        least_s = (0.0 if on_cpu else GPU_MIN_SECONDS) if self.min_seconds is None else self.min_seconds
+        return warmup, iterations, least_s

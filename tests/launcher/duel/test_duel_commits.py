@@ -3,6 +3,7 @@
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,13 +46,14 @@ def code_of(export: commits.Export) -> str:
 
 
 def test_two_commits(checkout: Path) -> None:
-    with commits.exported(("first", "HEAD"), checkout / "workload") as ((a, b), warnings):
+    with commits.exported(("first", "HEAD"), checkout / "workload") as exports:
+        a, b = exports.a, exports.b
         assert (code_of(a), code_of(b)) == ("'first'\n", "'second'\n")
         assert a.commit == git(checkout, "rev-parse", "first")
         assert b.label == f"HEAD ({b.commit[:10]} The second | one)"
         assert len(str(a.folder)) == len(str(b.folder))
         assert sorted(path.name for path in a.folder.iterdir()) == ["workload"]
-        assert warnings == ()
+        assert (exports.links, exports.warnings) == ((), ())
     assert not a.folder.exists()
     assert git(checkout, "status", "--porcelain") == ""
 
@@ -62,7 +64,8 @@ def test_the_working_tree_is_laid_out_with_what_is_new_and_without_what_is_ignor
     (checkout / "workload/old.pyc").touch()
     before = git(checkout, "status", "--porcelain")
 
-    with commits.exported(("HEAD", "."), checkout) as ((a, b), warnings):
+    with commits.exported(("HEAD", "."), checkout) as exports:
+        a, b = exports.a, exports.b
         (checkout / "workload/__main__.py").write_text("'changed meanwhile'\n")
         assert (code_of(a), code_of(b)) == ("'second'\n", "'changed'\n")
         assert sorted(path.name for path in (b.folder / "workload").iterdir()) == [
@@ -71,20 +74,21 @@ def test_the_working_tree_is_laid_out_with_what_is_new_and_without_what_is_ignor
             "new.py",
         ]
         assert (b.commit, b.label) == (f"{a.commit}-dirty", f"the working tree ({a.commit[:10]} and changes)")
-        assert warnings == ()
+        assert (exports.links, exports.warnings) == ((), ())
     assert git(checkout, "status", "--porcelain") == before
 
 
 def test_a_working_tree_without_changes_is_its_commit(checkout: Path) -> None:
-    with commits.exported(("HEAD", "."), checkout) as ((a, b), _):
-        assert a.commit == b.commit
+    with commits.exported(("HEAD", "."), checkout) as exports:
+        a, b = exports.a, exports.b
+        assert (a.commit, a.tree) == (b.commit, b.tree)
         assert b.label == f"the working tree ({a.commit[:10]})"
 
 
 def test_changes_that_are_in_neither_side_are_told(checkout: Path) -> None:
     (checkout / "workload/new.py").touch()
-    with commits.exported(("first", "HEAD"), checkout) as (_, warnings):
-        assert warnings == (
+    with commits.exported(("first", "HEAD"), checkout) as exports:
+        assert exports.warnings == (
             "1 file of workload/ changed since the last commit: in neither side (--commit HEAD . has them)",
         )
 
@@ -114,6 +118,180 @@ def test_without_git(checkout: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     with pytest.raises(ToolError, match="git cannot be run"), commits.exported(("HEAD", "first"), checkout):
         pass
+
+
+# --- commits of a script's repository
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository of a user's: a script in a folder of it, two commits, data and caches that git ignores."""
+    folder = tmp_path / "project"
+    for name, text in {
+        "src/train.py": "one",
+        "src/package/main.py": "",
+        ".gitignore": "data/\n*.pt\n__pycache__/\n.venv/\n",
+        ".gitattributes": "*.md export-ignore\n",
+        "read.md": "me",
+        "data/photo.jpg": "x" * 9,
+        "src/weights.pt": "w",
+        "src/__pycache__/train.pyc": "",
+        ".venv/pyvenv.cfg": "",
+    }.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    git(folder, "init", "-q", "-b", "main")
+    git(folder, "add", "-A")
+    git(folder, "commit", "-qm", "one")
+    (folder / "src/train.py").write_text("two")
+    git(folder, "commit", "-qam", "two")
+    monkeypatch.chdir(folder / "src")
+    return folder
+
+
+def duel_of(*words: str, commits: tuple[str, str] = ("HEAD~1", "HEAD"), data: str | None = None) -> Request:
+    return Request(shared={}, words=words, commits=commits, images=None, output=Path("out"), data=data)
+
+
+def test_a_script_of_two_commits_runs_in_a_copy_of_each_with_what_git_ignores_in_place(project: Path) -> None:
+    with sides.prepared(duel_of("train.py", "--root", "{data}", data="../data"), {}) as pair:
+        a, b = (side.plan.workplace for side in (pair.a, pair.b))
+        assert a is not None
+        assert b is not None
+        assert [(one.folder / "train.py").read_text() for one in (a, b)] == ["one", "two"]
+        assert (a.folder.parts[-2:], b.folder.parts[-2:]) == (("A", "src"), ("B", "src"))
+        assert a.data == str(project / "data")
+        assert [one.commit for one in (a, b)] == [git(project, "rev-parse", name) for name in ("HEAD~1", "HEAD")]
+        # As a checkout has them, whatever the attributes say of archives; links to what is ignored, but for caches.
+        assert (a.folder.parent / "read.md").read_text() == "me"
+        assert (a.folder.parent / "data").readlink() == project / "data"
+        assert (a.folder / "weights.pt").readlink() == project / "src/weights.pt"
+        assert not (a.folder / "__pycache__").exists()
+        assert not (a.folder.parent / ".venv").exists()
+        assert pair.facts == (
+            (
+                "script",
+                "train.py --root '{data}', in a copy of each commit: what it writes there is deleted at the end",
+            ),
+            ("data", f"{{data}} is {project}/data, used in place by both sides"),
+            ("links", f"data/, src/weights.pt: ignored by git, used in place in {project} by both sides"),
+        )
+        # Bundles stay where the user is.
+        assert pair.a.plan.output == project / "src/out"
+        assert (pair.a.label[:8], pair.are_equal, pair.compares_code) == ("HEAD~1 (", False, True)
+    assert not a.folder.exists()
+    assert (project / "data/photo.jpg").is_file()
+    assert git(project, "status", "--porcelain") == ""
+
+
+def test_the_same_commit_or_the_same_content_is_the_same_program(project: Path) -> None:
+    with sides.prepared(duel_of("train.py", commits=("HEAD", "main")), {}) as pair:
+        assert pair.are_equal
+    git(project, "commit", "-q", "--allow-empty", "-m", "nothing")
+    with sides.prepared(duel_of("train.py"), {}) as pair:
+        assert pair.are_equal
+    with sides.prepared(duel_of("train.py", commits=("HEAD", ".")), {}) as pair:
+        assert pair.are_equal
+        assert pair.warnings == ()
+    (project / "src/train.py").write_text("three")
+    with sides.prepared(duel_of("train.py", commits=("HEAD", ".")), {}) as pair:
+        assert not pair.are_equal
+        assert pair.b.plan.workplace is not None
+        assert (pair.b.plan.workplace.folder / "train.py").read_text() == "three"
+    with sides.prepared(duel_of(str(project / "src/train.py")), {}) as pair:
+        assert pair.a.plan.spec.script == ("train.py",)
+        assert pair.warnings == ("1 file changed since the last commit: in neither side (--commit HEAD . has them)",)
+
+
+def test_an_import_path_into_the_repository_leads_to_the_copy(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.path", ["bin", str(project / "lib"), str(project / "src"), "/elsewhere"])
+    with sides.prepared(duel_of("-m", "package.main"), {"PYTHONPATH": f"{project}/src:/more"}) as pair:
+        assert pair.a.plan.workplace is not None
+        copy = pair.a.plan.workplace.folder
+        assert pair.a.plan.workplace.variables == {"PYTHONPATH": f"{copy}:/more:{copy.parent}/lib"}
+
+
+@pytest.mark.parametrize(
+    ("words", "changes", "message", "hint"),
+    [
+        pytest.param(
+            ("tain.py",),
+            {},
+            "'HEAD~1' of {project} has no script 'src/tain.py'",
+            "a commit that has it; git log --oneline -- tain.py",
+            id="a commit without the script",
+        ),
+        pytest.param(
+            ("-m", "package.mian"),
+            {},
+            "'HEAD~1' of {project} has no module 'package.mian'",
+            "a commit that has it; git log --oneline -- package.mian",
+            id="a commit without the module",
+        ),
+        pytest.param(
+            ("../../train.py",),
+            {},
+            "'../../train.py' lies outside of the repository {project}, whose commits are meant",
+            "cd {parent}, then launch duel --commit main HEAD -- train.py",
+            id="a script outside of the repository",
+        ),
+        pytest.param(
+            ("train.py",), {"commits": ("mian", "HEAD")}, "{project} has no commit 'mian'", None, id="no commit"
+        ),
+        pytest.param(("-m",), {}, "-m needs the name of a module", None, id="a module without its name"),
+        pytest.param(
+            ("torchrun", "train.py"),
+            {},
+            "'torchrun' starts a process for each GPU, and a step of several processes cannot be measured yet",
+            "the script alone, on one GPU: launch duel --commit main HEAD -- train.py",
+            id="a launcher of several processes",
+        ),
+        pytest.param(("train.py",), {"data": "gone"}, "no data at 'gone'", None, id="no data"),
+        pytest.param(
+            ("train.py", "---", "train.py"),
+            {},
+            "a duel compares options, commits or images, one of the three",
+            None,
+            id="commits and arguments",
+        ),
+    ],
+)
+def test_what_commits_of_a_script_cannot_be(
+    words: tuple[str, ...], changes: dict[str, Any], message: str, hint: str | None, project: Path
+) -> None:
+    with pytest.raises(UsageError) as caught, sides.prepared(duel_of(*words, **changes), {}):
+        pass
+    names = {"project": project, "parent": project.parent}
+    assert str(caught.value) == message.format(**names)
+    assert hint is None or caught.value.hint == hint.format(**names)
+
+
+def test_a_folder_that_no_commit_has(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would lead out of the copy, to the script as it is now."""
+    monkeypatch.chdir(project / "data")
+    with pytest.raises(UsageError) as caught, sides.prepared(duel_of("../src/train.py"), {}):
+        pass
+    assert str(caught.value) == f"{project / 'data'} is ignored by git: no commit has this folder"
+    assert caught.value.hint == f"cd {project}, then the same"
+
+
+def test_a_script_in_no_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError) as caught, sides.prepared(duel_of("train.py"), {}):
+        pass
+    assert str(caught.value) == f"{tmp_path} is in no git repository"
+    assert caught.value.hint == "cd to the script's repository, then launch duel --commit main HEAD -- train.py"
+
+
+def test_data_that_git_would_copy_is_refused(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commits, "MOST_NEW_BYTES", 8)
+    (project / "new.bin").write_bytes(b"x" * 9)
+    with pytest.raises(UsageError) as caught, sides.prepared(duel_of("train.py", commits=("HEAD", ".")), {}):
+        pass
+    assert str(caught.value) == (
+        f"files of {project} that git neither tracks nor ignores have 9 B, at most 8 B; the largest is new.bin"
+    )
+    assert caught.value.hint == "data belongs into .gitignore: both sides then use it in place"
 
 
 def test_a_side_runs_the_code_of_its_commit_from_any_folder(checkout: Path) -> None:

@@ -2,6 +2,7 @@
 
 import math
 import random
+import threading
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher.duel import contest
-from launcher.duel.contest import Budget, Measured, fight, make_budget
+from launcher.duel.contest import Budget, Measured, OutOfTimeError, Work, compared, fight, make_budget
 from launcher.duel.sides import Pair, Side
 from launcher.kinds import Runtime
 from launcher.machine import local
@@ -35,34 +36,51 @@ def make_pair(*, are_equal: bool = False) -> Pair:
     return Pair(a=a, b=Side(variant="B", label="--precision bf16", plan=plan), are_equal=are_equal)
 
 
+WORK = Work(samples=16, flop=2e9)
+
+
 class Machine:
     """Runs segments: 10 ms an image, B longer by `effect`; each takes `segment_s` on its clock.
 
-    The segments before `busy_to` are on a busy machine.
+    The segments before `busy_to` are on a busy machine. `b`: what a step of B does, where it is not what A's does.
     """
 
     def __init__(
-        self, *, effect: float = 0.0, noise: float = 0.001, segment_s: float = 5.0, wall: float = 0.0, busy_to: int = 0
+        self,
+        *,
+        effect: float = 0.0,
+        noise: float = 0.001,
+        segment_s: float = 5.0,
+        wall: float = 0.0,
+        busy_to: int = 0,
+        b: Work | None = None,
     ) -> None:
         self._effect, self._noise, self._segment_s, self._wall = effect, noise, segment_s, wall
-        self._busy_to = busy_to
+        self._busy_to, self._works = busy_to, {"A": WORK, "B": b or WORK}
         self._rng, self.clock_s, self.order = random.Random(0), 100.0, ""
         self.before: Callable[[int], None] = lambda _: None
 
-    def measure(self, side: Side, *, name: str, position: int) -> Measured:
+    def measure(self, side: Side, *, name: str, position: int, left_s: float, tell: contest.Tell) -> Measured:
+        del tell
         self.before(position)
+        if self._segment_s > left_s:
+            self.clock_s += left_s
+            raise OutOfTimeError
         self.clock_s += self._segment_s
         self.order += side.variant
         is_b = side.variant == "B"
         image_s = 0.01 * math.exp(self._rng.gauss(0, self._noise) + self._effect * is_b)
         wall_s = image_s * math.exp(self._wall * is_b)
-        folder = Path(f"{name}-{position}")
+        folder, work = Path(f"{name}-{position}"), self._works[side.variant]
         busy = "other processes used the CPU: this run got 4 % of one" if position < self._busy_to else None
         return Measured(
             position=position,
             variant=side.variant,
-            image_s=image_s,
-            wall_image_s=wall_s,
+            step_s=work.samples * image_s,
+            sample_s=image_s,
+            wall_step_s=work.samples * wall_s,
+            wall_sample_s=wall_s,
+            work=work,
             folder=folder,
             busy=busy,
         )
@@ -153,6 +171,72 @@ def test_an_interrupted_duel_keeps_its_segments() -> None:
     assert isinstance(outcome.interrupted, InterruptedRunError)
     assert len(outcome.segments) == 6
     assert outcome.state.reason.startswith("not decidable: interrupted by Ctrl-C after 1 quadruple")
+
+
+def test_a_run_that_is_under_way_ends_with_the_time() -> None:
+    """The first quadruple is begun whatever it takes."""
+    machine = Machine(segment_s=250.0)
+
+    outcome = machine.fight(TEN_MINUTES)
+
+    assert (len(outcome.segments), outcome.elapsed_s) == (2, 600.0)
+    assert outcome.state.verdict is DuelVerdict.NOT_DECIDABLE
+    assert outcome.state.reason == "not decidable: the time of 10 min was used up before a quadruple was complete"
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "text", "by_sample"),
+    [
+        pytest.param(WORK, WORK, "", False, id="the same"),
+        pytest.param(WORK, Work(samples=16, flop=2.01e9), "", False, id="FLOP within 1 %"),
+        pytest.param(WORK, Work(samples=16, flop=None), "", False, id="FLOP unknown"),
+        pytest.param(
+            WORK,
+            Work(samples=16, flop=2.1e9),
+            "a step is not the same work, A 16 images and 2 GFLOP and B 16 images and 2.1 GFLOP:"
+            " throughput is compared, in images/s",
+            True,
+            id="more FLOP",
+        ),
+        pytest.param(
+            WORK,
+            Work(samples=32, flop=4e9),
+            "a step is not the same work, A 16 images and 2 GFLOP and B 32 images and 4 GFLOP:"
+            " throughput is compared, in images/s",
+            True,
+            id="more samples",
+        ),
+        pytest.param(
+            Work(samples=16),
+            Work(unit="steps", samples=1),
+            "a step is not the same work, A 16 images and B not known: steps are compared all the same",
+            False,
+            id="samples that nobody knows",
+        ),
+    ],
+)
+def test_what_is_compared(a: Work, b: Work, text: str, by_sample: bool) -> None:
+    def segment(variant: str, work: Work) -> Measured:
+        return Measured(
+            position=0, variant=variant, step_s=2.0, sample_s=0.1, wall_step_s=3.0, wall_sample_s=0.2, work=work,
+            folder=Path(),
+        )  # fmt: skip
+
+    by = compared([segment("B", b), segment("A", a), segment("A", Work(samples=99))])
+
+    assert (by.text, by.by_sample) == (text, by_sample)
+    one = segment("A", a)
+    assert (by.seconds(one), by.seconds(one, wall=True)) == ((0.1, 0.2) if by_sample else (2.0, 3.0))
+
+
+def test_twice_the_samples_in_the_same_time_each_are_the_same() -> None:
+    """B's step takes twice as long, and trains twice as many images."""
+    machine = Machine(b=Work(samples=32, flop=4e9))
+
+    outcome = machine.fight(TEN_MINUTES)
+
+    assert outcome.state.verdict is DuelVerdict.SAME
+    assert machine.heard[0] == outcome.compared.text != ""
 
 
 def test_the_wall_time_is_judged_too() -> None:
@@ -262,3 +346,35 @@ def test_a_side_that_fails_ends_the_duel_with_its_error(
 
     assert type(failed) is kind
     assert (str(failed), failed.hint) == (WHERE + message, hint)
+
+
+class Stubborn:
+    """A trainer that notes the signals that it gets."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def signal(self, name: str) -> None:
+        self.heard.append(name)
+
+
+@pytest.mark.parametrize(
+    ("left_s", "heard"),
+    [
+        pytest.param(-5.0, ["SIGTERM", "SIGTERM", "SIGKILL"], id="over before it has started"),
+        pytest.param(0.02, ["SIGTERM", "SIGKILL"], id="over while it runs"),
+        pytest.param(600.0, [], id="in time"),
+    ],
+)
+def test_a_trainer_that_does_not_end_in_time_is_killed(
+    left_s: float, heard: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contest, "UNTIL_KILLED_S", 0.04)
+    trainer, over = Stubborn(), threading.Event()
+    with contest._heard(left_s) as ears:
+        if left_s < 0:
+            over.wait(0.01)
+        ears.watcher.on_started(trainer)
+        over.wait(0.5)
+    assert trainer.heard in (heard, heard[1:] if left_s < 0 else heard)
+    assert ears.is_out_of_time is bool(heard)

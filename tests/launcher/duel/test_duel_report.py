@@ -1,13 +1,15 @@
 """What a duel says, word for word."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from test_duel_contest import TEN_MINUTES, Machine, make_pair
 
 from launcher.duel import report
-from launcher.duel.report import Plan, Result
+from launcher.duel.contest import Work
+from launcher.duel.report import EQUAL, Plan, Result
 from workload.contract.errors import ExitCode, UsageError
 from workload.contract.interrupt import interruption
 
@@ -23,8 +25,8 @@ def test_slower() -> None:
     assert slower.exit_code == ExitCode.SLOWER == 11
     assert slower.text().splitlines() == [
         "verdict    B is slower: B takes 5.1 % longer than A (98 %: +4.8 % to +5.4 %), after 8 quadruples",
-        "A          9.999 ms per image, 100 images/s  (--precision fp32)",
-        "B          10.51 ms per image, 95.18 images/s  (--precision bf16)",
+        "A          160 ms a step, 100 images/s  (--precision fp32)",
+        "B          168.1 ms a step, 95.18 images/s  (--precision bf16)",
         "runs       32 in 2 min; those of one side differ by less than 0.1 % themselves",
         "bundles    out/ (duel-00002a)",
     ]
@@ -34,7 +36,7 @@ def test_slower() -> None:
         "| | A | B |\n"
         "|---|---|---|\n"
         "| what | --precision fp32 | --precision bf16 |\n"
-        "| time per image (median step) | 9.999 ms per image, 100 images/s | 10.51 ms per image, 95.18 images/s |\n"
+        "| median step | 160 ms a step, 100 images/s | 168.1 ms a step, 95.18 images/s |\n"
         "| runs | 16 | 16 |\n\n"
         "interval of B against A, 98 %: +4.8 % to +5.4 %; 8 quadruples in 2 min.\n\n"
     )
@@ -101,10 +103,38 @@ def test_a_median_that_hides_something_is_told() -> None:
     assert notes[0].startswith("by the whole wall time B is slower (98 %: +10 % to +11 %): ")
 
 
-def test_a_duel_against_itself_says_so() -> None:
+def test_a_duel_against_itself_says_so_first() -> None:
     same = result(Machine(), are_equal=True)
 
-    assert "- A and B are the same: this says what the machine can tell\n" in same.markdown()
+    assert same.text().splitlines()[0] == f"note       {EQUAL}"
+    assert same.markdown().startswith(f"### launch duel: the same within 2 %\n\n{EQUAL}.\n\n")
+    assert same.to_json()["are_equal"] is True
+
+
+def test_steps_of_different_work_are_told_first() -> None:
+    unlike = result(Machine(b=Work(samples=32, flop=4e9)))
+
+    told = (
+        "a step is not the same work, A 16 images and 2 GFLOP and B 32 images and 4 GFLOP: throughput is compared,"
+        " in images/s"
+    )
+    assert unlike.text().splitlines()[0] == f"compared   {told}"
+    assert unlike.text().splitlines()[2] == "A          9.999 ms per image, 100 images/s  (--precision fp32)"
+    assert f"\n\n{told}.\n\nB takes the same time" in unlike.markdown()
+    document = json.loads(json.dumps(unlike.to_json()))
+    assert (document["compared"], document["unit"]) == ("throughput", "images")
+    assert document["B"]["work"] == {"unit": "images", "samples": 32, "flop": 4e9}
+
+
+@pytest.mark.parametrize(("files", "is_said"), [(("a", "a"), True), (("a", "b"), False), ((None, None), False)])
+def test_commits_whose_script_runs_the_same_files(files: tuple[str | None, str | None], is_said: bool) -> None:
+    plain = result(Machine())
+    segments = tuple(replace(one, files=files[0] if one.variant == "A" else files[1]) for one in plain.outcome.segments)
+    outcome = replace(plain.outcome, segments=segments)
+    commits = replace(plain, outcome=outcome, pair=replace(plain.pair, compares_code=True))
+
+    assert [note for note in commits.notes if note.startswith("the commits differ, ")] == commits.notes[: int(is_said)]
+    assert len(commits.notes) == is_said
 
 
 def test_interrupted_before_the_first_segment() -> None:
@@ -127,18 +157,27 @@ def test_interrupted_before_the_first_segment() -> None:
     assert "| runs | 0 | 0 |" in broken.markdown()
 
 
+def test_files_that_changed_meanwhile_are_told() -> None:
+    plain = result(Machine())
+    segments = tuple(replace(one, files="a" if one.position < 30 else "b") for one in plain.outcome.segments)
+
+    told = replace(plain, outcome=replace(plain.outcome, segments=segments)).notes
+
+    assert told == ["the script's files changed during the duel: a duel of commits (--commit) compares copies"]
+
+
 def test_the_plan() -> None:
     lines = Plan(pair=make_pair(are_equal=True), budget=TEN_MINUTES, output=Path("out")).text().splitlines()
 
-    assert lines[:5] == [
+    assert lines[:6] == [
+        f"note       {EQUAL}",
         "A          --precision fp32",
         "B          --precision bf16",
         "decides    whether B takes the same time as A within 2 %, more or less",
         "takes      32 runs or more, ABBA or BAAB by lot; at most 10 min",
         "bundles    out/",
     ]
-    assert "--context" not in lines[5]
-    assert lines[-1] == "note       A and B are the same: such a duel shows what this machine can tell"
+    assert "--context" not in lines[6]
 
 
 def test_a_subject_cannot_break_the_table() -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from launcher.duel import sides
-from launcher.duel.sides import EXAMPLE, Pair, Request, parse, split
+from launcher.duel.sides import EXAMPLE, SCRIPT_EXAMPLE, Pair, Request, parse, split
+from launcher.machine.script import Workplace
 from workload.contract.errors import ToolError, UsageError
 
 
@@ -56,14 +57,21 @@ def test_equal_sides_are_allowed(words: tuple[str, ...]) -> None:
         pytest.param(
             ("--precision", "fp32"),
             {},
-            "one --- stands between the options of A and those of B; got 0 of them in '--precision fp32'",
+            "one --- stands between what is of A and what is of B; got 0 of them in '--precision fp32'",
             EXAMPLE,
             id="one side",
         ),
         pytest.param(
+            ("train.py", "--lr", "3"),
+            {},
+            "one --- stands between what is of A and what is of B; got 0 of them in 'train.py --lr 3'",
+            SCRIPT_EXAMPLE,
+            id="one script",
+        ),
+        pytest.param(
             ("---", "---"),
             {},
-            "one --- stands between the options of A and those of B; got 2 of them in '--- ---'",
+            "one --- stands between what is of A and what is of B; got 2 of them in '--- ---'",
             EXAMPLE,
             id="three sides",
         ),
@@ -75,7 +83,67 @@ def test_equal_sides_are_allowed(words: tuple[str, ...]) -> None:
             id="unknown option",
         ),
         pytest.param(
-            ("resnet50", "---"), {}, "'resnet50' of A is no run option", "launch local --help lists all", id="a word"
+            ("resnet50", "---"),
+            {},
+            "A is the script 'resnet50' and B is '', which is none",
+            SCRIPT_EXAMPLE,
+            id="a script against nothing",
+        ),
+        pytest.param(
+            ("--lr", "---", "-m", "package.train"),
+            {},
+            "B is the script 'package.train' and A is '--lr', which is none",
+            SCRIPT_EXAMPLE,
+            id="an option against a script",
+        ),
+        pytest.param(
+            ("trian.py", "---", "trian.py"),
+            {},
+            "no script 'trian.py'",
+            f"a path from here, {Path.cwd()}, or -m PACKAGE; {SCRIPT_EXAMPLE}",
+            id="no such script",
+        ),
+        pytest.param(
+            ("-m", "---", "-m", "x"),
+            {},
+            "-m needs the name of a module",
+            "launch duel -- -m package.train",
+            id="a module without its name",
+        ),
+        pytest.param(
+            ("-m", "x", "---", "-m", "x", "{data}"),
+            {},
+            "{data} in the script's arguments stands for its data, and there is no --data",
+            "--data PATH",
+            id="data that nobody named",
+        ),
+        pytest.param(
+            ("-m", "x", "---", "-m", "x"),
+            {"data": "nowhere"},
+            "no data at 'nowhere'",
+            "--data FOLDER, one that is there",
+            id="no data",
+        ),
+        pytest.param(
+            ("---",),
+            {"data": "."},
+            "--data is for a script of one's own",
+            f"leave --data out, or {SCRIPT_EXAMPLE}",
+            id="data without a script",
+        ),
+        pytest.param(
+            ("-m", "x", "---", "-m", "x"),
+            {"shared": {"model": "vgg11"}},
+            "--model is for our own trainer: the script decides its model",
+            "leave --model out",
+            id="an option that scripts refuse",
+        ),
+        pytest.param(
+            ("-m", "x", "---", "-m", "x"),
+            {"images": ("a", "b")},
+            "a duel compares options, commits or images, one of the three",
+            "options of both stand before --",
+            id="scripts and images",
         ),
         pytest.param(("--precision", "---"), {}, "--precision of A needs a value", "--precision fp32", id="no value"),
         pytest.param(
@@ -105,6 +173,24 @@ def test_an_unknown_model_is_refused_before_anything_runs() -> None:
         prepare("---", "--model", "resnet18x")
 
 
+def test_a_script_against_itself_with_other_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+    words = ("train.py", "--lr", "1", "---", "train.py", "--root", "{data}", "--token", "abc123")
+    pair = prepare(*words, shared={"device": "cpu", "iterations": "5"}, data=".")
+
+    assert (pair.a.label, pair.b.label) == (
+        "train.py --lr 1",
+        "train.py --root '{data}' --token '[redacted]'",
+    )
+    a, b = pair.a.plan, pair.b.plan
+    assert (a.spec.script, b.spec.script) == (words[:3], words[4:])
+    assert (a.spec.iterations, a.spec.min_seconds, a.spec.ceilings) == (5, 3.0, False)
+    assert a.workplace == b.workplace == Workplace(folder=tmp_path, data=str(tmp_path))
+    assert not pair.are_equal
+    assert prepare("train.py", "---", "train.py").are_equal
+
+
 def test_words_are_split_and_read() -> None:
     assert split(["--cpu", "---", "--mps"]) == (["--cpu"], ["--mps"])
     assert parse(["--compile", "--no-ceilings", "--seed", "--7"], "A") == {
@@ -123,7 +209,7 @@ def test_images_need_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
         prepare(images=("one", "two"))
 
 
-def test_images(monkeypatch: pytest.MonkeyPatch, docker: Any) -> None:
+def test_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, docker: Any) -> None:
     from launcher.machine import engine
 
     docker.hold("sha256:" + "a" * 64, "rooflaunch:one")
@@ -143,6 +229,12 @@ def test_images(monkeypatch: pytest.MonkeyPatch, docker: Any) -> None:
     ]
     assert not pair.are_equal
     assert prepare(images=("rooflaunch:one", "rooflaunch:one"), shared={"device": "cpu"}).are_equal
+    (tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+    pair = prepare("train.py", images=("rooflaunch:one", "rooflaunch:two"), shared={"device": "cpu"})
+    assert [side.plan.spec.script for side in (pair.a, pair.b)] == [("train.py",)] * 2
+    assert pair.a.plan.container is not None
+    assert pair.a.plan.container.command[-1] == "train.py"
     with pytest.raises(ToolError) as caught:
         prepare(images=("rooflaunch:one", "rooflaunch:three"), shared={"device": "cpu"})
     assert str(caught.value) == "the engine holds no image 'rooflaunch:three'"

@@ -22,7 +22,7 @@ from workload.contract import bundle
 from workload.contract.bundle import Status
 from workload.contract.errors import ExitCode, OutOfDeviceMemoryError, RunFailedError, ToolError, UsageError
 from workload.contract.record import Record, Spec, to_json
-from workload.contract.spec import resolve
+from workload.contract.spec import RunSpec, resolve
 
 PROCESS = Choice(runtime=Runtime.PROCESS, why="asked for")
 # The tests that start a trainer, or could, take no container that happens to be there.
@@ -531,3 +531,18 @@ def test_command_asks_for_a_container_where_limits_do(
 def test_infinitely_many_cpus_are_refused(command: FakeDocker, monkeypatch: pytest.MonkeyPatch) -> None:
     assert command.held
     assert launch(monkeypatch, "local", "--cpu", "--cpus", "inf") == ExitCode.USAGE
+
+
+def test_how_far_a_script_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = RunSpec(script=("train.py", "--token", "abc"))
+    plan = make_plan({}, PROCESS)
+    plan = replace(plan, spec=spec)
+    local._tell(plan, [], 30.2)
+    local._tell(plan, [tmp_path / "gone"], 60.2)
+    (tmp_path / bundle.STEPS).write_text("step,phase\n0,warmup\n1,measured\n")
+    local._tell(plan, [tmp_path], 90.0)
+    assert capsys.readouterr().err.splitlines() == [
+        "script     train.py: 30 s, no step is measured yet",
+        "script     train.py: 60 s, no step is measured yet",
+        "script     train.py: 90 s, 2 steps so far",
+    ]

@@ -6,10 +6,11 @@ import pytest
 from launcher.jobs import launches
 from tests.launcher.backends.gcp.canned_cloud import Clouds, clouds_on
 from tests.launcher.backends.gcp.conftest import gcs
+from tests.launcher.backends.slurm.conftest import cluster
 from tests.launcher.backends.ssh.conftest import machine
 from tests.workload.storage.gcs_server import GcsServer
 
-__all__ = ["gcs", "machine"]
+__all__ = ["cluster", "gcs", "machine"]
 
 
 @pytest.fixture

@@ -30,9 +30,9 @@ class Terminal(io.StringIO):
 
 def test_the_table() -> None:
     assert rows_of([T4, HERE], 100) == [
-        "place  block  done  images/s  USD   left    now",
-        "t4     1/3    7/18  251.3     0.46  12 min  3 VMs at work",
-        "here   0/3    0/18                          block 1: resnet18, batch_size 8",
+        "place  block  done  per s  USD   left    now",
+        "t4     1/3    7/18  251.3  0.46  12 min  3 VMs at work",
+        "here   0/3    0/18                       block 1: resnet18, batch_size 8",
     ]
 
 
@@ -44,7 +44,7 @@ def test_a_table_fits_its_terminal() -> None:
 
 
 def test_without_a_terminal_there_are_lines_alone() -> None:
-    board, stream, now = Board(), io.StringIO(), iter([0.0, 5.0, 65.0])
+    board, stream, now = Board(), io.StringIO(), iter([0.0, 5.0, 65.0, 65.0])
     live = LiveTable(board, stream, lambda: next(now))
     board.update("t4", runs=18)
     board.say("t4", "1/18  block 1, resnet18: 250 images/s")
@@ -52,6 +52,24 @@ def test_without_a_terminal_there_are_lines_alone() -> None:
     live.draw()
     live.clear()
     assert stream.getvalue() == ("      +5 s  t4: 1/18  block 1, resnet18: 250 images/s\n     +65 s  leaving\n")
+
+
+def test_without_a_terminal_progress_is_told_where_nothing_was_for_30_s() -> None:
+    board, stream, clock = Board(), io.StringIO(), [0.0]
+    live = LiveTable(board, stream, lambda: clock[0])
+    board.update("t4", runs=18, done=7, left_s=725, now="3 VMs at work")
+    board.update("here", runs=2)
+    told = []
+    for clock[0] in (29.0, 30.0, 59.0, 60.0, 70.0, 99.0, 100.0):
+        if clock[0] == 70.0:
+            board.say("here", "1/2")
+        live.draw()
+        told.append(len(stream.getvalue().splitlines()))
+    assert told == [0, 2, 2, 4, 5, 5, 7]
+    assert stream.getvalue().splitlines()[:2] == [
+        "     +30 s  t4: 7/18  3 VMs at work, about 12 min left",
+        "     +30 s  here: 0/2  begins",
+    ]
 
 
 def test_on_a_terminal_the_table_is_drawn_below_the_lines_and_only_when_it_changed() -> None:

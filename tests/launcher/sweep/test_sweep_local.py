@@ -1,6 +1,7 @@
 """What the places on this machine tell each run of what came before it; the runs themselves: test_sweep_live.py."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,15 +9,20 @@ from fake_docker import FakeDocker
 
 from launcher.kinds import Runtime
 from launcher.machine.runtime import Choice
+from launcher.machine.script import Workplace
+from launcher.script.command import HereOptions
 from launcher.sweep import local
 from launcher.sweep.board import Board
 from launcher.sweep.control import Control
-from launcher.sweep.local import LocalPlaces
-from launcher.sweep.places import LOCAL, Place
+from launcher.sweep.local import LocalPlaces, _Seat
+from launcher.sweep.places import LOCAL, Configuration, Place
+from launcher.sweep.script import PlacedScript
 from launcher.sweep.work import PlaceWork
 from tests.launcher.sweep.sweeps import configurations_of, plan_of
 from workload.contract import bundle
+from workload.contract.errors import UsageError
 from workload.contract.record import Record, Settling, Spec, Status
+from workload.contract.spec import Context, RunSpec
 
 
 def test_every_block_begins_at_the_temperature_before_the_first_run_of_all(
@@ -50,3 +56,30 @@ def test_every_block_begins_at_the_temperature_before_the_first_run_of_all(
     LocalPlaces([work], output=tmp_path, control=Control(), board=Board()).run()
     assert [context["job"]["block"] for context in contexts] == [1, 1, 2, 2]
     assert [context.get("settle_to_c") for context in contexts] == [None, 41.0, 41.0, 41.0]
+
+
+def test_a_script_runs_in_a_container_where_its_place_asks_for_one(
+    docker: FakeDocker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    docker.hold("sha256:ab", "rooflaunch:cpu")
+    engine = docker.engine()
+    choice = Choice(runtime=Runtime.DOCKER, why="t", engine=engine, image=engine.image("sha256:ab"))
+    monkeypatch.setattr(local, "choose", lambda *_, **__: choice)
+    monkeypatch.setattr(local, "outside_facts", dict)
+    (tmp_path / "train.py").touch()
+    workplace = Workplace(folder=tmp_path, data=str(tmp_path))
+    script = PlacedScript(options=HereOptions(), workplace=workplace, code="c", text="t")
+    place = Place(name="here", backend=LOCAL, script=script)
+    specs = [RunSpec(script=("train.py", "--root", "{data}", "--lr", lr)) for lr in ("1", "2")]
+    configurations = tuple(Configuration(values={"args.lr": spec.script[-1]}, spec=spec) for spec in specs)
+    seat = _Seat(PlaceWork(plan_of(place, configurations, 1), known={}), tmp_path / "results")
+    plan = seat.plan_of(specs[1], Context())
+    assert plan.container is not None
+    assert plan.container.command[-5:] == specs[1].script
+    assert plan.workplace == workplace
+    outside = replace(specs[0], script=("../train.py",))
+    (tmp_path.parent / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+    other = _Seat(PlaceWork(plan_of(place, configurations, 1), known={}), tmp_path / "results")
+    with pytest.raises(UsageError, match="lies outside of this folder"):
+        other.plan_of(outside, Context())

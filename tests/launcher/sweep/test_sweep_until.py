@@ -2,6 +2,7 @@
 
 import pytest
 
+from launcher.sweep.places import Configuration
 from launcher.sweep.until import Until, decide, parse_baseline, parse_share, require_baseline
 from tests.launcher.sweep.sweeps import configurations_of
 from workload.contract.errors import UsageError
@@ -48,6 +49,22 @@ def test_no_share(text: str) -> None:
 
 def test_a_baseline_is_option_values() -> None:
     assert parse_baseline("precision=fp32, batch-size=32") == {"precision": Precision.FP32, "batch_size": 32}
+
+
+def test_a_baseline_may_name_arguments_of_a_script() -> None:
+    typed = parse_baseline("args.lr=0.1,args.amp=true, args.optimizer=sgd,args.n=2")
+    assert typed == {"args.lr": 0.1, "args.amp": True, "args.optimizer": "sgd", "args.n": 2}
+    values = [{"args.lr": lr, "args.amp": amp} for lr in (0.1, 0.2) for amp in (True, False)]
+    made = tuple(Configuration(values=one, spec=RunSpec(script=("train.py", str(one)))) for one in values)
+    wanted = Until(share=0.02, baseline={"args.amp": True})
+    require_baseline(wanted, made)
+    figures = {one.spec: {block: 100.0 + block for block in range(1, 7)} for one in made}
+    assert set(decide(wanted, made, figures).precisions) == {"lr 0.1, amp false", "lr 0.2, amp false"}
+    with pytest.raises(UsageError) as raised:
+        require_baseline(Until(share=0.02, baseline={"args.lr": 0.3}), made)
+    assert str(raised.value) == (
+        "no two configurations of the matrix differ in the baseline's options alone; got args.lr 0.3"
+    )
 
 
 @pytest.mark.parametrize(

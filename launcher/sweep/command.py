@@ -1,0 +1,70 @@
+"""`[script]` of a matrix: the command of somebody's own script, and where its axes stand in it."""
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from launcher.sweep.places import ARGUMENT, as_text
+from workload.contract.errors import UsageError
+from workload.contract.script import DATA
+
+# `{lr}` in the command, and `{{lr}}` where these very letters are meant.
+PLACEHOLDER = re.compile(r"\{\{([A-Za-z_][\w.-]*)\}\}|\{([A-Za-z_][\w.-]*)\}")
+EXAMPLE = 'command = ["train.py", "--epochs", "1"]'
+
+
+class Refuse(Protocol):
+    """Makes the error of a file."""
+
+    def __call__(self, text: str, *, hint: str) -> UsageError:
+        """What is wrong, and what helps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """The script with the arguments that all runs have. `options`: `data` and the like, by the names of the file."""
+
+    parts: tuple[str, ...]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, section: Mapping[str, Any], refuse: Refuse) -> "Command":
+        """From the section of the file."""
+        parts = section.get("command")
+        if not isinstance(parts, list) or not parts or not all(isinstance(part, str) and part for part in parts):
+            got = "nothing" if parts is None else f"'{parts}'"
+            raise refuse(f"[script] command must be a list of texts, the script first; got {got}", hint=EXAMPLE)
+        return cls(parts=tuple(parts), options={name: value for name, value in section.items() if name != "command"})
+
+    @property
+    def placeholders(self) -> tuple[str, ...]:
+        """The names of the axes that stand in the command."""
+        found = (match[2] for part in self.parts for match in PLACEHOLDER.finditer(part.replace(DATA, "")))
+        return tuple(dict.fromkeys(name for name in found if name))
+
+    def require_values(self, axes: Collection[str], refuse: Refuse) -> None:
+        """Raise where something stands in the command that no axis has."""
+        for name in self.placeholders:
+            if f"{ARGUMENT}{name}" not in axes:
+                raise refuse(
+                    f"[script] command has {{{name}}}, and [matrix] has no {ARGUMENT}{name}",
+                    hint=f"{ARGUMENT}{name} = [0.1, 0.01], or {{{{{name}}}}} where these letters are meant",
+                )
+
+    def words(self, values: Mapping[str, Any]) -> tuple[str, ...]:
+        """The command with the values of one combination: in their places, else behind it as `--lr 0.1`.
+
+        True is the option alone, False nothing.
+        """
+        given = {name.removeprefix(ARGUMENT): value for name, value in values.items() if name.startswith(ARGUMENT)}
+
+        def filled(match: re.Match[str]) -> str:
+            return f"{{{match[1]}}}" if match[1] else as_text(given[match[2]])
+
+        # The script's data is not known yet.
+        parts = [DATA.join(PLACEHOLDER.sub(filled, text) for text in part.split(DATA)) for part in self.parts]
+        for name, value in given.items():
+            if name not in self.placeholders and value is not False:
+                parts += [f"--{name}"] if value is True else [f"--{name}", as_text(value)]
+        return tuple(parts)

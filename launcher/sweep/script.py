@@ -1,0 +1,112 @@
+"""A script of a matrix at its places: what runs here, what travels elsewhere, and the hash of its files for keys."""
+
+import hashlib
+import importlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from launcher.backends import BACKENDS
+from launcher.jobs.commands import Script
+from launcher.machine.script import Workplace
+from launcher.script import here, layer, parcel
+from launcher.script.command import HereOptions, ThereOptions
+from launcher.script.parcel import Parcel
+from launcher.sweep.matrix import Matrix, PlaceMatrix
+from workload.contract.errors import UsageError
+from workload.contract.text import counted, si
+
+EXAMPLE = "launch sweep matrix.toml, from the folder of its script"
+# What a project says of itself changes nothing of what a script does.
+NOTES = (".md", ".rst")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacedScript:
+    """A script at a place: `workplace` on this machine, `parcel` on others. `code`: hash of the files that it may run.
+
+    `options`: what the place was asked for, `HereOptions` or `ThereOptions`; `text`: a line for the plan.
+    """
+
+    options: Any
+    workplace: Workplace | None = None
+    parcel: Parcel | None = None
+    code: str
+    text: str
+
+
+def placed(matrix: Matrix, *, file: Path, folder: Path, environment: Mapping[str, str]) -> Matrix:
+    """The matrix with its script at every place; `UsageError` where a place cannot have it."""
+    places = []
+    for one in matrix.places:
+        at = _here if isinstance(one.place.script, HereOptions) else _elsewhere
+        try:
+            places.append(at(one, file, folder, environment) if one.place.script else one)
+        except UsageError as error:
+            raise UsageError(f"{file}: [[on]] {one.place.name}: {error}", hint=error.hint) from error
+    return replace(matrix, places=tuple(places))
+
+
+def _here(one: PlaceMatrix, file: Path, folder: Path, environment: Mapping[str, str]) -> PlaceMatrix:
+    """On this machine the script runs in the folder that the user is in."""
+    options: HereOptions = one.place.script
+    commands = [configuration.spec.script for configuration in one.configurations]
+    workplace = Workplace(folder=folder)
+    for words in commands:
+        workplace = here.workplace_of(words, options, folder, environment, example=EXAMPLE)
+        workplace.require(words)
+    requirements = layer.read(options.requirements) if options.requirements else b""
+    code = _digest(folder, _files_here(folder, commands), file, requirements)
+    script = PlacedScript(options=options, workplace=workplace, code=code, text="runs in this folder")
+    return replace(one, place=replace(one.place, script=script))
+
+
+def _elsewhere(one: PlaceMatrix, file: Path, folder: Path, environment: Mapping[str, str]) -> PlaceMatrix:
+    """On other machines the script runs in a copy of that folder; its words mean there what they mean here."""
+    options: ThereOptions = one.place.script
+    backend = one.place.backend
+    is_fresh: bool = importlib.import_module(f"{BACKENDS[backend]}.options").COMMAND.is_fresh
+    typed = [configuration.spec.script for configuration in one.configurations]
+    script = Script(words=typed[0], options=options, is_fresh=is_fresh)
+    _, sent = script.packed(backend, folder, environment)
+    words_of = {}
+    for words in typed:
+        words_of[words] = parcel.relative_words(words, folder, example=EXAMPLE)
+        parcel.place_of_data(options.data, words_of[words], is_fresh=is_fresh)
+        parcel.require_script(words_of[words], sent.files, options.include)
+    configurations = tuple(
+        replace(each, spec=replace(each.spec, script=words_of[each.spec.script])) for each in one.configurations
+    )
+    text = f"sends {counted(len(sent.files), 'file')}, {si(len(sent.content), 'B')}"
+    made = PlacedScript(
+        options=options, parcel=sent, code=_digest(folder, sent.files, file, sent.requirements), text=text
+    )
+    return replace(one, place=replace(one.place, script=made), configurations=configurations)
+
+
+# --- what identifies a script
+
+
+def _files_here(folder: Path, commands: Iterable[Sequence[str]]) -> list[str]:
+    """Files that a script may read as its code and settings: those that git tracks, and every other Python file."""
+    tracked = parcel.names_in_git(folder)
+    if tracked is None:
+        names = {path.relative_to(folder).as_posix() for path in folder.rglob("*.py") if path.is_file()}
+        names = {name for name in names if not any(part.startswith(".") for part in name.split("/"))}
+        names = {name for name in names if "site-packages" not in name.split("/")}
+    else:
+        names = {*tracked, *(name for name in parcel.names_in_git(folder, others=True) or () if name.endswith(".py"))}
+    return sorted({*names, *(words[0] for words in commands if words[0] != "-m")})
+
+
+def _digest(folder: Path, names: Iterable[str], matrix: Path, requirements: bytes) -> str:
+    """Hash of the files by name and content, but for notes and the matrix itself, and of the further packages."""
+
+    def rows() -> Iterator[str]:
+        for name in sorted(names):
+            path = folder / name
+            if path.is_file() and path.suffix not in NOTES and path.resolve() != matrix.resolve():
+                yield f"{name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n"
+
+    return hashlib.sha256("".join(rows()).encode() + requirements).hexdigest()[:16]

@@ -1,0 +1,383 @@
+"""`[script]` of a matrix: its words, what is wrong with it, what identifies it, and its runs at every kind of place."""
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.jobs.records import Request
+from launcher.script.command import HereOptions, ThereOptions
+from launcher.sweep import matrix, start
+from launcher.sweep.matrix import Matrix
+from launcher.sweep.plan import SweepPlan
+from launcher.sweep.start import Asked
+from tests import slurm, sshd
+from tests.launcher.backends.gcp.canned_cloud import IMAGE, ZONE, Clouds
+from tests.launcher.script import tiny
+from tests.launcher.sweep.cloudy import ports_of
+from tests.workload.storage.gcs_server import BUCKET
+from workload.contract import bundle
+from workload.contract.errors import UsageError
+from workload.contract.spec import Device
+from workload.storage.inventory import sealed_in
+
+ROOT = Path(__file__).parents[3]
+FILE = Path("own.toml")
+SCRIPT = '[script]\ncommand = ["train.py", "--epochs", "1"]\n'
+AXES = "[matrix]\nargs.lr = [0.1, 1e-05]\nargs.amp = [true, false]\n"
+HERE = '[[on]]\nbackend = "local"\ndevice = "cpu"\n'
+
+
+def read(text: str, environment: dict[str, str] | None = None) -> Matrix:
+    return matrix.read(tomllib.loads(text), file=FILE, environment=environment or {}, config_folder=None)
+
+
+def commands(text: str) -> list[str]:
+    [place] = read(text).places
+    return [" ".join(one.spec.script) for one in place.configurations]
+
+
+# --- the file
+
+
+def test_a_value_is_appended_true_as_the_option_alone_and_false_not_at_all() -> None:
+    assert commands(SCRIPT + AXES + HERE) == [
+        "train.py --epochs 1 --lr 0.1 --amp",
+        "train.py --epochs 1 --lr 0.1",
+        "train.py --epochs 1 --lr 1e-05 --amp",
+        "train.py --epochs 1 --lr 1e-05",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        pytest.param('["train.py", "lr={lr}", "use={amp}"]', "train.py lr=0.1 use=true", id="of hydra"),
+        pytest.param('["-m", "{lr}.train", "{lr}"]', "-m 0.1.train 0.1 --amp", id="twice"),
+        pytest.param(
+            '["train.py", "{data}/x", "{{epoch}}.pt"]', "train.py {data}/x {epoch}.pt --lr 0.1 --amp", id="no axis"
+        ),
+        pytest.param("""["train.py", '{"a": 1}']""", 'train.py {"a": 1} --lr 0.1 --amp', id="JSON"),
+    ],
+)
+def test_a_value_is_put_where_the_command_has_its_name(command: str, words: str) -> None:
+    assert commands(f"[script]\ncommand = {command}\n{AXES}{HERE}")[0] == words
+
+
+def test_an_argument_may_have_a_dot_or_a_dash_in_its_name() -> None:
+    text = '[script]\ncommand = ["train.py", "{optim.lr}"]\n[matrix]\nargs."optim.lr" = [0.1]\nargs.batch-size = [32]\n'
+    assert commands(text + HERE) == ["train.py 0.1 --batch-size 32"]
+
+
+def test_names_excludes_and_run_options() -> None:
+    exclude = "[[exclude]]\nargs.lr = 0.1\nargs.amp = [false]\n"
+    text = f"{SCRIPT}[defaults]\niterations = 5\n{AXES}warmup = [1]\n{exclude}{HERE}"
+    [place] = read(text, {"ROOFLAUNCH_MODEL": "vgg11"}).places
+    assert [one.text for one in place.configurations] == [
+        "lr 0.1, amp true, warmup 1",
+        "lr 1e-05, amp true, warmup 1",
+        "lr 1e-05, amp false, warmup 1",
+    ]
+    first = place.configurations[0].spec
+    assert (first.iterations, first.warmup, first.device, first.model) == (5, 1, Device.CPU, "resnet18")
+    assert {name: str(origin) for name, origin in place.origin.items()} == {
+        "device": "option",
+        "iterations": "option",
+        "warmup": "option",
+    }
+
+
+def test_what_a_script_is_given_stands_in_its_section_or_at_a_place() -> None:
+    script = '[script]\ncommand = ["train.py"]\ndata = "/far"\nenv = ["HF_TOKEN"]\ninclude = ["*.py"]\n'
+    there = '[[on]]\nbackend = "ssh"\nhost = "box"\n'
+    local, ssh = read(script + AXES + HERE + 'data = "/near"\n' + there).places
+    assert local.place.script == HereOptions(data="/near", env=("HF_TOKEN",))
+    assert ssh.place.script == ThereOptions(data="/far", env=("HF_TOKEN",), include=("*.py",))
+    # Where data lies changes nothing of what is measured.
+    assert ssh.place.asked == {"name": "ssh-box", "backend": "ssh", "host": "box"}
+
+
+WRONG = [
+    ("[script]\n" + AXES + HERE, "[script] command must be a list of texts, the script first; got nothing",
+     'command = ["train.py", "--epochs", "1"]'),
+    ('[script]\ncommand = "train.py"\n' + AXES + HERE,
+     "[script] command must be a list of texts, the script first; got 'train.py'",
+     'command = ["train.py", "--epochs", "1"]'),
+    ("script = 3\n" + AXES + HERE, "script must be a table; got '3'", "[script]"),
+    (SCRIPT + 'comand = ["x"]\n' + AXES + HERE,
+     "[script] unknown key 'comand', which is not command, nor an option of a script", "did you mean command?"),
+    (SCRIPT + "[matrix]\nargs.lr = []\n" + HERE, "the matrix is empty: args.lr has no values", "args.lr = [0.1]"),
+    (SCRIPT + HERE, "the matrix is empty: no option varies", "[matrix] with args.lr = [0.1, 0.01]"),
+    (SCRIPT + "[matrix]\nargs.lr = 0.1\n" + HERE, "[matrix] args.lr must be a list; got '0.1'",
+     "args.lr = [0.1], or command of [script]"),
+    (SCRIPT + "[matrix.args.lr]\nmin = 0.1\n" + HERE, "[matrix] args.lr must be a list; got a table",
+     'args."lr.min" = […] for an argument with a dot in its name'),
+    (SCRIPT + "[matrix]\nargs = [1]\n" + HERE, "[matrix] args must be a table; got '[1]'", "args.lr = [0.1, 0.01]"),
+    (SCRIPT + "[matrix]\nargs.lr = [[0.1]]\n" + HERE,
+     "[matrix] args.lr: a value must be text, a number, true or false; got '[0.1]'", "args.lr = [0.1, 0.01]"),
+    (SCRIPT + "[matrix]\nargs.lr = [1, 1]\n" + HERE, "[matrix] args.lr has 1 twice", "leave one of them out"),
+    ('[script]\ncommand = ["train.py", "lr={lr}"]\n[matrix]\nargs.l = [1]\n' + HERE,
+     "[script] command has {lr}, and [matrix] has no args.lr",
+     "args.lr = [0.1, 0.01], or {{lr}} where these letters are meant"),
+    (SCRIPT + "[matrix]\nmodel = ['resnet50']\n" + HERE,
+     "[matrix] model is for our own trainer: the script decides its model",
+     "args.model for an argument of the script, or leave model out"),
+    (SCRIPT + "[defaults]\ndataset = 'cifar10'\n" + AXES + HERE,
+     "[defaults] dataset is for our own trainer: the script reads its own data; --data says where they lie",
+     "args.dataset for an argument of the script, or leave dataset out"),
+    (SCRIPT + AXES + HERE + "precision = 'bf16'\n",
+     "[[on]] local-cpu precision is for our own trainer: the script decides its precision",
+     "args.precision for an argument of the script, or leave precision out"),
+    (SCRIPT + AXES + "[[exclude]]\nargs.rl = 1\n" + HERE,
+     "[[exclude]] 1: unknown key 'args.rl', which is not an option of [matrix], nor on", "did you mean args.lr?"),
+    (AXES + HERE, "[matrix] args: arguments are those of a script, and there is no [script]",
+     '[script] with command = ["train.py"]'),
+    ("[matrix]\nmodel = ['resnet18']\n" + HERE + "data = '/x'\n",
+     "[[on]] 1: unknown key 'data', which is not an option of local", "did you mean dataset?"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "message", "hint"), WRONG, ids=[message for _, message, _ in WRONG])
+def test_what_is_wrong_with_a_file(text: str, message: str, hint: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        read(text)
+    assert (str(refused.value), refused.value.hint) == (f"own.toml: {message}", hint)
+
+
+# --- its folder
+
+THERE = f"""
+[[on]]
+name = "t4"
+backend = "gcp"
+gpu = "t4"
+zone = ["{ZONE}"]
+fallback = false
+image = "{IMAGE}"
+project = "my-project"
+bucket = "{BUCKET}"
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's folder in a repository, with a matrix that git tracks."""
+    made = tiny.project(tmp_path / "project")
+    (made / FILE).write_text("")
+    (made / "README.md").write_text("mine")
+    tiny.git(made, "add", "-A")
+    monkeypatch.chdir(made)
+    return made
+
+
+def planned(text: str, **more: Any) -> SweepPlan:
+    FILE.write_text(text)
+    return start.planned(Asked(file=FILE, output=Path("results")), read(text), offline=True, **more)
+
+
+def keys(plan: SweepPlan) -> list[str]:
+    return [run.run_key for place in plan.sweep.places for run in place.runs]
+
+
+TWO = SCRIPT + "[matrix]\nargs.lr = [0.1, 0.2]\n"
+
+
+@pytest.mark.world
+@pytest.mark.parametrize(
+    ("change", "is_another"),
+    [
+        pytest.param(lambda here: (here / "README.md").write_text("yours"), False, id="notes"),
+        pytest.param(lambda here: (here / "weights.pt").write_text("new"), False, id="what git ignores"),
+        pytest.param(lambda here: (here / "notes.txt").write_text("new"), False, id="what the script may have written"),
+        pytest.param(lambda here: (here / "package/model.py").write_text("new"), True, id="a module"),
+        pytest.param(lambda here: (here / "new.py").write_text("new"), True, id="a new module"),
+    ],
+)
+def test_a_run_is_done_as_long_as_the_script_is_the_same(change: Any, is_another: bool, folder: Path) -> None:
+    before = keys(planned(TWO + HERE))
+    assert len(set(before)) == len(before) == 6
+    change(folder)
+    # The matrix may have grown meanwhile.
+    after = keys(planned(TWO.replace("0.2]", "0.2, 0.3]") + HERE))
+    assert (set(before) <= set(after)) is not is_another
+
+
+@pytest.mark.world
+def test_without_git_the_python_files_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.py").write_text("one")
+    monkeypatch.chdir(tmp_path)
+    before = keys(planned(TWO + HERE))
+    (tmp_path / "other.csv").write_text("1")
+    assert keys(planned(TWO + HERE)) == before
+    (tmp_path / "train.py").write_text("two")
+    assert not set(keys(planned(TWO + HERE))) & set(before)
+
+
+@pytest.mark.world
+@pytest.mark.usefixtures("folder")
+def test_the_plan_says_what_travels_and_shows_no_secret() -> None:
+    text = '[script]\ncommand = ["./train.py", "--token", "abc123"]\n[matrix]\nargs.lr = [0.1]\n' + HERE + THERE
+    plan = planned(text)
+    assert "            the script runs in this folder\n" in plan.text()
+    assert "            the script sends 8 files, " in plan.text()
+    assert "abc123" not in json.dumps(plan.to_json())
+    assert plan.sweep.places[1].runs[0].spec.script == ("train.py", "--token", "abc123", "--lr", "0.1")
+
+
+@pytest.mark.world
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        pytest.param(
+            TWO.replace("train.py", "trian.py") + HERE,
+            "[[on]] local-cpu: no script 'trian.py'",
+            "a path from here, {folder}, or -m PACKAGE; launch sweep matrix.toml, from the folder of its script",
+            id="no script",
+        ),
+        pytest.param(
+            '[script]\ncommand = ["{which}"]\n[matrix]\nargs.which = ["train.py", "gone.py"]\n' + THERE,
+            "[[on]] t4: no script 'gone.py'",
+            "a path from here, {folder}, or -m PACKAGE; launch sweep matrix.toml, from the folder of its script",
+            id="one of two scripts",
+        ),
+        pytest.param(
+            TWO.replace('"1"', '"{data}"') + HERE,
+            "[[on]] local-cpu: {{data}} in the script's arguments stands for its data, and there is no --data",
+            "--data PATH",
+            id="data that nobody named",
+        ),
+        pytest.param(
+            TWO.replace('"1"', '"{data}"') + THERE + 'data = "/far"\n',
+            "[[on]] t4: a machine that is made for the launch has no folder '/far'",
+            "--data gs://BUCKET/PREFIX",
+            id="a folder of a machine that is not there yet",
+        ),
+        pytest.param(
+            TWO + HERE + 'env = ["NO_SUCH"]\n',
+            "[[on]] local-cpu: --env NO_SUCH: there is no such variable here",
+            "export NO_SUCH=VALUE",
+            id="no variable",
+        ),
+    ],
+)
+def test_what_a_place_cannot_run(text: str, message: str, hint: str, folder: Path) -> None:
+    with pytest.raises(UsageError) as refused:
+        planned(text)
+    assert str(refused.value) == f"own.toml: {message.format(folder=folder)}"
+    assert refused.value.hint == hint.format(folder=folder)
+
+
+# --- its runs
+
+FEW = "[defaults]\nwarmup = 1\niterations = 3\nceilings = false\n"
+RUNS = f"""
+repeats = 2
+[script]
+command = ["train.py", "--lr={{lr}}"]
+{FEW}
+[matrix]
+args.lr = [0.1, 0.2]
+"""
+
+
+def swept(folder: Path, text: str, *words: str, environ: dict[str, str] | None = None) -> tuple[int, str, str]:
+    (folder / FILE).write_text(text)
+    command = [sys.executable, "-m", "launcher", "sweep", str(FILE), *words]
+    environment = {**(environ or os.environ), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+def lines_of(folder: Path) -> list[str]:
+    """The command of each sealed run."""
+    records = [bundle.read(folder / "results" / one.run_id).record for one in sealed_in(folder / "results")]
+    assert {record.status for record in records} == {"completed"}
+    return sorted(str(record.spec.script and record.spec.script.command) for record in records)
+
+
+TWICE = ["train.py --lr=0.1"] * 2 + ["train.py --lr=0.2"] * 2
+
+
+@pytest.mark.world
+@pytest.mark.slow
+def test_here_with_a_profile_and_started_again(folder: Path) -> None:
+    profiled = RUNS.replace("repeats = 2", "repeats = 1").replace(FEW, FEW + 'profile = "torch"\n') + HERE
+    code, out, err = swept(folder, profiled)
+    assert code == 0, err
+    assert "1/2  block 1, lr 0." in err
+    assert " samples/s\n" in err
+    assert lines_of(folder) == TWICE[1:3]
+    for one in sealed_in(folder / "results"):
+        record = bundle.read(folder / "results" / one.run_id).record
+        assert record.profile is not None
+        assert record.profile.status == "completed"
+        assert record.job is not None
+        assert (record.job.name, record.run_key) == ("own", one.run_key)
+    code, out, _ = swept(folder, profiled)
+    assert (code, out.splitlines()[0]) == (0, "  local-cpu     2 of 2 runs have an answer, 0 of them now")
+
+
+@pytest.mark.world
+@pytest.mark.slow
+def test_a_script_that_fails_is_a_failed_run_with_its_words(folder: Path) -> None:
+    (folder / "train.py").write_text(
+        "import sys, torch\nif '--lr=0.2' in sys.argv: raise ValueError('no')\n" + tiny.SCRIPT
+    )
+    code, out, _ = swept(folder, RUNS.replace("repeats = 2", "repeats = 1") + HERE)
+    assert code == 6
+    assert "  local-cpu     1 of 2 runs have an answer" in out
+    assert "  failed        lr 0.2 (block 1): train.py failed with ValueError before its training step was known" in out
+    assert lines_of(folder) == TWICE[:1]
+
+
+@pytest.mark.world
+@pytest.mark.slow
+@pytest.mark.usefixtures("folder")
+def test_in_a_fake_cloud_the_files_travel_once(clouds: Clouds) -> None:
+    with clouds() as cloud:
+        asked = Asked(file=FILE, output=cloud.output)
+        text = RUNS + THERE
+        FILE.write_text(text)
+        ports = ports_of(cloud)
+        plan = start.planned(asked, read(text), offline=True, backend=ports.backend)
+        outcome = start.go(asked, plan, ports)
+        assert (outcome.exit_code, outcome.places[0].done) == (0, 4)
+        requests = [Request.from_bytes(vm.metadata["rooflaunch-request"].encode()) for vm in cloud.fake.all_vms]
+        assert len(requests) == 2
+        sent = plan.sweep.places[0].place.script.parcel
+        assert [dict(request.script) for request in requests] == [sent.facts()] * 2
+        for request in requests:
+            assert sorted(run.spec.script for run in request.work.runs) == [
+                ("train.py", "--lr=0.1"),
+                ("train.py", "--lr=0.2"),
+            ]
+        assert [one.name for one in cloud.bucket.objects("scripts/")] == [f"scripts/{sent.sha256}.tar.gz"]
+
+
+@pytest.mark.world
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_over_ssh(machine: sshd.Machine, folder: Path) -> None:
+    place = f'[[on]]\nbackend = "ssh"\nhost = "{machine.host}"\nport = {machine.port}\npython = "{sys.executable}"\n'
+    code, _, err = swept(folder, RUNS + place + 'device = "cpu"\n')
+    assert code == 0, err
+    assert lines_of(folder) == TWICE
+    assert len(list((machine.home / ".rooflaunch/scripts").iterdir())) == 1
+    assert not (folder / "written.txt").exists()
+
+
+@pytest.mark.world
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("cluster", ["plain"], indirect=True)
+def test_on_slurm(cluster: slurm.SlurmCluster) -> None:
+    folder = tiny.project(cluster.home / "project")
+    place = f'[[on]]\nbackend = "slurm"\npython = "{sys.executable}"\ndevice = "cpu"\n'
+    code, _, err = swept(folder, RUNS + place, environ=cluster.environ)
+    assert code == 0, err
+    assert lines_of(folder) == TWICE
