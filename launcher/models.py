@@ -18,7 +18,9 @@ def torchvision_version() -> str | None:
 
 def installed() -> list[str]:
     """What torchvision here has, asked in a process of its own: importing it takes seconds."""
-    done = subprocess.run([sys.executable, "-m", "workload", "models"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "workload", "models"], capture_output=True, text=True, check=False
+    )
     return done.stdout.split()
 
 

@@ -131,7 +131,8 @@ def make_plan(
             f"--memory, --cpus and --shm-size limit a container; this run is a process: {choice.why}",
             hint="--runtime docker, or leave the limits out",
         )
-    trainer = (sys.executable, "-m", "workload", "train", *arguments(resolved.spec))
+    # With -P: the working folder may hold a `workload` of the user's.
+    trainer = (sys.executable, "-P", "-m", "workload", "train", *arguments(resolved.spec))
     command = (*trainer, "-o", str(output), "--context", context.to_argument())
     if workplace:
         command = script.as_process(script.command(resolved.spec, workplace, output=output, context=context))

@@ -12,9 +12,11 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-# The start of a command of our trainer's for this process's Python. With -P it does not look into its working folder,
-# where a user's own script may have another `workload`.
-TRAINER = (sys.executable, *(("-P",) if sys.flags.safe_path else ()), "-m", "workload")
+# The start of a command that runs a script, for this process's Python, and of one of our trainer's. With -P Python does
+# not look into its working folder, where a user may have a `workload` of their own.
+PYTHON = (sys.executable, *(("-P",) if sys.flags.safe_path else ()))
+SCRIPTS = (*PYTHON, "-m", "rooflaunch")
+TRAINER = (*PYTHON, "-m", "workload")
 MODULES = {"launch": "launcher", "analyze": "analysis"}
 # What can follow a program's name where a command is meant: "launch again" is English. A test looks for every command.
 COMMANDS = {
@@ -50,7 +52,7 @@ COMMANDS = {
 }
 # An option of the program itself, as in `launch --help`.
 OPTION = "--?[a-z]+"
-PACKAGES = ("workload", *MODULES.values())
+PACKAGES = ("rooflaunch", "workload", *MODULES.values())
 # Not after a part of a path: what is written as it is typed stays as it is.
 START = r"(?<![\w./\\-])"
 OURS = re.compile(

@@ -42,7 +42,7 @@ def make_plan(given: dict[str, object], choice: Choice = PROCESS, **changes: Any
 def test_plan_is_the_command_it_shows() -> None:
     plan = make_plan({"model": "mobilenet_v2", "repeats": "3", "device": "cpu"}, output=Path("my results"))
     trainer = (
-        sys.executable,
+        *(sys.executable, "-P"),
         "-m",
         "workload",
         "train",

@@ -162,7 +162,7 @@ def test_the_plan_shows_no_secret(
 ) -> None:
     line = "--cpu --repeats 2 --iterations 5 --data package --dry-run -- train.py --root {data} --token abc123"
     assert launch(monkeypatch, "local", *shlex.split(line)) == 0
-    python = f"env CUDA_VISIBLE_DEVICES= {shlex.quote(sys.executable)} -P -m workload"
+    python = f"env CUDA_VISIBLE_DEVICES= {shlex.quote(sys.executable)} -P -m rooflaunch"
     assert capsys.readouterr().out.splitlines() == [
         f"plan       {SHOWN}, on the CPU: NVIDIA's GPUs are hidden from it; 2 runs, a process each",
         "set by     device: option, iterations: option, repeats: option",
