@@ -232,6 +232,11 @@ def _files() -> dict[str, bytes]:
     return {name: (root / name).read_bytes() for name in OWN_FILES} | agent_code()
 
 
+def requirements() -> str:
+    """The list of packages that every image holds beside torch and torchvision."""
+    return (_root() / OWN_FILES[1]).read_text(encoding="utf-8")
+
+
 def agent_code() -> dict[str, bytes]:
     """What a rented machine runs, by path from the root of this repository: the agent and the trainer.
 

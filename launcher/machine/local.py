@@ -29,7 +29,10 @@ from workload.contract.text import printable
 
 @dataclass(frozen=True, kw_only=True)
 class LocalPlan:
-    """Everything that `launch local` is about to do. `profiles`: after the timing run comes the profile pass."""
+    """Everything that `launch local` is about to do. `profiles`: after the timing run comes the profile pass.
+
+    `notes`: what there is to say of a script before it runs.
+    """
 
     spec: RunSpec
     origin: Mapping[str, str]
@@ -42,6 +45,7 @@ class LocalPlan:
     driver_parameters: Path = DRIVER_PARAMETERS
     profiles: bool = False
     workplace: Workplace | None = None
+    notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for `--dry-run --format json`."""
@@ -54,6 +58,7 @@ class LocalPlan:
             "image": None if image is None else {"id": image.id, "tags": list(image.tags), "digest": image.digest},
             "output": str(self.output),
             "command": script.shown(self._words()),
+            "notes": list(self.notes),
         }
 
     def text(self) -> str:
@@ -69,7 +74,8 @@ class LocalPlan:
             # Without the context, which only keeps in the bundle what this plan says: the same run by hand.
             "command": shlex.join(_without_context(script.shown(self._words()))),
         }
-        return "\n".join(f"{name:<10} {text}" for name, text in lines.items())
+        rows = [*lines.items(), *(("note", note) for note in self.notes)]
+        return "\n".join(f"{name:<10} {text}" for name, text in rows)
 
     def _words(self) -> list[str]:
         if self.container:

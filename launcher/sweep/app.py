@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from launcher import sizes
-from launcher.options import Format, FormatOption
+from launcher.options import Format, FormatOption, OutputOption
 from workload.contract.errors import ExitCode, UsageError
 from workload.contract.invocation import as_typed
 from workload.contract.text import terminal_width
@@ -81,7 +81,7 @@ def run_sweep(
         str | None,
         typer.Option(metavar="NAME", help="print a matrix to start from", autocompletion=examples, show_default=False),
     ] = None,
-    output: Annotated[Path, typer.Option("-o", "--output", help="folder for the bundles")] = Path("results"),
+    output: OutputOption = Path("results"),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan and stop", show_default=False)] = False,
     output_format: FormatOption = Format.TABLE,
 ) -> int:
