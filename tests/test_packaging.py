@@ -68,9 +68,14 @@ def test_the_wheel_has_its_commit_its_links_and_all_that_builds_an_image(wheel: 
         pytest.param(["launch", "local", "--cpu", "--dry-run", "--runtime", "process"], 0, "resnet18", id="a plan"),
         pytest.param(["launch", "gcp", "--gpu", "t4", "--project", "p-1-2-3", "--dry-run"], 0, "n1", id="a VM's plan"),
         pytest.param(
-            ["launch", "status", "--project", "p-1-2-3"], ExitCode.TOOL, "pip install 'rooflaunch[gcp]'", id="no client"
+            ["launch", "status", "--project", "p-1-2-3"],
+            ExitCode.TOOL,
+            "-m pip install 'rooflaunch[gcp] @ file://",
+            id="no client",
         ),
-        pytest.param(["analyze", "summary", "x"], ExitCode.TOOL, "pip install 'rooflaunch[analysis]'", id="no pandas"),
+        pytest.param(
+            ["analyze", "summary", "x"], ExitCode.TOOL, "-m pip install 'rooflaunch[analysis] @ file://", id="no pandas"
+        ),
     ],
 )
 def test_without_extras_the_launcher_works(bare: Path, tmp_path: Path, words: list[str], code: int, text: str) -> None:
