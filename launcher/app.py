@@ -39,12 +39,9 @@ app = typer.Typer(
 # \b keeps the lines as they are.
 LOCAL_EXAMPLES = """\b
 Examples:
-  launch local --cpu
-  launch local --model mobilenet_v2 --batch-size 8 --repeats 3
-  launch local --cuda --precision amp --dataset ~/photos --format json
-  launch local --runtime docker --memory 8g --cpus 2
-  launch local --cuda --profile ncu
-  launch local --cpu -- train.py --lr 0.1
+  launch local -- train.py --lr 0.1
+  launch local --cpu --repeats 3 -- -m package.train
+  launch local --cuda --precision amp --profile ncu
 """
 BUILD_EXAMPLES = """\b
 Examples:
@@ -76,10 +73,7 @@ def run_local(
     output_format: FormatOption = Format.TABLE,
     **own: Any,
 ) -> int:
-    """Train on this machine and say what limits the run.
-
-    With `-- train.py ARGS` a training script of your own, as it is, in place of our trainer.
-    """
+    """Measure your own training script, as it is; without one, our trainer with a vision model."""
     from launcher import models, table
     from launcher.machine import local, task
     from launcher.machine.runtime import choose, gpu_capability

@@ -1,6 +1,7 @@
 """`launch local … -- train.py ARGS`."""
 
 import json
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -28,6 +29,7 @@ for images, labels in DataLoader(TensorDataset(torch.randn(160, 8), torch.randin
 open("written.txt", "a").write(repr([sys.argv[1:], os.environ.get("CUDA_VISIBLE_DEVICES")]) + chr(10))
 """
 SHOWN = "train.py --root '{data}' --token '[redacted]'"
+APART = "Model and data, without a script"
 FEW = ("--cpu", "--warmup", "1", "--iterations", "3", "--no-ceilings")
 
 
@@ -177,6 +179,23 @@ def test_refused(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsy
     hint = hint.replace("launch local", "launch local --runtime process") if name == "no --" else hint
     assert printed.err == f"error: {message}\nhint: {hint.replace('FOLDER, or', f'{folder}, or')}\n"
     assert printed.out == ""
+
+
+def test_the_help_lists_apart_what_a_script_refuses(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    assert launch(monkeypatch, "local", "--help") == 0
+    text = capsys.readouterr().out
+    assert len(text.splitlines()) <= 60
+    headings = re.findall(r"^(\w.*):$", text, re.MULTILINE)
+    assert headings == ["Your own script", "Measuring", "Place", "Output", APART]
+    parts = dict(zip(headings, re.split(r"^\w.*:\n", text, flags=re.MULTILINE)[1:], strict=True))
+    for option in options():
+        flag = "--cpu" if option.name == "device" else option.flag
+        heading = next(name for name, part in parts.items() if re.search(rf"^  {flag}\b", part, re.MULTILINE))
+        assert (heading == APART) == (option.name not in SCRIPTS_TOO), flag
+    assert parts["Your own script"].startswith("  -- train.py ARGS  ")
 
 
 def test_every_option_is_a_scripts_too_or_has_a_reason() -> None:
