@@ -69,6 +69,7 @@ SCRIPTS_OWN = {
     "samples_per_step",
     *(item.name for kind in (HereOptions, ThereOptions) for item in fields(kind)),
 }
+RUN_OPTIONS = tuple(options())
 DEVICES = ("cpu", "cuda", "mps")
 PLACE = "Place"
 HEADINGS: Mapping[str, Collection[str]] = {
@@ -76,10 +77,9 @@ HEADINGS: Mapping[str, Collection[str]] = {
     "Measuring": SCRIPTS_TOO - {"device", "samples_per_step"},
     PLACE: DEVICES,
     "Output": ("output", "detach", "dry_run", "request", "output_format", "help"),
-    "Model and data, without a script": {
-        option.name for option in options() if option.name not in SCRIPTS_TOO
-    },
+    "Model and data, without a script": {option.name for option in RUN_OPTIONS if option.name not in SCRIPTS_TOO},
 }
+OFF_SWITCHES = {option.name for option in RUN_OPTIONS if option.default is False}
 
 
 class ScriptCommand(TyperCommand):
@@ -123,9 +123,8 @@ def _help_row(parameter: Any, ctx: Any) -> tuple[str, str] | None:
     name, text = parameter.get_help_record(ctx)
     if parameter.name == "words":
         return parameter.metavar, text
-    # `--no-…` says no more than that the default is as it is; some of our switches are on by default.
-    is_off = any(option.name == parameter.name and option.default is False for option in options())
-    return name.partition(" / ")[0] if is_off else name, text
+    # `--no-…` does nothing but to overrule a file or a variable where the switch is off by default.
+    return name.partition(" / ")[0] if parameter.name in OFF_SWITCHES else name, text
 
 
 def _refuse_stray(ctx: Any, typed: list[str]) -> None:
