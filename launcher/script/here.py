@@ -67,10 +67,10 @@ def require_module(words: Sequence[str], folder: Path) -> None:
         raise UsageError(f"'{name}' is a package without __main__.py", hint=f"-m {name}.train, a module in it")
 
 
-def _found(name: str, folder: Path) -> ModuleSpec | None:
+def _found(name: str, folder: Path, *, elsewhere: bool = True) -> ModuleSpec | None:
     top, *rest = name.split(".")
     try:
-        spec = PathFinder.find_spec(top, [str(folder)]) or importlib.util.find_spec(top)
+        spec = PathFinder.find_spec(top, [str(folder)]) or (importlib.util.find_spec(top) if elsewhere else None)
     except ValueError:  # of no name, or of one that is loaded and came from no file
         return None
     for part in rest:
@@ -87,8 +87,11 @@ def notes_of(words: Sequence[str], options: HereOptions, workplace: Workplace, r
     from launcher.script import layer  # noqa: PLC0415 - only for a container
 
     packages = layer.read(options.requirements) if options.requirements else b""
+    module = name_of(words)
+    unseen = words[0] == "-m" and _found(module, workplace.folder, elsewhere=False) is None
     reached = [workplace.folder, *([Path(workplace.data)] if workplace.data else [])]
     return (
+        *([f"no module '{module}' lies in this folder: whether the image has it is not known"] if unseen else []),
         *notes.left_behind(words, workplace.folder, reached=reached, why_not=lambda _: ""),
         *notes.unknown_imports(words, workplace.folder, notes.image(packages)),
     )

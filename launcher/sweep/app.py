@@ -96,6 +96,7 @@ def run_sweep(
         raise UsageError("launch sweep takes a matrix", hint="launch sweep --example first > first.toml")
     from launcher import models
     from launcher.sweep import matrix, start
+    from launcher.sweep.places import LOCAL as HERE
     from launcher.sweep.start import Asked
 
     asked = Asked(
@@ -111,6 +112,9 @@ def run_sweep(
     matrix.require_places(whole, on or ())
     for name in {one.spec.model for place in whole.places for one in place.configurations}:
         models.require(name)
+    for place in whole.places:
+        for one in place.configurations:
+            models.require_data(one.spec, is_here=place.place.backend == HERE)
     for warning in whole.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     plan = start.planned(asked, whole, offline=dry_run)

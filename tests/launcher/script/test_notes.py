@@ -1,12 +1,17 @@
 """What a plan says of a script before it runs."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from launcher.script import notes
+from launcher.__main__ import main
+from launcher.kinds import Runtime
+from launcher.machine.script import Workplace
+from launcher.script import here, notes
+from launcher.script.command import HereOptions
 from launcher.script.parcel import pack
 
 
@@ -118,3 +123,43 @@ def test_arguments_whose_files_stay_here(tmp_path: Path) -> None:
     ]
     said = notes.left_behind(words, folder, reached=[folder, outside], why_not=lambda _: "")
     assert not list(said), "a container sees what --data names"
+
+
+@pytest.mark.world
+def test_the_plan_says_what_will_be_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path, train__DOT__py="import torch, einops\n", weights__DOT__pt="")
+    (tmp_path / ".gitignore").write_text("*.pt\n")
+    for words in (["init", "--quiet"], ["add", "train.py"]):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    monkeypatch.chdir(tmp_path)
+    script = ("--", "train.py", "weights.pt")
+    stays, missing = "'weights.pt' of the arguments stays here: git ignores it", "imports einops, which"
+    monkeypatch.setattr(sys, "argv", ["launch", "ssh", "--host", "me@box", "--dry-run", *script])
+    assert main() == 0
+    said = [f"note       {stays}", f"note       {missing} the Python there is not known to have"]
+    assert capsys.readouterr().out.splitlines()[-2:] == said
+    gpu = ("gcp", "--gpu", "t4", "--project", "p-1-2-3")
+    monkeypatch.setattr(sys, "argv", ["launch", *gpu, "--dry-run", "--format", "json", *script])
+    assert main() == 0
+    noted = json.loads(capsys.readouterr().out)["notes"]
+    assert noted[-2:] == [stays, f"{missing} the image is not known to have (--requirements FILE brings packages)"]
+    monkeypatch.setattr(sys, "argv", ["launch", "local", "--runtime", "process", "--dry-run", *script])
+    assert main() == 0
+    assert capsys.readouterr().out.endswith(f"\nnote       {missing} this Python, {sys.executable}, does not have\n")
+
+
+def test_what_a_container_does_not_see(tmp_path: Path) -> None:
+    folder, data = tmp_path / "work", tmp_path / "data"
+    write(folder, train__DOT__py="import einops\n", known__DOT__py="")
+    write(data, a="")
+    (folder / "requirements.txt").write_text("einops\n")
+    options = HereOptions(requirements=str(folder / "requirements.txt"))
+    place = Workplace(folder=folder, data=str(data))
+    words = ("-m", "train", str(data / "a"), str(tmp_path))
+    away = f"'{tmp_path}' of the arguments lies outside of this folder and stays here: --data says where data lies"
+    assert here.notes_of(words, options, place, Runtime.DOCKER) == (away,)
+    unseen = "no module 'lightning.run' lies in this folder: whether the image has it is not known"
+    assert here.notes_of(("-m", "lightning.run"), options, place, Runtime.DOCKER) == (unseen,)
+    assert here.notes_of(("-m", "known"), options, place, Runtime.PROCESS) == ()

@@ -64,6 +64,18 @@ def test_a_users_own_in_a_folder_of_the_path(tmp_path: Path) -> None:
 
 
 @pytest.mark.world
+@pytest.mark.parametrize("program", ["launch", "analyze"])
+def test_our_programs_find_our_packages(program: str, tmp_path: Path) -> None:
+    for name in hiding.NAMES:
+        write(tmp_path / "src" / f"{name}.py", "raise SystemExit('the user')\n")
+    start = (
+        f"import sys; from rooflaunch.programs import {program}; sys.argv[:] = ['{program}', '--version']; {program}()"
+    )
+    ran = run(tmp_path, "-P", "-c", start, PYTHONPATH=f"src{os.pathsep}{ROOT}")
+    assert (ran.stdout[:11], ran.returncode) == ("rooflaunch ", 0), ran.stderr
+
+
+@pytest.mark.world
 def test_a_users_own_package_as_the_script(tmp_path: Path) -> None:
     write(tmp_path / "workload" / "__init__.py", "print('once')\n")
     write(tmp_path / "workload" / "train.py", "import workload, sys\nprint(__name__, sys.argv[1:])\n")
