@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.machinery import PathFinder
 from pathlib import Path
 
@@ -58,7 +59,7 @@ def image(requirements: bytes) -> Place:
     """An image for this code, with the packages of `--requirements` in it."""
     known = packages_of(images.requirements()) | packages_of(requirements.decode(errors="replace"))
     return Place(
-        has=lambda name: bool(_packages(name) & known) or name in WITH_TORCH,
+        has=lambda name: name in WITH_TORCH or any(package in known for package in _packages(name)),
         unknown="the image is not known to have (--requirements FILE brings packages)",
     )
 
@@ -75,10 +76,16 @@ def packages_of(requirements: str) -> frozenset[str]:
     return frozenset(map(_normal, names))
 
 
-def _packages(name: str) -> set[str]:
+def _packages(name: str) -> Iterator[str]:
     """The packages that an import may come from: by its own name, by a known one, by what is installed here."""
-    installed = importlib.metadata.packages_distributions().get(name, ())
-    return {_normal(each) for each in (name, PACKAGE_OF.get(name, name), *installed)}
+    yield _normal(name)
+    yield _normal(PACKAGE_OF.get(name, name))
+    yield from map(_normal, _installed().get(name, ()))
+
+
+@cache
+def _installed() -> Mapping[str, Sequence[str]]:
+    return importlib.metadata.packages_distributions()
 
 
 def _normal(name: str) -> str:
