@@ -40,7 +40,6 @@ app = typer.Typer(
 LOCAL_EXAMPLES = """\b
 Examples:
   launch local -- train.py --lr 0.1
-  launch local --cpu --repeats 3 -- -m package.train
   launch local --cuda --precision amp --profile ncu
 """
 BUILD_EXAMPLES = """\b

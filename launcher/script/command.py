@@ -63,7 +63,7 @@ class ThereOptions:
     )
 
 
-# The headings of a command's help, in order, and the options below each; what is in none of them is of the place.
+# The headings of a command's help, in order, and the options below each; all others stand below the place's.
 SCRIPTS_OWN = {
     "words",
     "samples_per_step",
@@ -83,7 +83,12 @@ OFF_SWITCHES = {option.name for option in RUN_OPTIONS if option.default is False
 
 
 class ScriptCommand(TyperCommand):
-    """A command whose line may end in `-- train.py ARGS`: what stands there is the script's alone."""
+    """A command whose line may end in `-- train.py ARGS`: what stands there is the script's alone.
+
+    `place`: the heading of options that are this command's own.
+    """
+
+    place = PLACE
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """The options by what they are about; those that a script refuses stand last."""
@@ -93,7 +98,7 @@ class ScriptCommand(TyperCommand):
             if (row := _help_row(parameter, ctx)) is not None:
                 below[heading].append(row)
         for heading, rows in below.items():
-            with formatter.section(heading):
+            with formatter.section(self.place if heading == PLACE else heading):
                 formatter.write_dl(rows)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
