@@ -55,7 +55,8 @@ def test_the_wheel_has_its_commit_its_links_and_all_that_builds_an_image(wheel: 
     head = run("git", "rev-parse", "HEAD", folder=ROOT).stdout.strip()
     assert commit in (head, f"{head}-dirty")
     assert "Project-URL: Repository, https://" in metadata
-    assert {*AGENT_FILES, "launcher/image/docker/Dockerfile", "launcher/image/docker/images.toml"} <= names
+    needed = {"rooflaunch/__init__.py", "rooflaunch/__main__.py", "launcher/image/docker/Dockerfile"}
+    assert {*AGENT_FILES, *needed, "launcher/image/docker/images.toml"} <= names
     assert not [name for name in names if name.startswith("tests/")]
 
 
