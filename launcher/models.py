@@ -1,4 +1,4 @@
-"""Whether what a run asks for is there, before anything is started or paid for."""
+"""Checks that what a run asks for is there, before anything is started or paid for."""
 
 import difflib
 import importlib.metadata

@@ -2,11 +2,10 @@
 
 import sys
 
-# Python has looked for `rooflaunch` in the working folder first, as `python train.py` never does.
-if not sys.flags.safe_path:
-    del sys.path[0]
-
 if __name__ == "__main__":
+    # Python has looked for `rooflaunch` in the working folder first, as `python train.py` never does.
+    if not sys.flags.safe_path:
+        del sys.path[0]
     from rooflaunch.programs import trainer
 
     sys.exit(trainer())

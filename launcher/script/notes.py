@@ -37,7 +37,10 @@ OURS = frozenset({"rooflaunch", "workload"})
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where imports have to be found. `has`: whether it is known to have one; `unknown`: what is said of the others."""
+    """The place where imports have to be found.
+
+    `has`: whether it is known to have a package; `unknown`: what the plan says of those that it is not known to have.
+    """
 
     has: Callable[[str], bool]
     unknown: str

@@ -16,7 +16,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class _Names(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds the modules of our names while a script runs. `_aside`: ours meanwhile, at other times the user's."""
+    """Finder of modules that have our names, in force while a script runs.
+
+    `_aside`: modules that `sys.modules` does not hold now: ours while the finder is in force, else the user's.
+    """
 
     def __init__(self) -> None:
         self._aside: dict[str, ModuleType] = {}
@@ -47,7 +50,7 @@ class _Names(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if package not in NAMES:
             return None
         # A regular package of ours would else be preferred to a folder of the user's without `__init__.py`.
-        elsewhere = [entry for entry in sys.path if Path(entry).resolve() != ROOT]
+        elsewhere = [entry for entry in sys.path if isinstance(entry, str) and Path(entry).resolve() != ROOT]
         if not rest and (theirs := PathFinder.find_spec(fullname, elsewhere, target)):
             return theirs
         ours = self._aside.get(fullname)
@@ -70,7 +73,7 @@ _names = _Names()
 
 @contextmanager
 def hidden() -> Iterator[None]:
-    """While the script runs. Inside `shown` it gets our packages back at the end, whatever it raised."""
+    """Hide our packages from imports until the block ends."""
     _names.turn()
     try:
         yield
@@ -80,7 +83,7 @@ def hidden() -> Iterator[None]:
 
 @contextmanager
 def shown() -> Iterator[None]:
-    """While the script waits for an import of ours; without effect where nothing is hidden."""
+    """Have our packages back for an import of ours while the script waits; nothing changes where none is hidden."""
     if not _names.is_on:
         yield
         return
