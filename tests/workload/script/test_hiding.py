@@ -135,7 +135,7 @@ def test_steps_of_a_script_beside_its_own_workload(tmp_path: Path) -> None:
     line = ("script", "--warmup", "1", "--iterations", "3", "--no-ceilings", "--profile", "torch", "--", "t.py")
     ran = run(tmp_path, "-m", "rooflaunch", *line)
     assert ran.returncode == 0, ran.stderr
-    assert "a step = what the script marks by `import rooflaunch`" in ran.stderr
+    assert "a step = what the script marks by" in ran.stderr
     [folder] = (tmp_path / "results").iterdir()
     assert '"workload.py": ' in (folder / "run.json").read_text(), "the user's file is one of the script's"
     assert (folder / "torch" / "trace.json.gz").is_file()
