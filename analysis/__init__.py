@@ -23,9 +23,9 @@ __all__ = ["load"]
 def load(*folders: str | Path, verify: bool = False) -> "Results":
     """The runs in any number of folders: results folders, nested ones, single bundles.
 
-    A folder is read in full once; after that its index (`.analysis/` in it) answers for every bundle whose files
-    keep their sizes and times. `verify` reads and checks every bundle again. Raises `UsageError` for a folder that
-    is not there and `NothingToDoError` where no bundle is.
+    A folder of 50 bundles and more is read in full once; after that its index (`.analysis/` in it) answers for every
+    bundle whose files keep their sizes and times. `verify` reads and checks every bundle again. Raises `UsageError` for
+    a folder that is not there and `NothingToDoError` where no bundle is.
     """
     from analysis.loading import load_folders  # noqa: PLC0415 - pandas, only for who loads something
 

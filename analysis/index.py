@@ -1,4 +1,4 @@
-"""The bundles of a results folder, read once: `.analysis/bundles.parquet` in it answers the next time.
+"""The bundles of a results folder. Of 50 and more an index is kept, `.analysis/bundles.parquet`, for the next time.
 
 One row per bundle with everything that the tables need. A row counts as long as the files that it was read from
 keep size, modification time and inode; whoever changes a file and puts all three back is found by `verify` alone. The
@@ -36,6 +36,8 @@ SOURCES = (bundle.MANIFEST, bundle.RECORD, bundle.STEPS, bundle.TELEMETRY)
 # Where a bundle has its kernels, the better source first. They are read when somebody asks for them, and verified here.
 PROFILES = "ncu"
 KERNEL_FILES = (f"{PROFILES}/kernels.csv", f"{PROFILES}/profile.ncu-rep")
+# From this many bundles on an index is kept. Fewer are read in a tenth of a second, and no file appears beside them.
+FEWEST = 50
 # Enough that parsing joined files pays, few enough that their text stays small in memory.
 CHUNK = 500
 
@@ -75,14 +77,14 @@ class Candidate:
 def look(root: Path, *, verify: bool = False) -> tuple[pa.Table, list[Problem]]:
     """Every bundle in or below `root` as a row of `SCHEMA`, from the index where that still holds, by path."""
     candidates, problems = find(str(root))
-    if len(candidates) == 1 and candidates[0].name == b"":
-        # A bundle by itself: its folder is sealed, nothing more goes into it.
+    is_sealed = len(candidates) == 1 and candidates[0].name == b""  # a bundle by itself: nothing more goes into it
+    if is_sealed or len(candidates) < FEWEST:
         fresh, more = read(candidates)
         return _with_paths(fresh, root), problems + more
     path = root / FOLDER / FILE
     kept = None if verify else _load(path)
     table, more = _updated(kept, candidates)
-    if candidates and (kept is None or kept is not table):
+    if kept is None or kept is not table:
         _store(path, table)
     return _with_paths(table, root), problems + more
 

@@ -8,7 +8,7 @@ import tarfile
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 from workload import __version__
@@ -237,8 +237,9 @@ def requirements() -> str:
     return (_root() / OWN_FILES[1]).read_text(encoding="utf-8")
 
 
+@cache
 def agent_code() -> dict[str, bytes]:
-    """What a rented machine runs, by path from the root of this repository: the agent and the trainer.
+    """Files that a rented machine runs, read once, by path from the root of this repository: the agent and the trainer.
 
     With the packages of docker/requirements.txt and torch it is all that `python -m launcher.agent` needs.
     """

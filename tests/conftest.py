@@ -1,5 +1,7 @@
 """Unit tests touch nothing outside their process; a test marked `world` may."""
 
+import gc
+import logging
 import os
 import signal
 import socket
@@ -37,6 +39,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(MARKED_BY_FIXTURE[fixture])
 
 
+def pytest_collection_finish() -> None:
+    """Thousands of collected tests live until the end: the garbage collector need not look at them again and again."""
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # else libraries of torch report at exit what was not collected
+
+
 def _forbid(what: str) -> Callable[..., NoReturn]:
     def refuse(*_: Any, **__: Any) -> NoReturn:
         pytest.fail(f"a unit test must not {what}; mark it `world` if it has to")
@@ -54,6 +65,14 @@ def closed_world(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(socket.socket, "connect", _forbid("use the network"))
     monkeypatch.setattr(subprocess, "Popen", _forbid("start a process"))
     monkeypatch.setattr(time, "sleep", _forbid("sleep"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def nothing_flushed() -> Iterator[None]:
+    """Files of tests need not survive a power cut: os.fsync waits for the disk, 4 ms a file."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -80,6 +99,23 @@ def sshd_machine() -> Iterator[sshd.Machine]:
     """The machine that tests of ssh log in to; `machine` of their folders cleans it for each test."""
     with sshd.running() as machine:
         yield machine
+
+
+@pytest.fixture
+def logged() -> Iterator[list[logging.LogRecord]]:
+    """Log records of `workload` from level INFO on, and warnings of every logger.
+
+    pytest's own `caplog` is switched off: for each test it attaches two handlers to every logger of torch.
+    """
+    records: list[logging.LogRecord] = []
+    handler, root, ours = logging.Handler(), logging.getLogger(), logging.getLogger("workload")
+    handler.emit = records.append  # type: ignore[assignment, method-assign]
+    level = ours.level
+    ours.setLevel(logging.INFO)
+    root.addHandler(handler)
+    yield records
+    root.removeHandler(handler)
+    ours.setLevel(level)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import pandas as pd
 
 from analysis import units
+from analysis.cases import cells
 from analysis.configurations import CONFIGURATION, SOFTWARE, Group, completed, group, measured, shown
 from analysis.figures import labels, style
 from analysis.loading import Results
@@ -169,8 +170,7 @@ def _rounds(every: pd.DataFrame, keys: Sequence[str], names: Sequence[str]) -> l
 
 
 def _tuples(table: pd.DataFrame, columns: Sequence[str]) -> list[tuple[Any, ...]]:
-    plain = table[list(columns)].astype(object)
-    return list(plain.where(plain.notna(), None).itertuples(index=False, name=None))
+    return [tuple(row) for row in cells(table[list(columns)])]
 
 
 def by_speed(every: pd.DataFrame, table: pd.DataFrame, column: str) -> list[str]:

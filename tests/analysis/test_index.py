@@ -20,6 +20,12 @@ from benchmarks.synthetic_bundles import make
 from workload.contract import bundle
 
 
+@pytest.fixture(autouse=True)
+def of_few_bundles_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An index of three bundles is read and written as one of thousands is."""
+    monkeypatch.setattr(index, "FEWEST", 1)
+
+
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
     for number in range(3):
@@ -59,6 +65,17 @@ def test_second_look_reads_nothing(results: Path, reads: list[str]) -> None:
     assert reads == []
     assert first["model"].to_pylist() == ["resnet18"] * 3
     assert [len(steps) for steps in first["_steps"].to_pylist()] == [110] * 3
+
+
+@pytest.mark.parametrize(("fewest", "has_index"), [(3, True), (4, False)])
+def test_few_bundles_are_read_each_time(
+    results: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch, fewest: int, has_index: bool
+) -> None:
+    monkeypatch.setattr(index, "FEWEST", fewest)
+    first = look(results)[0]
+    assert look(results)[0].equals(first)
+    assert (results / FOLDER).exists() == has_index
+    assert len(reads) == (3 if has_index else 6)
 
 
 def test_added_changed_and_removed_bundles_are_noticed(results: Path, reads: list[str]) -> None:
@@ -337,6 +354,10 @@ def test_folder_name_that_is_no_text(tmp_path: Path) -> None:
         assert table["path"].to_pylist() == [f"{tmp_path}/results/\\udcff-run"]
 
 
+def _keep_an_index_of_few() -> None:
+    index.FEWEST = 1
+
+
 def _look_and_count(root: Path) -> int:
     return look(root)[0].num_rows
 
@@ -344,7 +365,7 @@ def _look_and_count(root: Path) -> int:
 @pytest.mark.slow
 @pytest.mark.world
 def test_processes_at_once_never_see_half_an_index(results: Path) -> None:
-    with ProcessPoolExecutor(3, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(3, get_context("spawn"), _keep_an_index_of_few) as pool:
         counts = list(pool.map(_look_and_count, [results] * 6))
         for number in range(40, 44):
             make(results, number)

@@ -17,6 +17,9 @@ from analysis.trace_work import Attribution, attribute, steps_of
 from docs.operator_kinds import COLUMNS, TARGET, rows
 from workload import flop
 
+# Each test trains under torch's profiler, which takes a second to start.
+pytestmark = pytest.mark.slow
+
 STEPS = 2
 
 

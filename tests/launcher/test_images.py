@@ -252,6 +252,7 @@ def test_another_backend_changes_no_image(tmp_path: Path, monkeypatch: pytest.Mo
     for folder in ("launcher", "docker"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(images, "__file__", str(tmp_path / "launcher/images.py"))
+    monkeypatch.setattr(images, "agent_code", images.agent_code.__wrapped__)
     before = {name: images.make_recipe(row).tag for name, row in FLAVOURS.items()}
     for path in (tmp_path / "launcher/backends").rglob("*.py"):
         path.write_text("changed = True\n")

@@ -245,13 +245,13 @@ REJECTIONS = {
 
 
 @pytest.mark.parametrize("case", REJECTIONS)
-def test_unfit_images_are_refused_without_noise(case: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_unfit_images_are_refused_without_noise(case: str, logged: list[logging.LogRecord]) -> None:
     (model, size, batch), message, hint = REJECTIONS[case]
-    with caplog.at_level(logging.DEBUG), pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError) as caught:
         complexity.count(model, num_classes=10, image_size=size, batch_size=batch)
     assert (str(caught.value), caught.value.hint) == (message, hint)
     assert caught.value.exit_code is ExitCode.USAGE
-    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+    assert [record for record in logged if record.levelno >= logging.WARNING] == []
 
 
 @pytest.mark.parametrize(("size", "batch"), [(224, 1), (32, 2), (64, 1)])

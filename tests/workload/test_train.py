@@ -2,6 +2,7 @@
 
 import errno
 import json
+import logging
 import os
 import resource
 import signal
@@ -101,16 +102,15 @@ class Bar:
     ],
 )
 def test_a_measured_region_has_a_least_duration(
-    count: int, least_s: float, step_s: float, steps: int, caplog: pytest.LogCaptureFixture
+    count: int, least_s: float, step_s: float, steps: int, logged: list[logging.LogRecord]
 ) -> None:
-    caplog.set_level("INFO", "workload")
     bar, now_s, taken = Bar(), [0.0], 0
     for _ in train.at_least(count, least_s, bar, lambda: round(now_s[0], 6)):  # type: ignore[arg-type]
         now_s[0] += step_s
         taken += 1
     assert taken == steps
     said = [f"measured   {count} step{'' if count == 1 else 's'} took less than {least_s:g} s: "]
-    assert [message.partition("more")[0] for message in caplog.messages] == (said if steps > count else [])
+    assert [record.getMessage().partition("more")[0] for record in logged] == (said if steps > count else [])
     assert bar.totals[-1:] == ([steps] if steps > count else [])
     assert all(total >= count for total in bar.totals)
 

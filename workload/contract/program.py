@@ -10,6 +10,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -111,13 +112,20 @@ def help_unless_called(context: typer.Context) -> None:
         print(context.get_help())
 
 
-def run(app: typer.Typer, name: str) -> int:
-    """Run the program with this process's arguments; its exit code. Raises `UsageError` for what it does not accept."""
+@cache
+def _command(app: typer.Typer) -> Any:
+    """Command group of `app` with our help texts; building it takes 20 ms."""
     command: Any = typer.main.get_command(app)
     for each in (command, *command.commands.values()):
         each.context_class = HelpContext
         # Else it is cut to what fits beside the name.
         each.short_help = " ".join((each.help or "").split("\n\n")[0].split())
+    return command
+
+
+def run(app: typer.Typer, name: str) -> int:
+    """Run the program with this process's arguments; its exit code. Raises `UsageError` for what it does not accept."""
+    command = _command(app)
     width = min(max(shutil.get_terminal_size().columns, NARROWEST), WIDEST_HELP)
     settings = {"terminal_width": width, "help_option_names": ["-h", "--help"]}
     try:
