@@ -11,7 +11,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 NAME = "workload/commit.txt"
-PACKAGED = ("launcher", "workload", "analysis", "docker")
+PACKAGED = ("launcher", "rooflaunch", "workload", "analysis", "docker")
 
 
 class CommitHook(BuildHookInterface):  # type: ignore[type-arg]

@@ -3,7 +3,7 @@
 import sys
 
 from workload.contract import door
-from workload.contract.errors import ExitCode, RooflaunchError
+from workload.contract.errors import ExitCode, RooflaunchError, ToolError
 
 # What the commands need; a missing package is reported like any other missing tool.
 PACKAGES = {"typer", "pandas", "numpy", "pyarrow", "scipy", "google", "altair", "jinja2", "vl_convert"}
@@ -24,8 +24,9 @@ def _reported() -> int:
         package = (error.name or "").partition(".")[0]
         if package not in PACKAGES:
             raise
-        print(f"error: analyze needs the package {package}\nhint: pip install 'rooflaunch[analysis]'", file=sys.stderr)
-        return ExitCode.TOOL
+        missing = ToolError(f"analyze needs the package {package}", hint="pip install 'rooflaunch[analysis]'")
+        print(missing.report(), file=sys.stderr)
+        return missing.exit_code
 
 
 def _run() -> int:

@@ -17,7 +17,7 @@ from analysis.statistics.samples import Floats
 from workload.contract import peaks, verdict
 from workload.contract.bundle import Status
 from workload.contract.spec import Device
-from workload.contract.text import percent, plain
+from workload.contract.text import of_cpus, percent, plain
 from workload.contract.verdict import COMPETED_SHARE
 
 # Fewer samples of the telemetry than this make a line through anything: `share_explained` asks for as many pairs.
@@ -320,7 +320,10 @@ def _cpu_shares(case: Case) -> Iterator[Cause]:
 
 def competition_words(case: Case) -> str:
     """CPUs that a run got while other processes used them too."""
-    got = f"the run got {case['cpus_used']:.1f} of the {case['threads']:.0f} CPUs that it has threads for"
+    if case["threads"] == 1:
+        got = f"the run got {of_cpus(case['cpus_used'], 1)}"
+    else:
+        got = f"the run got {case['cpus_used']:.1f} of the {case['threads']:.0f} CPUs that it has threads for"
     return verdict.competition(case.record) or got
 
 

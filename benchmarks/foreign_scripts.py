@@ -4,8 +4,8 @@
     python benchmarks/foreign_scripts.py                 all of them; on a CPU a minute or two
     python benchmarks/foreign_scripts.py timm lightning  these
 
-Each is run twice, alone and under `python -m workload script --then continue`, and must print the same. Its step, FLOP
-against a count by hand and the share of the operations' time without a formula are shown. Nothing is downloaded.
+Each is run twice, alone and under `python -m rooflaunch script --then continue`, and must print the same. Its step,
+FLOP against a count by hand and the share of the operations' time without a formula are shown. Nothing is downloaded.
 """
 
 import json
@@ -150,7 +150,7 @@ def check(name: str, loop: Foreign, folder: Path) -> bool:
     script, results = folder / f"{name}_loop.py", folder / name
     script.write_text(DIGEST + loop.text, encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-    ours = ["-m", "workload", "script", "--no-ceilings", "--warmup", "1", "--iterations", "6", "--then", "continue"]
+    ours = ["-m", "rooflaunch", "script", "--no-ceilings", "--warmup", "1", "--iterations", "6", "--then", "continue"]
     commands = ([], [*ours, "-o", str(results), "--"])
     alone, measured = (
         subprocess.run(

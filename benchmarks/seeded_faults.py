@@ -45,7 +45,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("launcher", "workload", "analysis")
+PACKAGES = ("launcher", "rooflaunch", "workload", "analysis")
 SEED = 2026
 COUNT = 40
 # The commit that the faults are drawn from, and the one whose tests are the set `today`.

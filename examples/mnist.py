@@ -1,6 +1,6 @@
 """A training script as most people write it: it knows nothing of rooflaunch.
 
-python -m workload script -- examples/mnist.py --lr 0.5
+python -m rooflaunch script -- examples/mnist.py --lr 0.5
 """
 
 import argparse

@@ -3,7 +3,7 @@
 import sys
 
 from workload.contract import door
-from workload.contract.errors import ExitCode, RooflaunchError
+from workload.contract.errors import ExitCode, RooflaunchError, ToolError
 
 
 def main() -> int:
@@ -20,8 +20,9 @@ def _run() -> int:
     except ModuleNotFoundError as error:
         if error.name != "typer":
             raise
-        print("error: launch needs the package typer\nhint: pip install rooflaunch", file=sys.stderr)
-        return ExitCode.TOOL
+        missing = ToolError("launch needs the package typer", hint="pip install rooflaunch")
+        print(missing.report(), file=sys.stderr)
+        return missing.exit_code
     try:
         return program.run(app, "launch")
     except RooflaunchError as error:

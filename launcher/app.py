@@ -18,7 +18,7 @@ from launcher.duel import app as duel
 from launcher.jobs import app as jobs
 from launcher.kinds import HERE, Runtime
 from launcher.machine.options import LocalOptions
-from launcher.options import Format, FormatOption, instance_of, parameters_of, run_options
+from launcher.options import Format, FormatOption, OutputOption, instance_of, parameters_of, run_options
 from launcher.script.command import HereOptions, ScriptCommand, Words, refuse_without_script
 from launcher.sweep.app import SWEEP_EXAMPLES, run_sweep
 from workload.contract.errors import ExitCode, UsageError
@@ -39,12 +39,8 @@ app = typer.Typer(
 # \b keeps the lines as they are.
 LOCAL_EXAMPLES = """\b
 Examples:
-  launch local --cpu
-  launch local --model mobilenet_v2 --batch-size 8 --repeats 3
-  launch local --cuda --precision amp --dataset ~/photos --format json
-  launch local --runtime docker --memory 8g --cpus 2
-  launch local --cuda --profile ncu
-  launch local --cpu -- train.py --lr 0.1
+  launch local -- train.py --lr 0.1
+  launch local --cuda --precision amp --profile ncu
 """
 BUILD_EXAMPLES = """\b
 Examples:
@@ -71,18 +67,15 @@ def run_local(
     *,
     words: Words = None,
     given: dict[str, object],
-    output: Annotated[Path, typer.Option("-o", "--output", help="folder for the bundles")] = Path("results"),
+    output: OutputOption = Path("results"),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan and stop", show_default=False)] = False,
     output_format: FormatOption = Format.TABLE,
     **own: Any,
 ) -> int:
-    """Train on this machine and say what limits the run.
-
-    With `-- train.py ARGS` a training script of your own, as it is, in place of our trainer.
-    """
+    """Measure your own training script, as it is; without one, our trainer with a vision model."""
     from launcher import models, table
     from launcher.machine import local, task
-    from launcher.machine.runtime import choose
+    from launcher.machine.runtime import choose, gpu_capability
     from launcher.script import here
     from workload.environment.outside import outside_facts
 
@@ -90,22 +83,28 @@ def run_local(
     refuse_without_script(of_script, words)
     resolved = resolve(given, os.environ, Path.cwd(), script=words or ())
     models.require(resolved.spec.model)
+    models.require_data(resolved.spec, is_here=True)
+    models.require_profile(resolved.spec, gpu_capability)
     workplace = here.workplace_of(words, of_script, Path.cwd(), os.environ) if words else None
     limits = options.limits()
     runtime = here.runtime_of(of_script, options.asked_runtime())
     choice = choose(runtime, resolved.spec, image=options.image, flavour=options.flavour)
     if words and choice.runtime is Runtime.DOCKER:
         here.require_visible(words, Path.cwd())
-    elif words and not dry_run:
-        here.require_gpu(resolved.spec)
+    elif words:
+        here.require_module(words, Path.cwd())
+        if not dry_run:
+            here.require_gpu(resolved.spec)
     choice = here.with_packages(choice, of_script, is_dry=dry_run)
+    said = here.notes_of(words, of_script, workplace, choice.runtime) if words and workplace else ()
     outside = outside_facts() if choice.runtime is Runtime.DOCKER else None
 
     def plan_of(spec: RunSpec, context: Context | None = None) -> local.LocalPlan:
         own_run = replace(resolved, spec=spec)
-        return local.make_plan(
+        made = local.make_plan(
             own_run, choice, output=output, limits=limits, outside=outside, context=context, workplace=workplace
         )
+        return replace(made, notes=said)
 
     plan = plan_of(resolved.spec)
     if dry_run:

@@ -1,7 +1,6 @@
 """What an image is made of, and the names that follow from it. Reads files, never asks the engine."""
 
 import hashlib
-import importlib.util
 import io
 import re
 import subprocess
@@ -30,6 +29,8 @@ AGENT_MODULES = (
     *("agent/__init__", "agent/__main__"),
     *(f"agent/{name}" for name in ("agent", "bill", "delivery", "home", "landlord", "luggage", "pulse", "stop")),
 )
+# The trainer, and the name by which a script starts it.
+TRAINER_PACKAGES = ("rooflaunch", "workload")
 AGENT_FILES = tuple(f"launcher/{name}.py" for name in AGENT_MODULES)
 # Labels of our images beside those of the OCI image specification.
 INPUTS_LABEL = "rooflaunch.inputs"
@@ -201,7 +202,7 @@ def current_commit() -> str:
     root = _root()
     if not (root / ".git").exists():
         return packaged_commit()
-    paths = ["workload", *OWN_FILES, *AGENT_FILES]
+    paths = [*TRAINER_PACKAGES, *OWN_FILES, *AGENT_FILES]
     commit = _git(root, "log", "-1", "--format=%H", "--", *paths)
     changed = _git(root, "status", "--porcelain", "--", *paths)
     return f"{commit}-dirty" if commit and changed else commit
@@ -231,6 +232,11 @@ def _files() -> dict[str, bytes]:
     return {name: (root / name).read_bytes() for name in OWN_FILES} | agent_code()
 
 
+def requirements() -> str:
+    """The list of packages that every image holds beside torch and torchvision."""
+    return (_root() / OWN_FILES[1]).read_text(encoding="utf-8")
+
+
 @cache
 def agent_code() -> dict[str, bytes]:
     """Files that a rented machine runs, read once, by path from the root of this repository: the agent and the trainer.
@@ -239,17 +245,15 @@ def agent_code() -> dict[str, bytes]:
     """
     root = Path(__file__).resolve().parents[1]
     agent = {name: (root / name).read_bytes() for name in AGENT_FILES}
-    return agent | {f"workload/{name}": path.read_bytes() for name, path in _code()}
+    return agent | {name: path.read_bytes() for name, path in _code()}
 
 
 def _code() -> Iterator[tuple[str, Path]]:
-    package = importlib.util.find_spec("workload")
-    assert package is not None
-    assert package.submodule_search_locations is not None
-    folder = Path(package.submodule_search_locations[0])
-    for path in sorted(folder.rglob("*")):
-        if path.suffix in CODE_SUFFIXES and path.is_file():
-            yield path.relative_to(folder).as_posix(), path
+    root = Path(__file__).resolve().parents[1]
+    for package in TRAINER_PACKAGES:
+        for path in sorted((root / package).rglob("*")):
+            if path.suffix in CODE_SUFFIXES and path.is_file():
+                yield path.relative_to(root).as_posix(), path
 
 
 def _words(files: Mapping[str, bytes]) -> Iterator[str]:

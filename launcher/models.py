@@ -1,11 +1,18 @@
-"""Whether a run's model exists, before anything is started or paid for."""
+"""Checks that what a run asks for is there, before anything is started or paid for."""
 
+import difflib
 import importlib.metadata
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from workload.contract import classifiers
+from workload.contract.errors import ToolError, UsageError
+from workload.contract.spec import CIFAR10, IMAGENETTE, SYNTHETIC, Device, Profile, RunSpec
+
+DATA_SETS = (SYNTHETIC, CIFAR10, IMAGENETTE)
+TRACES = "--profile torch, which traces on any device"
 
 
 def torchvision_version() -> str | None:
@@ -18,7 +25,9 @@ def torchvision_version() -> str | None:
 
 def installed() -> list[str]:
     """What torchvision here has, asked in a process of its own: importing it takes seconds."""
-    done = subprocess.run([sys.executable, "-m", "workload", "models"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "workload", "models"], capture_output=True, text=True, check=False
+    )
     return done.stdout.split()
 
 
@@ -35,3 +44,40 @@ def require(
     known = installed() if here not in (None, classifiers.VERSION) else []
     if name not in known:
         raise classifiers.unknown(name, known or classifiers.NAMES)
+
+
+def require_data(spec: RunSpec, *, is_here: bool) -> None:
+    """`UsageError` for a data set that has none of the known names and is no folder; `is_here`: of this machine.
+
+    Of another machine no folder is known, but that only a whole path can name one.
+    """
+    path = Path(spec.dataset).expanduser()
+    if spec.dataset in DATA_SETS or (path.is_dir() if is_here else path.is_absolute()):
+        return
+    near = difflib.get_close_matches(spec.dataset, DATA_SETS, n=1)
+    folder = "no folder" if is_here else "no whole path of a folder there"
+    raise UsageError(
+        f"data set '{spec.dataset}' is {folder}, and none of {', '.join(DATA_SETS)}",
+        hint=f"--dataset {near[0]}" if near else "--dataset FOLDER; images lie in FOLDER/<class>/<image>.jpg",
+    )
+
+
+def require_profile(spec: RunSpec, capability: Callable[[], object] | None = None) -> None:
+    """`UsageError` or `ToolError` where ncu has no GPU to count on: else that is found once all else is measured.
+
+    `capability`: that of this machine's GPU, for a run here.
+    """
+    if spec.profile is not Profile.NCU:
+        return
+    if spec.device in (Device.CPU, Device.MPS):
+        raise UsageError(f"--profile ncu counts on an NVIDIA GPU; the device is '{spec.device}'", hint=TRACES)
+    if capability and capability() is None:
+        raise ToolError("nvidia-smi shows no GPU here; got --profile ncu", hint=f"{TRACES}; launch doctor gpu")
+
+
+def require_folder(output: Path) -> Path:
+    """`UsageError` for `--output` where a file is in the way; nothing is made."""
+    there = next((path for path in (output, *output.parents) if path.exists()), None)
+    if there is not None and not there.is_dir():
+        raise UsageError(f"output folder '{output}' cannot be written: '{there}' is a file", hint="-o FOLDER")
+    return output

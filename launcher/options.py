@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import MISSING, fields
 from enum import StrEnum
 from functools import wraps
+from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
@@ -25,6 +26,17 @@ class Format(StrEnum):
 
 T = TypeVar("T")
 
+
+def _folder(context: typer.Context, value: Path) -> Path:
+    """The folder of `--output`. Raises `UsageError` where a file is in its way."""
+    if context.resilient_parsing:
+        return value
+    from launcher.models import require_folder  # noqa: PLC0415 - a help text has no use for it
+
+    return require_folder(value)
+
+
+OutputOption = Annotated[Path, typer.Option("-o", "--output", help="folder for the bundles", callback=_folder)]
 FormatOption = Annotated[Format, typer.Option("--format", help="what stdout gets")]
 
 

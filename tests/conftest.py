@@ -77,10 +77,11 @@ def closed_world(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 @pytest.fixture(autouse=True)
 def plain_commands(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Messages name our commands as where they are on PATH, whatever this machine's PATH is."""
+    """Messages name our commands as where they are on PATH, whatever this machine's PATH and installation are."""
     call = invocation.Call(started="launch", python="", scripts="", path="", folder="")
     monkeypatch.setattr(invocation, "this_call", lambda: call)
     monkeypatch.setattr(invocation, "_is_on_path", lambda *_: True)
+    monkeypatch.setattr(invocation, "_installing", lambda plain, _: plain)
 
 
 @pytest.fixture(autouse=True, scope="session")

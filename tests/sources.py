@@ -1,11 +1,11 @@
-"""The code of the three packages, parsed once for all tests of a process that read it."""
+"""The code of the packages, parsed once for all tests of a process that read it."""
 
 import ast
 from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("launcher", "workload", "analysis")
+PACKAGES = ("launcher", "rooflaunch", "workload", "analysis")
 
 
 def modules() -> list[Path]:

@@ -55,7 +55,8 @@ def test_the_wheel_has_its_commit_its_links_and_all_that_builds_an_image(wheel: 
     head = run("git", "rev-parse", "HEAD", folder=ROOT).stdout.strip()
     assert commit in (head, f"{head}-dirty")
     assert "Project-URL: Repository, https://" in metadata
-    assert {*AGENT_FILES, "launcher/image/docker/Dockerfile", "launcher/image/docker/images.toml"} <= names
+    needed = {"rooflaunch/__init__.py", "rooflaunch/__main__.py", "launcher/image/docker/Dockerfile"}
+    assert {*AGENT_FILES, *needed, "launcher/image/docker/images.toml"} <= names
     assert not [name for name in names if name.startswith("tests/")]
 
 
@@ -68,9 +69,14 @@ def test_the_wheel_has_its_commit_its_links_and_all_that_builds_an_image(wheel: 
         pytest.param(["launch", "local", "--cpu", "--dry-run", "--runtime", "process"], 0, "resnet18", id="a plan"),
         pytest.param(["launch", "gcp", "--gpu", "t4", "--project", "p-1-2-3", "--dry-run"], 0, "n1", id="a VM's plan"),
         pytest.param(
-            ["launch", "status", "--project", "p-1-2-3"], ExitCode.TOOL, "pip install 'rooflaunch[gcp]'", id="no client"
+            ["launch", "status", "--project", "p-1-2-3"],
+            ExitCode.TOOL,
+            "-m pip install 'rooflaunch[gcp] @ file://",
+            id="no client",
         ),
-        pytest.param(["analyze", "summary", "x"], ExitCode.TOOL, "pip install 'rooflaunch[analysis]'", id="no pandas"),
+        pytest.param(
+            ["analyze", "summary", "x"], ExitCode.TOOL, "-m pip install 'rooflaunch[analysis] @ file://", id="no pandas"
+        ),
     ],
 )
 def test_without_extras_the_launcher_works(bare: Path, tmp_path: Path, words: list[str], code: int, text: str) -> None:

@@ -6,7 +6,12 @@ from workload.contract import door, interrupt
 from workload.contract.errors import InterruptedRunError
 
 
-def start() -> int:
+def enter() -> int:
+    """Run the command of this process's arguments; its exit code."""
+    return door.enter(_start)
+
+
+def _start() -> int:
     """Run the command; from here on a signal ends it in order, also while it imports torch."""
     interrupt.end_with_parent()
     try:
@@ -20,4 +25,4 @@ def start() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(door.enter(start))
+    sys.exit(enter())

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from workload.contract.text import counted, percent, si
+from workload.contract.text import counted, of_cpus, percent, si
 
 # Products and copies on an idle virtual machine of two CPUs got 92 % to 99.7 % of them (2026-11, analysis/example).
 LEAST_CPU_SHARE = 0.9
@@ -100,8 +100,8 @@ class MeasuredRate:
     @property
     def doubt(self) -> str | None:
         """Why this rate may be far below what the machine can do; None where it is clean."""
-        if self.is_starved:
-            return f"the machine was busy: the samples got {self.cpus:.1f} of {self.cpus_wanted:g} CPUs"
+        if self.is_starved and self.cpus is not None:
+            return f"the machine was busy: the samples got {of_cpus(self.cpus, self.cpus_wanted or 0.0)}"
         if self.samples < FEWEST_SAMPLES:
             return f"there was time for {counted(self.samples, 'sample')} only"
         if self.p95 > WIDEST_SPREAD * self.p5:

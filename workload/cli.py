@@ -6,7 +6,6 @@ stdout carries results only: `train` prints the bundle's folder as soon as it ex
 import argparse
 import json
 import os
-import sys
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -25,6 +24,7 @@ from workload.contract.errors import (
     UsageError,
 )
 from workload.contract.interrupt import asked, check, run_child, stoppable, undisturbed
+from workload.contract.invocation import TRAINER
 from workload.contract.spec import (
     FOR_SCRIPTS,
     Context,
@@ -62,7 +62,7 @@ PROFILE_EXAMPLES = """examples:
   python -m workload profile results/RUN --profile torch                       trace.json.gz for Perfetto, kernels.csv
   python -m workload profile results/RUN --profile ncu --profile-steps 4       counters, mean of four steps
   python -m workload profile results/RUN --profile ncu --profile-step-bytes --profile-throughput
-  python -m workload profile results/RUN --profile torch -- train.py --token T  a script whose secrets are not in it
+  python -m rooflaunch profile results/RUN --profile torch -- train.py --token T  a script whose secrets are not in it
 """
 
 GPU_TRUTH_TEXT = """Collect which of this project's assumptions about GPUs hold on this one: counters, clocks, power,
@@ -364,7 +364,7 @@ def _repeat(words: list[str], context: Context, output: Path, spec: RunSpec, fol
         folders.append(folder)
         print(folder, flush=True)
 
-    command = [sys.executable, "-m", "workload", "train", *words, "--context", context.to_argument()]
+    command = [*TRAINER, "train", *words, "--context", context.to_argument()]
     ended = run_child(command, on_line=show)
     failure, alone = ended.error(), replace(spec, repeats=1)
     settled = broken.settle(ended.code, failure, opened, output=output, spec=alone, context=context)

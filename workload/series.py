@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from workload import log
 from workload.contract.errors import ExitCode, InterruptedRunError
 from workload.contract.interrupt import run_child
-from workload.contract.invocation import TRAINER
+from workload.contract.invocation import SCRIPTS
 
 
 def profile_first(folder: str, script: Sequence[str] = (), *, data: str | None = None) -> int:
@@ -13,7 +13,7 @@ def profile_first(folder: str, script: Sequence[str] = (), *, data: str | None =
 
     `script`: somebody's own script and its arguments, which the bundle has without secrets and without `data`.
     """
-    command = [*TRAINER, "profile", folder]
+    command = [*SCRIPTS, "profile", folder]
     command += [] if data is None else ["--data", data]
     command += ["--", *script] if script else []
     # The folder has been printed already.

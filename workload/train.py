@@ -38,7 +38,7 @@ from workload.contract.record import (
     Timing,
 )
 from workload.contract.spec import Context, Device, KeptCeilings, Precision, Resolved, RunSpec, options
-from workload.contract.text import counted, percent, seconds, si
+from workload.contract.text import counted, of_cpus, percent, seconds, si
 from workload.cpu_time import CpuMeter
 from workload.environment.collect import collect
 from workload.profile.status import before_the_pass
@@ -351,7 +351,7 @@ def _idle_cpus(run: Record) -> list[str]:
     """A note where a CPU run kept few of its threads busy and the verdict does not say why."""
     if not verdict.lacks_cpus(run) or verdict.competition(run):
         return []
-    used = f"the run got {run.timing.cpus_used:.1f} of {run.environment.device.threads} CPUs"
+    used = f"the run got {of_cpus(run.timing.cpus_used or 0.0, run.environment.device.threads or 0)}"
     if run.timing.cpus_waited is None:
         load = f"; load average {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
         return [f"{used}: other work competed, or one thread did most{load}"]

@@ -23,7 +23,7 @@ from analysis.causes import (
     steal,
 )
 from workload.contract import peaks
-from workload.contract.text import percent, plain
+from workload.contract.text import of_cpus, percent, plain
 from workload.contract.verdict import COMPETED_SHARE, LEAST_WAITED_CPUS, LEAST_WAITED_SHARE
 
 _VARIABLES = Path(__file__).with_name("debug_variables.toml")
@@ -93,7 +93,7 @@ def competing(case: Case) -> str | None:
         if waits > LEAST_TIME_SHARE
         else ""
     )
-    return f"the run got {(1 - lost) * case['threads']:.1f} of {case['threads']:.0f} CPUs{beside}"
+    return f"the run got {of_cpus((1 - lost) * case['threads'], case['threads'])}{beside}"
 
 
 def held_back(case: Case) -> str | None:

@@ -72,7 +72,7 @@ def _script(spec: Spec) -> str:
     if spec.profile not in (None, Profile.NONE):
         words_of_spec += ["--profile", str(spec.profile), "--profile-steps", f"{spec.profile_steps or 1:g}"]
     words_of_spec += ["--", *(printable(str(word)) for word in argv)]
-    return shlex.join(["python", "-m", "workload", "script", *words_of_spec])
+    return shlex.join(["python", "-m", "rooflaunch", "script", *words_of_spec])
 
 
 def _import(imported: Imported) -> str:

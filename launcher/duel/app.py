@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperCommand
 
 from launcher.duel import LEFT_OUT
-from launcher.options import Format, FormatOption, run_options
+from launcher.options import Format, FormatOption, OutputOption, run_options
 from launcher.script.command import ScriptCommand
 from workload.contract.errors import ExitCode
 from workload.contract.invocation import as_typed
@@ -79,7 +79,7 @@ def run_duel(
             show_envvar=True,
         ),
     ] = None,
-    output: Annotated[Path, typer.Option("-o", "--output", help="folder for the bundles")] = Path("results"),
+    output: OutputOption = Path("results"),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan and stop", show_default=False)] = False,
     output_format: FormatOption = Format.TABLE,
 ) -> int:

@@ -18,6 +18,7 @@ from launcher.choice import Command, flag_of
 from launcher.options import (
     Format,
     FormatOption,
+    OutputOption,
     instance_of,
     parameters_of,
     run_options,
@@ -92,7 +93,7 @@ def _add_backend(app: typer.Typer, name: str, module: Any) -> None:
                 "--detach", help=f"leave as soon as the {declared.noun} runs; it ends by itself", show_default=False
             ),
         ] = False,
-        output: Annotated[Path, typer.Option("-o", "--output", help="folder for the bundles")] = Path("results"),
+        output: OutputOption = Path("results"),
         dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan and stop", show_default=False)] = False,
         request: Annotated[
             bool,

@@ -27,6 +27,7 @@ from launcher.jobs.progress import LaunchProgress
 from launcher.jobs.run import LaunchOutcome, LeftRunningError, run
 from launcher.jobs.session import Session
 from launcher.options import Format
+from launcher.script import notes
 from launcher.script.command import ThereOptions, variables_of
 from launcher.script.parcel import Parcel, pack, place_of_data, relative_words
 from workload.contract.errors import (
@@ -41,7 +42,7 @@ from workload.contract.interrupt import stoppable
 from workload.contract.invocation import as_typed
 from workload.contract.script import without_secrets
 from workload.contract.spec import resolve
-from workload.contract.text import printable, terminal_width
+from workload.contract.text import printable, terminal_width, wrapped
 from workload.storage.store import Store, UnreachableError
 
 
@@ -99,6 +100,8 @@ ASKS_A_PLACE = re.compile(r"\blaunch (?:status|logs|down|reap)\b(?: (?:rooflaunc
 
 
 TRAIN = ("--", "train.py", "--lr", "0.1")
+# As the plans of all backends have it.
+TEXT_COLUMN = 11
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +118,13 @@ class Script:
         data = place_of_data(self.options.data, words, is_fresh=self.is_fresh)
         variables = variables_of(self.options.env, environment)
         parcel = pack(words, folder, include=self.options.include)
-        return words, replace(parcel, data=data, variables=variables, requirements=self._requirements(backend))
+        requirements = self._requirements(backend)
+        place = notes.image(requirements) if self.is_fresh else notes.their_python()
+        said = (
+            *notes.left_behind(words, folder, reached=[folder], why_not=lambda below: parcel.why_not(folder, below)),
+            *notes.unknown_imports(words, folder, place),
+        )
+        return words, replace(parcel, data=data, variables=variables, requirements=requirements, notes=said)
 
     def _requirements(self, backend: str) -> bytes:
         from launcher.script import layer  # noqa: PLC0415 - only with requirements
@@ -200,6 +209,8 @@ def launch(
     words, parcel = script.packed(place.backend, Path.cwd(), os.environ) if script else ((), None)
     resolved = resolve(given, os.environ, Path.cwd(), script=words)
     models.require(resolved.spec.model)
+    models.require_data(resolved.spec, is_here=False)
+    models.require_profile(resolved.spec)
     settings = backend.settings(place.where, options, offline=dry_run)
     # Whatever is wrong with what was asked for is told before anything is built, pushed or asked. The draft's name and
     # its time are this machine's; what is launched has the place's.
@@ -209,7 +220,7 @@ def launch(
     if parcel:
         draft = draft.renamed(replace(draft.request, script=parcel.facts()))
     if dry_run:
-        print(_shown(draft, request=request, output_format=output_format))
+        print(_shown(draft, parcel, request=request, output_format=output_format))
         return ExitCode.DONE
     sessions: list[Session] = []
     try:
@@ -223,14 +234,22 @@ def launch(
     return _print_outcome(outcome, draft, place, sessions[0].machines, output_format)
 
 
-def _shown(plan: Plan, *, request: bool, output_format: Format) -> str:
+def _shown(plan: Plan, parcel: Parcel | None, *, request: bool, output_format: Format) -> str:
     """A dry run's answer, without the secrets in a script's arguments."""
     spec = plan.request.spec
     if spec.get("script"):
         plan = plan.renamed(replace(plan.request, spec={**spec, "script": without_secrets(spec["script"])}))
     if output_format is Format.JSON:
-        return json.dumps(plan.to_json(), indent=1)
-    return plan.text(terminal_width(sys.stdout)) + (f"\n\n{plan.sent_text()}" if request else "")
+        shown = plan.to_json()
+        said = {"notes": [*shown.get("notes", ()), *parcel.notes]} if parcel else {}
+        return json.dumps({**shown, **said}, indent=1)
+    return _text(plan, parcel, terminal_width(sys.stdout)) + (f"\n\n{plan.sent_text()}" if request else "")
+
+
+def _text(plan: Plan, parcel: Parcel | None, width: int | None) -> str:
+    """The plan with what there is to say of the script."""
+    said = parcel.notes if parcel else ()
+    return "\n".join([plan.text(width), *(wrapped(note, width, indent=TEXT_COLUMN, first="note") for note in said)])
 
 
 def _launch(
@@ -249,7 +268,7 @@ def _launch(
     plan = backend.prepare(draft, machines)
     if parcel and parcel.requirements:
         plan = with_packages(plan, parcel.requirements)
-    print(plan.text(terminal_width(sys.stderr)), file=sys.stderr)
+    print(_text(plan, parcel, terminal_width(sys.stderr)), file=sys.stderr)
     progress = LaunchProgress(sys.stderr, machines.now_s)
     session = Session(machines=machines, store=store, sleep=ports.sleep, on_event=progress)
     sessions.append(session)

@@ -29,7 +29,10 @@ from workload.contract.text import counted, duration, printable
 
 @dataclass(frozen=True, kw_only=True)
 class LocalPlan:
-    """Everything that `launch local` is about to do. `profiles`: after the timing run comes the profile pass."""
+    """Everything that `launch local` is about to do. `profiles`: after the timing run comes the profile pass.
+
+    `notes`: what there is to say of a script before it runs.
+    """
 
     spec: RunSpec
     origin: Mapping[str, str]
@@ -42,6 +45,7 @@ class LocalPlan:
     driver_parameters: Path = DRIVER_PARAMETERS
     profiles: bool = False
     workplace: Workplace | None = None
+    notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for `--dry-run --format json`."""
@@ -54,6 +58,7 @@ class LocalPlan:
             "image": None if image is None else {"id": image.id, "tags": list(image.tags), "digest": image.digest},
             "output": str(self.output),
             "command": script.shown(self._words()),
+            "notes": list(self.notes),
         }
 
     def text(self) -> str:
@@ -69,7 +74,8 @@ class LocalPlan:
             # Without the context, which only keeps in the bundle what this plan says: the same run by hand.
             "command": shlex.join(_without_context(script.shown(self._words()))),
         }
-        return "\n".join(f"{name:<10} {text}" for name, text in lines.items())
+        rows = [*lines.items(), *(("note", note) for note in self.notes)]
+        return "\n".join(f"{name:<10} {text}" for name, text in rows)
 
     def _words(self) -> list[str]:
         if self.container:
@@ -131,7 +137,8 @@ def make_plan(
             f"--memory, --cpus and --shm-size limit a container; this run is a process: {choice.why}",
             hint="--runtime docker, or leave the limits out",
         )
-    trainer = (sys.executable, "-m", "workload", "train", *arguments(resolved.spec))
+    # With -P: the working folder may hold a `workload` of the user's.
+    trainer = (sys.executable, "-P", "-m", "workload", "train", *arguments(resolved.spec))
     command = (*trainer, "-o", str(output), "--context", context.to_argument())
     if workplace:
         command = script.as_process(script.command(resolved.spec, workplace, output=output, context=context))

@@ -17,7 +17,12 @@ if TYPE_CHECKING:
 class LocalOptions:
     """`image` and `flavour` ask for a container; of its limits None is as much as the machine has."""
 
-    runtime: Runtime = choice("auto: a container if its image is built, else a process", default=Runtime.AUTO)
+    runtime: Runtime = choice(
+        "a container if its image is built, else a process (auto)",
+        default=Runtime.AUTO,
+        metavar="|".join(Runtime),
+        show_default=False,
+    )
     image: str | None = choice("run this image", default=None, metavar="NAME")
     flavour: str | None = choice("run the image of this flavour", default=None, metavar="cpu|cuda|volta")
     shm_size: str = choice("a container's /dev/shm", default=sizes.text(sizes.DEFAULT_SHM_BYTES), metavar="SIZE")

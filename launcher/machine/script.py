@@ -9,8 +9,8 @@ from workload.contract.errors import UsageError
 from workload.contract.script import DATA, without_secrets
 from workload.contract.spec import Context, Device, RunSpec, arguments
 
-# A folder of the user's may hold a `workload` of its own: Python must not look there for ours.
-TRAINER = ("-P", "-m", "workload")
+# No module of a user's has this name. With -P Python does not look into the working folder, as with `python train.py`.
+TRAINER = ("-P", "-m", "rooflaunch")
 # What --cpu means to a script, which chooses its device itself.
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 
@@ -37,14 +37,14 @@ class Workplace:
 
 
 def command(spec: RunSpec, workplace: Workplace, *, output: Path, context: Context) -> tuple[str, ...]:
-    """The words behind `python -m workload`."""
+    """The words behind `python -m rooflaunch`."""
     data = ("--data", workplace.data) if workplace.data else ()
     ours = ("script", *arguments(spec), *data, "-o", str(output), "--context", context.to_argument())
     return (*ours, "--", *spec.script)
 
 
 def profile_command(spec: RunSpec, workplace: Workplace) -> tuple[str, ...]:
-    """The words behind `python -m workload profile BUNDLE`, which keeps neither secrets nor where the data lies."""
+    """The words behind `python -m rooflaunch profile BUNDLE`, which keeps neither secrets nor where the data lies."""
     return (*(("--data", workplace.data) if workplace.data else ()), "--", *spec.script)
 
 

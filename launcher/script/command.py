@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
@@ -12,6 +12,7 @@ from typer.core import TyperCommand
 from launcher.choice import choice, flag_of
 from workload.contract.errors import UsageError
 from workload.contract.script import DATA, DATA_EXAMPLE
+from workload.contract.spec import SCRIPTS_TOO, options
 
 Words = Annotated[
     list[str] | None,
@@ -28,14 +29,12 @@ class HereOptions:
     """What a script is given on this machine."""
 
     data: str | None = choice(
-        f"the folder of a script's data, which {DATA} in its arguments stands for", default=None, metavar="PATH"
+        f"the folder that {DATA} in the script's arguments stands for", default=None, metavar="PATH"
     )
     env: tuple[str, ...] = choice(
-        "a variable that a script in a container gets from here; repeatable", default=(), metavar="NAME"
+        "a variable of here for a script in a container; repeatable", default=(), metavar="NAME"
     )
-    requirements: str | None = choice(
-        "a container's further packages, a list for pip: a layer on the image", default=None, metavar="FILE"
-    )
+    requirements: str | None = choice("further packages of a container, a list for pip", default=None, metavar="FILE")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +63,43 @@ class ThereOptions:
     )
 
 
+# The headings of a command's help, in order, and the options below each; all others stand below the place's.
+SCRIPTS_OWN = {
+    "words",
+    "samples_per_step",
+    *(item.name for kind in (HereOptions, ThereOptions) for item in fields(kind)),
+}
+RUN_OPTIONS = tuple(options())
+DEVICES = ("cpu", "cuda", "mps")
+PLACE = "Place"
+HEADINGS: Mapping[str, Collection[str]] = {
+    "Your own script": SCRIPTS_OWN,
+    "Measuring": SCRIPTS_TOO - {"device", "samples_per_step"},
+    PLACE: DEVICES,
+    "Output": ("output", "detach", "dry_run", "request", "output_format", "help"),
+    "Model and data, without a script": {option.name for option in RUN_OPTIONS if option.name not in SCRIPTS_TOO},
+}
+OFF_SWITCHES = {option.name for option in RUN_OPTIONS if option.default is False}
+
+
 class ScriptCommand(TyperCommand):
-    """A command whose line may end in `-- train.py ARGS`: what stands there is the script's alone."""
+    """A command whose line may end in `-- train.py ARGS`: what stands there is the script's alone.
+
+    `place`: the heading of options that are this command's own.
+    """
+
+    place = PLACE
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """The options by what they are about; those that a script refuses stand last."""
+        below: dict[str, list[tuple[str, str]]] = {heading: [] for heading in HEADINGS}
+        for parameter in sorted(self.get_params(ctx), key=lambda parameter: parameter.name != "words"):
+            heading = next((name for name, known in HEADINGS.items() if parameter.name in known), PLACE)
+            if (row := _help_row(parameter, ctx)) is not None:
+                below[heading].append(row)
+        for heading, rows in below.items():
+            with formatter.section(self.place if heading == PLACE else heading):
+                formatter.write_dl(rows)
 
     example = "-- train.py --lr 0.1"
 
@@ -86,6 +120,18 @@ class ScriptCommand(TyperCommand):
             raise UsageError(f"Got unexpected extra argument(s) ({' '.join(stray)})", hint=hint)
         ctx.params["words"] = theirs
         return rest
+
+
+def _help_row(parameter: Any, ctx: Any) -> tuple[str, str] | None:
+    """An option and what it does, in one line where that is possible."""
+    if parameter.name in DEVICES:
+        names = ", ".join(f"--{device}" for device in DEVICES)
+        return (names, "where it computes (the best device found)") if parameter.name == DEVICES[0] else None
+    name, text = parameter.get_help_record(ctx)
+    if parameter.name == "words":
+        return parameter.metavar, text
+    # `--no-…` does nothing but to overrule a file or a variable where the switch is off by default.
+    return name.partition(" / ")[0] if parameter.name in OFF_SWITCHES else name, text
 
 
 def _refuse_stray(ctx: Any, typed: list[str]) -> None:

@@ -1,17 +1,20 @@
 """A script of one's own on this machine: where it runs, and its data."""
 
+import importlib.util
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from launcher.kinds import Runtime
 from launcher.machine.runtime import Choice, gpu_capability
 from launcher.machine.script import Workplace
+from launcher.script import notes
 from launcher.script.command import HereOptions, variables_of
 from workload.contract.errors import ToolError, UsageError
-from workload.contract.script import main_file
+from workload.contract.script import main_file, name_of
 from workload.contract.spec import Device, RunSpec
 
 EXAMPLE = "launch local -- train.py --lr 0.1"
@@ -31,10 +34,10 @@ def runtime_of(options: HereOptions, asked: Runtime) -> Runtime:
 
 def with_packages(choice: Choice, options: HereOptions, *, is_dry: bool) -> Choice:
     """The choice with the packages of a file in its image; a dry run builds nothing. Raises `ToolError`."""
-    from launcher.script import layer  # noqa: PLC0415 - only with requirements
-
     if options.requirements is None:
         return choice
+    from launcher.script import layer  # noqa: PLC0415 - only with requirements
+
     requirements = layer.read(options.requirements)
     assert choice.engine is not None
     assert choice.image is not None
@@ -46,6 +49,52 @@ def require_gpu(spec: RunSpec, capability: Callable[[], object] = gpu_capability
     """`ToolError` where --cuda names a GPU that is not there: the script would take the CPU and say nothing."""
     if spec.device is Device.CUDA and capability() is None:
         raise ToolError("nvidia-smi shows no GPU here; got --cuda", hint="--cpu, or launch doctor gpu")
+
+
+def require_module(words: Sequence[str], folder: Path) -> None:
+    """`UsageError` for `-m` of a module that a process here would not find. Nothing of it is imported."""
+    if words[0] != "-m":
+        return
+    name = name_of(words)
+    found = _found(name, folder)
+    if found is None:
+        raise UsageError(
+            f"no module '{name}' for this Python, {sys.executable}, or in {folder}",
+            hint=f"cd to the folder that it is in, or {shlex.join([sys.executable, '-m', 'pip', 'list'])}",
+        )
+    locations = found.submodule_search_locations
+    if locations is not None and PathFinder.find_spec(f"{name}.__main__", locations) is None:
+        raise UsageError(f"'{name}' is a package without __main__.py", hint=f"-m {name}.train, a module in it")
+
+
+def _found(name: str, folder: Path, *, elsewhere: bool = True) -> ModuleSpec | None:
+    top, *rest = name.split(".")
+    try:
+        spec = PathFinder.find_spec(top, [str(folder)]) or (importlib.util.find_spec(top) if elsewhere else None)
+    except ValueError:  # of no name, or of one that is loaded and came from no file
+        return None
+    for part in rest:
+        top = f"{top}.{part}"
+        locations = spec.submodule_search_locations if spec else None
+        spec = PathFinder.find_spec(top, locations) if locations is not None else None
+    return spec
+
+
+def notes_of(words: Sequence[str], options: HereOptions, workplace: Workplace, runtime: Runtime) -> tuple[str, ...]:
+    """What the plan says of the script: imports that are missing, and files that a container does not see."""
+    if runtime is not Runtime.DOCKER:
+        return tuple(notes.unknown_imports(words, workplace.folder, notes.this_python(workplace.folder)))
+    from launcher.script import layer  # noqa: PLC0415 - only for a container
+
+    packages = layer.read(options.requirements) if options.requirements else b""
+    module = name_of(words)
+    unseen = words[0] == "-m" and _found(module, workplace.folder, elsewhere=False) is None
+    reached = [workplace.folder, *([Path(workplace.data)] if workplace.data else [])]
+    return (
+        *([f"no module '{module}' lies in this folder: whether the image has it is not known"] if unseen else []),
+        *notes.left_behind(words, workplace.folder, reached=reached, why_not=lambda _: ""),
+        *notes.unknown_imports(words, workplace.folder, notes.image(packages)),
+    )
 
 
 def require_visible(words: Sequence[str], folder: Path) -> None:

@@ -34,7 +34,7 @@ class Parcel:
     """An archive and what is in it. `commit`: that of the folder here, with `-dirty` where tracked files differ.
 
     `data`: where its data lies, for the machine; `variables`: those that the script gets from here; `requirements`: the
-    packages that are to be in the image.
+    packages that are to be in the image; `notes`: what the plan says of the script.
     """
 
     content: bytes = field(repr=False)
@@ -43,6 +43,7 @@ class Parcel:
     data: str = ""
     variables: Mapping[str, str] = field(default_factory=dict, repr=False)
     requirements: bytes = b""
+    notes: tuple[str, ...] = ()
 
     @property
     def sha256(self) -> str:
@@ -60,6 +61,13 @@ class Parcel:
             "env": list(self.variables),
             "requirements": hashlib.sha256(self.requirements).hexdigest() if self.requirements else "",
         }
+
+    def why_not(self, folder: Path, below: str) -> str:
+        """Why a path below `folder` does not travel; empty for a file that does, and for a folder with such a file."""
+        if below == "." or any(name == below or name.startswith(f"{below}/") for name in self.files):
+            return ""
+        ignored = _git(folder, "check-ignore", "--", below)
+        return "git ignores it" if ignored else "git does not track it, and no --include names it"
 
     def send(self, store: Store, launch: str) -> None:
         """Have it in the store, whole, for this launch; an archive that is there already is not sent again."""

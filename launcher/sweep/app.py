@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from launcher import sizes
-from launcher.options import Format, FormatOption
+from launcher.options import Format, FormatOption, OutputOption
 from workload.contract.errors import ExitCode, UsageError
 from workload.contract.invocation import as_typed
 from workload.contract.text import terminal_width
@@ -81,7 +81,7 @@ def run_sweep(
         str | None,
         typer.Option(metavar="NAME", help="print a matrix to start from", autocompletion=examples, show_default=False),
     ] = None,
-    output: Annotated[Path, typer.Option("-o", "--output", help="folder for the bundles")] = Path("results"),
+    output: OutputOption = Path("results"),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan and stop", show_default=False)] = False,
     output_format: FormatOption = Format.TABLE,
 ) -> int:
@@ -96,6 +96,7 @@ def run_sweep(
         raise UsageError("launch sweep takes a matrix", hint="launch sweep --example first > first.toml")
     from launcher import models
     from launcher.sweep import matrix, start
+    from launcher.sweep.places import LOCAL as HERE
     from launcher.sweep.start import Asked
 
     asked = Asked(
@@ -111,6 +112,9 @@ def run_sweep(
     matrix.require_places(whole, on or ())
     for name in {one.spec.model for place in whole.places for one in place.configurations}:
         models.require(name)
+    for place in whole.places:
+        for one in place.configurations:
+            models.require_data(one.spec, is_here=place.place.backend == HERE)
     for warning in whole.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     plan = start.planned(asked, whole, offline=dry_run)

@@ -28,7 +28,8 @@ def _ours(place: Place) -> str:
     if getattr(place.options, "runtime", None) is not Runtime.PROCESS:
         inputs = {name: images.make_recipe(flavour).inputs for name, flavour in images.load_flavours().items()}
         return f"images {_digest(inputs)}"
-    trainer = {name: text for name, text in images.agent_code().items() if name.startswith("workload/")}
+    packages = tuple(f"{name}/" for name in images.TRAINER_PACKAGES)
+    trainer = {name: text for name, text in images.agent_code().items() if name.startswith(packages)}
     files = {name: hashlib.sha256(text).hexdigest() for name, text in trainer.items()}
     libraries = {name: _version(name) for name in LIBRARIES} if place.backend == LOCAL else {}
     return f"code {_digest({**files, **libraries})}"

@@ -15,7 +15,7 @@ from workload.contract.errors import ExitCode
 ROOT = Path(__file__).parents[2]
 HEAVY = {"pandas", "numpy", "pyarrow", "scipy", "altair", "google", "torch", "docker", "rich"}
 # Beside these, help loads nothing that typer does not load for a command of one word.
-OURS = {"analysis", "workload"}
+OURS = {"analysis", "rooflaunch", "workload"}
 BARE = """import typer
 def bare(word: str): pass
 try: typer.run(bare)

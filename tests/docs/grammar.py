@@ -22,6 +22,7 @@ DOORS = {"launch": typer.main.get_command(launch), "analyze": typer.main.get_com
 RUN_OPTIONS = {option.name: option for option in options()}
 TRAINER = ("python", "-m", "workload")
 MODULES = (
+    "rooflaunch",
     "workload",
     "workload.bundle",
     "launcher",
@@ -113,7 +114,7 @@ def _check_python(words: Sequence[str]) -> None:
         return
     if len(words) == 1 or words[1] not in MODULES:
         raise RefusedError(f"no module {words[1:2]} to run")
-    if words[1] != "workload":
+    if words[1] not in ("rooflaunch", "workload"):
         return
     if not words[2:]:
         return  # named, not to be typed as it is

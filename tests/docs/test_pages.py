@@ -55,6 +55,7 @@ INSTEAD = (
         why="it needs a cluster: tests/launcher/backends/slurm/test_slurm_page.py runs it",
     ),
     Instead(match=r"launch duel --commit", run=None, why="it needs a checkout: test_ci_page.py has one"),
+    Instead(match=r"launch local .*--profile ncu", run=None, why="even its plan needs an NVIDIA GPU"),
     Instead(match=r"--cuda", run="{0} --dry-run", why="it needs an NVIDIA GPU"),
 )
 IT_TRAINS = "it trains: the campaign `pages` runs it"
@@ -64,7 +65,7 @@ IN_CI = (
     Instead(match=r"launch sweep first.toml$", run="{0} --dry-run", why=IT_TRAINS),
     Instead(match=r"analyze report", run=None, why="seconds, as analyze example: the campaign `pages` runs it"),
     Instead(
-        match=r"python -m workload (train|script|profile|ceilings)",
+        match=r"python -m (rooflaunch|workload) (train|script|profile|ceilings)",
         run=None,
         why=IT_TRAINS,
     ),

@@ -202,9 +202,10 @@ def test_build_arguments_are_those_of_the_dockerfile() -> None:
 def test_recipe_of_this_installation() -> None:
     recipe = images.make_recipe(FLAVOURS["cpu"])
     assert recipe.files["docker/Dockerfile"] == (ROOT / "docker/Dockerfile").read_bytes()
-    own = {name for name in recipe.files if not name.startswith("workload/")}
+    packages = ("rooflaunch", "workload")
+    own = {name for name in recipe.files if not name.startswith(tuple(f"{package}/" for package in packages))}
     assert own == {"docker/Dockerfile", "docker/requirements.txt", *images.AGENT_FILES}
-    code = {path.relative_to(ROOT).as_posix() for path in (ROOT / "workload").rglob("*") if path.suffix != ".pyc"}
+    code = [path.relative_to(ROOT).as_posix() for package in packages for path in (ROOT / package).rglob("*.*")]
     assert recipe.files.keys() - own == {name for name in code if name.endswith((".py", ".toml"))}
     assert (recipe.base, recipe.base_digest, recipe.index) == (
         FLAVOURS["cpu"].base,

@@ -1,8 +1,11 @@
+from pathlib import Path
+
 import pytest
 
 from launcher import models
 from workload.contract import classifiers
-from workload.contract.errors import ExitCode, UsageError
+from workload.contract.errors import ExitCode, RooflaunchError, UsageError
+from workload.contract.spec import Device, Profile, RunSpec
 
 
 def no_listing() -> list[str]:
@@ -33,3 +36,68 @@ def test_another_torchvision_may_have_more_models() -> None:
 def test_a_torchvision_that_cannot_be_imported_adds_nothing() -> None:
     with pytest.raises(UsageError, match="unknown model 'resnet81'"):
         models.require("resnet81", version=lambda: "9.9.0", installed=list)
+
+
+KNOWN = "synthetic, cifar10, imagenette"
+DATA = {
+    # name: data set, is_here, what is wrong with it, hint
+    "a known one": ("imagenette", True, "", ""),
+    "a folder": ("HERE", True, "", ""),
+    "a misspelt one": ("imagnette", True, "no folder", "--dataset imagenette"),
+    "no folder": ("HERE/none", True, "no folder", "--dataset FOLDER; images lie in FOLDER/<class>/<image>.jpg"),
+    "a whole path there": ("/data/photos", False, "", ""),
+    "a path in the home there": ("~/photos", False, "", ""),
+    "a misspelt one there": ("cifar-10", False, "no whole path of a folder there", "--dataset cifar10"),
+}
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_a_data_set_is_known_or_a_folder(name: str, tmp_path: Path) -> None:
+    dataset, is_here, wrong, hint = DATA[name]
+    spec = RunSpec(dataset=dataset.replace("HERE", str(tmp_path)))
+    if not wrong:
+        models.require_data(spec, is_here=is_here)
+        return
+    with pytest.raises(UsageError) as caught:
+        models.require_data(spec, is_here=is_here)
+    assert caught.value.report() == f"error: data set '{spec.dataset}' is {wrong}, and none of {KNOWN}\nhint: {hint}"
+
+
+PROFILES = {
+    # name: profile, device, what this machine's GPU is (None: no GPU), exit code, message
+    "on a GPU": (Profile.NCU, Device.CUDA, (7, 5), 0, ""),
+    "on the best device": (Profile.NCU, Device.AUTO, (7, 5), 0, ""),
+    "without a GPU": (Profile.NCU, Device.AUTO, None, 4, "nvidia-smi shows no GPU here; got --profile ncu"),
+    "on a CPU": (Profile.NCU, Device.CPU, (7, 5), 2, "--profile ncu counts on an NVIDIA GPU; the device is 'cpu'"),
+    "a trace": (Profile.TORCH, Device.CPU, None, 0, ""),
+    "none": (Profile.NONE, Device.AUTO, None, 0, ""),
+}
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_counters_need_a_gpu(name: str) -> None:
+    profile, device, capability, code, message = PROFILES[name]
+    spec = RunSpec(profile=profile, device=device)
+    if not code:
+        models.require_profile(spec, lambda: capability)
+        return
+    with pytest.raises(RooflaunchError) as caught:
+        models.require_profile(spec, lambda: capability)
+    assert (caught.value.exit_code, str(caught.value)) == (code, message)
+    assert caught.value.hint.startswith("--profile torch, which traces on any device")
+
+
+def test_counters_elsewhere_are_that_machines_business() -> None:
+    models.require_profile(RunSpec(profile=Profile.NCU))
+
+
+def test_a_folder_for_bundles(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for fine in (tmp_path, tmp_path / "new" / "er"):
+        assert models.require_folder(fine) == fine
+    assert not (tmp_path / "new").exists()
+    for wrong in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(UsageError) as caught:
+            models.require_folder(wrong)
+        expected = f"error: output folder '{wrong}' cannot be written: '{tmp_path}/file' is a file\nhint: -o FOLDER"
+        assert caught.value.report() == expected

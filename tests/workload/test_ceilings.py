@@ -323,6 +323,7 @@ def test_a_rate_by_hand() -> None:
             {"cpus": 0.31, "cpus_wanted": 1.5},
             "the machine was busy: the samples got 0.3 of 1.5 CPUs",
         ),
+        ({"cpus": 0.04, "cpus_wanted": 1.0}, "the machine was busy: the samples got 4 % of one CPU"),
         ({"samples": 3}, None),
         ({"samples": 1}, "there was time for 1 sample only"),
         ({"p5": 1e9, "p95": 2e9}, None),

@@ -5,16 +5,20 @@ so, because who reads it there sits somewhere else. Whoever prints one for the p
 `as_typed` first: `.venv/bin/launch build` where the scripts are not on PATH.
 """
 
+import json
 import os
 import re
 import shlex
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-# The start of a command of our trainer's for this process's Python. With -P it does not look into its working folder,
-# where a user's own script may have another `workload`.
-TRAINER = (sys.executable, *(("-P",) if sys.flags.safe_path else ()), "-m", "workload")
+# The start of a command that runs a script, for this process's Python, and of one of our trainer's. With -P Python does
+# not look into its working folder, where a user may have a `workload` of their own.
+PYTHON = (sys.executable, *(("-P",) if sys.flags.safe_path else ()))
+SCRIPTS = (*PYTHON, "-m", "rooflaunch")
+TRAINER = (*PYTHON, "-m", "workload")
 MODULES = {"launch": "launcher", "analyze": "analysis"}
 # What can follow a program's name where a command is meant: "launch again" is English. A test looks for every command.
 COMMANDS = {
@@ -50,13 +54,17 @@ COMMANDS = {
 }
 # An option of the program itself, as in `launch --help`.
 OPTION = "--?[a-z]+"
-PACKAGES = ("workload", *MODULES.values())
+PACKAGES = ("rooflaunch", "workload", *MODULES.values())
 # Not after a part of a path: what is written as it is typed stays as it is.
 START = r"(?<![\w./\\-])"
 OURS = re.compile(
     "|".join(f"{START}{program}(?= (?:{'|'.join((*names, OPTION))})\\b)" for program, names in COMMANDS.items())
     + f"|{START}python(?= -m (?:{'|'.join(PACKAGES)})\\b)"
+    + f"|{START}pip install (?:rooflaunch\\b|'rooflaunch\\[\\w+\\]')"
 )
+PIP, QUOTE = "pip install ", "'"
+# What a copy of our code that nobody installed runs, on another machine.
+TRAINERS = "torch torchvision numpy psutil"
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -89,7 +97,7 @@ def as_typed(text: str, call: Call | None = None) -> str:
     if not OURS.search(text):
         return text
     call = call or this_call()
-    return OURS.sub(lambda match: _python(call) if match[0] == "python" else _program(match[0], call), text)
+    return OURS.sub(lambda match: _typed(match[0], call), text)
 
 
 def document(name: str) -> str:
@@ -105,6 +113,48 @@ def document(name: str) -> str:
         links = []
     address = next((link.partition(", ")[2] for link in links if link.startswith("Repository,")), "")
     return f"{name} in {address}" if address else ""
+
+
+def _typed(plain: str, call: Call) -> str:
+    if plain.startswith(PIP):
+        return _installing(plain, call)
+    return _python(call) if plain == "python" else _program(plain, call)
+
+
+def _installing(plain: str, call: Call) -> str:
+    return f"{_python(call)} -m {PIP}{_source(plain.removeprefix(PIP).strip(QUOTE), call)}"
+
+
+def _source(name: str, call: Call) -> str:
+    """What pip installs in place of `name`, `rooflaunch[gcp]`: no index has it, so it is taken from where it came."""
+    extra = name.removeprefix("rooflaunch")
+    if (ROOT / "pyproject.toml").is_file():
+        below = os.path.relpath(ROOT, call.folder) if Path(call.folder).is_relative_to(ROOT) else str(ROOT)
+        return f"--editable {shlex.quote(f'{below}{extra}')}"
+    from importlib import metadata  # noqa: PLC0415
+
+    try:
+        found = metadata.distribution("rooflaunch")
+    except metadata.PackageNotFoundError:
+        return TRAINERS
+    if text := found.read_text("direct_url.json"):
+        origin = json.loads(text)
+        vcs = origin.get("vcs_info", {})
+        url = f"{vcs['vcs']}+{origin['url']}@{vcs['commit_id']}" if vcs else origin["url"]
+        return shlex.quote(f"{name} @ {url}")
+    return shlex.join(_packages(found.requires or [], extra.strip("[]")))
+
+
+def _packages(requires: Sequence[str], extra: str) -> Iterator[str]:
+    """What an extra consists of, one of other extras included."""
+    for requirement in requires:
+        package, _, condition = map(str.strip, requirement.partition(";"))
+        if condition != (f'extra == "{extra}"' if extra else ""):
+            continue
+        if package.startswith("rooflaunch["):
+            yield from _packages(requires, package.removeprefix("rooflaunch[").rstrip("]"))
+        else:
+            yield package
 
 
 def _program(name: str, call: Call) -> str:

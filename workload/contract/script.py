@@ -24,6 +24,7 @@ TOKEN = re.compile(
     r"|AIza[\w-]{30,}|xox[abprs]-[\w-]{10,}|[0-9a-f]{40}\b|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]+)"
 )
 MOST_NAME = 40
+MOST_SOURCE_BYTES = 1_000_000
 USER_OF_URL = re.compile(r"(?<=://)[^/@\s]+@")
 
 
@@ -104,7 +105,30 @@ def main_file(words: Sequence[str], folder: Path, *, example: str, python: str) 
         return None
     if not path.is_file():
         raise UsageError(_why_no_script(first, path), hint=f"a path from here, {folder}, or -m PACKAGE; {example}")
+    if path.suffix == ".ipynb":
+        script = shlex.quote(str(Path(first).with_suffix(".py")))
+        raise UsageError(
+            f"'{first}' is a notebook and no script",
+            hint=f"jupyter nbconvert --to script {shlex.quote(first)}, then the same with -- {script}",
+        )
+    if path.suffix != ".py" and (why := _why_no_python(path)):
+        raise UsageError(f"'{first}' is no Python script: {why}", hint=example)
     return path
+
+
+def _why_no_python(path: Path) -> str:
+    """What keeps Python from reading a file whose name is not that of a script; empty where it can."""
+    import ast  # noqa: PLC0415 - milliseconds that only such a file needs
+
+    with path.open("rb") as file:
+        source = file.read(MOST_SOURCE_BYTES + 1)
+    if len(source) > MOST_SOURCE_BYTES or b"\0" in source:
+        return "it holds data"
+    try:
+        ast.parse(source)
+    except SyntaxError as error:
+        return f"line {error.lineno}: {error.msg}"
+    return ""
 
 
 def _why_no_script(typed: str, path: Path) -> str:

@@ -140,9 +140,7 @@ class RunSpec:
     device: Device = _option(Device.AUTO, "where to compute; auto: the best device found", example="cpu")
     batch_size: int | None = _option(None, "images per forward pass (32; 16 on a CPU)", minimum=1, example="32")
     precision: Precision = _option(Precision.FP32, "fp32 has TF32 off; amp is fp16 with a GradScaler", example="fp32")
-    dataset: str = _option(
-        SYNTHETIC, "synthetic, cifar10, imagenette, or the path of an image folder", example="synthetic"
-    )
+    dataset: str = _option(SYNTHETIC, "synthetic, cifar10, imagenette, or a folder of images", example="synthetic")
     data_dir: str = _option("~/.cache/rooflaunch", "where cifar10 and imagenette lie", example="~/data")
     download: bool = _option(False, "download cifar10 or imagenette where it is absent")
     subset: int | None = _option(None, "use N images of the data set, drawn with the seed", minimum=1, example="1000")
@@ -150,12 +148,10 @@ class RunSpec:
     warmup: int | None = _option(None, "warm-up steps, kept apart (10; 3 on a CPU)", minimum=0, example="10")
     iterations: int | None = _option(None, "measured steps, at least (100; 20 on a CPU)", minimum=1, example="100")
     min_seconds: float | None = _option(
-        None, "add measured steps until so many seconds have passed (3; 0 on a CPU)", minimum=0, example="3"
+        None, "measure for so many seconds at least (3; 0 on a CPU)", minimum=0, example="3"
     )
     repeats: int = _option(1, "the same configuration again, each a process of its own", minimum=1, example="3")
-    profile: Profile = _option(
-        Profile.NONE, "a second pass after the timing run: ncu counts FLOP and bytes, torch traces", example="ncu"
-    )
+    profile: Profile = _option(Profile.NONE, "a second pass: ncu counts FLOP and bytes, torch traces", example="ncu")
     profile_steps: int = _option(1, "steps in the profile; its figures are their mean", minimum=1, example="4")
     profile_step_bytes: bool = _option(False, "with ncu: also the bytes of the whole step, caches warm")
     profile_throughput: bool = _option(False, "with ncu: also SM, memory and DRAM throughput; 7 to 18 passes")
@@ -165,14 +161,14 @@ class RunSpec:
     no_augment: bool = _option(False, "resize and centre crop instead of random crop and flip")
     grad_accumulation: int = _option(1, "forward-backward passes per optimizer step", minimum=1, example="4")
     workers: int | None = _option(
-        None, "DataLoader processes (one per CPU, at most 8; 0 for synthetic data)", minimum=0, example="4"
+        None, "DataLoader processes (one per CPU, at most 8; 0 if synthetic)", minimum=0, example="4"
     )
     optimizer: Optimizer = _option(Optimizer.SGD, "which of PyTorch's optimizers", example="sgd")
     seed: int = _option(0, "seed of weights, data order and labels", minimum=0, example="0")
     ceilings: bool = _option(True, "measure what this machine can do at best, before the run")
-    fresh_ceilings: bool = _option(False, "measure it anew, also where a run of the last hour has measured it")
+    fresh_ceilings: bool = _option(False, "measure it again, although a run of the last hour has")
     samples_per_step: int | None = _option(
-        None, "of a script: what a step trains on, where no DataLoader tells", minimum=1, example="64"
+        None, "what a step of a script trains on, where no DataLoader tells", minimum=1, example="64"
     )
     # Somebody's own training script with its arguments, in place of our trainer. No option: it stands after --.
     script: tuple[str, ...] = ()

@@ -131,6 +131,11 @@ def unbroken(text: str) -> str:
     return text.replace(" ", NO_BREAK)
 
 
+def of_cpus(used: float, wanted: float) -> str:
+    """CPUs that something got of those that it has threads for: `1.2 of 2 CPUs`, `4 % of one CPU`."""
+    return f"{percent(used)} of one CPU" if wanted == 1 else f"{used:.1f} of {wanted:g} CPUs"
+
+
 def wrapped(text: str, width: int | None, *, indent: int = 0, first: str = "") -> str:
     """`text` after `first`, in lines of at most `width` characters that all begin at column `indent`.
 

@@ -1,12 +1,12 @@
 """The command lines of a profile pass, and how long they may take. Pure: nothing is started here."""
 
 import shlex
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
+from workload.contract.invocation import TRAINER
 from workload.contract.spec import Profile, RunSpec, arguments
 from workload.profile.metrics import MetricSet
 
@@ -97,7 +97,7 @@ def profiled_process(
     told = ["--mode", mode, "--report", str(report), "--owner", str(owner)]
     if warmup_steps != WARMUP_STEPS:
         told += ["--warmup-steps", str(warmup_steps)]
-    return [sys.executable, "-m", "workload", "profiled-step", *told, *arguments(plain)]
+    return [*TRAINER, "profiled-step", *told, *arguments(plain)]
 
 
 def profile(

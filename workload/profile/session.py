@@ -113,7 +113,7 @@ def _refuse_replacing(found: Bundle, wanted: Profile) -> None:
     held = found.record.profile
     train, script = (
         f"python -m workload train … --profile {wanted}",
-        f"python -m workload script --profile {wanted} -- …",
+        f"python -m rooflaunch script --profile {wanted} -- …",
     )
     if held.is_collected and held.kind != wanted:
         raise UsageError(

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import workload
+import rooflaunch
 from workload.contract.bundle import Bundle
 from workload.contract.errors import ExitCode, RooflaunchError, RunFailedError, UsageError
-from workload.contract.invocation import TRAINER
+from workload.contract.invocation import SCRIPTS
 from workload.contract.record import ScriptFacts
 from workload.contract.script import DATA, HIDDEN, redacted, with_home
 from workload.contract.spec import Precision, Profile, RunSpec
@@ -22,6 +22,7 @@ from workload.profile.command import WARMUP_STEPS, Mode
 from workload.profile.owner import end_with
 from workload.script import hooks, program
 from workload.script.command import run_script
+from workload.script.hiding import shown
 from workload.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def words_of(bundle: Bundle, given: Sequence[str], kind: Profile, *, data: str |
             raise UsageError(f"'{bundle.path}' is no run of a script of your own", hint="leave -- and the rest out")
         return ()
     words = tuple(given) or tuple(with_home(word) for word in argv(script))
-    line = f"python -m workload profile {shlex.quote(str(bundle.path))} --profile {kind} -- {script.command}"
+    line = f"python -m rooflaunch profile {shlex.quote(str(bundle.path))} --profile {kind} -- {script.command}"
     if not given and any(HIDDEN in word for word in words):
         raise UsageError(
             f"'{bundle.path}' keeps no secrets, and its script needs one: {script.command}",
@@ -53,7 +54,7 @@ def words_of(bundle: Bundle, given: Sequence[str], kind: Profile, *, data: str |
     if data is None and any(DATA in word for word in words):
         raise UsageError(
             f"'{bundle.path}' does not say what {DATA} stands for in: {script.command}",
-            hint=f"python -m workload profile {shlex.quote(str(bundle.path))} --profile {kind} --data PATH",
+            hint=f"python -m rooflaunch profile {shlex.quote(str(bundle.path))} --profile {kind} --data PATH",
         )
     try:
         folder = program.resolve(words).folder
@@ -68,7 +69,7 @@ def words_of(bundle: Bundle, given: Sequence[str], kind: Profile, *, data: str |
             what = "has changed" if path.is_file() else "is gone"
             raise UsageError(
                 f"{name} {what} since '{bundle.path}' was measured: a profile belongs to the same script",
-                hint=f"measure it again: python -m workload script --profile {kind} -- {script.command}",
+                hint=f"measure it again: python -m rooflaunch script --profile {kind} -- {script.command}",
             )
     return words
 
@@ -106,7 +107,7 @@ def command(
     options = ["--mode", mode, "--report", str(report), "--owner", str(owner), "--steps", str(spec.profile_steps)]
     options += ["--warmup-steps", str(warmup_steps or usual), "--precision", spec.precision]
     options += [] if data is None else ["--data", data]
-    return [*TRAINER, "profiled-script", *options, "--", *words]
+    return [*SCRIPTS, "profiled-script", *options, "--", *words]
 
 
 def add_parser(commands: Any) -> None:
@@ -130,7 +131,8 @@ def run(parsed: Namespace, _: Timeline) -> int:
     profiled: list[ProfiledScript] = []
 
     def listen() -> None:
-        from workload.script.profiled import ProfiledScript, Request  # noqa: PLC0415 - imports torch
+        with shown():
+            from workload.script.profiled import ProfiledScript, Request  # noqa: PLC0415 - imports torch
 
         request = Request(
             mode=parsed.mode,
@@ -141,7 +143,7 @@ def run(parsed: Namespace, _: Timeline) -> int:
             began_s=began_s,
         )
         profiled.append(ProfiledScript(request, script))
-        workload.listen(profiled[0].session)
+        rooflaunch.listen(profiled[0].session)
         hooks.install(profiled[0].session)
 
     hooks.when_imported("torch", listen)

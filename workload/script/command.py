@@ -1,4 +1,4 @@
-"""`python -m workload script`: read the command line, run the script in this process, say how it ended.
+"""`python -m rooflaunch script`: read the command line, run the script in this process, say how it ended.
 
 Standard library only: the script imports torch, when it wants to and with the variables that it has set.
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import workload
+import rooflaunch
 from workload import log
 from workload.contract.bundle import Status
 from workload.contract.errors import (
@@ -30,18 +30,19 @@ from workload.contract.spec import Context, Profile, options
 from workload.contract.text import counted
 from workload.script import hooks, program, series
 from workload.script.ending import EndOfScript
+from workload.script.hiding import shown
 from workload.timeline import Timeline
 
 if TYPE_CHECKING:
     from workload.script.run import ScriptRun
 
 EXAMPLES = """examples:
-  python -m workload script -- train.py --lr 0.1
-  python -m workload script --warmup 5 --iterations 50 -o results -- train.py --epochs 1
-  python -m workload script --samples-per-step 64 -- -m package.train
-  python -m workload script --then continue -- train.py
-  python -m workload script --data ~/photos -- train.py --root {data}
-  python -m workload script --repeats 3 --profile torch -- train.py
+  python -m rooflaunch script -- train.py --lr 0.1
+  python -m rooflaunch script --warmup 5 --iterations 50 -o results -- train.py --epochs 1
+  python -m rooflaunch script --samples-per-step 64 -- -m package.train
+  python -m rooflaunch script --then continue -- train.py
+  python -m rooflaunch script --data ~/photos -- train.py --root {data}
+  python -m rooflaunch script --repeats 3 --profile torch -- train.py
 """
 TEXT = """Run a PyTorch training script as it is, measure its steps and leave a bundle.
 
@@ -50,7 +51,9 @@ measured step the script is ended in order, as by sys.exit(). Everything after -
 """
 THEN = ("stop", "continue")
 RUN_SCRIPTS = ("script", "profile", "profiled-script")
-NO_LOADER_HINT = "say what a step is, in the script: `import workload`, then `workload.step_done()` after each update"
+NO_LOADER_HINT = (
+    "say what a step is, in the script: `import rooflaunch`, then `rooflaunch.step_done()` after each update"
+)
 
 
 @dataclass(kw_only=True)
@@ -70,6 +73,7 @@ def add_parser(commands: Any, formatter: Any) -> None:
         epilog=EXAMPLES,
         formatter_class=formatter,
         allow_abbrev=False,
+        prog="python -m rooflaunch script",
         usage="%(prog)s [OPTIONS] -- train.py ARGS",
     )
     parser.add_argument("--warmup", metavar="N", help="warm-up steps, kept apart (10; 3 on a CPU)")
@@ -113,7 +117,7 @@ def refuse_stray(argv: Sequence[str]) -> None:
         stray = next((place for place, word in enumerate(argv) if place and word.endswith(".py")), None)
         if stray is not None:
             line = shlex.join([*argv[1:stray], "--", *argv[stray:]])
-            raise UsageError(f"'{argv[stray]}' must stand after --", hint=f"python -m workload script {line}")
+            raise UsageError(f"'{argv[stray]}' must stand after --", hint=f"python -m rooflaunch script {line}")
 
 
 def run(parsed: Namespace, timeline: Timeline) -> int:
@@ -135,8 +139,9 @@ def run(parsed: Namespace, timeline: Timeline) -> int:
     measured: list[ScriptRun] = []
 
     def listen() -> None:
-        from workload.script.run import Request, ScriptRun  # noqa: PLC0415 - imports torch, as the script just has
-        from workload.script.step import Limits  # noqa: PLC0415
+        with shown():
+            from workload.script.run import Request, ScriptRun  # noqa: PLC0415 - imports torch, as the script just has
+            from workload.script.step import Limits  # noqa: PLC0415
 
         request = Request(
             program=script,
@@ -152,7 +157,7 @@ def run(parsed: Namespace, timeline: Timeline) -> int:
             is_launched=is_launched,
         )
         measured.append(ScriptRun(request, timeline))
-        workload.listen(measured[0].tape)
+        rooflaunch.listen(measured[0].tape)
         hooks.install(measured[0].tape)
         _hear_exits(measured[0], script.name)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from workload.contract.record import ScriptFacts
 from workload.contract.script import redacted
 from workload.environment.machine import HostSystem
+from workload.script.hiding import ROOT
 
 # A repository of thousands of modules is identified by its commit.
 MOST_FILES = 500
@@ -54,9 +55,12 @@ def _files(folder: Path, main: Path | None) -> dict[str, Path]:
         path = Path(name) if isinstance(name, str) and name.endswith(".py") else None
         if path and path.is_absolute() and path.is_relative_to(folder) and not _is_installed(path):
             paths.add(path)
-    ours = Path(__file__).parents[1]
-    kept = sorted(path for path in paths if path.is_file() and not path.is_relative_to(ours))[:MOST_FILES]
+    kept = sorted(path for path in paths if path.is_file() and not _is_ours(path))[:MOST_FILES]
     return {path.relative_to(folder).as_posix() if path.is_relative_to(folder) else path.name: path for path in kept}
+
+
+def _is_ours(path: Path) -> bool:
+    return any(path.is_relative_to(ROOT / name) for name in ("rooflaunch", "workload"))
 
 
 def _is_installed(path: Path) -> bool:

@@ -24,6 +24,7 @@ from workload.contract.vocabulary import calibration_range, step_range
 from workload.profile import trace
 from workload.profile.command import Mode, counted_steps
 from workload.recorder import Aside, StepPart, StepPhase
+from workload.script.hiding import shown
 from workload.script.program import Program
 from workload.script.session import Session
 from workload.script.step import Limits, Step
@@ -201,7 +202,7 @@ class ProfiledSteps:
                 raise RunFailedError(
                     f"{self._unusual} steps after the warm-up were no whole ones that are alike: they differ in their"
                     " order, hold validation or checkpoints, or a GradScaler left the optimizer out",
-                    hint="--profile-steps 1, or mark the step in the script: `with workload.step():`",
+                    hint="--profile-steps 1, or mark the step in the script: `with rooflaunch.step():`",
                 )
         self._number += is_step
 
@@ -261,7 +262,7 @@ class Trace:
         self._profiler.start()
 
     def passed(self, part: Part) -> None:
-        """What came before `with workload.step():` is no part of the step."""
+        """What came before `with rooflaunch.step():` is no part of the step."""
         if part is Aside.OUTSIDE:
             self._close_label()
             self.begin(())
@@ -417,7 +418,8 @@ class Counters:
         self._open()
 
     def _calibrate(self) -> None:
-        from workload.profile import profiled  # noqa: PLC0415 - imports torchvision, which the script may not need
+        with shown():
+            from workload.profile import profiled  # noqa: PLC0415 - imports torchvision, which the script may not need
 
         for name, product in profiled.calibration_products(_spec(self._request)).items():
             with profiled.process_range(calibration_range(name)):

@@ -13,9 +13,11 @@ from types import ModuleType, TracebackType
 
 from workload.contract.errors import UsageError
 from workload.contract.script import DATA, main_file
+from workload.script.hiding import ROOT, hidden
 
-EXAMPLE = "python -m workload script -- train.py --lr 0.1"
-OURS = Path(__file__).parents[1]
+EXAMPLE = "python -m rooflaunch script -- train.py --lr 0.1"
+# Of a traceback our own frames are left out.
+OURS = tuple(f"{ROOT / name}{os.sep}" for name in ("rooflaunch", "workload"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +37,10 @@ class Program:
 
     def run(self) -> None:
         """Run it as `__main__`; whatever it raises comes out, `SystemExit` too."""
+        with hidden():
+            self._run()
+
+    def _run(self) -> None:
         sys.argv = [str(self.words[0]), *self.arguments]
         if self.module:
             sys.path.insert(0, str(Path.cwd()))
@@ -68,7 +74,8 @@ def resolve(words: Sequence[str], *, data: str | None = None) -> Program:
 def _module(words: Sequence[str], given: Sequence[str]) -> Program:
     sys.path.insert(0, str(Path.cwd()))
     try:
-        spec = importlib.util.find_spec(words[1])
+        with hidden():
+            spec = importlib.util.find_spec(words[1])
     except (ImportError, ValueError):
         spec = None
     finally:
@@ -108,7 +115,7 @@ def show_traceback(error: BaseException) -> None:
 
 def _is_ours(trace: TracebackType) -> bool:
     path = trace.tb_frame.f_code.co_filename
-    return path.startswith(str(OURS)) or "runpy" in path or "importlib._bootstrap" in path
+    return path.startswith(OURS) or "runpy" in path or "importlib._bootstrap" in path
 
 
 def code_of(ended: SystemExit) -> int:

@@ -14,12 +14,12 @@ from pathlib import Path
 from workload import log
 from workload.contract.errors import ExitCode
 from workload.contract.interrupt import ChildEnd, check, handled_by
-from workload.contract.invocation import TRAINER
+from workload.contract.invocation import SCRIPTS
 from workload.contract.spec import Context, Profile
 from workload.script.program import Program
 from workload.series import profile_first
 
-# Arguments of `python -m workload script` that every process of the series gets as they were given.
+# Arguments of `python -m rooflaunch script` that every process of the series gets as they were given.
 PASSED = ("warmup", "iterations", "min_seconds", "samples_per_step", "data", "then", "profile_steps")
 
 
@@ -83,7 +83,7 @@ def _one(words: Sequence[str], script: Program) -> tuple[ChildEnd, list[Path]]:
 
     with tempfile.TemporaryDirectory() as folder, handled_by(pass_on):
         bundles = Path(folder) / "bundles"
-        command = [*TRAINER, "script", *words, "--bundles", str(bundles)]
+        command = [*SCRIPTS, "script", *words, "--bundles", str(bundles)]
         child = subprocess.Popen([*command, "--", *script.words])
         code = child.wait()
         lines = bundles.read_text(encoding="utf-8").splitlines() if bundles.is_file() else []

@@ -34,8 +34,8 @@ LOGGER = log.LOGGER
 # A hand-written update steps no optimizer of torch's, however many backward passes there are.
 BACKWARD_WITHOUT_STEP = 2000
 API_HINT = (
-    "say what a step is, in the script: `import workload`, then `workload.step_done()` at its end, or"
-    " `with workload.step():` around it"
+    "say what a step is, in the script: `import rooflaunch`, then `rooflaunch.step_done()` at its end, or"
+    " `with rooflaunch.step():` around it"
 )
 
 
@@ -229,7 +229,7 @@ class Session:
             self._mark(Aside.CHECKPOINT)
 
     def step_began(self) -> None:
-        """`with workload.step():`: what came before, but for waits for data, is no part of a step."""
+        """`with rooflaunch.step():`: what came before, but for waits for data, is no part of a step."""
         if not self.active or self.stage is Stage.OVER:
             return
         self._say_by_hand()
@@ -386,7 +386,7 @@ class Session:
         loaders = {fetch.batch.loader for fetch in self._last_fetches}
         workers = [self._loaders[number].workers for number in loaders if number in self._loaders]
         self._device = _device_of(optimizers)
-        what = pattern.words(names) if pattern else "what the script marks by `import workload`"
+        what = pattern.words(names) if pattern else "what the script marks by `import rooflaunch`"
         text = f"a step = {what}, {self._data_words(samples, unit, loaders)}"
         self.step = Step(
             pattern=pattern,

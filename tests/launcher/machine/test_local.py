@@ -42,7 +42,7 @@ def make_plan(given: dict[str, object], choice: Choice = PROCESS, **changes: Any
 def test_plan_is_the_command_it_shows() -> None:
     plan = make_plan({"model": "mobilenet_v2", "repeats": "3", "device": "cpu"}, output=Path("my results"))
     trainer = (
-        sys.executable,
+        *(sys.executable, "-P"),
         "-m",
         "workload",
         "train",
@@ -148,10 +148,10 @@ def test_help_has_examples_and_nothing_that_does_not_work_yet(
 ) -> None:
     assert launch(monkeypatch, "local", "--help") == 0
     text = capsys.readouterr().out
-    assert "\n    launch local --cpu\n" in text
+    assert "\n    launch local -- train.py --lr 0.1\n" in text
     assert "--batch-size N" in text
     assert "--profile none|ncu|torch" in text
-    assert "--runtime <auto|process|docker>" in text
+    assert "--runtime auto|process|docker" in text
 
 
 def test_dry_run_starts_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

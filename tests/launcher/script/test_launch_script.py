@@ -1,6 +1,7 @@
 """`launch local … -- train.py ARGS`."""
 
 import json
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -28,6 +29,7 @@ for images, labels in DataLoader(TensorDataset(torch.randn(160, 8), torch.randin
 open("written.txt", "a").write(repr([sys.argv[1:], os.environ.get("CUDA_VISIBLE_DEVICES")]) + chr(10))
 """
 SHOWN = "train.py --root '{data}' --token '[redacted]'"
+APART = "Model and data, without a script"
 FEW = ("--cpu", "--warmup", "1", "--iterations", "3", "--no-ceilings")
 
 
@@ -41,6 +43,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The user's folder, with a script that would end with 7 if it ran."""
     (tmp_path / "train.py").write_text("raise SystemExit(7)\n")
     (tmp_path / "package").mkdir()
+    (tmp_path / "README.md").write_text("# Title\n\nWhat it does.\n")
+    (tmp_path / "my work.ipynb").write_text("{}\n")
+    (tmp_path / "model.pt").write_bytes(b"PK\x03\x04\x00")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -63,6 +68,47 @@ REFUSED = {
         "-- package",
         "'package' is a folder and no script",
         "a path from here, FOLDER, or -m PACKAGE; launch local -- train.py --lr 0.1",
+    ),
+    "a notebook": (
+        "-- 'my work.ipynb'",
+        "'my work.ipynb' is a notebook and no script",
+        "jupyter nbconvert --to script 'my work.ipynb', then the same with -- 'my work.py'",
+    ),
+    "a page": (
+        "-- README.md",
+        "'README.md' is no Python script: line 3: invalid syntax",
+        "launch local -- train.py --lr 0.1",
+    ),
+    "weights": ("-- model.pt", "'model.pt' is no Python script: it holds data", "launch local -- train.py --lr 0.1"),
+    "no such module": (
+        "-- -m no.such.module",
+        f"no module 'no.such.module' for this Python, {sys.executable}, or in HERE",
+        f"cd to the folder that it is in, or {shlex.quote(sys.executable)} -m pip list",
+    ),
+    "no such module of a package": (
+        "-- -m package.train",
+        f"no module 'package.train' for this Python, {sys.executable}, or in HERE",
+        f"cd to the folder that it is in, or {shlex.quote(sys.executable)} -m pip list",
+    ),
+    "a package that is no program": (
+        "-- -m package",
+        "'package' is a package without __main__.py",
+        "-m package.train, a module in it",
+    ),
+    "a file for the bundles": (
+        "-o README.md -- train.py",
+        "output folder 'README.md' cannot be written: 'README.md' is a file",
+        "-o FOLDER",
+    ),
+    "a folder in a file": (
+        "-o README.md/results -- train.py",
+        "output folder 'README.md/results' cannot be written: 'README.md' is a file",
+        "-o FOLDER",
+    ),
+    "counters on a CPU": (
+        "--cpu --profile ncu -- train.py",
+        "--profile ncu counts on an NVIDIA GPU; the device is 'cpu'",
+        "--profile torch, which traces on any device",
     ),
     "a module without its name": ("-- -m", "-m needs the name of a module", "launch local -- -m package.train"),
     "a launcher of several processes": (
@@ -129,9 +175,27 @@ def test_refused(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsy
     line, message, hint = REFUSED[name]
     assert launch(monkeypatch, "local", "--runtime", "process", *shlex.split(line)) == ExitCode.USAGE
     printed = capsys.readouterr()
+    message = message.replace("HERE", str(folder))
     hint = hint.replace("launch local", "launch local --runtime process") if name == "no --" else hint
     assert printed.err == f"error: {message}\nhint: {hint.replace('FOLDER, or', f'{folder}, or')}\n"
     assert printed.out == ""
+
+
+def test_the_help_lists_apart_what_a_script_refuses(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    assert launch(monkeypatch, "local", "--help") == 0
+    text = capsys.readouterr().out
+    assert len(text.splitlines()) <= 60
+    headings = re.findall(r"^(\w.*):$", text, re.MULTILINE)
+    assert headings == ["Your own script", "Measuring", "Place", "Output", APART]
+    parts = dict(zip(headings, re.split(r"^\w.*:\n", text, flags=re.MULTILINE)[1:], strict=True))
+    for option in options():
+        flag = "--cpu" if option.name == "device" else option.flag
+        heading = next(name for name, part in parts.items() if re.search(rf"^  {flag}\b", part, re.MULTILINE))
+        assert (heading == APART) == (option.name not in SCRIPTS_TOO), flag
+    assert parts["Your own script"].startswith("  -- train.py ARGS  ")
 
 
 def test_every_option_is_a_scripts_too_or_has_a_reason() -> None:
@@ -162,7 +226,7 @@ def test_the_plan_shows_no_secret(
 ) -> None:
     line = "--cpu --repeats 2 --iterations 5 --data package --dry-run -- train.py --root {data} --token abc123"
     assert launch(monkeypatch, "local", *shlex.split(line)) == 0
-    python = f"env CUDA_VISIBLE_DEVICES= {shlex.quote(sys.executable)} -P -m workload"
+    python = f"env CUDA_VISIBLE_DEVICES= {shlex.quote(sys.executable)} -P -m rooflaunch"
     assert capsys.readouterr().out.splitlines() == [
         f"plan       {SHOWN}, on the CPU: NVIDIA's GPUs are hidden from it; 2 runs, a process each",
         "set by     device: option, iterations: option, repeats: option",

@@ -158,7 +158,7 @@ def test_the_container_of_a_script(held: FakeDocker, tmp_path: Path, monkeypatch
     plan = local.make_plan(resolved, choice, output=tmp_path / "out", limits=ContainerLimits(), workplace=place)
     container = plan.container
     assert container is not None
-    assert container.entrypoint == ("python", "-P", "-m", "workload")
+    assert container.entrypoint == ("python", "-P", "-m", "rooflaunch")
     assert container.command[:3] == ("script", "--data", "/data")
     assert container.command[-5:] == ("--", "train.py", "{data}", "--token", "abc")
     assert container.folder == str(tmp_path)

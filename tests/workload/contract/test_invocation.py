@@ -36,6 +36,79 @@ def call(project: Path, started: str, **changes: str) -> Call:
     return Call(started=started, **{**given, **changes})
 
 
+class Distribution(metadata.Distribution):
+    """rooflaunch as pip has installed it."""
+
+    def __init__(self, **files: str) -> None:
+        self.files_of_it = files
+
+    def read_text(self, filename: str) -> str | None:
+        return self.files_of_it.get(filename.partition(".")[0])
+
+    def locate_file(self, path: object) -> Path:
+        raise AssertionError(path)
+
+
+METADATA = """\
+Requires-Dist: docker>=7
+Requires-Dist: typer>=0.29
+Provides-Extra: gcp
+Requires-Dist: google-cloud-compute>=1.40; extra == "gcp"
+Requires-Dist: google-cloud-storage>=3; extra == "gcp"
+Provides-Extra: batch
+Requires-Dist: google-cloud-batch>=0.17; extra == "batch"
+Requires-Dist: rooflaunch[gcp]; extra == "batch"
+"""
+WHEEL = '{"url": "file:///tmp/rooflaunch-0.2.0-py3-none-any.whl", "archive_info": {}}'
+CLONED = '{"url": "https://example.org/r.git", "vcs_info": {"vcs": "git", "commit_id": "0123abc"}}'
+INSTALLED = {
+    "a wheel": ({"direct_url": WHEEL}, "batch", "'rooflaunch[batch] @ file:///tmp/rooflaunch-0.2.0-py3-none-any.whl'"),
+    "a wheel without extras": (
+        {"direct_url": WHEEL},
+        "",
+        "'rooflaunch @ file:///tmp/rooflaunch-0.2.0-py3-none-any.whl'",
+    ),
+    "a repository": ({"direct_url": CLONED}, "gcp", "'rooflaunch[gcp] @ git+https://example.org/r.git@0123abc'"),
+    "an extra of another": (
+        {"METADATA": METADATA},
+        "batch",
+        "'google-cloud-batch>=0.17' 'google-cloud-compute>=1.40' 'google-cloud-storage>=3'",
+    ),
+    "no extra": ({"METADATA": METADATA}, "", "'docker>=7' 'typer>=0.29'"),
+}
+
+
+@pytest.mark.parametrize("name", INSTALLED)
+def test_an_installation_is_told_what_works_where_it_came_from(
+    name: str, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, extra, source = INSTALLED[name]
+    monkeypatch.setattr(invocation, "ROOT", project)
+    monkeypatch.setattr(metadata, "distribution", lambda _: Distribution(**files))
+    hint = f"pip install 'rooflaunch[{extra}]'; or not" if extra else "pip install rooflaunch; or not"
+    typed = as_typed(hint, call(project, ".venv/bin/launch"))
+    assert typed == f".venv/bin/python -m pip install {source}; or not"
+
+
+def test_a_checkout_installs_itself(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (project / "pyproject.toml").touch()
+    monkeypatch.setattr(invocation, "ROOT", project)
+    hint = "pip install 'rooflaunch[gcp]'"
+    assert as_typed(hint, call(project, "launch")) == ".venv/bin/python -m pip install --editable '.[gcp]'"
+    elsewhere = as_typed(hint, call(project, "launch", folder="/"))
+    assert elsewhere.endswith(f"/.venv/bin/python -m pip install --editable '{project}[gcp]'")
+
+
+def test_a_copy_that_nobody_installed(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(name: str) -> None:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(invocation, "ROOT", project)
+    monkeypatch.setattr(metadata, "distribution", unknown)
+    typed = as_typed("pip install 'rooflaunch[trainer]'", call(project, "launch"))
+    assert typed == ".venv/bin/python -m pip install torch torchvision numpy psutil"
+
+
 @pytest.mark.parametrize(
     ("started", "program", "python"),
     [

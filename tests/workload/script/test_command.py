@@ -1,4 +1,4 @@
-"""The command line of `python -m workload script`, and what is refused before a script runs."""
+"""The command line of `python -m rooflaunch script`, and what is refused before a script runs."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ from workload import cli
 from workload.contract.errors import ExitCode, UsageError
 from workload.script import program
 
-EXAMPLE = "python -m workload script -- train.py --lr 0.1"
+EXAMPLE = "python -m rooflaunch script -- train.py --lr 0.1"
 FOLDER = "results"
 
 
@@ -30,7 +30,7 @@ REFUSED = {
     "before --": (
         ["--warmup", "1", "train.py", "--lr", "0.1"],
         "'train.py' must stand after --",
-        "python -m workload script --warmup 1 -- train.py --lr 0.1",
+        "python -m rooflaunch script --warmup 1 -- train.py --lr 0.1",
     ),
     "absent": (["--", "trian.py"], "no script 'trian.py'", "a path from here, {here}, or -m PACKAGE; " + EXAMPLE),
     "a folder": (
@@ -53,7 +53,11 @@ REFUSED = {
         "'torchrun' starts a process for each GPU, and a step of several processes cannot be measured yet",
         f"the script alone, on one GPU: {EXAMPLE}",
     ),
-    "no module named": (["--", "-m"], "-m needs the name of a module", "python -m workload script -- -m package.train"),
+    "no module named": (
+        ["--", "-m"],
+        "-m needs the name of a module",
+        "python -m rooflaunch script -- -m package.train",
+    ),
     "no such module": (
         ["--", "-m", "nonesuch.train"],
         f"no module 'nonesuch.train' for this Python, {sys.executable}",
@@ -116,8 +120,8 @@ def train(steps):
         yield number
 """
 TOO_FEW = (
-    "hint: more steps (smaller batches, more epochs); or say what a step is, in the script: `import workload`, then"
-    " `workload.step_done()` after each update"
+    "hint: more steps (smaller batches, more epochs); or say what a step is, in the script: `import rooflaunch`, then"
+    " `rooflaunch.step_done()` after each update"
 )
 RUN_ALONE = (
     "hint: a script that trains in processes of its own (torchrun, torch.multiprocessing) cannot be measured yet: run"
@@ -178,7 +182,7 @@ ENDS: dict[str, tuple[str, int, str, str, str | None]] = {
         f"{LOOP}model(torch.ones(4)).sum().backward()",
         2,
         "",
-        "hint: say what a step is, in the script: `import workload`, then `workload.step_done()` after each update",
+        "hint: say what a step is, in the script: `import rooflaunch`, then `rooflaunch.step_done()` after each update",
         None,
     ),
     "catches its end": (CATCHES, 0, "caught\ncaught\ncaught\n", BY_FORCE, "completed"),

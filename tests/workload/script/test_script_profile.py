@@ -87,7 +87,7 @@ PROFILED: dict[str, tuple[dict[str, str], int, int, str]] = {
     "validates between epochs": ({"between": "[model(x) for (x,) in data for _ in range(5)]"}, 2, 0, ""),
     "saves": ({"between": "torch.save(model.state_dict(), 'model.pt')"}, 2, 0, ""),
     "marks its steps": (
-        {"begin": "import workload; model(x); block = workload.step(); block.__enter__()",
+        {"begin": "import rooflaunch; model(x); block = rooflaunch.step(); block.__enter__()",
          "after": "block.__exit__(None, None, None)"},
         2,
         0,
@@ -237,7 +237,7 @@ def script_bundle(folder: Path, argv: tuple[str, ...], sha256: str | None = None
 
 
 # arguments of the bundle's script, its hash, what is asked; error and hint
-SAME = "python -m workload profile run --profile torch -- train.py --lr 1"
+SAME = "python -m rooflaunch profile run --profile torch -- train.py --lr 1"
 FURTHER = (
     "--profile-step-bytes and --profile-throughput run the whole application again and again, which is not done to"
     " a script of your own"
@@ -248,21 +248,21 @@ REFUSED = {
         "0" * 64,
         ["--profile", "torch"],
         "train.py has changed since 'run' was measured: a profile belongs to the same script",
-        "measure it again: python -m workload script --profile torch -- train.py --lr 1",
+        "measure it again: python -m rooflaunch script --profile torch -- train.py --lr 1",
     ),
     "elsewhere": (
         ("src/train.py", "--lr", "1"),
         None,
         ["--profile", "torch"],
         "the script of 'run' is not here: no script 'src/train.py'",
-        "from the folder in which it was measured: python -m workload profile run --profile torch",
+        "from the folder in which it was measured: python -m rooflaunch profile run --profile torch",
     ),
     "a secret": (
         ("train.py", "--token", "12345"),
         None,
         ["--profile", "torch"],
         "'run' keeps no secrets, and its script needs one: train.py --token [redacted]",
-        "say script and arguments again: python -m workload profile run --profile torch -- train.py --token [redacted]",
+        f"say script and arguments again: {SAME.replace('--lr 1', '--token [redacted]')}",
     ),
     "other arguments": (
         ("train.py", "--lr", "1"),
@@ -276,7 +276,7 @@ REFUSED = {
         None,
         ["--profile", "torch"],
         "'run' does not say what {data} stands for in: train.py --root {data}",
-        "python -m workload profile run --profile torch --data PATH",
+        "python -m rooflaunch profile run --profile torch --data PATH",
     ),
     "further passes": (
         ("train.py", "--lr", "1"),

@@ -9,7 +9,7 @@ import torch
 from common import digest
 from torch import nn
 
-import workload
+import rooflaunch
 
 TOKENS, BPTT, BATCH, EMBEDDING, HIDDEN = 50, 7, 4, 12, 12
 
@@ -46,7 +46,7 @@ for batch, i in enumerate(range(0, data.size(0) - 1, BPTT)):
         for p in model.parameters():
             p.data.add_(p.grad, alpha=-lr)
     if "--mark" in sys.argv:
-        workload.step_done()
+        rooflaunch.step_done()
     if batch % 10 == 0:
         print(f"{batch:5d} loss {loss.item():5.2f}")
 print("digest", digest(model))

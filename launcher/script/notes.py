@@ -1,0 +1,181 @@
+"""What the plan of a script says before it runs: arguments whose files stay here, and imports that are not known there.
+
+Files are read and nothing of them is run.
+"""
+
+import ast
+import importlib.metadata
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from launcher import images
+from workload.contract.script import DATA
+
+# More modules than these are somebody's library; what a script lacks is found in its first ones.
+MOST_MODULES = 300
+# Names of imports whose package has another name, of those that images hold or that scripts import most.
+PACKAGE_OF: Mapping[str, str] = {
+    "PIL": "pillow",
+    "yaml": "pyyaml",
+    "pynvml": "nvidia-ml-py",
+    "cv2": "opencv-python",
+    "sklearn": "scikit-learn",
+    "skimage": "scikit-image",
+}
+# Come with PyTorch.
+WITH_TORCH = frozenset({"functorch", "torch", "torchgen", "torchvision", "triton"})
+# In a script these are ours.
+OURS = frozenset({"rooflaunch", "workload"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """The place where imports have to be found.
+
+    `has`: whether it is known to have a package; `unknown`: what the plan says of those that it is not known to have.
+    """
+
+    has: Callable[[str], bool]
+    unknown: str
+
+
+def this_python(folder: Path) -> Place:
+    """The Python that runs `launch`."""
+
+    def has(name: str) -> bool:
+        try:
+            return bool(PathFinder.find_spec(name, [str(folder)]) or importlib.util.find_spec(name))
+        except ValueError:
+            return True
+
+    return Place(has=has, unknown=f"this Python, {sys.executable}, does not have")
+
+
+def image(requirements: bytes) -> Place:
+    """An image for this code, with the packages of `--requirements` in it."""
+    known = packages_of(images.requirements()) | packages_of(requirements.decode(errors="replace"))
+    return Place(
+        has=lambda name: name in WITH_TORCH or any(package in known for package in _packages(name)),
+        unknown="the image is not known to have (--requirements FILE brings packages)",
+    )
+
+
+def their_python() -> Place:
+    """A Python of another machine, of which our trainer's packages are all that is asked for."""
+    trainer = {"numpy", "psutil"} | WITH_TORCH
+    return Place(has=lambda name: name in trainer, unknown="the Python there is not known to have")
+
+
+def packages_of(requirements: str) -> frozenset[str]:
+    """The names in a list for pip, as indexes compare them."""
+    names = re.findall(r"^\s*([A-Za-z0-9][\w.-]*)", requirements, re.MULTILINE)
+    return frozenset(map(_normal, names))
+
+
+def _packages(name: str) -> Iterator[str]:
+    """The packages that an import may come from: by its own name, by a known one, by what is installed here."""
+    yield _normal(name)
+    yield _normal(PACKAGE_OF.get(name, name))
+    yield from map(_normal, _installed().get(name, ()))
+
+
+@cache
+def _installed() -> Mapping[str, Sequence[str]]:
+    return importlib.metadata.packages_distributions()
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def unknown_imports(words: Sequence[str], folder: Path, place: Place) -> Iterator[str]:
+    """A note with the packages that the script imports and the place is not known to have."""
+    missing = sorted(name for name in imports(words, folder) if not place.has(name))
+    if missing:
+        yield f"imports {', '.join(missing)}, which {place.unknown}"
+
+
+def imports(words: Sequence[str], folder: Path) -> set[str]:
+    """Packages that the script and its own modules import when they are loaded; none that are tried or asked for."""
+    if words[0] == "-m":
+        root, waiting = folder, list(_files(words[1], folder))
+    else:
+        main = (folder / words[0]).resolve()
+        root, waiting = main.parent, [main]
+    found, seen = set[str](), set[Path]()
+    while waiting and len(seen) < MOST_MODULES:
+        path = waiting.pop()
+        if path in seen:
+            continue
+        seen.add(path)
+        for name, is_own in _imported(path, root):
+            waiting += _files(name, root)
+            top = name.partition(".")[0]
+            if not is_own and not (root / top).is_dir() and not (root / f"{top}.py").is_file():
+                found.add(top)
+    return found - sys.stdlib_module_names - OURS
+
+
+def _files(module: str, root: Path) -> Iterator[Path]:
+    """The files below `root` that importing a module loads."""
+    folder = root
+    for part in module.split("."):
+        yield from (path for path in (folder / part / "__init__.py", folder / f"{part}.py") if path.is_file())
+        folder /= part
+    if (main := folder / "__main__.py").is_file():
+        yield main
+
+
+def _imported(path: Path, root: Path) -> Iterator[tuple[str, bool]]:
+    """Dotted names that a module imports when it is loaded, and whether they are of its own package."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return  # the script will say so itself
+    package = path.parent.relative_to(root).parts if path.is_relative_to(root) else ()
+    for node in _at_load(tree.body):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, False) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else ()
+            base = ".".join([*above, *filter(None, [node.module])])
+            names = (".".join(filter(None, [base, alias.name])) for alias in node.names)
+            yield from ((name, node.level > 0) for name in names)
+
+
+def _at_load(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    """Statements that run whenever a module is loaded: not those of functions, of `try` and of most conditions."""
+    for node in body:
+        yield node
+        if isinstance(node, ast.With | ast.ClassDef) or (isinstance(node, ast.If) and _is_of_main(node)):
+            yield from _at_load(node.body)
+
+
+def _is_of_main(node: ast.If) -> bool:
+    return "__name__" in ast.unparse(node.test)
+
+
+def left_behind(
+    words: Sequence[str], folder: Path, *, reached: Sequence[Path], why_not: Callable[[str], str]
+) -> Iterator[str]:
+    """A note for each argument that names a file or a folder which is here and not where the script runs.
+
+    `reached`: folders that are there too; `why_not`: of a path below `folder`, why it is not; empty where it is.
+    """
+    for word in words[2 if words[0] == "-m" else 1 :]:
+        value = word.partition("=")[2] if word.startswith("-") else word
+        path = folder / os.path.expanduser(value)  # noqa: PTH111 - takes any text
+        if not value or DATA in value or value == os.devnull or not os.path.exists(path):  # noqa: PTH110 - the same
+            continue
+        real = path.resolve()
+        if not any(real.is_relative_to(each.resolve()) for each in reached):
+            yield f"'{value}' of the arguments lies outside of this folder and stays here: --data says where data lies"
+        elif real.is_relative_to(folder.resolve()) and (why := why_not(real.relative_to(folder.resolve()).as_posix())):
+            yield f"'{value}' of the arguments stays here: {why}"

@@ -1,0 +1,94 @@
+"""Keeps our packages out of a script's imports: a module of the user's that has one of our names is the one it gets.
+
+Where the user has none, `import workload` finds ours, as it always did. Standard library only.
+"""
+
+import importlib.abc
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
+
+NAMES = frozenset({"analysis", "launcher", "workload"})
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class _Names(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finder of modules that have our names, in force while a script runs.
+
+    `_aside`: modules that `sys.modules` does not hold now: ours while the finder is in force, else the user's.
+    """
+
+    def __init__(self) -> None:
+        self._aside: dict[str, ModuleType] = {}
+
+    @property
+    def is_on(self) -> bool:
+        """Whether our packages are hidden."""
+        return self in sys.meta_path
+
+    def turn(self) -> None:
+        """Hide our packages, or have them back."""
+        here = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] in NAMES}
+        sys.modules.update(self._aside)
+        self._aside = here
+        if self.is_on:
+            sys.meta_path.remove(self)
+        else:
+            sys.meta_path.insert(0, self)
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None,  # noqa: ARG002 - Python's interface
+        target: ModuleType | None = None,
+    ) -> ModuleSpec | None:
+        """The user's module, else ours as it was loaded; None leaves the search to Python's own finders."""
+        package, _, rest = fullname.partition(".")
+        if package not in NAMES:
+            return None
+        # A regular package of ours would else be preferred to a folder of the user's without `__init__.py`.
+        elsewhere = [entry for entry in sys.path if isinstance(entry, str) and Path(entry).resolve() != ROOT]
+        if not rest and (theirs := PathFinder.find_spec(fullname, elsewhere, target)):
+            return theirs
+        ours = self._aside.get(fullname)
+        if ours is None or (rest and sys.modules.get(package) is not self._aside.get(package)):
+            return None
+        return ModuleSpec(fullname, self, loader_state=ours.__spec__)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """The module that was loaded before the script began."""
+        return self._aside[spec.name]
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Do nothing but give the module its own description back: it was executed when it was loaded."""
+        assert module.__spec__ is not None
+        module.__spec__ = module.__spec__.loader_state
+
+
+_names = _Names()
+
+
+@contextmanager
+def hidden() -> Iterator[None]:
+    """Hide our packages from imports until the block ends."""
+    _names.turn()
+    try:
+        yield
+    finally:
+        _names.turn()
+
+
+@contextmanager
+def shown() -> Iterator[None]:
+    """Have our packages back for an import of ours while the script waits; nothing changes where none is hidden."""
+    if not _names.is_on:
+        yield
+        return
+    _names.turn()
+    try:
+        yield
+    finally:
+        _names.turn()
