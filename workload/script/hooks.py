@@ -14,6 +14,9 @@ from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from typing import Any, Protocol
 
+# Where a script turns gradients off: the code and line of the statement, and those of its caller.
+Site = tuple[Any, int, Any, int]
+
 
 class Observer(Protocol):
     """Who hears; each call comes from the thread in which it happened, while `active`."""
@@ -43,6 +46,12 @@ class Observer(Protocol):
 
     def left_out(self, optimizer: Any) -> None:
         """A GradScaler has left its step out."""
+
+    def stretch_began(self, site: Site) -> None:
+        """Gradients are off from here on, by a statement at this place."""
+
+    def stretch_ended(self) -> None:
+        """They are on again."""
 
     def saving(self) -> None:
         """A checkpoint is written."""
@@ -129,6 +138,7 @@ def install(observer: Observer) -> None:
     optimizers.register_optimizer_step_post_hook(after)
     _hear_scaler(observer, torch.amp.GradScaler)
     _hear_saves(observer, torch)
+    _hear_stretches(observer, torch)
 
 
 def _hear_loaders(observer: Observer, data: Any) -> None:
@@ -217,3 +227,41 @@ def _hear_saves(observer: Observer, torch: Any) -> None:
             observer.saved()
 
     torch.save = save_and_tell
+
+
+def _hear_stretches(observer: Observer, torch: Any) -> None:
+    """Hear of `no_grad`, `inference_mode` and `set_grad_enabled(False)`, as blocks and decorators; of the outermost."""
+    is_on = torch.is_grad_enabled
+
+    def patch(kind: Any, *, is_set_at_once: bool) -> None:
+        enter, leave = kind.__enter__, kind.__exit__
+
+        @functools.wraps(enter)
+        def enter_and_tell(self: Any) -> Any:
+            was_on = self.prev and not self.mode if is_set_at_once else is_on()
+            result = enter(self)
+            if was_on and observer.active and not is_on():
+                observer.stretch_began(_site(sys._getframe(1)))  # noqa: SLF001 - as traceback does
+            return result
+
+        @functools.wraps(leave)
+        def leave_and_tell(self: Any, *details: Any) -> Any:
+            was_off = observer.active and not is_on()
+            result = leave(self, *details)
+            if was_off and is_on():
+                observer.stretch_ended()
+            return result
+
+        kind.__enter__, kind.__exit__ = enter_and_tell, leave_and_tell
+
+    patch(torch.no_grad, is_set_at_once=False)
+    patch(torch.inference_mode, is_set_at_once=False)
+    patch(torch.set_grad_enabled, is_set_at_once=True)
+
+
+def _site(frame: Any) -> Site:
+    # A decorated function is entered from torch.utils._contextlib.
+    while frame.f_back is not None and frame.f_code.co_filename.endswith("_contextlib.py"):
+        frame = frame.f_back
+    caller = frame.f_back or frame
+    return frame.f_code, frame.f_lineno, caller.f_code, caller.f_lineno
