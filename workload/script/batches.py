@@ -136,8 +136,10 @@ def _leaves(value: Any) -> Iterator[Any]:
             if item and all(isinstance(part, str | bytes | int | float | Mapping) for part in item):
                 yield item
             waiting = [*item[:MOST_LEAVES], *waiting]
+        elif isinstance(item, type):
+            continue
         elif is_dataclass(item):
-            waiting = [*(getattr(item, part.name) for part in fields(item)), *waiting]
+            waiting = [*(getattr(item, part.name, None) for part in fields(item)), *waiting]
         elif hasattr(item, "to") and hasattr(item, "__dict__"):
             waiting = [*vars(item).values(), *waiting]
 

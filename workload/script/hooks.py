@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from typing import Any, Protocol
 
+KERAS = "keras.src.optimizers.base_optimizer"
 # Where a script turns gradients off: the code and line of the statement, and those of its caller.
 Site = tuple[Any, int, Any, int]
 
@@ -37,6 +38,9 @@ class Observer(Protocol):
 
     def backward_ended(self) -> None:
         """It is over."""
+
+    def gradient_taken(self) -> None:
+        """`torch.autograd.grad` has returned."""
 
     def stepping(self, optimizer: Any) -> None:
         """An optimizer is about to step."""
@@ -136,6 +140,7 @@ def install(observer: Observer) -> None:
 
     optimizers.register_optimizer_step_pre_hook(before)
     optimizers.register_optimizer_step_post_hook(after)
+    when_imported(KERAS, lambda: _hear_keras(sys.modules[KERAS].BaseOptimizer, before, after))
     _hear_scaler(observer, torch.amp.GradScaler)
     _hear_saves(observer, torch)
     _hear_stretches(observer, torch)
@@ -193,6 +198,30 @@ def _hear_backward(observer: Observer, autograd: Any) -> None:
 
     # `Tensor.backward` calls the first by this name. `grad` is for penalties and the like: part of the forward pass.
     autograd.backward = heard(autograd.backward)
+    grad = autograd.grad
+
+    @functools.wraps(grad)
+    def grad_and_tell(*given: Any, **named: Any) -> Any:
+        result = grad(*given, **named)
+        if not inside[0] and observer.active:
+            observer.gradient_taken()
+        return result
+
+    autograd.grad = grad_and_tell
+
+
+def _hear_keras(optimizer: Any, before: Callable[[Any], None], after: Callable[[Any], None]) -> None:
+    """Keras has optimizers of its own, which `model.fit` applies to the gradients of torch's backward pass."""
+    apply = optimizer.apply
+
+    @functools.wraps(apply)
+    def apply_and_tell(self: Any, *given: Any, **named: Any) -> Any:
+        before(self)
+        result = apply(self, *given, **named)
+        after(self)
+        return result
+
+    optimizer.apply = apply_and_tell
 
 
 def _hear_scaler(observer: Observer, scaler: Any) -> None:

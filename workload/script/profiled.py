@@ -201,7 +201,7 @@ class ProfiledSteps:
                 raise RunFailedError(
                     f"{self._unusual} steps after the warm-up were no whole ones that are alike: they differ in their"
                     " order, hold validation or checkpoints, or a GradScaler left the optimizer out",
-                    hint="--profile-steps 1, or mark the step in the script: `with workload.step():`",
+                    hint="--profile-steps 1, or mark the step in the script: `with rooflaunch.step():`",
                 )
         self._number += is_step
 

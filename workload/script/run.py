@@ -267,7 +267,8 @@ class ScriptRun:
         """Print what was measured, unless a launcher does; not where the script's own output goes."""
         if self._request.is_launched:
             return
-        print(as_typed(self.summary()), file=sys.stderr, flush=True)
+        with log.beside_bars():
+            print(as_typed(self.summary()), file=sys.stderr, flush=True)
 
     def close(self, status: Status, error: str | None = None) -> None:
         """Write and seal the bundle, if there is one; a script that ends early leaves its steps so far."""

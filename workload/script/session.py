@@ -25,18 +25,14 @@ from workload.script.batches import Batch, Unit, fetched_at, measure, size_of
 from workload.script.ending import EndOfScript, end_by_force_after
 from workload.script.hooks import Site
 from workload.script.pattern import MOST_SEGMENTS, REPEATS, Pattern, Seen, Segment, StepFinder
-from workload.script.program import Program
+from workload.script.program import STEP_HINT, Program, several_processes
 from workload.script.step import Amount, Fetch, Limits, Loader, Now, Optimizers, Phase, Step, describe
 from workload.script.taker import StepTaker
 from workload.script.work import MOST_COUNTED, Work, WorkCounter, chosen, usual
 
 LOGGER = log.LOGGER
-# A hand-written update steps no optimizer of torch's, however many backward passes there are.
-BACKWARD_WITHOUT_STEP = 2000
-API_HINT = (
-    "say what a step is, in the script: `import workload`, then `workload.step_done()` at its end, or"
-    " `with workload.step():` around it"
-)
+# More than anybody accumulates: a hand-written update steps no optimizer of torch's.
+BACKWARD_WITHOUT_STEP = 500
 
 
 class Stage(Enum):
@@ -75,7 +71,7 @@ class Session:
         self.bug: Exception | None = None
         self.step: Step | None = None
         self.phases: list[Phase] = []
-        self.backward_passes = self.optimizer_steps = 0
+        self.backward_passes = self.optimizer_steps = self.gradients = 0
         self.skipped: Counter[StepPhase] = Counter()
         # Of the steps of the phase so far.
         self.samples: list[int] = []
@@ -83,7 +79,7 @@ class Session:
         self.region: StepTaker | None = None
         # Places where gradients are turned off: True where that is for an evaluation, which is no part of a step.
         self.sites: dict[Site, bool] = {}
-        self._limits, self._goes_on, self._counts = limits, goes_on, counts
+        self._limits, self.goes_on, self._counts = limits, goes_on, counts
         self._name, self._folder = program.name, program.folder
         self._open, self._finish = open_taker, finish
         self._finder = StepFinder()
@@ -167,7 +163,7 @@ class Session:
         if self._counter:
             self._counter.in_backward = False
         self._mark(StepPart.BACKWARD)
-        if self.stage in (Stage.WARMUP, Stage.MEASURED):
+        if self.region and self.region.is_open:
             self._look_at_no_more()
         self.backward_passes += 1
         if self._in_optimizer:
@@ -178,12 +174,23 @@ class Session:
             optimizer, self._stepped_in_backward = self._stepped_in_backward, None
             self._optimizer_stepped(optimizer, skipped=False)
         elif self._now.backward >= BACKWARD_WITHOUT_STEP and not self._by_hand:
-            self._refuse(
-                UsageError(
-                    f"{self._now.backward} backward passes and no step of an optimizer of torch.optim",
-                    hint=API_HINT,
-                )
+            self._refuse_updates_by_hand(f"{self._now.backward} backward passes")
+
+    def gradient_taken(self) -> None:
+        """By `torch.autograd.grad`: of a penalty, or of the loss."""
+        self.gradients += 1
+        is_all = self.optimizer_steps == self.backward_passes == 0
+        if is_all and self.gradients >= BACKWARD_WITHOUT_STEP and not self._by_hand and self._is_ours():
+            self._refuse_updates_by_hand(f"gradients were taken {self.gradients} times by torch.autograd.grad")
+
+    def _refuse_updates_by_hand(self, what: str) -> None:
+        where = fetched_at(self._folder)
+        self._refuse(
+            UsageError(
+                f"{what}, at last at {where}, and no step of an optimizer of torch.optim",
+                hint=f"`import rooflaunch`, and after the update that follows {where}: `rooflaunch.step_done()`",
             )
+        )
 
     def stepping(self, _: Any) -> None:
         """Passes from here on are those of a closure."""
@@ -227,18 +234,19 @@ class Session:
             self._mark_as(Aside.OTHER)
         if is_timed and self._counts and site not in self.sites:
             # Slow, once for each place: this step will not be a timed one.
-            self._counter = self._counter or WorkCounter(self._device).start()
-            self._was_looked_at = True
+            self._counter, self._was_looked_at = self._counter or WorkCounter(self._device).start(), True
         if self._counter:
             self._counter.stretches.enter(site)
             self._counter.ignores = self._is_evaluating
 
     def stretch_ended(self) -> None:
         """Gradients are on again."""
-        if self._counter and self._is_ours():
+        if not self._is_ours():
+            return
+        if self._counter:
             self._counter.stretches.enter(None)
             self._counter.ignores = False
-        if self._is_evaluating and self._is_ours():
+        if self._is_evaluating:
             self._mark(Aside.VALIDATION)
             self._is_evaluating = False
 
@@ -260,7 +268,7 @@ class Session:
             return False
         found = self._counter.stretches.are_evaluations()
         is_new = any(found[site] and site not in self.sites for site in found)
-        # A place that was a part of the step once stays one; an evaluation that is not looked at has no FLOP now.
+        # An evaluation that is known has no FLOP now.
         self.sites = {site: found[site] for site in found if site not in self.sites} | self.sites
         if self.stage is not Stage.COUNTING:
             self._counter.stop()
@@ -364,7 +372,8 @@ class Session:
             )
             now.backward = now.closures = now.batches = 0
             now.segments.append(segment)
-            self._refuse_several_processes()
+            if self.stage is Stage.SEARCHING and (error := several_processes()):
+                self._refuse(error)
             if not self._by_hand:
                 self._follow(self._finder.add(segment))
 
@@ -390,7 +399,7 @@ class Session:
                 self._refuse(
                     UsageError(
                         f"{MOST_SEGMENTS} optimizer steps repeat in no order, so it is unclear what a step is",
-                        hint=API_HINT,
+                        hint=STEP_HINT,
                     )
                 )
 
@@ -543,33 +552,23 @@ class Session:
     def complete(self) -> None:
         """All steps are taken: write everything down, then end the script or let it go."""
         # A script that catches the end and steps again is ended again.
-        self.active, self.stage = not self._goes_on, Stage.OVER
+        self.active, self.stage = not self.goes_on, Stage.OVER
         if self.region:
             self.region.leave()
         self._finish()
-        if not self._goes_on:
+        if not self.goes_on:
             code, last_words = (self.unended.exit_code, self.unended.report()) if self.unended else (ExitCode.DONE, "")
             end_by_force_after(self._name, code, last_words=last_words)
             raise EndOfScript
 
     # --- refusals
 
-    def _refuse_several_processes(self) -> None:
-        distributed = torch.distributed
-        if self.stage is Stage.SEARCHING and distributed.is_available() and distributed.is_initialized():
-            size = distributed.get_world_size()
-            if size > 1:
-                self._refuse(
-                    UsageError(
-                        f"the script trains with {size} processes: a step of several cannot be measured yet",
-                        hint="run it as one process on one GPU",
-                    )
-                )
-
     def _refuse(self, error: RooflaunchError) -> None:
-        self.active, self.stage, self.refusal = not self._goes_on, Stage.OVER, self.refusal or error
-        if self._goes_on:
+        is_first, self.refusal = self.refusal is None, self.refusal or error
+        self.active, self.stage = not self.goes_on, Stage.OVER
+        if self.goes_on and is_first:
             LOGGER.error("%s", error.report())
+        if self.goes_on:
             return
         end_by_force_after(self._name, error.exit_code, last_words=error.report())
         raise EndOfScript

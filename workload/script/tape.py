@@ -90,6 +90,11 @@ class Tape:
         else:
             self._session.backward_ended()
 
+    def gradient_taken(self) -> None:
+        """A gradient was taken without a backward pass; of a timed step it is a penalty's."""
+        if self._mark is None:
+            self._session.gradient_taken()
+
     def stepping(self, optimizer: Any) -> None:
         """An optimizer is about to step."""
         self._is_inside = True

@@ -19,6 +19,7 @@ class Graphs:
     num_graphs = 4
 
     def __init__(self) -> None:
+        self.kind = Batch
         self.x, self.edge_index = torch.zeros(31, 6), torch.zeros(2, 80, dtype=torch.int64)
 
     def to(self) -> None:

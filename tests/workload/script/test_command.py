@@ -116,8 +116,8 @@ def train(steps):
         yield number
 """
 TOO_FEW = (
-    "hint: more steps (smaller batches, more epochs); or say what a step is, in the script: `import workload`, then"
-    " `workload.step_done()` after each update"
+    "hint: more steps (smaller batches, more epochs); or say what a step is, in the script: `import rooflaunch`, then"
+    " `rooflaunch.step_done()` after each update"
 )
 RUN_ALONE = (
     "hint: a script that trains in processes of its own (torchrun, torch.multiprocessing) cannot be measured yet: run"
@@ -178,7 +178,7 @@ ENDS: dict[str, tuple[str, int, str, str, str | None]] = {
         f"{LOOP}model(torch.ones(4)).sum().backward()",
         2,
         "",
-        "hint: say what a step is, in the script: `import workload`, then `workload.step_done()` after each update",
+        "hint: say what a step is, in the script: `import rooflaunch`, then `rooflaunch.step_done()` after each update",
         None,
     ),
     "catches its end": (CATCHES, 0, "caught\ncaught\ncaught\n", BY_FORCE, "completed"),
