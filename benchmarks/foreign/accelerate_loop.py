@@ -4,6 +4,7 @@ import torch
 from digest import digest
 from accelerate import Accelerator
 from torch.utils.data import DataLoader, TensorDataset
+
 torch.manual_seed(0)
 accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
 model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))

@@ -1,5 +1,7 @@
 """fastai: `fine_tune`, which trains the head alone for an epoch and then everything."""
 
+import fastai.callback.progress
+import fastai.callback.schedule
 import torch
 from digest import digest
 from fastai.basics import CrossEntropyLossFlat, DataLoaders, Learner, params

@@ -9,7 +9,9 @@ from timm.optim import create_optimizer_v2
 from timm.utils import ModelEmaV2
 from torch.utils.data import DataLoader, TensorDataset
 import numpy as np
-np.random.seed(0); torch.manual_seed(0)
+
+np.random.seed(0)
+torch.manual_seed(0)
 model = timm.create_model("resnet10t", num_classes=10)
 optimizer = create_optimizer_v2(model, opt="lamb", lr=1e-3, weight_decay=0.01)
 mixup, ema = Mixup(mixup_alpha=0.2, num_classes=10), ModelEmaV2(model)
