@@ -14,8 +14,6 @@ from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from typing import Any
 
-import torch
-
 from workload import log
 from workload.contract.errors import ExitCode, RooflaunchError, UsageError
 from workload.contract.interrupt import asked
@@ -393,7 +391,9 @@ class Session:
             case Seen.LOST:
                 LOGGER.info("script     the steps are no longer of this kind: looking for what repeats now")
                 self._start_again()
-            case Seen.UNCLEAR if any(phase.taken for phase in self.phases):
+            case Seen.UNCLEAR if self._is_behind:
+                pass
+            case Seen.UNCLEAR if self._counts and any(phase.taken for phase in self.phases):
                 self.complete()
             case Seen.UNCLEAR:
                 self._refuse(
@@ -462,8 +462,6 @@ class Session:
             self._begin_taking(None)
             return
         self.stage = Stage.COUNTING
-        if "torch._dynamo" in sys.modules and torch._dynamo.utils.counters["stats"]["unique_graphs"]:  # noqa: SLF001
-            torch.compiler.set_stance("force_eager")
         self._counter = WorkCounter(self._device).start()
 
     def _counted(self, now: Now, *, is_regular: bool) -> None:
@@ -481,8 +479,6 @@ class Session:
         if known is None and self._taken < 2 * MOST_COUNTED and len(self._works) < MOST_COUNTED:
             self._begin_counting()
             return
-        if "torch._dynamo" in sys.modules:
-            torch.compiler.set_stance("default")
         self._begin_taking(known or chosen(self._works or [work]))
 
     def _begin_taking(self, work: Work | None) -> None:

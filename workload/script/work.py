@@ -3,6 +3,7 @@
 The step runs under a dispatch mode, which makes it slow and changes nothing else. It is never a timed one.
 """
 
+import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -127,6 +128,9 @@ class WorkCounter(FlopCounter):
     def start(self) -> Self:
         """Count from here on, in this thread."""
         self._block = ExitStack()
+        if "torch._dynamo" in sys.modules and torch._dynamo.utils.counters["stats"]["unique_graphs"]:  # noqa: SLF001
+            torch.compiler.set_stance("force_eager")
+            self._block.callback(torch.compiler.set_stance, "default")
         self._block.enter_context(self)
         return self
 
