@@ -10,6 +10,7 @@ and the files that the script wrote are those that it has alone. Loops that use 
 their kind. Nothing is downloaded; a loop whose package is not there is left out, and named.
 """
 
+import functools
 import importlib.util
 import itertools
 import json
@@ -23,6 +24,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from workload.script import hooks
 
 ROOT = Path(__file__).parents[1]
 LOOPS_AT = Path(__file__).with_name("foreign")
@@ -126,13 +129,14 @@ def reference(path: Path, script: str) -> None:
         def after(*_: Any) -> None:
             totals.append(counter.get_total_flops())
 
-        register_optimizer_step_post_hook(after)
-        if importlib.util.find_spec("keras") and "keras" in script:
-            os.environ["KERAS_BACKEND"] = "torch"
-            from keras.src.optimizers.base_optimizer import BaseOptimizer  # noqa: PLC0415
+        def tell(module: str, kind: str, method: str) -> None:
+            owner = getattr(sys.modules[module], kind)
+            step = getattr(owner, method)
+            setattr(owner, method, lambda *given, **named: (step(*given, **named), after())[0])
 
-            apply = BaseOptimizer.apply
-            BaseOptimizer.apply = lambda *given, **named: (apply(*given, **named), after())[0]
+        register_optimizer_step_post_hook(after)
+        for module, kind, method in hooks.OTHER_OPTIMIZERS:
+            hooks.when_imported(module, functools.partial(tell, module, kind, method))
         runpy.run_path(script, run_name="__main__")
     path.write_text(json.dumps([later - before for before, later in itertools.pairwise(totals)]))
 

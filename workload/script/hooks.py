@@ -14,7 +14,11 @@ from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from typing import Any, Protocol
 
-KERAS = "keras.src.optimizers.base_optimizer"
+# Optimizers that are none of torch.optim: module, class, and the method that changes the parameters.
+OTHER_OPTIMIZERS = (
+    ("keras.src.optimizers.base_optimizer", "BaseOptimizer", "apply"),
+    ("fastai.optimizer", "Optimizer", "step"),
+)
 # Where a script turns gradients off: the code and line of the statement, and those of its caller.
 Site = tuple[Any, int, Any, int]
 
@@ -140,7 +144,9 @@ def install(observer: Observer) -> None:
 
     optimizers.register_optimizer_step_pre_hook(before)
     optimizers.register_optimizer_step_post_hook(after)
-    when_imported(KERAS, lambda: _hear_keras(sys.modules[KERAS].BaseOptimizer, before, after))
+    for module, name, method in OTHER_OPTIMIZERS:
+        patch = functools.partial(_hear_other_optimizer, module, name, method, before, after)
+        when_imported(module, patch)
     _hear_scaler(observer, torch.amp.GradScaler)
     _hear_saves(observer, torch)
     _hear_stretches(observer, torch)
@@ -210,18 +216,21 @@ def _hear_backward(observer: Observer, autograd: Any) -> None:
     autograd.grad = grad_and_tell
 
 
-def _hear_keras(optimizer: Any, before: Callable[[Any], None], after: Callable[[Any], None]) -> None:
-    """Keras has optimizers of its own, which `model.fit` applies to the gradients of torch's backward pass."""
-    apply = optimizer.apply
+def _hear_other_optimizer(
+    module: str, name: str, method: str, before: Callable[[Any], None], after: Callable[[Any], None]
+) -> None:
+    """Hear of the steps of an optimizer that is none of torch.optim, which has hooks for it."""
+    kind = getattr(sys.modules[module], name)
+    step = getattr(kind, method)
 
-    @functools.wraps(apply)
-    def apply_and_tell(self: Any, *given: Any, **named: Any) -> Any:
+    @functools.wraps(step)
+    def step_and_tell(self: Any, *given: Any, **named: Any) -> Any:
         before(self)
-        result = apply(self, *given, **named)
+        result = step(self, *given, **named)
         after(self)
         return result
 
-    optimizer.apply = apply_and_tell
+    setattr(kind, method, step_and_tell)
 
 
 def _hear_scaler(observer: Observer, scaler: Any) -> None:
