@@ -63,7 +63,11 @@ LOOPS = {
     ),
     "hydra_app": Loop(step=f"{ONE} SGD step, 16 samples from DataLoader", package="hydra", words=("batch=16",)),
     "keras_fit": Loop(step=f"{ONE} Adam step, 12 samples from DataLoader", package="keras"),
-    "fastai_fit": Loop(step=f"{ONE} Adam step, 8 images from DataLoader", package="fastai"),
+    "fastai_fit": Loop(
+        step=f"{ONE} Optimizer step, 8 images from DataLoader",
+        package="fastai",
+        why="the steps of the head alone come first, and have all that are asked for",
+    ),
     "one_process": Loop(step=f"{ONE} SGD step, 8 images from DataLoader", start=ONE_PROCESS),
     "diffusion": Loop(step=f"{ONE} AdamW step, 8 images from DataLoader"),
     "contrastive": Loop(step=f"{ONE} SGD step, 8 images from DataLoader"),
