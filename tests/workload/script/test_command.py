@@ -297,6 +297,34 @@ def test_the_longest_phase_is_measured(name: str, tmp_path: Path) -> None:
     }
 
 
+# In the form of fastai's: an optimizer that is none of torch.optim.
+OTHER_OPTIMIZER = """
+import torch
+class Optimizer:
+    def __init__(self, parameters): self.param_groups = [{"params": list(parameters)}]
+    def step(self):
+        with torch.no_grad():
+            for p in self.param_groups[0]["params"]: p -= 0.1 * p.grad
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.world
+@pytest.mark.skipif(sys.platform == "darwin", reason="copies a process that has loaded torch")
+def test_the_steps_of_an_optimizer_that_is_not_of_torch(tmp_path: Path) -> None:
+    (tmp_path / "fastai").mkdir()
+    (tmp_path / "fastai/__init__.py").touch()
+    (tmp_path / "fastai/optimizer.py").write_text(OTHER_OPTIMIZER)
+    script = tmp_path / "script.py"
+    own = "from fastai.optimizer import Optimizer\noptimizer = Optimizer(model.parameters())"
+    script.write_text(f"{LOOP}{own}\noptimizer.zero_grad = model.zero_grad\nlist(train(30))")
+    ran = measured(tmp_path / "run", script, options=("--warmup", "2", "--iterations", "5"))
+    assert ran.code == 0, ran.err
+    assert ran.record is not None
+    assert ran.record["spec"]["script"]["step"].startswith("a step = 1 backward pass and 1 Optimizer step, 4 samples")
+    assert (ran.record["complexity"]["parameters"], ran.record["timing"]["step_s"]["n"]) == (10, 5)
+
+
 @pytest.mark.world
 def test_a_script_that_needs_no_torch(tmp_path: Path) -> None:
     """In a process of its own: the others here are copies of one that has loaded torch."""
