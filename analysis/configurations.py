@@ -37,6 +37,8 @@ CONFIGURATION = (
     "optimizer",
     "workers",
 )
+# Of somebody's own script these were counted, and differ between repeats whose batches differ in length.
+COUNTED = ("batch_size", "grad_accumulation")
 # Where it ran; the threads of a CPU run decide its ceilings.
 DEVICE = ("place", "device_type", "device_name", "threads")
 PLACE = (*DEVICE, "machine_type")
@@ -156,6 +158,17 @@ class Group:
             "busy": self.busy,
             "data_wait_fraction": self.median("data_wait_fraction"),
         }
+
+
+def with_scripts_alike(runs: pd.DataFrame) -> pd.DataFrame:
+    """Runs of one script with the same arguments and files, each with the batch that most of them counted."""
+    scripts = runs[runs["script"].notna()]
+    for _, same in scripts.groupby(["script", "script_sha256", "unit"], dropna=False):
+        for name in COUNTED:
+            usual = same[name].mode()
+            if len(usual):
+                runs.loc[same.index, name] = usual.iloc[0]
+    return runs
 
 
 def completed(runs: pd.DataFrame) -> pd.DataFrame:

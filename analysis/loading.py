@@ -11,7 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analysis.configurations import CONFIGURATION
+from analysis.configurations import CONFIGURATION, with_scripts_alike
 from analysis.index import CEILINGS, FINGERPRINT, REMARKS, RUN_SCHEMA, look
 from analysis.problem import Problem
 from workload.contract import bundle
@@ -198,7 +198,7 @@ def _without_repeats(table: pa.Table) -> tuple[pa.Table, list[Problem]]:
 def _runs(table: pa.Table) -> pd.DataFrame:
     runs: pd.DataFrame = table.select(RUN_SCHEMA.names).drop_columns(["notes"]).to_pandas()
     runs["notes"] = pd.Series(table["notes"].to_pylist(), index=runs.index, dtype=object)
-    return runs
+    return with_scripts_alike(runs)
 
 
 def _flat(column: pa.ChunkedArray, run_ids: Sequence[str]) -> pd.DataFrame:

@@ -1,189 +1,206 @@
-"""Training loops that packages of the registry ship, run unmodified under measurement.
+"""Training loops of many kinds, run unmodified under measurement: what is found, and that nothing is changed.
 
-    pip install transformers accelerate timm lightning
-    python benchmarks/foreign_scripts.py                 all of them; on a CPU a minute or two
-    python benchmarks/foreign_scripts.py timm lightning  these
+    pip install transformers accelerate timm lightning torch_geometric hydra-core keras fastai
+    python benchmarks/foreign_scripts.py                 all of benchmarks/foreign; on a CPU some ten minutes
+    python benchmarks/foreign_scripts.py kfold keras     these
 
-Each is run twice, alone and under `python -m rooflaunch script --then continue`, and must print the same. Its step,
-FLOP against a count by hand and the share of the operations' time without a formula are shown. Nothing is downloaded.
+Each is run three times: alone, under `python -m rooflaunch script --then continue`, and by torch's `FlopCounterMode`.
+A line of the table holds the step that was found, FLOP against those of torch, and whether exit code, what was learned
+and the files that the script wrote are those that it has alone. Loops that use torch alone stand in for packages of
+their kind. Nothing is downloaded; a loop whose package is not there is left out, and named.
 """
 
+import functools
+import importlib.util
+import itertools
 import json
 import os
+import runpy
 import subprocess
 import sys
 import tempfile
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from workload.script import hooks
 
 ROOT = Path(__file__).parents[1]
-DIGEST = """
-import hashlib, torch
-def digest(model):
-    known = hashlib.sha256()
-    for tensor in model.state_dict().values():
-        known.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    print("digest", known.hexdigest()[:16])
-"""
-TRANSFORMERS = """
-import tempfile, torch, transformers
-from torch.utils.data import Dataset
-torch.manual_seed(0)
-class Ids(Dataset):
-    def __len__(self): return 160
-    def __getitem__(self, index):
-        ids = torch.randint(100, (16,), generator=torch.Generator().manual_seed(index))
-        return {"input_ids": ids, "labels": ids}
-config = transformers.GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=100, n_positions=16)
-model = transformers.GPT2LMHeadModel(config)
-with tempfile.TemporaryDirectory() as folder:
-    given = transformers.TrainingArguments(
-        folder, num_train_epochs=2, per_device_train_batch_size=4, gradient_accumulation_steps=2, use_cpu=True,
-        report_to=[], save_strategy="no", eval_strategy="steps", eval_steps=10, logging_steps=10, disable_tqdm=True,
-    )
-    trainer = transformers.Trainer(model=model, args=given, train_dataset=Ids(), eval_dataset=Ids())
-    trainer.train()
-digest(model)
-"""
-ACCELERATE = """
-import torch
-from accelerate import Accelerator
-from torch.utils.data import DataLoader, TensorDataset
-torch.manual_seed(0)
-accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
-model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-loader = DataLoader(TensorDataset(torch.randn(640, 32), torch.randint(10, (640,))), batch_size=4, shuffle=True)
-model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-for x, y in loader:
-    with accelerator.accumulate(model):
-        loss = torch.nn.functional.cross_entropy(model(x), y)
-        accelerator.backward(loss)
-        accelerator.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-digest(model)
-"""
-TIMM = """
-import timm, torch
-from timm.data import Mixup
-from timm.loss import SoftTargetCrossEntropy
-from timm.optim import create_optimizer_v2
-from timm.utils import ModelEmaV2
-from torch.utils.data import DataLoader, TensorDataset
-import numpy as np
-np.random.seed(0); torch.manual_seed(0)
-model = timm.create_model("resnet10t", num_classes=10)
-optimizer = create_optimizer_v2(model, opt="lamb", lr=1e-3, weight_decay=0.01)
-mixup, ema = Mixup(mixup_alpha=0.2, num_classes=10), ModelEmaV2(model)
-loader = DataLoader(TensorDataset(torch.randn(80, 3, 64, 64), torch.randint(10, (80,))), batch_size=4)
-for x, y in loader:
-    x, y = mixup(x, y)
-    loss = SoftTargetCrossEntropy()(model(x), y)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    ema.update(model)
-digest(model)
-"""
-LIGHTNING = """
-import lightning, torch
-from torch.utils.data import DataLoader, TensorDataset
-class Module(lightning.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.net = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
-    def training_step(self, batch, _):
-        return torch.nn.functional.cross_entropy(self.net(batch[0]), batch[1])
-    def validation_step(self, batch, _):
-        self.log("loss", torch.nn.functional.cross_entropy(self.net(batch[0]), batch[1]))
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-lightning.seed_everything(0)
-data = TensorDataset(torch.randn(160, 32), torch.randint(10, (160,)))
-trainer = lightning.Trainer(
-    max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-    enable_model_summary=False, val_check_interval=10,
-)
-module = Module()
-trainer.fit(module, DataLoader(data, batch_size=8, shuffle=True), DataLoader(data, batch_size=40))
-digest(module)
-"""
-
-
-def product(rows: int, inputs: int, outputs: int) -> int:
-    return 2 * rows * inputs * outputs
+LOOPS_AT = Path(__file__).with_name("foreign")
+# Of FLOP against those of torch's counter.
+MOST_DIFFERENCE = 0.01
+ONE_PROCESS = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Foreign:
-    """`flop` None: not counted by hand."""
+class Loop:
+    """A script in benchmarks/foreign. `step`: how the sentence on its step begins, after `a step = `.
 
-    text: str
+    `package`: what it needs; None: torch alone, as a stand-in for `kind`. `why`: the reason for FLOP unlike torch's.
+    """
+
     step: str
-    flop: int | None = None
+    package: str | None = None
+    why: str = ""
+    words: tuple[str, ...] = ()
+    start: tuple[str, ...] = ()
 
 
+ONE = "1 backward pass and 1"
 LOOPS = {
-    "transformers": Foreign(
-        text=TRANSFORMERS,
-        step="a step = 2 backward passes and 1 AdamW step, 128 tokens",
-        # GPT-2: 12 x width^2 a layer, the head; attention of 8 x 2 heads. The loss leaves out no position.
-        flop=3 * (2 * product(128, 32, 12 * 32) + product(128, 32, 100) + 2 * 2 * product(8 * 2 * 16, 16, 16)),
+    "kfold": Loop(step=f"{ONE} AdamW step, 16 samples from DataLoader"),
+    "detection": Loop(
+        step=f"{ONE} SGD step, 4 images from DataLoader",
+        package="torchvision",
+        why="the proposals differ from step to step",
     ),
-    "accelerate": Foreign(
-        text=ACCELERATE,
-        step="a step = 4 backward passes and 1 AdamW step, 16 samples",
-        flop=2 * product(16, 32, 64) + 3 * product(16, 64, 10),
+    "gnn": Loop(
+        step=f"{ONE} Adam step, 8 samples from DataLoader",
+        package="torch_geometric",
+        why="the graphs differ from step to step",
     ),
-    "timm": Foreign(text=TIMM, step="a step = 1 backward pass and 1 Lamb step, 4 images"),
-    "lightning": Foreign(
-        text=LIGHTNING,
-        step="a step = 1 backward pass and 1 SGD step, 8 samples",
-        flop=2 * product(8, 32, 64) + 3 * product(8, 64, 10),
+    "hydra_app": Loop(step=f"{ONE} SGD step, 16 samples from DataLoader", package="hydra", words=("batch=16",)),
+    "keras_fit": Loop(step=f"{ONE} Adam step, 12 samples from DataLoader", package="keras"),
+    "fastai_fit": Loop(
+        step=f"{ONE} Optimizer step, 8 images from DataLoader",
+        package="fastai",
+        why="the steps of the head alone come first, and have all that are asked for",
     ),
+    "one_process": Loop(step=f"{ONE} SGD step, 8 images from DataLoader", start=ONE_PROCESS),
+    "diffusion": Loop(step=f"{ONE} AdamW step, 8 images from DataLoader"),
+    "contrastive": Loop(step=f"{ONE} SGD step, 8 images from DataLoader"),
+    "maml": Loop(step="4 backward passes and 1 Adam step, no batch from a DataLoader: throughput counts steps"),
+    "recommender": Loop(step=f"{ONE} Adagrad step, 32 samples from DataLoader"),
+    "speech": Loop(
+        step="2 backward passes and 1 Adam step, 8 samples from DataLoader",
+        why="lengths differ from step to step",
+    ),
+    "sam": Loop(step="2 backward passes and 1 SGD step, 8 images from DataLoader"),
+    "ema": Loop(step=f"{ONE} RMSprop step, 16 samples from DataLoader"),
+    "checkpointing": Loop(step=f"{ONE} AdamW step, 8 samples from DataLoader"),
+    "transformers_loop": Loop(
+        step="2 backward passes and 1 AdamW step, 8 samples of 128 tokens from DataLoader", package="transformers"
+    ),
+    "accelerate_loop": Loop(
+        step="4 backward passes and 1 AdamW step, 16 samples from DataLoader", package="accelerate"
+    ),
+    "timm_loop": Loop(step=f"{ONE} Lamb step, 4 images from DataLoader", package="timm"),
+    "lightning_loop": Loop(step=f"{ONE} SGD step, 8 samples from DataLoader", package="lightning"),
 }
 
 
-def check(name: str, loop: Foreign, folder: Path) -> bool:
-    """Run it both ways and print a line; whether everything is as it should be."""
-    script, results = folder / f"{name}_loop.py", folder / name
-    script.write_text(DIGEST + loop.text, encoding="utf-8")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-    ours = ["-m", "rooflaunch", "script", "--no-ceilings", "--warmup", "1", "--iterations", "6", "--then", "continue"]
-    commands = ([], [*ours, "-o", str(results), "--"])
-    alone, measured = (
-        subprocess.run(
-            [sys.executable, *words, str(script)],
-            capture_output=True,
-            text=True,
-            check=False,
-            env=environment,
-            cwd=folder,
-        )
-        for words in commands
+@dataclass(frozen=True, kw_only=True)
+class Ran:
+    """A run of a script: its exit code, what it printed and the files that it left, without their times."""
+
+    code: int
+    out: str
+    err: str
+    files: tuple[str, ...]
+
+    @property
+    def digests(self) -> list[str]:
+        return [line for line in self.out.splitlines() if line.startswith("digest")]
+
+
+def run(folder: Path, words: Sequence[str], script: Path, loop: Loop) -> Ran:
+    """The script in a folder of its own; `words`: what stands before it on the command line."""
+    folder.mkdir()
+    python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": python_path, "HF_HUB_OFFLINE": "1", "HYDRA_FULL_ERROR": "1"}
+    # A second of the clock stands in the name of hydra's folder.
+    command = [sys.executable, *loop.start, *words, str(script), *loop.words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=folder)
+    files = sorted(
+        "/".join("*" if part[:1].isdigit() else part for part in path.relative_to(folder).parts)
+        for path in folder.rglob("*")
+        if path.is_file() and path.suffix != ".pyc"
     )
-    digests = [[line for line in done.stdout.splitlines() if line.startswith("digest")] for done in (alone, measured)]
+    return Ran(code=done.returncode, out=done.stdout, err=done.stderr, files=tuple(files))
+
+
+def reference(path: Path, script: str) -> None:
+    """Run the script under torch's own counter; writes the FLOP between two steps of an optimizer, by JSON."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook  # noqa: PLC0415 - the parent needs no torch
+    from torch.utils.flop_counter import FlopCounterMode  # noqa: PLC0415
+
+    totals = [0]
+    with FlopCounterMode(display=False) as counter:
+        sys.path.insert(0, str(Path(script).parent))
+
+        def after(*_: Any) -> None:
+            totals.append(counter.get_total_flops())
+
+        def tell(module: str, kind: str, method: str) -> None:
+            owner = getattr(sys.modules[module], kind)
+            step = getattr(owner, method)
+            setattr(owner, method, lambda *given, **named: (step(*given, **named), after())[0])
+
+        register_optimizer_step_post_hook(after)
+        for module, kind, method in hooks.OTHER_OPTIMIZERS:
+            hooks.when_imported(module, functools.partial(tell, module, kind, method))
+        runpy.run_path(script, run_name="__main__")
+    path.write_text(json.dumps([later - before for before, later in itertools.pairwise(totals)]))
+
+
+def verdict(loop: Loop, flop: float, counts: Sequence[int]) -> tuple[str, bool]:
+    """Our FLOP of a step against torch's, in words, and whether they agree or the difference has a reason."""
+    if not counts:
+        return "no count by torch", False
+    usual, _ = Counter(counts).most_common(1)[0]
+    low, high = min(counts), max(counts)
+    error = flop / usual - 1 if usual else float("inf")
+    if abs(error) <= MOST_DIFFERENCE:
+        return f"{flop:,.0f} ({error:+.2%})", True
+    is_explained = bool(loop.why) and low <= flop <= high
+    return f"{flop:,.0f} (torch: {low:,} to {high:,}{f'; {loop.why}' if loop.why else ''})", is_explained
+
+
+def check(name: str, loop: Loop, folder: Path) -> bool:
+    """Run it three times and print a line of the table; whether everything is as it should be."""
+    script, results = LOOPS_AT / f"{name}.py", folder / f"{name} results"
+    ours = ["-m", "rooflaunch", "script", "--no-ceilings", "--warmup", "1", "--iterations", "6", "--then", "continue"]
+    alone = run(folder / f"{name} alone", [], script, loop)
+    measured = run(folder / f"{name} measured", [*ours, "-o", str(results), "--"], script, loop)
+    counts_at = folder / f"{name}.json"
+    counted = run(folder / f"{name} counted", [str(Path(__file__)), "--reference", str(counts_at)], script, loop)
+    counts = json.loads(counts_at.read_text(encoding="utf-8")) if counts_at.is_file() else []
     records = [json.loads(path.read_text(encoding="utf-8")) for path in results.glob("*/run.json")]
     if not records:
-        print(f"{name}: no bundle\n{alone.stderr[-500:]}\n{measured.stderr[-1500:]}", flush=True)
+        print(f"| {name} | no bundle: {measured.err.strip()[-600:]}\n{alone.err[-800:]}", flush=True)
         return False
-    work, step = records[0]["complexity"], records[0]["spec"]["script"]["step"]
-    flop, same = work["train_flop_per_step"], digests[0] == digests[1] != []
-    error = None if loop.flop is None else flop / loop.flop - 1
-    by_hand = "not counted by hand" if error is None else f"{error:+.3%} of those by hand"
-    print(f"{name}: {step}", flush=True)
-    print(f"  {flop:,} FLOP ({by_hand}), {work['unattributed_share']:.1%} of the time unattributed", flush=True)
-    print(f"  the same results: {same}; gaps: {records[0]['timing']['gaps']}", flush=True)
-    print(f"  unattributed: {list(work['unattributed'])[:4]}", flush=True)
-    right = step.startswith(loop.step) and same and work["unattributed_share"] <= 0.05
-    return right and (error is None or abs(error) <= 0.001)
+    timing, work = records[0]["timing"], records[0]["complexity"]
+    step = records[0]["spec"]["script"]["step"].removeprefix("a step = ")
+    flop, is_flop_right = verdict(loop, work["train_flop_per_step"], counts)
+    is_equal = alone.digests == measured.digests != []
+    are_files_equal, is_code_equal = alone.files == measured.files, alone.code == measured.code == 0
+    gaps = ", ".join(timing["gaps"] or {}) or "none"
+    cells = [name, step, flop, "equal" if is_equal else "NOT EQUAL", str(measured.code)]
+    cells += ["the same" if are_files_equal else f"NOT THE SAME: {alone.files} {measured.files}", gaps]
+    print(f"| {' | '.join(cells)} |", flush=True)
+    if counted.code:
+        print(f"  torch's counter: {counted.err.strip()[-300:]}", flush=True)
+    is_right = step.startswith(loop.step) and is_flop_right and is_equal and are_files_equal and is_code_equal
+    if not is_right:
+        print(f"  WRONG {loop.step}\n{measured.err[-1500:]}", flush=True)
+    return is_right
 
 
 def main() -> int:
     """0 if every loop is measured right."""
+    if sys.argv[1:2] == ["--reference"]:
+        counts_at, sys.argv = Path(sys.argv[2]), sys.argv[3:]
+        reference(counts_at, sys.argv[0])
+        return 0
+    wanted = sys.argv[1:] or list(LOOPS)
+    there = [name for name in wanted if LOOPS[name].package is None or importlib.util.find_spec(LOOPS[name].package)]
+    print("| loop | a step | FLOP a step | learned | exit code | files | gaps |\n|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as name:
-        wrong = [loop for loop in sys.argv[1:] or LOOPS if not check(loop, LOOPS[loop], Path(name))]
+        wrong = [loop for loop in there if not check(loop, LOOPS[loop], Path(name))]
+    missing = [name for name in wanted if name not in there]
+    print(f"left out, for want of a package: {', '.join(missing)}" if missing else "none left out")
     print(f"wrong: {', '.join(wrong)}" if wrong else "all as they should be")
     return 1 if wrong else 0
 

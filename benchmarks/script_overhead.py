@@ -144,7 +144,9 @@ class Hooks:
         self._known = [getattr(optimizers, f"_global_optimizer_{when}_hooks") for when in ("pre", "post")]
         iterator = vars(data.dataloader)["_BaseDataLoaderIter"]
         self._places = [(data.DataLoader, "__iter__"), (iterator, "__next__"), (torch.autograd, "backward")]
-        self._places += [(torch.amp.GradScaler, "step"), (torch, "save")]
+        self._places += [(torch.autograd, "grad"), (torch.amp.GradScaler, "step"), (torch, "save")]
+        switches = (torch.no_grad, torch.inference_mode, torch.set_grad_enabled)
+        self._places += [(switch, name) for switch in switches for name in ("__enter__", "__exit__")]
         originals = [getattr(owner, name) for owner, name in self._places]
         hooks.install(tape)
         self.between_s, self._catch_up = 0.0, tape.catch_up

@@ -3,8 +3,9 @@
 import logging
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 from workload.contract.text import printable_lines
 
@@ -18,10 +19,27 @@ class _Printable(logging.Formatter):
         return printable_lines(super().format(record))
 
 
+class _BesideBars(logging.StreamHandler[Any]):
+    """Takes the bars of tqdm off the terminal while it writes, and puts them back below its line."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with beside_bars():
+            super().emit(record)
+
+
+def beside_bars() -> AbstractContextManager[None]:
+    """While a script's bars of tqdm are taken away, so that a line can be written; nothing where it has none."""
+    bars = getattr(sys.modules.get("tqdm.std"), "tqdm", None)
+    if bars is None or not getattr(bars, "_instances", None):
+        return nullcontext()
+    block: AbstractContextManager[None] = bars.external_write_mode(file=sys.stderr)
+    return block
+
+
 def to_stderr() -> None:
     """Send messages to stderr, a line each. A log that cannot be written never disturbs a run."""
     logging.raiseExceptions = False
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _BesideBars(sys.stderr)
     handler.setFormatter(_Printable("%(message)s"))
     # Tracebacks of failed steps are for log.txt alone.
     handler.setLevel(logging.INFO)

@@ -52,7 +52,7 @@ class PlaceOutcome:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepOutcome:
-    """All places. `why_not`: why runs were not begun; `exit_code`: 0 where every run has an answer."""
+    """All places. `why_not`: why runs have no answer; `exit_code`: 0 where every run has an answer."""
 
     name: str
     places: tuple[PlaceOutcome, ...]
@@ -119,7 +119,10 @@ def _rows(place: PlaceOutcome, why_not: str) -> Iterator[tuple[str, str]]:
         yield "failed", f"{some}: {why}"
         yield "cure", failures[0].hint
     if place.not_begun:
-        yield "not begun", f"{counted(len(place.not_begun), 'run')}: {why_not or 'no answer'}; the same command goes on"
+        yield (
+            "unfinished",
+            f"{counted(len(place.not_begun), 'run')}: {why_not or 'no answer'}; the same command goes on",
+        )
 
 
 def _interval(one: BlocksInterval) -> str:

@@ -48,6 +48,28 @@ def test_unlike_runs_are_not_pooled(tmp_path: Path, field: str, value: Any, firs
     assert caught.value.exit_code == ExitCode.NOT_POOLABLE == 9
 
 
+# A field of run.json of one of three runs of a script, another value, and how many configurations they are.
+OF_A_SCRIPT = [
+    ("spec__batch_size", 77, 1),
+    ("spec__grad_accumulation", 3, 1),
+    ("spec__script__command", "train.py --lr 0.5", 2),
+    ("spec__script__sha256", "b" * 16, 2),
+    ("spec__script__unit", "tokens", 2),
+]
+
+
+@pytest.mark.parametrize(("field", "value", "configurations"), OF_A_SCRIPT)
+def test_a_configuration_of_a_script_is_no_count(tmp_path: Path, field: str, value: Any, configurations: int) -> None:
+    script = {"spec__script": {"command": "train.py --lr 0.1", "sha256": "a" * 16, "unit": "samples"}}
+    first, name = field.rpartition("__")[::2]
+    changed = {first: script[first] | {name: value}} if first in script else {field: value}
+    for seed, more in enumerate(({}, {}, changed), 1):
+        make(tmp_path, seed, **{**script, **more})
+    runs = analysis.load(tmp_path).runs
+
+    assert len(group(runs)) == configurations
+
+
 @pytest.mark.parametrize(
     "field",
     ["spec__seed", "spec__iterations", "environment__host__hostname", "environment__cloud__spot"],

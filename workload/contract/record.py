@@ -232,7 +232,7 @@ class GapSeconds:
 class Timing:
     """The measured region: it begins with its first step and ends with its last complete one.
 
-    `images_per_s` is images over wall time. `explained_fraction`: what steps and waits for data are of the wall time.
+    `images_per_s`: images over wall time; `tokens`: without padding; `explained_fraction`: of steps and data waits.
     `gaps`: of somebody's own script, by kind (validation, checkpoint, irregular); no part of `measured_s`.
     `phases`: when each began, in seconds since the process started.
     """
@@ -243,6 +243,7 @@ class Timing:
     cpus_waited: MeasuredNumber = None
     images: MeasuredNumber = column()
     images_per_s: MeasuredNumber = column("stated_images_per_s")
+    tokens: MeasuredNumber = None
     step_s: StepSeconds | None = None
     data_wait_fraction: MeasuredShare = column()
     explained_fraction: MeasuredShare = column()

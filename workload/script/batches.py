@@ -1,4 +1,4 @@
-"""What a DataLoader's batch holds: how many images, tokens or samples, and which line of the script fetched it."""
+"""What a DataLoader's batch holds: how many images or samples and tokens, and which line of the script fetched it."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -12,13 +12,18 @@ from typing import Any
 import torch
 
 IMAGE_DIMENSIONS, ID_DIMENSIONS = 4, 2
+# A list of images of different sizes has them one by one: (C, H, W).
+LISTED_DIMENSIONS, CHANNELS = 3, (1, 3, 4)
+# Integers (N, 2) to (N, 4) are pairs and triplets of ids, as of user and item; sequences are longer.
+MOST_IDS = 4
 # More leaves than this in a batch are looked at no further: a list of samples, say, has its count already.
 MOST_LEAVES = 16
 IDS = (torch.int64, torch.int32)
+MASK = "attention_mask"
 
 
 class Unit(StrEnum):
-    """What throughput counts."""
+    """What throughput counts; tokens in bundles of earlier versions, where they are no second figure."""
 
     IMAGES = "images"
     TOKENS = "tokens"
@@ -28,40 +33,96 @@ class Unit(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """`count` of `unit`, from the DataLoader with this `loader` number."""
+    """`count` of `unit`, from the DataLoader with this `loader` number.
+
+    `tokens`: 0 for data of another kind; with a `mask` those that it marks, read when they are asked for.
+    """
 
     loader: int
     count: int
     unit: Unit
+    tokens: int = 0
+    mask: torch.Tensor | None = None
+
+    @property
+    def real_tokens(self) -> int:
+        """Tokens without padding, as far as a mask marks it."""
+        if self.mask is None or self.mask.device.type != "cpu":
+            return self.tokens
+        # By NumPy: an operation of torch would be counted as one of the script's.
+        return int(self.mask.detach().numpy().astype(bool).sum())
 
 
-def measure(batch: Any, loader: int) -> Batch:
-    """By the batch's first tensor: (N, C, H, W) are N images, integers (N, L) are N x L tokens, else N samples.
+def size_of(loader: Any) -> int | None:
+    """The batch size that a DataLoader or its batch sampler was made with; None where neither knows it."""
+    for known in (loader, getattr(loader, "batch_sampler", None)):
+        if isinstance(size := getattr(known, "batch_size", None), int):
+            return size
+    return None
 
-    A batch without a tensor counts as one sample, a list of anything else as its length.
+
+def measure(batch: Any, loader: int, size: int | None = None) -> Batch:
+    """What `batch` holds; `size`: of the loader's batches, where the loader knows it.
+
+    A batch of this size has a tensor or list of this length. A smaller one, at the end of the data, and one of a
+    loader without a size has the length of its first tensor or list; a batch without any is one sample.
     """
     # Nearly every batch, without a walk through it.
-    tensor = batch[0] if type(batch) in (list, tuple) and batch else batch
-    if not isinstance(tensor, torch.Tensor) or not tensor.dim():
-        tensor = next((leaf for leaf in _tensors(batch) if leaf.dim()), None)
-    if tensor is None:
-        count = len(batch) if isinstance(batch, list) else 1
+    first = batch[0] if type(batch) in (list, tuple) and batch else batch
+    if isinstance(first, torch.Tensor) and first.dim() and (size is None or first.shape[0] == size):
+        return _of(loader, first.shape, first.dtype, first.shape[0])
+    lengths = _lengths(batch)
+    fitting = [length for length in lengths if size is None or length < size]
+    count = size if size is not None and (size in lengths or not fitting) else fitting[0] if fitting else 1
+    leaves = [leaf for leaf in _tensors(batch) if leaf.dim()]
+    mask = batch.get(MASK) if isinstance(batch, Mapping) else None
+    if isinstance(mask, torch.Tensor) and mask.dim() == ID_DIMENSIONS:
+        return Batch(loader=loader, count=count, unit=Unit.SAMPLES, tokens=mask.numel(), mask=mask)
+    if not leaves:
         return Batch(loader=loader, count=count, unit=Unit.SAMPLES)
-    return _of(loader, tensor.shape, tensor.dtype)
+    known = _of(loader, leaves[0].shape, leaves[0].dtype, count)
+    is_listed = leaves[0].dim() == LISTED_DIMENSIONS and leaves[0].shape[0] in CHANNELS and _is_listed(first)
+    return Batch(loader=loader, count=count, unit=Unit.IMAGES, tokens=0) if is_listed else known
+
+
+def _is_listed(first: Any) -> bool:
+    """Whether the first part of a batch is a list of tensors."""
+    return isinstance(first, list | tuple) and all(isinstance(item, torch.Tensor) for item in first)
 
 
 @lru_cache
-def _of(loader: int, shape: torch.Size, dtype: torch.dtype) -> Batch:
+def _of(loader: int, shape: torch.Size, dtype: torch.dtype, count: int) -> Batch:
     """Kept, for batches are alike: it is asked for in timed steps."""
     if len(shape) == IMAGE_DIMENSIONS:
-        return Batch(loader=loader, count=shape[0], unit=Unit.IMAGES)
-    if len(shape) == ID_DIMENSIONS and dtype in IDS:
-        return Batch(loader=loader, count=shape.numel(), unit=Unit.TOKENS)
-    return Batch(loader=loader, count=shape[0], unit=Unit.SAMPLES)
+        return Batch(loader=loader, count=count, unit=Unit.IMAGES)
+    is_tokens = len(shape) == ID_DIMENSIONS and dtype in IDS and shape[1] > MOST_IDS
+    return Batch(loader=loader, count=count, unit=Unit.SAMPLES, tokens=shape.numel() if is_tokens else 0)
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in a batch, in order; Hugging Face's batches are mappings of a class of their own."""
+def _lengths(batch: Any) -> list[int]:
+    """Lengths of the tensors and lists in a batch, in order; of a list that is one of samples, before its parts."""
+    graphs = getattr(batch, "num_graphs", None)
+    if isinstance(graphs, int):
+        return [graphs]
+    lengths = []
+    # `tuple(zip(*batch))`: a tuple of images and one of targets.
+    if isinstance(batch, list | tuple) and all(isinstance(part, list | tuple) for part in batch):
+        of_parts = {len(part) for part in batch}
+        lengths = list(of_parts) if len(of_parts) == 1 else []
+    for leaf in _leaves(batch):
+        if isinstance(leaf, list | tuple):
+            lengths.append(len(leaf))
+        elif leaf.dim():
+            lengths.append(leaf.shape[0])
+    return lengths
+
+
+def _tensors(batch: Any) -> Iterator[torch.Tensor]:
+    return (leaf for leaf in _leaves(batch) if isinstance(leaf, torch.Tensor))
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """Tensors, and lists of texts, numbers or mappings, in order; Hugging Face's batches are mappings of their own."""
     waiting = [value]
     for _ in range(MOST_LEAVES):
         if not waiting:
@@ -72,9 +133,13 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
         elif isinstance(item, Mapping):
             waiting = [*item.values(), *waiting]
         elif isinstance(item, list | tuple):
-            waiting = [*item, *waiting]
+            if item and all(isinstance(part, str | bytes | int | float | Mapping) for part in item):
+                yield item
+            waiting = [*item[:MOST_LEAVES], *waiting]
+        elif isinstance(item, type):
+            continue
         elif is_dataclass(item):
-            waiting = [*(getattr(item, part.name) for part in fields(item)), *waiting]
+            waiting = [*(getattr(item, part.name, None) for part in fields(item)), *waiting]
         elif hasattr(item, "to") and hasattr(item, "__dict__"):
             waiting = [*vars(item).values(), *waiting]
 

@@ -51,9 +51,6 @@ measured step the script is ended in order, as by sys.exit(). Everything after -
 """
 THEN = ("stop", "continue")
 RUN_SCRIPTS = ("script", "profile", "profiled-script")
-NO_LOADER_HINT = (
-    "say what a step is, in the script: `import rooflaunch`, then `rooflaunch.step_done()` after each update"
-)
 
 
 @dataclass(kw_only=True)
@@ -307,6 +304,9 @@ def _close(measured: "ScriptRun", script: program.Program, end: End, *, is_launc
         raise interruption
     if session.refusal:
         measured.close(Status.FAILED, str(session.refusal))
+        if session.goes_on:
+            # It was said when it came.
+            return session.refusal.exit_code
         raise session.refusal
     if measured.is_sealed:
         # Whatever the script did afterwards, the measurement is whole.
@@ -364,13 +364,19 @@ def _nothing(measured: "ScriptRun", script: program.Program) -> RooflaunchError:
         return RunFailedError(
             f"{script.name} ended after {counted(session.optimizer_steps, 'optimizer step')}: too few to see what"
             " repeats, count a step and measure one",
-            hint=f"more steps (smaller batches, more epochs); or {NO_LOADER_HINT}",
+            hint=f"more steps (smaller batches, more epochs); or {program.STEP_HINT}",
         )
     if session.backward_passes:
         passes = f"{session.backward_passes} backward pass{'' if session.backward_passes == 1 else 'es'}"
         return UsageError(
             f"{script.name} made {passes} and no step of an optimizer of torch.optim",
-            hint=NO_LOADER_HINT,
+            hint=program.STEP_HINT,
+        )
+    if session.gradients:
+        return UsageError(
+            f"{script.name} took gradients {counted(session.gradients, 'time')} by torch.autograd.grad, and made no"
+            " step of an optimizer of torch.optim",
+            hint=program.STEP_HINT,
         )
     return RunFailedError(
         f"{script.name} ended without a backward pass or an optimizer step in this process",

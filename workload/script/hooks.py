@@ -14,6 +14,14 @@ from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from typing import Any, Protocol
 
+# Optimizers that are none of torch.optim: module, class, and the method that changes the parameters.
+OTHER_OPTIMIZERS = (
+    ("keras.src.optimizers.base_optimizer", "BaseOptimizer", "apply"),
+    ("fastai.optimizer", "Optimizer", "step"),
+)
+# Where a script turns gradients off: the code and line of the statement, and those of its caller.
+Site = tuple[Any, int, Any, int]
+
 
 class Observer(Protocol):
     """Who hears; each call comes from the thread in which it happened, while `active`."""
@@ -35,6 +43,9 @@ class Observer(Protocol):
     def backward_ended(self) -> None:
         """It is over."""
 
+    def gradient_taken(self) -> None:
+        """`torch.autograd.grad` has returned."""
+
     def stepping(self, optimizer: Any) -> None:
         """An optimizer is about to step."""
 
@@ -43,6 +54,12 @@ class Observer(Protocol):
 
     def left_out(self, optimizer: Any) -> None:
         """A GradScaler has left its step out."""
+
+    def stretch_began(self, site: Site) -> None:
+        """Gradients are off from here on, by a statement at this place."""
+
+    def stretch_ended(self) -> None:
+        """They are on again."""
 
     def saving(self) -> None:
         """A checkpoint is written."""
@@ -127,8 +144,12 @@ def install(observer: Observer) -> None:
 
     optimizers.register_optimizer_step_pre_hook(before)
     optimizers.register_optimizer_step_post_hook(after)
+    for module, name, method in OTHER_OPTIMIZERS:
+        patch = functools.partial(_hear_other_optimizer, module, name, method, before, after)
+        when_imported(module, patch)
     _hear_scaler(observer, torch.amp.GradScaler)
     _hear_saves(observer, torch)
+    _hear_stretches(observer, torch)
 
 
 def _hear_loaders(observer: Observer, data: Any) -> None:
@@ -183,6 +204,33 @@ def _hear_backward(observer: Observer, autograd: Any) -> None:
 
     # `Tensor.backward` calls the first by this name. `grad` is for penalties and the like: part of the forward pass.
     autograd.backward = heard(autograd.backward)
+    grad = autograd.grad
+
+    @functools.wraps(grad)
+    def grad_and_tell(*given: Any, **named: Any) -> Any:
+        result = grad(*given, **named)
+        if not inside[0] and observer.active:
+            observer.gradient_taken()
+        return result
+
+    autograd.grad = grad_and_tell
+
+
+def _hear_other_optimizer(
+    module: str, name: str, method: str, before: Callable[[Any], None], after: Callable[[Any], None]
+) -> None:
+    """Hear of the steps of an optimizer that is none of torch.optim, which has hooks for it."""
+    kind = getattr(sys.modules[module], name)
+    step = getattr(kind, method)
+
+    @functools.wraps(step)
+    def step_and_tell(self: Any, *given: Any, **named: Any) -> Any:
+        before(self)
+        result = step(self, *given, **named)
+        after(self)
+        return result
+
+    setattr(kind, method, step_and_tell)
 
 
 def _hear_scaler(observer: Observer, scaler: Any) -> None:
@@ -217,3 +265,41 @@ def _hear_saves(observer: Observer, torch: Any) -> None:
             observer.saved()
 
     torch.save = save_and_tell
+
+
+def _hear_stretches(observer: Observer, torch: Any) -> None:
+    """Hear of `no_grad`, `inference_mode` and `set_grad_enabled(False)`, as blocks and decorators; of the outermost."""
+    is_on = torch.is_grad_enabled
+
+    def patch(kind: Any, *, is_set_at_once: bool) -> None:
+        enter, leave = kind.__enter__, kind.__exit__
+
+        @functools.wraps(enter)
+        def enter_and_tell(self: Any) -> Any:
+            was_on = self.prev and not self.mode if is_set_at_once else is_on()
+            result = enter(self)
+            if was_on and observer.active and not is_on():
+                observer.stretch_began(_site(sys._getframe(1)))  # noqa: SLF001 - as traceback does
+            return result
+
+        @functools.wraps(leave)
+        def leave_and_tell(self: Any, *details: Any) -> Any:
+            was_off = observer.active and not is_on()
+            result = leave(self, *details)
+            if was_off and is_on():
+                observer.stretch_ended()
+            return result
+
+        kind.__enter__, kind.__exit__ = enter_and_tell, leave_and_tell
+
+    patch(torch.no_grad, is_set_at_once=False)
+    patch(torch.inference_mode, is_set_at_once=False)
+    patch(torch.set_grad_enabled, is_set_at_once=True)
+
+
+def _site(frame: Any) -> Site:
+    # A decorated function is entered from torch.utils._contextlib.
+    while frame.f_back is not None and frame.f_code.co_filename.endswith("_contextlib.py"):
+        frame = frame.f_back
+    caller = frame.f_back or frame
+    return frame.f_code, frame.f_lineno, caller.f_code, caller.f_lineno

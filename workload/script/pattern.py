@@ -5,9 +5,9 @@ shortest sequence of segments that repeats: one for most scripts, two for a GAN,
 times. Gradient accumulation shows in the backward passes of a segment.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from functools import cached_property
 
@@ -17,7 +17,9 @@ from workload.contract.text import counted
 REPEATS = 3
 # Optimizer steps after which a script without a rule is refused: a rule of up to 66 optimizer steps shows within them.
 MOST_SEGMENTS = 200
-# Steps that do not fit the rule, in a row of as many as half of those that do: it is none.
+# The longest rule that shows within them.
+LONGEST = MOST_SEGMENTS // REPEATS
+# This many steps that do not fit the rule, in a row or as half of those that do: the rule holds no longer.
 MOST_IRREGULAR, IRREGULAR_SHARE = 5, 0.5
 
 
@@ -26,12 +28,14 @@ class Segment:
     """The work up to an optimizer's step. `optimizer`: its number, in the order in which they came.
 
     `backward`: passes before the step; `closures`: passes inside it, as LBFGS calls them; `batches`: fetched meanwhile.
+    `kind`: one number for all optimizers of a class whose parameters have the same shapes; None: like no other.
     """
 
     optimizer: int
     backward: int = 1
     closures: int = 0
     batches: int = 1
+    kind: int | None = None
 
     @property
     def key(self) -> tuple[int, int, bool]:
@@ -85,7 +89,7 @@ class Seen(Enum):
     INSIDE = auto()  # a part of a training step
     STEP = auto()  # the end of a training step
     IRREGULAR = auto()  # the end of something that was no training step
-    LOST = auto()  # what was taken for the rule is none: measuring starts again
+    LOST = auto()  # the rule holds no longer, or never did: another one is looked for
     UNCLEAR = auto()  # there is no rule
 
 
@@ -94,75 +98,162 @@ class StepFinder:
 
     def __init__(self) -> None:
         self.pattern: Pattern | None = None
-        self._segments: list[Segment] = []
+        self._segments: deque[Segment] = deque(maxlen=MOST_SEGMENTS)
+        self._successors = _Successors()
         self._candidate: Pattern | None = None
-        self._position = 0
-        self._off_the_rule = False
-        self._regular = self._irregular = 0
+        self._position = self._searched = 0
+        self._off_the_rule = 0
+        self._regular = self._irregular = self._irregular_in_a_row = 0
 
     def add(self, segment: Segment) -> Seen:
         """What this optimizer's step was."""
+        is_split = self._successors.hear(segment)
         self._segments.append(segment)
         if self.pattern is None:
             return self._search()
-        return self._follow(self.pattern, segment)
+        # An optimizer that was taken for the end of another one steps in turn with it.
+        return self._lose() if is_split else self._follow(self.pattern, self._successors.named(segment))
 
     def _search(self) -> Seen:
+        self._searched += 1
         if self._candidate is None:
-            self._candidate = find(self._segments)
+            segments = [self._successors.named(segment) for segment in self._segments]
+            self._candidate = find(segments)
             # In the middle of a step, where the script did something else first: wait for its end.
-            self._position = _segments_since_end(self._candidate, self._segments) if self._candidate else 0
+            self._position = _segments_since_end(self._candidate, segments) if self._candidate else 0
         else:
             self._position = (self._position + 1) % len(self._candidate.segments)
         if self._candidate and self._position == 0:
             self.pattern = self._candidate
             return Seen.FOUND
-        return Seen.UNCLEAR if len(self._segments) >= MOST_SEGMENTS else Seen.UNKNOWN
+        return Seen.UNCLEAR if self._searched >= MOST_SEGMENTS else Seen.UNKNOWN
 
     def _follow(self, pattern: Pattern, segment: Segment) -> Seen:
         keys = pattern.keys
-        if all(segment.optimizer != known for known, *_ in keys):
+        # Later than any rule is long, a step of another optimizer may be an exception.
+        if self._regular < LONGEST and all(segment.optimizer != known for known, *_ in keys):
             return self._lose()
         if self._off_the_rule:
-            if [last.key for last in self._segments[-len(keys) :]] != keys:
-                return Seen.INSIDE
-            # The last step was whole again, but began unseen.
-            self._off_the_rule, self._position = False, 0
-            return Seen.IRREGULAR
+            return self._follow_off_the_rule(keys)
         if segment.key != keys[self._position]:
             return self._broken(len(keys))
         self._position = (self._position + 1) % len(keys)
-        self._regular += self._position == 0
-        return Seen.INSIDE if self._position else Seen.STEP
+        if self._position:
+            return Seen.INSIDE
+        self._regular, self._irregular_in_a_row = self._regular + 1, 0
+        return Seen.STEP
+
+    def _follow_off_the_rule(self, keys: list[tuple[int, int, bool]]) -> Seen:
+        last = list(self._segments)[-len(keys) :]
+        if [self._successors.named(segment).key for segment in last] != keys:
+            self._off_the_rule += 1
+            return self._lose() if self._off_the_rule > MOST_IRREGULAR * len(keys) else Seen.INSIDE
+        # The last step was whole again, but began unseen.
+        self._off_the_rule = self._position = 0
+        return Seen.IRREGULAR
 
     def _broken(self, length: int) -> Seen:
         self._irregular += 1
-        self._off_the_rule, self._position = length > 1, 0
-        if self._irregular >= MOST_IRREGULAR and self._irregular > IRREGULAR_SHARE * self._regular:
+        self._irregular_in_a_row += 1
+        self._off_the_rule, self._position = int(length > 1), 0
+        is_often = self._irregular >= MOST_IRREGULAR and self._irregular > IRREGULAR_SHARE * self._regular
+        if is_often or self._irregular_in_a_row >= MOST_IRREGULAR:
             return self._lose()
         return Seen.INSIDE if self._off_the_rule else Seen.IRREGULAR
 
     def _lose(self) -> Seen:
         self.pattern = self._candidate = None
-        self._off_the_rule = False
-        self._position = self._regular = self._irregular = 0
-        return Seen.UNCLEAR if len(self._segments) >= MOST_SEGMENTS else Seen.LOST
+        self._searched = self._position = self._off_the_rule = 0
+        self._regular = self._irregular = self._irregular_in_a_row = 0
+        return Seen.LOST
+
+
+class _Successors:
+    """Which optimizers go on with the work of an earlier one, as K-fold makes one for each fold.
+
+    A new optimizer of the same kind, with the same passes before its step, is a successor. Where the earlier one steps
+    again before its successor has taken as many steps in a row as make a rule, they step in turn: it is none.
+    """
+
+    def __init__(self) -> None:
+        # By number, the one that stepped longest ago first; the later one by the earlier, and the other way round.
+        self._last: dict[int, Segment] = {}
+        self._later: dict[int, int] = {}
+        self._earlier: dict[int, int] = {}
+        # The first optimizer of the row, by number.
+        self._first: dict[int, int] = {}
+        self._steady: set[int] = set()
+        self._in_a_row: tuple[int, int] = (-1, 0)
+
+    def hear(self, segment: Segment) -> bool:
+        """Take note of an optimizer's step; True if a successor turns out to be none."""
+        number, is_split = segment.optimizer, False
+        known, times = self._in_a_row
+        self._in_a_row = number, times + 1 if known == number else 1
+        if self._in_a_row[1] >= REPEATS:
+            self._steady.add(number)
+        if number not in self._last:
+            self._succeed(segment)
+        elif number in self._later and self._later[number] not in self._steady:
+            self._split(self._later.pop(number))
+            is_split = True
+        self._last.pop(number, None)
+        self._last[number] = segment
+        return is_split
+
+    def _succeed(self, segment: Segment) -> None:
+        number = segment.optimizer
+        for earlier, last in self._last.items():
+            is_alike = segment.kind is not None and last.kind == segment.kind and last.key[1:] == segment.key[1:]
+            if is_alike and earlier not in self._later:
+                self._first[number] = self._first.get(earlier, earlier)
+                self._earlier[number], self._later[earlier] = earlier, number
+                # A script may make thousands: one that has two successors is forgotten.
+                if (forgotten := self._earlier.pop(earlier, None)) is not None:
+                    self._later.pop(forgotten, None)
+                    self._last.pop(forgotten, None)
+                return
+
+    def _split(self, first: int) -> None:
+        """Make the optimizer the first of a row of its own."""
+        self._earlier.pop(first, None)
+        later: int | None = first
+        while later is not None:
+            self._first[later] = first
+            later = self._later.get(later)
+
+    def named(self, segment: Segment) -> Segment:
+        """The segment, with the number of the first optimizer of the row."""
+        first = self._first.get(segment.optimizer, segment.optimizer)
+        return segment if first == segment.optimizer else replace(segment, optimizer=first)
 
 
 def find(segments: Sequence[Segment]) -> Pattern | None:
-    """The shortest sequence that the last segments repeat three times, with every optimizer that is in use.
-
-    The script's very first optimizer step does not count: some call it once, to quieten a scheduler.
-    """
-    in_use = {segment.optimizer for segment in segments[1:]}
+    """The shortest sequence that the last segments repeat three times, with every optimizer that is in use."""
+    in_use = _in_use(segments)
     keys = [segment.key for segment in segments]
+    passes = any(segment.backward + segment.closures for segment in segments)
     for length in range(1, len(keys) // REPEATS + 1):
         once = keys[-length:]
         if keys[-REPEATS * length :] == once * REPEATS and {key[0] for key in once} == in_use:
             last = list(segments[-length:])
             start = _first_of_step(last)
-            return Pattern(segments=tuple(last[start:] + last[:start]))
+            pattern = Pattern(segments=tuple(last[start:] + last[:start]))
+            # Optimizers of one kind after a common backward pass are parts of a step.
+            if pattern.backward or not passes:
+                return pattern
     return None
+
+
+def _in_use(segments: Sequence[Segment]) -> set[int]:
+    """Optimizers that have not missed their turn three times, or for longer than any rule lasts."""
+    last: dict[int, int] = {}
+    turn: dict[int, int] = {}
+    for place, segment in enumerate(segments):
+        turn[segment.optimizer] = place - last.get(segment.optimizer, -1)
+        last[segment.optimizer] = place
+    end = len(segments) - 1
+    return {number for number in last if end - last[number] < min(LONGEST, REPEATS * turn[number])}
 
 
 def _first_of_step(segments: Sequence[Segment]) -> int:

@@ -16,6 +16,7 @@ from workload.contract.script import DATA, main_file
 from workload.script.hiding import ROOT, hidden
 
 EXAMPLE = "python -m rooflaunch script -- train.py --lr 0.1"
+STEP_HINT = "say what a step is, in the script: `import rooflaunch`, then `rooflaunch.step_done()` after each update"
 # Of a traceback our own frames are left out.
 OURS = tuple(f"{ROOT / name}{os.sep}" for name in ("rooflaunch", "workload"))
 
@@ -100,6 +101,18 @@ def refuse_distributed() -> None:
             f"WORLD_SIZE is {size}: a step of several processes cannot be measured yet",
             hint="unset WORLD_SIZE, and run the script as one process on one GPU",
         )
+
+
+def several_processes() -> UsageError | None:
+    """The refusal of a script that has joined a group of several processes; torch is imported by now."""
+    distributed = sys.modules["torch"].distributed
+    size = distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+    if size == 1:
+        return None
+    return UsageError(
+        f"the script trains with {size} processes: a step of several cannot be measured yet",
+        hint="run it as one process on one GPU",
+    )
 
 
 def show_traceback(error: BaseException) -> None:

@@ -75,6 +75,8 @@ class Region:
                 self.measured = Measured(totals=totals, wall_s=max(wall_s - gaps_s, 1e-9), cpus=cpus)
 
     def close(self) -> None:
-        """Close the files."""
+        """Close the files; a phase that is not over ends with its last step."""
+        if self.phase is StepPhase.MEASURED and self.measured is None:
+            self.leave()
         self.is_open = False
         self._stack.close()

@@ -3,9 +3,10 @@
 import json
 import logging
 import os
+import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,9 +42,9 @@ from workload.profile.status import before_the_pass
 from workload.recorder import StepPhase
 from workload.script import facts
 from workload.script.program import Program
-from workload.script.region import Region
+from workload.script.region import Measured, Region
 from workload.script.session import Session
-from workload.script.step import Limits, Step
+from workload.script.step import Limits, Phase, Step
 from workload.script.tape import Tape
 from workload.script.work import Work
 from workload.timeline import Timeline
@@ -60,6 +61,8 @@ CEILINGS_LIMIT_S = 180.0
 UNATTRIBUTED_NOTE_FROM = 0.05
 UNATTRIBUTED_SHOWN = 4
 ROOT = Path(__file__).parents[2]
+# What a phase of the script is called in the names of its files while a later one is measured.
+LONGEST = ".longest"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +82,21 @@ class Request:
     is_launched: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Measurement:
+    """What was measured of a phase of the script that is over: its record as it began, its times, its notes."""
+
+    phase: Phase
+    record: Record
+    measured: Measured
+    timing: Timing
+    notes: list[str]
+
+    def is_longer_than(self, other: "_Measurement") -> bool:
+        """Whether its phase had more steps, in the script if not under measurement."""
+        return self.phase.steps > other.phase.steps
+
+
 class ScriptRun:
     """A script under measurement, and its bundle."""
 
@@ -89,6 +107,8 @@ class ScriptRun:
         self._output, self._cwd = request.output.absolute(), Path.cwd()
         self._record: Record | None = None
         self._region: Region | None = None
+        self._phase: Phase | None = None
+        self._longest: _Measurement | None = None
         self._device = Device.CPU
         self._stack = ExitStack()
         self._notes: list[str] = []
@@ -99,14 +119,15 @@ class ScriptRun:
 
     @property
     def measured_steps(self) -> int:
-        """So far; rows of the last second may not be written yet."""
-        return self.session.measured_steps
+        """So far, in the longest phase; rows of the last second may not be written yet."""
+        return max(self.session.measured_steps, *(phase.taken for phase in self.session.phases), 0)
 
     def _open(self, step: Step, work: Work | None, used: Device) -> Region:
         """The bundle, with all that is known before the first step is timed."""
         assert work is not None
         if self.folder is not None:
-            # What was taken for a step is none: the folder holds no step.
+            # The steps are of another kind now: those of the longest phase so far are kept.
+            self._set_aside()
             self._stack.close()
             return self._begin(self.folder, step, work, used)
         program = self._request.program
@@ -116,7 +137,7 @@ class ScriptRun:
             now=self._timeline.started_at,
             place=self._request.context.place or f"local-{used}",
             model=name,
-            batch_size=max(1, step.samples // step.batches),
+            batch_size=step.batch_size,
             precision=work.precision,
         )
         self.folder = bundle.create(self._output, run_id)
@@ -129,6 +150,7 @@ class ScriptRun:
         self._device = used
         self._notes = list(_variation(work))
         self._record = self._first_record(folder, step, work)
+        self._phase = self.session.phases[-1]
         bundle.write_record(folder, self._record)
         LOGGER.debug("script     %s", step.text)
         self._region = Region(folder, used, self._timeline)
@@ -165,7 +187,7 @@ class ScriptRun:
         return Spec(
             model=program.name,
             device=self._device,
-            batch_size=max(1, step.samples // step.batches),
+            batch_size=step.batch_size,
             precision=work.precision,
             warmup=warmup,
             iterations=iterations,
@@ -184,6 +206,56 @@ class ScriptRun:
             script=replace(script, step=step.text, unit=step.unit, **_copied_from(self._request.context)),
         )
 
+    # --- phases
+
+    def _measurement(self) -> _Measurement | None:
+        """The measured steps of the current phase, if it has any and is one: the session drops what was none."""
+        region, phase = self._region, self._phase
+        if self._record is None or region is None or phase not in self.session.phases:
+            return None
+        if region.measured is None or not region.measured.totals.step_s:
+            return None
+        return _Measurement(
+            phase=phase,
+            record=self._record,
+            measured=region.measured,
+            timing=self._timing(region),
+            notes=[
+                *_spread(self.session.samples, str(phase.step.unit)),
+                *_spread(self.session.tokens, "tokens"),
+            ],
+        )
+
+    def _files(self) -> list[tuple[Path, Path]]:
+        """Files of a phase's steps, each with its name while a later phase is measured."""
+        assert self.folder is not None
+        paths = [self.folder / name for name in (bundle.STEPS, bundle.TELEMETRY)]
+        return [(path, path.with_name(path.name + LONGEST)) for path in paths]
+
+    def _set_aside(self) -> None:
+        """Keep the steps of the phase that is over, if no earlier one had more."""
+        current, kept = self._measurement(), self._longest
+        if current and (kept is None or current.is_longer_than(kept)):
+            self._longest = current
+            for path, aside in self._files():
+                path.replace(aside)
+
+    def _take_longest(self) -> _Measurement | None:
+        """The longest phase of the script, whose steps the bundle then holds."""
+        current, kept = self._measurement(), self._longest
+        if kept is None:
+            return current
+        is_current = current is not None and current.is_longer_than(kept)
+        for path, aside in self._files():
+            if is_current:
+                aside.unlink()
+            else:
+                aside.replace(path)
+        if is_current:
+            return current
+        self._record, self._notes = kept.record, list(kept.record.notes or ())
+        return kept
+
     # --- the end
 
     def _complete(self) -> None:
@@ -195,7 +267,8 @@ class ScriptRun:
         """Print what was measured, unless a launcher does; not where the script's own output goes."""
         if self._request.is_launched:
             return
-        print(as_typed(self.summary()), file=sys.stderr, flush=True)
+        with log.beside_bars():
+            print(as_typed(self.summary()), file=sys.stderr, flush=True)
 
     def close(self, status: Status, error: str | None = None) -> None:
         """Write and seal the bundle, if there is one; a script that ends early leaves its steps so far."""
@@ -209,12 +282,16 @@ class ScriptRun:
                 region.leave()
             if region:
                 region.close()
+            longest = self._take_longest()
+            if longest:
+                self._notes += [*longest.notes, *_phase_notes(self.session.phases, longest.phase)]
             with suppress(RuntimeError):
                 self._set(memory=device.memory(self._device))
             self._set(
                 usage=usage.measure(self._timeline.started_s, self._timeline.started_s + self._timeline.elapsed_s())
             )
-            self._set(status=status, error=error, timing=self._timing())
+            timing = longest.timing if longest else self._timing(None)
+            self._set(status=status, error=error, timing=timing)
             if status is Status.COMPLETED and self._request.ceilings:
                 self._set(ceilings=self._measure_ceilings())
             self._judge()
@@ -227,9 +304,9 @@ class ScriptRun:
         assert self._record is not None
         self._record = replace(self._record, **sections)
 
-    def _timing(self) -> Timing:
+    def _timing(self, region: Region | None) -> Timing:
         assert self._record is not None
-        known, region = self._record.timing, self._region if self.session.region else None
+        known = self._record.timing
         began_s = self._timeline.began_s
         setup_s = began_s.get(StepPhase.WARMUP, began_s.get(StepPhase.MEASURED, self._timeline.elapsed_s()))
         known = replace(known, setup_s=setup_s, phases={**began_s, "end": self._timeline.elapsed_s()})
@@ -241,6 +318,7 @@ class ScriptRun:
             gap.value: GapSeconds(number=total.number, seconds=total.seconds)
             for gap, total in measured.totals.gaps.items()
         }
+        known = replace(known, tokens=sum(self.session.tokens) or None)
         skipped = self.session.skipped
         if skipped:
             counts = {phase.value: skipped[phase] for phase in StepPhase}
@@ -300,12 +378,13 @@ class ScriptRun:
         step_s = record.timing.step_s
         rows = {
             f"{script.unit}/s": f"{plain(rate, 4)}  (one run: no interval)",
+            **({"tokens/s": plain(figures.tokens / (figures.measured_s or 1.0), 4)} if figures.tokens else {}),
             "step time": f"{seconds(step_s.median or 0.0)}  (median of {counted(int(step_s.n or 0), 'step')})",
             "FLOP/s": f"{si(flop_per_s, 'FLOP/s')} while stepping{of}" if flop_per_s else "no product was counted",
             "limited by": _limit_words(record),
             **({"busy": record.bound.busy} if record.bound and record.bound.busy else {}),
             "data waits": f"{percent(figures.data_wait_fraction or 0.0)} of the wall time",
-            **_gap_rows(figures.gaps or {}),
+            **_gap_rows(figures),
             "bundle": str(self.folder),
             "next": f"analyze report {self._request.output}",
         }
@@ -321,11 +400,23 @@ def _limit_words(record: Record) -> str:
     return f"{verdict.NAMES.get(bound.bound, bound.bound)}: {bound.why}"
 
 
-def _gap_rows(gaps: Mapping[str, GapSeconds]) -> dict[str, str]:
+def _gap_rows(figures: Timing) -> dict[str, str]:
+    """Each kind of gap, with its share of the time of steps and gaps together."""
+    gaps = figures.gaps or {}
+    total_s = (figures.measured_s or 0.0) + sum(gap.seconds or 0.0 for gap in gaps.values())
     rows = [
-        f"{name} {counted(int(gap.number or 0), 'time')}, {seconds(gap.seconds or 0.0)}" for name, gap in gaps.items()
+        f"{name} {counted(int(gap.number or 0), 'time')}, {seconds(gap.seconds or 0.0)}"
+        f" ({percent((gap.seconds or 0.0) / total_s)} of the time)"
+        for name, gap in gaps.items()
     ]
     return {"between steps": "; ".join(rows)} if rows else {}
+
+
+def _spread(values: Sequence[int], unit: str) -> Iterator[str]:
+    """How steps differ in what they work on."""
+    if len(set(values)) > 1:
+        low, usual, high = min(values), statistics.median_low(values), max(values)
+        yield f"steps differ: {low:,} to {high:,} {unit}, median {usual:,}; throughput is work over time"
 
 
 def _copied_from(context: Context) -> dict[str, Any]:
@@ -364,8 +455,19 @@ def _complexity(step: Step, work: Work) -> ComplexityRecord:
 
 def _variation(work: Work) -> Iterator[str]:
     if work.flop_range:
-        low, high = (si(flop, "FLOP") for flop in work.flop_range)
-        yield f"the FLOP of a step vary, from {low} to {high} in the few that were counted: FLOP/s are an estimate"
+        low, usual, high = (si(flop, "FLOP") for flop in (work.flop_range[0], work.tally.flop, work.flop_range[1]))
+        yield (
+            f"the FLOP of a step vary, from {low} to {high} in the few that were counted; FLOP/s are an estimate from"
+            f" {usual} a step"
+        )
+
+
+def _phase_notes(phases: Sequence[Phase], longest: Phase) -> list[str]:
+    """Phases of the script beside the measured one, with their steps."""
+    others = [f"{counted(phase.steps, 'step')} of {phase.step.what}" for phase in phases if phase is not longest]
+    if not others:
+        return []
+    return [f"the script's longest phase is measured, {counted(longest.steps, 'step')}; beside it: {'; '.join(others)}"]
 
 
 def _notes(record: Record, limits: Limits) -> list[str]:
@@ -375,7 +477,7 @@ def _notes(record: Record, limits: Limits) -> list[str]:
     if taken and record.status is Status.COMPLETED and (taken.n or 0) < iterations:
         notes.append(f"the script ended after {int(taken.n or 0)} of {iterations} measured steps")
     if spec.script and spec.script.unit != "images":
-        notes.append(f"images stand for {spec.script.unit}: this script's throughput is in {spec.script.unit}/s")
+        notes.append(f"throughput counts {spec.script.unit}")
     if work and (work.unattributed_share or 0.0) >= UNATTRIBUTED_NOTE_FROM:
         names = ", ".join(list(work.unattributed or {})[:UNATTRIBUTED_SHOWN])
         notes.append(f"unattributed: {percent(work.unattributed_share or 0.0)} of the operations' time, in {names}")

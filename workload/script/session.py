@@ -11,38 +11,33 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
-
-import torch
 
 from workload import log
 from workload.contract.errors import ExitCode, RooflaunchError, UsageError
 from workload.contract.interrupt import asked
 from workload.contract.spec import Device
 from workload.recorder import Aside, StepPart, StepPhase
-from workload.script.batches import Batch, Unit, fetched_at, measure
+from workload.script.batches import Batch, Unit, fetched_at, measure, size_of
 from workload.script.ending import EndOfScript, end_by_force_after
-from workload.script.pattern import MOST_SEGMENTS, Pattern, Seen, Segment, StepFinder
-from workload.script.program import Program
-from workload.script.step import Fetch, Limits, Loader, Step
+from workload.script.hooks import Site
+from workload.script.pattern import MOST_SEGMENTS, REPEATS, Pattern, Seen, Segment, StepFinder
+from workload.script.program import STEP_HINT, Program, several_processes
+from workload.script.step import Amount, Fetch, Limits, Loader, Now, Optimizers, Phase, Step, describe
 from workload.script.taker import StepTaker
 from workload.script.work import MOST_COUNTED, Work, WorkCounter, chosen, usual
 
 LOGGER = log.LOGGER
-# A hand-written update steps no optimizer of torch's, however many backward passes there are.
-BACKWARD_WITHOUT_STEP = 2000
-API_HINT = (
-    "say what a step is, in the script: `import rooflaunch`, then `rooflaunch.step_done()` at its end, or"
-    " `with rooflaunch.step():` around it"
-)
+# More than anybody accumulates: a hand-written update steps no optimizer of torch's.
+BACKWARD_WITHOUT_STEP = 500
 
 
 class Stage(Enum):
     """What the next step is for."""
 
     SEARCHING = auto()
+    FOUND = auto()
     COUNTING = auto()
     WARMUP = auto()
     MEASURED = auto()
@@ -51,18 +46,6 @@ class Stage(Enum):
 
 # Called when the step is known and one has been counted, if it is: returns who takes the steps from here on.
 Open = Callable[[Step, Work | None, Device], StepTaker]
-
-
-@dataclass(kw_only=True)
-class _Now:
-    """What has happened since the last optimizer step, and since the last end of a step."""
-
-    backward: int = 0
-    closures: int = 0
-    batches: int = 0
-    skipped: int = 0
-    fetches: list[Fetch] = field(default_factory=list)
-    segments: list[Segment] = field(default_factory=list)
 
 
 class Session:
@@ -85,14 +68,20 @@ class Session:
         self.unended: RooflaunchError | None = None
         self.bug: Exception | None = None
         self.step: Step | None = None
-        self.backward_passes = self.optimizer_steps = 0
+        self.phases: list[Phase] = []
+        self.backward_passes = self.optimizer_steps = self.gradients = 0
         self.skipped: Counter[StepPhase] = Counter()
+        # Of the steps of the phase so far.
+        self.samples: list[int] = []
+        self.tokens: list[int] = []
         self.region: StepTaker | None = None
-        self._limits, self._goes_on, self._counts = limits, goes_on, counts
+        # Places where gradients are turned off: True where that is for an evaluation, which is no part of a step.
+        self.sites: dict[Site, bool] = {}
+        self._limits, self.goes_on, self._counts = limits, goes_on, counts
         self._name, self._folder = program.name, program.folder
         self._open, self._finish = open_taker, finish
         self._finder = StepFinder()
-        self._optimizers: list[Any] = []
+        self._optimizers = Optimizers()
         self._loaders: dict[int, Loader] = {}
         self.thread: int | None = None
         self._by_hand = False
@@ -102,12 +91,13 @@ class Session:
         # Of what is heard later than it happened: the mark of then, and whether more of the kind follows.
         self._then: Any = None
         self._is_behind = False
-        self._now = _Now()
+        self._now = Now()
         self._guard = _Guard(self)
         self._device = Device.CPU
+        self._is_evaluating = self._was_looked_at = False
         self._counter: WorkCounter | None = None
         self._works: list[Work] = []
-        self._recent: list[tuple[int, Unit, int]] = []
+        self._recent: list[Amount] = []
         self._last_fetches: list[Fetch] = []
         self._taken = 0
         self._began_s = 0.0
@@ -141,16 +131,17 @@ class Session:
             number = id(loader)
             if number not in self._loaders:
                 workers = int(getattr(loader, "num_workers", 0))
-                self._loaders[number] = Loader(where=fetched_at(self._folder), workers=workers)
-            return measure(batch, number)
+                self._loaders[number] = Loader(where=fetched_at(self._folder), workers=workers, size=size_of(loader))
+            return measure(batch, number, self._loaders[number].size)
         except Exception as error:  # noqa: BLE001 - as with the guard, which costs time in each step
             self.failed(error)
             return None
 
     def came(self, batch: Batch | None) -> None:
         """The time since `fetch_began` was a wait for this batch."""
+        self._look_at_what_came_before()
         parts = self._mark(StepPart.DATA) - 2
-        if batch is not None:
+        if batch is not None and not self._is_evaluating:
             self._now.batches += 1
             self._now.fetches.append(Fetch(batch=batch, parts=max(0, parts)))
 
@@ -170,6 +161,8 @@ class Session:
         if self._counter:
             self._counter.in_backward = False
         self._mark(StepPart.BACKWARD)
+        if self.region and self.region.is_open:
+            self._look_at_no_more()
         self.backward_passes += 1
         if self._in_optimizer:
             self._now.closures += 1
@@ -179,12 +172,23 @@ class Session:
             optimizer, self._stepped_in_backward = self._stepped_in_backward, None
             self._optimizer_stepped(optimizer, skipped=False)
         elif self._now.backward >= BACKWARD_WITHOUT_STEP and not self._by_hand:
-            self._refuse(
-                UsageError(
-                    f"{self._now.backward} backward passes and no step of an optimizer of torch.optim",
-                    hint=API_HINT,
-                )
+            self._refuse_updates_by_hand(f"{self._now.backward} backward passes")
+
+    def gradient_taken(self) -> None:
+        """By `torch.autograd.grad`: of a penalty, or of the loss."""
+        self.gradients += 1
+        is_all = self.optimizer_steps == self.backward_passes == 0
+        if is_all and self.gradients >= BACKWARD_WITHOUT_STEP and not self._by_hand and self._is_ours():
+            self._refuse_updates_by_hand(f"gradients were taken {self.gradients} times by torch.autograd.grad")
+
+    def _refuse_updates_by_hand(self, what: str) -> None:
+        where = fetched_at(self._folder)
+        self._refuse(
+            UsageError(
+                f"{what}, at last at {where}, and no step of an optimizer of torch.optim",
+                hint=f"`import rooflaunch`, and after the update that follows {where}: `rooflaunch.step_done()`",
             )
+        )
 
     def stepping(self, _: Any) -> None:
         """Passes from here on are those of a closure."""
@@ -217,6 +221,57 @@ class Session:
             self._steps_in_backward = True
             return
         self._optimizer_stepped(optimizer, skipped=skipped)
+
+    def stretch_began(self, site: Site) -> None:
+        """Gradients are off: for an evaluation, or for something that the loss uses."""
+        if not self._is_ours():
+            return
+        self._is_evaluating = self.sites.get(site, False)
+        is_timed = self.stage in (Stage.WARMUP, Stage.MEASURED)
+        if is_timed and self.sites.get(site) is not False:
+            self._mark_as(Aside.OTHER)
+        if is_timed and self._counts and site not in self.sites:
+            # Slow, once for each place: this step will not be a timed one.
+            self._counter, self._was_looked_at = self._counter or WorkCounter(self._device).start(), True
+        if self._counter:
+            self._counter.stretches.enter(site)
+            self._counter.ignores = self._is_evaluating
+
+    def stretch_ended(self) -> None:
+        """Gradients are on again."""
+        if not self._is_ours():
+            return
+        if self._counter:
+            self._counter.stretches.enter(None)
+            self._counter.ignores = False
+        if self._is_evaluating:
+            self._mark(Aside.VALIDATION)
+            self._is_evaluating = False
+
+    def _look_at_what_came_before(self) -> None:
+        """A batch is there: what computed without gradients before it, and with no loss since, was an evaluation."""
+        if self._counter is None or self.region is None or not self.region.is_open:
+            return
+        site = self._counter.stretches.now
+        if site is not None:
+            # An evaluation of the batches of a loader, of which this is the first.
+            self.sites[site] = self._is_evaluating = True
+        self._was_looked_at = not (self._look_at_no_more() or self._is_evaluating)
+        if not self._was_looked_at:
+            self.region.recorder.relabel(self.region.recorder.mark(Aside.OTHER, self._then), Aside.VALIDATION)
+
+    def _look_at_no_more(self) -> bool:
+        """Whether the stretches of a counted step had an evaluation that nobody knew of."""
+        if self._counter is None:
+            return False
+        found = self._counter.stretches.are_evaluations()
+        is_new = any(found[site] and site not in self.sites for site in found)
+        # An evaluation that is known has no FLOP now.
+        self.sites = {site: found[site] for site in found if site not in self.sites} | self.sites
+        if self.stage is not Stage.COUNTING:
+            self._counter.stop()
+            self._counter = None
+        return is_new
 
     def saving(self) -> None:
         """The time until here was the script's own."""
@@ -254,7 +309,7 @@ class Session:
             self._by_hand = True
             if self.stage is not Stage.SEARCHING:
                 self._start_again()
-            self._now = _Now()
+            self._now = Now()
 
     # --- what is heard later than it happened
 
@@ -263,7 +318,7 @@ class Session:
         """Reads the clock for what may be heard later; None: it must be heard at once."""
         taker = self.region
         is_on = self.active and self.stage is not Stage.OVER and not self._steps_in_backward
-        return taker.instant if is_on and taker and taker.is_open else None
+        return taker.instant if is_on and taker and taker.is_open and not self._counter else None
 
     def patience(self) -> tuple[int, float]:
         """How many steps of optimizers may be told later, and until when on the clock of `time.perf_counter`."""
@@ -277,14 +332,11 @@ class Session:
 
     def hear_again(self, events: Sequence[tuple[str, Any, tuple[Any, ...]]], *, is_over: bool) -> None:
         """Method, mark and arguments of each; the script is ended with the last at most, and not if that `is_over`."""
-        region, last = self.region, None if is_over else len(events) - 1
+        last = None if is_over else len(events) - 1
         try:
             for place, (name, self._then, details) in enumerate(events):
                 self._is_behind = place != last
                 getattr(self, name)(*details)
-                # What was taken for a step is none: one is looked for in what happens from now on.
-                if self.region is not region:
-                    return
         finally:
             self._then, self._is_behind = None, False
         # The script has waited for us.
@@ -297,6 +349,9 @@ class Session:
         return is_on and (self.thread is None or self.thread == threading.get_ident())
 
     def _mark(self, part: StepPart | Aside) -> int:
+        return self._mark_as(Aside.VALIDATION if self._is_evaluating else part)
+
+    def _mark_as(self, part: StepPart | Aside) -> int:
         return self.region.recorder.mark(part, self._then) if self.region and self.region.is_open else 0
 
     def _optimizer_stepped(self, optimizer: Any, *, skipped: bool) -> None:
@@ -305,24 +360,20 @@ class Session:
             self.optimizer_steps += 1
             now = self._now
             now.skipped += skipped
+            number = self._optimizers.number_of(optimizer)
             segment = Segment(
-                optimizer=self._number_of(optimizer),
+                optimizer=number,
+                kind=self._optimizers.known[number].kind,
                 backward=now.backward,
                 closures=now.closures,
                 batches=now.batches,
             )
             now.backward = now.closures = now.batches = 0
             now.segments.append(segment)
-            self._refuse_several_processes()
+            if self.stage is Stage.SEARCHING and (error := several_processes()):
+                self._refuse(error)
             if not self._by_hand:
                 self._follow(self._finder.add(segment))
-
-    def _number_of(self, optimizer: Any) -> int:
-        number = next((place for place, known in enumerate(self._optimizers) if known is optimizer), None)
-        if number is None:
-            number = len(self._optimizers)
-            self._optimizers.append(optimizer)
-        return number
 
     def _follow(self, seen: Seen) -> None:
         match seen:
@@ -331,86 +382,59 @@ class Session:
                     self._remember()
             case Seen.FOUND:
                 self._remember()
-                self._found()
+                self._found(self._finder.pattern)
             case Seen.STEP:
+                self.phases[-1].steps += 1
                 self._step_ended(is_regular=True)
             case Seen.IRREGULAR:
                 self._step_ended(is_regular=False)
             case Seen.LOST:
-                LOGGER.info("script     what was taken for a step is none: looking again")
+                LOGGER.info("script     the steps are no longer of this kind: looking for what repeats now")
                 self._start_again()
+            case Seen.UNCLEAR if self._is_behind:
+                pass
+            case Seen.UNCLEAR if self._counts and any(phase.taken for phase in self.phases):
+                self.complete()
             case Seen.UNCLEAR:
                 self._refuse(
                     UsageError(
                         f"{MOST_SEGMENTS} optimizer steps repeat in no order, so it is unclear what a step is",
-                        hint=API_HINT,
+                        hint=STEP_HINT,
                     )
                 )
 
     def _remember(self) -> None:
         """Keep what the optimizer's step was made of, until the rule is known."""
-        counts = Counter(fetch.batch.unit for fetch in self._now.fetches)
-        unit = counts.most_common(1)[0][0] if counts else Unit.STEPS
-        self._recent.append((sum(fetch.batch.count for fetch in self._now.fetches), unit, len(self._now.fetches)))
-        self._last_fetches = self._now.fetches or self._last_fetches
-        self._now = _Now()
+        fetches, self._now = self._now.fetches, Now()
+        self._recent.append(Amount.of(fetches))
+        self._last_fetches = fetches or self._last_fetches
 
     def _start_again(self) -> None:
         if self._counter:
             self._counter.stop()
+        if self.phases and self.stage is Stage.MEASURED:
+            self.phases[-1].taken = self._taken
         self._counter, self._works, self._recent, self._taken = None, [], [], 0
         if self.region:
             self.region.close()
-        self.region, self.stage, self._now = None, Stage.SEARCHING, _Now()
+        self.region, self.stage, self._now = None, Stage.SEARCHING, Now()
+        self._is_evaluating = self._was_looked_at = False
 
-    def _found(self) -> None:
-        """The rule is known: say it, and count the next step."""
-        pattern = self._finder.pattern
-        self._describe(pattern)
+    def _found(self, pattern: Pattern | None) -> None:
+        """The rule is known, or the script says what a step is: tell it, and count the next step."""
+        loaders = {fetch.batch.loader for fetch in self._last_fetches}
+        known = [self._loaders[number] for number in loaders if number in self._loaders]
+        self.step = describe(pattern, self._recent, known, self._optimizers, self._limits)
+        used = {segment.optimizer for segment in pattern.segments} if pattern else range(len(self._optimizers.known))
+        self._device = self._optimizers.device(used)
+        if self.phases and pattern and self.phases[-1].step.is_part_of(pattern):
+            self.phases.pop()
+        self.phases.append(Phase(step=self.step, steps=REPEATS))
+        LOGGER.info("script     %s", self.step.text)
         self._begin_counting()
 
-    def _describe(self, pattern: Pattern | None) -> None:
-        length = len(pattern.segments) if pattern else 1
-        # The usual amount of the last few steps: one may hold the short batch at the end of the data.
-        sums = [self._recent[end - length : end] for end in range(length, len(self._recent) + 1, length)]
-        amounts = Counter((sum(row[0] for row in rows), sum(row[2] for row in rows)) for rows in sums)
-        (samples, batches), _ = amounts.most_common(1)[0] if amounts else ((0, 0), 0)
-        unit = next((row[1] for row in reversed(self._recent) if row[2]), Unit.STEPS)
-        if self._limits.samples_per_step:
-            samples, unit = self._limits.samples_per_step, Unit.SAMPLES if unit is Unit.STEPS else unit
-        elif not samples:
-            samples, unit = 1, Unit.STEPS
-        used = {segment.optimizer for segment in pattern.segments} if pattern else set(range(len(self._optimizers)))
-        optimizers = [self._optimizers[number] for number in sorted(used)]
-        names = tuple(type(optimizer).__name__ for optimizer in self._optimizers)
-        loaders = {fetch.batch.loader for fetch in self._last_fetches}
-        workers = [self._loaders[number].workers for number in loaders if number in self._loaders]
-        self._device = _device_of(optimizers)
-        what = pattern.words(names) if pattern else "what the script marks by `import rooflaunch`"
-        text = f"a step = {what}, {self._data_words(samples, unit, loaders)}"
-        self.step = Step(
-            pattern=pattern,
-            unit=unit,
-            samples=samples,
-            batches=max(1, batches),
-            text=text,
-            optimizers=tuple(type(optimizer).__name__ for optimizer in optimizers),
-            parameters=_parameters(optimizers),
-            workers=max(workers) if workers else None,
-        )
-        LOGGER.info("script     %s", text)
-
-    def _data_words(self, samples: int, unit: Unit, loaders: set[int]) -> str:
-        if unit is Unit.STEPS:
-            return "no batch from a DataLoader: throughput counts steps (--samples-per-step N)"
-        places = sorted({self._loaders[number].where for number in loaders if number in self._loaders})
-        amount = f"{samples:,} {unit}" if samples != 1 else f"1 {unit.value[:-1]}"
-        if self._limits.samples_per_step or not places:
-            return f"{amount} (--samples-per-step)"
-        return f"{amount} from {'DataLoaders' if len(places) > 1 else 'DataLoader'} at {' and '.join(places)}"
-
     def _step_ended(self, *, is_regular: bool) -> None:
-        now, self._now = self._now, _Now()
+        now, self._now = self._now, Now()
         if not self._is_behind and asked():
             raise EndOfScript
         match self.stage:
@@ -418,8 +442,9 @@ class Session:
                 self._now = now
                 self._remember()
                 if len(self._recent) > 1:
-                    self._describe(None)
-                    self._begin_counting()
+                    self._found(None)
+            case Stage.FOUND:
+                self._begin_counting()
             case Stage.COUNTING:
                 self._counted(now, is_regular=is_regular)
             case Stage.WARMUP | Stage.MEASURED:
@@ -430,21 +455,22 @@ class Session:
     # --- counting
 
     def _begin_counting(self) -> None:
+        self.stage, self._now = Stage.FOUND, Now()
+        if self._is_behind:
+            return
         if not self._counts:
             self._begin_taking(None)
             return
         self.stage = Stage.COUNTING
-        self._now = _Now()
-        if "torch._dynamo" in sys.modules and torch._dynamo.utils.counters["stats"]["unique_graphs"]:  # noqa: SLF001
-            torch.compiler.set_stance("force_eager")
         self._counter = WorkCounter(self._device).start()
 
-    def _counted(self, now: _Now, *, is_regular: bool) -> None:
+    def _counted(self, now: Now, *, is_regular: bool) -> None:
         assert self._counter is not None
         assert self.step is not None
+        has_evaluation = self._look_at_no_more()
         work = self._counter.stop()
         self._counter = None
-        is_whole = is_regular and not now.skipped and not self._excess(now)
+        is_whole = not has_evaluation and is_regular and not now.skipped and not self._excess(now)
         full = sum(fetch.batch.count for fetch in now.fetches) in (0, self.step.samples)
         self._taken += 1
         if is_whole and (full or self._limits.samples_per_step):
@@ -453,14 +479,13 @@ class Session:
         if known is None and self._taken < 2 * MOST_COUNTED and len(self._works) < MOST_COUNTED:
             self._begin_counting()
             return
-        if "torch._dynamo" in sys.modules:
-            torch.compiler.set_stance("default")
         self._begin_taking(known or chosen(self._works or [work]))
 
     def _begin_taking(self, work: Work | None) -> None:
         assert self.step is not None
-        self._taken, self._now = 0, _Now()
+        self._taken, self._now = 0, Now()
         self.region = self._open(self.step, work, self._device)
+        self.skipped = Counter()
         self._enter(Stage.WARMUP if self._limits.filled(self._device)[0] else Stage.MEASURED)
 
     # --- timing
@@ -468,11 +493,12 @@ class Session:
     def _enter(self, stage: Stage) -> None:
         assert self.region is not None
         self.stage, self._taken = stage, 0
+        self.samples, self.tokens = [], []
         self.region.enter(StepPhase.WARMUP if stage is Stage.WARMUP else StepPhase.MEASURED)
         self._began_s = time.perf_counter()
         self.region.begin()
 
-    def _excess(self, now: _Now) -> list[Fetch]:
+    def _excess(self, now: Now) -> list[Fetch]:
         """The batches before those that the step trained on: of a validation loop, say."""
         assert self.step is not None
         if self.step.pattern is None:
@@ -485,9 +511,11 @@ class Session:
         # One batch more of the same loader is one that is fetched ahead at the beginning of the data.
         return now.fetches[:extra] if extra > 1 or (extra == 1 and is_foreign) else []
 
-    def _timed(self, now: _Now, *, is_regular: bool) -> None:
+    def _timed(self, now: Now, *, is_regular: bool) -> None:
         assert self.region is not None
         assert self.step is not None
+        self._look_at_no_more()
+        is_regular, self._was_looked_at = is_regular and not self._was_looked_at, False
         excess = self._excess(now) if is_regular else []
         if excess and len(excess) < len(now.fetches):
             self.region.recorder.relabel(now.fetches[len(excess)].parts + 1, Aside.VALIDATION)
@@ -498,6 +526,8 @@ class Session:
         if is_regular:
             self._taken += 1
             self.skipped[self.region.phase] += now.skipped
+            self.samples.append(images)
+            self.tokens.append(sum(fetch.batch.real_tokens for fetch in kept))
         self.region.end(images, is_step=is_regular)
         warmup, iterations, least_s = self._limits.filled(self._device)
         if self.stage is Stage.WARMUP and self._taken >= warmup:
@@ -517,34 +547,24 @@ class Session:
 
     def complete(self) -> None:
         """All steps are taken: write everything down, then end the script or let it go."""
-        assert self.region is not None
         # A script that catches the end and steps again is ended again.
-        self.active, self.stage = not self._goes_on, Stage.OVER
-        self.region.leave()
+        self.active, self.stage = not self.goes_on, Stage.OVER
+        if self.region:
+            self.region.leave()
         self._finish()
-        if not self._goes_on:
+        if not self.goes_on:
             code, last_words = (self.unended.exit_code, self.unended.report()) if self.unended else (ExitCode.DONE, "")
             end_by_force_after(self._name, code, last_words=last_words)
             raise EndOfScript
 
     # --- refusals
 
-    def _refuse_several_processes(self) -> None:
-        distributed = torch.distributed
-        if self.stage is Stage.SEARCHING and distributed.is_available() and distributed.is_initialized():
-            size = distributed.get_world_size()
-            if size > 1:
-                self._refuse(
-                    UsageError(
-                        f"the script trains with {size} processes: a step of several cannot be measured yet",
-                        hint="run it as one process on one GPU",
-                    )
-                )
-
     def _refuse(self, error: RooflaunchError) -> None:
-        self.active, self.stage, self.refusal = not self._goes_on, Stage.OVER, self.refusal or error
-        if self._goes_on:
+        is_first, self.refusal = self.refusal is None, self.refusal or error
+        self.active, self.stage = not self.goes_on, Stage.OVER
+        if self.goes_on and is_first:
             LOGGER.error("%s", error.report())
+        if self.goes_on:
             return
         end_by_force_after(self._name, error.exit_code, last_words=error.report())
         raise EndOfScript
@@ -573,18 +593,3 @@ class _Guard:
             return False
         self._session.failed(error)
         return True
-
-
-def _device_of(optimizers: list[Any]) -> Device:
-    """Where the parameters lie; the host for what we have no clock for."""
-    kinds = {parameter.device.type for optimizer in optimizers for parameter in _parameters_of(optimizer)}
-    return next((device for device in (Device.CUDA, Device.MPS) if device in kinds), Device.CPU)
-
-
-def _parameters(optimizers: list[Any]) -> int:
-    unique = {id(p): p.numel() for optimizer in optimizers for p in _parameters_of(optimizer)}
-    return sum(unique.values())
-
-
-def _parameters_of(optimizer: Any) -> list[torch.Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

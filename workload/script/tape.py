@@ -13,6 +13,7 @@ from torch import Size, Tensor
 
 from workload.recorder import FLUSH_EVERY_S
 from workload.script.batches import Batch
+from workload.script.hooks import Site
 from workload.script.session import Session
 
 # More optimizer steps than this are not kept waiting.
@@ -36,6 +37,11 @@ class Tape:
         self._steps, self._most, self._due_s = 0, 1, 0.0
         # What came last: its loader, the shape of its first tensor, what throughput counts of it.
         self._loader: int | None = None
+        self._is_in_stretch = False
+        # In a backward pass or an optimizer's step, which turn gradients off for themselves.
+        self._is_inside = False
+        # Those that have stepped, by identity.
+        self._optimizers: set[int] = set()
         self._shape: Size | None = None
         self._batch: Batch | None = None
 
@@ -70,6 +76,7 @@ class Tape:
 
     def backward_began(self) -> None:
         """A backward pass begins."""
+        self._is_inside = True
         if self._mark is not None:
             self._events.append(("backward_began", self._mark(), ()))
         else:
@@ -77,13 +84,20 @@ class Tape:
 
     def backward_ended(self) -> None:
         """It is over."""
+        self._is_inside = False
         if self._mark is not None:
             self._events.append(("backward_ended", self._mark(), ()))
         else:
             self._session.backward_ended()
 
+    def gradient_taken(self) -> None:
+        """A gradient was taken without a backward pass; of a timed step it is a penalty's."""
+        if self._mark is None:
+            self._session.gradient_taken()
+
     def stepping(self, optimizer: Any) -> None:
         """An optimizer is about to step."""
+        self._is_inside = True
         if self._mark is not None:
             self._events.append(("stepping", None, (optimizer,)))
         else:
@@ -91,7 +105,12 @@ class Tape:
 
     def stepped(self, optimizer: Any) -> None:
         """It has."""
+        self._is_inside = False
         self._hear_of_end("stepped", optimizer)
+        if id(optimizer) not in self._optimizers:
+            # Steps of another one may be of another kind.
+            self._optimizers.add(id(optimizer))
+            self.catch_up()
 
     def left_out(self, optimizer: Any) -> None:
         """A GradScaler has left its step out."""
@@ -104,6 +123,31 @@ class Tape:
     def step_began(self) -> None:
         """The script says that one begins."""
         self._hear("step_began")
+
+    def stretch_began(self, site: Site) -> None:
+        """Gradients are off: told where the step has an evaluation there, or where nobody knows yet."""
+        session = self._session
+        if self._is_inside:
+            return
+        if self._mark is None or get_ident() != self._thread:
+            session.stretch_began(site)
+            return
+        is_evaluation = session.sites.get(site)
+        if is_evaluation:
+            self._events.append(("stretch_began", self._mark(), (site,)))
+            self._is_in_stretch = True
+        elif is_evaluation is None:
+            self.catch_up()
+            session.stretch_began(site)
+            self._settle()
+
+    def stretch_ended(self) -> None:
+        """Gradients are on again."""
+        if self._mark is None or get_ident() != self._thread:
+            self._session.stretch_ended()
+        elif self._is_in_stretch:
+            self._events.append(("stretch_ended", self._mark(), ()))
+            self._is_in_stretch = False
 
     def saving(self) -> None:
         """A checkpoint is written."""

@@ -3,6 +3,7 @@
 The step runs under a dispatch mode, which makes it slow and changes nothing else. It is never a timed one.
 """
 
+import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,10 +14,13 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._pytree import tree_leaves
 
 from workload.contract.spec import Device
 from workload.flop import FlopCounter, Tally, formula_of
 from workload.op_families import is_known
+from workload.script.hooks import Site
 
 # The ceiling that a product of these is held against; fp16 is that of `amp`, whoever scales the loss.
 PRECISIONS = {torch.float32: "fp32", torch.float16: "amp", torch.bfloat16: "bf16", torch.float64: "fp64"}
@@ -55,12 +59,64 @@ class Work:
         return max(self.flop_by_precision, key=lambda name: self.flop_by_precision[name], default="fp32")
 
 
+class Stretches:
+    """Work without gradients in a step: whether a loss uses its results, or whether it is an evaluation.
+
+    Each result is followed, by the memory that it lies in, to an operation that gradients flow through, or to none.
+    """
+
+    def __init__(self) -> None:
+        self.now: Site | None = None
+        self._flop: dict[Site, int] = {}
+        self._used: set[Site] = set()
+        # Weak: an address stays unique while its reference lives.
+        self._sites_of: dict[int, tuple[StorageWeakRef, frozenset[Site]]] = {}
+
+    def enter(self, site: Site | None) -> None:
+        """Gradients are off; None: on again."""
+        self.now = site
+        self.compute(0)
+
+    def compute(self, flop: int) -> None:
+        """An operation of so many FLOP has been run."""
+        if self.now is not None:
+            self._flop[self.now] = self._flop.get(self.now, 0) + flop
+
+    def follow(self, inputs: Any, output: Any, *, in_backward: bool) -> None:
+        """An operation has been run."""
+        if self.now is None and not self._sites_of:
+            return
+        tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
+        sites = frozenset[Site]().union(*(self._known(tensor)[1] for tensor in tensors))
+        if self.now is not None:
+            sites |= {self.now}
+        elif sites and (in_backward or any(tensor.requires_grad for tensor in tensors)):
+            self._used |= sites
+            return
+        for tensor in tree_leaves(output) if sites else ():
+            if isinstance(tensor, Tensor):
+                reference, known = self._known(tensor)
+                self._sites_of[reference.cdata] = reference, known | sites
+
+    def _known(self, tensor: Tensor) -> tuple[StorageWeakRef, frozenset[Site]]:
+        reference = StorageWeakRef(tensor.untyped_storage())
+        return self._sites_of.get(reference.cdata, (reference, frozenset()))
+
+    def are_evaluations(self) -> dict[Site, bool]:
+        """By place in the script; what multiplies nothing, as an average of weights, is none."""
+        return {site: flop > 0 and site not in self._used for site, flop in self._flop.items()}
+
+
 class WorkCounter(FlopCounter):
-    """A `FlopCounter` that times each operation; `start` and `stop` it where no `with` block can stand."""
+    """A `FlopCounter` that times each operation; `start` and `stop` it where no `with` block can stand.
+
+    `ignores`: operations are run, and not counted. `stretches`: work without gradients.
+    """
 
     def __init__(self, device: Device) -> None:
         super().__init__()
-        self.in_backward = False
+        self.in_backward = self.ignores = False
+        self.stretches = Stretches()
         self._timer = _Events() if device is Device.CUDA else _HostTimes()
         self._forward_flop = 0
         self._block = ExitStack()
@@ -72,6 +128,9 @@ class WorkCounter(FlopCounter):
     def start(self) -> Self:
         """Count from here on, in this thread."""
         self._block = ExitStack()
+        if "torch._dynamo" in sys.modules and torch._dynamo.utils.counters["stats"]["unique_graphs"]:  # noqa: SLF001
+            torch.compiler.set_stance("force_eager")
+            self._block.callback(torch.compiler.set_stance, "default")
         self._block.enter_context(self)
         return self
 
@@ -93,6 +152,14 @@ class WorkCounter(FlopCounter):
             devices=frozenset(self._devices),
         )
 
+    def __torch_dispatch__(
+        self, func: OpOverload, _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run the operation, and count it where it is the step's."""
+        if self.ignores:
+            return func(*args, **(kwargs or {}))
+        return super().__torch_dispatch__(func, _types, args, kwargs)
+
     def run(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation and take its time."""
         name = str(func.overloadpacket)
@@ -100,6 +167,7 @@ class WorkCounter(FlopCounter):
         began = self._timer.mark()
         output = func(*args, **kwargs)
         ended = self._timer.mark()
+        self.stretches.follow((args, kwargs), output, in_backward=self.in_backward)
         if copied := _bytes_to_device(func, args, output):
             self._copied_bytes += copied
             name = COPY_TO_DEVICE
@@ -112,6 +180,7 @@ class WorkCounter(FlopCounter):
 
     def counted(self, flop: int, args: tuple[Any, ...]) -> None:
         """Note the FLOP of a contraction by precision and pass."""
+        self.stretches.compute(flop)
         if not self.in_backward:
             self._forward_flop += flop
         factor = next((arg for arg in args if isinstance(arg, Tensor) and arg.is_floating_point()), None)

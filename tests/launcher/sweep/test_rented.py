@@ -209,7 +209,7 @@ def test_who_leaves_finds_the_machines_at_the_next_start(clouds: Clouds, capsys:
         outcome = swept(cloud, sweep)
         assert outcome.exit_code == 130
         assert len(cloud.fake.instances) == 2
-        assert "not begun" in outcome.text()
+        assert "unfinished" in outcome.text()
         capsys.readouterr()
         outcome = swept(cloud, sweep)
         assert (outcome.exit_code, outcome.places[0].done) == (0, 4)

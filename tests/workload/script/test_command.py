@@ -9,6 +9,7 @@ import pytest
 from script_stage import measured
 
 from workload import cli
+from workload.contract import bundle
 from workload.contract.errors import ExitCode, UsageError
 from workload.script import program
 
@@ -127,6 +128,19 @@ RUN_ALONE = (
     "hint: a script that trains in processes of its own (torchrun, torch.multiprocessing) cannot be measured yet: run"
     " it as one process"
 )
+NO_OPTIMIZER = "and no step of an optimizer of torch.optim"
+MADE_NONE = "and made no step of an optimizer of torch.optim"
+AFTER_LINE_8 = "hint: `import rooflaunch`, and after the update that follows script.py:8: `rooflaunch.step_done()`"
+MARK_STEPS = (
+    "hint: say what a step is, in the script: `import rooflaunch`, then `rooflaunch.step_done()` after each update"
+)
+BY_HAND = """
+import torch
+w = torch.randn(8, 3, requires_grad=True)
+loss = lambda: (torch.ones(4, 8) @ w).square().mean()
+def update(gradients):
+    with torch.no_grad(): w.sub_(gradients[0], alpha=0.1)
+"""
 CATCHES = f"""{LOOP}
 import time
 for _ in range(3):
@@ -185,6 +199,27 @@ ENDS: dict[str, tuple[str, int, str, str, str | None]] = {
         "hint: say what a step is, in the script: `import rooflaunch`, then `rooflaunch.step_done()` after each update",
         None,
     ),
+    "updates by hand for long": (
+        f"{BY_HAND}while True:\n    loss().backward(); update([w.grad])",
+        2,
+        "",
+        f"error: 500 backward passes, at last at script.py:8, {NO_OPTIMIZER}\n{AFTER_LINE_8}",
+        None,
+    ),
+    "updates by gradients for long": (
+        f"{BY_HAND}while True:\n    update(torch.autograd.grad(loss(), [w]))",
+        2,
+        "",
+        f"at last at script.py:8, {NO_OPTIMIZER}\n{AFTER_LINE_8}",
+        None,
+    ),
+    "updates by gradients": (
+        f"{BY_HAND}for _ in range(3):\n    update(torch.autograd.grad(loss(), [w]))",
+        2,
+        "",
+        f"error: script.py took gradients 3 times by torch.autograd.grad, {MADE_NONE}\n{MARK_STEPS}",
+        None,
+    ),
     "catches its end": (CATCHES, 0, "caught\ncaught\ncaught\n", BY_FORCE, "completed"),
     "cleans up": (
         f"{LOOP}import atexit\ntry:\n    list(train(40))\nfinally:\n    print('cleaned up')",
@@ -211,6 +246,87 @@ def test_a_script_keeps_its_own_end(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [name for name in ENDS if name not in DAILY])
 def test_every_script_keeps_its_own_end(name: str, tmp_path: Path) -> None:
     check_end(name, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.world
+@pytest.mark.skipif(sys.platform == "darwin", reason="copies a process that has loaded torch")
+def test_a_refusal_is_said_once_and_a_script_that_goes_on_ends_by_itself(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(f"{BY_HAND}for _ in range(700):\n    loss().backward(); update([w.grad])\nprint('done')")
+    ran = measured(tmp_path / "run", script, options=("--then", "continue"))
+    assert (ran.code, ran.out) == (2, "done\n"), ran.err
+    assert ran.err.count("error: 500 backward passes") == 1
+
+
+# Two phases of a script: their optimizers and steps, how the sentence on the measured one begins, and the note.
+HEAD, ALL = ("SGD", "model[1].parameters()"), ("SGD", "model.parameters()")
+ADAM = ("Adam", "model.parameters()")
+PHASES = {
+    "head, then all": (
+        ((HEAD, 12), (ALL, 20)),
+        "1 backward pass and 1 SGD step, 4 samples",
+        "the script's longest phase is measured, 20 steps; beside it: 12 steps of 1 backward pass and 1 SGD step",
+    ),
+    "SGD, then Adam": (
+        ((ALL, 20), (ADAM, 12)),
+        "1 backward pass and 1 SGD step, 4 samples",
+        "the script's longest phase is measured, 20 steps; beside it: 12 steps of 1 backward pass and 1 Adam step",
+    ),
+    "an optimizer an epoch": (((ADAM, 6),) * 5, "1 backward pass and 1 Adam step, 4 samples", None),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.world
+@pytest.mark.skipif(sys.platform == "darwin", reason="copies a process that has loaded torch")
+@pytest.mark.parametrize("name", PHASES)
+def test_the_longest_phase_is_measured(name: str, tmp_path: Path) -> None:
+    phases, step, note = PHASES[name]
+    script = tmp_path / "script.py"
+    lines = ["model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))"]
+    for (kind, parameters), steps in phases:
+        lines += [f"optimizer = torch.optim.{kind}({parameters}, 0.01)", f"list(train({steps}))"]
+    script.write_text("\n".join([LOOP, *lines]))
+    ran = measured(tmp_path / "run", script, options=("--warmup", "1", "--iterations", "50"))
+    assert ran.code == 0, ran.err
+    assert ran.record is not None
+    assert ran.folder is not None
+    assert ran.record["status"] == "completed"
+    assert ran.record["spec"]["script"]["step"].startswith(f"a step = {step}")
+    assert [known for known in ran.record["notes"] if "phase" in known] == ([note] if note else [])
+    assert ran.record["timing"]["step_s"]["n"] == len(bundle.read(ran.folder).steps()) - 1
+    assert {path.name for path in ran.folder.iterdir()} == {file.name for file in bundle.read(ran.folder).files} | {
+        "MANIFEST.json"
+    }
+
+
+# In the form of fastai's: an optimizer that is none of torch.optim.
+OTHER_OPTIMIZER = """
+import torch
+class Optimizer:
+    def __init__(self, parameters): self.param_groups = [{"params": list(parameters)}]
+    def step(self):
+        with torch.no_grad():
+            for p in self.param_groups[0]["params"]: p -= 0.1 * p.grad
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.world
+@pytest.mark.skipif(sys.platform == "darwin", reason="copies a process that has loaded torch")
+def test_the_steps_of_an_optimizer_that_is_not_of_torch(tmp_path: Path) -> None:
+    (tmp_path / "fastai").mkdir()
+    (tmp_path / "fastai/__init__.py").touch()
+    (tmp_path / "fastai/optimizer.py").write_text(OTHER_OPTIMIZER)
+    script = tmp_path / "script.py"
+    own = "from fastai.optimizer import Optimizer\noptimizer = Optimizer(model.parameters())"
+    script.write_text(f"{LOOP}{own}\noptimizer.zero_grad = model.zero_grad\nlist(train(30))")
+    ran = measured(tmp_path / "run", script, options=("--warmup", "2", "--iterations", "5"))
+    assert ran.code == 0, ran.err
+    assert ran.record is not None
+    assert ran.record["spec"]["script"]["step"].startswith("a step = 1 backward pass and 1 Optimizer step, 4 samples")
+    assert (ran.record["complexity"]["parameters"], ran.record["timing"]["step_s"]["n"]) == (10, 5)
 
 
 @pytest.mark.world

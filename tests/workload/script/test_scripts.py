@@ -61,7 +61,7 @@ CASES = {
         flop=2 * convolution(16 * 16**2, 3, 8, 7)
         + 3 * (convolution(16 * 64, 8, 8, 3) + convolution(16 * 64, 8, 8, 3, groups=2) + product(16, 8, 10)),
         images=16,
-        gaps={"validation"},
+        gaps={"validation", "checkpoint"},
     ),
     "dcgan": Case(
         step="3 backward passes, 1 Adam step of optimizer 1 and 1 Adam step of optimizer 2, 16 images from DataLoader"
@@ -69,6 +69,7 @@ CASES = {
         # The discriminator three times, the last with a gradient of its inputs; the generator from noise.
         flop=(2 + 2 + 3) * DCGAN_D[0] + 9 * sum(DCGAN_D[1:]) + 2 * DCGAN_G[0] + 3 * sum(DCGAN_G[1:]),
         images=16,
+        gaps={"validation"},
         daily=True,
     ),
     "vae": Case(
@@ -109,10 +110,10 @@ CASES = {
         skipped=2,
     ),
     "gpt": Case(
-        step="1 backward pass and 1 AdamW step, 96 tokens from DataLoader at gpt.py:",
+        step="1 backward pass and 1 AdamW step, 6 samples of 96 tokens from DataLoader at gpt.py:",
         # Per block: the products of 96 tokens, and causal attention of 6 x 3 heads as if it were not causal.
         flop=3 * (2 * product(96, 24, 72 + 24 + 2 * 96) + product(96, 24, 40) + 2 * 2 * product(6 * 3 * 16, 8, 16)),
-        images=96,
+        images=6,
         daily=True,
     ),
     "iterable": Case(
@@ -120,7 +121,7 @@ CASES = {
         flop=2 * convolution(5 * 256, 3, 8, 3)
         + 3 * (convolution(5 * 64, 8, 8, 3) + convolution(5 * 64, 8, 8, 2) + convolution(5 * 256, 16, 2, 1)),
         images=5,
-        gaps={"validation"},
+        gaps={"validation", "checkpoint"},
     ),
     "two_loaders": Case(
         step="1 backward pass and 1 Adam step, 10 images from DataLoader at two_loaders.py:",
@@ -140,11 +141,11 @@ CASES = {
         images=40,
     ),
     "seq2seq": Case(
-        step="1 backward pass, 1 Adam step of optimizer 1 and 1 Adam step of optimizer 2, 40 tokens from DataLoader at"
-        " seq2seq.py:",
+        step="1 backward pass, 1 Adam step of optimizer 1 and 1 Adam step of optimizer 2, 8 samples of 40 tokens from"
+        " DataLoader at seq2seq.py:",
         # The encoder's first state is zero and has no gradient.
         flop=3 * (product(40, 16, 48) + 2 * product(48, 16, 48) + product(48, 16, 30)) + 14 * product(8, 16, 48),
-        images=40,
+        images=8,
     ),
     "gcn": Case(
         step="1 backward pass and 1 Adam step, no batch from a DataLoader: throughput counts steps",
@@ -161,6 +162,19 @@ CASES = {
         flop=EPISODE * (2 * product(1, 4, 128) + 3 * (product(1, 128, 2) + product(1, 128, 1))),
         images=1,
         note="the FLOP of a step vary",
+    ),
+    "full_batch": Case(
+        step="1 backward pass and 1 SGD step, no batch from a DataLoader: throughput counts steps",
+        # The model twice with its gradients, the teacher once; the evaluations are not in it.
+        flop=2 * (2 * product(40, 16, 24) + 3 * product(40, 24, 3)) + product(40, 16, 24) + product(40, 24, 3),
+        images=1,
+        gaps={"validation"},
+    ),
+    "folds": Case(
+        step="1 backward pass and 1 Adam step, 4 samples from DataLoader at folds.py:",
+        flop=2 * product(4, 16, 24) + 3 * product(4, 24, 3),
+        images=4,
+        gaps={"validation"},
     ),
     "lbfgs": Case(
         step="4 backward passes and 1 LBFGS step, no batch from a DataLoader: throughput counts steps",

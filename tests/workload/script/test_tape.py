@@ -14,6 +14,7 @@ from workload.contract.spec import Device
 from workload.recorder import Aside, StepPart, StepPhase
 from workload.script import tape as tapes
 from workload.script.ending import EndOfScript
+from workload.script.hooks import Site
 from workload.script.program import Program
 from workload.script.region import Region
 from workload.script.session import Session, Stage
@@ -231,7 +232,7 @@ def test_what_another_thread_does_waits_for_nothing(timed: Script) -> None:
 
 
 def test_a_step_that_is_none_is_looked_for_in_what_follows(timed: Script) -> None:
-    other = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))])
+    other = torch.optim.Adam([torch.nn.Parameter(torch.zeros(2))])
     timed.step()
     timed.step(other)
     timed.step()
@@ -240,6 +241,49 @@ def test_a_step_that_is_none_is_looked_for_in_what_follows(timed: Script) -> Non
     assert timed.session.stage is Stage.SEARCHING
     assert timed.session.region is None
     assert timed.taker.steps == 1
+
+
+def test_an_optimizer_that_replaces_another_of_its_kind_goes_on_with_its_steps(timed: Script) -> None:
+    timed.step()
+    timed.step(torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))]))
+    timed.tape.catch_up(is_over=True)
+
+    assert timed.session.stage is Stage.MEASURED
+    assert timed.taker.steps == 2
+
+
+def evaluate(timed: Script, site: Site) -> None:
+    timed.tape.stretch_began(site)
+    timed.fetch()
+    timed.tape.stretch_ended()
+
+
+CODE = (lambda: None).__code__
+HERE: Site = (CODE, 1, CODE, 1)
+
+
+def test_an_evaluation_is_a_gap_with_all_that_it_fetches(timed: Script) -> None:
+    timed.session.sites[HERE] = True
+    evaluate(timed, HERE)
+    timed.step()
+    timed.tape.catch_up(is_over=True)
+
+    parts = [Aside.OTHER, *[Aside.VALIDATION] * 3, *PARTS, "end", "begin", Aside.MEASURING]
+    assert [what for what, _ in timed.taker.told] == parts
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_what_a_loss_uses_or_an_optimizer_does_is_told_to_nobody(timed: Script, *, is_known: bool) -> None:
+    if is_known:
+        timed.session.sites[HERE] = False
+    else:
+        timed.tape.stepping(timed.optimizer)
+    timed.tape.stretch_began(HERE)
+    timed.tape.stretch_ended()
+    timed.tape.stepped(timed.optimizer)
+    timed.tape.catch_up(is_over=True)
+
+    assert [what for what, _ in timed.taker.told if isinstance(what, Aside)] == [Aside.MEASURING]
 
 
 def test_optimizers_within_the_backward_pass_are_told_at_once(tmp_path: Path) -> None:
