@@ -119,10 +119,8 @@ def _rows(place: PlaceOutcome, why_not: str) -> Iterator[tuple[str, str]]:
         yield "failed", f"{some}: {why}"
         yield "cure", failures[0].hint
     if place.not_begun:
-        yield (
-            "unfinished",
-            f"{counted(len(place.not_begun), 'run')}: {why_not or 'no answer'}; the same command goes on",
-        )
+        left = counted(len(place.not_begun), "run")
+        yield "unfinished", f"{left}: {why_not or 'no answer'}; the same command goes on"
 
 
 def _interval(one: BlocksInterval) -> str:

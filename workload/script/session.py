@@ -139,7 +139,8 @@ class Session:
 
     def came(self, batch: Batch | None) -> None:
         """The time since `fetch_began` was a wait for this batch."""
-        self._look_at_what_came_before()
+        if self._counter:
+            self._look_at_what_came_before()
         parts = self._mark(StepPart.DATA) - 2
         if batch is not None and not self._is_evaluating:
             self._now.batches += 1
@@ -161,7 +162,7 @@ class Session:
         if self._counter:
             self._counter.in_backward = False
         self._mark(StepPart.BACKWARD)
-        if self.region and self.region.is_open:
+        if self._counter and self.stage is not Stage.COUNTING:
             self._look_at_no_more()
         self.backward_passes += 1
         if self._in_optimizer:
@@ -226,10 +227,10 @@ class Session:
         """Gradients are off: for an evaluation, or for something that the loss uses."""
         if not self._is_ours():
             return
-        self._is_evaluating = self.sites.get(site, False)
         is_timed = self.stage in (Stage.WARMUP, Stage.MEASURED)
         if is_timed and self.sites.get(site) is not False:
-            self._mark_as(Aside.OTHER)
+            self._mark(Aside.OTHER)
+        self._is_evaluating = self.sites.get(site, False)
         if is_timed and self._counts and site not in self.sites:
             # Slow, once for each place: this step will not be a timed one.
             self._counter, self._was_looked_at = self._counter or WorkCounter(self._device).start(), True
@@ -349,10 +350,10 @@ class Session:
         return is_on and (self.thread is None or self.thread == threading.get_ident())
 
     def _mark(self, part: StepPart | Aside) -> int:
-        return self._mark_as(Aside.VALIDATION if self._is_evaluating else part)
-
-    def _mark_as(self, part: StepPart | Aside) -> int:
-        return self.region.recorder.mark(part, self._then) if self.region and self.region.is_open else 0
+        region = self.region
+        if region is None or not region.is_open:
+            return 0
+        return region.recorder.mark(Aside.VALIDATION if self._is_evaluating else part, self._then)
 
     def _optimizer_stepped(self, optimizer: Any, *, skipped: bool) -> None:
         self._mark(StepPart.OPTIMIZER)
@@ -514,7 +515,8 @@ class Session:
     def _timed(self, now: Now, *, is_regular: bool) -> None:
         assert self.region is not None
         assert self.step is not None
-        self._look_at_no_more()
+        if self._counter:
+            self._look_at_no_more()
         is_regular, self._was_looked_at = is_regular and not self._was_looked_at, False
         excess = self._excess(now) if is_regular else []
         if excess and len(excess) < len(now.fetches):
