@@ -22,7 +22,7 @@ _OF_FORWARD = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class CallTree:
-    """Operators of a thread in the order of their begin, each with its caller's index, own time and outermost operation.
+    """Operators of a thread by time, each with its caller's index, own time and outermost operation.
 
     `owners`: the outermost caller, or itself, that has a formula or moves bytes; -1 where there is none.
     `is_backward`: whether the autograd engine ran it. `is_again`: whether it is a forward pass that the engine runs.

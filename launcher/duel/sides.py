@@ -264,10 +264,15 @@ def _of_images(request: Request, environment: Mapping[str, str], names: tuple[st
     return Pair(a=a, b=b, are_equal=images[0] == images[1])
 
 
-def _plan(request: Request, resolved: Resolved, choice: Choice, **more: Any) -> LocalPlan:
-    if resolved.spec.script and choice.runtime is Runtime.PROCESS:
+def _plan(
+    request: Request, resolved: Resolved, choice: Choice, *, workplace: Workplace | None = None, **more: Any
+) -> LocalPlan:
+    limits = ContainerLimits()
+    plan = local.make_plan(resolved, choice, output=request.output, limits=limits, workplace=workplace, **more)
+    if workplace and resolved.spec.script and choice.runtime is Runtime.PROCESS:
+        here.require_module(resolved.spec.script, workplace.folder)
         here.require_gpu(resolved.spec)
-    return local.make_plan(resolved, choice, output=request.output, limits=ContainerLimits(), **more)
+    return plan
 
 
 def _resolved(given: Mapping[str, object], environment: Mapping[str, str], *, script: Sequence[str] = ()) -> Resolved:

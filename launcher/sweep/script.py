@@ -9,6 +9,7 @@ from typing import Any
 
 from launcher.backends import BACKENDS
 from launcher.jobs.commands import Script
+from launcher.kinds import Runtime
 from launcher.machine.script import Workplace
 from launcher.script import here, layer, parcel
 from launcher.script.command import HereOptions, ThereOptions
@@ -56,6 +57,8 @@ def _here(one: PlaceMatrix, file: Path, folder: Path, environment: Mapping[str, 
     for words in commands:
         workplace = here.workplace_of(words, options, folder, environment, example=EXAMPLE)
         workplace.require(words)
+        if getattr(one.place.options, "runtime", None) is Runtime.PROCESS:
+            here.require_module(words, folder)
     requirements = layer.read(options.requirements) if options.requirements else b""
     code = _digest(folder, _files_here(folder, commands), file, requirements)
     script = PlacedScript(options=options, workplace=workplace, code=code, text="runs in this folder")
@@ -78,7 +81,7 @@ def _elsewhere(one: PlaceMatrix, file: Path, folder: Path, environment: Mapping[
     configurations = tuple(
         replace(each, spec=replace(each.spec, script=words_of[each.spec.script])) for each in one.configurations
     )
-    text = f"sends {counted(len(sent.files), 'file')}, {si(len(sent.content), 'B')}"
+    text = "; ".join((f"sends {counted(len(sent.files), 'file')}, {si(len(sent.content), 'B')}", *sent.notes))
     made = PlacedScript(
         options=options, parcel=sent, code=_digest(folder, sent.files, file, sent.requirements), text=text
     )

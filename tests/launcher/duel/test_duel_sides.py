@@ -1,5 +1,7 @@
 """What A and B are, from what was typed."""
 
+import shlex
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -111,7 +113,14 @@ def test_equal_sides_are_allowed(words: tuple[str, ...]) -> None:
             id="a module without its name",
         ),
         pytest.param(
-            ("-m", "x", "---", "-m", "x", "{data}"),
+            ("-m", "json.tool", "---", "-m", "nope"),
+            {},
+            f"no module 'nope' for this Python, {sys.executable}, or in {Path.cwd()}",
+            f"cd to the folder that it is in, or {shlex.join([sys.executable, '-m', 'pip', 'list'])}",
+            id="no such module",
+        ),
+        pytest.param(
+            ("-m", "json.tool", "---", "-m", "json.tool", "{data}"),
             {},
             "{data} in the script's arguments stands for its data, and there is no --data",
             "--data PATH",

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -238,6 +239,12 @@ def test_the_plan_says_what_travels_and_shows_no_secret() -> None:
             "[[on]] local-cpu: no script 'trian.py'",
             "a path from here, {folder}, or -m PACKAGE; launch sweep matrix.toml, from the folder of its script",
             id="no script",
+        ),
+        pytest.param(
+            TWO.replace('"train.py"', '"-m", "nope"') + HERE + 'runtime = "process"\n',
+            f"[[on]] local-cpu: no module 'nope' for this Python, {sys.executable}, or in {{folder}}",
+            f"cd to the folder that it is in, or {shlex.join([sys.executable, '-m', 'pip', 'list'])}",
+            id="no module",
         ),
         pytest.param(
             '[script]\ncommand = ["{which}"]\n[matrix]\nargs.which = ["train.py", "gone.py"]\n' + THERE,
