@@ -312,6 +312,31 @@ class Optimizer:
 """
 
 
+SMALLER_LATER = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+batches = [list(range(8))] * 6 + [list(range(4))] * 40
+for (x,) in DataLoader(TensorDataset(torch.ones(8, 4)), batch_sampler=batches):
+    model(x).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.world
+@pytest.mark.skipif(sys.platform == "darwin", reason="copies a process that has loaded torch")
+def test_steps_that_are_smaller_than_the_first_are_measured_all_the_same(tmp_path: Path) -> None:
+    """No step holds the samples that the first ones had: counting ends after some tries."""
+    script = tmp_path / "train.py"
+    script.write_text(SMALLER_LATER)
+    ran = measured(tmp_path / "run", script, options=("--warmup", "2", "--iterations", "5"))
+    assert ran.record is not None, ran.err
+    assert (ran.code, ran.record["timing"]["step_s"]["n"]) == (0, 5)
+
+
 @pytest.mark.slow
 @pytest.mark.world
 @pytest.mark.skipif(sys.platform == "darwin", reason="copies a process that has loaded torch")

@@ -3,7 +3,9 @@
 import io
 import shlex
 import subprocess
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -95,6 +97,32 @@ def test_addresses(address: str, located: str, removal: str) -> None:
 def test_addresses_that_are_none(address: str) -> None:
     with pytest.raises(UsageError):
         connect(address)
+
+
+# Asking again
+
+
+@pytest.mark.parametrize(("losses", "is_answered"), [(0, True), (1, True), (3, True), (4, False)])
+def test_a_question_is_asked_again_after_a_lost_connection(
+    losses: int, is_answered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After pauses, and with `again` in the question, once the machine has answered something at all."""
+    pauses: list[float] = []
+    again: list[bool] = []
+    connection = Connection(parse_login("me@box"), sleep=pauses.append)
+
+    def ask_once(_: str, question: dict[str, Any], *__: Any) -> dict[str, Any]:
+        again.append(question["again"])
+        if 1 < len(again) <= 1 + losses:
+            raise LostError("me@box is away", hint="wait")
+        return {"heard": "hello"}
+
+    monkeypatch.setattr(connection, "_ask_once", ask_once)
+    connection.ask("", {})
+    with nullcontext() if is_answered else pytest.raises(LostError):
+        connection.ask("", {})
+    assert again[2:] == [True] * (len(again) - 2)
+    assert pauses == [1.0, 3.0, 6.0][:losses]
 
 
 # What another machine answers
