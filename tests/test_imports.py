@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from functools import cache
@@ -216,3 +217,31 @@ def test_crossing_modules_load_no_library_of_a_cloud() -> None:
     loading = f"import sys, {', '.join(sorted(CROSSING))}; print(*{{name.partition('.')[0] for name in sys.modules}})"
     done = subprocess.run([sys.executable, "-c", loading], capture_output=True, text=True, check=True, cwd=ROOT)
     assert not set(done.stdout.split()) & BORDER
+
+
+def test_no_pattern_is_possessive() -> None:
+    """Python 3.11.2, which is Debian 12's, matches possessive quantifiers and atomic groups wrongly."""
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in sources.modules()
+        for node in ast.walk(sources.tree(path))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in PATTERNS
+        for pattern in node.args[:1]
+        if isinstance(pattern, ast.Constant) and is_possessive(pattern.value)
+    ]
+    assert found == []
+
+
+PATTERNS = {f"re.{name}" for name in ("compile", "match", "fullmatch", "search", "sub", "split", "findall", "finditer")}
+
+
+def is_possessive(pattern: str | bytes) -> bool:
+    """`pattern` as Python's own parser of regular expressions reads it."""
+    return any(name in str(re._parser.parse(pattern)) for name in ("POSSESSIVE_REPEAT", "ATOMIC_GROUP"))  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"), [("a*+b", True), ("(?>a+)b", True), (rb"(a|b)?+", True), (r"a\*+b", False), ("C+", False)]
+)
+def test_what_is_possessive(pattern: str | bytes, expected: bool) -> None:
+    assert is_possessive(pattern) == expected

@@ -92,11 +92,15 @@ class Place:
 
     def named_in(self, text: str) -> str:
         """`text` with each of our commands that asks a place as it finds this one."""
-        return ASKS_A_PLACE.sub(rf"\g<0> {self.words}", text) if self.words else text
+        return ASKS_A_PLACE.sub(lambda found: f"{found[0]} {self.words}", text) if self.words else text
 
 
 # Up to where the options can stand that say which place is meant.
-ASKS_A_PLACE = re.compile(r"\blaunch (?:status|logs|down|reap)\b(?: (?:rooflaunch-[a-z0-9-]+|RUN)| -f| --all)*+(?! --)")
+# No possessive quantifier: Debian 12's Python 3.11.2 handles it wrongly. The word after the last one ends the match.
+ASKS_A_PLACE = re.compile(
+    r"\blaunch (?:status|logs|down|reap)\b(?: (?:rooflaunch-[a-z0-9-]+|RUN)\b| -f\b| --all\b)*"
+    r"(?![\w-]| --| -f\b| (?:rooflaunch-|RUN\b))"
+)
 
 
 TRAIN = ("--", "train.py", "--lr", "0.1")

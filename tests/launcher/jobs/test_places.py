@@ -182,3 +182,20 @@ def test_a_hint_names_how_other_places_are_looked_at() -> None:
 def test_a_place_is_found_again_by_its_words(place: Place, words: str) -> None:
     assert place.words == words
     assert place.named_in("launch logs RUN -f") == f"launch logs RUN -f {words}".rstrip()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("launch status to see", "launch status --host h to see"),
+        ("launch status, or launch reap", "launch status --host h, or launch reap --host h"),
+        ("launch logs rooflaunch-a-b -f: its words", "launch logs rooflaunch-a-b -f --host h: its words"),
+        ("launch down rooflaunch-a rooflaunch-b", "launch down rooflaunch-a rooflaunch-b --host h"),
+        ("launch down --all", "launch down --all --host h"),
+        ("launch logs RUN --host box", "launch logs RUN --host box"),
+        ("launch down --all --host box", "launch down --all --host box"),
+        ("launch local", "launch local"),
+    ],
+)
+def test_commands_in_a_text_get_the_words_of_their_place(text: str, expected: str) -> None:
+    assert Place(backend="box", where=Box(host="h")).named_in(text) == expected
