@@ -243,7 +243,7 @@ def _configured() -> dict[str, Any]:
 
     try:
         return tomllib.loads(Path(CONFIG_NAME).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+    except (OSError, ValueError, RecursionError):
         return {}
 
 

@@ -78,9 +78,10 @@ def load(path: Path) -> Mapping[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise UsageError(f"there is no matrix '{path}'", hint=f"launch sweep --example first > {path.name}") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"'{path}' cannot be read: {error}", hint="name a TOML file") from error
-    except tomllib.TOMLDecodeError as error:
+    except OSError as error:
+        raise UsageError(f"'{path}' cannot be read: {error.strerror}", hint="name a TOML file") from error
+    # Not TOMLDecodeError alone: an integer of more than 4,300 digits is a plain ValueError.
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"'{path}' is no TOML: {error}", hint="launch sweep --example first shows a matrix") from error
 
 

@@ -69,7 +69,7 @@ def _argument(text: str) -> Any:
     """The value that a matrix has for an argument of a script: a number, true or false, else the text."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
 
 

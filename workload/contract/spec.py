@@ -474,7 +474,7 @@ def _from_config(path: Path) -> dict[str, object]:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path}: not a readable TOML file: {error}", hint="batch_size = 32") from error
     names = {option.name for option in options()}
     for key in table:

@@ -150,7 +150,7 @@ def _from_config(path: Path) -> Mapping[str, object]:
         table = tomllib.loads(path.read_text(encoding="utf-8")).get(TABLE, {})
     except FileNotFoundError:
         return {}
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(
             f"{path}: not a readable TOML file: {error}", hint=f'a line [{TABLE}], and below it project = "my-project"'
         ) from error

@@ -257,14 +257,19 @@ def test_many_runs_are_asked_about_before_anything_is_combined() -> None:
     ("content", "message"),
     [
         (b"[matrix", "is no TOML: "),
-        (b"\xff", "cannot be read: "),
+        (b"\xff", "is no TOML: "),
+        (b"a = " + b"1" * 5000, "is no TOML: Exceeds the limit"),
+        (b"a = " + b"[" * 5000, "is no TOML: "),
         (None, "there is no matrix "),
+        ("folder", "cannot be read: Is a directory$"),
     ],
-    ids=["no TOML", "no text", "no file"],
+    ids=["no TOML", "no text", "a long integer", "deep", "no file", "a folder"],
 )
-def test_a_file_that_cannot_be_read(tmp_path: Path, content: bytes | None, message: str) -> None:
+def test_a_file_that_cannot_be_read(tmp_path: Path, content: bytes | str | None, message: str) -> None:
     path = tmp_path / "m.toml"
-    if content is not None:
+    if isinstance(content, bytes):
         path.write_bytes(content)
+    elif content:
+        path.mkdir()
     with pytest.raises(UsageError, match=message):
         matrix.load(path)

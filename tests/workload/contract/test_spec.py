@@ -156,6 +156,8 @@ def test_unknown_key_of_the_config_names_the_nearest(tmp_path: Path) -> None:
     [
         (b"batch_size = ", "not a readable TOML file"),
         (b"\xff\xfe", "not a readable TOML file"),
+        (b"batch_size = " + b"1" * 5000, "not a readable TOML file"),
+        (b"batch_size = " + b"[" * 5000, "not a readable TOML file"),
         (b"batch_size = '0'", "rooflaunch.toml: batch size must be a positive integer; got '0'"),
         (b"compile = 3", "rooflaunch.toml: compile must be true or false; got '3'"),
         (b"[model]\na = 1", "rooflaunch.toml: model must be text"),

@@ -172,8 +172,9 @@ def test_a_table_that_nobody_can_mean(tmp_path: Path, text: str, message: str, h
     assert caught.value.hint == hint
 
 
-def test_a_file_that_is_no_toml(tmp_path: Path) -> None:
-    folder = config(tmp_path, "[gcp")
+@pytest.mark.parametrize("text", ["[gcp", f"[gcp]\nproject = {'1' * 5000}", f"[gcp]\nproject = {'[' * 5000}"])
+def test_a_file_that_is_no_toml(tmp_path: Path, text: str) -> None:
+    folder = config(tmp_path, text)
     with pytest.raises(UsageError, match=r"rooflaunch\.toml: not a readable TOML file"):
         resolve_settings(GIVEN, {}, folder, default_project=nobody)
 
