@@ -9,11 +9,13 @@ import json
 import os
 import re
 import socket
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TextIO
 
 from workload.contract import bundle
 from workload.contract.errors import UsageError
@@ -37,11 +39,11 @@ def lock_path(output: Path, sweep: str) -> Path:
 def held(output: Path, sweep: str) -> Iterator[Holder | None]:
     """Hold the lock meanwhile; yields who held it before and has ended, if anybody did.
 
-    Raises `UsageError` where another process holds it now.
+    Raises `UsageError` where another process holds it now, or its file cannot be opened.
     """
     bundle.make_output(output)
     path = lock_path(output, sweep)
-    with path.open("a+", encoding="utf-8") as file:
+    with _opened(path) as file:
         earlier = _holder(path)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -56,6 +58,23 @@ def held(output: Path, sweep: str) -> Iterator[Holder | None]:
         json.dump(asdict(Holder(pid=os.getpid(), host=socket.gethostname(), started_at=now)), file)
         file.flush()
         yield earlier
+
+
+def _opened(path: Path) -> TextIO:
+    """The lock's file for reading and writing; it may be a colleague's, or none that we made."""
+    try:
+        # Not blocking: the open end of a pipe would be waited for.
+        number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o666)
+        is_file = stat.S_ISREG(os.fstat(number).st_mode)
+        if not is_file:
+            os.close(number)
+    except OSError as error:
+        reason = str(error.strerror)
+    else:
+        reason = "it is no file"
+        if is_file:
+            return os.fdopen(number, "r+", encoding="utf-8")
+    raise UsageError(f"the sweep's lock '{path}' cannot be opened: {reason}", hint="-o ANOTHER_FOLDER")
 
 
 def _holder(path: Path) -> Holder | None:

@@ -1,9 +1,11 @@
 """One process at a time on a sweep in a folder."""
 
+import errno
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -71,3 +73,30 @@ def test_a_killed_process_holds_nothing(tmp_path: Path) -> None:
     with lock.held(tmp_path, "night") as before:
         assert before is not None
         assert before.pid == holder.pid
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (Path.mkdir, "Is a directory"),
+        (os.mkfifo, "it is no file"),
+        (lambda path: path.symlink_to(path), "Too many"),
+    ],
+    ids=["a folder", "a pipe", "a link to itself"],
+)
+def test_a_lock_that_is_no_file(make: Callable[[Path], None], reason: str, tmp_path: Path) -> None:
+    path = lock.lock_path(tmp_path, "night")
+    make(path)
+    with pytest.raises(UsageError) as refused, lock.held(tmp_path, "night"):
+        pass
+    assert str(refused.value).startswith(f"the sweep's lock '{path}' cannot be opened: {reason}")
+    assert refused.value.hint == "-o ANOTHER_FOLDER"
+
+
+def test_a_lock_of_a_colleague(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(UsageError, match=r"cannot be opened: Permission denied$"), lock.held(tmp_path, "night"):
+        pass
