@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from launcher.duel.contest import STEPS, Budget, Outcome, Work, one_of
+from launcher.duel.contest import MOST_MARGIN, STEPS, Budget, Outcome, Work, one_of
 from launcher.duel.sides import VARIANTS, Pair
 from workload.contract import bundle
 from workload.contract.bundle import RECORD
@@ -105,8 +105,11 @@ class Result:
                 " steps differ, which the median step leaves out"
             )
         if state.verdict is DuelVerdict.NOT_DECIDABLE and not self.outcome.interrupted:
-            wider = f"--same-within {100 * min(2 * self.budget.margin, 0.5):g}%"
-            notes.append(f"what would help: a longer --max-time, {wider}, or a machine with less other work")
+            wider = min(2 * self.budget.margin, MOST_MARGIN)
+            # A margin far below the noise decides nothing.
+            is_of_use = self.budget.margin < wider and (state.spread or 0.0) <= wider
+            margin = f"--same-within {100 * wider:g}%, " if is_of_use else ""
+            notes.append(f"what would help: a longer --max-time, {margin}or a machine with less other work")
         return notes
 
     def to_json(self) -> dict[str, Any]:

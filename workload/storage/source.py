@@ -40,8 +40,10 @@ class FetchSource:
         place = parse_address(self.address)
         if isinstance(place, SshAddress):
             login = re.sub(r"(.*?):(\d+)$", r"-p \2 \1", place.login)
-            path = place.path if place.path.startswith("~") else f"/{place.path}"
-            return f"ssh {login} find {path} -name {bundle.MANIFEST}"
+            # The other machine's shell expands ~, which quotes would keep as it is.
+            tilde, path = ("~/", place.path[2:]) if place.path.startswith("~/") else ("", f"/{place.path}")
+            remote = f"find {tilde}{shlex.quote(path)} -name {bundle.MANIFEST}"
+            return f"ssh {login} {shlex.quote(remote)}"
         return f"find {shlex.quote(self.address)} -name {bundle.MANIFEST}"
 
     def require_apart(self, output: Path) -> None:

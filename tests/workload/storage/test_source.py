@@ -30,14 +30,15 @@ def test_sources(text: str, folder: str, run_id: str | None) -> None:
 @pytest.mark.parametrize(
     ("text", "address", "run_id", "search"),
     [
-        ("ssh://box/~/.rooflaunch", "ssh://box/~/.rooflaunch", None, "ssh box find ~/.rooflaunch -name MANIFEST.json"),
+        ("ssh://box/~/.roof", "ssh://box/~/.roof", None, "ssh box 'find ~/.roof -name MANIFEST.json'"),
+        ("ssh://box/~/a b", "ssh://box/~/a b", None, """ssh box 'find ~/'"'"'a b'"'"' -name MANIFEST.json'"""),
         (
             f"ssh://me@box:2222/srv/x/runs/{RUN}/",
             "ssh://me@box:2222/srv/x",
             RUN,
-            "ssh -p 2222 me@box find /srv/x -name MANIFEST.json",
+            "ssh -p 2222 me@box 'find /srv/x -name MANIFEST.json'",
         ),
-        ("ssh://box/a/runs", "ssh://box/a", None, "ssh box find /a -name MANIFEST.json"),
+        ("ssh://box/a/runs", "ssh://box/a", None, "ssh box 'find /a -name MANIFEST.json'"),
     ],
 )
 def test_sources_on_another_machine(text: str, address: str, run_id: str | None, search: str) -> None:
