@@ -15,7 +15,8 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 EVERYDAY := not (slow or server or browser or docker or gpu or night)
 CI := not (docker or gpu or night)
 # Two processes spread over two cores what is left; files stay whole, because their tests share fixtures.
-PYTEST := $(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile
+# In the order of tests/conftest.py, which is by what takes long and not by how many tests a file has.
+PYTEST := $(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 # Without compiled files every process compiles the tests and our packages anew: 40 s of each run.
 export PYTHONDONTWRITEBYTECODE =
 

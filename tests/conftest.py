@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -32,11 +33,20 @@ for number in (signal.SIGINT, signal.SIGHUP):
 MARKED_BY_FIXTURE = {"cluster": "server", "sshd_machine": "server", "browser": "browser", "base_image": "docker"}
 
 
+# Markers that a file has, in whichever tests.
+LONGEST_FIRST: tuple[set[str], ...] = ({"server"}, {"slow", "world"}, {"browser"}, {"slow"}, set())
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest itself selects by markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         for fixture in MARKED_BY_FIXTURE.keys() & set(getattr(item, "fixturenames", ())):
             item.add_marker(MARKED_BY_FIXTURE[fixture])
+    # Files with long tests begin first, so that no process ends with one of them alone.
+    names = defaultdict[Path, set[str]](set)
+    for item in items:
+        names[item.path] |= {mark.name for mark in item.iter_markers()}
+    items.sort(key=lambda item: next(place for place, long in enumerate(LONGEST_FIRST) if long <= names[item.path]))
 
 
 def pytest_collection_finish() -> None:
