@@ -240,7 +240,8 @@ def git(*words: str, cwd: Path | None = None) -> bytes:
 def drawn(commit: str, *, seed: int, count: int) -> list[Fault]:
     """The faults of a commit of this repository."""
     sources = {}
-    with tarfile.open(fileobj=io.BytesIO(git("archive", commit, *PACKAGES))) as archive:
+    there = [package for package in PACKAGES if git("ls-tree", commit, package)]
+    with tarfile.open(fileobj=io.BytesIO(git("archive", commit, *there))) as archive:
         for member in archive:
             if member.name.endswith(".py") and (file := archive.extractfile(member)):
                 sources[member.name] = file.read().decode()
@@ -340,11 +341,12 @@ def environment(root: Path) -> dict[str, str]:
 
 def check_clone(root: Path) -> None:
     """A fault in the clone reaches tests, child processes in any folder, and the installed commands; else raise."""
-    for package in PACKAGES:
+    packages = [package for package in PACKAGES if (root / package).is_dir()]
+    for package in packages:
         (root / package / "__init__.py").write_text('raise ImportError("seeded")\n')
     python = f"{root}/.venv/bin/python"
     commands = [
-        *([python, "-c", f"import {package}"] for package in PACKAGES),
+        *([python, "-c", f"import {package}"] for package in packages),
         *([f"{root}/.venv/bin/{name}", "--help"] for name in ("launch", "analyze")),
         [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(root / "tests" / "test_imports.py")],
     ]
