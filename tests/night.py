@@ -41,7 +41,7 @@ PARTS = {
     "places": marked("places", "sweeps and tasks on ssh, Slurm and rented machines that are lost or taken back"),
     "thousand": marked("thousand", "a thousand runs on a hundred machines"),
     "speed": marked("speed", "what a sample of the telemetry costs, on a machine that does nothing else"),
-    "duels": marked("duels", "duels of commits with the real trainer, in both directions"),
+    "duels": marked("duels", "duels of commits with the real trainer, in both directions, and with a script"),
     "hypothesis": Part(
         what="random examples instead of the same few",
         words=(*PYTEST, "hypothesis and not night", "--hypothesis-profile=night", "--timeout=0"),

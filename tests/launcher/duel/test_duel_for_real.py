@@ -179,8 +179,9 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.night(part="duels")
 def test_a_commit_of_a_script_that_is_slower_and_one_against_itself(project: Path) -> None:
-    """The Done-when of scripts: about 40 runs."""
+    """About 40 runs of a script: four minutes on two cores."""
     done = duel(project, "--commit", "HEAD~1", "HEAD", *QUICK, "--format", "json", "--", "train.py")
 
     result = json.loads(done.stdout)
