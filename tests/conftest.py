@@ -118,12 +118,14 @@ def logged() -> Iterator[list[logging.LogRecord]]:
     records: list[logging.LogRecord] = []
     handler, root, ours = logging.Handler(), logging.getLogger(), logging.getLogger("workload")
     handler.emit = records.append  # type: ignore[assignment, method-assign]
-    level = ours.level
+    level, propagates = ours.level, ours.propagate
     ours.setLevel(logging.INFO)
+    ours.propagate = True
     root.addHandler(handler)
     yield records
     root.removeHandler(handler)
     ours.setLevel(level)
+    ours.propagate = propagates
 
 
 @pytest.fixture

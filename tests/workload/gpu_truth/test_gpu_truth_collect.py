@@ -99,7 +99,6 @@ def test_it_stops_between_parts_says_what_is_left_and_goes_on(tmp_path: Path, lo
         return {}
 
     three = [part(name, work, about_s=40) for name in ("a", "b", "c")]
-    collect.LOGGER.propagate = True
     collect.collect(tmp_path, bench_of(tmp_path, clock), parts=three)
     assert ran == ["a", "b"], "80 of 100 s are over, and c takes 40"
     assert "left         c; the same command goes on with them" in [record.getMessage() for record in logged]
