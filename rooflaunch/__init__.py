@@ -1,4 +1,4 @@
-"""What a training script may say of itself, under a name that no module of a user's has. Standard library only.
+"""Marks for the steps of a training script, under a name that no user's module has. Standard library only.
 
 In a script that `python -m rooflaunch script` runs, `with rooflaunch.step():` around the work of a step, or
 `rooflaunch.step_done()` after it, says what a step is. In a script that is not measured both do nothing.
@@ -10,7 +10,7 @@ from typing import Protocol
 
 
 class StepListener(Protocol):
-    """Who measures the script."""
+    """Receiver of the marks: the part of the trainer that measures the script."""
 
     def step_began(self) -> None:
         """`with rooflaunch.step():` is entered."""

@@ -1,4 +1,4 @@
-"""What the loops beside this share: a digest of every bit of what was learned."""
+"""Digest of every bit of the learned parameters, for the loops in this folder."""
 
 import hashlib
 

@@ -105,7 +105,7 @@ def make_budget(*, same_within: str, max_time: str, max_segments: int | None) ->
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What a step of a segment does: how many of `unit` (images, tokens, samples, or steps where nobody knows).
+    """Work of a segment's step: number of `unit` (images, tokens, samples, or steps where the unit is unknown).
 
     `flop`: of a step, None where they were not counted.
     """
@@ -115,7 +115,7 @@ class Work:
     flop: float | None = None
 
     def __str__(self) -> str:
-        """As a table has it: `16 images and 1.2 GFLOP`."""
+        """Words for a table: `16 images and 1.2 GFLOP`."""
         samples = (
             "" if self.unit == STEPS else f"{self.samples:g} {self.unit if self.samples != 1 else one_of(self.unit)}"
         )
@@ -144,7 +144,7 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """What A and B are compared by: seconds of a step, or of a sample where a step of theirs is not the same work.
+    """Measure that compares A and B: seconds per step, or per sample where their steps are not the same work.
 
     `a`, `b`: the work of a step, None before both are known.
     """
@@ -167,7 +167,7 @@ class Compared:
 
     @property
     def unit(self) -> str:
-        """What throughput counts."""
+        """Unit that throughput counts."""
         return self.a.unit if self.a else STEPS
 
     @property
@@ -195,7 +195,7 @@ def _are_close(a: float, b: float) -> bool:
 
 
 def compared(segments: Sequence[Measured]) -> Compared:
-    """By the first segment of each side: later ones change nothing, so that the rule holds at every look."""
+    """Measure for these segments, decided by the first one of each side so that it stays the same at every look."""
     first: dict[str, Work] = {}
     for one in segments:
         first.setdefault(one.variant, one.work)
@@ -215,7 +215,7 @@ class Outcome:
 
     @property
     def compared(self) -> Compared:
-        """What was compared."""
+        """Measure by which the sides were compared."""
         return compared(self.segments)
 
 
@@ -282,7 +282,7 @@ def fight(
 
 
 def as_segments(measured: Sequence[Measured], *, wall: bool = False) -> list[Segment]:
-    """As the rule takes them."""
+    """Segments with the compared seconds, as `workload.contract.duel` judges them."""
     by = compared(measured)
     return [
         Segment(

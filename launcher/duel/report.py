@@ -203,7 +203,7 @@ class Result:
                 return f"B is {self.verdict}"
 
     def _first(self) -> list[tuple[str, str]]:
-        """What has to be known before the verdict is read."""
+        """Sentences to read before the verdict."""
         different = self.outcome.compared.text
         rows = [("note", EQUAL)] if self.pair.are_equal else []
         return [*rows, ("compared", different)] if different else rows

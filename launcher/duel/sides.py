@@ -42,7 +42,7 @@ SEGMENT_S = GPU_MIN_SECONDS
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What was typed. `shared`: run options of both; `words`: what stands after `--`; `data`: of a script, its folder.
+    """Command line. `shared`: run options of both sides; `words`: all after `--`; `data`: folder of a script's data.
 
     The words are options of one side or a script with its arguments, A's and B's with `---` between them; of commits
     and images one script for both.
@@ -154,7 +154,7 @@ def _workplace(request: Request, words: Sequence[str], environment: Mapping[str,
 
 
 def _of_script_commits(request: Request, environment: Mapping[str, str], exports: Exports) -> Pair:
-    """The same script of two commits, each in the folder that stands for the user's one."""
+    """Pair of one script at two commits, each in a copy of the user's folder."""
     here_below = Path.cwd().resolve().relative_to(exports.root.resolve())
     data = here.folder_of_data(request.data)
     words = _from_here(request.words)

@@ -81,7 +81,7 @@ def _found(name: str, folder: Path, *, elsewhere: bool = True) -> ModuleSpec | N
 
 
 def notes_of(words: Sequence[str], options: HereOptions, workplace: Workplace, runtime: Runtime) -> tuple[str, ...]:
-    """What the plan says of the script: imports that are missing, and files that a container does not see."""
+    """Notes for the plan: imports that are missing, and files that a container does not see."""
     if runtime is not Runtime.DOCKER:
         return tuple(notes.unknown_imports(words, workplace.folder, notes.this_python(workplace.folder)))
     from launcher.script import layer  # noqa: PLC0415 - only for a container

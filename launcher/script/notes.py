@@ -1,4 +1,4 @@
-"""What the plan of a script says before it runs: arguments whose files stay here, and imports that are not known there.
+"""Notes in the plan of a script: arguments whose files stay here, and imports that the place is not known to have.
 
 Files are read and nothing of them is run.
 """
@@ -68,7 +68,7 @@ def image(requirements: bytes) -> Place:
 
 
 def their_python() -> Place:
-    """A Python of another machine, of which our trainer's packages are all that is asked for."""
+    """Python of another machine, which is known to have the packages of our trainer and no others."""
     trainer = {"numpy", "psutil"} | WITH_TORCH
     return Place(has=lambda name: name in trainer, unknown="the Python there is not known to have")
 

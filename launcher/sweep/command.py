@@ -18,7 +18,7 @@ class Refuse(Protocol):
     """Makes the error of a file."""
 
     def __call__(self, text: str, *, hint: str) -> UsageError:
-        """What is wrong, and what helps."""
+        """Return the error for `text`, with its hint."""
 
 
 @dataclass(frozen=True, kw_only=True)

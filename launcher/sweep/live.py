@@ -24,7 +24,7 @@ class LiveTable:
         self._shown = ""
 
     def draw(self) -> None:
-        """Print new lines, and on a terminal the table as it is now; elsewhere progress where nothing else was told."""
+        """Print new lines; on a terminal also the current table, elsewhere a line of progress if no line was new."""
         lines = self._board.take_lines()
         if not self._is_terminal:
             self._tell(lines)

@@ -161,7 +161,7 @@ class _Reader:
         return resolved.spec.repeats if "repeats" in resolved.origin else USUAL_REPEATS
 
     def _script(self) -> Command | None:
-        """What [script] says; None without one."""
+        """Command of the section [script]; None without the section."""
         if "script" not in self._table:
             return None
         section = self._section("script")

@@ -53,7 +53,7 @@ class Configuration:
 
     @property
     def text(self) -> str:
-        """As messages name it: `resnet50, batch_size 64`; an argument of a script by its own name, `lr 0.1`."""
+        """Words for messages: `resnet50, batch_size 64`; an argument of a script under its own name, `lr 0.1`."""
         words = (
             f"{value}" if name == "model" else f"{name.removeprefix(ARGUMENT)} {as_text(value)}"
             for name, value in self.values.items()

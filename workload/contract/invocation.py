@@ -126,7 +126,7 @@ def _installing(plain: str, call: Call) -> str:
 
 
 def _source(name: str, call: Call) -> str:
-    """What pip installs in place of `name`, `rooflaunch[gcp]`: no index has it, so it is taken from where it came."""
+    """Requirement for pip in place of `rooflaunch[gcp]`: this checkout or wheel, because no index has rooflaunch."""
     extra = name.removeprefix("rooflaunch")
     if (ROOT / "pyproject.toml").is_file():
         below = os.path.relpath(ROOT, call.folder) if Path(call.folder).is_relative_to(ROOT) else str(ROOT)
@@ -146,7 +146,7 @@ def _source(name: str, call: Call) -> str:
 
 
 def _packages(requires: Sequence[str], extra: str) -> Iterator[str]:
-    """What an extra consists of, one of other extras included."""
+    """Packages of an extra, with those of the extras that it names."""
     for requirement in requires:
         package, _, condition = map(str.strip, requirement.partition(";"))
         if condition != (f'extra == "{extra}"' if extra else ""):

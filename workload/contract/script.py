@@ -117,7 +117,7 @@ def main_file(words: Sequence[str], folder: Path, *, example: str, python: str) 
 
 
 def _why_no_python(path: Path) -> str:
-    """What keeps Python from reading a file whose name is not that of a script; empty where it can."""
+    """Reason why Python cannot read a file without the suffix of a script; empty if it can."""
     import ast  # noqa: PLC0415 - milliseconds that only such a file needs
 
     with path.open("rb") as file:

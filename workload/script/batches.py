@@ -1,4 +1,4 @@
-"""What a DataLoader's batch holds: how many images or samples and tokens, and which line of the script fetched it."""
+"""Contents of a DataLoader's batch: number of images or samples and of tokens, and the line that fetched it."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -23,7 +23,7 @@ MASK = "attention_mask"
 
 
 class Unit(StrEnum):
-    """What throughput counts; tokens in bundles of earlier versions, where they are no second figure."""
+    """Unit that throughput counts. Only bundles of earlier versions count tokens; today tokens are a second figure."""
 
     IMAGES = "images"
     TOKENS = "tokens"
@@ -62,7 +62,7 @@ def size_of(loader: Any) -> int | None:
 
 
 def measure(batch: Any, loader: int, size: int | None = None) -> Batch:
-    """What `batch` holds; `size`: of the loader's batches, where the loader knows it.
+    """Contents of `batch`; `size`: batch size that the loader knows, else None.
 
     A batch of this size has a tensor or list of this length. A smaller one, at the end of the data, and one of a
     loader without a size has the length of its first tensor or list; a batch without any is one sample.

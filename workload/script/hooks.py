@@ -59,7 +59,7 @@ class Observer(Protocol):
         """Gradients are off from here on, by a statement at this place."""
 
     def stretch_ended(self) -> None:
-        """They are on again."""
+        """Gradients are on again."""
 
     def saving(self) -> None:
         """A checkpoint is written."""

@@ -169,7 +169,7 @@ class StepFinder:
 
 
 class _Successors:
-    """Which optimizers go on with the work of an earlier one, as K-fold makes one for each fold.
+    """Optimizers that continue the work of an earlier one, as K-fold makes one for each fold.
 
     A new optimizer of the same kind, with the same passes before its step, is a successor. Where the earlier one steps
     again before its successor has taken as many steps in a row as make a rule, they step in turn: it is none.

@@ -262,7 +262,7 @@ class Trace:
         self._profiler.start()
 
     def passed(self, part: Part) -> None:
-        """What came before `with rooflaunch.step():` is no part of the step."""
+        """Leave out of the step all that came before `with rooflaunch.step():`."""
         if part is Aside.OUTSIDE:
             self._close_label()
             self.begin(())

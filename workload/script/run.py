@@ -84,7 +84,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class _Measurement:
-    """What was measured of a phase of the script that is over: its record as it began, its times, its notes."""
+    """Measurement of a finished phase of the script: the record at its beginning, its times and its notes."""
 
     phase: Phase
     record: Record
@@ -119,7 +119,7 @@ class ScriptRun:
 
     @property
     def measured_steps(self) -> int:
-        """So far, in the longest phase; rows of the last second may not be written yet."""
+        """Measured steps of the longest phase so far; rows of the last second may not be written yet."""
         return max(self.session.measured_steps, *(phase.taken for phase in self.session.phases), 0)
 
     def _open(self, step: Step, work: Work | None, used: Device) -> Region:

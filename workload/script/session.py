@@ -176,7 +176,7 @@ class Session:
             self._refuse_updates_by_hand(f"{self._now.backward} backward passes")
 
     def gradient_taken(self) -> None:
-        """By `torch.autograd.grad`: of a penalty, or of the loss."""
+        """`torch.autograd.grad` has returned gradients, of a penalty or of the loss."""
         self.gradients += 1
         is_all = self.optimizer_steps == self.backward_passes == 0
         if is_all and self.gradients >= BACKWARD_WITHOUT_STEP and not self._by_hand and self._is_ours():

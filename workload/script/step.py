@@ -21,7 +21,7 @@ class Fetch(NamedTuple):
 
 
 class Amount(NamedTuple):
-    """What was fetched between two optimizer steps: so many samples of a unit, in so many batches."""
+    """Data fetched between two optimizer steps: number of samples, their unit, number of batches and of tokens."""
 
     samples: int
     unit: Unit
@@ -39,7 +39,7 @@ class Amount(NamedTuple):
 
 @dataclass(kw_only=True)
 class Now:
-    """What has happened since the last optimizer step, and since the last end of a step."""
+    """Events since the last optimizer step, and since the last end of a step."""
 
     backward: int = 0
     closures: int = 0

@@ -103,7 +103,7 @@ class Stretches:
         return self._sites_of.get(reference.cdata, (reference, frozenset()))
 
     def are_evaluations(self) -> dict[Site, bool]:
-        """By place in the script; what multiplies nothing, as an average of weights, is none."""
+        """Whether work without gradients is an evaluation, by place; an average of weights multiplies nothing: none."""
         return {site: flop > 0 and site not in self._used for site, flop in self._flop.items()}
 
 
