@@ -195,6 +195,8 @@ def main() -> int:
         reference(counts_at, sys.argv[0])
         return 0
     wanted = sys.argv[1:] or list(LOOPS)
+    if unknown := [name for name in wanted if name not in LOOPS]:
+        sys.exit(f"error: no loop {', '.join(unknown)}; there are {', '.join(LOOPS)}")
     there = [name for name in wanted if LOOPS[name].package is None or importlib.util.find_spec(LOOPS[name].package)]
     print("| loop | a step | FLOP a step | learned | exit code | files | gaps |\n|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as name:
