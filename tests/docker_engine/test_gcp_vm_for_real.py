@@ -188,7 +188,7 @@ def test_an_agent_that_is_killed_is_started_again_and_saves_the_steps(cloud: Clo
     broken = "the machine broke off the run and started again"
     assert (result.exit_code, result.error) == (ExitCode.RUN_FAILED, broken)
     [found] = cloud.bundles(result)
-    # The trainer has noticed that its agent is gone, and has sealed its bundle by itself.
+    # The bundle is sealed by whoever is first: the trainer, which notices that its agent is gone, or the next agent.
     gone = "interrupted: the process that started this run is gone"
-    assert (found.document["status"], found.document["error"]) == ("interrupted", gone)
+    assert (found.document["status"], found.document["error"]) in (("interrupted", gone), ("failed", broken))
     assert len(found.steps()) > 3
