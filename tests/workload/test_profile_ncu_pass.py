@@ -456,6 +456,7 @@ def test_ctrl_c_keeps_the_steps_that_were_done(run_folder: Path, monkeypatch: py
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("logged")  # notes are logged as by a program that was started
 def test_failed_pass_leaves_an_earlier_profile(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = profile(run_folder)
     monkeypatch.setenv("FAKE_NCU", "dcgm")
