@@ -64,7 +64,15 @@ thread = threading.Thread(target=lambda: list(train())); thread.start(); thread.
     ),
     "trains in two threads": Case(
         text="""
-threads = [threading.Thread(target=lambda: [time.sleep(0.01) for _ in train()]) for _ in range(2)]
+lock = threading.Lock()
+def steps():
+    for (x,) in DataLoader(data, 4):
+        with lock:
+            model(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        time.sleep(0.01)
+threads = [threading.Thread(target=steps) for _ in range(2)]
 for thread in threads: thread.start()
 for thread in threads: thread.join()
 """,
