@@ -319,7 +319,7 @@ def _cpu_shares(case: Case) -> Iterator[Cause]:
 
 
 def competition_words(case: Case) -> str:
-    """CPUs that a run got while other processes used them too."""
+    """Sentence on the CPUs that a run got while other processes competed for them."""
     if case["threads"] == 1:
         got = f"the run got {of_cpus(case['cpus_used'], 1)}"
     else:

@@ -1,4 +1,6 @@
-"""The bundles of a results folder. Of 50 and more an index is kept, `.analysis/bundles.parquet`, for the next time.
+"""Reader of a results folder.
+
+From 50 bundles on it keeps an index, `.analysis/bundles.parquet`, to read them faster again.
 
 One row per bundle with everything that the tables need. A row counts as long as the files that it was read from
 keep size, modification time and inode; whoever changes a file and puts all three back is found by `verify` alone. The

@@ -72,7 +72,7 @@ def run_local(
     output_format: FormatOption = Format.TABLE,
     **own: Any,
 ) -> int:
-    """Measure your own training script, as it is; without one, our trainer with a vision model."""
+    """Measure your own training script without changing it, or without a script our trainer with a vision model."""
     from launcher import models, table
     from launcher.machine import local, task
     from launcher.machine.runtime import choose, gpu_capability

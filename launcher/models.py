@@ -1,4 +1,4 @@
-"""Checks that what a run asks for is there, before anything is started or paid for."""
+"""Checks of a run's model, data, profiler and output folder before anything is started or paid for."""
 
 import difflib
 import importlib.metadata
@@ -47,9 +47,9 @@ def require(
 
 
 def require_data(spec: RunSpec, *, is_here: bool) -> None:
-    """`UsageError` for a data set that has none of the known names and is no folder; `is_here`: of this machine.
+    """Raise `UsageError` for a data set that is neither a known name nor a folder.
 
-    Of another machine no folder is known, but that only a whole path can name one.
+    With `is_here` the folder must exist. Folders of another machine cannot be looked at: any absolute path is accepted.
     """
     path = Path(spec.dataset).expanduser()
     if spec.dataset in DATA_SETS or (path.is_dir() if is_here else path.is_absolute()):
@@ -63,7 +63,7 @@ def require_data(spec: RunSpec, *, is_here: bool) -> None:
 
 
 def require_profile(spec: RunSpec, capability: Callable[[], object] | None = None) -> None:
-    """`UsageError` or `ToolError` where ncu has no GPU to count on: else that is found once all else is measured.
+    """Raise `UsageError` or `ToolError` if ncu has no GPU, before a run is measured in vain.
 
     `capability`: that of this machine's GPU, for a run here.
     """
@@ -76,7 +76,7 @@ def require_profile(spec: RunSpec, capability: Callable[[], object] | None = Non
 
 
 def require_folder(output: Path) -> Path:
-    """`UsageError` for `--output` where a file is in the way; nothing is made."""
+    """Raise `UsageError` if `--output` cannot be a folder because a file has that name. Makes nothing."""
     there = next((path for path in (output, *output.parents) if path.exists()), None)
     if there is not None and not there.is_dir():
         raise UsageError(f"output folder '{output}' cannot be written: '{there}' is a file", hint="-o FOLDER")

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 def _folder(context: typer.Context, value: Path) -> Path:
-    """The folder of `--output`. Raises `UsageError` where a file is in its way."""
+    """Folder of `--output`. Raises `UsageError` if a file has that name."""
     if context.resilient_parsing:
         return value
     from launcher.models import require_folder  # noqa: PLC0415 - a help text has no use for it

@@ -13,24 +13,24 @@ class StepListener(Protocol):
     """Receiver of the marks: the part of the trainer that measures the script."""
 
     def step_began(self) -> None:
-        """`with rooflaunch.step():` is entered."""
+        """Called when `with rooflaunch.step():` is entered."""
 
     def step_done(self) -> None:
-        """The step is over."""
+        """Called when the step is over."""
 
 
 _listener: StepListener | None = None
 
 
 def listen(listener: StepListener | None) -> None:
-    """Tell `listener` of steps from now on; None: nobody."""
+    """Set the listener that is told of steps; None removes it."""
     global _listener  # noqa: PLW0603 - one script to a process
     _listener = listener
 
 
 @contextmanager
 def step() -> Iterator[None]:
-    """Everything inside is one training step."""
+    """Context manager: the block is one training step."""
     if _listener:
         _listener.step_began()
     yield
@@ -39,6 +39,6 @@ def step() -> Iterator[None]:
 
 
 def step_done() -> None:
-    """A training step ends here, and the next one begins."""
+    """Mark the end of a training step and the beginning of the next."""
     if _listener:
         _listener.step_done()

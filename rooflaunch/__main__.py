@@ -1,4 +1,4 @@
-"""`python -m rooflaunch`: the commands of `python -m workload`, wherever a user has a `workload` of their own."""
+"""`python -m rooflaunch`: the commands of `python -m workload`, also beside a user's own module `workload`."""
 
 import sys
 

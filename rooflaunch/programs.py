@@ -1,4 +1,4 @@
-"""`launch`, `analyze` and `python -m rooflaunch`: each finds our packages, whatever a folder of PYTHONPATH holds."""
+"""Entry points of the commands. They import our packages even if PYTHONPATH has others of the same names."""
 
 import importlib
 import sys
@@ -8,7 +8,10 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def load(*packages: str) -> None:
-    """Import these packages of ours; their modules are found by the packages' own path from here on."""
+    """Import our packages from the folder of this file.
+
+    Later imports of their modules follow the packages' own path.
+    """
     sys.path.insert(0, str(ROOT))
     try:
         for name in packages:

@@ -7,7 +7,7 @@ from workload.contract.errors import InterruptedRunError
 
 
 def enter() -> int:
-    """Run the command of this process's arguments; its exit code."""
+    """Run the command in this process's arguments; return its exit code."""
     return door.enter(_start)
 
 

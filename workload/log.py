@@ -20,7 +20,7 @@ class _Printable(logging.Formatter):
 
 
 class _BesideBars(logging.StreamHandler[Any]):
-    """Takes the bars of tqdm off the terminal while it writes, and puts them back below its line."""
+    """Log handler that clears the bars of tqdm before it writes a line, and draws them again below it."""
 
     def emit(self, record: logging.LogRecord) -> None:
         with beside_bars():
@@ -28,7 +28,10 @@ class _BesideBars(logging.StreamHandler[Any]):
 
 
 def beside_bars() -> AbstractContextManager[None]:
-    """While a script's bars of tqdm are taken away, so that a line can be written; nothing where it has none."""
+    """Context manager: clear a script's tqdm bars while a line is written, then draw them again.
+
+    Does nothing without bars.
+    """
     bars = getattr(sys.modules.get("tqdm.std"), "tqdm", None)
     if bars is None or not getattr(bars, "_instances", None):
         return nullcontext()

@@ -32,7 +32,7 @@ Exit codes, of B against A: 0 the same, 11 slower, 12 faster, 13 not decidable w
 
 
 class DuelCommand(ScriptCommand):
-    """A command whose line may end in options or scripts of two sides, or in a script of both."""
+    """Command `duel`: its line may end in the options or scripts of two sides, or in one script for both."""
 
     example = "-- train.py --lr 0.1 --- train.py --lr 0.2"
     # Its options are few, and of our trainer as well as of scripts: they stand in one list.

@@ -154,7 +154,7 @@ class Compared:
 
     @property
     def is_same_work(self) -> bool:
-        """Whether a step of both does the same, as far as is known."""
+        """Whether a step of A and a step of B do the same work, as far as known."""
         if self.a is None or self.b is None:
             return True
         is_same_flop = self.a.flop is None or self.b.flop is None or _are_close(self.a.flop, self.b.flop)
@@ -162,7 +162,7 @@ class Compared:
 
     @property
     def by_sample(self) -> bool:
-        """Whether throughput is compared: samples can be, where both count the same."""
+        """Whether seconds per sample are compared; possible only if both sides count the same unit."""
         return not self.is_same_work and self.a is not None and self.b is not None and self.a.unit == self.b.unit
 
     @property
@@ -172,21 +172,21 @@ class Compared:
 
     @property
     def text(self) -> str:
-        """A sentence where a step of A and of B is not the same work; else empty."""
+        """Warning that a step of A and a step of B are not the same work; empty if they are."""
         if self.is_same_work:
             return ""
         how = f"throughput is compared, in {self.unit}/s" if self.by_sample else "steps are compared all the same"
         return f"a step is not the same work, A {self.a} and B {self.b}: {how}"
 
     def seconds(self, one: Measured, *, wall: bool = False) -> float:
-        """The time of a segment that counts."""
+        """Compared seconds of a segment."""
         if self.by_sample:
             return one.wall_sample_s if wall else one.sample_s
         return one.wall_step_s if wall else one.step_s
 
 
 def one_of(unit: str) -> str:
-    """`image` of `images`."""
+    """Singular of a unit: `image` for `images`."""
     return unit.removesuffix("s")
 
 
@@ -195,7 +195,10 @@ def _are_close(a: float, b: float) -> bool:
 
 
 def compared(segments: Sequence[Measured]) -> Compared:
-    """Measure for these segments, decided by the first one of each side so that it stays the same at every look."""
+    """Measure for these segments.
+
+    The first segment of each side decides, so that the measure never changes during a duel.
+    """
     first: dict[str, Work] = {}
     for one in segments:
         first.setdefault(one.variant, one.work)
@@ -220,7 +223,7 @@ class Outcome:
 
 
 class OutOfTimeError(Exception):
-    """A segment was ended as the duel had no time left."""
+    """The duel's time was used up during a segment, which was ended."""
 
 
 class Measure(Protocol):
@@ -317,7 +320,7 @@ def run_segment(side: Side, *, name: str, position: int, left_s: float, tell: Te
 
 
 class _Heard:
-    """Keeps a trainer's last words, and passes signals on to it, which it keeps too."""
+    """Keeps a trainer's last lines of output, and passes signals on to the trainer."""
 
     def __init__(self) -> None:
         self.lines, self.signals = deque[str](maxlen=LAST_LINES), list[int]()
@@ -357,7 +360,7 @@ class _Heard:
 
 @contextmanager
 def _heard(left_s: float) -> Iterator[_Heard]:
-    """A watcher's ears; after `left_s` seconds the trainer is asked to end, and killed where it does not."""
+    """Watcher of a trainer that asks it to end after `left_s` seconds, and kills it if it does not."""
     heard = _Heard()
     after_s = max(0.0, left_s)
     timers = [

@@ -118,7 +118,7 @@ def is_script(words: Sequence[str]) -> bool:
 
 
 def after(words: Sequence[str]) -> Sequence[str]:
-    """The words of B."""
+    """Command-line words of side B."""
     return words[list(words).index(BETWEEN) + 1 :] if BETWEEN in words else ()
 
 
@@ -188,7 +188,7 @@ def _of_script_commits(request: Request, environment: Mapping[str, str], exports
 
 
 def _from_here(words: Sequence[str]) -> tuple[str, ...]:
-    """The words with the script's path from the working folder, as every copy of the repository has it."""
+    """Command-line words, with the script's path relative to the working folder, as in every copy of the repository."""
     if words[0] == "-m" or not Path(words[0]).is_absolute():
         return tuple(words)
     return (os.path.relpath(Path(words[0]).resolve(), Path.cwd().resolve()), *words[1:])
@@ -206,7 +206,7 @@ def _facts(words: Sequence[str], data: str, exports: Exports) -> Iterator[tuple[
 
 
 def _imports(root: Path, folder: Path, environment: Mapping[str, str]) -> dict[str, str]:
-    """PYTHONPATH with the copy wherever this Python looks below the repository: an editable install, say."""
+    """PYTHONPATH for a copy: every import path below the repository, as of an editable install, leads to the copy."""
     ours = Path(scripts.__file__).parents[2]
     given = environment.get("PYTHONPATH")
     python_path = list(filter(None, (given or "").split(os.pathsep)))

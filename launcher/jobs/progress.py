@@ -1,4 +1,7 @@
-"""The way of a launch on stderr: a line for each phase, and between them a live line, or one every 30 s elsewhere."""
+"""Progress of a launch on stderr: a line for each phase.
+
+Between phases a live line on a terminal, else a line every 30 s.
+"""
 
 import shutil
 from collections.abc import Callable

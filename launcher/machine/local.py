@@ -258,7 +258,7 @@ def _run_process(plan: LocalPlan, watcher: Watcher | None) -> LocalOutcome:
 
 
 def _tell(plan: LocalPlan, folders: list[Path], passed_s: float) -> None:
-    """How far a script is, where nobody watches: what it prints itself need not say."""
+    """Print how many steps of a script are measured. Used where stderr is no terminal: the script may print nothing."""
     steps = 0
     with suppress(OSError):
         steps = (folders[-1] / bundle.STEPS).read_bytes().count(b"\n") - 1 if folders else 0

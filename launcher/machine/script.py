@@ -37,14 +37,17 @@ class Workplace:
 
 
 def command(spec: RunSpec, workplace: Workplace, *, output: Path, context: Context) -> tuple[str, ...]:
-    """The words behind `python -m rooflaunch`."""
+    """Arguments for `python -m rooflaunch`."""
     data = ("--data", workplace.data) if workplace.data else ()
     ours = ("script", *arguments(spec), *data, "-o", str(output), "--context", context.to_argument())
     return (*ours, "--", *spec.script)
 
 
 def profile_command(spec: RunSpec, workplace: Workplace) -> tuple[str, ...]:
-    """The words behind `python -m rooflaunch profile BUNDLE`, which keeps neither secrets nor where the data lies."""
+    """Arguments for `python -m rooflaunch profile BUNDLE`.
+
+    The bundle has no secrets and no data folder, so they are given here.
+    """
     return (*(("--data", workplace.data) if workplace.data else ()), "--", *spec.script)
 
 

@@ -36,7 +36,7 @@ class Watcher:
 
 @contextmanager
 def said_every(say: Callable[[float], None], *, every_s: float = LINE_EVERY_S) -> Iterator[None]:
-    """Call `say` with the seconds that have passed, every so many of them, until the work within is over."""
+    """Call `say` with the elapsed seconds at a fixed interval until the block ends."""
     over, began_s = threading.Event(), time.monotonic()
 
     def repeat() -> None:

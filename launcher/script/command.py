@@ -91,7 +91,7 @@ class ScriptCommand(TyperCommand):
     place = PLACE
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """The options by what they are about; those that a script refuses stand last."""
+        """Write the options in groups by subject; options that a script refuses come last."""
         below: dict[str, list[tuple[str, str]]] = {heading: [] for heading in HEADINGS}
         for parameter in sorted(self.get_params(ctx), key=lambda parameter: parameter.name != "words"):
             heading = next((name for name, known in HEADINGS.items() if parameter.name in known), PLACE)
@@ -123,7 +123,7 @@ class ScriptCommand(TyperCommand):
 
 
 def _help_row(parameter: Any, ctx: Any) -> tuple[str, str] | None:
-    """An option and what it does, in one line where that is possible."""
+    """Help row of an option, in one line if it fits."""
     if parameter.name in DEVICES:
         names = ", ".join(f"--{device}" for device in DEVICES)
         return (names, "where it computes (the best device found)") if parameter.name == DEVICES[0] else None

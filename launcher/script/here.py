@@ -52,7 +52,7 @@ def require_gpu(spec: RunSpec, capability: Callable[[], object] = gpu_capability
 
 
 def require_module(words: Sequence[str], folder: Path) -> None:
-    """`UsageError` for `-m` of a module that a process here would not find. Nothing of it is imported."""
+    """Raise `UsageError` if `-m` names a module that Python cannot find here. Imports nothing."""
     if words[0] != "-m":
         return
     name = name_of(words)
@@ -122,7 +122,7 @@ def workplace_of(
 
 
 def folder_of_data(typed: str | None) -> str:
-    """The whole path of `--data`, empty without it. Raises `UsageError` where there is no such folder."""
+    """Absolute path of `--data`; empty without the option. Raises `UsageError` if no such folder exists."""
     if typed is None:
         return ""
     if "://" in typed:

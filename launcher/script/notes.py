@@ -1,4 +1,4 @@
-"""Notes in the plan of a script: arguments whose files stay here, and imports that the place is not known to have.
+"""Notes in a script's plan: arguments that name files which are not sent, and imports that may be missing there.
 
 Files are read and nothing of them is run.
 """
@@ -37,7 +37,7 @@ OURS = frozenset({"rooflaunch", "workload"})
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """The place where imports have to be found.
+    """Place where the script's imports must be installed.
 
     `has`: whether it is known to have a package; `unknown`: what the plan says of those that it is not known to have.
     """
@@ -59,7 +59,7 @@ def this_python(folder: Path) -> Place:
 
 
 def image(requirements: bytes) -> Place:
-    """An image for this code, with the packages of `--requirements` in it."""
+    """Image built for this code, with the packages of `--requirements`."""
     known = packages_of(images.requirements()) | packages_of(requirements.decode(errors="replace"))
     return Place(
         has=lambda name: name in WITH_TORCH or any(package in known for package in _packages(name)),
@@ -68,19 +68,19 @@ def image(requirements: bytes) -> Place:
 
 
 def their_python() -> Place:
-    """Python of another machine, which is known to have the packages of our trainer and no others."""
+    """Python of another machine: only the packages of our trainer are known to be installed."""
     trainer = {"numpy", "psutil"} | WITH_TORCH
     return Place(has=lambda name: name in trainer, unknown="the Python there is not known to have")
 
 
 def packages_of(requirements: str) -> frozenset[str]:
-    """The names in a list for pip, as indexes compare them."""
+    """Normalized package names in a pip requirements list."""
     names = re.findall(r"^\s*([A-Za-z0-9][\w.-]*)", requirements, re.MULTILINE)
     return frozenset(map(_normal, names))
 
 
 def _packages(name: str) -> Iterator[str]:
-    """The packages that an import may come from: by its own name, by a known one, by what is installed here."""
+    """Packages that may provide an import: of the same name, of a known other name, or as installed here."""
     yield _normal(name)
     yield _normal(PACKAGE_OF.get(name, name))
     yield from map(_normal, _installed().get(name, ()))
@@ -96,14 +96,14 @@ def _normal(name: str) -> str:
 
 
 def unknown_imports(words: Sequence[str], folder: Path, place: Place) -> Iterator[str]:
-    """A note with the packages that the script imports and the place is not known to have."""
+    """Note that names packages which the script imports and which may be missing at the place."""
     missing = sorted(name for name in imports(words, folder) if not place.has(name))
     if missing:
         yield f"imports {', '.join(missing)}, which {place.unknown}"
 
 
 def imports(words: Sequence[str], folder: Path) -> set[str]:
-    """Packages that the script and its own modules import when they are loaded; none that are tried or asked for."""
+    """Packages that the script and its own modules always import; imports inside `try` or a condition do not count."""
     if words[0] == "-m":
         root, waiting = folder, list(_files(words[1], folder))
     else:
@@ -134,7 +134,7 @@ def _files(module: str, root: Path) -> Iterator[Path]:
 
 
 def _imported(path: Path, root: Path) -> Iterator[tuple[str, bool]]:
-    """Dotted names that a module imports when it is loaded, and whether they are of its own package."""
+    """Dotted names that a module imports when it is loaded; True if a name belongs to the module's own package."""
     try:
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError):
@@ -151,7 +151,7 @@ def _imported(path: Path, root: Path) -> Iterator[tuple[str, bool]]:
 
 
 def _at_load(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """Statements that run whenever a module is loaded: not those of functions, of `try` and of most conditions."""
+    """Statements that run whenever a module is loaded: none in functions, in `try`, or in most conditions."""
     for node in body:
         yield node
         if isinstance(node, ast.With | ast.ClassDef) or (isinstance(node, ast.If) and _is_of_main(node)):
@@ -165,7 +165,7 @@ def _is_of_main(node: ast.If) -> bool:
 def left_behind(
     words: Sequence[str], folder: Path, *, reached: Sequence[Path], why_not: Callable[[str], str]
 ) -> Iterator[str]:
-    """A note for each argument that names a file or a folder which is here and not where the script runs.
+    """Note for each argument that names a file or folder which exists here but not where the script runs.
 
     `reached`: folders that are there too; `why_not`: of a path below `folder`, why it is not; empty where it is.
     """

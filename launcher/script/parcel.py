@@ -63,7 +63,7 @@ class Parcel:
         }
 
     def why_not(self, folder: Path, below: str) -> str:
-        """Why a path below `folder` does not travel; empty for a file that does, and for a folder with such a file."""
+        """Reason why a path below `folder` is not sent; empty if it is, or if a file in it is."""
         if below == "." or any(name == below or name.startswith(f"{below}/") for name in self.files):
             return ""
         ignored = _git(folder, "check-ignore", "--", below)
@@ -171,7 +171,7 @@ def names_in_git(folder: Path, *, others: bool = False) -> list[str] | None:
 
 
 def require_script(words: Sequence[str], names: Sequence[str], include: Sequence[str]) -> None:
-    """`UsageError` where the script is not among the files that travel."""
+    """Raise `UsageError` if the script is not among the files that are sent."""
     module = words[1].replace(".", "/") if words[0] == "-m" else ""
     wanted = (f"{module}.py", f"{module}/__main__.py") if module else (words[0],)
     if any(name in names for name in wanted):

@@ -1,4 +1,4 @@
-"""`[script]` of a matrix: the command of somebody's own script, and where its axes stand in it."""
+"""Section [script] of a matrix: the command of a user's script with the places of its axes."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -15,7 +15,7 @@ EXAMPLE = 'command = ["train.py", "--epochs", "1"]'
 
 
 class Refuse(Protocol):
-    """Makes the error of a file."""
+    """Function that makes an error about the matrix file."""
 
     def __call__(self, text: str, *, hint: str) -> UsageError:
         """Return the error for `text`, with its hint."""
@@ -23,14 +23,14 @@ class Refuse(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """The script with the arguments that all runs have. `options`: `data` and the like, by the names of the file."""
+    """Script with the arguments that all runs share. `options`: its further keys in the file, such as `data`."""
 
     parts: tuple[str, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def read(cls, section: Mapping[str, Any], refuse: Refuse) -> "Command":
-        """From the section of the file."""
+        """Read the section [script] of a matrix file."""
         parts = section.get("command")
         if not isinstance(parts, list) or not parts or not all(isinstance(part, str) and part for part in parts):
             got = "nothing" if parts is None else f"'{parts}'"
@@ -39,12 +39,12 @@ class Command:
 
     @property
     def placeholders(self) -> tuple[str, ...]:
-        """The names of the axes that stand in the command."""
+        """Names of the axes in the command: `{lr}` gives `lr`."""
         found = (match[2] for part in self.parts for match in PLACEHOLDER.finditer(part.replace(DATA, "")))
         return tuple(dict.fromkeys(name for name in found if name))
 
     def require_values(self, axes: Collection[str], refuse: Refuse) -> None:
-        """Raise where something stands in the command that no axis has."""
+        """Raise an error if the command has a placeholder without an axis."""
         for name in self.placeholders:
             if f"{ARGUMENT}{name}" not in axes:
                 raise refuse(
@@ -53,7 +53,7 @@ class Command:
                 )
 
     def words(self, values: Mapping[str, Any]) -> tuple[str, ...]:
-        """The command with the values of one combination: in their places, else behind it as `--lr 0.1`.
+        """Command with one combination of values, in their placeholders or else appended as `--lr 0.1`.
 
         True is the option alone, False nothing.
         """

@@ -39,7 +39,7 @@ class LiveTable:
         self._drawn, self._shown = len(table), text
 
     def _tell(self, lines: Sequence[Line]) -> None:
-        """The lines; where there was none for a while, how far each place is."""
+        """Print the lines, or the progress of each place if no line was new for a while."""
         if not lines and self._now() - self._told_s >= LINE_EVERY_S:
             lines = [Line(place=state.name, text=_progress(state)) for state in self._board.states]
         for line in lines:

@@ -61,7 +61,7 @@ def held(output: Path, sweep: str) -> Iterator[Holder | None]:
 
 
 def _opened(path: Path) -> TextIO:
-    """The lock's file for reading and writing; it may be a colleague's, or none that we made."""
+    """Open the lock file for reading and writing. Raises `UsageError` if it is forbidden or no plain file."""
     try:
         # Not blocking: the open end of a pipe would be waited for.
         number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o666)

@@ -170,7 +170,7 @@ class _Reader:
         return Command.read(section, self._error)
 
     def _flat(self, section: Mapping[str, Any], where: str) -> dict[str, Any]:
-        """A section with the arguments of a script as `args.lr`."""
+        """Section with a script's nested arguments flattened to keys such as `args.lr`."""
         arguments = section.get("args", {})
         if "args" in section and self._command is None:
             raise self._error(
@@ -219,7 +219,7 @@ class _Reader:
 
     @property
     def _once(self) -> str:
-        """Where stands what does not vary."""
+        """Section of the file for settings that do not vary."""
         return "command of [script]" if self._command else "[defaults]"
 
     def _example_of(self, name: str) -> str:
@@ -523,7 +523,7 @@ def _kinds_of(backend: str) -> tuple[tuple[type, ...], bool]:
 
 
 def _keys(kind: type) -> dict[str, Any]:
-    """The fields of a dataclass by the names that a file may have for them."""
+    """Fields of a dataclass, by their keys in the file."""
     return {key: item for item in fields(kind) for key in (item.name, _key_of(item))}
 
 

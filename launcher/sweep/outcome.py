@@ -52,7 +52,10 @@ class PlaceOutcome:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepOutcome:
-    """All places. `why_not`: why runs have no answer; `exit_code`: 0 where every run has an answer."""
+    """Outcome of a sweep at all places.
+
+    `why_not`: reasons of runs without a result; `exit_code`: 0 if every run has one.
+    """
 
     name: str
     places: tuple[PlaceOutcome, ...]

@@ -16,7 +16,7 @@ ARGUMENT = "args."
 
 
 def as_text(value: Any) -> str:
-    """A value of a matrix as a command line has it."""
+    """Value of a matrix, formatted for a command line."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -1,4 +1,7 @@
-"""A script of a matrix at its places: what runs here, what travels elsewhere, and the hash of its files for keys."""
+"""Script of a matrix at each place: run from its folder here, or sent elsewhere.
+
+The hash of its files enters run keys.
+"""
 
 import hashlib
 import importlib

@@ -48,7 +48,10 @@ def parse_share(text: str, flag: str) -> float:
 
 
 def parse_baseline(text: str) -> dict[str, Any]:
-    """`precision=fp32,args.lr=0.1` as values of a matrix; raises `UsageError` for what is none."""
+    """Parse `--baseline precision=fp32,args.lr=0.1` into values of a matrix.
+
+    Raises `UsageError` if it has another form.
+    """
     known = {option.name: option for option in options()}
     values: dict[str, Any] = {}
     for part in text.split(","):
@@ -66,7 +69,7 @@ def parse_baseline(text: str) -> dict[str, Any]:
 
 
 def _argument(text: str) -> Any:
-    """The value that a matrix has for an argument of a script: a number, true or false, else the text."""
+    """Value of a script's argument as TOML would have it: number, boolean or text."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):
@@ -86,7 +89,7 @@ def require_baseline(wanted: Until, configurations: tuple[Configuration, ...]) -
 def _against(
     wanted: Until, configuration: Configuration, configurations: tuple[Configuration, ...]
 ) -> Configuration | None:
-    """The one that a configuration is compared with; None where it is the baseline's own, or has none."""
+    """Baseline of a configuration; None if the configuration is a baseline itself, or has none."""
     values = {**configuration.values, **wanted.baseline}
     return next((one for one in configurations if one.values == values and one is not configuration), None)
 

@@ -228,7 +228,7 @@ def one_line(run: TaskRun, plan: PlacePlan) -> str:
 
 
 def rate_text(record: Record) -> str:
-    """`250 images/s`, or what else the script of the run counts."""
+    """Throughput in words, in the unit that the run counts: `250 images/s`."""
     unit = (record.spec.script and record.spec.script.unit) or "images"
     return f"{plain(record.timing.images_per_s or 0.0, 4)} {unit}/s"
 

@@ -132,7 +132,7 @@ def unbroken(text: str) -> str:
 
 
 def of_cpus(used: float, wanted: float) -> str:
-    """CPUs that something got of those that it has threads for: `1.2 of 2 CPUs`, `4 % of one CPU`."""
+    """CPU share of a run as text, against the CPUs that it has threads for: `1.2 of 2 CPUs`, `4 % of one CPU`."""
     return f"{percent(used)} of one CPU" if wanted == 1 else f"{used:.1f} of {wanted:g} CPUs"
 
 

@@ -281,7 +281,7 @@ def device_busy_share(run: Record) -> float | None:
 
 
 def known_of(run: Record) -> Iterator[str]:
-    """Facts of a run that may explain why a step is far from both roofs, in words."""
+    """Sentences on facts of a run that may explain why its step is far from both roofs."""
     device, host, precision = run.environment.device, run.environment.host, run.spec.precision or ""
     flags = set(host.cpu_flags or ()) if host else set()
     if device.type == "cpu" and flags and not flags & NATIVE_FLAGS.get(precision, flags):

@@ -46,7 +46,7 @@ class Batch:
 
     @property
     def real_tokens(self) -> int:
-        """Tokens without padding, as far as a mask marks it."""
+        """Number of tokens without padding, if a mask marks the padding."""
         if self.mask is None or self.mask.device.type != "cpu":
             return self.tokens
         # By NumPy: an operation of torch would be counted as one of the script's.
@@ -54,7 +54,7 @@ class Batch:
 
 
 def size_of(loader: Any) -> int | None:
-    """The batch size that a DataLoader or its batch sampler was made with; None where neither knows it."""
+    """Batch size that a DataLoader or its batch sampler was made with; None if neither has one."""
     for known in (loader, getattr(loader, "batch_sampler", None)):
         if isinstance(size := getattr(known, "batch_size", None), int):
             return size
@@ -100,7 +100,7 @@ def _of(loader: int, shape: torch.Size, dtype: torch.dtype, count: int) -> Batch
 
 
 def _lengths(batch: Any) -> list[int]:
-    """Lengths of the tensors and lists in a batch, in order; of a list that is one of samples, before its parts."""
+    """Lengths of the tensors and lists in a batch, in order. A list of samples comes before its parts."""
     graphs = getattr(batch, "num_graphs", None)
     if isinstance(graphs, int):
         return [graphs]

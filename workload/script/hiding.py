@@ -1,4 +1,4 @@
-"""Keeps our packages out of a script's imports: a module of the user's that has one of our names is the one it gets.
+"""Hides our packages from a script's imports, so that a user's module of the same name is the one imported.
 
 Where the user has none, `import workload` finds ours, as it always did. Standard library only.
 """
@@ -30,7 +30,7 @@ class _Names(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return self in sys.meta_path
 
     def turn(self) -> None:
-        """Hide our packages, or have them back."""
+        """Hide our packages from imports, or show them again."""
         here = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] in NAMES}
         sys.modules.update(self._aside)
         self._aside = here
@@ -45,7 +45,7 @@ class _Names(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         path: Sequence[str] | None,  # noqa: ARG002 - Python's interface
         target: ModuleType | None = None,
     ) -> ModuleSpec | None:
-        """The user's module, else ours as it was loaded; None leaves the search to Python's own finders."""
+        """Spec of the user's module, else of ours as loaded before; None leaves the search to Python's own finders."""
         package, _, rest = fullname.partition(".")
         if package not in NAMES:
             return None
@@ -63,7 +63,7 @@ class _Names(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return self._aside[spec.name]
 
     def exec_module(self, module: ModuleType) -> None:
-        """Do nothing but give the module its own description back: it was executed when it was loaded."""
+        """Restore the module's own spec. The module was executed when it was first loaded, so nothing else is done."""
         assert module.__spec__ is not None
         module.__spec__ = module.__spec__.loader_state
 
@@ -83,7 +83,7 @@ def hidden() -> Iterator[None]:
 
 @contextmanager
 def shown() -> Iterator[None]:
-    """Have our packages back for an import of ours while the script waits; nothing changes where none is hidden."""
+    """Context manager: show our packages for an import of ours while the script waits."""
     if not _names.is_on:
         yield
         return

@@ -44,7 +44,7 @@ class Observer(Protocol):
         """It is over."""
 
     def gradient_taken(self) -> None:
-        """`torch.autograd.grad` has returned."""
+        """Called when `torch.autograd.grad` has returned."""
 
     def stepping(self, optimizer: Any) -> None:
         """An optimizer is about to step."""
@@ -56,10 +56,10 @@ class Observer(Protocol):
         """A GradScaler has left its step out."""
 
     def stretch_began(self, site: Site) -> None:
-        """Gradients are off from here on, by a statement at this place."""
+        """Called when gradients are switched off, with the place of the statement."""
 
     def stretch_ended(self) -> None:
-        """Gradients are on again."""
+        """Called when gradients are switched on again."""
 
     def saving(self) -> None:
         """A checkpoint is written."""
@@ -219,7 +219,7 @@ def _hear_backward(observer: Observer, autograd: Any) -> None:
 def _hear_other_optimizer(
     module: str, name: str, method: str, before: Callable[[Any], None], after: Callable[[Any], None]
 ) -> None:
-    """Hear of the steps of an optimizer that is none of torch.optim, which has hooks for it."""
+    """Observe the steps of an optimizer outside torch.optim, whose own optimizers have hooks."""
     kind = getattr(sys.modules[module], name)
     step = getattr(kind, method)
 
@@ -268,7 +268,7 @@ def _hear_saves(observer: Observer, torch: Any) -> None:
 
 
 def _hear_stretches(observer: Observer, torch: Any) -> None:
-    """Hear of `no_grad`, `inference_mode` and `set_grad_enabled(False)`, as blocks and decorators; of the outermost."""
+    """Observe the outermost `no_grad`, `inference_mode` or `set_grad_enabled(False)`, as a block or a decorator."""
     is_on = torch.is_grad_enabled
 
     def patch(kind: Any, *, is_set_at_once: bool) -> None:

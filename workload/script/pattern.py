@@ -186,7 +186,7 @@ class _Successors:
         self._in_a_row: tuple[int, int] = (-1, 0)
 
     def hear(self, segment: Segment) -> bool:
-        """Take note of an optimizer's step; True if a successor turns out to be none."""
+        """Record an optimizer's step. Return True if an optimizer taken for a successor turns out not to be one."""
         number, is_split = segment.optimizer, False
         known, times = self._in_a_row
         self._in_a_row = number, times + 1 if known == number else 1
@@ -215,7 +215,7 @@ class _Successors:
                 return
 
     def _split(self, first: int) -> None:
-        """Make the optimizer the first of a row of its own."""
+        """Make the optimizer the first of its own row of successors."""
         self._earlier.pop(first, None)
         later: int | None = first
         while later is not None:
@@ -246,7 +246,7 @@ def find(segments: Sequence[Segment]) -> Pattern | None:
 
 
 def _in_use(segments: Sequence[Segment]) -> set[int]:
-    """Optimizers that have not missed their turn three times, or for longer than any rule lasts."""
+    """Optimizers in use: none that missed its turn three times, or for longer than any rule lasts."""
     last: dict[int, int] = {}
     turn: dict[int, int] = {}
     for place, segment in enumerate(segments):

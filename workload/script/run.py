@@ -93,7 +93,7 @@ class _Measurement:
     notes: list[str]
 
     def is_longer_than(self, other: "_Measurement") -> bool:
-        """Whether its phase had more steps, in the script if not under measurement."""
+        """Whether this phase had more steps in the script, measured or not."""
         return self.phase.steps > other.phase.steps
 
 
@@ -209,7 +209,7 @@ class ScriptRun:
     # --- phases
 
     def _measurement(self) -> _Measurement | None:
-        """The measured steps of the current phase, if it has any and is one: the session drops what was none."""
+        """Measured steps of the current phase; None if it has none, or if the session found that it is no phase."""
         region, phase = self._region, self._phase
         if self._record is None or region is None or phase not in self.session.phases:
             return None
@@ -227,13 +227,13 @@ class ScriptRun:
         )
 
     def _files(self) -> list[tuple[Path, Path]]:
-        """Files of a phase's steps, each with its name while a later phase is measured."""
+        """Files with a phase's steps, as pairs: name in the bundle, and name while a later phase is measured."""
         assert self.folder is not None
         paths = [self.folder / name for name in (bundle.STEPS, bundle.TELEMETRY)]
         return [(path, path.with_name(path.name + LONGEST)) for path in paths]
 
     def _set_aside(self) -> None:
-        """Keep the steps of the phase that is over, if no earlier one had more."""
+        """Keep the steps of the finished phase if no earlier phase had more."""
         current, kept = self._measurement(), self._longest
         if current and (kept is None or current.is_longer_than(kept)):
             self._longest = current
@@ -413,7 +413,7 @@ def _gap_rows(figures: Timing) -> dict[str, str]:
 
 
 def _spread(values: Sequence[int], unit: str) -> Iterator[str]:
-    """How steps differ in what they work on."""
+    """Range of samples or tokens over the steps, if steps differ."""
     if len(set(values)) > 1:
         low, usual, high = min(values), statistics.median_low(values), max(values)
         yield f"steps differ: {low:,} to {high:,} {unit}, median {usual:,}; throughput is work over time"

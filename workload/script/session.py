@@ -224,7 +224,7 @@ class Session:
         self._optimizer_stepped(optimizer, skipped=skipped)
 
     def stretch_began(self, site: Site) -> None:
-        """Gradients are off: for an evaluation, or for something that the loss uses."""
+        """Called when gradients are switched off, for an evaluation or for values that the loss uses."""
         if not self._is_ours():
             return
         is_timed = self.stage in (Stage.WARMUP, Stage.MEASURED)
@@ -239,7 +239,7 @@ class Session:
             self._counter.ignores = self._is_evaluating
 
     def stretch_ended(self) -> None:
-        """Gradients are on again."""
+        """Called when gradients are switched on again."""
         if not self._is_ours():
             return
         if self._counter:
@@ -285,7 +285,7 @@ class Session:
             self._mark(Aside.CHECKPOINT)
 
     def step_began(self) -> None:
-        """`with rooflaunch.step():`: what came before, but for waits for data, is no part of a step."""
+        """Called when `with rooflaunch.step():` is entered: earlier work is no part of a step, but data waits are."""
         if not self.active or self.stage is Stage.OVER:
             return
         self._say_by_hand()
@@ -422,7 +422,7 @@ class Session:
         self._is_evaluating = self._was_looked_at = False
 
     def _found(self, pattern: Pattern | None) -> None:
-        """The rule is known, or the script says what a step is: tell it, and count the next step."""
+        """Announce the rule, found or marked by the script, and count FLOP in the next step."""
         loaders = {fetch.batch.loader for fetch in self._last_fetches}
         known = [self._loaders[number] for number in loaders if number in self._loaders]
         self.step = describe(pattern, self._recent, known, self._optimizers, self._limits)

@@ -30,7 +30,7 @@ class Amount(NamedTuple):
 
     @classmethod
     def of(cls, fetches: Sequence[Fetch]) -> Self:
-        """All batches together, in the unit of most of them."""
+        """Sum of all batches, in the unit of most of them."""
         units = Counter(fetch.batch.unit for fetch in fetches)
         unit = units.most_common(1)[0][0] if units else Unit.STEPS
         tokens = sum(fetch.batch.real_tokens for fetch in fetches)
@@ -60,7 +60,7 @@ class Loader:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """What was found out of a step: the rule, what throughput counts of it, and the sentence that says so.
+    """Definition of a training step: its rule, the data that throughput counts, and the sentence that the user reads.
 
     `what`: the sentence's part on passes and optimizers. `batch_size`: of one of the `batches`.
     """
@@ -77,14 +77,14 @@ class Step:
     workers: int | None
 
     def is_part_of(self, pattern: Pattern) -> bool:
-        """Whether this was taken for a step where `pattern`, in which its optimizers step too, is one."""
+        """Whether this step is only a part of a step of `pattern`, which has its optimizers and others."""
         ours = {segment.optimizer for segment in self.pattern.segments} if self.pattern else set()
         return ours < {segment.optimizer for segment in pattern.segments}
 
 
 @dataclass(kw_only=True)
 class Phase:
-    """A part of the script whose steps are alike, and how many it has had; `taken`: those that were measured."""
+    """Part of the script whose steps are alike, with the number of its steps; `taken`: the number of measured ones."""
 
     step: Step
     steps: int = 0
@@ -93,7 +93,7 @@ class Phase:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How many steps are asked for; None: as usual on the device. `min_seconds`: of measured steps, at least."""
+    """Numbers of steps to measure; None means the device's default. `min_seconds`: least time of all measured steps."""
 
     warmup: int | None
     iterations: int | None
@@ -111,7 +111,7 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """An optimizer as it was at its first step. `kind`: a number that those of a class and of the same shapes share.
+    """Optimizer as at its first step. `kind`: a number shared by optimizers of one class with the same shapes.
 
     `elements`: of each parameter, by its identity.
     """
@@ -123,7 +123,7 @@ class Optimizer:
 
 
 class Optimizers:
-    """Every optimizer that has stepped, by number; none is kept alive."""
+    """Optimizers that have stepped, by number, held by weak references."""
 
     def __init__(self) -> None:
         self.known: list[Optimizer] = []
@@ -155,12 +155,12 @@ class Optimizers:
         )
 
     def device(self, numbers: Collection[int]) -> Device:
-        """Where the parameters lie; the host for what we have no clock for."""
+        """Device of the parameters; the CPU for a device that we have no clock for."""
         kinds = {kind for number in numbers for kind in self.known[number].devices}
         return next((device for device in (Device.CUDA, Device.MPS) if device in kinds), Device.CPU)
 
     def parameters(self, numbers: Collection[int]) -> int:
-        """Elements of all parameters, each counted once."""
+        """Number of elements of all parameters, each counted once."""
         return sum({key: size for number in numbers for key, size in self.known[number].elements.items()}.values())
 
 
@@ -179,7 +179,10 @@ def describe(
     optimizers: Optimizers,
     limits: Limits,
 ) -> Step:
-    """A step of this rule, or without one as the script marks it; `recent`: what the last optimizer steps fetched."""
+    """Define a step by this rule, or without one by the script's marks.
+
+    `recent`: data fetched by the last optimizer steps.
+    """
     length = len(pattern.segments) if pattern else 1
     # The usual amount of the last few steps: one may hold the short batch at the end of the data.
     sums = [recent[end - length : end] for end in range(length, len(recent) + 1, length)]

@@ -91,7 +91,7 @@ class Tape:
             self._session.backward_ended()
 
     def gradient_taken(self) -> None:
-        """A gradient was taken without a backward pass; of a timed step it is a penalty's."""
+        """Called when a gradient was taken without a backward pass; in a timed step it belongs to a penalty."""
         if self._mark is None:
             self._session.gradient_taken()
 
@@ -125,7 +125,7 @@ class Tape:
         self._hear("step_began")
 
     def stretch_began(self, site: Site) -> None:
-        """Gradients are off: told where the step has an evaluation there, or where nobody knows yet."""
+        """Called when gradients are switched off; passed on if the place is an evaluation, or not classified yet."""
         session = self._session
         if self._is_inside:
             return
@@ -142,7 +142,7 @@ class Tape:
             self._settle()
 
     def stretch_ended(self) -> None:
-        """Gradients are on again."""
+        """Called when gradients are switched on again."""
         if self._mark is None or get_ident() != self._thread:
             self._session.stretch_ended()
         elif self._is_in_stretch:

@@ -73,17 +73,17 @@ class Stretches:
         self._sites_of: dict[int, tuple[StorageWeakRef, frozenset[Site]]] = {}
 
     def enter(self, site: Site | None) -> None:
-        """Gradients are off; None: on again."""
+        """Record the place where gradients are switched off; None when they are on again."""
         self.now = site
         self.compute(0)
 
     def compute(self, flop: int) -> None:
-        """An operation of so many FLOP has been run."""
+        """Add an operation's FLOP to the place where gradients were switched off, if they are off."""
         if self.now is not None:
             self._flop[self.now] = self._flop.get(self.now, 0) + flop
 
     def follow(self, inputs: Any, output: Any, *, in_backward: bool) -> None:
-        """An operation has been run."""
+        """Record that results of an operation come from work without gradients, or that the loss uses such work."""
         if self.now is None and not self._sites_of:
             return
         tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
@@ -103,7 +103,10 @@ class Stretches:
         return self._sites_of.get(reference.cdata, (reference, frozenset()))
 
     def are_evaluations(self) -> dict[Site, bool]:
-        """Whether work without gradients is an evaluation, by place; an average of weights multiplies nothing: none."""
+        """Whether the work without gradients is an evaluation, by place.
+
+        An average of weights, which has no matrix product, is none.
+        """
         return {site: flop > 0 and site not in self._used for site, flop in self._flop.items()}
 
 
@@ -155,7 +158,7 @@ class WorkCounter(FlopCounter):
     def __torch_dispatch__(
         self, func: OpOverload, _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run the operation, and count it where it is the step's."""
+        """Run the operation, and count it if it belongs to the step."""
         if self.ignores:
             return func(*args, **(kwargs or {}))
         return super().__torch_dispatch__(func, _types, args, kwargs)

@@ -49,7 +49,7 @@ def headline(evidence: ReportEvidence) -> list[Figure]:
 
 
 def sentences(evidence: ReportEvidence) -> list[str]:
-    """Errors, settings to change, the best throughput of each model with its limit, cost, repeats."""
+    """Return the answer: errors, settings to change, best throughput of each model and its limit, cost, repeats."""
     errors, last = [*_errors(evidence)], [*_cost(evidence), *_repeat(evidence)]
     models = [*(_models(evidence) or _without_times(evidence))]
     found = changes(evidence) or [*_nothing_certain(evidence)]
