@@ -25,18 +25,24 @@ from workload.contract.record import Record, Settling, Spec, Status
 from workload.contract.spec import Context, RunSpec
 
 
-def test_every_block_begins_at_the_temperature_before_the_first_run_of_all(
-    docker: FakeDocker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def runs_in_docker(docker: FakeDocker, monkeypatch: pytest.MonkeyPatch) -> FakeDocker:
+    """Docker with an image, chosen for every run."""
     docker.hold("sha256:ab", "rooflaunch:cpu")
     engine = docker.engine()
     choice = Choice(runtime=Runtime.DOCKER, why="t", engine=engine, image=engine.image("sha256:ab"))
     monkeypatch.setattr(local, "choose", lambda *_, **__: choice)
     monkeypatch.setattr(local, "outside_facts", dict)
+    return docker
+
+
+def test_every_block_begins_at_the_temperature_before_the_first_run_of_all(
+    runs_in_docker: FakeDocker, tmp_path: Path
+) -> None:
     contexts = []
 
     def train() -> None:
-        command = docker.containers.created[-1].arguments["command"]
+        command = runs_in_docker.containers.created[-1].arguments["command"]
         context = json.loads(command[command.index("--context") + 1])
         contexts.append(context)
         folder = bundle.create(tmp_path, f"run-{len(contexts)}")
@@ -50,7 +56,7 @@ def test_every_block_begins_at_the_temperature_before_the_first_run_of_all(
         lines[1] = (f"{folder}\n".encode(), None)
 
     lines = [train, (None, None)]
-    docker.containers.pieces = lines
+    runs_in_docker.containers.pieces = lines
     plan = plan_of(Place(name="here", backend=LOCAL), configurations_of(batch_size=[1, 2]), 2)
     work = PlaceWork(plan, known={})
     LocalPlaces([work], output=tmp_path, control=Control(), board=Board()).run()
@@ -58,14 +64,10 @@ def test_every_block_begins_at_the_temperature_before_the_first_run_of_all(
     assert [context.get("settle_to_c") for context in contexts] == [None, 41.0, 41.0, 41.0]
 
 
+@pytest.mark.usefixtures("runs_in_docker")
 def test_a_script_runs_in_a_container_where_its_place_asks_for_one(
-    docker: FakeDocker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    docker.hold("sha256:ab", "rooflaunch:cpu")
-    engine = docker.engine()
-    choice = Choice(runtime=Runtime.DOCKER, why="t", engine=engine, image=engine.image("sha256:ab"))
-    monkeypatch.setattr(local, "choose", lambda *_, **__: choice)
-    monkeypatch.setattr(local, "outside_facts", dict)
     (tmp_path / "train.py").touch()
     workplace = Workplace(folder=tmp_path, data=str(tmp_path))
     script = PlacedScript(options=HereOptions(), workplace=workplace, code="c", text="t")
