@@ -1,5 +1,6 @@
 """Unit tests touch nothing outside their process; a test marked `world` may."""
 
+import atexit
 import gc
 import logging
 import os
@@ -18,9 +19,12 @@ import pytest
 from tests import sshd
 from workload.contract import invocation
 
-# Two workers whose OpenMP threads spin for the same cores slow each other down tenfold.
-if "PYTEST_XDIST_WORKER" in os.environ:
+IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
+if IS_WORKER:
+    # Two workers whose OpenMP threads spin for the same cores slow each other down tenfold.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # Freeing all of torch object by object takes a worker up to ten seconds: it ends without, after all other handlers.
+    atexit.register(os._exit, 0)
 
 
 # A shell that runs the tests in the background ignores SIGINT in them, and nohup SIGHUP: their children would too.
@@ -55,7 +59,8 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_unconfigure() -> None:
-    gc.unfreeze()  # else libraries of torch report at exit what was not collected
+    if not IS_WORKER:
+        gc.unfreeze()  # else libraries of torch report at exit what was not collected
 
 
 def _forbid(what: str) -> Callable[..., NoReturn]:

@@ -69,7 +69,7 @@ SCRIPTS_OWN = {
     "samples_per_step",
     *(item.name for kind in (HereOptions, ThereOptions) for item in fields(kind)),
 }
-RUN_OPTIONS = tuple(options())
+RUN_OPTIONS = options()
 DEVICES = ("cpu", "cuda", "mps")
 PLACE = "Place"
 HEADINGS: Mapping[str, Collection[str]] = {

@@ -10,9 +10,10 @@ import json
 import math
 import re
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -380,14 +381,17 @@ class Option:
         return UsageError(f"{self.label} {rule}; got '{value}'", hint=f"{self.flag}{example}")
 
 
-def options() -> Iterator[Option]:
+@cache
+def options() -> tuple[Option, ...]:
     """Every run option, in the order of `RunSpec`."""
+    found = []
     for item in fields(RunSpec):
         if not item.metadata:
             continue
         assert isinstance(item.type, type | types.UnionType)
         kind = item.type if isinstance(item.type, type) else get_args(item.type)[0]
-        yield Option(name=item.name, kind=kind, default=item.default, **item.metadata)
+        found.append(Option(name=item.name, kind=kind, default=item.default, **item.metadata))
+    return tuple(found)
 
 
 @dataclass(frozen=True, kw_only=True)
