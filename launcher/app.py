@@ -16,6 +16,7 @@ import typer
 from launcher.backends import BACKENDS
 from launcher.duel import app as duel
 from launcher.jobs import app as jobs
+from launcher.jobs import places
 from launcher.kinds import HERE, Runtime
 from launcher.machine.options import LocalOptions
 from launcher.options import Format, FormatOption, OutputOption, instance_of, parameters_of, run_options
@@ -229,17 +230,17 @@ def run_doctor(
     from launcher.backends import door
 
     chosen = parts or HERE
-    place = jobs.place_of(where, likely=chosen)
+    place = places.place_of(where, likely=chosen)
     typed = [name for name, value in where.items() if value is not None]
     if typed and place.backend not in chosen:
-        flags = jobs.flags_of(place.backend)
+        flags = places.flags_of(place.backend)
         raise UsageError(
             f"{' and '.join(flags)} are for launch doctor {place.backend}",
             hint=f"launch doctor {place.backend} {flags[0]} {flags[0].removeprefix('--').upper()}",
         )
 
     def checks_of(name: str) -> "Iterable[Check]":
-        there = place if name == place.backend else jobs.place_in(name)
+        there = place if name == place.backend else places.place_in(name)
         return door.backend(name).checks(there.where)
 
     checks = doctor.examine(chosen, named=bool(parts), checks_of=checks_of)

@@ -86,7 +86,8 @@ def test_doors_stay_light(code: str, banned: set[str]) -> None:
 DECLARING = {
     *("launcher", "launcher.__main__", "launcher.app", "launcher.options", "launcher.kinds", "launcher.sizes"),
     *("launcher.backends", "launcher.backends.gcp", "launcher.backends.gcp.app", "launcher.backends.gcp.options"),
-    *("launcher.jobs", "launcher.jobs.app", "launcher.backends.ssh", "launcher.backends.ssh.options"),
+    *("launcher.jobs", "launcher.jobs.app", "launcher.jobs.places"),
+    *("launcher.backends.ssh", "launcher.backends.ssh.options"),
     *("launcher.backends.batch", "launcher.backends.batch.options"),
     *("launcher.backends.slurm", "launcher.backends.slurm.options"),
     *("launcher.choice", "launcher.machine", "launcher.machine.options"),

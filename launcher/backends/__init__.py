@@ -9,3 +9,5 @@ BACKENDS: Mapping[str, str] = {
     "batch": "launcher.backends.batch",
     "slurm": "launcher.backends.slurm",
 }
+# A backend's name -> the module whose `register` adds commands that this backend alone has.
+OWN_COMMANDS: Mapping[str, str] = {"gcp": "launcher.backends.gcp.app"}

@@ -5,16 +5,16 @@ What a command does is imported when it runs.
 
 import importlib
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import MISSING, fields
+from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from launcher.backends import BACKENDS
-from launcher.choice import Command, flag_of
+from launcher.backends import BACKENDS, OWN_COMMANDS
+from launcher.choice import Command
+from launcher.jobs.places import Place, options_of, place_of
 from launcher.options import (
     Format,
     FormatOption,
@@ -25,14 +25,10 @@ from launcher.options import (
     signed,
 )
 from launcher.script.command import ScriptCommand, ThereOptions, Words, refuse_without_script
-from workload.contract.errors import UsageError
-from workload.contract.spec import CONFIG_NAME
 
 if TYPE_CHECKING:
-    from launcher.jobs.commands import Place, Script
+    from launcher.jobs.commands import Script
 
-# Where a command looks unless something says otherwise.
-USUAL = "gcp"
 # \b keeps the lines as they are.
 STATUS_EXAMPLES = """\b
 Examples:
@@ -63,10 +59,10 @@ RUN_HELP = "the launch's name, a start or end of it that no other has (its 6 las
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     for name in BACKENDS:
-        module = _options_of(name)
+        module = options_of(name)
         _add_backend(app, name, module)
-        if hasattr(module, "register"):
-            module.register(app)
+        if name in OWN_COMMANDS:
+            importlib.import_module(OWN_COMMANDS[name]).register(app)
     for name, command, examples in (
         ("status", show_status, STATUS_EXAMPLES),
         ("logs", show_logs, LOGS_EXAMPLES),
@@ -74,10 +70,6 @@ def register(app: typer.Typer) -> None:
         ("reap", reap, REAP_EXAMPLES),
     ):
         app.command(name, epilog=examples)(with_where(command))
-
-
-def _options_of(name: str) -> Any:
-    return importlib.import_module(f"{BACKENDS[name]}.options")
 
 
 def _add_backend(app: typer.Typer, name: str, module: Any) -> None:
@@ -110,7 +102,7 @@ def _add_backend(app: typer.Typer, name: str, module: Any) -> None:
         of_script = instance_of(ThereOptions, own)
         refuse_without_script(of_script, words)
         return commands.launch(
-            commands.Place(backend=name, where=where),
+            Place(backend=name, where=where),
             options,
             given,
             script=_script(words, of_script, declared),
@@ -154,7 +146,7 @@ def with_where(command: Callable[..., int], *, names_backend: bool = True) -> Ca
             "backend", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
         )
     for name in BACKENDS:
-        for parameter in parameters_of(_options_of(name).Where, required=False):
+        for parameter in parameters_of(options_of(name).Where, required=False):
             options.setdefault(parameter.name, parameter)
 
     @wraps(command)
@@ -163,88 +155,6 @@ def with_where(command: Callable[..., int], *, names_backend: bool = True) -> Ca
 
     declare(placed, list(options.values()), before="output_format")
     return placed
-
-
-def place_of(where: Mapping[str, Any], *, likely: Sequence[str] = ()) -> "Place":
-    """The place that the options mean: of the backend that is named or has them; without any as rooflaunch.toml says.
-
-    `likely`: backends that are asked first whether the options are theirs. Raises `UsageError` for options of two.
-    """
-    from launcher.jobs.commands import Place
-
-    typed = {name: value for name, value in where.items() if value is not None}
-    named = typed.pop("backend", None)
-    if named is not None and named not in BACKENDS:
-        raise UsageError(f"there is no backend '{named}'", hint=f"--backend {' or '.join(BACKENDS)}")
-    if not typed:
-        return _usual_place() if named is None else place_in(named)
-    for name in (named,) if named else (*(part for part in likely if part in BACKENDS), *BACKENDS):
-        if set(typed) <= set(_place_fields(name)):
-            return Place(backend=name, where=_where(name, typed))
-    if named:
-        foreign = " and ".join(f"--{name.replace('_', '-')}" for name in typed if name not in _place_fields(named))
-        raise UsageError(f"{foreign} is no option of --backend {named}", hint="leave one of them out")
-    own = {name: [flag_of(item) for item in fields(_options_of(name).Where) if item.name in typed] for name in BACKENDS}
-    owners = ", ".join(f"{' and '.join(flags)} of {name}" for name, flags in own.items() if flags)
-    raise UsageError(f"a command looks at one place; got options of two: {owners}", hint="leave one of them out")
-
-
-def implied_by(typed: Collection[str]) -> str:
-    """The backend that the options of these names mean by themselves."""
-    return next((name for name in BACKENDS if typed and set(typed) <= set(_place_fields(name))), USUAL)
-
-
-def _place_fields(name: str) -> list[str]:
-    return [item.name for item in fields(_options_of(name).Where)]
-
-
-def place_in(name: str) -> "Place":
-    """That place of a backend which is meant where nothing is typed."""
-    from launcher.jobs.commands import Place
-
-    return Place(backend=name, where=_where(name, {}))
-
-
-def flags_of(name: str) -> list[str]:
-    """The options that say which place of a backend is meant."""
-    return [flag_of(item) for item in fields(_options_of(name).Where)]
-
-
-def other_places(name: str) -> str:
-    """What to type to look elsewhere: the options that other backends cannot do without; empty where none has any."""
-    kinds = (_options_of(other).Where for other in BACKENDS if other != name)
-    needed = (item for kind in kinds for item in fields(kind) if item.default is MISSING)
-    return " or ".join(f"{flag_of(item)} {item.metadata['shown'].get('metavar')}" for item in needed)
-
-
-def _usual_place() -> "Place":
-    """That of the first backend with a table in rooflaunch.toml, else of the usual one."""
-    tables = _configured()
-    return place_in(next((name for name in BACKENDS if isinstance(tables.get(name), dict)), USUAL))
-
-
-def _where(name: str, typed: Mapping[str, Any]) -> Any:
-    """The place of one backend, as far as it is typed; what it cannot do without may be in rooflaunch.toml."""
-    kind = _options_of(name).Where
-    needed = [item for item in fields(kind) if item.default is MISSING and item.name not in typed]
-    table = _configured().get(name, {}) if needed else {}
-    for item in needed:
-        if item.name not in table:
-            raise UsageError(
-                f"{flag_of(item)} is missing, which says where launches of {name} are",
-                hint=f"{flag_of(item)} {item.metadata['shown'].get('metavar', item.name.upper())}",
-            )
-    return kind(**{item.name: table[item.name] for item in needed}, **typed)
-
-
-def _configured() -> dict[str, Any]:
-    """The tables of rooflaunch.toml; whoever reads it for its values complains about one that cannot be read."""
-    import tomllib
-
-    try:
-        return tomllib.loads(Path(CONFIG_NAME).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
 
 
 def show_status(

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import secrets
 import shlex
 import sys
@@ -21,8 +20,8 @@ from launcher import models, table
 from launcher.backends import door
 from launcher.backends.door import Backend, Condition, Job, Listing, Machine, Machines, Plan, Removed
 from launcher.jobs import cleanup, launches, logs
-from launcher.jobs.app import USUAL, implied_by, other_places
 from launcher.jobs.launches import Launch
+from launcher.jobs.places import Place, other_places
 from launcher.jobs.progress import LaunchProgress
 from launcher.jobs.run import LaunchOutcome, LeftRunningError, run
 from launcher.jobs.session import Session
@@ -69,38 +68,6 @@ def real_ports() -> Ports:
         is_terminal=lambda: sys.stdin.isatty() and sys.stderr.isatty(),
         confirm=lambda question, default: typer.confirm(question, default=default, err=True),
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Place:
-    """Which backend is meant, and which place of it: an instance of its `Where`."""
-
-    backend: str
-    where: Any
-
-    @property
-    def words(self) -> str:
-        """The options without which no other command finds it; empty where none is needed."""
-        if self.backend == USUAL:
-            return ""
-        items = fields(self.where)
-        values = {item.name: getattr(self.where, item.name) for item in items}
-        typed = {item.name: values[item.name] for item in items if values[item.name] != item.default}
-        named = "" if implied_by(typed) == self.backend else f"--backend {self.backend}"
-        options = (f"--{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in typed.items())
-        return " ".join(filter(None, (named, *options)))
-
-    def named_in(self, text: str) -> str:
-        """`text` with each of our commands that asks a place as it finds this one."""
-        return ASKS_A_PLACE.sub(lambda found: f"{found[0]} {self.words}", text) if self.words else text
-
-
-# Up to where the options can stand that say which place is meant.
-# No possessive quantifier: Debian 12's Python 3.11.2 handles it wrongly. The word after the last one ends the match.
-ASKS_A_PLACE = re.compile(
-    r"\blaunch (?:status|logs|down|reap)\b(?: (?:rooflaunch-[a-z0-9-]+|RUN)\b| -f\b| --all\b)*"
-    r"(?![\w-]| --| -f\b| (?:rooflaunch-|RUN\b))"
-)
 
 
 TRAIN = ("--", "train.py", "--lr", "0.1")

@@ -48,3 +48,8 @@ def show_gpus(
             print(f"hint: {as_typed(prices.hint)}", file=sys.stderr)
     print(offers.render(output_format, wide=wide, today=prices.prices))
     return ExitCode.DONE
+
+
+def register(app: typer.Typer) -> None:
+    """Add `launch gpus`."""
+    app.command("gpus", epilog=GPUS_EXAMPLES)(show_gpus)

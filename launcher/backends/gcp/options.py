@@ -119,10 +119,3 @@ class Options:
         """Those that environment and configuration may have too."""
         names = ("repository", "service_account", "network", "subnetwork")
         return {name: getattr(self, name) for name in names}
-
-
-def register(app: Any) -> None:
-    """Add the commands that this backend alone has."""
-    from launcher.backends.gcp.app import GPUS_EXAMPLES, show_gpus  # noqa: PLC0415 - it declares options of ours
-
-    app.command("gpus", epilog=GPUS_EXAMPLES)(show_gpus)

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from launcher import backends
 from launcher.backends.gcp.options import Where as Project
 from launcher.choice import Command, choice
-from launcher.jobs import app
-from launcher.jobs.commands import Place
+from launcher.jobs import app, places
+from launcher.jobs.places import Place
 from workload.contract.errors import UsageError
 from workload.contract.spec import resolve
 
@@ -57,6 +57,7 @@ def three_backends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setitem(sys.modules, f"three.{name}.options", module)
     named = {"gcp": backends.BACKENDS["gcp"], "box": "three.box", "queue": "three.queue"}
     monkeypatch.setattr(app, "BACKENDS", named)
+    monkeypatch.setattr(places, "BACKENDS", named)
 
 
 def test_every_backend_may_have_a_table_beside_the_options_of_a_run() -> None:
@@ -98,7 +99,7 @@ def test_every_backend_may_have_a_table_beside_the_options_of_a_run() -> None:
 def test_the_options_choose_the_place(typed: dict[str, Any], config: str, place: Place) -> None:
     Path("rooflaunch.toml").write_text(config)
     names = ("project", "bucket", "host", "port", "queue")
-    assert app.place_of({**dict.fromkeys(names), **typed}) == place
+    assert places.place_of({**dict.fromkeys(names), **typed}) == place
 
 
 @pytest.mark.parametrize(
@@ -128,7 +129,7 @@ def test_the_options_choose_the_place(typed: dict[str, Any], config: str, place:
 )
 def test_options_that_mean_no_place(typed: dict[str, Any], report: str) -> None:
     with pytest.raises(UsageError) as raised:
-        app.place_of(typed)
+        places.place_of(typed)
     assert raised.value.report() == report
 
 
@@ -165,8 +166,8 @@ def test_an_option_that_is_missing_or_wrong_is_refused(words: tuple[str, ...], m
 
 
 def test_a_hint_names_how_other_places_are_looked_at() -> None:
-    assert app.other_places("gcp") == "--host USER@HOST"
-    assert app.other_places("box") == ""
+    assert places.other_places("gcp") == "--host USER@HOST"
+    assert places.other_places("box") == ""
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,131 @@
+"""The place that a command asks: its backend, and where its launches are. Light: `launch --help` loads this."""
+
+import importlib
+import re
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from launcher.backends import BACKENDS
+from launcher.choice import flag_of
+from workload.contract.errors import UsageError
+from workload.contract.spec import CONFIG_NAME
+
+# Where a command looks unless something says otherwise.
+USUAL = "gcp"
+
+
+# Up to where the options can stand that say which place is meant.
+# No possessive quantifier: Debian 12's Python 3.11.2 handles it wrongly. The word after the last one ends the match.
+ASKS_A_PLACE = re.compile(
+    r"\blaunch (?:status|logs|down|reap)\b(?: (?:rooflaunch-[a-z0-9-]+|RUN)\b| -f\b| --all\b)*"
+    r"(?![\w-]| --| -f\b| (?:rooflaunch-|RUN\b))"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Backend by name, and the place of it that a command asks: an instance of the backend's `Where`."""
+
+    backend: str
+    where: Any
+
+    @property
+    def words(self) -> str:
+        """Options that lead another command to this place; empty if none is needed."""
+        if self.backend == USUAL:
+            return ""
+        items = fields(self.where)
+        values = {item.name: getattr(self.where, item.name) for item in items}
+        typed = {item.name: values[item.name] for item in items if values[item.name] != item.default}
+        named = "" if implied_by(typed) == self.backend else f"--backend {self.backend}"
+        options = (f"--{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in typed.items())
+        return " ".join(filter(None, (named, *options)))
+
+    def named_in(self, text: str) -> str:
+        """Return `text` with `words` added to each `launch` command that asks a place."""
+        return ASKS_A_PLACE.sub(lambda found: f"{found[0]} {self.words}", text) if self.words else text
+
+
+def place_of(where: Mapping[str, Any], *, likely: Sequence[str] = ()) -> Place:
+    """Return the place that the options mean: of the named backend, or of the one that has them, else the default.
+
+    `likely`: backends whose options are tried first. Raises `UsageError` for options of two backends.
+    """
+    typed = {name: value for name, value in where.items() if value is not None}
+    named = typed.pop("backend", None)
+    if named is not None and named not in BACKENDS:
+        raise UsageError(f"there is no backend '{named}'", hint=f"--backend {' or '.join(BACKENDS)}")
+    if not typed:
+        return _usual_place() if named is None else place_in(named)
+    for name in (named,) if named else (*(part for part in likely if part in BACKENDS), *BACKENDS):
+        if set(typed) <= set(_place_fields(name)):
+            return Place(backend=name, where=_where(name, typed))
+    if named:
+        foreign = " and ".join(f"--{name.replace('_', '-')}" for name in typed if name not in _place_fields(named))
+        raise UsageError(f"{foreign} is no option of --backend {named}", hint="leave one of them out")
+    own = {name: [flag_of(item) for item in fields(options_of(name).Where) if item.name in typed] for name in BACKENDS}
+    owners = ", ".join(f"{' and '.join(flags)} of {name}" for name, flags in own.items() if flags)
+    raise UsageError(f"a command looks at one place; got options of two: {owners}", hint="leave one of them out")
+
+
+def implied_by(typed: Collection[str]) -> str:
+    """Return the first backend that has all options of these names."""
+    return next((name for name in BACKENDS if typed and set(typed) <= set(_place_fields(name))), USUAL)
+
+
+def _place_fields(name: str) -> list[str]:
+    return [item.name for item in fields(options_of(name).Where)]
+
+
+def place_in(name: str) -> Place:
+    """Default place of a backend, for a command without options of a place."""
+    return Place(backend=name, where=_where(name, {}))
+
+
+def flags_of(name: str) -> list[str]:
+    """Options that name a place of a backend."""
+    return [flag_of(item) for item in fields(options_of(name).Where)]
+
+
+def other_places(name: str) -> str:
+    """Options to type to ask another backend: the required ones of each; empty if none has any."""
+    kinds = (options_of(other).Where for other in BACKENDS if other != name)
+    needed = (item for kind in kinds for item in fields(kind) if item.default is MISSING)
+    return " or ".join(f"{flag_of(item)} {item.metadata['shown'].get('metavar')}" for item in needed)
+
+
+def _usual_place() -> Place:
+    """Default place of the first backend with a table in rooflaunch.toml, else of `USUAL`."""
+    tables = _configured()
+    return place_in(next((name for name in BACKENDS if isinstance(tables.get(name), dict)), USUAL))
+
+
+def _where(name: str, typed: Mapping[str, Any]) -> Any:
+    """Place of one backend with the typed options; required ones may also stand in rooflaunch.toml."""
+    kind = options_of(name).Where
+    needed = [item for item in fields(kind) if item.default is MISSING and item.name not in typed]
+    table = _configured().get(name, {}) if needed else {}
+    for item in needed:
+        if item.name not in table:
+            raise UsageError(
+                f"{flag_of(item)} is missing, which says where launches of {name} are",
+                hint=f"{flag_of(item)} {item.metadata['shown'].get('metavar', item.name.upper())}",
+            )
+    return kind(**{item.name: table[item.name] for item in needed}, **typed)
+
+
+def _configured() -> dict[str, Any]:
+    """Tables of rooflaunch.toml; empty if it cannot be read, which the reader of its values reports."""
+    import tomllib  # noqa: PLC0415 - few commands ask
+
+    try:
+        return tomllib.loads(Path(CONFIG_NAME).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+
+
+def options_of(name: str) -> Any:
+    return importlib.import_module(f"{BACKENDS[name]}.options")
