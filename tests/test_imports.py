@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[1]
 # container's host, which its launcher alone can read.
 CROSSING = {
     *(f"workload.contract.{path.stem}" for path in (ROOT / "workload/contract").glob("[!_]*.py")),
+    "workload.broken",
     "workload.environment.machine",
     "workload.environment.metadata",
     "workload.environment.outside",

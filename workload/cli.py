@@ -13,8 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from workload import __version__, log, shortage
-from workload.contract import broken, bundle
+from workload import __version__, broken, log, shortage
+from workload.contract import bundle
 from workload.contract.errors import (
     ExitCode,
     InterruptedRunError,
@@ -376,7 +376,7 @@ def _repeat(words: list[str], context: Context, output: Path, spec: RunSpec, fol
 
 
 def _profile(parsed: argparse.Namespace, _: Timeline) -> int:
-    from workload.profile import session  # noqa: PLC0415 - `--help` needs none of it
+    from workload import profiling  # noqa: PLC0415 - `--help` needs none of it
     from workload.profile.status import was_interrupted  # noqa: PLC0415
 
     given = {
@@ -387,7 +387,7 @@ def _profile(parsed: argparse.Namespace, _: Timeline) -> int:
     code = ExitCode.DONE
     for folder in parsed.bundles:
         check()
-        collected = session.profile(folder, session.ProfileRequest(**given), parsed.script_words, data=parsed.data)
+        collected = profiling.profile(folder, profiling.ProfileRequest(**given), parsed.script_words, data=parsed.data)
         if collected.is_collected:
             print(folder, flush=True)
         else:

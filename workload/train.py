@@ -18,9 +18,9 @@ import torch
 from torch import nn
 
 from workload import ceiling_cache, ceilings, complexity, data, device, models, shortage, timing, usage
+from workload.broken import status_of
 from workload.clock import Clock, clock_for
 from workload.contract import bundle, verdict
-from workload.contract.broken import status_of
 from workload.contract.bundle import Status
 from workload.contract.environment_record import Environment
 from workload.contract.errors import OutOfDeviceMemoryError, RooflaunchError, RunFailedError

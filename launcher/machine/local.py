@@ -17,7 +17,8 @@ from launcher.machine.engine import Container
 from launcher.machine.runtime import Choice
 from launcher.machine.script import Workplace
 from launcher.machine.watcher import Watcher, said_every
-from workload.contract import broken, bundle
+from workload import broken
+from workload.contract import bundle
 from workload.contract.bundle import Bundle
 from workload.contract.errors import BundleError, ExitCode, RooflaunchError, ToolError, UsageError
 from workload.contract.interrupt import Follower, run_child

@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
-from workload import cli
+from workload import cli, profiling
 from workload.contract import bundle
 from workload.contract.errors import ExitCode
 from workload.contract.profile_record import ProfileResult
 from workload.contract.record import ComplexityRecord, StepSeconds, Timing
 from workload.contract.spec import Device, Precision, Profile, RunSpec
 from workload.environment.machine import HostSystem
-from workload.profile import command, ncu_pass, preflight, session, supervise
+from workload.profile import command, ncu_pass, preflight, supervise
 from workload.profile.command import ExpectedTime
 from workload.profile.metrics import base, table
 from workload.profile.preflight import Facts
-from workload.profile.session import ProfileRequest
+from workload.profiling import ProfileRequest
 from workload.script import again, facts
 
 pytestmark = [pytest.mark.world, pytest.mark.usefixtures("fake_ncu")]
@@ -203,11 +203,11 @@ def make_bundle(folder: Path, spec: RunSpec, *, status: str = "completed") -> Pa
 
 def profile(folder: Path, **request: Any) -> dict[str, Any]:
     """Profile, check that the bundle is whole and its timing untouched, and return what run.json says."""
-    session.profile(folder, ProfileRequest(**request))
+    profiling.profile(folder, ProfileRequest(**request))
     found = bundle.read(folder)
     assert (folder / "steps.csv").read_text() == "step\n0\n"
     assert found.record.timing == Timing(step_s=StepSeconds(median=0.01))
-    assert not (folder / session.WORK).exists()
+    assert not (folder / profiling.WORK).exists()
     recorded: dict[str, Any] = found.document["profile"]
     listed = {file.name for file in found.files}
     assert set(recorded.get("files", [])) <= listed
@@ -262,7 +262,7 @@ def script_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.slow
 def test_a_script_is_profiled_as_a_model_is(script_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_SETTLED", "21")
-    collected = session.profile(script_folder, ProfileRequest(), ("train.py", "--token", "12345"))
+    collected = profiling.profile(script_folder, ProfileRequest(), ("train.py", "--token", "12345"))
     assert (collected.status, collected.warmup_steps) == ("completed", 40)
     assert collected.flop_per_step == FLOP_PER_STEP
     note = (
@@ -275,7 +275,7 @@ def test_a_script_is_profiled_as_a_model_is(script_folder: Path, monkeypatch: py
 @pytest.mark.slow
 def test_a_script_without_a_whole_step_is_partial(script_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_SETTLED", "1000")
-    collected = session.profile(script_folder, ProfileRequest(), ("train.py", "--token", "12345"))
+    collected = profiling.profile(script_folder, ProfileRequest(), ("train.py", "--token", "12345"))
     assert (collected.status, collected.hint) == ("partial", "--profile-steps 1")
     assert collected.reason == (
         "1 of 2 steps held validation, a checkpoint or parts in another order, or had the optimizer left out in each"
@@ -509,17 +509,17 @@ def test_bundle_is_whole_during_the_pass(run_folder: Path, monkeypatch: pytest.M
     seen: list[bundle.Bundle] = []
 
     def look(*_: object) -> ProfileResult:
-        (run_folder / session.WORK / "ncu" / "half.csv").write_text("x")
+        (run_folder / profiling.WORK / "ncu" / "half.csv").write_text("x")
         seen.append(bundle.read(run_folder))
         return ProfileResult(status="failed")
 
     monkeypatch.setattr(ncu_pass, "profile", look)
-    (run_folder / session.WORK).mkdir()
-    (run_folder / session.WORK / "left by a killed one").touch()
-    session.profile(run_folder, ProfileRequest())
+    (run_folder / profiling.WORK).mkdir()
+    (run_folder / profiling.WORK / "left by a killed one").touch()
+    profiling.profile(run_folder, ProfileRequest())
     assert seen[0].document["profile"]["status"] == "not profiled"
     assert "ncu/half.csv" in {file.name for file in bundle.read(run_folder).files}
-    assert not (run_folder / session.WORK).exists()
+    assert not (run_folder / profiling.WORK).exists()
 
 
 def test_low_counts_name_the_likely_cause(tmp_path: Path) -> None:

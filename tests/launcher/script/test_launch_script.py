@@ -11,7 +11,8 @@ import pytest
 from launcher.__main__ import main
 from launcher.machine import local, task
 from launcher.machine.script import Workplace
-from workload.contract import broken, bundle
+from workload import broken
+from workload.contract import bundle
 from workload.contract.bundle import Status
 from workload.contract.errors import ExitCode, UsageError
 from workload.contract.spec import SCRIPTS_TOO, Context, RunSpec, options, resolve

@@ -12,7 +12,8 @@ import pytest
 from analysis.importing import Given, import_file
 from benchmarks.synthetic_bundles import make, make_record
 from tests import sources
-from workload.contract import broken, bundle, record
+from workload import broken
+from workload.contract import bundle, record
 from workload.contract.environment_record import Environment
 from workload.contract.errors import BundleError, UsageError
 from workload.contract.fields import encode, unknown

@@ -144,7 +144,7 @@ def commands() -> list[list[str]]:
     return found
 
 
-@pytest.mark.parametrize("module", ["workload.profile.session", "workload.cli"])
+@pytest.mark.parametrize("module", ["workload.profiling", "workload.cli"])
 def test_who_starts_a_profile_holds_no_gpu(module: str) -> None:
     code = f"import sys, {module}; print('torch' in sys.modules, 'numpy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)

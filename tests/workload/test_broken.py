@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from workload.contract import broken, bundle
+from workload import broken
+from workload.contract import bundle
 from workload.contract.bundle import Status
 from workload.contract.errors import InterruptedRunError, OutOfDeviceMemoryError, RunFailedError
 from workload.contract.record import Record, Repeat, Spec
