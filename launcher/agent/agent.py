@@ -9,7 +9,7 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -47,7 +47,7 @@ from workload.contract.task import Task
 from workload.contract.text import counted
 from workload.environment.machine import HostSystem
 from workload.environment.outside import outside_facts
-from workload.storage.inventory import sealed_runs
+from workload.storage.inventory import SealedRun, sealed_runs
 from workload.storage.store import Store, is_bucket
 
 ROOT = Path("/")
@@ -187,10 +187,18 @@ class Agent:
         return replace(workplace, data=data)
 
     def _in_store(self, task: Task) -> dict[str, str]:
-        """Status by run_key of what need not be measured again; asked for once."""
-        if not any(run.run_key for run in task.runs):
+        """Status by run_key of the runs that need not be measured again; the store is listed once."""
+        keys = {run.run_key for run in task.runs} - {""}
+        if not keys:
             return {}
-        return {sealed.run_key: sealed.status for sealed in sealed_runs(self.store) if sealed.status in FINAL}
+        done: dict[str, str] = {}
+        final = sealed_runs(self.store, compared=lambda run: _is_final(run, keys), by_content=True)
+        for sealed in (run for run in final if _is_final(run, keys)):
+            if sealed.damage:
+                print(f"'{sealed.run_id}' in {self.store} is damaged: {sealed.damage}; it runs again", flush=True)
+            else:
+                done[sealed.run_key] = sealed.status
+        return done
 
     def _broken_off(self) -> Counter[str]:
         """How often each run, by its key, was begun here and did not come to its end."""
@@ -378,6 +386,10 @@ class Agent:
             usd=self.bill.usd(self.request.price(self.zone), now_s),
             billed_from=iso(self.bill.began_s),
         )
+
+
+def _is_final(sealed: SealedRun, keys: Collection[str]) -> bool:
+    return sealed.run_key in keys and sealed.status in FINAL
 
 
 def _line(outcome: Outcome, of: int) -> str:

@@ -39,6 +39,8 @@ TELEMETRY = "telemetry.csv"
 LOG = "log.txt"
 # In a manifest, and stored with its object: what a list shows of a complete run, whose run.json then need not be read.
 LABELS = "labels"
+# Below a folder of results: the damaged bundles whose runs were done again. Hidden folders hold no results.
+DAMAGED = ".damaged"
 
 STEP_COLUMNS = (
     "step",
@@ -209,6 +211,12 @@ def guarded_writes(folder: Path) -> Iterator[None]:
 
 def read(folder: Path) -> Bundle:
     """Read and verify a complete bundle; `BundleError` says what is missing, damaged, foreign or too new."""
+    files = verify(folder)
+    return Bundle(path=folder, document=_read_document(folder), files=files)
+
+
+def verify(folder: Path) -> tuple[File, ...]:
+    """Compare size and sha256 of every file with the manifest, and return its rows; `BundleError` as of `read`."""
     manifest = _read_json(folder / MANIFEST, missing=_why_no_manifest(folder))
     _require_known_schema(folder, manifest)
     try:
@@ -219,7 +227,22 @@ def read(folder: Path) -> Bundle:
         _verify(folder, row)
     if RECORD not in {row.name for row in files}:
         raise _damaged(folder, f"{MANIFEST} lists no {RECORD}")
-    return Bundle(path=folder, document=_read_document(folder), files=files)
+    return files
+
+
+def set_aside(folder: Path) -> Path:
+    """Move a damaged bundle out of its results, where nothing lists or reads it; returns its new place."""
+    place = folder.parent / DAMAGED / folder.name
+    try:
+        place.parent.mkdir(exist_ok=True)
+        if place.exists():
+            place = place.with_name(f"{place.name}-{secrets.token_hex(3)}")
+        folder.rename(place)
+    except OSError as error:
+        raise UsageError(
+            f"the damaged bundle '{folder}' cannot be moved to '{place}': {error.strerror}", hint="-o ANOTHER_FOLDER"
+        ) from error
+    return place
 
 
 def read_record(folder: Path, *, missing: str = "no run.json") -> Record:

@@ -384,6 +384,49 @@ def test_how_runs_ended_is_seen_in_a_list(place: Place, store: Store, tmp_path: 
     }
 
 
+def damage_of(store: Store, *, by_content: bool) -> list[str]:
+    return [sealed.damage for sealed in sealed_runs(store, compared=lambda _: True, by_content=by_content)]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "damage"),
+    [
+        ("run.json", b"{", "run.json has 1 bytes, the manifest says {size}"),
+        ("steps.csv", None, "steps.csv is missing"),
+        ("notes.txt", b"a colleague's", ""),
+    ],
+    ids=["truncated", "missing", "beside"],
+)
+def test_damage_is_seen_in_a_list(
+    name: str, content: bytes | None, damage: str, place: Place, store: Store, made: Path
+) -> None:
+    upload(store, made)
+    assert damage_of(store, by_content=True) == [""]
+    if content is None:
+        place.remove(f"runs/{RUN}/{name}")
+    else:
+        place.put(f"runs/{RUN}/{name}", content)
+    size = (made / "run.json").stat().st_size
+    assert damage_of(store, by_content=False) == [damage.format(size=size)]
+    assert [sealed.damage for sealed in sealed_runs(store)] == [""], "nobody asked"
+
+
+def test_a_changed_byte_is_seen_by_its_checksum(place: Place, store: Store, made: Path) -> None:
+    upload(store, made)
+    place.put(f"runs/{RUN}/steps.csv", (made / "steps.csv").read_bytes().replace(b"0", b"1", 1))
+    changed = "steps.csv was changed after the run: its crc32c differs"
+    assert damage_of(store, by_content=True) == [changed]
+    # The list of a folder has no checksums.
+    assert damage_of(store, by_content=False) == [changed if store.kind == "bucket" else ""]
+
+
+def test_a_list_alone_shows_that_a_bucket_has_whole_bundles(place: Place, store: Store, made: Path) -> None:
+    upload(store, made)
+    with place.requests() as asked:
+        assert damage_of(store, by_content=True) == [""]
+    assert (len(asked) == 1) is (store.kind == "bucket"), asked
+
+
 def test_a_key_is_a_label_too(store: Store, made: Path) -> None:
     job = {"name": "night", "task": 1, "block": 1, "position": 1}
     bundle.write_document(made, {"run_id": RUN, "status": "completed", "run_key": "abc", "job": job})
