@@ -61,7 +61,10 @@ BROKEN_OFF = "the machine broke off the run and started again"
 
 
 class Agent:
-    """One launch on this machine; `root` is where the machine's own root is mounted."""
+    """One launch on this machine; `root` is where the machine's own root is mounted.
+
+    `is_lost`: whether another agent has taken the launch over, which ends the work of this one.
+    """
 
     def __init__(
         self,
@@ -73,10 +76,20 @@ class Agent:
         root: Path = ROOT,
         now: Callable[[], float] = time.time,
         stop: Stop | None = None,
+        is_lost: Callable[[], bool] = lambda: False,
     ) -> None:
         self.request, self.landlord, self.store, self.zone = request, landlord, store, landlord.zone
         self.home, self.root, self.now, self.stop = Home(path=home), root, now, stop or Stop()
-        self.pulse = Pulse(request.name, self.zone, home=self.home, landlord=landlord, store=store, now=now)
+        self.pulse = Pulse(
+            request.name,
+            self.zone,
+            home=self.home,
+            landlord=landlord,
+            store=store,
+            now=now,
+            is_lost=is_lost,
+            on_lost=lambda: self.stop.ask(Why.TAKEN_OVER),
+        )
         # A cloud dates a machine by its insert; where it does not answer, the boot is the first that is known.
         self._created_s = landlord.created_s()
         booted_s = epoch_s(self.home.phases().get(LaunchPhase.BOOTED)) or now()
@@ -91,12 +104,15 @@ class Agent:
         self._settled = 0
 
     def work(self) -> Result:
-        """Everything, to the result in the store; a bug of ours is a result too."""
+        """Everything, to the result in the store; a bug of ours is a result too. Taken over, it leaves no result."""
         with ThreadPoolExecutor(max_workers=1) as uploads:
             with self.pulse.beating(), self._watched():
                 ended = self._guarded(lambda: self._run_or_salvage(uploads))
             self.stop.close()
             ended = self._explained(ended)
+            if self.pulse.is_lost:
+                # The launch's records are the other agent's. What was measured here is worth storing all the same.
+                return self._result(self._guarded(lambda: self._deliver_all(ended)))
             # Whoever starts again after a preemption goes on with what is missing: it has not ended.
             is_taken = self.stop.why is Why.PREEMPTED and ended.exit_code != ExitCode.DONE
             comes_back = is_taken and self.landlord.comes_back()
@@ -344,7 +360,8 @@ class Agent:
         if self.stop.why is None or ended.exit_code == ExitCode.DONE:
             return ended
         error, hint = self._reason(self.stop.why)
-        code = InterruptedRunError.exit_code if self.stop.why is Why.ASKED else RunFailedError.exit_code
+        is_asked = self.stop.why in (Why.ASKED, Why.TAKEN_OVER)
+        code = InterruptedRunError.exit_code if is_asked else RunFailedError.exit_code
         return WorkEnd(exit_code=code, error=error, hint=hint)
 
     def _reason(self, why: Why) -> tuple[str, str]:
@@ -364,6 +381,8 @@ class Agent:
                 )
             case Why.ASKED:
                 return "the machine was told to stop", "launch again"
+            case Why.TAKEN_OVER:
+                return "another agent has taken the launch over", "launch status RUN"
 
     def _deliver_all(self, ended: WorkEnd) -> WorkEnd:
         failed = self.delivery.deliver_all(ended.error)

@@ -164,6 +164,17 @@ def reseal(folder: Path, run: Record) -> None:
     seal(folder)
 
 
+def rename(folder: Path) -> Path:
+    """Give a complete bundle another run_id, which differs in the last six digits; returns its new folder."""
+    document = read(folder).document
+    renamed = folder.with_name(f"{re.sub('-[0-9a-f]{6}$', '', folder.name)}-{secrets.token_hex(3)}")
+    (folder / MANIFEST).unlink()
+    folder.rename(renamed)
+    write_document(renamed, {**document, "run_id": renamed.name})
+    seal(renamed)
+    return renamed
+
+
 def place_in_job(folder: Path, place: JobPlace) -> None:
     """Say in a complete bundle which part of which job it was; all else that its run.json says stays as it was written.
 

@@ -158,16 +158,18 @@ def sealed_runs(
     store: Store,
     folder: str = f"{RUNS}/",
     *,
+    run_id: str = "",
     compared: Callable[[SealedRun], bool] = lambda _: False,
     by_content: bool = False,
 ) -> Iterator[SealedRun]:
     """Every complete run, from one list where the store keeps labels; else its manifest is read.
 
-    A run that cannot be read gives no status: it is there, and `fetch` says what is wrong with it. `compared`: whether
-    to compare the files of a run with its manifest, by size and by the checksums of the list; `by_content`: read the
-    files whose checksums the list does not have.
+    A run that cannot be read gives no status: it is there, and `fetch` says what is wrong with it. `run_id`: this run
+    alone. `compared`: whether to compare the files of a run with its manifest, by size and by the checksums of the
+    list; `by_content`: read the files whose checksums the list does not have.
     """
-    for run in take_stock(store.objects(folder), folder, store.kind).runs:
+    prefix = f"{folder}{run_id}/" if run_id else folder
+    for run in take_stock(store.objects(prefix), folder, store.kind).runs:
         if run.manifest is None:
             continue
         labels = run.manifest.metadata

@@ -12,7 +12,7 @@ from workload.contract import bundle, record
 from workload.contract.checksum import crc32c_of
 from workload.contract.errors import BundleError
 from workload.storage.inventory import FILES_LABEL, RUNS, files_label
-from workload.storage.store import Patience, Store, StoredObject, checksum_of
+from workload.storage.store import ObjectExistsError, Patience, Store, StoredObject, checksum_of
 
 # For results that exist nowhere else: a network that is away for minutes must not cost them.
 PATIENCE = Patience(first_answer_s=120, first_retry_s=100, retry_s=300, connect_s=10, read_s=30)
@@ -83,7 +83,7 @@ def _manifest(folder: Path) -> bundle.File:
 def _require_same_manifest(store: Store, manifest: bundle.File, there: Mapping[str, StoredObject]) -> None:
     remote = there.get(bundle.MANIFEST)
     if remote and checksum_of(store, remote) != manifest.crc32c:
-        raise BundleError(
+        raise ObjectExistsError(
             f"another complete run is in {store} as '{remote.name}'",
             hint=f"to replace it: {store.removal(remote.name.removesuffix(bundle.MANIFEST))}",
         )

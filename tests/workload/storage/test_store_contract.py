@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from launcher.agent.lease import Lease, take
 from launcher.jobs import launches
 from launcher.jobs.records import LAUNCHES, request_object, result_object, status_object
 from tests import sshd
@@ -42,6 +43,7 @@ from workload.storage.upload import upload
 pytestmark = pytest.mark.world
 
 ROOT = Path(__file__).parents[3]
+NAME = "rooflaunch-t4-20261121-100000-0000aa"
 RUN = "20261121T142530Z-local-cpu-resnet18-b16-fp32-0000aa"
 HOSTILE = [
     "../evil",
@@ -444,6 +446,21 @@ def test_a_thousand_bundles_are_listed_with_few_questions(place: Place, store: S
         stock = take_stock(store.objects("runs/"), "runs/")
     assert len(stock.runs) == 1000
     assert len(asked) <= 3, asked[:10]
+
+
+def test_one_agent_at_a_time_has_the_lease_of_a_launch(place: Place, store: Store) -> None:
+    def taken(store: Store) -> Lease:
+        lease = take(store, NAME, now=lambda: 1_795_255_200.0, wait=lambda _: False)
+        assert lease is not None
+        return lease
+
+    first = taken(store)
+    assert not first.is_lost()
+    # Eight find it stale, and each of them again what the one before it has taken: no number is given twice.
+    with ThreadPoolExecutor(8) as pool:
+        others = list(pool.map(lambda _: taken(place.opened()), range(8)))
+    assert sorted(lease.number for lease in others) == list(range(2, 10))
+    assert [lease.number for lease in (first, *others) if not lease.is_lost()] == [9]
 
 
 # Fetching
