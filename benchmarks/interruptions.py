@@ -1,10 +1,11 @@
 """Ctrl-C at random moments of `launch local --repeats 3`: every time 130, and what was measured is kept.
 
-    python benchmarks/interruptions.py 60 [--seed 0] [--alone]
+    python benchmarks/interruptions.py 60 [--seed 0] [--alone | --kill]
 
 Each time SIGINT goes to the whole process group, as from a terminal, or with --alone to `launch` only. The moments are
 uniform over the time that an uninterrupted launch takes, from 0.3 s on; one that comes after the end is drawn again.
 Exits with 1 where a launch ended in another way, left a bundle unsealed or a process running, or printed a traceback.
+With --kill `launch` gets SIGKILL, and a process of its that runs 15 s later is the fault.
 """
 
 import argparse
@@ -28,6 +29,8 @@ ROOT = Path(__file__).parents[1]
 TINY = ["--image-size", "32", "--batch-size", "2", "--warmup", "2", "--iterations", "20"]
 COMMAND = ["local", "--runtime", "process", "--cpu", *TINY, "--repeats", "3", "-o", "out"]
 END_LIMIT_S = 120
+# What docs/bundle.md promises.
+OUTLIVED_LIMIT_S = 15.0
 # Before our first line runs, Ctrl-C is answered by Python itself.
 STARTED_S = 0.3
 
@@ -102,6 +105,47 @@ def interrupt_after(delay_s: float, *, alone: bool) -> Ended | None:
         return await_end(process, Path(name))
 
 
+def outlived_s(delay_s: float) -> float | None:
+    """Start, wait, kill `launch`: how long the last of its processes runs on. None where it had ended by then."""
+    with tempfile.TemporaryDirectory() as name, start(Path(name)) as process:
+        with suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=delay_s)
+            return None
+        began_s = time.monotonic()
+        process.kill()
+        process.wait()
+        while _has_processes(process.pid) and time.monotonic() - began_s < END_LIMIT_S:
+            time.sleep(0.05)
+        took_s = time.monotonic() - began_s
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        return took_s
+
+
+def _has_processes(group: int) -> bool:
+    """Whether a process group has members other than zombies, whose parent may be slow to see them."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            words = stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+            if int(words[2]) == group and words[0] != "Z":
+                return True
+    return False
+
+
+def measure_kills(count: int, seed: int) -> int:
+    """Kill `count` launches; returns how many left a process for longer than they may."""
+    limit_s, moments = duration_s(), random.Random(seed)
+    took: list[float] = []
+    while len(took) < count:
+        delay_s = moments.uniform(STARTED_S, limit_s)
+        if (each_s := outlived_s(delay_s)) is not None:
+            took.append(each_s)
+            print(f"killed after {delay_s:6.2f} s: the last process ended {each_s:5.2f} s later", flush=True)
+    late = sum(each_s > OUTLIVED_LIMIT_S for each_s in took)
+    print(f"\n{count - late} of {count} ended within {OUTLIVED_LIMIT_S:g} s; the last after {max(took):.1f} s")
+    return late
+
+
 def duration_s() -> float:
     """How long a launch takes that nobody interrupts."""
     began_s = time.monotonic()
@@ -139,7 +183,10 @@ def main() -> int:
     parser.add_argument("count", type=int)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--alone", action="store_true", help="SIGINT to `launch` alone")
+    parser.add_argument("--kill", action="store_true", help="SIGKILL to `launch` alone")
     chosen = parser.parse_args()
+    if chosen.kill:
+        return 1 if measure_kills(chosen.count, chosen.seed) else 0
     return 1 if measure(chosen.count, chosen.seed, alone=chosen.alone) else 0
 
 

@@ -27,7 +27,10 @@ AGENT_MODULES = (
     *("__init__", "kinds", "sizes", "jobs/__init__", "jobs/records"),
     *(f"machine/{name}" for name in AGENTS_MACHINE),
     *("agent/__init__", "agent/__main__"),
-    *(f"agent/{name}" for name in ("agent", "bill", "delivery", "home", "landlord", "luggage", "pulse", "stop")),
+    *(
+        f"agent/{name}"
+        for name in ("agent", "bill", "delivery", "home", "landlord", "lease", "luggage", "pulse", "stop")
+    ),
 )
 # The trainer, and the name by which a script starts it.
 TRAINER_PACKAGES = ("rooflaunch", "workload")

@@ -1,18 +1,21 @@
 """`python -m launcher.agent HOME [ROOT]`: does what the launch whose folder HOME is asks this machine for.
 
 In a container HOME is mounted at its own path, and the machine's root at ROOT. Ends with 0 once the launch's result is
-in its store, however the run went; started again it saves what is left, or has nothing to do.
+in its store, however the run went; started again it saves what is left, or has nothing to do. While another agent
+works on the launch it waits.
 """
 
 import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.agent import agent
 from launcher.agent.agent import Agent
 from launcher.agent.landlord import landlord_of
-from launcher.agent.stop import Why
+from launcher.agent.lease import take
+from launcher.agent.stop import Stop, Why
 from launcher.jobs import records
 from launcher.jobs.records import Request
 from workload.contract.errors import ExitCode, RooflaunchError
@@ -29,10 +32,15 @@ def main(words: Sequence[str]) -> int:
         request = Request.from_bytes(landlord.request())
         own = records.request_object(request.name).rpartition("/")[0]
         store = open_store(request.store, probe=f"{own}/", jobs=3, patience=PATIENCE)
-        if store.read(records.result_object(request.name)) is None:
-            here = Agent(request, landlord, store, home, root=root)
-            with handled_by(lambda *_: here.stop.ask(Why.ASKED)):
-                here.work()
+        stop = Stop()
+        with handled_by(lambda *_: stop.ask(Why.ASKED)):
+            lease = take(store, request.name, now=time.time, wait=stop.is_asked)
+            if lease is None:
+                return ExitCode.DONE
+            try:
+                Agent(request, landlord, store, home, root=root, stop=stop, is_lost=lease.is_lost).work()
+            finally:
+                lease.release()
     except RooflaunchError as error:
         print(error.report(), file=sys.stderr, flush=True)
         return error.exit_code

@@ -9,7 +9,7 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -47,7 +47,7 @@ from workload.contract.task import Task
 from workload.contract.text import counted
 from workload.environment.machine import HostSystem
 from workload.environment.outside import outside_facts
-from workload.storage.inventory import sealed_runs
+from workload.storage.inventory import SealedRun, sealed_runs
 from workload.storage.store import Store, is_bucket
 
 ROOT = Path("/")
@@ -61,7 +61,10 @@ BROKEN_OFF = "the machine broke off the run and started again"
 
 
 class Agent:
-    """One launch on this machine; `root` is where the machine's own root is mounted."""
+    """One launch on this machine; `root` is where the machine's own root is mounted.
+
+    `is_lost`: whether another agent has taken the launch over, which ends the work of this one.
+    """
 
     def __init__(
         self,
@@ -73,10 +76,20 @@ class Agent:
         root: Path = ROOT,
         now: Callable[[], float] = time.time,
         stop: Stop | None = None,
+        is_lost: Callable[[], bool] = lambda: False,
     ) -> None:
         self.request, self.landlord, self.store, self.zone = request, landlord, store, landlord.zone
         self.home, self.root, self.now, self.stop = Home(path=home), root, now, stop or Stop()
-        self.pulse = Pulse(request.name, self.zone, home=self.home, landlord=landlord, store=store, now=now)
+        self.pulse = Pulse(
+            request.name,
+            self.zone,
+            home=self.home,
+            landlord=landlord,
+            store=store,
+            now=now,
+            is_lost=is_lost,
+            on_lost=lambda: self.stop.ask(Why.TAKEN_OVER),
+        )
         # A cloud dates a machine by its insert; where it does not answer, the boot is the first that is known.
         self._created_s = landlord.created_s()
         booted_s = epoch_s(self.home.phases().get(LaunchPhase.BOOTED)) or now()
@@ -91,12 +104,15 @@ class Agent:
         self._settled = 0
 
     def work(self) -> Result:
-        """Everything, to the result in the store; a bug of ours is a result too."""
+        """Everything, to the result in the store; a bug of ours is a result too. Taken over, it leaves no result."""
         with ThreadPoolExecutor(max_workers=1) as uploads:
             with self.pulse.beating(), self._watched():
                 ended = self._guarded(lambda: self._run_or_salvage(uploads))
             self.stop.close()
             ended = self._explained(ended)
+            if self.pulse.is_lost:
+                # The launch's records are the other agent's. What was measured here is worth storing all the same.
+                return self._result(self._guarded(lambda: self._deliver_all(ended)))
             # Whoever starts again after a preemption goes on with what is missing: it has not ended.
             is_taken = self.stop.why is Why.PREEMPTED and ended.exit_code != ExitCode.DONE
             comes_back = is_taken and self.landlord.comes_back()
@@ -187,10 +203,18 @@ class Agent:
         return replace(workplace, data=data)
 
     def _in_store(self, task: Task) -> dict[str, str]:
-        """Status by run_key of what need not be measured again; asked for once."""
-        if not any(run.run_key for run in task.runs):
+        """Status by run_key of the runs that need not be measured again; the store is listed once."""
+        keys = {run.run_key for run in task.runs} - {""}
+        if not keys:
             return {}
-        return {sealed.run_key: sealed.status for sealed in sealed_runs(self.store) if sealed.status in FINAL}
+        done: dict[str, str] = {}
+        final = sealed_runs(self.store, compared=lambda run: _is_final(run, keys), by_content=True)
+        for sealed in (run for run in final if _is_final(run, keys)):
+            if sealed.damage:
+                print(f"'{sealed.run_id}' in {self.store} is damaged: {sealed.damage}; it runs again", flush=True)
+            else:
+                done[sealed.run_key] = sealed.status
+        return done
 
     def _broken_off(self) -> Counter[str]:
         """How often each run, by its key, was begun here and did not come to its end."""
@@ -336,7 +360,8 @@ class Agent:
         if self.stop.why is None or ended.exit_code == ExitCode.DONE:
             return ended
         error, hint = self._reason(self.stop.why)
-        code = InterruptedRunError.exit_code if self.stop.why is Why.ASKED else RunFailedError.exit_code
+        is_asked = self.stop.why in (Why.ASKED, Why.TAKEN_OVER)
+        code = InterruptedRunError.exit_code if is_asked else RunFailedError.exit_code
         return WorkEnd(exit_code=code, error=error, hint=hint)
 
     def _reason(self, why: Why) -> tuple[str, str]:
@@ -356,6 +381,8 @@ class Agent:
                 )
             case Why.ASKED:
                 return "the machine was told to stop", "launch again"
+            case Why.TAKEN_OVER:
+                return "another agent has taken the launch over", "launch status RUN"
 
     def _deliver_all(self, ended: WorkEnd) -> WorkEnd:
         failed = self.delivery.deliver_all(ended.error)
@@ -378,6 +405,10 @@ class Agent:
             usd=self.bill.usd(self.request.price(self.zone), now_s),
             billed_from=iso(self.bill.began_s),
         )
+
+
+def _is_final(sealed: SealedRun, keys: Collection[str]) -> bool:
+    return sealed.run_key in keys and sealed.status in FINAL
 
 
 def _line(outcome: Outcome, of: int) -> str:

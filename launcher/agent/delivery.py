@@ -11,11 +11,13 @@ from launcher.agent.bill import Bill, cost
 from launcher.agent.home import Home, epoch_s
 from launcher.agent.stop import Stop, Why
 from launcher.jobs.records import Request
+from launcher.machine.task import FINAL
 from workload.contract import bundle
 from workload.contract.bundle import Status
 from workload.contract.environment_record import CloudFacts
 from workload.contract.errors import BundleError, RooflaunchError
-from workload.storage.store import Store
+from workload.storage.inventory import sealed_runs
+from workload.storage.store import ObjectExistsError, Store
 from workload.storage.upload import upload
 
 
@@ -37,6 +39,9 @@ class Delivery:
         self._price = request.price(zone)
         self._home, self._store, self._bill, self._stop, self._now = home, store, bill, stop, now
         self._sending = threading.Lock()
+        # The bundles that this agent has sent, or an earlier one before it took them up. An agent on another machine
+        # may share the folder and store a bundle that is still being written here.
+        self._sent = set[str]()
 
     @property
     def is_complete(self) -> bool:
@@ -45,6 +50,7 @@ class Delivery:
 
     def take_up(self) -> None:
         """Go on with the bundles that the launch has made on this machine before it started again."""
+        self._sent |= set(self._home.uploaded())
         self.folders += self._home.bundles()
         for folder in self.folders:
             with suppress(BundleError):
@@ -65,16 +71,36 @@ class Delivery:
         """Close a bundle and send it, once."""
         # At the end, the sending of an earlier run may still be under way.
         with self._sending:
-            if folder.name in self._home.uploaded():
+            if folder.name in self._sent:
                 return
             try:
                 self._close(folder, error)
-                sent = upload(self._store, folder)
+                try:
+                    sent = upload(self._store, folder)
+                except ObjectExistsError:
+                    folder = self._beside(folder)
+                    sent = upload(self._store, folder)
             except RooflaunchError as failure:
                 print(failure.report(), file=sys.stderr, flush=True)
                 raise
+            self._sent.add(folder.name)
             self._home.note_uploaded(folder.name)
             print(f"uploaded {sent.run_id}: {sent.files} files, {sent.bytes} bytes", flush=True)
+
+    def _beside(self, folder: Path) -> Path:
+        """Rename a complete bundle whose run another agent has stored as a broken one; returns its new folder.
+
+        Raises `ObjectExistsError` where the stored bundle is as good as this one.
+        """
+        stored = next(sealed_runs(self._store, run_id=folder.name), None)
+        if stored is None or stored.status in FINAL or bundle.read(folder).record.status not in FINAL:
+            raise ObjectExistsError(
+                f"another bundle of '{folder.name}' is in {self._store}", hint=f"its files are in '{folder}'"
+            )
+        renamed = bundle.rename(folder)
+        self.folders[self.folders.index(folder)] = renamed
+        print(f"{folder.name} is in the store as a broken run: the complete one is {renamed.name}", flush=True)
+        return renamed
 
     def _close(self, folder: Path, error: str) -> None:
         """Seal a bundle with what only we know; once, so that a second try sends the same bytes."""

@@ -20,15 +20,29 @@ class Pulse:
     """The heartbeat of one launch. Threads may share it."""
 
     def __init__(
-        self, name: str, zone: str, *, home: Home, landlord: Landlord, store: Store, now: Callable[[], float]
+        self,
+        name: str,
+        zone: str,
+        *,
+        home: Home,
+        landlord: Landlord,
+        store: Store,
+        now: Callable[[], float],
+        is_lost: Callable[[], bool],
+        on_lost: Callable[[], None],
     ) -> None:
+        """`is_lost`: whether another agent has taken the launch over, which is told to `on_lost` once."""
         self.last_line = ""
+        self.is_lost = False
+        self._ask_whether_lost, self._on_lost = is_lost, on_lost
         self._name, self._zone, self._home, self._landlord, self._store = name, zone, home, landlord, store
         self._now = now
         self._wake = threading.Event()
 
     def enter(self, phase: LaunchPhase) -> None:
         """Say that a phase begins."""
+        if self.is_lost:
+            return
         at = iso(self._now())
         print(f"rooflaunch: phase {phase} {at}", flush=True)
         self._home.note_phase(phase, at)
@@ -37,6 +51,11 @@ class Pulse:
 
     def beat(self) -> None:
         """Say that the machine lives. A store that does not answer now is no reason to end."""
+        if not self.is_lost and self._ask_whether_lost():
+            self.is_lost = True
+            self._on_lost()
+        if self.is_lost:  # the heartbeat is the other agent's
+            return
         at = iso(self._now())
         heartbeat = Heartbeat(
             at=at,

@@ -16,6 +16,7 @@ class Why(StrEnum):
     PREEMPTED = "preempted"
     TIMED_OUT = "timed out"
     ASKED = "asked"
+    TAKEN_OVER = "taken over"
 
 
 class Stop:
@@ -28,12 +29,13 @@ class Stop:
         self.why: Why | None = None
         self._press_every_s, self._presses = press_every_s, seal_s / press_every_s
         self._trainer: Trainer | None = None
-        self._over = threading.Event()
+        self._over, self._asked = threading.Event(), threading.Event()
 
     def ask(self, why: Why) -> None:
         """The first reason counts; but that somebody asked is explained by a preemption."""
         if self.why is None:
             self.why = why
+            self._asked.set()
             threading.Thread(target=self._press, daemon=True).start()
         elif self.why is Why.ASKED and why is Why.PREEMPTED:
             self.why = why
@@ -53,6 +55,10 @@ class Stop:
     def is_over(self, wait_s: float) -> bool:
         """Whether it is closed within `wait_s`."""
         return self._over.wait(wait_s)
+
+    def is_asked(self, wait_s: float) -> bool:
+        """Whether a stop is asked for within `wait_s`."""
+        return self._asked.wait(wait_s)
 
     def _press(self) -> None:
         presses = 0

@@ -3,6 +3,7 @@
     scripts/<sha256>.tar.gz        by the launcher: the files of somebody's own script
     launches/<name>/variables.json by the launcher: those of its own that a script gets; emptied at the end
     launches/<name>/request.json   by the launcher, before the VM exists
+    launches/<name>/lease-<n>.json by the VM: which agent works; created if absent, the highest number counts
     launches/<name>/status.json    by the VM, again and again: its heartbeat
     launches/<name>/result.json    by the VM, once, after its bundles
     launches/<name>/startup.log    by the VM, on any exit
@@ -257,6 +258,20 @@ class Heartbeat(_Document):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LeaseRecord(_Document):
+    """Which agent works on a launch: its machine's name, the id of the machine's boot, and the process.
+
+    `released`: the agent has ended in order.
+    """
+
+    at: str
+    host: str
+    boot: str = ""
+    process: str = ""
+    released: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class Result(_Document):
     """How the launch ended: the exit code of `launch local` for the same run, and what was uploaded whole.
 
@@ -379,6 +394,10 @@ RULES: Mapping[str, FieldRule] = {
     "phases": FieldRule("an object of times in ISO 8601", _by_name(_is_time)),
     "runs": FieldRule("a list of run ids: letters, digits and ._+-", _are(_matches(RUN_ID))),
     "last_line": _TEXT,
+    "host": _TEXT,
+    "boot": _TEXT,
+    "process": _TEXT,
+    "released": _FLAG,
     "exit_code": FieldRule(f"a whole number up to {MAX_COUNT}", _is_count),
     "ended_at": _TIME,
     "error": _TEXT,
@@ -400,6 +419,10 @@ def variables_object(name: str) -> str:
 
 def status_object(name: str) -> str:
     return f"{LAUNCHES}{name}/status.json"
+
+
+def lease_object(name: str, number: int) -> str:
+    return f"{LAUNCHES}{name}/lease-{number}.json"
 
 
 def result_object(name: str) -> str:

@@ -6,7 +6,7 @@ Threads may each run one and share the store: nothing here handles signals.
 
 import secrets
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -16,7 +16,7 @@ from typing import Any
 from launcher.backends.door import Condition, Machine, Plan, Submitted, Tried
 from launcher.jobs import cleanup, launches
 from launcher.jobs.follow import Ending, Followed, follow
-from launcher.jobs.records import RUNS, STAMP, Heartbeat, LaunchPhase, Result, epoch_s, request_object, utc
+from launcher.jobs.records import RUNS, STAMP, Heartbeat, LaunchPhase, Request, Result, epoch_s, request_object, utc
 from launcher.jobs.session import Event, EventKind, Session
 from launcher.script.parcel import Parcel
 from workload.contract import bundle
@@ -33,7 +33,8 @@ from workload.contract.errors import (
     ToolError,
     UsageError,
 )
-from workload.contract.record import to_json
+from workload.contract.record import Status, to_json
+from workload.contract.text import counted
 from workload.storage import fetch
 from workload.storage.names import why_unsafe
 from workload.storage.source import FetchSource
@@ -177,7 +178,7 @@ class Launcher:
         except (KeyboardInterrupt, InterruptedRunError) as stopped:
             raise LeftRunningError(machine) from stopped
         try:
-            return self._billed(self._home(outcome, followed, machine), plan, machine), _ending(followed)
+            return self._billed(self._home(outcome, followed, machine, plan.request), plan, machine), _ending(followed)
         except (KeyboardInterrupt, InterruptedRunError) as stopped:
             raise InterruptedRunError(
                 f"interrupted; '{outcome.name}' has ended, and not everything of it is here",
@@ -225,7 +226,7 @@ class Launcher:
             self.settle(name, "", code, error)
         return gone
 
-    def _home(self, outcome: LaunchOutcome, followed: Followed, machine: Machine) -> LaunchOutcome:
+    def _home(self, outcome: LaunchOutcome, followed: Followed, machine: Machine, request: Request) -> LaunchOutcome:
         """Bring the bundles, and make sure of the machine's end whatever became of them."""
         self._store_calls.update(followed.calls)
         error = followed.error or _error_of(followed.result, outcome.name)
@@ -237,6 +238,7 @@ class Launcher:
         except RooflaunchError as failed:
             # How the run failed says more than what could not be brought home because of it.
             error = error or failed
+        error = error or _shortfall(request, bundles)
         if not followed.is_gone:
             error = self._see_it_gone(machine) or error
         return replace(
@@ -340,6 +342,21 @@ def _error_of(result: Result | None, name: str) -> RooflaunchError | None:
         usual, hint = f"the run ended with exit code {result.exit_code}", f"launch logs {name}"
     own_hint = launches.plain(result.hint).replace("launch logs RUN", f"launch logs {name}")
     return kind(f"'{name}': {launches.plain(result.error) or usual}", hint=own_hint or hint)
+
+
+def _shortfall(request: Request, bundles: Sequence[Bundle]) -> RooflaunchError | None:
+    """Which run of a launch that has ended well has no bundle that is completed: the bundles say what is done."""
+    asked, hint = len(request.work.runs), f"launch logs {request.name}"
+    statuses = [run.record.status for run in bundles]
+    if (completed := statuses.count(Status.COMPLETED)) >= asked:
+        return None
+    broken = [run for run in bundles if run.record.status is not Status.COMPLETED]
+    if not broken:
+        return BundleError(f"'{request.name}' left {completed} of {counted(asked, 'bundle')}", hint=hint)
+    kind = OutOfDeviceMemoryError if Status.OUT_OF_MEMORY in statuses else RunFailedError
+    why = launches.plain(broken[0].record.error or broken[0].record.status)
+    done = f"{completed} of {counted(asked, 'run')} completed"
+    return kind(f"'{request.name}': {done}; {broken[0].path.name}: {why}", hint=hint)
 
 
 def _phases(first: Mapping[str, str], later: Mapping[str, str]) -> dict[str, str]:

@@ -69,13 +69,18 @@ def drive(
     max_cost_usd: float | None = None,
     max_time_s: float | None = None,
     ports: SweepPorts | None = None,
+    damaged: Collection[str] = (),
 ) -> SweepOutcome:
     """Do what is missing, and say what came of it; progress goes to stderr.
 
-    `grow` gives a place more blocks, where `until` wants them. Raises `UsageError` where another process works on the
+    `grow` gives a place more blocks, where `until` wants them. `damaged`: the ids of damaged bundles in the folder,
+    which are set aside, so that their runs count as missing. Raises `UsageError` where another process works on the
     same sweep in the same folder; whatever else goes wrong is in the outcome.
     """
     with lock.held(output, sweep.name) as earlier:
+        for run_id in damaged:
+            if _is_damaged(output / run_id):
+                bundle.set_aside(output / run_id)
         driver = _Driver(sweep, output, ports or real_ports(), Control(until_s=max_time_s), until, grow)
         return driver.run(Budget(max_cost_usd), was_killed=earlier is not None)
 
@@ -241,6 +246,15 @@ class _Driver:
             calls=rented.calls if rented else {},
             decision=work.decision,
         )
+
+
+def _is_damaged(folder: Path) -> bool:
+    """Whether a bundle is damaged still: another process may have fetched it again, or moved it away."""
+    try:
+        bundle.verify(folder)
+    except BundleError:
+        return folder.is_dir()
+    return False
 
 
 def known_runs(output: Path, keys: Collection[str], *, with_figures: bool) -> dict[str, Ended]:

@@ -11,10 +11,10 @@ from launcher.sweep.work import FINAL, PlaceWork, one_line, rate_text
 from launcher.sweep.workers import Workers
 from workload.contract import bundle
 from workload.contract.bundle import Bundle
-from workload.contract.errors import RooflaunchError
+from workload.contract.errors import BundleError, RooflaunchError
 from workload.contract.record import Status
 from workload.storage import fetch
-from workload.storage.inventory import sealed_runs
+from workload.storage.inventory import SealedRun, sealed_runs
 from workload.storage.source import FetchSource
 from workload.storage.store import Store
 
@@ -47,16 +47,31 @@ class Homecoming:
     def bring_sealed(self, keys: Collection[str] | None = None) -> None:
         """Every sealed run of the place, or of these, that is in the store and not here; one list says which."""
         waiting: list[Future[None]] = []
-        for sealed in sealed_runs(self._store):
+        damaged: list[SealedRun] = []
+        for sealed in sealed_runs(self._store, compared=lambda run: run.status in FINAL and self._is_away(run)):
             if not self._work.has(sealed.run_key) or (keys is not None and sealed.run_key not in keys):
+                continue
+            if sealed.damage:
+                damaged.append(sealed)
                 continue
             if sealed.status in FINAL:
                 self._work.settle(sealed.run_key, Status(sealed.status))
-            is_here = (self._output / sealed.run_id / bundle.MANIFEST).is_file()
-            if sealed.status in (*FINAL, Status.FAILED) and not is_here:
-                waiting.append(self._workers.submit(self._bring_stock, sealed.run_id))
+            if sealed.status in (*FINAL, Status.FAILED) and self._is_away(sealed):
+                waiting.append(self._workers.submit(self._bring_stock, sealed))
         for future in waiting:
             future.result()
+        for sealed in damaged:
+            if self._work.status(sealed.run_key) is None:
+                self._say_damaged(sealed.run_id, sealed.damage)
+
+    def _is_away(self, sealed: SealedRun) -> bool:
+        """Whether a run of the place is in the store, and not here."""
+        is_here = (self._output / sealed.run_id / bundle.MANIFEST).is_file()
+        return self._work.has(sealed.run_key) and not is_here
+
+    def _say_damaged(self, run_id: str, why: str) -> None:
+        address = self._store.locate(f"{RUNS}{run_id}")
+        self._board.say(self._work.name, f"{address} is damaged, and its run is done again: {why}")
 
     def _bring_one(self, launch: Rental, run_id: str) -> None:
         try:
@@ -70,12 +85,15 @@ class Homecoming:
         else:
             self._arrived(sealed)
 
-    def _bring_stock(self, run_id: str) -> None:
-        """What an earlier start has left: what failed then is tried again now."""
+    def _bring_stock(self, there: SealedRun) -> None:
+        """Fetch what an earlier start has left; a run that failed then is tried again now, and a damaged one too."""
         try:
-            sealed = self._fetched(run_id)
+            sealed = self._fetched(there.run_id)
+        except BundleError as error:
+            self._work.lose(there.run_key)
+            self._say_damaged(there.run_id, str(error))
         except RooflaunchError as error:
-            self._board.say(self._work.name, f"{run_id} does not come home: {error}")
+            self._board.say(self._work.name, f"{there.run_id} does not come home: {error}")
         else:
             if sealed.record.status in FINAL:
                 self._work.take(sealed.record, sealed.path)
@@ -87,6 +105,9 @@ class Homecoming:
             report = fetch.fetch(self._store, source, self._output, jobs=1)
             if report.error:
                 raise report.error
+            for outcome in report.outcomes:
+                if outcome.state is fetch.FetchState.REFUSED:
+                    raise BundleError(outcome.reason, hint="the same command runs it again")
         sealed = bundle.read(self._output / run_id)
         _ = sealed.record
         return sealed

@@ -16,6 +16,7 @@ from launcher.sweep.code import code_of, is_by_tag
 from launcher.sweep.matrix import Matrix, PlaceMatrix, impossible
 from launcher.sweep.places import LOCAL, Place, PlacePlan, Sweep
 from launcher.sweep.there import There, first_lines, seconds_of_runs
+from workload.contract.bundle import DAMAGED
 from workload.contract.errors import UsageError
 from workload.contract.script import without_secrets
 from workload.contract.spec import Resolved, RunSpec
@@ -62,7 +63,7 @@ class SweepPlan:
     """A sweep as it will be done.
 
     `unmeasured`: configurations without any run, where others have some; `others`: runs of the sweep of this name that
-    it does not ask for (any more), by configuration.
+    it does not ask for (any more), by configuration. `damaged`: why a bundle of its runs does not count, by run_id.
     """
 
     sweep: Sweep
@@ -70,6 +71,7 @@ class SweepPlan:
     output: Path
     unmeasured: tuple[str, ...] = ()
     others: Mapping[str, int] = field(default_factory=dict)
+    damaged: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     @property
@@ -111,6 +113,7 @@ class SweepPlan:
             "places": [_to_json(place) for place in self.places],
             "unmeasured": list(self.unmeasured),
             "no_longer_asked_for": dict(self.others),
+            "damaged": dict(self.damaged),
             "notes": list(self.notes),
         }
 
@@ -152,6 +155,15 @@ class SweepPlan:
                     f"with these options, this code and these places: {texts}"
                 ),
             )
+        if self.damaged:
+            texts = first_lines([(f"{run_id} ({why})", 1) for run_id, why in self.damaged.items()], FEW)
+            yield (
+                "damaged",
+                (
+                    f"{counted(len(self.damaged), 'bundle')} whose runs are done again; "
+                    f"a start moves the damaged files to {self.output / DAMAGED}/: {texts}"
+                ),
+            )
         for note in self.notes:
             yield "note", note
         yield "bundles", f"{self.output}/"
@@ -179,6 +191,7 @@ def make_plan(
     if as_many_blocks:
         every = [with_blocks(plan, max(matrix.repeats, blocks_there(plan, there)), seed=matrix.seed) for plan in every]
     keys = frozenset(run.run_key for plan in every for run in plan.runs)
+    there = there.verified(keys, output)
     wanted = [replace(plan, done=there.done(plan)) for plan in every if not only or plan.place.name in only]
     places = tuple(_forecast(plan, there, output, backend, now, file, offline=offline) for plan in wanted)
     name = wanted[0].tasks[0].job
@@ -189,6 +202,7 @@ def make_plan(
         output=output,
         unmeasured=tuple(text for plan in wanted for text in _unmeasured(plan)),
         others=dict(there.of_job(name, keys | more)),
+        damaged=there.damaged,
         notes=_notes(wanted, more, offline=offline, fresh=fresh),
     )
 

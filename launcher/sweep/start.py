@@ -107,4 +107,5 @@ def go(asked: Asked, plan: SweepPlan, ports: SweepPorts | None = None) -> SweepO
         max_cost_usd=asked.max_cost_usd,
         max_time_s=asked.max_time_s,
         ports=ports,
+        damaged=tuple(plan.damaged),
     )

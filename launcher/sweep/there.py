@@ -3,9 +3,9 @@
 import platform
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from launcher.sweep.blocks import NOT_IN_KEY
@@ -28,10 +28,25 @@ MOST_CONFIGURATIONS = 100
 
 @dataclass(frozen=True, kw_only=True)
 class There:
-    """The complete runs of a folder, with what this sweep has of them by key."""
+    """The complete runs of a folder, with what this sweep has of them by key; `damaged`: why not, by run_id."""
 
     runs: tuple[SealedRun, ...] = ()
     by_key: Mapping[str, SealedRun] = field(default_factory=dict)
+    damaged: Mapping[str, str] = field(default_factory=dict)
+
+    def verified(self, keys: Collection[str], results: Path) -> "There":
+        """The same, without the runs of these keys whose files differ from their manifest in size or sha256."""
+        damaged: dict[str, str] = {}
+        for run in self.runs:
+            if run.run_key in keys and run.status in DONE:
+                try:
+                    bundle.verify(results / run.run_id)
+                except BundleError as error:
+                    damaged[run.run_id] = str(error).removeprefix(f"'{results / run.run_id}' is damaged: ")
+        if not damaged:
+            return self
+        whole = _of_runs(tuple(run for run in self.runs if run.run_id not in damaged))
+        return replace(whole, damaged=damaged)
 
     def done(self, plan: PlacePlan) -> frozenset[str]:
         """The keys of a place's runs that need not run again."""
@@ -49,7 +64,10 @@ class There:
 
 def look(results: Path) -> There:
     """By the manifests alone. A key counts as done whatever else there is with it."""
-    runs = tuple(sealed_in(results))
+    return _of_runs(tuple(sealed_in(results)))
+
+
+def _of_runs(runs: tuple[SealedRun, ...]) -> There:
     return There(runs=runs, by_key={run.run_key: run for run in runs if run.run_key and run.status in DONE})
 
 

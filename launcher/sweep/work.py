@@ -127,6 +127,12 @@ class PlaceWork:
             if run_key in self._asked and status in FINAL:
                 self._ended.setdefault(run_key, Ended(status=status))
 
+    def lose(self, run_key: str) -> None:
+        """The bundle of a settled run is damaged in the store: the run is missing again."""
+        with self._lock:
+            if (ended := self._ended.get(run_key)) and ended.path is None:
+                del self._ended[run_key]
+
     def fail(self, runs: Iterable[TaskRun], *, why: str, hint: str, code: int = ExitCode.RUN_FAILED) -> None:
         """These runs are not tried again now."""
         with self._lock:

@@ -39,6 +39,8 @@ TELEMETRY = "telemetry.csv"
 LOG = "log.txt"
 # In a manifest, and stored with its object: what a list shows of a complete run, whose run.json then need not be read.
 LABELS = "labels"
+# Below a folder of results: the damaged bundles whose runs were done again. Hidden folders hold no results.
+DAMAGED = ".damaged"
 
 STEP_COLUMNS = (
     "step",
@@ -162,6 +164,17 @@ def reseal(folder: Path, run: Record) -> None:
     seal(folder)
 
 
+def rename(folder: Path) -> Path:
+    """Give a complete bundle another run_id, which differs in the last six digits; returns its new folder."""
+    document = read(folder).document
+    renamed = folder.with_name(f"{re.sub('-[0-9a-f]{6}$', '', folder.name)}-{secrets.token_hex(3)}")
+    (folder / MANIFEST).unlink()
+    folder.rename(renamed)
+    write_document(renamed, {**document, "run_id": renamed.name})
+    seal(renamed)
+    return renamed
+
+
 def place_in_job(folder: Path, place: JobPlace) -> None:
     """Say in a complete bundle which part of which job it was; all else that its run.json says stays as it was written.
 
@@ -209,6 +222,12 @@ def guarded_writes(folder: Path) -> Iterator[None]:
 
 def read(folder: Path) -> Bundle:
     """Read and verify a complete bundle; `BundleError` says what is missing, damaged, foreign or too new."""
+    files = verify(folder)
+    return Bundle(path=folder, document=_read_document(folder), files=files)
+
+
+def verify(folder: Path) -> tuple[File, ...]:
+    """Compare size and sha256 of every file with the manifest, and return its rows; `BundleError` as of `read`."""
     manifest = _read_json(folder / MANIFEST, missing=_why_no_manifest(folder))
     _require_known_schema(folder, manifest)
     try:
@@ -219,7 +238,22 @@ def read(folder: Path) -> Bundle:
         _verify(folder, row)
     if RECORD not in {row.name for row in files}:
         raise _damaged(folder, f"{MANIFEST} lists no {RECORD}")
-    return Bundle(path=folder, document=_read_document(folder), files=files)
+    return files
+
+
+def set_aside(folder: Path) -> Path:
+    """Move a damaged bundle out of its results, where nothing lists or reads it; returns its new place."""
+    place = folder.parent / DAMAGED / folder.name
+    try:
+        place.parent.mkdir(exist_ok=True)
+        if place.exists():
+            place = place.with_name(f"{place.name}-{secrets.token_hex(3)}")
+        folder.rename(place)
+    except OSError as error:
+        raise UsageError(
+            f"the damaged bundle '{folder}' cannot be moved to '{place}': {error.strerror}", hint="-o ANOTHER_FOLDER"
+        ) from error
+    return place
 
 
 def read_record(folder: Path, *, missing: str = "no run.json") -> Record:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -34,6 +35,9 @@ CAUSES: Mapping[int, str] = {
 LIFELINE = "ROOFLAUNCH_LIFELINE"
 # Ctrl-C once more may be impatience, and a closing window sends two signals; a third one wants it to end now.
 SIGNALS_UNTIL_KILLED = 3
+# A trainer without a launcher is killed after so long, sealed or not. With what a busy machine adds it has ended 15 s
+# after its launcher: whoever killed the launcher wants the machine.
+ORPHAN_LIMIT_S = 11.0
 # Long enough for the callback that dropped the interruption to have returned.
 AGAIN_S = 0.05
 
@@ -275,7 +279,10 @@ def _held_back() -> Iterator[None]:
 
 
 def end_with_parent() -> None:
-    """Interrupt this process once its parent is gone, if the parent holds our standard input for that."""
+    """Interrupt this process once its parent is gone, if the parent holds our standard input for that.
+
+    After `ORPHAN_LIMIT_S` it is killed with the processes that it has started, whatever it does.
+    """
     if os.environ.pop(LIFELINE, None) is None:
         return
 
@@ -286,8 +293,25 @@ def end_with_parent() -> None:
                 pass
         _parent_is_gone = True
         os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(ORPHAN_LIMIT_S)
+        for process in (*_descendants(os.getpid()), os.getpid()):
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def _descendants(process: int) -> list[int]:
+    """The processes that a process has started, and those have; none where the system has no /proc."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            parent = stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[1]
+            children.setdefault(int(parent), []).append(int(stat.parent.name))
+    found = [process]
+    for one in found:
+        found += children.get(one, [])
+    return found[1:]
 
 
 def killed_error(number: int) -> RunFailedError:

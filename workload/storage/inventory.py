@@ -4,11 +4,12 @@ Everything that a store says is somebody else's: a name that could leave its fol
 on every file system, is refused, and a manifest is believed only as far as the objects are there as it says.
 """
 
+import hashlib
 import json
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,6 +19,8 @@ from workload.storage.names import clashes, why_unsafe
 from workload.storage.store import Store, StoredObject
 
 RUNS = "runs"
+# Metadata of a stored manifest: a digest of the files that it lists, so that a list alone shows whether they are there.
+FILES_LABEL = "files"
 SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,3})?")
 # Pieces of files that have not come whole, inside the run's folder.
 PARTIAL = ".fetch"
@@ -72,7 +75,8 @@ class Wanted:
 class SealedRun:
     """A complete run as a list shows it; `run_key` and `job`, its sweep's name, are empty where it has none.
 
-    `seconds`: how long its process took, where its labels say so.
+    `seconds`: how long its process took, where its labels say so. `damage`: how its files differ from its manifest,
+    where `sealed_runs` was asked to compare them.
     """
 
     run_id: str
@@ -80,6 +84,7 @@ class SealedRun:
     run_key: str
     job: str = ""
     seconds: float | None = None
+    damage: str = ""
 
     @classmethod
     def labelled(cls, run_id: str, labels: Mapping[str, str]) -> Self:
@@ -149,18 +154,55 @@ def read_document(run: RemoteRun, name: str, content: bytes) -> dict[str, Any]:
     return document
 
 
-def sealed_runs(store: Store, folder: str = f"{RUNS}/") -> Iterator[SealedRun]:
+def sealed_runs(
+    store: Store,
+    folder: str = f"{RUNS}/",
+    *,
+    run_id: str = "",
+    compared: Callable[[SealedRun], bool] = lambda _: False,
+    by_content: bool = False,
+) -> Iterator[SealedRun]:
     """Every complete run, from one list where the store keeps labels; else its manifest is read.
 
-    A run that cannot be read gives no status: it is there, and `fetch` says what is wrong with it.
+    A run that cannot be read gives no status: it is there, and `fetch` says what is wrong with it. `run_id`: this run
+    alone. `compared`: whether to compare the files of a run with its manifest, by size and by the checksums of the
+    list; `by_content`: read the files whose checksums the list does not have.
     """
-    for run in take_stock(store.objects(folder), folder, store.kind).runs:
+    prefix = f"{folder}{run_id}/" if run_id else folder
+    for run in take_stock(store.objects(prefix), folder, store.kind).runs:
         if run.manifest is None:
             continue
         labels = run.manifest.metadata
         if record.STATUS_LABEL not in labels:
             labels = _read_labels(store, folder, run)
-        yield SealedRun.labelled(run.run_id, labels)
+        sealed = SealedRun.labelled(run.run_id, labels)
+        if compared(sealed):
+            sealed = replace(sealed, damage=_damage(store, folder, run, by_content=by_content))
+        yield sealed
+
+
+def files_label(files: Iterable[tuple[str, int, str]]) -> str:
+    """The digest for `FILES_LABEL` of the name, size and CRC-32C of each file."""
+    lines = "\n".join(f"{name} {size} {crc32c}" for name, size, crc32c in sorted(files))
+    return hashlib.sha256(lines.encode(errors="surrogateescape")).hexdigest()[:32]
+
+
+def _damage(store: Store, folder: str, run: RemoteRun, *, by_content: bool) -> str:
+    """How a run's objects differ from its manifest, which is read only where the list alone does not show it."""
+    assert run.manifest is not None
+    objects = ((name, one.bytes, one.crc32c) for name, one in run.objects.items() if name != bundle.MANIFEST)
+    if run.manifest.metadata.get(FILES_LABEL) == files_label(objects):
+        return ""
+    try:
+        manifest = store.read(f"{folder}{run.run_id}/{bundle.MANIFEST}") or b""
+        wanted = wanted_files(run, manifest)
+        sums = {row.name: row.crc32c for row in _rows_of(run, manifest)} if by_content else {}
+        for file in wanted:
+            if by_content and not file.remote.crc32c and store.checksum(file.remote.name) != sums[file.name]:
+                raise run.damaged(f"{file.name} was changed after the run: its crc32c differs")
+    except BundleError as error:
+        return str(error).removeprefix(f"damaged in the {run.kind}: ")
+    return ""
 
 
 def sealed_in(results: Path) -> Iterator[SealedRun]:

@@ -11,8 +11,8 @@ from pathlib import Path
 from workload.contract import bundle, record
 from workload.contract.checksum import crc32c_of
 from workload.contract.errors import BundleError
-from workload.storage.inventory import RUNS
-from workload.storage.store import Patience, Store, StoredObject, checksum_of
+from workload.storage.inventory import FILES_LABEL, RUNS, files_label
+from workload.storage.store import ObjectExistsError, Patience, Store, StoredObject, checksum_of
 
 # For results that exist nowhere else: a network that is away for minutes must not cost them.
 PATIENCE = Patience(first_answer_s=120, first_retry_s=100, retry_s=300, connect_s=10, read_s=30)
@@ -39,11 +39,12 @@ def upload(store: Store, folder: Path, *, on_file: OnFile | None = None) -> Uplo
     prefix = f"{RUNS}/{folder.name}/"
     there = {listed.name.removeprefix(prefix): listed for listed in store.objects(prefix)}
     _require_same_manifest(store, manifest, there)
+    files = files_label((file.name, file.bytes, file.crc32c) for file in complete.files)
+    labels = {**record.labels_of(complete.document), FILES_LABEL: files}
     stored: list[bundle.File] = []
     # The small ones first: of an upload that is cut off, the record and the steps are there.
     for file in (*sorted(complete.files, key=lambda file: (file.bytes, file.name)), manifest):
-        labels = record.labels_of(complete.document) if file is manifest else {}
-        if _send(store, folder, prefix, file, there, labels):
+        if _send(store, folder, prefix, file, there, labels if file is manifest else {}):
             stored.append(file)
             if on_file:
                 on_file(file)
@@ -82,7 +83,7 @@ def _manifest(folder: Path) -> bundle.File:
 def _require_same_manifest(store: Store, manifest: bundle.File, there: Mapping[str, StoredObject]) -> None:
     remote = there.get(bundle.MANIFEST)
     if remote and checksum_of(store, remote) != manifest.crc32c:
-        raise BundleError(
+        raise ObjectExistsError(
             f"another complete run is in {store} as '{remote.name}'",
             hint=f"to replace it: {store.removal(remote.name.removesuffix(bundle.MANIFEST))}",
         )

@@ -3,7 +3,8 @@
 Python 3.8 or newer, standard library only. In the folder of ours, which the login node shares with the compute nodes:
 
     arrays/<array>/    one job array: script.sh, `elements` (a launch a line, the first is element 1), `job` (Slurm's
-                       number), and <element>.log, which is the launch's own log
+                       number), `check` (that of the check which it waits for), and <element>.log, which is the
+                       launch's own log
     jobs/<name>/       one launch: `element` (its array and number in it), and what its agent keeps
     checks/            what a compute node saw of this folder
     launches/, runs/   the store: records and bundles
@@ -44,15 +45,14 @@ def main(question: dict[str, Any], payload: BinaryIO) -> tuple[dict[str, Any], I
     root = Path(question["root"]).expanduser()
     blocks: Iterable[bytes] = ()
     do = question["do"]
+    answers = {"put": put, "submit": submit, "check": check, "await": awaited}
     try:
         if do == "site":
             answer = site(root)
-        elif do == "put":
-            answer = put(root, question)
-        elif do == "submit":
-            answer = submit(root, question)
-        elif do == "check":
-            answer = check(root, question)
+        elif do in answers:
+            answer = answers[do](root, question)
+        elif do == "drop":
+            answer = drop([question["job"]])
         elif do == "checked":
             answer = {"is_known": is_fresh(root / "checks" / (question["subject"] + ".good"), question["for_s"])}
         elif do == "look":
@@ -203,15 +203,18 @@ def submit(root: Path, question: dict[str, Any]) -> dict[str, Any]:
         code, text, complaints = tool("sbatch", "--parsable", *question["words"], given=question["script"])
         number = text.strip().split(";")[0]
         if code != 0 or not number.isdigit():
+            drop([question["check"]] if question["check"] else [])
             return {"refused": complaints or text.strip() or f"exit code {code}", "code": code}
         (folder / "job").write_text(number)
+        if question["check"]:
+            (folder / "check").write_text(question["check"])
     return {"job": number}
 
 
-def number_of(folder: Path) -> str:
-    """Slurm's number of an array; empty where it was not submitted, or nobody wrote it down."""
+def number_of(folder: Path, file: str = "job") -> str:
+    """Slurm's number of an array, or of its `check`; empty where it was not submitted, or nobody wrote it down."""
     try:
-        return (folder / "job").read_text().strip()
+        return (folder / file).read_text().strip()
     except OSError:
         return ""
 
@@ -223,26 +226,37 @@ def in_slurm(array: str) -> str:
 
 
 def check(root: Path, question: dict[str, Any]) -> dict[str, Any]:
-    """What a compute node sees of our folder, by a job of a second; `waits`: it is still in the queue."""
+    """Submit a job of a second that writes down what a compute node sees of our folder."""
     folder = root / "checks"
     folder.mkdir(parents=True, exist_ok=True)
-    name = question["name"]
-    answer, token = folder / (name + ".answer"), folder / (name + ".token")
-    token.write_text(name)
-    code, text, complaints = tool("sbatch", "--parsable", *question["words"], given=question["script"])
+    (folder / (question["name"] + ".token")).write_text(question["name"])
+    code, text, complaints = tool("sbatch", "--parsable", given=question["script"])
     job = text.strip().split(";")[0]
     if code != 0 or not job.isdigit():
         return {"refused": complaints or text.strip(), "code": code}
+    return {"job": job}
+
+
+def awaited(root: Path, question: dict[str, Any]) -> dict[str, Any]:
+    """What a check has written, within `wait_s`; `waits`: it is still in the queue, or runs."""
+    job, answer = question["job"], root / "checks" / (question["name"] + ".answer")
     until_s = time.monotonic() + question["wait_s"]
     while True:
         state = printed("squeue", "-h", "-j", job, "-t", "all", "-o", "%T %r").strip()
         is_over = not state or state.split()[0] not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING")
         # A network file system shows a new file some seconds late.
         if answer.exists() or (is_over and arrives(answer)):
-            return {"job": job, "answer": answer.read_text(), "state": state}
+            return {"answer": answer.read_text(), "state": state, "waits": False}
         if is_over or time.monotonic() > until_s:
-            return {"job": job, "answer": "", "state": state, "waits": not is_over}
+            return {"answer": "", "state": state, "waits": not is_over}
         time.sleep(LOOK_EVERY_S)
+
+
+def drop(checks: Iterable[str]) -> dict[str, Any]:
+    """Cancel checks that nobody waits for any more."""
+    for job in checks:
+        tool("scancel", job)
+    return {}
 
 
 def is_fresh(path: Path, for_s: float) -> bool:
@@ -385,6 +399,7 @@ def stop(root: Path, names: list[str], wait_s: float) -> dict[str, str]:
     while True:
         alive = {name: row for row in queue() for name in [arrays.name_of(row)] if name in wanted and is_living(row)}
         if not alive:
+            drop(unawaited(arrays, names))
             return dict.fromkeys(names, "")
         if not is_told:
             ids = [f"{row['array_job']}_{row['index']}" for row in alive.values()]
@@ -394,6 +409,15 @@ def stop(root: Path, names: list[str], wait_s: float) -> dict[str, str]:
             left = {name: f"it is still {row['state'].lower()}" for name, row in alive.items()}
             return {name: left.get(name, "") and (complaints or left[name]) for name in names}
         time.sleep(LOOK_EVERY_S)
+
+
+def unawaited(arrays: Arrays, names: list[str]) -> set[str]:
+    """The checks that these launches waited for, and no other launch waits for now."""
+    folder = arrays.root / "arrays"
+    waited = {number_of(folder / array, "check") for array in {arrays.array_of(name) for name in names} - {""}} - {""}
+    if not waited:
+        return waited
+    return waited - {number_of(folder / row["array"], "check") for row in queue() if is_living(row)}
 
 
 def output(root: Path, question: dict[str, Any]) -> tuple[dict[str, Any], Iterable[bytes]]:

@@ -99,6 +99,7 @@ class SlurmMachines:
             names=[request.name for request in requests],
             script=job_script(requests, plan.options, plan.node, gres=plan.gres),
             words=words,
+            check=plan.after,
         )
         if "refused" in answer:
             raise explained(answer["refused"], self.place)

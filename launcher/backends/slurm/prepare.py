@@ -2,8 +2,10 @@
 
 import hashlib
 import importlib.util
+import math
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -18,14 +20,16 @@ from launcher.backends.slurm.refusals import explained
 from launcher.backends.slurm.script import Node, check_script
 from launcher.backends.slurm.site import Partition, Site
 from launcher.machine.runtime import CPU_FLAVOUR
-from workload.contract.errors import ToolError, UsageError
+from workload.contract.errors import RooflaunchError, ToolError, UsageError
 from workload.contract.spec import Device
 from workload.contract.text import printable
-from workload.storage.ssh import QUESTION_LIMIT_S, TRANSFER_LIMIT_S, source_of
+from workload.storage.ssh import TRANSFER_LIMIT_S, source_of
 
 GUEST = "launcher/backends/slurm/guest.py"
 # A free node answers within seconds; on a full cluster the sweep waits for the check in the queue.
 CHECK_S = 60.0
+# One question about it takes so long.
+LOOK_S = 5.0
 # What a node was like is asked again the next day: https://github.com/skypilot-org/skypilot/issues/8830
 CHECKED_FOR_S = 24 * 3600.0
 
@@ -157,29 +161,39 @@ def _send(login_node: LoginNode, node: Node) -> None:
 def _checked(plan: SlurmPlan, machines: SlurmMachines) -> SlurmPlan:
     """The plan, once a compute node was looked at; where that waits in the queue, the sweep waits for it there."""
     options, node = plan.options, plan.node
-    asked = (options.partition, options.account, options.qos, options.constraint, plan.gres, options.sbatch)
+    asked = (options.partition, options.account, options.qos, options.constraint, plan.gres)
     subject = _hash(repr((asked, node.container, node.image, node.python, node.root)).encode())
     known = machines.node.ask("checked", subject=subject, for_s=CHECKED_FOR_S)
     if known["is_known"]:
         return plan
     name = check_name()
-    answer = machines.node.ask(
-        "check",
-        name=name,
-        script=check_script(name, options, node, gres=plan.gres),
-        words=[],
-        wait_s=CHECK_S,
-        within_s=CHECK_S + QUESTION_LIMIT_S,
-    )
-    if "refused" in answer:
-        raise explained(answer["refused"], machines.place)
-    if answer.get("waits"):
+    begun = machines.node.ask("check", name=name, script=check_script(name, options, node, gres=plan.gres))
+    if "refused" in begun:
+        raise explained(begun["refused"], machines.place)
+    job = str(begun["job"])
+    try:
+        answer = {"job": job, **_awaited(machines.node, name, job)}
+    except BaseException:  # Ctrl-C too: nobody waits for the check any more
+        with suppress(RooflaunchError):
+            machines.node.ask("drop", job=job)
+        raise
+    if answer["waits"]:
         state = printable(answer["state"])
-        note = f"no node is free now ({state}): the job waits behind check {answer['job']}, which looks at a node first"
-        return replace(plan, after=str(answer["job"]), notes=(*plan.notes, note))
+        note = f"no node is free now ({state}): the job waits behind check {job}, which looks at a node first"
+        return replace(plan, after=job, notes=(*plan.notes, note))
     _require_good(answer, plan, machines.place)
     machines.node.ask("put", path=f"checks/{subject}.good", text=answer["answer"])
     return plan
+
+
+def _awaited(login_node: LoginNode, name: str, job: str) -> dict[str, Any]:
+    """What a check has found, or that it still waits; asked again and again, so that Ctrl-C is heard."""
+    answer: dict[str, Any] = {}
+    for _ in range(math.ceil(CHECK_S / LOOK_S)):
+        answer = login_node.ask("await", name=name, job=job, wait_s=min(LOOK_S, CHECK_S))
+        if not answer["waits"]:
+            break
+    return answer
 
 
 def _require_good(answer: Mapping[str, Any], plan: SlurmPlan, place: str) -> None:

@@ -153,7 +153,10 @@ def _is_file(image: str) -> bool:
 
 
 def check_script(name: str, options: Options, node: Node, *, gres: str) -> str:
-    """Of the job of a second that says what a compute node sees of our folder, the image, and Python."""
+    """The script of a job of a second that says what a compute node sees of our folder, the image, and Python.
+
+    It has none of `--sbatch`: options such as `--hold` or `--begin` would keep it in the queue.
+    """
     words = [
         "--job-name=rooflaunch-check",
         f"--output={node.root}/checks/{name}.log",
@@ -162,7 +165,6 @@ def check_script(name: str, options: Options, node: Node, *, gres: str) -> str:
         f"--time={time_text(CHECK_LIMIT_S)}",
         "--no-requeue",
         *sbatch_words(options, gres=gres),
-        *options.sbatch,
     ]
     looks = ['echo "node $(hostname -s)"']
     if _is_file(node.image):

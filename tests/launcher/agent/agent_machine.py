@@ -63,6 +63,9 @@ class StubBucket:
     def locate(self, name: str) -> str:
         return f"gs://{self.name}/{name}"
 
+    def removal(self, name: str) -> str:
+        return f"gcloud storage rm {self.locate(name)}"
+
     def with_patience(self, _: Patience) -> "StubBucket":
         return self
 
@@ -148,6 +151,7 @@ class Machine:
         self.home, self.docker = home, docker
         self.bucket, self.landlord = StubBucket(), StubLandlord()
         self.now_s = BOOTED_S + 60
+        self.is_lost = False
         self.stop = Stop(press_every_s=0.02, seal_s=0.1)
         self.request = self.asked(CPU)
         (home / home_files.BOOT_PHASES).write_text(
@@ -204,6 +208,7 @@ class Machine:
             root=self.home / "host",
             now=lambda: self.now_s,
             stop=self.stop,
+            is_lost=lambda: self.is_lost,
         )
 
     def work(self) -> Result:

@@ -7,6 +7,7 @@ import pytest
 from agent_machine import BOOTED_S, CPU, NAME, PREEMPTED, Crash, Machine, crash, until
 
 from launcher.agent import home as home_files
+from launcher.agent import pulse
 from launcher.agent.agent import MARGIN_S
 from launcher.agent.stop import Stop, Why
 from launcher.jobs import records
@@ -174,3 +175,59 @@ def test_a_result_that_could_not_be_written_is_written_by_the_second_start(machi
     result = machine.work()
     assert (result.exit_code, result.error, result.runs) == (0, "", ["run-1"])
     assert machine.bucket.record("run-1")["status"] == "completed"
+
+
+def test_an_agent_that_was_taken_over_ends_its_run_and_leaves_the_records_alone(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pulse, "HEARTBEAT_PAUSE_S", 0.01)
+    monkeypatch.setattr(pulse, "HEARTBEAT_EVERY_S", 0.01)
+    run = machine.run_of("run-1", status=Status.INTERRUPTED)
+    beats: list[int] = []
+
+    def lose() -> None:
+        machine.is_lost = True
+
+    def count() -> None:
+        beats.append(len(machine.bucket.beats))
+
+    signals = until(lambda: "SIGTERM" in machine.docker.containers.created[0].signals)
+    machine.trains(*run[:2], lose, signals, count, run[2])
+    machine.docker.containers.exit_code = ExitCode.INTERRUPTED
+    result = machine.agent().work()
+    assert (result.exit_code, result.error) == (ExitCode.INTERRUPTED, "another agent has taken the launch over")
+    assert records.result_object(NAME) not in machine.bucket.held
+    assert [len(machine.bucket.beats)] == beats, "the heartbeat is the other agent's"
+    assert machine.agent().home.ended() is None
+    assert machine.bucket.record("run-1")["status"] == "interrupted", "what was measured is stored"
+
+
+@pytest.mark.parametrize("status", [Status.COMPLETED, Status.INTERRUPTED])
+def test_a_complete_bundle_that_comes_late_is_stored_beside_the_broken_one(
+    status: Status, machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two agents share a folder: the second seals and stores the run that the first one is still in."""
+    machine.landlord.is_back_later = True
+    first = machine.run_of("run-1", status=status, run_key="key-1")
+
+    def take_over() -> None:
+        second = Machine(machine.home, machine.docker)
+        second.bucket, second.landlord = machine.bucket, machine.landlord
+        agent = second.agent()
+        agent.delivery.take_up()
+        agent.delivery.deliver_all("broken off")
+        assert machine.bucket.record("run-1")["status"] == "failed"
+
+    machine.trains(*first[:2], take_over, first[2])
+    machine.docker.containers.exit_code = ExitCode.DONE if status is Status.COMPLETED else ExitCode.INTERRUPTED
+    result = machine.agent().work()
+    assert machine.bucket.record("run-1")["status"] == "failed"
+    if status is Status.INTERRUPTED:
+        assert (result.exit_code, machine.bucket.complete) == (ExitCode.INTERRUPTED, ["run-1"])
+        assert "error: another bundle of 'run-1' is in " in capsys.readouterr().err
+        return
+    [late] = set(machine.bucket.complete) - {"run-1"}
+    record = machine.bucket.record(late)
+    assert (record["run_id"], record["status"], record["run_key"]) == (late, "completed", "key-1")
+    assert result.runs == ["run-1", late]
+    assert bundle.read(machine.home / "results" / late).document == record

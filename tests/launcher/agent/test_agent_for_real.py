@@ -141,3 +141,18 @@ def test_an_agent_that_is_killed_takes_the_trainer_with_it_and_the_next_one_save
     record = tower.record(folder.name)
     assert record["status"] == "interrupted"
     assert len(bundle.read(folder).steps()) > 1
+
+
+def test_a_second_agent_waits_until_the_first_has_ended(tower: Tower) -> None:
+    tower.ask()
+    with tower.started() as first:
+        deadline_s = time.monotonic() + LIMIT_S
+        while not (tower.store / records.lease_object(NAME, 1)).exists():
+            assert time.monotonic() < deadline_s, tower.log()
+            time.sleep(0.1)
+        with tower.started() as second:
+            assert first.wait(LIMIT_S) == 0, tower.log()
+            assert second.wait(LIMIT_S) == 0, tower.log()
+    assert f"another agent has lease 1 of '{NAME}': waiting for its end" in tower.log()
+    assert len(tower.result().runs) == len(list(tower.home.glob("results/*"))) == 1
+    assert tower.record(tower.result().runs[0])["status"] == "completed"

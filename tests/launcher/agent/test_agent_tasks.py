@@ -3,13 +3,14 @@
 import pytest
 from agent_machine import BOOTED_S, PREEMPTED, Crash, Machine, context_of, crash, until
 
+from benchmarks.synthetic_bundles import make
 from launcher.agent.agent import MARGIN_S
 from launcher.agent.stop import Stop
-from workload.contract import bundle
 from workload.contract.bundle import Status
 from workload.contract.errors import ExitCode
 from workload.contract.spec import Device, RunSpec
 from workload.contract.task import TaskRun
+from workload.storage.upload import upload
 
 
 def run_of(number: int, batch_size: int = 4, *, block: int = 1) -> TaskRun:
@@ -48,16 +49,32 @@ def test_a_sweeps_task_is_worked_through(machine: Machine, capsys: pytest.Captur
 def test_of_a_sweep_out_of_memory_and_what_is_in_the_store_are_no_failures(machine: Machine) -> None:
     machine.sweeps(run_of(1), run_of(2, 8), run_of(3, 2))
     for number, status in ((1, "completed"), (3, "failed")):
-        name = f"runs/earlier-{number}/{bundle.MANIFEST}"
-        machine.bucket.held[name] = b"{}"
-        machine.bucket.labels[name] = {"status": status, "run_key": f"key-{number}"}
+        upload(machine.bucket, make(machine.home / "earlier", number, status=status, run_key=f"key-{number}"))
     machine.trains_in_turn(
         [ExitCode.OUT_OF_MEMORY, *machine.run_of("run-2", status=Status.OUT_OF_MEMORY, run_key="key-2")],
         machine.run_of("run-3", run_key="key-3"),
     )
+    machine.bucket.lists = 0
     result = machine.work()
     assert (result.exit_code, result.error, result.runs) == (0, "", ["run-2", "run-3"])
+    assert len(machine.docker.containers.created) == 2
     assert machine.bucket.lists == 1, "the store is asked once"
+
+
+def test_a_run_whose_bundle_is_damaged_in_the_store_is_measured_again(
+    machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine.sweeps(run_of(1), run_of(2))
+    earlier = [make(machine.home / "earlier", number, run_key=f"key-{number}").name for number in (1, 2)]
+    for name in earlier:
+        upload(machine.bucket, machine.home / "earlier" / name)
+    steps = f"runs/{earlier[1]}/steps.csv"
+    machine.bucket.held[steps] = machine.bucket.held[steps].replace(b"0", b"1", 1)
+    machine.trains(*machine.run_of("run-2", run_key="key-2"))
+    result = machine.work()
+    assert (result.exit_code, result.runs) == (0, ["run-2"])
+    why = "steps.csv was changed after the run: its crc32c differs"
+    assert f"'{earlier[1]}' in {machine.bucket} is damaged: {why}; it runs again\n" in capsys.readouterr().out
 
 
 def test_a_run_that_does_not_fit_before_the_end_is_not_started(machine: Machine) -> None:

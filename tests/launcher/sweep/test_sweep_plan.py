@@ -98,6 +98,40 @@ def test_what_is_there_is_not_run_again(tmp_path: Path) -> None:
     assert first.places[0].plan.runs[0].run_key in here.plan.done
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "damage"),
+    [
+        ("run.json", b"{", "run.json has 1 bytes, the manifest says "),
+        ("log.txt", b"", "log.txt was changed after the run: its sha256 differs"),
+        ("steps.csv", None, "steps.csv is missing"),
+    ],
+    ids=["truncated", "a changed byte", "missing"],
+)
+def test_a_damaged_bundle_is_run_again(name: str, content: bytes | None, damage: str, tmp_path: Path) -> None:
+    first = plan(TWO_PLACES, tmp_path)
+    for number in range(3):
+        seal(tmp_path, first, number, 0, number)
+    folder = min(tmp_path.iterdir())
+    whole = (folder / name).read_bytes()
+    if content is None:
+        (folder / name).unlink()
+    else:
+        (folder / name).write_bytes(content or whole.replace(b"m", b"M", 1))
+    second = plan(TWO_PLACES, tmp_path)
+    here = second.places[0]
+    assert (len(here.plan.done), here.missing) == (2, 4)
+    [(run_id, why)] = second.damaged.items()
+    assert (run_id, why.startswith(damage)) == (folder.name, True)
+    assert second.to_json()["damaged"] == {run_id: why}
+    told = (
+        f"damaged     1 bundle whose runs are done again; a start moves the damaged files to {tmp_path}/.damaged/: "
+        f"{run_id} ({why})"
+    )
+    assert told in second.text(10_000).splitlines()
+    (folder / name).write_bytes(whole)
+    assert plan(TWO_PLACES, tmp_path).damaged == {}
+
+
 def test_only_some_places_know_of_the_runs_of_all(tmp_path: Path) -> None:
     seal(tmp_path, plan(TWO_PLACES, tmp_path), 1, 1, 0)
     whole = plan(TWO_PLACES, tmp_path, only=["local-cpu"])

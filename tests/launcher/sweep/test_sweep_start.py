@@ -1,21 +1,25 @@
 import tomllib
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from benchmarks.synthetic_bundles import make
 from launcher.sweep import matrix, start
-from launcher.sweep.drive import SweepPorts
+from launcher.sweep.drive import SweepPorts, drive
 from launcher.sweep.outcome import SweepOutcome
-from launcher.sweep.places import PlacePlan
+from launcher.sweep.places import LOCAL, Place, PlacePlan, Sweep
 from launcher.sweep.start import Asked
 from launcher.sweep.until import Until
+from tests.launcher.sweep.sweeps import configurations_of, plan_of
 from workload.contract.errors import UsageError
 from workload.contract.spec import Precision
 
 FILE = Path("night.toml")
 TEXT = '[matrix]\nprecision = ["fp32", "bf16"]\nbatch_size = [8, 16]\n[[on]]\nbackend = "local"\nruntime = "process"\n'
 NOW = datetime(2026, 11, 21, 14, 25, 30, tzinfo=UTC)
+PORTS = SweepPorts(backend=lambda _: pytest.fail("nobody is asked"), is_terminal=lambda: False, ask=str)
 
 
 def whole() -> matrix.Matrix:
@@ -91,6 +95,19 @@ def test_a_fresh_sweep_is_named_by_its_time(tmp_path: Path) -> None:
     assert plan.sweep.name == "night-20261121-142530"
 
 
+def test_damaged_bundles_are_set_aside_before_the_first_run(tmp_path: Path) -> None:
+    plan = plan_of(Place(name="here", backend=LOCAL), configurations_of(), 1)
+    plan = replace(plan, done=frozenset(run.run_key for run in plan.runs))
+    sweep = Sweep(name="night", repeats=1, seed=0, places=(plan,))
+    damaged, mended = (make(tmp_path, number) for number in range(2))
+    (damaged / "steps.csv").unlink()
+    outcome = drive(sweep, output=tmp_path, ports=PORTS, damaged=[damaged.name, mended.name, "gone"])
+    assert (outcome.exit_code, outcome.places[0].done) == (0, 1)
+    assert [path.name for path in (tmp_path / ".damaged").iterdir()] == [damaged.name]
+    assert mended.is_dir()
+    assert not damaged.exists()
+
+
 def test_it_is_driven_as_it_was_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     driven: list[tuple[object, dict[str, object]]] = []
     outcome = SweepOutcome(name="night", places=(), output=tmp_path, exit_code=0, seconds=1.0)
@@ -102,12 +119,18 @@ def test_it_is_driven_as_it_was_planned(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(start, "drive", drive)
     asked = Asked(file=FILE, output=tmp_path, until=Until(share=0.02), max_cost_usd=3.0, max_time_s=60)
     plan = start.planned(asked, whole(), offline=True, now=lambda: NOW)
-    ports = SweepPorts(backend=lambda _: pytest.fail("nobody is asked"), is_terminal=lambda: False, ask=str)
-    assert start.go(asked, plan, ports) is outcome
+    assert start.go(asked, plan, PORTS) is outcome
     [(sweep, words)] = driven
     grow = words.pop("grow")
     assert sweep == plan.sweep
-    assert words == {"output": tmp_path, "until": asked.until, "max_cost_usd": 3.0, "max_time_s": 60, "ports": ports}
+    assert words == {
+        "output": tmp_path,
+        "until": asked.until,
+        "max_cost_usd": 3.0,
+        "max_time_s": 60,
+        "ports": PORTS,
+        "damaged": (),
+    }
     assert callable(grow)
     grown: PlacePlan = grow(plan.sweep.places[0], 5)
     assert ([run.block for run in grown.runs[::4]], grown.runs[:12]) == ([1, 2, 3, 4, 5], plan.sweep.places[0].runs)

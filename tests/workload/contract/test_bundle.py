@@ -31,6 +31,29 @@ def sealed(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_damaged_bundle_is_set_aside(times: int, tmp_path: Path) -> None:
+    for number in range(times):
+        folder = tmp_path / "results" / "run-1"
+        folder.mkdir(parents=True)
+        (folder / "log.txt").write_text(str(number))
+        place = bundle.set_aside(folder)
+        assert (place.parent, folder.exists()) == (tmp_path / "results/.damaged", False)
+    assert sorted(path.read_text() for path in (tmp_path / "results/.damaged").glob("run-1*/log.txt")) == [
+        str(number) for number in range(times)
+    ]
+
+
+def test_a_damaged_bundle_that_cannot_be_moved(tmp_path: Path) -> None:
+    (tmp_path / "run-1").mkdir()
+    (tmp_path / bundle.DAMAGED).touch()
+    with pytest.raises(UsageError) as refused:
+        bundle.set_aside(tmp_path / "run-1")
+    target = tmp_path / bundle.DAMAGED / "run-1"
+    said = f"the damaged bundle '{tmp_path / 'run-1'}' cannot be moved to '{target}': File exists"
+    assert (str(refused.value), refused.value.hint) == (said, "-o ANOTHER_FOLDER")
+
+
 def test_run_id_is_safe_and_unique() -> None:
     now = datetime(2026, 11, 21, 14, 25, 30, tzinfo=UTC)
     made = {

@@ -177,6 +177,41 @@ def test_a_follower_hears_a_child_and_can_end_it() -> None:
 
 
 @pytest.mark.world
+def test_a_child_that_does_not_end_is_killed_with_its_own() -> None:
+    """It ignores signals, and the process that it has started, in a session of its own, gets none."""
+    grandchild = python("import time; print('ready', flush=True); time.sleep(60)")
+    child = (
+        "import subprocess, time; from workload.contract import interrupt\n"
+        "interrupt.ORPHAN_LIMIT_S = 0.2; interrupt.end_with_parent()\n"
+        "with interrupt.handled_by(lambda *_: None):\n"
+        f"    other = subprocess.Popen({grandchild!r}, stdout=subprocess.PIPE, start_new_session=True)\n"
+        "    other.stdout.readline(); print(other.pid, flush=True)\n"
+        "    while True: time.sleep(1)"
+    )
+    show = "lambda line: print(line, flush=True)"
+    follower = "Follower(on_message=print, on_started=lambda child: print(child.pid, flush=True))"
+    parent = (
+        "from workload.contract.interrupt import Follower, run_child; "
+        f"run_child({python(child)!r}, on_line={show}, follower={follower})"
+    )
+    with subprocess.Popen(python(parent), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        pids = [int(process.stdout.readline()) for _ in range(2)]
+        process.kill()
+    deadline_s = time.monotonic() + 60
+    while alive := [pid for pid in pids if is_running(pid)]:
+        assert time.monotonic() < deadline_s, alive
+        time.sleep(0.02)
+
+
+def is_running(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.world
 def test_a_child_ends_in_order_when_its_parent_is_killed(tmp_path: Path) -> None:
     child = (
         "import time; from workload.contract import interrupt\n"

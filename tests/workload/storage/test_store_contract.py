@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from launcher.agent.lease import Lease, take
 from launcher.jobs import launches
 from launcher.jobs.records import LAUNCHES, request_object, result_object, status_object
 from tests import sshd
@@ -42,6 +43,7 @@ from workload.storage.upload import upload
 pytestmark = pytest.mark.world
 
 ROOT = Path(__file__).parents[3]
+NAME = "rooflaunch-t4-20261121-100000-0000aa"
 RUN = "20261121T142530Z-local-cpu-resnet18-b16-fp32-0000aa"
 HOSTILE = [
     "../evil",
@@ -384,6 +386,49 @@ def test_how_runs_ended_is_seen_in_a_list(place: Place, store: Store, tmp_path: 
     }
 
 
+def damage_of(store: Store, *, by_content: bool) -> list[str]:
+    return [sealed.damage for sealed in sealed_runs(store, compared=lambda _: True, by_content=by_content)]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "damage"),
+    [
+        ("run.json", b"{", "run.json has 1 bytes, the manifest says {size}"),
+        ("steps.csv", None, "steps.csv is missing"),
+        ("notes.txt", b"a colleague's", ""),
+    ],
+    ids=["truncated", "missing", "beside"],
+)
+def test_damage_is_seen_in_a_list(
+    name: str, content: bytes | None, damage: str, place: Place, store: Store, made: Path
+) -> None:
+    upload(store, made)
+    assert damage_of(store, by_content=True) == [""]
+    if content is None:
+        place.remove(f"runs/{RUN}/{name}")
+    else:
+        place.put(f"runs/{RUN}/{name}", content)
+    size = (made / "run.json").stat().st_size
+    assert damage_of(store, by_content=False) == [damage.format(size=size)]
+    assert [sealed.damage for sealed in sealed_runs(store)] == [""], "nobody asked"
+
+
+def test_a_changed_byte_is_seen_by_its_checksum(place: Place, store: Store, made: Path) -> None:
+    upload(store, made)
+    place.put(f"runs/{RUN}/steps.csv", (made / "steps.csv").read_bytes().replace(b"0", b"1", 1))
+    changed = "steps.csv was changed after the run: its crc32c differs"
+    assert damage_of(store, by_content=True) == [changed]
+    # The list of a folder has no checksums.
+    assert damage_of(store, by_content=False) == [changed if store.kind == "bucket" else ""]
+
+
+def test_a_list_alone_shows_that_a_bucket_has_whole_bundles(place: Place, store: Store, made: Path) -> None:
+    upload(store, made)
+    with place.requests() as asked:
+        assert damage_of(store, by_content=True) == [""]
+    assert (len(asked) == 1) is (store.kind == "bucket"), asked
+
+
 def test_a_key_is_a_label_too(store: Store, made: Path) -> None:
     job = {"name": "night", "task": 1, "block": 1, "position": 1}
     bundle.write_document(made, {"run_id": RUN, "status": "completed", "run_key": "abc", "job": job})
@@ -401,6 +446,21 @@ def test_a_thousand_bundles_are_listed_with_few_questions(place: Place, store: S
         stock = take_stock(store.objects("runs/"), "runs/")
     assert len(stock.runs) == 1000
     assert len(asked) <= 3, asked[:10]
+
+
+def test_one_agent_at_a_time_has_the_lease_of_a_launch(place: Place, store: Store) -> None:
+    def taken(store: Store) -> Lease:
+        lease = take(store, NAME, now=lambda: 1_795_255_200.0, wait=lambda _: False)
+        assert lease is not None
+        return lease
+
+    first = taken(store)
+    assert not first.is_lost()
+    # Eight find it stale, and each of them again what the one before it has taken: no number is given twice.
+    with ThreadPoolExecutor(8) as pool:
+        others = list(pool.map(lambda _: taken(place.opened()), range(8)))
+    assert sorted(lease.number for lease in others) == list(range(2, 10))
+    assert [lease.number for lease in (first, *others) if not lease.is_lost()] == [9]
 
 
 # Fetching

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 import pytest
 
 from launcher.jobs import records
-from launcher.jobs.records import Heartbeat, LaunchPhase, Price, Request, Result
+from launcher.jobs.records import Heartbeat, LaunchPhase, LeaseRecord, Price, Request, Result
 from workload.contract.errors import BundleError, ExitCode
 
 AT = "2026-11-21T14:26:00Z"
@@ -30,10 +30,11 @@ REQUEST = Request(
 )
 RESULT = Result(exit_code=0, zone="us-central1-a", runs=["r1"], phases={LaunchPhase.BOOTED: AT}, ended_at=AT, usd=0.02)
 HEARTBEAT = Heartbeat(at=AT, zone="us-central1-a", phases={LaunchPhase.BOOTED: AT}, runs=["r1"], last_line="step 3")
+LEASE = LeaseRecord(at=AT, host="node-1", boot="0-1", process="pid:[1] 2 3", released=True)
 
 
-@pytest.mark.parametrize("document", [REQUEST, RESULT, HEARTBEAT], ids=lambda each: type(each).__name__)
-def test_documents_come_back_as_they_went(document: Request | Result | Heartbeat) -> None:
+@pytest.mark.parametrize("document", [REQUEST, RESULT, HEARTBEAT, LEASE], ids=lambda each: type(each).__name__)
+def test_documents_come_back_as_they_went(document: Request | Result | Heartbeat | LeaseRecord) -> None:
     assert type(document).from_bytes(document.to_bytes()) == document
 
 
@@ -163,7 +164,7 @@ def test_a_store_is_a_bucket_or_a_folder(store: str) -> None:
 
 
 def test_every_field_has_a_rule() -> None:
-    named = {item.name for document in (REQUEST, RESULT, HEARTBEAT) for item in fields(document)}
+    named = {item.name for document in (REQUEST, RESULT, HEARTBEAT, LEASE) for item in fields(document)}
     assert named == set(records.RULES)
 
 
@@ -214,5 +215,6 @@ def test_names(name: str, allowed: bool) -> None:
 def test_object_names() -> None:
     assert records.request_object("n") == "launches/n/request.json"
     assert records.status_object("n") == "launches/n/status.json"
+    assert records.lease_object("n", 2) == "launches/n/lease-2.json"
     assert records.result_object("n") == "launches/n/result.json"
     assert records.log_object("n") == "launches/n/startup.log"

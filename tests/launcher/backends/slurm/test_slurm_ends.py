@@ -174,6 +174,43 @@ def test_a_good_check_is_remembered(cluster: SlurmCluster) -> None:
     assert len(list((cluster.ours / "checks").glob("*.good"))) == 1
 
 
+def test_a_check_is_not_held_by_what_the_job_is_held_by(cluster: SlurmCluster) -> None:
+    plan = prepare(plan_of(options=replace(SMALL, sbatch=("--hold",))), machines_of())
+    assert (plan.after, cluster.queue("PENDING")) == ("", [])
+    assert len(list((cluster.ours / "checks").glob("*.good"))) == 1
+
+
+@pytest.mark.parametrize("when", ["while it is waited for", "with its job", "as its job is refused"])
+def test_a_check_that_nobody_waits_for_is_cancelled(
+    when: str, cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepare_module, "CHECK_S", 1.0)
+    for node in ("n1", "n2"):
+        cluster.run("scontrol", "update", f"nodename={node}", "state=drain", "reason=test")
+    machines = machines_of()
+    if when == "while it is waited for":
+
+        def interrupted(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(prepare_module, "_awaited", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(plan_of(options=SMALL), machines)
+    else:
+        plan = prepare(plan_of(options=SMALL), machines)
+        assert plan.after
+        assert len(cluster.queue("PENDING")) == 1
+        if when == "with its job":
+            [machine] = machines.submit(plan, lambda _: None).machines
+            assert len(cluster.queue("PENDING")) == 2
+            assert [removed.gone for removed in machines.stop([machine])] == [True]
+        else:
+            refused = replace(plan, options=replace(plan.options, sbatch=("--nodelist=none",)))
+            with pytest.raises(RooflaunchError):
+                machines.submit(refused, str)
+    until(lambda: not cluster.queue("PENDING"), lambda: f"still there: {cluster.queue()}")
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="only root makes a file system that the nodes do not see")
 def test_a_folder_that_the_nodes_do_not_see(cluster: SlurmCluster) -> None:
     """The launcher has a file system of its own there, as a login node's local disk is."""

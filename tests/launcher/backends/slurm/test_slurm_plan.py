@@ -208,6 +208,8 @@ def test_the_check_of_a_node_is_the_committed_one() -> None:
     options = replace(ASKED, image="/shared/it.sif")
     node = replace(NODE, container=Software.APPTAINER, image="/shared/it.sif")
     compared("check_image.sh", check_script("check-1", options, node, gres="gpu:1"))
+    held = replace(options, sbatch=("--hold", "--begin=now+1hour", "--dependency=afterok:1"))
+    assert check_script("check-1", held, node, gres="gpu:1") == check_script("check-1", options, node, gres="gpu:1")
     compared("check_python.sh", check_script("check-1", Options(), NODE, gres=""))
 
 

@@ -10,8 +10,6 @@
 #SBATCH --qos=short
 #SBATCH --constraint=t4|l4
 #SBATCH --gres=gpu:1
-#SBATCH --mem=16G
-#SBATCH --mail-type=END
 folder=/home/me/.rooflaunch/checks
 [ "$(cat "$folder/check-1.token")" = check-1 ] || exit 3
 {

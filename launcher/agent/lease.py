@@ -1,0 +1,132 @@
+"""One agent at a time works on a launch: the one that holds its lease.
+
+A lease is an object `launches/<name>/lease-<number>.json` that is created only if it is absent. The agent that created
+the highest number holds the launch, for as long as its heartbeat comes. A lease says who works, never what is done.
+"""
+
+import os
+import platform
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from launcher.agent.home import iso
+from launcher.agent.pulse import HEARTBEAT_EVERY_S
+from launcher.jobs.records import LAUNCHES, LeaseRecord, lease_object, result_object, status_object
+from workload.contract.errors import BundleError, InterruptedRunError, RooflaunchError
+from workload.storage.store import Patience, Store
+
+# Two minutes without a heartbeat: a network file system may show one a minute late. Looks are counted, not seconds:
+# while a store does not answer, the holder cannot renew its lease either.
+STALE_LOOKS = 8
+NUMBERED = re.compile(r"lease-([1-9][0-9]{0,5})\.json")
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+PROCESS = re.compile(r"(\S+) ([0-9]{1,10}) \S+")
+
+
+class Lease:
+    """The lease of a launch, held by this process."""
+
+    def __init__(self, store: Store, name: str, number: int, record: LeaseRecord) -> None:
+        self._store, self._name, self.number, self._record = store, name, number, record
+
+    def is_lost(self) -> bool:
+        """Whether another agent has taken the launch over. A store that does not answer now says nothing."""
+        with suppress(RooflaunchError, OSError):
+            following = lease_object(self._name, self.number + 1)
+            return self._store.with_patience(Patience()).read(following) is not None
+        return False
+
+    def release(self) -> None:
+        """Let the next agent begin at once; without this it waits until the lease is stale."""
+        with suppress(RooflaunchError, OSError):
+            ended = replace(self._record, released=True)
+            self._store.write(lease_object(self._name, self.number), ended.to_bytes())
+
+
+def take(store: Store, name: str, *, now: Callable[[], float], wait: Callable[[float], bool]) -> Lease | None:
+    """Return the lease once no other agent works on the launch; None where the launch has ended meanwhile.
+
+    `wait` waits for so many seconds and returns whether this process was told to stop, which raises
+    `InterruptedRunError`.
+    """
+    queue = _Queue(store, name, now)
+    while not queue.is_over():
+        if lease := queue.lease():
+            return lease
+        if wait(HEARTBEAT_EVERY_S):
+            raise InterruptedRunError(
+                f"told to stop while another agent works on '{name}'", hint=f"launch status {name}"
+            )
+    return None
+
+
+class _Queue:
+    """What an agent without a lease has seen of the launch, look by look."""
+
+    def __init__(self, store: Store, name: str, now: Callable[[], float]) -> None:
+        self._store, self._name, self._now = store, name, now
+        self._number, self._heartbeat, self._quiet_looks = 0, "", 0
+
+    def is_over(self) -> bool:
+        """Look; whether the launch has its result."""
+        versions = {one.name: one.version for one in self._store.objects(f"{LAUNCHES}{self._name}/")}
+        numbers = (NUMBERED.fullmatch(name.rpartition("/")[2]) for name in versions)
+        number = max((int(found[1]) for found in numbers if found), default=0)
+        heartbeat = versions.get(status_object(self._name), "")
+        if number and not self._number:
+            print(f"another agent has lease {number} of '{self._name}': waiting for its end", flush=True)
+        is_quiet = (number, heartbeat) == (self._number, self._heartbeat)
+        self._number, self._heartbeat = number, heartbeat
+        self._quiet_looks = self._quiet_looks + 1 if is_quiet else 0
+        return result_object(self._name) in versions
+
+    def lease(self) -> Lease | None:
+        """The lease, if nobody holds it; of several agents that find it stale one creates the next."""
+        here = _this_process(iso(self._now()))
+        if self._number and self._quiet_looks < STALE_LOOKS and not self._is_given_up(here):
+            return None
+        number = self._number + 1
+        is_ours = self._store.write(lease_object(self._name, number), here.to_bytes(), if_absent=True)
+        return Lease(self._store, self._name, number, here) if is_ours else None
+
+    def _is_given_up(self, here: LeaseRecord) -> bool:
+        """Whether the holder has released its lease, or is known to have ended."""
+        try:
+            held = LeaseRecord.from_bytes(self._store.read(lease_object(self._name, self._number)) or b"")
+        except BundleError:
+            return False
+        return held.released or _has_ended(held, here)
+
+
+def _this_process(at: str) -> LeaseRecord:
+    """The lease of this process; where the system has no /proc, nobody can tell later whether it has ended."""
+    with suppress(OSError):
+        boot = BOOT_ID.read_text(encoding="ascii").strip()
+        space = Path("/proc/self/ns/pid").readlink()
+        process = f"{space} {os.getpid()} {_started(os.getpid())}"
+        return LeaseRecord(at=at, host=platform.node(), boot=boot, process=process)
+    return LeaseRecord(at=at, host=platform.node())
+
+
+def _has_ended(held: LeaseRecord, here: LeaseRecord) -> bool:
+    """Whether the process that took a lease was one of this machine, and is gone, with the machine's boot maybe."""
+    if held.host != here.host or not held.boot or not here.boot:
+        return False
+    if held.boot != here.boot:
+        return True
+    theirs, ours = PROCESS.fullmatch(held.process), PROCESS.fullmatch(here.process)
+    if not theirs or not ours or theirs[1] != ours[1]:
+        return False  # a process of another container is not seen from here
+    return _started(int(theirs[2])) != held.process.rpartition(" ")[2]
+
+
+def _started(process: int) -> str:
+    """When a process was started, in the kernel's ticks: its number may be another's later. Empty once it has ended."""
+    try:
+        words = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if words[0] == "Z" else words[19]
