@@ -158,8 +158,9 @@ class Bucket:
             return None  # 404; that the bucket exists was asked at the first contact
         return content.getvalue()
 
-    def write(self, name: str, content: bytes, *, if_absent: bool = False) -> bool:
-        """Make or replace an object; with `if_absent` False, and nothing done, where one is there already."""
+    def write(self, name: str, content: bytes, *, if_absent: bool = False, is_private: bool = False) -> bool:
+        """Write an object. With `if_absent`, write nothing and return False if it exists."""
+        del is_private  # the bucket's own access rules hold for all of its objects
         wanted = _Content(
             name=self._prefix + name,
             source=io.BytesIO(content),

@@ -219,7 +219,8 @@ def start(root: Path, question: dict[str, Any]) -> dict[str, Any]:
     name = question["name"]
     home = root / "jobs" / name
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    home.mkdir(parents=True, exist_ok=True)
+    # The request and the files of a script may hold secrets.
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = hold(home / "lock")
     if lock is None or (home / "kept.json").exists():
         if lock is not None:

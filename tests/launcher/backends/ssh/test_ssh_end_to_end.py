@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -220,3 +221,30 @@ def test_a_script_of_ones_own_with_the_files_that_git_tracks(machine: sshd.Machi
     ran(machine, folder, "launch", *words[:-2], "--lr", "0.2")
     assert list((machine.home / ".rooflaunch/scripts").iterdir()) == sent, "the same files are sent once"
     assert len(list((folder / "results").iterdir())) == 2
+
+
+def test_variables_of_launches_that_never_came_are_erased(machine: sshd.Machine, tmp_path: Path) -> None:
+    """`down` erases those of a launch that is named, `reap` those of every launch that cannot live any more."""
+    store = machine.home / ".rooflaunch/launches"
+    names = ("rooflaunch-box-20261121-142530-aaaaaa", "rooflaunch-box-20261121-142530-bbbbbb")
+    now = datetime.now(UTC)
+    for name, age in zip(names, (timedelta(0), timedelta(minutes=21)), strict=True):
+        asked = {
+            "name": name,
+            "backend": "ssh",
+            "launched_at": (now - age).isoformat(),
+            "store": "/x",
+            "place": "ssh-x",
+        }
+        more = {"schema_version": 3, "runtime": "process", "limit_s": 60, "spec": {}}
+        (store / name).mkdir(parents=True)
+        (store / name / "request.json").write_text(json.dumps({**asked, **more}))
+        (store / "variables").mkdir(exist_ok=True)
+        (store / f"variables/{name}.json").write_text('{"launcher": "other 1", "values": {"TOKEN": "secret"}}')
+    young, old = (store / f"variables/{name}.json" for name in names)
+    _, err = ran(machine, tmp_path, "launch", "reap")
+    assert err == f"erased the variables (--env) of '{names[1]}', which has no job\n"
+    assert (old.read_text(), "secret" in young.read_text()) == ("{}", True)
+    _, err = ran(machine, tmp_path, "launch", "down", names[0])
+    assert f"erased the variables (--env) of '{names[0]}', which has no job\n" in err
+    assert young.read_text() == "{}"
