@@ -13,7 +13,7 @@ from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any, TextIO, cast
 
-from workload.contract.errors import ExitCode, ToolError
+from workload.contract.errors import ExitCode, ToolError, UsageError
 from workload.contract.interrupt import ignore_signals, never_dropped
 
 
@@ -58,6 +58,15 @@ def enter(run: Callable[[], int]) -> int:
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
             code = ExitCode.INTERRUPTED
+        except OSError as error:
+            if error.errno != errno.ENAMETOOLONG:
+                raise
+            refused = UsageError(
+                f"'{error.filename}' is too long for the name of a file: most file systems take 255 bytes",
+                hint="give a shorter name or path",
+            )
+            print(refused.report(), file=sys.stderr)
+            code = int(refused.exit_code)
         except SystemExit as done:  # argparse's way to end after --help
             code = done.code if isinstance(done.code, int) else ExitCode.DONE
         # Ctrl-C reaches a child twice, from the terminal and from its launcher; Python's own end is no work to stop.
