@@ -7,14 +7,18 @@ in its store, however the run went; started again it saves what is left, or has 
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import TextIO, cast
 
 from launcher.agent import agent
 from launcher.agent.agent import Agent
+from launcher.agent.home import Home
 from launcher.agent.landlord import landlord_of
 from launcher.agent.stop import Why
 from launcher.jobs import records
 from launcher.jobs.records import Request
+from workload.contract.door import Outlet
 from workload.contract.errors import ExitCode, RooflaunchError
 from workload.contract.interrupt import handled_by
 from workload.storage.store import open_store
@@ -29,7 +33,7 @@ def main(words: Sequence[str]) -> int:
         request = Request.from_bytes(landlord.request())
         own = records.request_object(request.name).rpartition("/")[0]
         store = open_store(request.store, probe=f"{own}/", jobs=3, patience=PATIENCE)
-        if store.read(records.result_object(request.name)) is None:
+        if Home(path=home).only_saves() or store.read(records.result_object(request.name)) is None:
             here = Agent(request, landlord, store, home, root=root)
             with handled_by(lambda *_: here.stop.ask(Why.ASKED)):
                 here.work()
@@ -40,7 +44,9 @@ def main(words: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    # The log may lie on a disk that is full: that ends no run.
+    with redirect_stdout(cast("TextIO", Outlet(sys.stdout))), redirect_stderr(cast("TextIO", Outlet(sys.stderr))):
+        code = main(sys.argv[1:])
+        sys.stdout.flush()
     # The watching threads may be waiting for an answer that never comes.
-    code = main(sys.argv[1:])
-    sys.stdout.flush()
     os._exit(code)

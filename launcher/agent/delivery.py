@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher.agent.bill import Bill, cost
-from launcher.agent.home import Home, epoch_s
+from launcher.agent.home import Home, epoch_s, full_disk_told
 from launcher.agent.stop import Stop, Why
 from launcher.jobs.records import Request
 from workload.contract import bundle
@@ -68,7 +68,8 @@ class Delivery:
             if folder.name in self._home.uploaded():
                 return
             try:
-                self._close(folder, error)
+                with full_disk_told(folder):
+                    self._close(folder, error)
                 sent = upload(self._store, folder)
             except RooflaunchError as failure:
                 print(failure.report(), file=sys.stderr, flush=True)

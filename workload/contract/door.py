@@ -13,7 +13,7 @@ from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any, TextIO, cast
 
-from workload.contract.errors import ExitCode, ToolError, UsageError
+from workload.contract.errors import ExitCode, RooflaunchError, ToolError, UsageError
 from workload.contract.interrupt import ignore_signals, never_dropped
 
 
@@ -59,12 +59,9 @@ def enter(run: Callable[[], int]) -> int:
             print("interrupted", file=sys.stderr)
             code = ExitCode.INTERRUPTED
         except OSError as error:
-            if error.errno != errno.ENAMETOOLONG:
+            refused = _refused(error)
+            if refused is None:
                 raise
-            refused = UsageError(
-                f"'{error.filename}' is too long for the name of a file: most file systems take 255 bytes",
-                hint="give a shorter name or path",
-            )
             print(refused.report(), file=sys.stderr)
             code = int(refused.exit_code)
         except SystemExit as done:  # argparse's way to end after --help
@@ -81,6 +78,19 @@ def enter(run: Callable[[], int]) -> int:
             code = code or int(lost.exit_code)
         err.flush()
     return code
+
+
+def _refused(error: OSError) -> RooflaunchError | None:
+    """What a file system refuses anywhere: too long a name, or a file for which it has no room."""
+    if error.errno == errno.ENAMETOOLONG:
+        return UsageError(
+            f"'{error.filename}' is too long for the name of a file: most file systems take 255 bytes",
+            hint="give a shorter name or path",
+        )
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        where = f" while writing '{error.filename}'" if error.filename else " while a file was written"
+        return ToolError(f"{error.strerror}{where}", hint="free some space (df -h; quota -s), then run again")
+    return None
 
 
 def open_standard_streams() -> None:

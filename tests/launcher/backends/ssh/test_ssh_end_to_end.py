@@ -248,3 +248,25 @@ def test_variables_of_launches_that_never_came_are_erased(machine: sshd.Machine,
     _, err = ran(machine, tmp_path, "launch", "down", names[0])
     assert f"erased the variables (--env) of '{names[0]}', which has no job\n" in err
     assert young.read_text() == "{}"
+
+
+def test_steps_survive_a_restart_of_the_machine(machine: sshd.Machine, tmp_path: Path) -> None:
+    """Keeper, agent and trainer are killed: the launcher that follows brings home what was measured."""
+    process = started(machine, tmp_path, "launch", "ssh", *TINY, "--iterations", "100000", "--python", sys.executable)
+
+    def rows() -> int:
+        steps = list((machine.home / ".rooflaunch/jobs").glob("*/results/*/steps.csv"))
+        return len(steps[0].read_text().splitlines()) if steps else 0
+
+    until(lambda: rows() > 3, "it measures")
+    for pid, words in machine.jobs():
+        if "keeper.py" in words or "launcher.agent" in words or "-m workload" in words:
+            os.kill(pid, signal.SIGKILL)
+    _, err = process.communicate(timeout=200)
+    assert process.returncode == ExitCode.RUN_FAILED, err
+    assert "the job was broken off: its machine was restarted, or its processes were killed" in err
+    [folder] = (tmp_path / "results").iterdir()
+    assert bundle.read(folder).record.status == "failed"
+    assert len((folder / bundle.STEPS).read_text().splitlines()) > 3
+    out, _ = ran(machine, tmp_path, "launch", "status", records(machine)[0].name)
+    assert f"run        {folder.name}" in out
