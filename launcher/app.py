@@ -26,7 +26,7 @@ from workload.contract.errors import ExitCode, UsageError
 from workload.contract.invocation import as_typed
 from workload.contract.program import VersionOption, help_unless_called
 from workload.contract.spec import Context, RunSpec, resolve
-from workload.contract.text import terminal_width
+from workload.contract.text import printable_lines, terminal_width
 
 if TYPE_CHECKING:
     from launcher.checks import Check
@@ -108,10 +108,15 @@ def run_local(
         return replace(made, notes=said)
 
     plan = plan_of(resolved.spec)
+    shown = printable_lines(as_typed(plan.text()))
     if dry_run:
-        print(json.dumps(plan.to_json(), indent=1) if output_format is Format.JSON else as_typed(plan.text()))
+        print(
+            json.dumps(plan.to_json(), indent=1)
+            if output_format is Format.JSON
+            else printable_lines(as_typed(plan.text()))
+        )
         return ExitCode.DONE
-    print(as_typed(plan.text()), file=sys.stderr)
+    print(shown, file=sys.stderr)
     # Our trainer repeats by itself.
     outcome = task.repeated(plan.spec, plan_of) if words else local.run(plan)
     if output_format is Format.JSON:

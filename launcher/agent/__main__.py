@@ -9,15 +9,19 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import TextIO, cast
 
 from launcher.agent import agent
 from launcher.agent.agent import Agent
+from launcher.agent.home import Home
 from launcher.agent.landlord import landlord_of
 from launcher.agent.lease import take
 from launcher.agent.stop import Stop, Why
 from launcher.jobs import records
 from launcher.jobs.records import Request
+from workload.contract.door import Outlet
 from workload.contract.errors import ExitCode, RooflaunchError
 from workload.contract.interrupt import handled_by
 from workload.storage.store import open_store
@@ -34,7 +38,7 @@ def main(words: Sequence[str]) -> int:
         store = open_store(request.store, probe=f"{own}/", jobs=3, patience=PATIENCE)
         stop = Stop()
         with handled_by(lambda *_: stop.ask(Why.ASKED)):
-            lease = take(store, request.name, now=time.time, wait=stop.is_asked)
+            lease = take(store, request.name, now=time.time, wait=stop.is_asked, after_end=Home(path=home).only_saves())
             if lease is None:
                 return ExitCode.DONE
             try:
@@ -48,7 +52,9 @@ def main(words: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    # The log may lie on a disk that is full: that ends no run.
+    with redirect_stdout(cast("TextIO", Outlet(sys.stdout))), redirect_stderr(cast("TextIO", Outlet(sys.stderr))):
+        code = main(sys.argv[1:])
+        sys.stdout.flush()
     # The watching threads may be waiting for an answer that never comes.
-    code = main(sys.argv[1:])
-    sys.stdout.flush()
     os._exit(code)

@@ -58,6 +58,9 @@ MOST_BROKEN_OFF = 2
 # What a launcher calls the limit where it is not called so: Slurm has its own word.
 USUAL_LIMIT_FLAG, LIMIT_FLAGS = "--max-run-time", {"slurm": "--time"}
 BROKEN_OFF = "the machine broke off the run and started again"
+KILLED = "the job was broken off: its machine was restarted, or its processes were killed"
+# A start that only stores what there is may take so long.
+SAVING_S = 600.0
 
 
 class Agent:
@@ -117,7 +120,7 @@ class Agent:
             is_taken = self.stop.why is Why.PREEMPTED and ended.exit_code != ExitCode.DONE
             comes_back = is_taken and self.landlord.comes_back()
             if not comes_back:
-                self.home.note_ended(ended)
+                ended = self._guarded(lambda: self._noted(ended))
             with self.pulse.beating():
                 ended = self._guarded(lambda: self._deliver_all(ended))
         if self.delivery.is_complete:
@@ -127,8 +130,14 @@ class Agent:
         if not comes_back:
             if self.request.script.get("env"):
                 self.store.write(records.variables_object(self.request.name), records.NO_VARIABLES)
-            self.store.write(records.result_object(self.request.name), result.to_bytes(), if_absent=True)
+            # What an earlier start left may come after somebody else's word that there is no result.
+            is_new = not self.home.only_saves()
+            self.store.write(records.result_object(self.request.name), result.to_bytes(), if_absent=is_new)
         return result
+
+    def _noted(self, ended: WorkEnd) -> WorkEnd:
+        self.home.note_ended(ended)
+        return ended
 
     def _guarded(self, part: Callable[[], WorkEnd]) -> WorkEnd:
         try:
@@ -142,6 +151,9 @@ class Agent:
             return WorkEnd(exit_code=ExitCode.BUG, error=message, hint="startup.log has the traceback: launch logs RUN")
 
     def _run_or_salvage(self, uploads: ThreadPoolExecutor) -> WorkEnd:
+        if self.home.only_saves():
+            self.delivery.take_up()
+            return self.home.ended() or self._told_end()
         if self.home.has_begun():
             self.delivery.take_up()
             if ended := self.home.ended():
@@ -153,6 +165,14 @@ class Agent:
         else:
             self.home.note_begun()
         return self._work_through(self.request.work, uploads)
+
+    def _told_end(self) -> WorkEnd:
+        """How the launch ended as the launcher told it, which found no result; else that it was broken off."""
+        with suppress(BundleError):  # for one that cannot be read
+            if (told := self.store.read(records.result_object(self.request.name))) is not None:
+                result = Result.from_bytes(told)
+                return WorkEnd(exit_code=result.exit_code, error=result.error, hint=result.hint)
+        return WorkEnd(exit_code=RunFailedError.exit_code, error=KILLED, hint="launch logs RUN; then launch again")
 
     def _work_through(self, task: Task, uploads: ThreadPoolExecutor) -> WorkEnd:
         broken_off = self._broken_off()
@@ -350,6 +370,8 @@ class Agent:
 
     def _deadline_s(self) -> float:
         """When the run must end: some time before the machine is deleted, as its landlord (never the launcher) says."""
+        if self.home.only_saves():
+            return self.now() + SAVING_S
         deleted_s = self.landlord.deleted_s() or (self._created_s or self.bill.began_s) + self.request.limit_s
         return deleted_s - min(MARGIN_S, self.request.limit_s / 4)
 

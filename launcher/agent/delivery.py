@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher.agent.bill import Bill, cost
-from launcher.agent.home import Home, epoch_s
+from launcher.agent.home import Home, epoch_s, full_disk_told
 from launcher.agent.stop import Stop, Why
 from launcher.jobs.records import Request
 from launcher.machine.task import FINAL
@@ -74,7 +74,8 @@ class Delivery:
             if folder.name in self._sent:
                 return
             try:
-                self._close(folder, error)
+                with full_disk_told(folder):
+                    self._close(folder, error)
                 try:
                     sent = upload(self._store, folder)
                 except ObjectExistsError:

@@ -2,15 +2,20 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from launcher.jobs.records import LaunchPhase
 from workload.contract import bundle
-from workload.contract.errors import RooflaunchError
+from workload.contract.errors import RooflaunchError, ToolError
 
+# Space that a launch takes for how it ends before it begins: a full disk has none for it afterwards.
+RESERVED_BYTES = 4096
+# Marks a job that was broken off and whose agent is started once more, to store what it left (launcher/backends/ssh).
+SAVING = "saving"
 # Phases as the start-up script and as the agent came to them, a line each; that a run was begun; how it ended; the runs
 # that are whole in the store.
 BOOT_PHASES, OWN_PHASES, STARTED, ENDED, UPLOADED = "phases", "phases-of-the-run", "started", "ended.json", "uploaded"
@@ -55,8 +60,9 @@ class Home:
         return sorted(path.parent for path in self.output.glob(f"*/{bundle.RECORD}"))
 
     def note_phase(self, phase: LaunchPhase, at: str) -> None:
-        """Keep when a phase began."""
-        _append(self.path / OWN_PHASES, f"{phase} {at}")
+        """Keep when a phase began, unless the disk is full: no run ends for want of a time stamp."""
+        with suppress(ToolError):
+            _append(self.path / OWN_PHASES, f"{phase} {at}")
 
     def phases(self) -> Mapping[str, str]:
         """Times by phase so far, those of the boot first; of a machine that was started again the first time counts."""
@@ -79,8 +85,14 @@ class Home:
         """Whether the work was begun here before."""
         return (self.path / STARTED).exists()
 
+    def only_saves(self) -> bool:
+        """Whether this start stores what earlier ones have left, and measures nothing."""
+        return (self.path / SAVING).exists()
+
     def note_begun(self) -> None:
         """Keep that the work was begun, also over a host error, which is the end of power."""
+        with full_disk_told(self.path):
+            (self.path / ENDED).write_bytes(b" " * RESERVED_BYTES)
         started = self.path / STARTED
         started.touch()
         for path in (started, self.path):
@@ -91,13 +103,15 @@ class Home:
                 os.close(number)
 
     def note_ended(self, ended: WorkEnd) -> None:
-        """Keep how the work ended."""
-        (self.path / ENDED).write_text(json.dumps(asdict(ended)), encoding="utf-8")
+        """Keep how the work ended, in the space that was reserved. Raises `ToolError` where there is none."""
+        path = self.path / ENDED
+        with full_disk_told(path), path.open("r+b" if path.exists() else "wb") as file:
+            file.write(json.dumps(asdict(ended)).encode().ljust(RESERVED_BYTES))
 
     def ended(self) -> WorkEnd | None:
         """How the work ended; None where it was broken off."""
-        lines = _lines(self.path / ENDED)
-        return WorkEnd(**json.loads(lines[0])) if lines else None
+        text = "".join(_lines(self.path / ENDED)).strip()
+        return WorkEnd(**json.loads(text)) if text else None
 
 
 def iso(at_s: float) -> str:
@@ -114,8 +128,19 @@ def epoch_s(text: str | None) -> float | None:
 
 
 def _append(path: Path, line: str) -> None:
-    with path.open("a", encoding="utf-8") as lines:
+    with full_disk_told(path), path.open("a", encoding="utf-8") as lines:
         lines.write(f"{line}\n")
+
+
+@contextmanager
+def full_disk_told(path: Path) -> Iterator[None]:
+    """Raise `ToolError` in place of what the system says of a file that cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise ToolError(
+            f"{error.strerror} while writing '{path}'", hint="free some space there (df -h; quota -s)"
+        ) from error
 
 
 def _lines(path: Path) -> list[str]:

@@ -46,14 +46,17 @@ class Lease:
             self._store.write(lease_object(self._name, self.number), ended.to_bytes())
 
 
-def take(store: Store, name: str, *, now: Callable[[], float], wait: Callable[[float], bool]) -> Lease | None:
-    """Return the lease once no other agent works on the launch; None where the launch has ended meanwhile.
+def take(
+    store: Store, name: str, *, now: Callable[[], float], wait: Callable[[float], bool], after_end: bool = False
+) -> Lease | None:
+    """Return the lease once no other agent works on the launch; None if the launch has its result.
 
+    `after_end`: take the lease of a launch with a result too, to store bundles that an agent has left behind.
     `wait` waits for so many seconds and returns whether this process was told to stop, which raises
     `InterruptedRunError`.
     """
     queue = _Queue(store, name, now)
-    while not queue.is_over():
+    while not queue.is_over() or after_end:
         if lease := queue.lease():
             return lease
         if wait(HEARTBEAT_EVERY_S):

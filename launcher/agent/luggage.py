@@ -49,9 +49,9 @@ def unpack(request: Request, store: Store, home: Home) -> Workplace:
 
 
 def _variables(request: Request, store: Store) -> dict[str, str]:
-    """Those that the request names, and no others."""
+    """Values of the variables that the request names."""
     try:
-        values = json.loads(store.read(variables_object(request.name)) or NO_VARIABLES)
+        values = json.loads(store.read(variables_object(request.name)) or NO_VARIABLES)["values"]
         return {name: str(values[name]) for name in request.script["env"]}
     except (ValueError, KeyError, TypeError) as error:
         raise BundleError("the variables of the script are not in the store", hint="launch again") from error

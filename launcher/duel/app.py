@@ -14,6 +14,7 @@ from launcher.options import Format, FormatOption, OutputOption, run_options
 from launcher.script.command import ScriptCommand
 from workload.contract.errors import ExitCode
 from workload.contract.invocation import as_typed
+from workload.contract.text import printable, printable_lines
 
 # \b keeps the lines as they are.
 EXAMPLES = """\b
@@ -96,13 +97,15 @@ def run_duel(
     )
     with sides.prepared(request, os.environ) as pair:
         plan = report.Plan(pair=pair, budget=budget, output=output)
+        shown = printable_lines(as_typed(plan.text()))
         if dry_run:
-            print(json.dumps(plan.to_json(), indent=1) if output_format is Format.JSON else as_typed(plan.text()))
+            print(json.dumps(plan.to_json(), indent=1) if output_format is Format.JSON else shown)
             return ExitCode.DONE
-        print(as_typed(plan.text()), file=sys.stderr)
-        outcome = contest.fight(pair, budget, tell=lambda line: print(line, file=sys.stderr, flush=True))
+        print(shown, file=sys.stderr)
+        outcome = contest.fight(pair, budget, tell=lambda line: print(printable(line), file=sys.stderr, flush=True))
     result = report.Result(pair=pair, budget=budget, outcome=outcome, output=output)
-    print(json.dumps(result.to_json(), indent=1) if output_format is Format.JSON else as_typed(result.text()))
+    shown = printable_lines(as_typed(result.text()))
+    print(json.dumps(result.to_json(), indent=1) if output_format is Format.JSON else shown)
     if summary:
         report.append(summary, result.markdown())
     if outcome.interrupted:

@@ -4,18 +4,33 @@ A machine counts as gone when a later question answers so. What is removed is wh
 a list that we keep.
 """
 
-from collections.abc import Sequence
+import json
+import os
+import socket
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
+from pathlib import Path
 
-from launcher.backends.door import Machine, Machines, Removed
+from launcher.backends.door import Listing, Machine, Machines, Removed
 from launcher.jobs import launches
-from launcher.jobs.records import NO_VARIABLES, Request, Result, request_object, result_object, variables_object
+from launcher.jobs.records import (
+    NAME,
+    NO_VARIABLES,
+    VARIABLES,
+    Request,
+    Result,
+    request_object,
+    result_object,
+    variables_object,
+)
 from workload.contract.errors import ExitCode, RooflaunchError, ToolError
 from workload.storage.store import Store
 
 AT_A_TIME = 8
+# A machine that a launcher asked for just before it was killed is listed within this time.
+SUBMITTING_S = 60.0
 
 
 def down(chosen: Sequence[Machine], machines: Machines, store: Store | None) -> list[Removed]:
@@ -66,6 +81,68 @@ def settle(
             timed_out=timed_out,
         )
         store.write(result_object(name), result.to_bytes(), if_absent=True)
+
+
+def this_process() -> str:
+    """The name of this process among those of all machines: host, boot, PID namespace and PID."""
+    return f"{_this_boot()} {os.getpid()}"
+
+
+def _this_boot() -> str:
+    parts = [socket.gethostname().replace(" ", "-")]
+    with suppress(OSError):  # Linux alone has these
+        parts += [
+            Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+            str(Path("/proc/self/ns/pid").readlink()),
+        ]
+    return "/".join(parts)
+
+
+def erase_variables(store: Store, machines: Machines, *, down: Collection[str] = ()) -> list[str]:
+    """Empty the variables of every launch that does not live, and return their names; a store that refuses is let be.
+
+    A launch without a machine counts as living for as long as its launcher may still be asking for one. `down`: names
+    of launches that somebody ended, which do not live once they have no machine.
+    """
+    with suppress(RooflaunchError):
+        # An object that holds a variable is longer than an empty one.
+        names = [
+            listed.name.removeprefix(VARIABLES).removesuffix(".json")
+            for listed in store.objects(VARIABLES)
+            if listed.bytes > len(NO_VARIABLES)
+        ]
+        if names := [name for name in names if NAME.fullmatch(name)]:
+            listing, now_s = machines.look(), machines.now_s()
+            over = [name for name in names if not _may_live(store, name, listing, now_s, is_down=name in down)]
+            return [name for name in over if store.write(variables_object(name), NO_VARIABLES, is_private=True)]
+    return []
+
+
+def _may_live(store: Store, name: str, listing: Listing[Machine], now_s: float, *, is_down: bool) -> bool:
+    """Whether a launch may still read its variables."""
+    machine = next((machine for machine in listing if machine.name == name), None)
+    seen = launches.read_records(store, name, machine)
+    if seen.result is not None:
+        return False
+    if machine is not None or listing.unreachable:
+        return True
+    age_s = now_s - (seen.launched_s or 0.0)
+    may_come_s = SUBMITTING_S if _has_lost_its_launcher(store, name) else launches.PROVISIONING_S
+    return age_s < may_come_s and not is_down
+
+
+def _has_lost_its_launcher(store: Store, name: str) -> bool:
+    """Whether the process that asked for the launch ran on this machine, and has ended."""
+    try:
+        boot, _, pid = str(json.loads(store.read(variables_object(name)) or NO_VARIABLES)["launcher"]).rpartition(" ")
+        if boot != _this_boot():
+            return False
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except (ValueError, LookupError, TypeError, OSError):  # damaged, or the process of another user
+        return False
+    return False
 
 
 def require_gone(removed: Sequence[Removed], unlisted: Sequence[str] = ()) -> None:

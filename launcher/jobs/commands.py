@@ -364,10 +364,11 @@ def take_down(place: Place, *, names: Sequence[str], every: bool, yes: bool, out
     machines = connected.machines()
     store = _store_or_none(connected)
     there = machines.look()
-    chosen, unknown = (list(there), []) if every else _chosen(names, there, machines, store)
+    chosen, unknown, without = (list(there), [], []) if every else _chosen(names, there, machines, store)
     if every and chosen and not yes:
         _confirm_all(connected.ports, chosen, machines)
     removed = cleanup.down(chosen, machines, store) + unknown
+    _erase_variables(store, machines, down=[*(machine.name for machine in chosen), *without])
     unlisted = there.unreachable if every else ()
     nothing = f"no {machines.noun} of a launch in {machines.place}"
     return _print_removed(removed, output_format, nothing=nothing, unlisted=unlisted)
@@ -375,11 +376,12 @@ def take_down(place: Place, *, names: Sequence[str], every: bool, yes: bool, out
 
 def _chosen(
     words: Sequence[str], there: Listing[Machine], machines: Machines, store: Store | None
-) -> tuple[list[Machine], list[Removed]]:
-    """The machines that are meant, and those of which nothing is known; what has none any more is told."""
+) -> tuple[list[Machine], list[Removed], list[str]]:
+    """The machines that are meant, those of which nothing is known, and launches without one, which are told."""
     by_name = {machine.name: machine for machine in there}
     chosen: dict[str, Machine] = {}
     unknown: dict[str, Removed] = {}
+    without: list[str] = []
     for word in words:
         name = _named(word, list(by_name), there, store)
         machine = by_name.get(name)
@@ -392,8 +394,15 @@ def _chosen(
         elif silent:
             unknown[name] = Removed.unanswered(machines.noun, name, silent)
         else:
+            without.append(name)
             print(f"'{name}' has no {machines.noun}: it is gone already", file=sys.stderr)
-    return list(chosen.values()), list(unknown.values())
+    return list(chosen.values()), list(unknown.values()), without
+
+
+def _erase_variables(store: Store | None, machines: Machines, *, down: Sequence[str] = ()) -> None:
+    """Empty the variables of launches that do not live, and name those launches."""
+    for name in cleanup.erase_variables(store, machines, down=down) if store is not None else ():
+        print(f"erased the variables (--env) of '{name}', which has no {machines.noun}", file=sys.stderr)
 
 
 def _look_again(machines: Machines, name: str, zones: Sequence[str]) -> tuple[Machine | None, Sequence[str]]:
@@ -439,11 +448,13 @@ def _confirm_all(ports: Ports, chosen: Sequence[Machine], machines: Machines) ->
 @_hints_name_the_place
 def reap(place: Place, *, dry_run: bool, output_format: Format) -> int:
     """`launch reap`."""
-    machines = _connect(place).machines()
+    connected = _connect(place)
+    machines = connected.machines()
     left = machines.leftovers()
     nothing = f"nothing of a launch is stopped for good or past its limit in {machines.place}"
     if not dry_run:
         removed = machines.stop(left.there)
+        _erase_variables(_store_or_none(connected), machines)
         return _print_removed(removed, output_format, nothing=nothing, unlisted=left.unreachable)
     if output_format is Format.JSON:
         print(json.dumps([leftover.to_json() for leftover in left], indent=1))

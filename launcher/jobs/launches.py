@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -313,7 +314,18 @@ def one_launch(session: Session, name: str) -> Launch:
     now_s = session.now_s()
     listing = session.machines.look()
     machine = next((machine for machine in listing if machine.name == name), None)
-    return _judged(session, listing, read_records(session.store, name, machine), now_s)
+    launch = _judged(session, listing, read_records(session.store, name, machine), now_s)
+    return _with_its_places_word(session, launch) if launch.state is LaunchState.LOST else launch
+
+
+def _with_its_places_word(session: Session, launch: Launch) -> Launch:
+    """A lost launch with what its place knows of the end of its machine."""
+    seen = launch.seen
+    zones = (seen.zone,) if seen.zone else tuple(seen.request.zones) if seen.request else ()
+    with suppress(UnreachableError):
+        why = "; ".join(machine.why for machine in session.machines.look({seen.name: zones}) if machine.why)
+        return replace(launch, why=f"{launch.why}: {why}") if why else launch
+    return launch
 
 
 def _judged(session: Session, listing: Listing[Machine], seen: Seen, now_s: float) -> Launch:

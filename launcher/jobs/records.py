@@ -1,9 +1,9 @@
 """What a launch leaves in its bucket, so that any machine can find, follow and end it. Written and read here alone.
 
     scripts/<sha256>.tar.gz        by the launcher: the files of somebody's own script
-    launches/<name>/variables.json by the launcher: those of its own that a script gets; emptied at the end
     launches/<name>/request.json   by the launcher, before the VM exists
     launches/<name>/lease-<n>.json by the VM: which agent works; created if absent, the highest number counts
+    launches/variables/<name>.json by the launcher, after the request: the `--env` of a script; emptied at the end
     launches/<name>/status.json    by the VM, again and again: its heartbeat
     launches/<name>/result.json    by the VM, once, after its bundles
     launches/<name>/startup.log    by the VM, on any exit
@@ -45,8 +45,10 @@ MAX_LIMIT_S = 120 * 86400
 MAX_COUNT = 10_000
 # Of a script's archive: code and small files. More is data, which has a way of its own.
 MAX_PARCEL_BYTES = 50_000_000
-# What is left of a script's variables once its launch has ended.
+# Content of a variables object once its launch has ended.
 NO_VARIABLES = b"{}"
+# Objects with the variables of scripts: below a prefix of their own, so that one short listing finds them all.
+VARIABLES = f"{LAUNCHES}variables/"
 # Nobody pays that for a launch, nor per hour.
 MAX_USD = 1e6
 SHOWN_VALUE = 60
@@ -414,7 +416,7 @@ def request_object(name: str) -> str:
 
 
 def variables_object(name: str) -> str:
-    return f"{LAUNCHES}{name}/variables.json"
+    return f"{VARIABLES}{name}.json"
 
 
 def status_object(name: str) -> str:

@@ -121,6 +121,7 @@ def run(
     """
     if not detach:
         bundle.make_output(output)
+    cleanup.erase_variables(session.store, session.machines)
     launcher = Launcher(session, output=output, parcel=parcel)
     earlier: tuple[Bundle, ...] = ()
     for attempt in range(1, plan.attempts + 1):
@@ -188,17 +189,21 @@ class Launcher:
     def record(self, plan: Plan) -> None:
         """Leave the request in the store before there is a machine, so that nothing that costs is ever unknown."""
         name = plan.request.name
-        if self._parcel:
-            self._parcel.send(self._store, name)
         self._store_calls["bucket.write"] += 1
         if not self._store.write(request_object(name), plan.request.to_bytes(), if_absent=True):
             raise ToolError(f"{self._store} has a launch '{name}' already", hint="launch again")
         launched_s = epoch_s(plan.request.launched_at)
         self._session.on_event(Event(kind=EventKind.PHASE, text=LaunchPhase.REQUESTED, at_s=launched_s))
 
+    def send_parcel(self, plan: Plan) -> None:
+        """Write what a script needs on its machine. The request is there: variables are never without one."""
+        if self._parcel:
+            self._parcel.send(self._store, plan.request.name, launcher=cleanup.this_process())
+
     def submit(self, plan: Plan) -> Submitted:
         """A running machine; where none comes to be, the store says why."""
         try:
+            self.send_parcel(plan)
             return self._machines.submit(plan, self._session.note)
         except (KeyboardInterrupt, InterruptedRunError) as stopped:
             name, noun = plan.request.name, self._machines.noun

@@ -69,13 +69,17 @@ class Parcel:
         ignored = _git(folder, "check-ignore", "--", below)
         return "git ignores it" if ignored else "git does not track it, and no --include names it"
 
-    def send(self, store: Store, launch: str) -> None:
-        """Have it in the store, whole, for this launch; an archive that is there already is not sent again."""
+    def send(self, store: Store, launch: str, *, launcher: str) -> None:
+        """Write the archive, unless the store has it, then the variables of this launch, whose request is there.
+
+        `launcher`: the process that launches; the variables of one that was killed are erased by the next.
+        """
         name = parcel_object(self.sha256)
         if not any(listed.name == name for listed in store.objects(name)):
             store.write(name, self.content, if_absent=True)
         if self.variables:
-            store.write(variables_object(launch), json.dumps(dict(self.variables)).encode())
+            content = {"launcher": launcher, "values": dict(self.variables)}
+            store.write(variables_object(launch), json.dumps(content).encode(), is_private=True)
 
 
 def place_of_data(text: str | None, words: Sequence[str], *, is_fresh: bool) -> str:

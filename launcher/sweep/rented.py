@@ -174,6 +174,7 @@ class RentedPlace:
     def _take_stock(self) -> None:
         """Bring home what is sealed, and adopt the launches of this sweep that have not ended."""
         self._show("asks what there is")
+        cleanup.erase_variables(self._here.store, self._here.machines)
         self._homecoming.bring_sealed()
         names = self._unfinished()
         if not names:
@@ -303,6 +304,8 @@ class RentedPlace:
         for _, plan in started:
             self._launcher.record(plan)
         try:
+            for _, plan in started:
+                self._launcher.send_parcel(plan)
             submitted = together([plan for _, plan in started], self._here.note)
         except RooflaunchError as error:
             for launch, _ in started:

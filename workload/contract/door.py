@@ -13,7 +13,7 @@ from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any, TextIO, cast
 
-from workload.contract.errors import ExitCode, ToolError
+from workload.contract.errors import ExitCode, RooflaunchError, ToolError, UsageError
 from workload.contract.interrupt import ignore_signals, never_dropped
 
 
@@ -58,6 +58,12 @@ def enter(run: Callable[[], int]) -> int:
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
             code = ExitCode.INTERRUPTED
+        except OSError as error:
+            refused = _refused(error)
+            if refused is None:
+                raise
+            print(refused.report(), file=sys.stderr)
+            code = int(refused.exit_code)
         except SystemExit as done:  # argparse's way to end after --help
             code = done.code if isinstance(done.code, int) else ExitCode.DONE
         # Ctrl-C reaches a child twice, from the terminal and from its launcher; Python's own end is no work to stop.
@@ -72,6 +78,19 @@ def enter(run: Callable[[], int]) -> int:
             code = code or int(lost.exit_code)
         err.flush()
     return code
+
+
+def _refused(error: OSError) -> RooflaunchError | None:
+    """What a file system refuses anywhere: too long a name, or a file for which it has no room."""
+    if error.errno == errno.ENAMETOOLONG:
+        return UsageError(
+            f"'{error.filename}' is too long for the name of a file: most file systems take 255 bytes",
+            hint="give a shorter name or path",
+        )
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        where = f" while writing '{error.filename}'" if error.filename else " while a file was written"
+        return ToolError(f"{error.strerror}{where}", hint="free some space (df -h; quota -s), then run again")
+    return None
 
 
 def open_standard_streams() -> None:

@@ -1,10 +1,11 @@
 """Every error a user can cause, one exit code per class. Standard library only; printed by `main()` alone."""
 
+import sys
 from enum import IntEnum
 from typing import ClassVar
 
 from workload.contract.invocation import as_typed
-from workload.contract.text import printable
+from workload.contract.text import in_short, printable
 
 
 class ExitCode(IntEnum):
@@ -43,9 +44,10 @@ class RooflaunchError(Exception):
     def report(self) -> str:
         """The two lines that a user sees; names from files and servers in them cannot move the cursor or add a line.
 
-        Our commands in the hint are as they can be typed here.
+        A value or a word has at most 200 characters. Our commands in the hint are as they can be typed here.
         """
-        return f"error: {printable(self.headline())}\nhint: {printable(as_typed(self.hint))}"
+        error, hint = (in_short(printable(in_short(text, sys.argv))) for text in (self.headline(), as_typed(self.hint)))
+        return f"error: {error}\nhint: {hint}"
 
     def headline(self) -> str:
         """What stands after `error:`."""

@@ -139,16 +139,24 @@ def of_cpus(used: float, wanted: float) -> str:
 def wrapped(text: str, width: int | None, *, indent: int = 0, first: str = "") -> str:
     """`text` after `first`, in lines of at most `width` characters that all begin at column `indent`.
 
-    No word, path or figure with its unit is cut; without a width everything stays on one line.
+    No word, path or figure with its unit is cut; without a width everything stays on one line. Control characters are
+    escaped (`printable`): texts hold names from files and servers.
     """
     start = first.ljust(indent)
+    shown = NO_BREAK.join(map(printable, text.split(NO_BREAK)))
     if width is None:
-        return (start + text).replace(NO_BREAK, " ").rstrip()
-    kept = BEFORE_A_UNIT.sub(NO_BREAK, text)
+        return (start + shown).replace(NO_BREAK, " ").rstrip()
+    kept = BEFORE_A_UNIT.sub(NO_BREAK, shown)
     room = max(width - indent, NARROWEST // 2)
     lines = textwrap.wrap(kept, room, break_long_words=False, break_on_hyphens=False) or [""]
     return (start + f"\n{' ' * indent}".join(lines)).replace(NO_BREAK, " ").rstrip()
 
+
+# Characters of a value that an error repeats: enough to recognise it, and few enough to read the rest.
+MOST_QUOTED = 200
+# A quote opens at the start of a word, and closes at the end of one.
+LONG_QUOTED = re.compile(rf"(?<![^\s(\[=])'([^']{{{MOST_QUOTED + 1},}})'(?![^\s,;:.)\]])")
+LONG_WORD, AROUND_A_WORD = re.compile(rf"\S{{{MOST_QUOTED + 1},}}"), "'\"`,;:.()[]"
 
 # Without a terminal, long work prints a line of progress this often.
 LINE_EVERY_S = 30.0
@@ -184,6 +192,21 @@ def printable(text: str) -> str:
 def printable_lines(text: str) -> str:
     """As `printable`, for text of several lines."""
     return "\n".join(map(printable, text.split("\n")))
+
+
+def in_short(text: str, typed: Iterable[str] = ()) -> str:
+    """`text` in which no word, no quoted value and none of the `typed` words has more than 200 characters."""
+    words = {part.strip() for word in typed for part in (word, word.partition("=")[2])}
+    for word in sorted((word for word in words if len(word) > MOST_QUOTED), key=len, reverse=True):
+        text = text.replace(word, f"{word[:MOST_QUOTED]}…")
+    quoted = LONG_QUOTED.sub(lambda found: f"'{found[1][:MOST_QUOTED]}…'", text)
+    return LONG_WORD.sub(lambda found: _cut(found[0]), quoted)
+
+
+def _cut(word: str) -> str:
+    """A word with at most 200 characters between its quotes, brackets and punctuation."""
+    inside = word.strip(AROUND_A_WORD)
+    return word if len(inside) <= MOST_QUOTED or "…" in inside else word.replace(inside, f"{inside[:MOST_QUOTED]}…")
 
 
 def _escape(character: str) -> str:

@@ -25,6 +25,8 @@ from workload.contract.errors import BundleError, ToolError, UsageError
 from workload.storage.names import require_safe, why_unsafe
 from workload.storage.store import (
     MAX_RECORD_BYTES,
+    PRIVATE_MODE,
+    USUAL_MODE,
     BoundedSink,
     ObjectChangedError,
     ObjectExistsError,
@@ -48,6 +50,7 @@ NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 CANNOT_FLUSH = (errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EPERM, errno.EBADF)
 # Links are not followed, and opening a FIFO does not wait for its writer. Windows has none of these.
 OPEN_FLAGS = os.O_RDONLY | sum(getattr(os, flag, 0) for flag in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
+NEW_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | sum(getattr(os, flag, 0) for flag in ("O_CLOEXEC", "O_BINARY"))
 # The disk or the server behind it fails: asking again may help, which nothing else does.
 NO_ANSWER = (errno.ESTALE, errno.EIO, errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.ENODEV, errno.ENXIO)
 
@@ -149,13 +152,13 @@ class Folder:
                 bounded.write(block)
             self._require_version(listed, source)
 
-    def write(self, name: str, content: bytes, *, if_absent: bool = False) -> bool:
-        """Make or replace an object; with `if_absent` False, and nothing done, where one is there already."""
+    def write(self, name: str, content: bytes, *, if_absent: bool = False, is_private: bool = False) -> bool:
+        """Write an object. With `if_absent`, write nothing and return False if it exists. `is_private`: mode 0600."""
 
         def fill(sink: BinaryIO) -> None:
             sink.write(content)
 
-        return self._place(name, fill, replace=not if_absent)
+        return self._place(name, fill, replace=not if_absent, mode=PRIVATE_MODE if is_private else USUAL_MODE)
 
     def upload(
         self, name: str, path: Path, *, crc32c: str, replaces: str = "", metadata: Mapping[str, str] | None = None
@@ -303,7 +306,7 @@ class Folder:
 
     # Writing.
 
-    def _place(self, name: str, fill: Callable[[BinaryIO], None], *, replace: bool) -> bool:
+    def _place(self, name: str, fill: Callable[[BinaryIO], None], *, replace: bool, mode: int = USUAL_MODE) -> bool:
         """Write a temporary file and give it its name; False where that is taken and may not be replaced."""
         with self._write_errors(name):
             self._require_root()
@@ -312,7 +315,7 @@ class Folder:
             _remove_abandoned(path.parent)
             temporary = path.with_name(f".rooflaunch-{secrets.token_hex(8)}.tmp")
             try:
-                with temporary.open("xb") as sink:
+                with os.fdopen(os.open(temporary, NEW_FLAGS, mode), "wb") as sink:
                     fill(sink)
                     sink.flush()
                     os.fsync(sink.fileno())

@@ -45,6 +45,10 @@ FOLDER_FIELDS = "prefixes,nextPageToken"
 # Held in memory, and sent again whole where a connection breaks; the client's own is 100 MiB.
 CHUNK_BYTES = 8 << 20
 ATTEMPTS = 3
+# A page of a list has 1000 objects, 1.5 MB at most with ours. Python's values of hostile JSON take 40 times its size.
+MAX_ANSWER_BYTES = 3_000_000
+# gzip unpacks to a thousand times its size, a block at a time.
+PACKED_BLOCK_BYTES = 1 << 13
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,8 +162,9 @@ class Bucket:
             return None  # 404; that the bucket exists was asked at the first contact
         return content.getvalue()
 
-    def write(self, name: str, content: bytes, *, if_absent: bool = False) -> bool:
-        """Make or replace an object; with `if_absent` False, and nothing done, where one is there already."""
+    def write(self, name: str, content: bytes, *, if_absent: bool = False, is_private: bool = False) -> bool:
+        """Write an object. With `if_absent`, write nothing and return False if it exists."""
+        del is_private  # the bucket's own access rules hold for all of its objects
         wanted = _Content(
             name=self._prefix + name,
             source=io.BytesIO(content),
@@ -402,8 +407,7 @@ def translated(bucket: str, patience: Patience, need: BucketNeed = READ) -> Iter
 
 
 def _client(jobs: int) -> "storage.Client":
-    import requests  # noqa: PLC0415 - see the module
-    from google.cloud import storage  # noqa: PLC0415
+    from google.cloud import storage  # noqa: PLC0415 - see the module
 
     emulator = os.environ.get(EMULATOR_VARIABLE, "")
     # Others of Google's clients take the variable without a scheme; this one would not.
@@ -414,8 +418,31 @@ def _client(jobs: int) -> "storage.Client":
     client._bucket_metadata_cache = None  # noqa: SLF001 - no public way
     for scheme in ("http://", "https://"):
         # A smaller pool warns and reconnects.
-        client._http.mount(scheme, requests.adapters.HTTPAdapter(pool_maxsize=jobs))  # noqa: SLF001 - no public way
+        client._http.mount(scheme, _bounded_adapter(jobs))  # noqa: SLF001 - no public way
     return client
+
+
+def _bounded_adapter(jobs: int) -> Any:
+    """The adapter of HTTP that keeps at most `MAX_ANSWER_BYTES` of an answer, of which gzip can make gigabytes.
+
+    Contents of objects are streamed as stored, without the adapter's help.
+    """
+    import requests  # noqa: PLC0415 - see the module
+
+    class Bounded(requests.adapters.HTTPAdapter):
+        def send(self, request: Any, *words: Any, **options: Any) -> Any:
+            answer: Any = super().send(request, *words, **options)
+            if not options.get("stream") or not answer.ok:
+                content = io.BytesIO()
+                for block in answer.iter_content(PACKED_BLOCK_BYTES):
+                    if content.tell() + len(block) > MAX_ANSWER_BYTES:
+                        answer.close()
+                        raise _foreign()
+                    content.write(block)
+                answer._content = content.getvalue()  # noqa: SLF001 - what `content` keeps
+            return answer
+
+    return Bounded(pool_maxsize=jobs)
 
 
 def _retry(limit_s: float, failures: list[Exception] | None = None) -> Any:

@@ -27,6 +27,8 @@ from workload.contract.errors import BundleError, ToolError, UsageError
 from workload.storage.names import require_safe
 from workload.storage.store import (
     MAX_RECORD_BYTES,
+    PRIVATE_MODE,
+    USUAL_MODE,
     BoundedSink,
     ObjectChangedError,
     ObjectExistsError,
@@ -477,12 +479,12 @@ class SshFolder:
         if answer["state"] != "read":
             raise ObjectChangedError(f"'{listed.name}' changed in the folder meanwhile", hint="fetch again")
 
-    def write(self, name: str, content: bytes, *, if_absent: bool = False) -> bool:
-        """Make or replace an object; with `if_absent` False, and nothing done, where one is there already.
+    def write(self, name: str, content: bytes, *, if_absent: bool = False, is_private: bool = False) -> bool:
+        """Write an object. With `if_absent`, write nothing and return False if it exists. `is_private`: mode 0600.
 
         Asked again after a lost connection, an object that is there and the same counts as ours.
         """
-        return self._write(name, content, if_absent=if_absent, replaces="")
+        return self._write(name, content, if_absent=if_absent, replaces="", is_private=is_private)
 
     def upload(
         self, name: str, path: Path, *, crc32c: str, replaces: str = "", metadata: Mapping[str, str] | None = None
@@ -498,10 +500,13 @@ class SshFolder:
             raise ObjectExistsError(f"another '{name}' is in {self} already", hint=self.removal(name))
         return False
 
-    def _write(self, name: str, payload: bytes | Path, *, if_absent: bool, replaces: str) -> bool:
+    def _write(
+        self, name: str, payload: bytes | Path, *, if_absent: bool, replaces: str, is_private: bool = False
+    ) -> bool:
         require_safe(name, self)
         size = len(payload) if isinstance(payload, bytes) else payload.stat().st_size
         question: dict[str, Any] = {"name": name, "size": size, "if_absent": if_absent, "replaces": replaces}
+        question["mode"] = PRIVATE_MODE if is_private else USUAL_MODE
         return bool(self._ask("write", payload=payload, **question)["written"])
 
     def _ask(self, do: str, sink: Sink | None = None, payload: bytes | Path = b"", **question: Any) -> dict[str, Any]:

@@ -22,6 +22,7 @@ BLOCK_BYTES = 1 << 18
 NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 # A link that came after we looked for one is not followed, and opening a FIFO does not wait for its writer.
 OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+NEW_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
 class UnsafeError(Exception):
@@ -133,7 +134,7 @@ def write(root: Path, path: Path, question: dict[str, Any], stdin: BinaryIO) -> 
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".rooflaunch-{secrets.token_hex(8)}.tmp")
     try:
-        with temporary.open("xb") as sink:
+        with os.fdopen(os.open(temporary, NEW_FLAGS, question["mode"]), "wb") as sink:
             sink.writelines(exactly(stdin, question["size"]))
             sink.flush()
             os.fsync(sink.fileno())

@@ -23,6 +23,8 @@ T = TypeVar("T")
 MAX_RECORD_BYTES = 2_000_000
 # For text that is shown whole, a start-up log say; the place's own tools are for more.
 MAX_TEXT_BYTES = 32_000_000
+# Permissions of an object that is a file: what the writer's umask leaves of the usual ones; a secret is its owner's.
+USUAL_MODE, PRIVATE_MODE = 0o666, 0o600
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,10 +123,11 @@ class Store(Protocol):
     def read(self, name: str, *, most_bytes: int = MAX_RECORD_BYTES) -> bytes | None:
         """What a small object holds; None where there is none, `TooLongError` where it has more than `most_bytes`."""
 
-    def write(self, name: str, content: bytes, *, if_absent: bool = False) -> bool:
-        """Make or replace an object; with `if_absent` False, and nothing done, where one is there already.
+    def write(self, name: str, content: bytes, *, if_absent: bool = False, is_private: bool = False) -> bool:
+        """Make or replace an object. With `if_absent`, write nothing and return False if it exists.
 
-        Of several writers with `if_absent`, exactly one is told True.
+        Of several writers with `if_absent`, exactly one is told True. `is_private`: in a folder, a file that its owner
+        alone may read (mode 0600); who may read a bucket's objects is the bucket's own matter.
         """
 
     def upload(

@@ -12,6 +12,7 @@ That a job runs is told by a lock that its keeper and its agent hold: the system
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import io
 import json
@@ -22,6 +23,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import tempfile
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -36,6 +38,12 @@ KEPT_WITHIN_S = 20.0
 # The keeper gives the agent its time to seal and store what there is, and then clears up, in so many seconds more.
 CLEARED_WITHIN_S, KILLED_WITHIN_S, LOOK_EVERY_S = 12.0, 5.0, 0.2
 MOST_OUTPUT_BYTES = 1 << 20
+# A file of this size can be written where a disk is not full.
+ROOM_BYTES = 1 << 16
+# An agent that only saves what a job left: how long it may take, how long a question waits for it, how often it is
+# started, and how much later again.
+SAVING_LIMIT_S, SAVED_WITHIN_S, MOST_TRIES, TRIED_AGAIN_S = 600, 25.0, 5, 30.0
+ASKED = ("words", "environment", "container", "limit_s", "grace_s")
 PROBE = """
 import importlib.metadata, json, sys
 facts = {"path": sys.executable, "version": list(sys.version_info[:3])}
@@ -78,6 +86,8 @@ def main(question: dict[str, Any], payload: BinaryIO) -> tuple[dict[str, Any], I
 
 def facts(root: Path, question: dict[str, Any]) -> dict[str, Any]:
     """Everything that decides whether and how a run can be had here."""
+    jobs = root / "jobs"
+    save(root, sorted(jobs.iterdir()) if jobs.is_dir() else [])
     existing = next(folder for folder in (root, *root.parents) if folder.is_dir())
     return {
         "root": str(root),
@@ -219,7 +229,8 @@ def start(root: Path, question: dict[str, Any]) -> dict[str, Any]:
     name = question["name"]
     home = root / "jobs" / name
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    home.mkdir(parents=True, exist_ok=True)
+    # The request and the files of a script may hold secrets.
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = hold(home / "lock")
     if lock is None or (home / "kept.json").exists():
         if lock is not None:
@@ -234,10 +245,20 @@ def start(root: Path, question: dict[str, Any]) -> dict[str, Any]:
     busy.flush()
     (home / "request.json").write_text(question["request"])
     (home / "keeper.py").write_text(question["keeper"])
+    keep(root, home, {name: question[name] for name in ASKED}, lock, busy)
+    until_s = time.monotonic() + KEPT_WITHIN_S
+    while time.monotonic() < until_s and not (home / "kept.json").exists():
+        time.sleep(LOCK_AGAIN_S)
+    return {"job": job_of(home)}
+
+
+def keep(root: Path, home: Path, job: dict[str, Any], lock: IO[str], busy: IO[str]) -> None:
+    """Start the keeper of a job, which takes over the two locks."""
     held = [lock.fileno(), busy.fileno()]
-    asked = {name: question[name] for name in ("words", "environment", "container", "limit_s", "grace_s")}
-    (home / "job.json").write_text(json.dumps({**asked, "held": held}))
-    log = root / "launches" / name / "startup.log"
+    new = home / "job.json.new"
+    new.write_text(json.dumps({**job, "held": held, "boot": boot()}))
+    new.replace(home / "job.json")
+    log = root / "launches" / home.name / "startup.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as printed:
         subprocess.Popen(
@@ -251,10 +272,13 @@ def start(root: Path, question: dict[str, Any]) -> dict[str, Any]:
         )
     lock.close()
     busy.close()
-    until_s = time.monotonic() + KEPT_WITHIN_S
-    while time.monotonic() < until_s and not (home / "kept.json").exists():
-        time.sleep(LOCK_AGAIN_S)
-    return {"job": job_of(home)}
+
+
+def boot() -> str:
+    """The kernel's name for the time since this machine was started; empty where it has none."""
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""
 
 
 def job_of(home: Path) -> dict[str, Any]:
@@ -265,15 +289,81 @@ def job_of(home: Path) -> dict[str, Any]:
         return {}
     if not isinstance(kept, dict):
         return {}
-    return {**kept, "name": home.name, "is_running": is_held(home / "lock")}
+    is_running = is_held(home / "lock")
+    return {**kept, "name": home.name, "is_running": is_running, "why": "" if is_running else why_gone(home, kept)}
+
+
+def why_gone(home: Path, kept: dict[str, Any]) -> str:
+    """Why a job that has ended may have left no result; empty where nothing is known."""
+    reasons = []
+    try:
+        with tempfile.TemporaryFile(dir=str(home)) as room:
+            room.write(b"x" * ROOM_BYTES)
+            room.flush()
+            os.fsync(room.fileno())
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            reasons.append(f"{error.strerror} in {home}; once there is some, launch status saves what the job left")
+    with suppress(OSError, ValueError):
+        reasons.append(str(json.loads((home / "ended.json").read_text()).get("error", "")))
+    if kept.get("boot", "") not in ("", boot()):
+        reasons.append("the machine was restarted meanwhile")
+    return "; ".join(filter(None, reasons))
 
 
 def look(root: Path, names: list[str] | None) -> list[dict[str, Any]]:
-    """These jobs as far as they were ever started; without names every one that runs."""
+    """These jobs as far as they were ever started; without names every one that runs. What was left is saved first."""
+    every = sorted((root / "jobs").iterdir()) if (root / "jobs").is_dir() else []
+    save(root, every if names is None else [root / "jobs" / name for name in names])
     if names is None:
-        homes = sorted((root / "jobs").iterdir()) if (root / "jobs").is_dir() else []
-        return [job for job in map(job_of, homes) if job and job["is_running"]]
+        return [job for job in map(job_of, every) if job and job["is_running"]]
     return [job for job in (job_of(root / "jobs" / name) for name in names) if job]
+
+
+# What a job left that was broken off: by a restart of the machine, a full disk, a signal.
+
+
+def save(root: Path, homes: list[Path]) -> None:
+    """Start the agent of each job once more that left bundles and runs no more: it stores them, and says how it ended.
+
+    Waits for it, all in all for less than a question may take. A disk that is still full is no reason to fail.
+    """
+    until_s = time.monotonic() + SAVED_WITHIN_S
+    for home in homes:
+        with suppress(OSError, ValueError):
+            if time.monotonic() < until_s and left(home) and resume(root, home):
+                while time.monotonic() < until_s and is_held(home / "lock"):
+                    time.sleep(LOOK_EVERY_S)
+
+
+def left(home: Path) -> bool:
+    """Whether the job ran on this machine, runs no more, and has a bundle that is not in the store."""
+    stored = (home / "uploaded").read_text().split() if (home / "uploaded").exists() else []
+    if all(path.parent.name in stored for path in home.glob("results/*/run.json")):
+        return False
+    return json.loads((home / "kept.json").read_text())["host"] == platform.node() and not is_held(home / "lock")
+
+
+def resume(root: Path, home: Path) -> bool:
+    """Whether the agent was started to save; not while another job runs here, nor again and again in vain."""
+    mark = home / "saving"
+    tried = len(mark.read_text()) if mark.exists() else 0
+    if tried >= MOST_TRIES or (tried and time.time() - mark.stat().st_mtime < TRIED_AGAIN_S):
+        return False
+    lock, busy = hold(home / "lock"), hold(root / ("busy-" + platform.node()))
+    try:
+        if lock is None or busy is None:
+            return False
+        mark.write_text("x" * (tried + 1))
+        (home / "room").write_bytes(b"x" * ROOM_BYTES)
+        (home / "room").unlink()
+        job, kept = (json.loads((home / name).read_text()) for name in ("job.json", "kept.json"))
+        keep(root, home, {**job, "limit_s": SAVING_LIMIT_S, "created_s": kept["created_s"]}, lock, busy)
+        return True
+    finally:
+        for file in (lock, busy):
+            if file is not None:
+                file.close()
 
 
 def output(root: Path, question: dict[str, Any]) -> tuple[dict[str, Any], Iterable[bytes]]:

@@ -50,8 +50,10 @@ class Keeper:
         kept: dict[str, Any] = {
             "pid": os.getpid(),
             "host": platform.node(),
-            "created_s": now.timestamp(),
+            # Of a job that was broken off, whose agent only saves what it left, the time of the first start.
+            "created_s": self.job.get("created_s") or now.timestamp(),
             "container": self.job["container"],
+            "boot": self.job.get("boot", ""),
         }
         kept["deadline_s"] = now.timestamp() + self.job["limit_s"] + self.job["grace_s"]
         new = self.home / "kept.json.new"
@@ -64,7 +66,7 @@ class Keeper:
             self.clear()
             if code == 0 or time.monotonic() >= self.end_s:
                 break
-            print(f"the agent ended with exit code {code}", flush=True)
+            say(f"the agent ended with exit code {code}")
         self.tidy()
 
     def attempt(self) -> int:
@@ -89,7 +91,7 @@ class Keeper:
                 agent.terminate()
             self.wait((kill_s if is_told else self.end_s) - time.monotonic())
         if agent.poll() is None:
-            print("the agent does not end: killed", flush=True)
+            say("the agent does not end: killed")
             agent.kill()
         code = agent.wait()
         # Asked for an end, it has come to one; only what it left is saved by another start.
@@ -139,6 +141,12 @@ class Keeper:
             return False
         state, _, _, session = text[text.rindex(")") + 2 :].split()[:4]
         return state not in "ZX" and int(session) == os.getpid()
+
+
+def say(text: str) -> None:
+    """Print, unless the log lies on a disk that is full."""
+    with suppress(OSError):
+        os.write(sys.stdout.fileno(), (text + "\n").encode())
 
 
 if __name__ == "__main__":

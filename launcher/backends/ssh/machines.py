@@ -148,4 +148,5 @@ class SshMachines:
             status="running" if is_running else "ended",
             created_s=created_s,
             deadline_s=deadline_s,
+            why=str(job.get("why", "")),
         )

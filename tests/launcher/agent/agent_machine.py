@@ -69,7 +69,8 @@ class StubBucket:
     def with_patience(self, _: Patience) -> "StubBucket":
         return self
 
-    def write(self, name: str, content: bytes, *, if_absent: bool = False) -> bool:
+    def write(self, name: str, content: bytes, *, if_absent: bool = False, is_private: bool = False) -> bool:
+        del is_private
         refused = {records.status_object(NAME): self.silent, records.result_object(NAME): self.no_result}
         if refused.get(name):
             raise ToolError("no answer", hint="wait")

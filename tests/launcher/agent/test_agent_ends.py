@@ -9,11 +9,15 @@ from agent_machine import BOOTED_S, CPU, NAME, PREEMPTED, Crash, Machine, crash,
 from launcher.agent import home as home_files
 from launcher.agent import pulse
 from launcher.agent.agent import MARGIN_S
+from launcher.agent.home import WorkEnd
 from launcher.agent.stop import Stop, Why
 from launcher.jobs import records
+from launcher.jobs.records import Result, utc
 from workload.contract import bundle
 from workload.contract.bundle import Status
 from workload.contract.errors import ExitCode, ToolError
+from workload.contract.spec import RunSpec
+from workload.contract.task import TaskRun
 
 
 @pytest.mark.parametrize("status", [Status.INTERRUPTED, Status.RUNNING], ids=["sealed in time", "killed"])
@@ -231,3 +235,62 @@ def test_a_complete_bundle_that_comes_late_is_stored_beside_the_broken_one(
     assert (record["run_id"], record["status"], record["run_key"]) == (late, "completed", "key-1")
     assert result.runs == ["run-1", late]
     assert bundle.read(machine.home / "results" / late).document == record
+
+
+@pytest.mark.parametrize("is_sweep", [False, True], ids=["one run", "a sweep"])
+@pytest.mark.parametrize("told", ["", "its job was removed by `launch down`"])
+def test_a_start_that_only_saves_measures_nothing(machine: Machine, told: str, is_sweep: bool) -> None:
+    """It stores what a killed agent left, also past the launch's limit, and keeps what the launcher said of the end."""
+    if is_sweep:
+        machine.sweeps(*(TaskRun(spec=RunSpec.from_json(machine.request.spec), run_key=key * 64) for key in "ab"))
+    machine.trains(*machine.run_of("run-1")[:2], crash)
+    with pytest.raises(Crash):
+        machine.work()
+    assert machine.bucket.complete == []
+    if told:
+        earlier = Result(exit_code=ExitCode.INTERRUPTED, zone="z", runs=[], phases={}, ended_at=utc(1.8e9), error=told)
+        machine.bucket.held[records.result_object(NAME)] = earlier.to_bytes()
+    (machine.home / home_files.SAVING).touch()
+    machine.now_s += 1e6
+    machine.stop = Stop()
+    result = machine.work()
+    killed = "the job was broken off: its machine was restarted, or its processes were killed"
+    code = ExitCode.INTERRUPTED if told else ExitCode.RUN_FAILED
+    assert (result.exit_code, result.error, result.runs) == (code, told or killed, ["run-1"])
+    record = machine.bucket.record("run-1")
+    assert (record["status"], record["error"]) == ("failed", told or killed)
+    assert len(machine.docker.containers.created) == 1
+
+
+FULL = Path("/dev/full")
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="no /dev/full here")
+def test_a_full_disk_has_words_of_its_own(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+    """Phases that cannot be kept end nothing; how the work ended has its room, or the result says what failed."""
+
+    def fill() -> None:
+        for name in (home_files.ENDED, home_files.OWN_PHASES):
+            (machine.home / name).unlink()
+        (machine.home / home_files.ENDED).symlink_to(FULL)
+        (machine.home / home_files.OWN_PHASES).mkdir()
+
+    machine.trains(*machine.run_of("run-1"), fill)
+    result = machine.work()
+    said = f"No space left on device while writing '{machine.home / home_files.ENDED}'"
+    assert (result.exit_code, result.error) == (ExitCode.TOOL, said)
+    assert result.hint == "free some space there (df -h; quota -s)"
+    assert result.runs == ["run-1"]
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_how_it_ended_takes_no_room_that_was_not_reserved(tmp_path: Path) -> None:
+    home = home_files.Home(path=tmp_path)
+    assert home.ended() is None
+    home.note_begun()
+    assert home.ended() is None
+    before = (tmp_path / home_files.ENDED).stat()
+    home.note_ended(WorkEnd(exit_code=4, error="No space left", hint="df"))
+    after = (tmp_path / home_files.ENDED).stat()
+    assert (after.st_size, after.st_ino) == (before.st_size, before.st_ino)
+    assert home.ended() == WorkEnd(exit_code=4, error="No space left", hint="df")

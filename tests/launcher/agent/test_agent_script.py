@@ -23,7 +23,7 @@ def asked(machine: Machine) -> Machine:
     content = archive(entry("train.py", b"print()"))
     digest = hashlib.sha256(content).hexdigest()
     machine.bucket.held[luggage.parcel_object(digest)] = content
-    machine.bucket.held[records.variables_object(NAME)] = b'{"HF_TOKEN": "hf_1"}'
+    machine.bucket.held[records.variables_object(NAME)] = b'{"values": {"HF_TOKEN": "hf_1"}}'
     script = {"sha256": digest, "files": 1, "bytes": len(content), "commit": "c" * 40, "env": ["HF_TOKEN"]}
     request = machine.asked(CPU)
     machine.request = replace(request, spec={**request.spec, "script": WORDS}, script={**script, "data": "/data"})
@@ -56,7 +56,7 @@ def test_a_launch_that_goes_on_elsewhere_keeps_its_variables(asked: Machine) -> 
     asked.landlord.is_back_later = True
     asked.landlord.taken.set()
     asked.agent().work()
-    assert asked.bucket.held[records.variables_object(NAME)] == b'{"HF_TOKEN": "hf_1"}'
+    assert asked.bucket.held[records.variables_object(NAME)] == b'{"values": {"HF_TOKEN": "hf_1"}}'
 
 
 def test_no_data_there(asked: Machine) -> None:

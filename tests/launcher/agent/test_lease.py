@@ -70,6 +70,13 @@ def test_a_second_agent_waits_while_the_first_ones_heart_beats(store: Store) -> 
     assert not first.is_lost()
 
 
+def test_an_ended_launch_has_a_lease_only_for_what_was_left_behind(store: Store) -> None:
+    store.write(result_object(NAME), b"{}")
+    assert taken(store) is None
+    left = take(store, NAME, now=lambda: NOW_S, wait=lambda _: pytest.fail("it waits"), after_end=True)
+    assert number_of(left) == 1
+
+
 def test_a_silent_lease_is_taken_over_after_so_many_looks(store: Store) -> None:
     first, waits = taken(store), []
     second = taken(store, lambda seconds: bool(waits.append(seconds)))

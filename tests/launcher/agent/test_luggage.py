@@ -120,7 +120,7 @@ def test_the_script_gets_the_variables_that_its_request_names(store: Folder, hom
     request = sent(store, archive(entry("train.py")), env=["HF_TOKEN"])
     with pytest.raises(BundleError, match="the variables of the script are not in the store"):
         luggage.unpack(request, store, home)
-    store.write(variables_object(request.name), b'{"HF_TOKEN": "hf_1", "LD_PRELOAD": "x"}')
+    store.write(variables_object(request.name), b'{"values": {"HF_TOKEN": "hf_1", "LD_PRELOAD": "x"}}')
     place = luggage.unpack(request, store, home)
     assert place.variables == {"HF_TOKEN": "hf_1"}
     assert "hf_1" not in repr(place)

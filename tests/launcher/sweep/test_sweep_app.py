@@ -41,6 +41,13 @@ def test_a_warning_goes_to_stderr(
     (folder / "night.toml").write_text(SMALL + "[[exclude]]\nbatch_size = 3\n")
     assert sweep(monkeypatch, "night.toml", "--dry-run") == 0
     assert capsys.readouterr().err == "warning: night.toml: an [[exclude]] matches nothing: batch_size = 3\n"
+    hostile = (
+        SMALL.replace("[matrix]", '[matrix]\ndataset = ["synthetic"]') + '[[exclude]]\ndataset = "\\u001b[31mred"\n'
+    )
+    (folder / "night.toml").write_text(hostile)
+    assert sweep(monkeypatch, "night.toml", "--dry-run") == 0
+    shown = 'warning: night.toml: an [[exclude]] matches nothing: dataset = "\\x1b[31mred"\n'
+    assert capsys.readouterr().err.replace("\\u001b", "\\x1b") == shown
 
 
 @pytest.mark.usefixtures("folder")

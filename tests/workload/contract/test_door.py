@@ -71,6 +71,16 @@ def test_messages_that_cannot_be_written_are_dropped(monkeypatch: pytest.MonkeyP
     assert door.enter(work) == ExitCode.NOTHING_TO_DO
 
 
+def test_a_name_that_no_file_system_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert door.enter(lambda: Path("a" * 300).stat().st_size) == ExitCode.USAGE
+    assert capsys.readouterr().err == (
+        f"error: '{'a' * 200}…' is too long for the name of a file: most file systems take 255 bytes\n"
+        "hint: give a shorter name or path\n"
+    )
+    with pytest.raises(FileNotFoundError):
+        door.enter(lambda: Path("/nowhere/at/all").stat().st_size)
+
+
 def test_ctrl_c_is_one_word(capsys: pytest.CaptureFixture[str]) -> None:
     def work() -> int:
         raise KeyboardInterrupt

@@ -180,3 +180,9 @@ def test_width_of_a_terminal_without_a_variable(monkeypatch: pytest.MonkeyPatch)
 )
 def test_large_figures_have_no_exponent(value: float, digits: int, text: str) -> None:
     assert plain(value, digits) == text
+
+
+@pytest.mark.parametrize("width", [None, 60])
+def test_lines_of_a_table_cannot_move_the_cursor(width: int | None) -> None:
+    text = f"{unbroken('launch status')} \x1b[31mred\u202e 5 ms\x9b"
+    assert wrapped(text, width, indent=6, first="next") == "next  launch status \\x1b[31mred\\u202e 5 ms\\x9b"

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -156,6 +157,18 @@ def test_once_only(store: Store) -> None:
     assert store.write("launches/x/result.json", b"mine", if_absent=True) is False
     assert store.read("launches/x/result.json") == b"mine"
     assert list(listed(store)) == ["launches/x/result.json"], "nothing temporary is left"
+
+
+def test_a_private_object_is_its_owners_alone(place: Place, store: Store) -> None:
+    """In a folder; a bucket has rules of its own for all of its objects."""
+    for name, is_private in (("launches/a.json", False), ("launches/b.json", True)):
+        assert store.write(name, b"1", is_private=is_private)
+        assert store.write(name, b"2", is_private=is_private)
+        assert store.read(name) == b"2"
+    if isinstance(place, places.Folder):
+        modes = [stat.S_IMODE((place.root / f"launches/{name}.json").stat().st_mode) for name in "ab"]
+        assert modes[1] == 0o600
+        assert modes[0] & 0o400
 
 
 def test_of_many_threads_one_wins(store: Store) -> None:

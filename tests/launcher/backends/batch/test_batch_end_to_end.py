@@ -177,7 +177,7 @@ def test_a_script_of_ones_own(world: World, monkeypatch: pytest.MonkeyPatch) -> 
     [log] = world.folder.glob("rooflaunch-*-*.txt")
     assert log.read_text().count("data: cats labels.csv variable: a-note\n") == 2
     stored = open_store(f"gs://{BUCKET}/{PREFIX}")
-    [name] = [listed.name for listed in stored.objects("launches/") if listed.name.endswith("/variables.json")]
+    [name] = [listed.name for listed in stored.objects("launches/variables/")]
     assert stored.read(name) == b"{}"
     runs = [bundle.read(folder).record for folder in sorted((world.folder / "results").iterdir())]
     assert [run.status for run in runs] == ["completed", "completed"]

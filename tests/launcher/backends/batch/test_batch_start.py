@@ -33,12 +33,12 @@ class Counting(Folder):
         self.written: list[bytes] = []
         self._refuses = refuses
 
-    def write(self, name: str, content: bytes, *, if_absent: bool = False) -> bool:
+    def write(self, name: str, content: bytes, *, if_absent: bool = False, is_private: bool = False) -> bool:
         if self._refuses:
             self._refuses -= 1
             raise ToolError("the store is away", hint="wait")
         self.written.append(content)
-        return super().write(name, content, if_absent=if_absent)
+        return super().write(name, content, if_absent=if_absent, is_private=is_private)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -220,3 +221,52 @@ def test_a_script_of_ones_own_with_the_files_that_git_tracks(machine: sshd.Machi
     ran(machine, folder, "launch", *words[:-2], "--lr", "0.2")
     assert list((machine.home / ".rooflaunch/scripts").iterdir()) == sent, "the same files are sent once"
     assert len(list((folder / "results").iterdir())) == 2
+
+
+def test_variables_of_launches_that_never_came_are_erased(machine: sshd.Machine, tmp_path: Path) -> None:
+    """`down` erases those of a launch that is named, `reap` those of every launch that cannot live any more."""
+    store = machine.home / ".rooflaunch/launches"
+    names = ("rooflaunch-box-20261121-142530-aaaaaa", "rooflaunch-box-20261121-142530-bbbbbb")
+    now = datetime.now(UTC)
+    for name, age in zip(names, (timedelta(0), timedelta(minutes=21)), strict=True):
+        asked = {
+            "name": name,
+            "backend": "ssh",
+            "launched_at": (now - age).isoformat(),
+            "store": "/x",
+            "place": "ssh-x",
+        }
+        more = {"schema_version": 3, "runtime": "process", "limit_s": 60, "spec": {}}
+        (store / name).mkdir(parents=True)
+        (store / name / "request.json").write_text(json.dumps({**asked, **more}))
+        (store / "variables").mkdir(exist_ok=True)
+        (store / f"variables/{name}.json").write_text('{"launcher": "other 1", "values": {"TOKEN": "secret"}}')
+    young, old = (store / f"variables/{name}.json" for name in names)
+    _, err = ran(machine, tmp_path, "launch", "reap")
+    assert err == f"erased the variables (--env) of '{names[1]}', which has no job\n"
+    assert (old.read_text(), "secret" in young.read_text()) == ("{}", True)
+    _, err = ran(machine, tmp_path, "launch", "down", names[0])
+    assert f"erased the variables (--env) of '{names[0]}', which has no job\n" in err
+    assert young.read_text() == "{}"
+
+
+def test_steps_survive_a_restart_of_the_machine(machine: sshd.Machine, tmp_path: Path) -> None:
+    """Keeper, agent and trainer are killed: the launcher that follows brings home what was measured."""
+    process = started(machine, tmp_path, "launch", "ssh", *TINY, "--iterations", "100000", "--python", sys.executable)
+
+    def rows() -> int:
+        steps = list((machine.home / ".rooflaunch/jobs").glob("*/results/*/steps.csv"))
+        return len(steps[0].read_text().splitlines()) if steps else 0
+
+    until(lambda: rows() > 3, "it measures")
+    for pid, words in machine.jobs():
+        if "keeper.py" in words or "launcher.agent" in words or "-m workload" in words:
+            os.kill(pid, signal.SIGKILL)
+    _, err = process.communicate(timeout=200)
+    assert process.returncode == ExitCode.RUN_FAILED, err
+    assert "the job was broken off: its machine was restarted, or its processes were killed" in err
+    [folder] = (tmp_path / "results").iterdir()
+    assert bundle.read(folder).record.status == "failed"
+    assert len((folder / bundle.STEPS).read_text().splitlines()) > 3
+    out, _ = ran(machine, tmp_path, "launch", "status", records(machine)[0].name)
+    assert f"run        {folder.name}" in out

@@ -312,3 +312,104 @@ def test_a_job_of_another_host_of_a_shared_folder(machine: sshd.Machine, machine
     assert not removed.gone
     assert removed.reason.startswith("it runs on other-")
     kept.write_text(text)
+
+
+# What a job left that was broken off
+
+# The agent: at first it begins a bundle; started once more it stores that, unless it is to fail.
+SAVES = """
+import os, sys, time
+if os.path.exists("saving"):
+    print("saves", flush=True)
+    if os.path.exists("fails"):
+        sys.exit(4)
+    open("uploaded", "w").write("run-1\\n")
+else:
+    os.makedirs("results/run-1")
+    open("results/run-1/run.json", "w").close()
+    print("here", flush=True)
+    time.sleep(600)
+"""
+
+
+def broken_off(machine: sshd.Machine, machines: SshMachines, plan: SshPlan) -> Machine:
+    """A job of which keeper and agent were killed, as by a restart of the machine."""
+    job = submitted(machines, doing(plan, SAVES))
+    until(lambda: "here" in printed(machines, job), "it runs")
+    [keeper] = [pid for pid, words in machine.jobs() if "keeper.py" in words]
+    for pid in _session(keeper):
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: _session(keeper) == [], "it is gone")
+    return job
+
+
+@pytest.mark.parametrize("asks", ["look", "status of one", "the next launch"])
+def test_what_a_killed_job_left_is_saved(machine: sshd.Machine, machines: SshMachines, where: Where, asks: str) -> None:
+    job = broken_off(machine, machines, plan_of(where))
+    home = machine.home / ".rooflaunch/jobs" / job.name
+    other = backend.machines(backend.settings(where))
+    if asks == "look":
+        assert other.look().there == (), "saved, and gone"
+    elif asks == "status of one":
+        [seen] = other.look({job.name: ()})
+        assert (seen.condition, seen.created_s) == (Condition.GONE, job.created_s)
+    else:
+        other.ask("facts", python="python3", code="none", labels=[])
+    assert log_of(machine, job).count("saves\n") == 1
+    assert list((home / "results").iterdir()) == []
+    machines.look()
+    assert log_of(machine, job).count("saves\n") == 1, "once is enough"
+
+
+def test_saving_waits_for_a_job_that_runs(machine: sshd.Machine, machines: SshMachines, where: Where) -> None:
+    job = broken_off(machine, machines, plan_of(where))
+    (machine.home / ".rooflaunch/jobs" / job.name / "results").rename(machine.home / "results")
+    other = submitted(machines, doing(plan_of(where, token="bbbbbb"), SLEEP))
+    (machine.home / "results").rename(machine.home / ".rooflaunch/jobs" / job.name / "results")
+    assert [seen.name for seen in machines.look()] == [other.name]
+    assert "saves" not in log_of(machine, job)
+    machines.stop([other])
+    machines.look()
+    assert "saves\n" in log_of(machine, job)
+
+
+def test_saving_in_vain_is_not_tried_again_at_once(machine: sshd.Machine, machines: SshMachines, where: Where) -> None:
+    job = broken_off(machine, machines, plan_of(where))
+    home = machine.home / ".rooflaunch/jobs" / job.name
+    (home / "fails").touch()
+    for _ in range(2):
+        machines.look()
+    assert log_of(machine, job).count("saves\n") == 2, "twice by one keeper"
+    (home / "fails").unlink()
+    for tries, is_saved in ((5, False), (4, True)):
+        (home / "saving").write_text("x" * tries)
+        os.utime(home / "saving", (1e9, 1e9))
+        machines.look()
+        assert (home / "uploaded").exists() is is_saved
+
+
+ENDS = {
+    "nothing known": ("", ""),
+    "a restart": ("boot = lambda: 'another'", "the machine was restarted meanwhile"),
+    "a full disk": (
+        "def full(**_): raise OSError(errno.ENOSPC, 'No space left on device')\ntempfile.TemporaryFile = full",
+        "No space left on device in {home}; once there is some, launch status saves what the job left",
+    ),
+    "a quota": (
+        "def full(**_): raise OSError(errno.EDQUOT, 'Disk quota exceeded')\ntempfile.TemporaryFile = full",
+        "Disk quota exceeded in {home}; once there is some, launch status saves what the job left",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_why_a_job_is_gone(machine: sshd.Machine, machines: SshMachines, where: Where, case: str) -> None:
+    code, why = ENDS[case]
+    job = submitted(machines, doing(plan_of(where), "pass"))
+    until(lambda: condition(machines, job.name) is Condition.GONE, "it ends")
+    machines._program += f"\n{code}\n"
+    [seen] = machines.look({job.name: ()})
+    assert seen.why == why.format(home=machine.home / ".rooflaunch/jobs" / job.name)
+    (machine.home / ".rooflaunch/jobs" / job.name / "ended.json").write_text('{"error": "No GPU"}')
+    [seen] = machines.look({job.name: ()})
+    assert "No GPU" in seen.why

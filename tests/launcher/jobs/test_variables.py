@@ -1,0 +1,179 @@
+"""Variables of a script (`--env`) in the store: whose they are, when they are erased, and in which order they come."""
+
+import json
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from launcher.backends.door import Condition, Listing, Machine, Machines, Removed
+from launcher.jobs import cleanup
+from launcher.jobs.records import NO_VARIABLES, VARIABLES, Request, Result, request_object, result_object, utc
+from launcher.jobs.records import variables_object as object_of
+from launcher.jobs.run import Launcher
+from launcher.jobs.session import Session
+from launcher.script.parcel import Parcel
+from workload.contract.errors import InterruptedRunError, ToolError
+from workload.contract.spec import RunSpec
+from workload.storage.folder import Folder
+
+NOW_S = 1.8e9
+NAME = "rooflaunch-box-20261121-142530-3fa9c1"
+SECRET = {"HF_TOKEN": "hf_1"}
+REQUEST = Request(
+    name=NAME,
+    backend="ssh",
+    launched_at=utc(NOW_S),
+    store="/store",
+    place="ssh-box",
+    runtime="process",
+    limit_s=60,
+    spec=RunSpec().to_json(),
+    script={"sha256": "a" * 64, "files": 1, "bytes": 1, "env": ["HF_TOKEN"]},
+)
+RESULT = Result(exit_code=0, zone="box", runs=[], phases={}, ended_at=utc(NOW_S))
+
+
+@dataclass
+class Place:
+    """A place in memory; what it was asked to submit found these records in the store."""
+
+    store: Folder
+    there: tuple[str, ...] = ()
+    silent: tuple[str, ...] = ()
+    fails: BaseException | None = None
+    found: tuple[str, ...] = ()
+    noun: str = "job"
+
+    def now_s(self) -> float:
+        return NOW_S
+
+    def look(self, names: Mapping[str, Sequence[str]] | None = None) -> Listing[Machine]:
+        del names
+        machines = (Machine(name=name, zone="box", condition=Condition.RUNNING) for name in self.there)
+        return Listing(there=tuple(machines), unreachable=self.silent)
+
+    def stop(self, machines: Sequence[Machine]) -> list[Removed]:
+        assert not machines
+        return []
+
+    def submit(self, plan: Any, tell: Any) -> Any:
+        del plan, tell
+        self.found = tuple(stored.name for stored in self.store.objects("launches/"))
+        raise self.fails or AssertionError
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Folder:
+    """A folder that was there before, which everybody may read."""
+    (tmp_path / "store").mkdir(mode=0o755)
+    return Folder(tmp_path / "store")
+
+
+def written(store: Folder, *, launcher: str, age_s: float) -> None:
+    store.write(request_object(NAME), replace(REQUEST, launched_at=utc(NOW_S - age_s)).to_bytes())
+    Parcel(content=b"", files=(), variables=SECRET).send(store, NAME, launcher=launcher)
+
+
+def killed() -> str:
+    """The name of a process of this machine that has ended."""
+    child = os.fork()
+    if not child:
+        os._exit(0)
+    os.waitpid(child, 0)
+    return f"{cleanup.this_process().rpartition(' ')[0]} {child}"
+
+
+MINUTES = 60.0
+# Launcher, minutes since the launch, machine, zone that does not answer, result, named by `launch down`: erased?
+CASES: dict[str, tuple[str, float, bool, bool, bool, bool, bool]] = {
+    "just asked for": ("other 1", 0, False, False, False, False, False),
+    "just asked for, and ended": ("other 1", 0, False, False, False, True, True),
+    "perhaps still asked for, elsewhere": ("other 1", 19, False, False, False, False, False),
+    "asked for too long ago": ("other 1", 21, False, False, False, False, True),
+    "its launcher lives": ("this", 2, False, False, False, False, False),
+    "its launcher was killed": ("killed", 2, False, False, False, False, True),
+    "its launcher was killed just now": ("killed", 0, False, False, False, False, False),
+    "it runs": ("killed", 100, True, False, False, False, False),
+    "it does not end": ("killed", 100, True, False, False, True, False),
+    "it may run": ("killed", 100, False, True, False, False, False),
+    "it has a result": ("this", 1, True, False, True, False, True),
+}
+
+
+@pytest.mark.world
+@pytest.mark.parametrize("case", CASES)
+def test_variables_are_erased_once_nobody_needs_them(store: Folder, case: str) -> None:
+    launcher, age, is_there, is_silent, has_result, is_down, is_erased = CASES[case]
+    names = {"this": cleanup.this_process(), "killed": killed()}
+    written(store, launcher=names.get(launcher, launcher), age_s=age * MINUTES)
+    if has_result:
+        store.write(result_object(NAME), RESULT.to_bytes())
+    place = Place(store, there=(NAME,) if is_there else (), silent=("some zone",) if is_silent else ())
+    erased = cleanup.erase_variables(store, cast("Machines", place), down=[NAME] if is_down else ())
+    assert erased == ([NAME] if is_erased else [])
+    content = store.read(object_of(NAME)) or b""
+    assert (content == NO_VARIABLES) is is_erased
+    assert (b"hf_1" in content) is not is_erased
+    assert cleanup.erase_variables(store, cast("Machines", place)) == [], "once"
+
+
+@pytest.mark.world
+@pytest.mark.parametrize(("name", "text"), [("", b"a" * 9), ("../x", b"a" * 9), ("rooflaunch-box-1", b'["not ours"]')])
+def test_objects_of_others(store: Folder, name: str, text: bytes) -> None:
+    """Names of no launch are passed over; a damaged object of an old launch is erased."""
+    (Path(store.locate(VARIABLES))).mkdir(parents=True)
+    (Path(store.locate(VARIABLES)) / f"{name.replace('/', '-')}.json").write_bytes(text)
+    erased = cleanup.erase_variables(store, cast("Machines", Place(store)))
+    assert erased == ([name] if name.startswith("rooflaunch") else [])
+
+
+@pytest.mark.world
+@pytest.mark.parametrize(
+    "stopped", [KeyboardInterrupt(), ToolError("no answer", hint="wait")], ids=["Ctrl-C", "refused"]
+)
+def test_request_variables_machine_in_this_order(store: Folder, tmp_path: Path, stopped: BaseException) -> None:
+    """A launcher that is killed leaves no variables without a request; one that fails erases them itself."""
+    place = Place(store, fails=stopped)
+    session = Session(machines=cast("Machines", place), store=store)
+    launcher = Launcher(session, output=tmp_path, parcel=Parcel(content=b"x", files=(), variables=SECRET))
+
+    @dataclass
+    class Plan:
+        request: Request = REQUEST
+
+    launcher.record(cast("Any", Plan()))
+    assert [stored.name for stored in store.objects("")] == [request_object(NAME)]
+    assert b"hf_1" not in (store.read(request_object(NAME)) or b"")
+    with pytest.raises((InterruptedRunError, ToolError)):
+        launcher.submit(cast("Any", Plan()))
+    assert place.found == (request_object(NAME), object_of(NAME))
+    assert store.read(object_of(NAME)) == NO_VARIABLES
+    assert store.read(result_object(NAME)) is not None
+
+
+@pytest.mark.world
+def test_a_secret_is_its_owners_from_the_first_byte(store: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    modes = []
+    fsync = os.fsync
+
+    def looked_at(number: int) -> None:
+        modes.append(stat.S_IMODE(os.fstat(number).st_mode))
+        fsync(number)
+
+    monkeypatch.setattr(os, "fsync", looked_at)
+    old = os.umask(0)
+    try:
+        written(store, launcher="x", age_s=0)
+    finally:
+        os.umask(old)
+    assert 0o600 in modes
+    kinds = {
+        json.loads(path.read_bytes()).get("values") is not None: path for path in Path(store.locate("")).rglob("*.json")
+    }
+    assert stat.S_IMODE(kinds[True].stat().st_mode) == 0o600
+    assert stat.S_IMODE(kinds[False].stat().st_mode) == 0o666
