@@ -33,8 +33,8 @@ def run_key(spec: RunSpec, block: int, *, code: str, asked: Mapping[str, Any]) -
 def in_order(configurations: Iterable[Configuration], *, seed: int, block: int) -> list[Configuration]:
     """A block's order: by the SHA-256 of seed, block and values; every second block is the one before it in reverse.
 
-    Two blocks in turn put each configuration as often early as late, so that a device that warms up favours none. Another
-    configuration in the matrix leaves the others in their order.
+    Two blocks in turn put each configuration as often early as late, so that a device that warms up favours none.
+    Another configuration in the matrix leaves the others in their order.
     """
     drawn = block - (block + 1) % 2
     ordered = sorted(
