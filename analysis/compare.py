@@ -15,7 +15,7 @@ import pandas as pd
 from analysis.cases import Case
 from analysis.configurations import DATA_DETAILS, SOFTWARE, label, needs_no_digest, shown
 from analysis.loading import Results
-from analysis.pairing import MACHINE, Pair, Pairing, Side, pair_up, value_text
+from analysis.pairing import MACHINE, Designs, Pair, Pairing, Side, is_busy, pair_up, value_text
 from analysis.statistics import Comparison, Interval, compare_within_blocks, holm, holm_levels, shared_blocks
 from analysis.statistics import compare as compare_runs
 from analysis.statistics.comparison import WithinBlocks
@@ -88,12 +88,20 @@ def of_pairs(pairing: Pairing) -> pd.DataFrame:
     `smallest_detectable_ratio`, which 4 of 5 such comparisons would find. `blocks`: those that runs were paired within;
     `narrower_than_unpaired`: the width that the 95 % interval would have without the pairing over the one that it has.
     """
-    by, pairs = pairing.by, pairing.pairs
-    comparisons = [_compared(pair) for pair in pairs]
+    designs = Designs(pairing)
+    return _table(
+        pairing, pairing.pairs, [compare_sides(pair.left.runs, pair.right.runs, designs) for pair in pairing.pairs]
+    )
+
+
+def _table(pairing: Pairing, pairs: Sequence[Pair], comparisons: Sequence[Comparison]) -> pd.DataFrame:
+    """A row for each comparison, with one correction for all."""
     p_values = [np.nan if one.p_value is None else one.p_value for one in comparisons]
     corrected = zip(holm(p_values), holm_levels(p_values, alpha=ALPHA), strict=True)
     lines = [
-        _line(pair, by, one, p_holm=None if np.isnan(p_holm) else float(p_holm), level=float(level), of=len(pairs))
+        _line(
+            pair, pairing.by, one, p_holm=None if np.isnan(p_holm) else float(p_holm), level=float(level), of=len(pairs)
+        )
         for pair, one, (p_holm, level) in zip(pairs, comparisons, corrected, strict=True)
     ]
     return pd.DataFrame(lines, columns=[column.name for column in COLUMNS])
@@ -102,30 +110,23 @@ def of_pairs(pairing: Pairing) -> pd.DataFrame:
 # --- one pair
 
 
-def _compared(pair: Pair) -> Comparison:
-    return compare_sides(pair.left.runs, pair.right.runs)
-
-
-def compare_sides(left: Sequence[Case], right: Sequence[Case], *, level: float = LEVEL) -> Comparison:
+def compare_sides(left: Sequence[Case], right: Sequence[Case], designs: Designs) -> Comparison:
     """Two sides, paired within their blocks where two or more have both; `ratio` is images/s, right over left.
 
     By seconds per image, the right as the baseline. Fewer than three runs of a side, or blocks, make no interval, and
     neither do runs on a busy machine where the others alone do not show the same difference.
     """
-    every = _compare_all(left, right, level=level)
+    every = _compare_all(left, right, designs, with_busy=True)
     sides = [[case for case in side if not is_busy(case)] for side in (left, right)]
     busy = len(left) + len(right) - sum(map(len, sides))
     if not busy:
         return every
     said = f"{busy} of {counted(len(left) + len(right), 'run')} on a busy machine"
-    if _winner(every) and _winner(_compare_all(*sides, level=level)) != _winner(every):
+    if _winner(every) and (
+        not all(sides) or _winner(_compare_all(sides[0], sides[1], designs, with_busy=False)) != _winner(every)
+    ):
         every = every.without_difference(f"{said}, and the others alone show no difference")
     return replace(every, busy=said)
-
-
-def is_busy(case: Case) -> bool:
-    """Whether other processes used the machine of a run meanwhile."""
-    return isinstance(case["busy"], str)
 
 
 def _winner(comparison: Comparison) -> int:
@@ -136,14 +137,19 @@ def _winner(comparison: Comparison) -> int:
     return 1 if comparison.ratio > 1 else -1
 
 
-def _compare_all(left: Sequence[Case], right: Sequence[Case], *, level: float) -> Comparison:
+def _compare_all(left: Sequence[Case], right: Sequence[Case], designs: Designs, *, with_busy: bool) -> Comparison:
     """Two sides, whatever the machine did."""
     left_blocks, right_blocks = _by_block(left), _by_block(right)
     if len(shared_blocks(right_blocks, left_blocks)) >= LEAST_FOR_SPREAD:
-        paired = compare_within_blocks(right_blocks, left_blocks, level=level)
+        contrast = designs.contrast(
+            {designs.configuration(left): -1.0, designs.configuration(right): 1.0},
+            [*left, *right],
+            with_busy=with_busy,
+        )
+        paired = compare_within_blocks(right_blocks, left_blocks, contrast=contrast)
         blocks = paired.within_blocks.blocks if paired.within_blocks else 0
         return paired if blocks >= LEAST_REPLICATES else paired.without_difference(too_few(blocks, "block"))
-    unpaired = compare_runs(*([_seconds_per_image(case) for case in side] for side in (right, left)), level=level)
+    unpaired = compare_runs(*([_seconds_per_image(case) for case in side] for side in (right, left)))
     fewest = min(unpaired.runs_baseline, unpaired.runs_other)
     if fewest >= LEAST_REPLICATES:
         return unpaired
@@ -281,6 +287,10 @@ def _blocks_words(pair: Pair, comparison: Comparison) -> Iterator[str]:
             yield "fewer than 2 blocks have both sides: not paired"
         return
     yield within_blocks_words(pairing)
+    if pairing.shared > len((pair.left, pair.right)) and comparison.difference:
+        yield f"scatter estimated from {pairing.shared} configurations"
+    if pairing.outstanding and comparison.difference:
+        yield "judged by its own blocks alone: it may scatter more than the other configurations (F test)"
     if pairing.left_out:
         yield f"{counted(pairing.left_out, 'run')} without a partner in the same block left out"
 

@@ -280,6 +280,52 @@ def test_runs_of_one_block_are_compared_with_each_other() -> None:
     assert row["verdict"] == "amp is 1.03 x as fast as fp32 (95 %: 1.02 to 1.04)"
 
 
+SEED = 4
+MODELS = {"resnet18": 100.0, "resnet50": 40.0, "vgg11": 30.0}
+
+
+def sweep(*, faster: tuple[float, ...] = (1.03, 1.03, 1.03), noisy_run: int | None = None) -> list[dict[str, Any]]:
+    """Three models with two precisions each; every second block has the order of the one before it in reverse."""
+    runs = []
+    # With this seed none of the six scatters more than the others.
+    for number, wobble in enumerate(np.random.default_rng(SEED).normal(size=(6, 3))):
+        model, (base, times) = list(MODELS)[number // 2], list(zip(MODELS.values(), faster, strict=True))[number // 2]
+        scale = 0.02 if number == noisy_run else 0.001
+        rates = [base * (times if number % 2 else 1.0) * np.exp(scale * one) for one in wobble]
+        runs += [
+            one | {"position": float(position)}
+            for one, position in zip(
+                in_blocks(f"{model}{number}-", tuple(rates), model=model, precision="amp" if number % 2 else "fp32"),
+                (number, 5 - number, (number + 2) % 6),
+                strict=True,
+            )
+        ]
+    return runs
+
+
+def test_the_scatter_is_that_of_all_configurations_of_the_blocks() -> None:
+    pair = rows(*sweep()[:6], by="precision")[0]
+    first = next(row for row in rows(*sweep(), by="precision") if row["model"] == "resnet18")
+
+    assert pair["test"] == "Student t over blocks, runs paired within them"
+    assert first["test"] == "Student t over blocks, scatter of all their configurations"
+    assert first["note"].endswith(" than unpaired; scatter estimated from 6 configurations")
+    assert first["ratio"] == pytest.approx(pair["ratio"], rel=0.002)
+    widths = [np.log(row["ratio_high"] / row["ratio_low"]) for row in (first, pair)]
+    assert widths[0] < 0.75 * widths[1]
+
+
+def test_a_configuration_that_scatters_more_than_the_others_does_not_hide() -> None:
+    found = [row for row in rows(*sweep(noisy_run=3), by="precision") if pd.notna(row["model"])]
+
+    notes = {row["model"]: row["note"].rpartition("; ")[2] for row in found}
+    assert notes == {
+        "resnet18": "scatter estimated from 5 configurations",
+        "resnet50": "judged by its own blocks alone: it may scatter more than the other configurations (F test)",
+        "vgg11": "scatter estimated from 5 configurations",
+    }
+
+
 def test_a_run_without_a_partner_in_its_block_is_left_out_and_said() -> None:
     (row,) = rows(
         *in_blocks("l", (100.0, 100.2, 99.9)),
