@@ -1,5 +1,6 @@
 """Comparisons: ratios, intervals, corrected p-values and what would have been seen, by hand or by scipy."""
 
+import re
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from by_hand import noisy, results, run
 from scipy.stats import gmean, ttest_rel
 
-from analysis.compare import COLUMNS, _factor, compare
+from analysis.compare import COLUMNS, _factor, compare, positions
 from analysis.configurations import NotPoolableError
 from analysis.pairing import pair_up
 from analysis.statistics import compare as compare_runs
@@ -321,9 +322,90 @@ def test_a_configuration_that_scatters_more_than_the_others_does_not_hide() -> N
     notes = {row["model"]: row["note"].rpartition("; ")[2] for row in found}
     assert notes == {
         "resnet18": "scatter estimated from 5 configurations",
-        "resnet50": "judged by its own blocks alone: it may scatter more than the other configurations (F test)",
+        "resnet50": "one side may scatter more than the others (F test): only the blocks of this pair count",
         "vgg11": "scatter estimated from 5 configurations",
     }
+
+
+@pytest.mark.parametrize(
+    ("faster", "ratio", "interaction"),
+    [
+        ((1.03, 1.03, 1.03), 1.03, r"no dependence on them found \(p = 0\.\d+\)"),
+        (
+            (1.03, 1.03, 1.21),
+            (1.03 * 1.03 * 1.21) ** (1 / 3),
+            r"it depends on them \(p = [0-9.e-]+\), from 1\.03 x for model resnet\d+ to 1\.21 x for model vgg11",
+        ),
+    ],
+)
+def test_an_option_comes_first_with_its_effect_over_all_combinations(
+    faster: tuple[float, ...], ratio: float, interaction: str
+) -> None:
+    effect, *pairs = rows(*sweep(faster=faster), by="precision")
+
+    assert [pd.isna(row["combinations"]) for row in pairs] == [True, True, True]
+    assert (effect["combinations"], effect["left"], effect["right"]) == (3, "amp", "fp32")
+    assert pd.isna(effect["model"])
+    assert (effect["runs_left"], effect["runs_right"], effect["blocks"]) == (9, 9, 3)
+    assert 1 / effect["ratio"] == pytest.approx(ratio, rel=0.002)
+    assert effect["ratio"] == pytest.approx(gmean([row["ratio"] for row in pairs]))
+    assert effect["p"] == effect["p_holm"] < 0.001
+    assert re.fullmatch(
+        rf"amp is 1\.\d+ x as fast as fp32 \(95 %: 1\.\d+ to 1\.\d+\); averaged over 3 combinations: {interaction}",
+        effect["verdict"],
+    )
+    assert effect["note"] == "on local-cuda; paired within 3 blocks; scatter estimated from 6 configurations"
+
+
+def test_a_combination_that_lacks_a_value_does_not_count() -> None:
+    lacking = [one for one in sweep() if (one["model"], one["precision"]) != ("vgg11", "amp")]
+    effect, *pairs = rows(*lacking, by="precision")
+
+    assert (effect["combinations"], effect["runs_left"]) == (2, 6)
+    assert len(pairs) == 2
+
+
+def test_two_blocks_are_too_few_for_an_effect() -> None:
+    effect = rows(*(one for one in sweep() if one["block"] < 2), by="precision")[0]
+
+    assert pd.isna(effect["ratio_low"])
+    assert effect["verdict"].startswith("no winner: two blocks: too few; averaged over 3 combinations: ")
+
+
+def test_positions_are_columns() -> None:
+    effect = rows(*sweep(), by="precision")[0]
+    assert (effect["position_left"], effect["position_right"]) == (pytest.approx(8 / 3), pytest.approx(7 / 3))
+
+    unknown = rows(*(one | {"position": None} for one in sweep()), by="precision")[0]
+    assert pd.isna(unknown["position_left"])
+
+
+SLOWER = (1.0, 0.97, 0.97**2, 0.97**3, 0.97**4, 0.97**5)
+
+
+@pytest.mark.parametrize(
+    ("rates", "position", "text"),
+    [
+        (SLOWER, None, r"an effect \(p = [0-9.e-]+\): the first run has 1\.03\d? x the rate of later ones "),
+        ((1.0,) * 6, None, r"(no|an) effect (found )?\(p = 0\.\d+\): the first run has "),
+        ((1.0,) * 6, 3.0, None),
+        ((1.0,) * 6, -1.0, r"effect unknown \(no run has its position in a block\)"),
+    ],
+)
+def test_the_effect_of_the_position_is_said(rates: tuple[float, ...], position: float | None, text: str | None) -> None:
+    runs = [
+        one
+        | {"images_per_s": one["images_per_s"] * rates[int(one["position"])]}
+        | ({} if position is None else {"position": None if position < 0 else position})
+        for one in sweep()
+    ]
+    said = list(positions(pair_up(results(*runs), "precision")))
+
+    if text is None:
+        assert said == []
+        return
+    (line,) = said
+    assert re.match(rf"position in the blocks of sweep on local-cuda: {text}", line), line
 
 
 def test_a_run_without_a_partner_in_its_block_is_left_out_and_said() -> None:

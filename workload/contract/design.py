@@ -113,7 +113,11 @@ class Design:
             what = "the difference reads" if len(weights) > 1 else "all read"
             same = f"{what} exactly the same in {len(series)} blocks: no interval (copies of one block?)"
             return Contrast(value=value, error=None, degrees=0, series=series, reason=same)
-        outstanding = tuple(name for name in weights if name in self.outstanding)
+        # In an average one configuration that may be noisy counts little: only those that left the estimate matter.
+        is_pair = len(weights) <= 2  # noqa: PLR2004
+        outstanding = tuple(
+            name for name in weights if (name in self.outstanding if is_pair else name not in self._pool)
+        )
         is_common = not outstanding and abs(fsum(weights.values())) < ROUNDING
         if is_common and self._pool and self._common.degrees and (self._columns or len(self._pool) >= LEAST_FOR_TEST):
             value, error = self._common.contrast(weights)
