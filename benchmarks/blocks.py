@@ -8,7 +8,6 @@ Wanted: 95 % intervals cover 93-97 %. A figure is exp(host + run); the host is t
 
 import argparse
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from itertools import combinations, product
 from math import exp, log, sqrt
 from pathlib import Path
@@ -22,7 +21,7 @@ from launcher.sweep.blocks import in_order
 from launcher.sweep.places import Configuration
 from workload.contract.design import Design, Run
 from workload.contract.spec import RunSpec
-from workload.contract.until import decide, looks, student
+from workload.contract.until import NOMINAL, alone, decide, looks, student
 
 RUN = 0.005
 HOSTS = (0.0, 0.01, 0.05)
@@ -168,21 +167,21 @@ def orders(many: int, count: int, *, seed: int, is_reversed: bool) -> list[list[
 
 
 def intervals(runs: list[Run], *, is_design: bool) -> dict[tuple[int, int], tuple[float, float] | None]:
-    """The 95 % interval of each pair of configurations: by the whole design, or by the pair's own blocks alone."""
+    """The 95 % interval of each pair of configurations: by the whole design, or by the pair's own differences."""
     whole = Design(runs)
     names = sorted({int(str(run.configuration)) for run in runs})
     found: dict[tuple[int, int], tuple[float, float] | None] = {}
     for first, second in combinations(names, 2):
-        only = (
-            whole
-            if is_design
-            else Design(replace(run, position=None) for run in runs if run.configuration in (first, second))
-        )
-        one = only.contrast({first: -1.0, second: 1.0})
+        one = whole.contrast({first: -1.0, second: 1.0})
         found[first, second] = None
-        if one.error is not None and one.value is not None and one.blocks >= LEAST_REPLICATES:
-            reach = student(0.05, one.degrees) * one.error
-            found[first, second] = (one.value - reach, one.value + reach)
+        if one.error is None or one.value is None or one.blocks < LEAST_REPLICATES:
+            continue
+        value, error, degrees = one.value, one.error, one.degrees
+        if not is_design:
+            value, degrees = float(np.mean(one.series)), one.blocks - 1
+            error = float(np.std(one.series, ddof=1)) / sqrt(one.blocks)
+        reach = student(0.05, degrees) * error
+        found[first, second] = (value - reach, value + reach)
     return found
 
 
@@ -200,7 +199,7 @@ def design(results: Results, scale: float) -> Iterator[str]:
         def measure(rng: np.random.Generator, case: str = case, many: int = many, count: int = count) -> Figures:
             held: dict[str, list[bool]] = {"alike": [], "noisy": [], "own blocks": []}
             widths: dict[str, list[float]] = {"alike": [], "own blocks": []}
-            for seed in range(max(int(12000 * scale / many), 2)):
+            for seed in range(max(int(12000 * scale / many), 1)):
                 runs = designed(rng, case, many=many, count=count, seed=seed)
                 ends, own = (intervals(runs, is_design=is_design) for is_design in (True, False))
                 for (first, second), interval in ends.items():
@@ -285,6 +284,14 @@ def machines(results: Results, scale: float) -> Iterator[str]:
         yield f"{zones} x {count} hosts, hosts {host:4.0%}, zones {zone:4.0%}: {columns}"
 
 
+# What blocks have in common with the one before them, and the change over 20 blocks.
+SERIES: dict[str, tuple[float, float]] = {
+    "correlation 0.5": (0.5, 0.0),
+    "correlation 0.8": (0.8, 0.0),
+    "drift of 10 % over 20 blocks": (0.0, 0.005),
+}
+
+
 def until(results: Results, scale: float) -> Iterator[str]:
     yield f"stopped when the interval is within {WANTED:.0%}; naive: looked at after every block from the second on"
     for shape, spread in ((shape, spread) for shape in SHAPES for spread in SPREADS):
@@ -294,7 +301,7 @@ def until(results: Results, scale: float) -> Iterator[str]:
             blocks = []
             for _ in range(int(2000 * scale)):
                 logs = WANTED * spread * SHAPES[shape](rng, (MOST,))
-                taken, interval = stopped(logs)
+                taken, interval, _ = stopped(logs)
                 blocks.append(taken)
                 held["until"].append(interval[0] <= 0 <= interval[1])
                 for name, is_t in (("naive t", True), ("naive normal", False)):
@@ -305,18 +312,68 @@ def until(results: Results, scale: float) -> Iterator[str]:
         figures = results.once(f"until/{shape}/{spread}/{scale}", measure)
         columns = "   ".join(f"{name} {share(figures[name])}" for name in ("until", "naive t", "naive normal"))
         yield f"{shape:<7} spread {spread:3.1f} x wanted: {columns}   blocks {figures['blocks']:.0f}"
+    yield "the same for blocks that are alike; independent: the rule that supposes that they are not, from 4 blocks on"
+    for name, spread in product(SERIES, (0.5, 1.0, 2.0)):
+
+        def measure_alike(rng: np.random.Generator, name: str = name, spread: float = spread) -> Figures:
+            correlation, drift = SERIES[name]
+            held: dict[str, list[bool]] = {"until": [], "independent": []}
+            blocks, named = [], 0
+            for _ in range(int(2000 * scale)):
+                logs = WANTED * spread * autoregression(rng, MOST, correlation=correlation) + drift * np.arange(MOST)
+                taken, interval, is_narrow = stopped(logs, most=20 if drift else MOST)
+                blocks.append(taken)
+                named += is_narrow
+                # With a drift there is no mean: what is there to be covered is that of the first 20 blocks.
+                truth = float(np.mean(drift * np.arange(20))) if drift else 0.0
+                held["until"].append(interval[0] <= truth <= interval[1])
+                low, high = supposed_independent(logs)
+                held["independent"].append(low <= truth <= high)
+            return {
+                **{rule: tally(hits) for rule, hits in held.items()},
+                "blocks": float(np.median(blocks)),
+                "named": named / len(blocks),
+            }
+
+        figures = results.once(f"until/{name}/{spread}/{scale}", measure_alike)
+        columns = "   ".join(f"{rule} {share(figures[rule])}" for rule in ("until", "independent"))
+        yield (
+            f"{name}, spread {spread:3.1f} x wanted: {columns}   blocks {figures['blocks']:.0f}   "
+            f"called narrow {figures['named']:.0%}"
+        )
 
 
-def stopped(logs: Floats) -> tuple[int, tuple[float, float]]:
+def autoregression(rng: np.random.Generator, count: int, *, correlation: float) -> Floats:
+    """A stationary series of the first order with standard deviation 1."""
+    noise = rng.normal(size=count)
+    found = [float(noise[0])]
+    for one in noise[1:]:
+        found.append(correlation * found[-1] + sqrt(1 - correlation**2) * float(one))
+    return np.array(found)
+
+
+def stopped(logs: Floats, *, most: int = MOST) -> tuple[int, tuple[float, float], bool]:
     figures = np.exp(logs).tolist()
     for blocks in looks():
-        decision = decide({"a": figures[:blocks]}, target=WANTED, most=MOST)
+        decision = decide({"a": alone(figures[: min(blocks, most)])}, target=WANTED, most=most)
         if decision.is_done:
             break
     stand = decision.precisions["a"]
     assert stand.low is not None
     assert stand.high is not None
-    return decision.blocks, (log(stand.low), log(stand.high))
+    return decision.blocks, (log(stand.low), log(stand.high)), stand.is_narrow
+
+
+def supposed_independent(logs: Floats) -> tuple[float, float]:
+    """The rule before: looks at 4, 5, 7, 9, ... blocks, Student's t at the same level."""
+    blocks = 4
+    while True:
+        taken = min(blocks, logs.size)
+        mean, spread = float(logs[:taken].mean()), float(logs[:taken].std(ddof=1))
+        reach = student(NOMINAL, taken - 1) * spread / sqrt(taken)
+        if np.expm1(reach) <= WANTED or taken == logs.size:
+            return mean - reach, mean + reach
+        blocks = int(-(-blocks * 1.25 // 1))
 
 
 def peeked(logs: Floats, *, is_t: bool) -> tuple[float, float]:
