@@ -4,7 +4,6 @@
 """
 
 from collections.abc import Hashable, Mapping
-from math import exp
 
 import numpy as np
 import numpy.typing as npt
@@ -50,7 +49,7 @@ def compare_within_blocks(
     left_out = offered - runs[0].size - runs[1].size
     reasons = [reason, f"{counted(left_out, 'run')} without a partner in the same block left out" if left_out else None]
     return Comparison(
-        ratio=None if found.value is None else exp(found.value),
+        ratio=None if found.value is None else _ratio(found.value),
         interval=difference.interval(level) if difference else None,
         p_value=difference.p_value if difference else None,
         difference=difference,
@@ -71,13 +70,19 @@ def compare_within_blocks(
     )
 
 
+def _ratio(logarithm: float) -> float:
+    with np.errstate(over="ignore"):  # of runs that have nothing in common it is infinite
+        return float(np.exp(logarithm))
+
+
 def _contrast(baseline: Blocks, other: Blocks) -> Contrast:
     """The logarithm of other over baseline, from these runs alone."""
     runs = [
-        Run(figure=exp(figure), configuration=name, block=block)
+        Run(figure=float(figure), configuration=name, block=block)
         for name, side in enumerate((baseline, other))
         for block, figures in side.items()
-        for figure in _logs(figures)
+        for run in positive([figures])[0]
+        for figure in run
     ]
     return Design(runs).contrast({0: -1.0, 1: 1.0})
 
