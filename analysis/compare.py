@@ -13,14 +13,26 @@ import numpy as np
 import pandas as pd
 
 from analysis.cases import Case
-from analysis.configurations import DATA_DETAILS, SOFTWARE, label, needs_no_digest, shown
+from analysis.configurations import CONFIGURATION, DATA_DETAILS, PLACE, SOFTWARE, label, needs_no_digest, shown
 from analysis.loading import Results
-from analysis.pairing import MACHINE, Pair, Pairing, Side, pair_up, value_text
-from analysis.statistics import Comparison, Interval, compare_within_blocks, holm, holm_levels, shared_blocks
+from analysis.pairing import MACHINE, Designs, Pair, Pairing, Side, is_busy, pair_up, value_text
+from analysis.statistics import (
+    Comparison,
+    Interval,
+    PlacedRun,
+    PositionEffect,
+    compare_within_blocks,
+    holm,
+    holm_levels,
+    position_effect,
+    shared_blocks,
+)
 from analysis.statistics import compare as compare_runs
 from analysis.statistics.comparison import WithinBlocks
+from analysis.statistics.paired_blocks import difference_of
 from analysis.statistics.power import ALPHA
 from analysis.statistics.samples import LEAST_FOR_SPREAD, LEAST_REPLICATES, LEVEL, too_few
+from workload.contract.design import Contrast
 from workload.contract.tables import Column, Role, number
 from workload.contract.text import counted, digits_beside_one, percent, plain
 
@@ -36,6 +48,7 @@ COLUMNS = (
     Column(name="precision", heading="precision", role=Role.FACT),
     Column(name="left", heading="left", role=Role.FACT),
     Column(name="right", heading="right", role=Role.FACT),
+    Column(name="combinations", heading="over", optional=True),
     Column(name="ratio", heading="right/left"),
     Column(name="ratio_low", heading="low"),
     Column(name="ratio_high", heading="high"),
@@ -46,6 +59,8 @@ COLUMNS = (
     Column(name="p_holm", heading="p (Holm)", digits=2),
     Column(name="test", heading="test", optional=True, role=Role.NOTE),
     Column(name="blocks", heading="blocks", optional=True),
+    Column(name="position_left", heading="position left", digits=3, optional=True),
+    Column(name="position_right", heading="right", digits=3, optional=True),
     Column(name="narrower_than_unpaired", heading="narrower than unpaired", digits=2, optional=True),
     Column(name="effect", heading="effect", digits=3),
     Column(name="smallest_detectable_ratio", heading="would be seen from"),
@@ -69,6 +84,8 @@ def compare(
 ) -> pd.DataFrame:
     """A row per pair of values of `by`, columns as in `COLUMNS`: `ratio` is images/s of the right over the left.
 
+    An option that varies within the blocks of a sweep comes first, averaged over the `combinations` of the others.
+
     `baseline`: the value that all others are compared with, on the left. Without it each is compared with each, of more
     than six values with the one of the most runs, unless `all_pairs`.
 
@@ -77,23 +94,38 @@ def compare(
     Raises `NotPoolableError` (exit code 9) where no run has a like one on the other side, `UsageError` for an unknown
     column, `NothingToDoError` where no two runs differ in `by` alone.
     """
-    return of_pairs(pair_up(results, by, baseline=baseline, all_pairs=all_pairs, allow_mixed=allow_mixed))
+    return table(pair_up(results, by, baseline=baseline, all_pairs=all_pairs, allow_mixed=allow_mixed))
+
+
+def table(pairing: Pairing) -> pd.DataFrame:
+    """The effects of an option over all combinations of the others, then its pairs."""
+    tables = [one for one in (effects(pairing), of_pairs(pairing)) if len(one)]
+    return pd.concat(tables, ignore_index=True) if tables else of_pairs(pairing)
 
 
 def of_pairs(pairing: Pairing) -> pd.DataFrame:
-    """The table of `compare`.
+    """A row per pair.
 
     `effect` is Hedges' g of the logarithms of run figures, positive where the right is faster. `p_holm` is corrected
     for all rows, and so are the interval, which holds at `level` and leaves out 1 if and only if p_holm < 0.05, and
     `smallest_detectable_ratio`, which 4 of 5 such comparisons would find. `blocks`: those that runs were paired within;
     `narrower_than_unpaired`: the width that the 95 % interval would have without the pairing over the one that it has.
+    `position_left` and `position_right`: mean positions of a side's runs in their blocks.
     """
-    by, pairs = pairing.by, pairing.pairs
-    comparisons = [_compared(pair) for pair in pairs]
+    designs = Designs(pairing)
+    return _table(
+        pairing, pairing.pairs, [compare_sides(pair.left.runs, pair.right.runs, designs) for pair in pairing.pairs]
+    )
+
+
+def _table(pairing: Pairing, pairs: Sequence[Pair], comparisons: Sequence[Comparison]) -> pd.DataFrame:
+    """A row for each comparison, with one correction for all."""
     p_values = [np.nan if one.p_value is None else one.p_value for one in comparisons]
     corrected = zip(holm(p_values), holm_levels(p_values, alpha=ALPHA), strict=True)
     lines = [
-        _line(pair, by, one, p_holm=None if np.isnan(p_holm) else float(p_holm), level=float(level), of=len(pairs))
+        _line(
+            pair, pairing.by, one, p_holm=None if np.isnan(p_holm) else float(p_holm), level=float(level), of=len(pairs)
+        )
         for pair, one, (p_holm, level) in zip(pairs, comparisons, corrected, strict=True)
     ]
     return pd.DataFrame(lines, columns=[column.name for column in COLUMNS])
@@ -102,30 +134,23 @@ def of_pairs(pairing: Pairing) -> pd.DataFrame:
 # --- one pair
 
 
-def _compared(pair: Pair) -> Comparison:
-    return compare_sides(pair.left.runs, pair.right.runs)
-
-
-def compare_sides(left: Sequence[Case], right: Sequence[Case], *, level: float = LEVEL) -> Comparison:
+def compare_sides(left: Sequence[Case], right: Sequence[Case], designs: Designs) -> Comparison:
     """Two sides, paired within their blocks where two or more have both; `ratio` is images/s, right over left.
 
     By seconds per image, the right as the baseline. Fewer than three runs of a side, or blocks, make no interval, and
     neither do runs on a busy machine where the others alone do not show the same difference.
     """
-    every = _compare_all(left, right, level=level)
+    every = _compare_all(left, right, designs, with_busy=True)
     sides = [[case for case in side if not is_busy(case)] for side in (left, right)]
     busy = len(left) + len(right) - sum(map(len, sides))
     if not busy:
         return every
     said = f"{busy} of {counted(len(left) + len(right), 'run')} on a busy machine"
-    if _winner(every) and _winner(_compare_all(*sides, level=level)) != _winner(every):
+    if _winner(every) and (
+        not all(sides) or _winner(_compare_all(sides[0], sides[1], designs, with_busy=False)) != _winner(every)
+    ):
         every = every.without_difference(f"{said}, and the others alone show no difference")
     return replace(every, busy=said)
-
-
-def is_busy(case: Case) -> bool:
-    """Whether other processes used the machine of a run meanwhile."""
-    return isinstance(case["busy"], str)
 
 
 def _winner(comparison: Comparison) -> int:
@@ -136,14 +161,19 @@ def _winner(comparison: Comparison) -> int:
     return 1 if comparison.ratio > 1 else -1
 
 
-def _compare_all(left: Sequence[Case], right: Sequence[Case], *, level: float) -> Comparison:
+def _compare_all(left: Sequence[Case], right: Sequence[Case], designs: Designs, *, with_busy: bool) -> Comparison:
     """Two sides, whatever the machine did."""
     left_blocks, right_blocks = _by_block(left), _by_block(right)
     if len(shared_blocks(right_blocks, left_blocks)) >= LEAST_FOR_SPREAD:
-        paired = compare_within_blocks(right_blocks, left_blocks, level=level)
+        contrast = designs.contrast(
+            {designs.configuration(left): -1.0, designs.configuration(right): 1.0},
+            [*left, *right],
+            with_busy=with_busy,
+        )
+        paired = compare_within_blocks(right_blocks, left_blocks, contrast=contrast)
         blocks = paired.within_blocks.blocks if paired.within_blocks else 0
         return paired if blocks >= LEAST_REPLICATES else paired.without_difference(too_few(blocks, "block"))
-    unpaired = compare_runs(*([_seconds_per_image(case) for case in side] for side in (right, left)), level=level)
+    unpaired = compare_runs(*([_seconds_per_image(case) for case in side] for side in (right, left)))
     fewest = min(unpaired.runs_baseline, unpaired.runs_other)
     if fewest >= LEAST_REPLICATES:
         return unpaired
@@ -175,6 +205,7 @@ def _line(
         "by": by,
         "left": _name(by, pair.left),
         "right": _name(by, pair.right),
+        "combinations": None,
         "runs_left": comparison.runs_other,
         "runs_right": comparison.runs_baseline,
         "ratio": comparison.ratio,
@@ -185,6 +216,8 @@ def _line(
         "p_holm": p_holm,
         "test": str(interval.method) if interval else None,
         "blocks": comparison.within_blocks.blocks if comparison.within_blocks else None,
+        "position_left": _position(pair.left.runs),
+        "position_right": _position(pair.right.runs),
         "narrower_than_unpaired": comparison.within_blocks.narrower if comparison.within_blocks else None,
         "effect": comparison.hedges_g,
         "busy": comparison.busy,
@@ -195,6 +228,12 @@ def _line(
         "note": "; ".join([*_where(pair, by), *pair.pool, *_blocks_words(pair, comparison), *_also_different(pair, by)])
         or None,
     }
+
+
+def _position(runs: Sequence[Case]) -> float | None:
+    """The mean position in a block; None where one is not known."""
+    known = [case["position"] for case in runs if case.block is not None and case["position"] is not None]
+    return float(np.mean(known)) if known and len(known) == len(runs) else None
 
 
 def _shared(runs: Sequence[Case], fact: str) -> Any:
@@ -281,6 +320,10 @@ def _blocks_words(pair: Pair, comparison: Comparison) -> Iterator[str]:
             yield "fewer than 2 blocks have both sides: not paired"
         return
     yield within_blocks_words(pairing)
+    if pairing.shared > len((pair.left, pair.right)) and comparison.difference:
+        yield f"scatter estimated from {pairing.shared} configurations"
+    if pairing.outstanding and comparison.difference:
+        yield "one side may scatter more than the others (F test): only the blocks of this pair count"
     if pairing.left_out:
         yield f"{counted(pairing.left_out, 'run')} without a partner in the same block left out"
 
@@ -305,3 +348,195 @@ def _also_different(pair: Pair, by: str) -> Iterator[str]:
         if left != right and not (fact == "image_digest" and one_has_no_image):
             words = [" and ".join(sorted(value_text(fact, value) for value in values)) for values in (left, right)]
             yield f"{label(fact)} differs too: {words[0]} against {words[1]}"
+
+
+# --- an option over all combinations of the others
+
+
+def effects(pairing: Pairing) -> pd.DataFrame:
+    """A row per two values of an option that varies within blocks, averaged evenly over the combinations of the others.
+
+    Only combinations that have all values of the option count, and there are two of them or more. The verdict ends with
+    the interaction: whether the effect depends on the combination.
+    """
+    designs = Designs(pairing)
+    families = _families(pairing) if pairing.by in CONFIGURATION else []
+    averaged = [_averaged(family) for family in families]
+    found = _table(pairing, averaged, [_effect(family, designs) for family in families])
+    found["combinations"] = [len(family) for family in families]
+    found["verdict"] = [
+        f"{verdict}; averaged over {len(family)} combinations: {_interaction(family, designs, ratio)}"
+        for verdict, family, ratio in zip(found["verdict"], families, found["ratio"], strict=True)
+    ]
+    return found
+
+
+def _families(pairing: Pairing) -> list[list[Pair]]:
+    """Pairs of the same two values at one place in one job, of the combinations that have all values there."""
+    facts = [fact for fact in (*PLACE, *SOFTWARE, "job_name") if fact != pairing.by]
+    places: dict[tuple[Any, ...], list[Pair]] = defaultdict(list)
+    for pair in pairing.pairs:
+        keys = {tuple(side.runs[0][fact] for fact in facts) for side in (pair.left, pair.right)}
+        if len(keys) == 1 and all(case.block is not None for side in (pair.left, pair.right) for case in side.runs):
+            places[keys.pop()].append(pair)
+    families: dict[tuple[Any, ...], list[Pair]] = defaultdict(list)
+    for place, pairs in places.items():
+        values = {side.value for pair in pairs for side in (pair.left, pair.right)}
+        of_combination: dict[tuple[Any, ...], set[Any]] = defaultdict(set)
+        for pair in pairs:
+            of_combination[tuple(pair.shared.values())] |= {pair.left.value, pair.right.value}
+        for pair in pairs:
+            if of_combination[tuple(pair.shared.values())] == values:
+                families[(*place, pair.left.value, pair.right.value)].append(pair)
+    return [family for family in families.values() if len(family) > 1]
+
+
+def _averaged(family: Sequence[Pair]) -> Pair:
+    """All runs of a family as one pair; it shares what all combinations share."""
+    sides = [[case for pair in family for case in side(pair).runs] for side in (_left, _right)]
+    shared = {
+        name: value for name, value in family[0].shared.items() if all(one.shared[name] == value for one in family)
+    }
+    return Pair(
+        left=Side(value=family[0].left.value, runs=sides[0]),
+        right=Side(value=family[0].right.value, runs=sides[1]),
+        shared=shared,
+    )
+
+
+def _left(pair: Pair) -> Side:
+    return pair.left
+
+
+def _right(pair: Pair) -> Side:
+    return pair.right
+
+
+def _weights(family: Sequence[Pair], designs: Designs, shares: Sequence[float]) -> dict[Hashable, float]:
+    """The contrast of right over left in each combination, by its share."""
+    signed = ((_left, -1.0), (_right, 1.0))
+    return {
+        designs.configuration(side(pair).runs): sign * share
+        for pair, share in zip(family, shares, strict=True)
+        for side, sign in signed
+    }
+
+
+def _effect(family: Sequence[Pair], designs: Designs) -> Comparison:
+    """The average of a family's ratios; not where busy runs could have made the difference."""
+    pair = _averaged(family)
+    runs = [*pair.left.runs, *pair.right.runs]
+    weights = _weights(family, designs, [1 / len(family)] * len(family))
+    every, quiet = (
+        _of_contrast(designs.contrast(weights, runs, with_busy=with_busy), pair) for with_busy in (True, False)
+    )
+    busy = sum(map(is_busy, runs))
+    if not busy:
+        return every
+    said = f"{busy} of {counted(len(runs), 'run')} on a busy machine"
+    if _winner(every) and _winner(quiet) != _winner(every):
+        every = every.without_difference(f"{said}, and the others alone show no difference")
+    return replace(every, busy=said)
+
+
+def _of_contrast(contrast: Contrast, pair: Pair) -> Comparison:
+    difference, reason = difference_of(contrast)
+    found = Comparison(
+        ratio=None if contrast.value is None else float(np.exp(contrast.value)),
+        interval=difference.interval(LEVEL) if difference else None,
+        p_value=difference.p_value if difference else None,
+        difference=difference,
+        runs_baseline=len(pair.right.runs),
+        runs_other=len(pair.left.runs),
+        dropped=0,
+        hedges_g=None,
+        cliffs_delta=None,
+        level=LEVEL,
+        reasons=(reason,) if reason else (),
+        within_blocks=WithinBlocks(
+            blocks=contrast.blocks,
+            left_out=0,
+            narrower=None,
+            shared=contrast.shared,
+            outstanding=contrast.outstanding,
+        ),
+    )
+    few = contrast.blocks < LEAST_REPLICATES
+    return found.without_difference(too_few(contrast.blocks, "block")) if few else found
+
+
+def _interaction(family: Sequence[Pair], designs: Designs, ratio: float) -> str:
+    """Whether the ratio of a combination differs from the average, by Holm's correction over the combinations.
+
+    `ratio`: the average; those of the combinations are turned as the verdict turns it.
+    """
+    runs = [case for pair in family for side in (pair.left, pair.right) for case in side.runs]
+    count = len(family)
+    p_values = []
+    # Of two combinations each differs from the average as the other does.
+    for one in range(count if count > 2 else 1):  # noqa: PLR2004
+        shares = [float(at == one) - 1 / count for at in range(count)]
+        difference, _ = difference_of(designs.contrast(_weights(family, designs, shares), runs))
+        p_values.append(np.nan if difference is None else difference.p_value)
+    corrected = holm(p_values)
+    if np.isnan(corrected).all():
+        return "whether it depends on them is unknown"
+    p = float(np.nanmin(corrected))
+    if p >= ALPHA:
+        return f"no dependence on them found (p = {plain(p, 2)})"
+    sign = 1.0 if ratio >= 1 else -1.0
+    ratios = [
+        (float(np.exp(sign * value)), pair)
+        for pair in family
+        if (value := designs.contrast(_weights([pair], designs, [1.0]), runs).value) is not None
+    ]
+    varying = [name for name in family[0].shared if len({pair.shared[name] for pair in family}) > 1]
+    least, most = (
+        f"{plain(end, digits_beside_one((end,)))} x for {', '.join(shown(name, pair.shared[name]) for name in varying)}"
+        for end, pair in (chosen(ratios, key=lambda found: found[0]) for chosen in (min, max))
+    )
+    return f"it depends on them (p = {plain(p, 2)}), from {least} to {most}"
+
+
+# --- the position of a run in its block
+
+
+def positions(pairing: Pairing) -> Iterator[str]:
+    """For each place with several blocks: whether the position of a run in its block matters, and how much."""
+    facts = ("place", "job_name")
+    places: dict[tuple[Any, ...], list[Case]] = defaultdict(list)
+    for case in pairing.runs:
+        if case.block is not None:
+            places[tuple(case[fact] for fact in facts)].append(case)
+    for (place, job), runs in places.items():
+        known = {case["position"] for case in runs}
+        if len({case.block for case in runs}) < LEAST_REPLICATES or (len(known) == 1 and None not in known):
+            continue
+        found = position_effect(
+            [
+                PlacedRun(
+                    figure=float(case["images_per_s"]),
+                    configuration=tuple(case[fact] for fact in CONFIGURATION),
+                    block=case.block,
+                    position=case["position"],
+                )
+                for case in runs
+            ]
+        )
+        yield f"position in the blocks of {job} on {place}: {_position_words(found)}"
+
+
+def _position_words(found: PositionEffect) -> str:
+    if found.p_value is None:
+        return f"effect unknown ({found.reason})"
+    effects_of = (("the first run has", "the rate of later ones", found.first), ("each later one", "", found.per_place))
+    texts = [
+        f"{what} {plain(one.value, digits)} x{f' {of}' if of else ''} "
+        f"({_percent(LEVEL)}: {plain(one.interval.low, digits)} to {plain(one.interval.high, digits)})"
+        for what, of, one in effects_of
+        if one.value is not None
+        and one.interval is not None
+        and (digits := digits_beside_one((one.value, one.interval.low, one.interval.high)))
+    ]
+    seen = "no effect found" if found.p_value >= ALPHA else "an effect"
+    return f"{seen} (p = {plain(found.p_value, 2)}): {', '.join(texts)}"

@@ -7,14 +7,16 @@ a pool is compared with the pool of the other side that is like it. What is kept
 import difflib
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import combinations
 from typing import Any
 
 from analysis.cases import Case, cases
 from analysis.configurations import CONFIGURATION, PLACE, SOFTWARE, label, measured, pool_words, require_poolable, shown
 from analysis.loading import Results
+from workload.contract.design import Contrast, Design, Run
 from workload.contract.errors import NothingToDoError, UsageError
 from workload.contract.invocation import as_typed
 from workload.contract.text import printable
@@ -90,7 +92,8 @@ class Pairing:
 
     `alone`: runs of a side without a like run on the other one; `unpaired`: those that no other run differs from in
     `by` alone, or from the baseline. `also`: other facts by which these runs could be compared, where `by` was chosen
-    for lack of a wish. `baselines`: the values that others were compared with, where not every pair was made.
+    for lack of a wish. `baselines`: the values that others were compared with, where not every pair was made. `runs`:
+    all that were measured, compared or not; `pooled`: facts in which runs of one configuration may differ.
     """
 
     by: str
@@ -100,6 +103,8 @@ class Pairing:
     unpaired: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
     baselines: tuple[str, ...] = ()
+    runs: Sequence[Case] = ()
+    pooled: frozenset[str] = frozenset()
 
 
 def pair_up(
@@ -251,6 +256,8 @@ def _paired(compared: Sequence[Case], by: str, asked: _Asked) -> Pairing:
         alone=tuple(alone),
         unpaired=tuple(unpaired),
         baselines=tuple(baselines),
+        runs=compared,
+        pooled=asked.allow_mixed,
     )
 
 
@@ -321,3 +328,45 @@ def _order(value: Any) -> tuple[bool, float, str]:
     """Numbers by size, then texts, the unknown last."""
     is_number = isinstance(value, int | float)
     return value is None, float(value) if is_number else 0.0, "" if is_number else str(value)
+
+
+# --- the blocks that runs are part of
+
+
+class Designs:
+    """The blocks of a pairing's runs with all configurations that ran in them; each design is made once."""
+
+    def __init__(self, pairing: Pairing) -> None:
+        facts = dict.fromkeys((*CONFIGURATION, *PLACE, *SOFTWARE, pairing.by))
+        self._facts = [fact for fact in facts if fact not in pairing.pooled]
+        self._runs = [case for case in pairing.runs if case.block is not None]
+        self._design = cache(self._made)
+
+    def configuration(self, runs: Sequence[Case]) -> Hashable:
+        """What the runs of a side are in their design."""
+        return tuple(runs[0][fact] for fact in self._facts)
+
+    def contrast(self, sides: Mapping[Hashable, float], runs: Sequence[Case], *, with_busy: bool = True) -> Contrast:
+        """The weighted sum of logarithms of images/s of the configurations of `sides`, from all blocks of `runs`."""
+        return self.design(runs, with_busy=with_busy).contrast(sides)
+
+    def design(self, runs: Sequence[Case], *, with_busy: bool = True) -> Design:
+        """Every run of the blocks of `runs`; without those on a busy machine unless `with_busy`."""
+        return self._design(frozenset(case.block for case in runs), with_busy)
+
+    def _made(self, blocks: frozenset[Hashable], with_busy: bool) -> Design:
+        return Design(
+            Run(
+                figure=float(case["images_per_s"]),
+                configuration=tuple(case[fact] for fact in self._facts),
+                block=case.block,
+                position=case["position"],
+            )
+            for case in self._runs
+            if case.block in blocks and (with_busy or not is_busy(case))
+        )
+
+
+def is_busy(case: Case) -> bool:
+    """Whether other processes used the machine of a run meanwhile."""
+    return isinstance(case["busy"], str)

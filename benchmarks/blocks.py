@@ -8,15 +8,20 @@ Wanted: 95 % intervals cover 93-97 %. A figure is exp(host + run); the host is t
 
 import argparse
 from collections.abc import Callable, Iterator
+from itertools import combinations, product
 from math import exp, log, sqrt
 from pathlib import Path
 
 import numpy as np
 
 from analysis.statistics import PlacedRun, compare, compare_within_blocks, machine_split
-from analysis.statistics.samples import Floats, Interval
+from analysis.statistics.samples import LEAST_REPLICATES, Floats, Interval
 from benchmarks.resumable import Figures, Results
-from workload.contract.until import decide, looks, student
+from launcher.sweep.blocks import in_order
+from launcher.sweep.places import Configuration
+from workload.contract.design import Design, Run
+from workload.contract.spec import RunSpec
+from workload.contract.until import NOMINAL, alone, decide, looks, student
 
 RUN = 0.005
 HOSTS = (0.0, 0.01, 0.05)
@@ -97,6 +102,153 @@ def missing(results: Results, scale: float) -> Iterator[str]:
         yield f"{count:3} blocks: paired {share(figures['paired'])}   no interval {figures['without']:.0%}"
 
 
+# Effects of the position on the logarithm of a figure: the second run of a block, the first one, each later one.
+POSITIONS: dict[str, Callable[[int], float]] = {
+    "none": lambda _: 0.0,
+    "second 3 % slower": lambda position: -0.03 * (position == 2),
+    "first 3 % slower": lambda position: -0.03 * (position == 1),
+    "each 3 % slower": lambda position: -0.03 * position,
+}
+
+
+def order(results: Results, scale: float) -> Iterator[str]:
+    yield f"equal configurations, runs vary by {RUN:.1%}: differences that are named; before: orders drawn alone"
+    for effect, many, count in (
+        (effect, many, count) for effect in POSITIONS for many in (2, 3, 6) for count in range(2, 8)
+    ):
+
+        def measure(rng: np.random.Generator, effect: str = effect, many: int = many, count: int = count) -> Figures:
+            named, before, widths, widths_before = [0, 0], [0, 0], list[float](), list[float]()
+            for seed in range(int(1000 * scale)):
+                hosts, noise = 0.01 * rng.normal(size=count), RUN * rng.normal(size=(many, count))
+                for is_reversed in (True, False):
+                    runs = [
+                        Run(
+                            figure=exp(hosts[block] + noise[name, block] + POSITIONS[effect](position)),
+                            configuration=name,
+                            block=block,
+                            position=position,
+                        )
+                        for block, names in enumerate(orders(many, count, seed=seed, is_reversed=is_reversed))
+                        for position, name in enumerate(names, start=1)
+                    ]
+                    verdicts, found = (named, widths) if is_reversed else (before, widths_before)
+                    for interval in intervals(runs, is_design=is_reversed).values():
+                        verdicts[0] += interval is not None and not interval[0] <= 0 <= interval[1]
+                        verdicts[1] += 1
+                        found += [] if interval is None else [interval[1] - interval[0]]
+            return {
+                "named": named,
+                "before": before,
+                "width": float(np.median(widths)) if widths else 0.0,
+                "width before": float(np.median(widths_before)) if widths_before else 0.0,
+            }
+
+        figures = results.once(f"order/{effect}/{many}/{count}/{scale}", measure)
+        yield (
+            f"{effect:<17} {many} configurations x {count} blocks: {at_most(figures['named'])}   "
+            f"before {at_most(figures['before'])}   width {figures['width']:.2%} (before {figures['width before']:.2%})"
+        )
+
+
+def at_most(hits_of: list[int]) -> str:
+    """Share of false verdicts, marked where it is above 5 % by more than two standard errors of the binomial."""
+    hits, of = hits_of
+    found = hits / of
+    mark = " ABOVE 5 %" if found > 0.05 + 2 * sqrt(0.05 * 0.95 / of) else ""
+    return f"{found:6.1%}{mark}"
+
+
+def orders(many: int, count: int, *, seed: int, is_reversed: bool) -> list[list[int]]:
+    """Configurations in the order of each block: that of a sweep, or each block's own as before."""
+    configurations = [Configuration(values={"number": name}, spec=RunSpec()) for name in range(many)]
+    blocks = range(1, count + 1) if is_reversed else range(1, 2 * count, 2)
+    return [[one.values["number"] for one in in_order(configurations, seed=seed, block=block)] for block in blocks]
+
+
+def intervals(runs: list[Run], *, is_design: bool) -> dict[tuple[int, int], tuple[float, float] | None]:
+    """The 95 % interval of each pair of configurations: by the whole design, or by the pair's own differences."""
+    whole = Design(runs)
+    names = sorted({int(str(run.configuration)) for run in runs})
+    found: dict[tuple[int, int], tuple[float, float] | None] = {}
+    for first, second in combinations(names, 2):
+        one = whole.contrast({first: -1.0, second: 1.0})
+        found[first, second] = None
+        if one.error is None or one.value is None or one.blocks < LEAST_REPLICATES:
+            continue
+        value, error, degrees = one.value, one.error, one.degrees
+        if not is_design:
+            value, degrees = float(np.mean(one.series)), one.blocks - 1
+            error = float(np.std(one.series, ddof=1)) / sqrt(one.blocks)
+        reach = student(0.05, degrees) * error
+        found[first, second] = (value - reach, value + reach)
+    return found
+
+
+# Configurations x blocks: what a design of that size covers, one pair with another.
+DESIGNS = ((2, 3), (3, 3), (6, 3), (20, 3), (3, 5), (6, 5), (20, 5), (2, 10), (3, 10), (6, 10), (20, 10))
+NOISY = 4.0
+DESIGN_CASES = ("equal", "one noisy", "missing", "one noisy, missing", "interaction", "positions")
+
+
+def design(results: Results, scale: float) -> Iterator[str]:
+    yield f"two-way analysis, by kind of pair; one noisy: a configuration scatters {NOISY:g} times as much"
+    yield "missing: a block lacks a configuration; interaction: two react to the host, by twice the scatter"
+    for case, (many, count) in product(DESIGN_CASES, DESIGNS):
+
+        def measure(rng: np.random.Generator, case: str = case, many: int = many, count: int = count) -> Figures:
+            held: dict[str, list[bool]] = {"alike": [], "noisy": [], "own blocks": []}
+            widths: dict[str, list[float]] = {"alike": [], "own blocks": []}
+            for seed in range(max(int(12000 * scale / many), 1)):
+                runs = designed(rng, case, many=many, count=count, seed=seed)
+                ends, own = (intervals(runs, is_design=is_design) for is_design in (True, False))
+                for (first, second), interval in ends.items():
+                    kind = (
+                        "noisy"
+                        if first == 0 and case in ("one noisy", "one noisy, missing", "interaction")
+                        else "alike"
+                    )
+                    kind = "noisy" if case == "interaction" and first == 1 else kind
+                    before = own[first, second]
+                    if interval is None or before is None:
+                        continue
+                    held[kind].append(interval[0] <= 0 <= interval[1])
+                    held["own blocks"].append(before[0] <= 0 <= before[1])
+                    if kind == "alike":
+                        widths["alike"].append(interval[1] - interval[0])
+                        widths["own blocks"].append(before[1] - before[0])
+            ratio = float(np.median(widths["alike"]) / np.median(widths["own blocks"])) if widths["alike"] else 0.0
+            return {**{name: tally(hits) for name, hits in held.items() if hits}, "width": ratio}
+
+        figures = results.once(f"design/{case}/{many}/{count}/{scale}", measure)
+        columns = "   ".join(
+            f"{name} {share(figures[name])}" for name in ("alike", "noisy", "own blocks") if name in figures
+        )
+        yield f"{case:<18} {many:2} x {count:2}: {columns}   width {figures['width']:.2f} x that of own blocks"
+
+
+def designed(rng: np.random.Generator, case: str, *, many: int, count: int, seed: int) -> list[Run]:
+    """Runs of equal configurations in the order of a sweep."""
+    scatter = np.full(many, RUN)
+    scatter[0] *= NOISY if "noisy" in case else 1.0
+    hosts = 0.02 * rng.normal(size=count)
+    logs = hosts + scatter[:, None] * rng.normal(size=(many, count))
+    if case == "interaction":
+        reaction = 2 * RUN * rng.normal(size=count)
+        logs[0] += reaction
+        logs[1] -= reaction
+    drift = -0.01 if case == "positions" else 0.0
+    lost = (
+        (int(rng.integers(many)), int(rng.integers(count))) if "missing" in case and count > LEAST_REPLICATES else None
+    )
+    return [
+        Run(figure=exp(logs[name, block] + drift * position), configuration=name, block=block, position=position)
+        for block, names in enumerate(orders(many, count, seed=seed, is_reversed=True))
+        for position, name in enumerate(names, start=1)
+        if (name, block) != lost
+    ]
+
+
 def machines(results: Results, scale: float) -> Iterator[str]:
     yield "standard deviations between runs, hosts and zones; 4 configurations, 10 % of the runs missing"
     for zones, count, host, zone in (
@@ -132,6 +284,14 @@ def machines(results: Results, scale: float) -> Iterator[str]:
         yield f"{zones} x {count} hosts, hosts {host:4.0%}, zones {zone:4.0%}: {columns}"
 
 
+# What blocks have in common with the one before them, and the change over 20 blocks.
+SERIES: dict[str, tuple[float, float]] = {
+    "correlation 0.5": (0.5, 0.0),
+    "correlation 0.8": (0.8, 0.0),
+    "drift of 10 % over 20 blocks": (0.0, 0.005),
+}
+
+
 def until(results: Results, scale: float) -> Iterator[str]:
     yield f"stopped when the interval is within {WANTED:.0%}; naive: looked at after every block from the second on"
     for shape, spread in ((shape, spread) for shape in SHAPES for spread in SPREADS):
@@ -141,7 +301,7 @@ def until(results: Results, scale: float) -> Iterator[str]:
             blocks = []
             for _ in range(int(2000 * scale)):
                 logs = WANTED * spread * SHAPES[shape](rng, (MOST,))
-                taken, interval = stopped(logs)
+                taken, interval, _ = stopped(logs)
                 blocks.append(taken)
                 held["until"].append(interval[0] <= 0 <= interval[1])
                 for name, is_t in (("naive t", True), ("naive normal", False)):
@@ -152,18 +312,68 @@ def until(results: Results, scale: float) -> Iterator[str]:
         figures = results.once(f"until/{shape}/{spread}/{scale}", measure)
         columns = "   ".join(f"{name} {share(figures[name])}" for name in ("until", "naive t", "naive normal"))
         yield f"{shape:<7} spread {spread:3.1f} x wanted: {columns}   blocks {figures['blocks']:.0f}"
+    yield "the same for blocks that are alike; independent: the rule that supposes that they are not, from 4 blocks on"
+    for name, spread in product(SERIES, (0.5, 1.0, 2.0)):
+
+        def measure_alike(rng: np.random.Generator, name: str = name, spread: float = spread) -> Figures:
+            correlation, drift = SERIES[name]
+            held: dict[str, list[bool]] = {"until": [], "independent": []}
+            blocks, named = [], 0
+            for _ in range(int(2000 * scale)):
+                logs = WANTED * spread * autoregression(rng, MOST, correlation=correlation) + drift * np.arange(MOST)
+                taken, interval, is_narrow = stopped(logs, most=20 if drift else MOST)
+                blocks.append(taken)
+                named += is_narrow
+                # With a drift there is no mean: what is there to be covered is that of the first 20 blocks.
+                truth = float(np.mean(drift * np.arange(20))) if drift else 0.0
+                held["until"].append(interval[0] <= truth <= interval[1])
+                low, high = supposed_independent(logs)
+                held["independent"].append(low <= truth <= high)
+            return {
+                **{rule: tally(hits) for rule, hits in held.items()},
+                "blocks": float(np.median(blocks)),
+                "named": named / len(blocks),
+            }
+
+        figures = results.once(f"until/{name}/{spread}/{scale}", measure_alike)
+        columns = "   ".join(f"{rule} {share(figures[rule])}" for rule in ("until", "independent"))
+        yield (
+            f"{name}, spread {spread:3.1f} x wanted: {columns}   blocks {figures['blocks']:.0f}   "
+            f"called narrow {figures['named']:.0%}"
+        )
 
 
-def stopped(logs: Floats) -> tuple[int, tuple[float, float]]:
+def autoregression(rng: np.random.Generator, count: int, *, correlation: float) -> Floats:
+    """A stationary series of the first order with standard deviation 1."""
+    noise = rng.normal(size=count)
+    found = [float(noise[0])]
+    for one in noise[1:]:
+        found.append(correlation * found[-1] + sqrt(1 - correlation**2) * float(one))
+    return np.array(found)
+
+
+def stopped(logs: Floats, *, most: int = MOST) -> tuple[int, tuple[float, float], bool]:
     figures = np.exp(logs).tolist()
     for blocks in looks():
-        decision = decide({"a": figures[:blocks]}, target=WANTED, most=MOST)
+        decision = decide({"a": alone(figures[: min(blocks, most)])}, target=WANTED, most=most)
         if decision.is_done:
             break
     stand = decision.precisions["a"]
     assert stand.low is not None
     assert stand.high is not None
-    return decision.blocks, (log(stand.low), log(stand.high))
+    return decision.blocks, (log(stand.low), log(stand.high)), stand.is_narrow
+
+
+def supposed_independent(logs: Floats) -> tuple[float, float]:
+    """The rule before: looks at 4, 5, 7, 9, ... blocks, Student's t at the same level."""
+    blocks = 4
+    while True:
+        taken = min(blocks, logs.size)
+        mean, spread = float(logs[:taken].mean()), float(logs[:taken].std(ddof=1))
+        reach = student(NOMINAL, taken - 1) * spread / sqrt(taken)
+        if np.expm1(reach) <= WANTED or taken == logs.size:
+            return mean - reach, mean + reach
+        blocks = int(-(-blocks * 1.25 // 1))
 
 
 def peeked(logs: Floats, *, is_t: bool) -> tuple[float, float]:
@@ -200,7 +410,7 @@ def power(results: Results, scale: float) -> Iterator[str]:
         yield f"{count:6}   " + "".join(f"{cell:>14}" for cell in cells)
 
 
-PARTS = {part.__name__: part for part in (differences, missing, machines, until, power)}
+PARTS = {part.__name__: part for part in (differences, missing, order, design, machines, until, power)}
 
 
 def main() -> None:

@@ -65,12 +65,12 @@ def compare(
     wide: WideOption = False,
 ) -> int:
     """Which is faster by how much, how sure that is, and which difference would have been seen."""
-    from analysis.compare import COLUMNS, of_pairs
+    from analysis.compare import COLUMNS, table
     from analysis.pairing import pair_up
 
     loaded = load(results, verify=verify)
     pairing = pair_up(loaded, by, baseline=baseline, all_pairs=all_pairs, allow_mixed=allow_mixed or ())
-    print(render(of_pairs(pairing), COLUMNS, output_format, wide=wide))
+    print(render(table(pairing), COLUMNS, output_format, wide=wide))
     sys.stdout.flush()
     chosen = by is None and baseline is None
     for note in _notes(pairing, results, chosen=chosen, allow_mixed=allow_mixed or (), baseline=baseline):
@@ -83,6 +83,7 @@ def _notes(
     pairing: "Pairing", folders: Sequence[Path], *, chosen: bool, allow_mixed: Sequence[str], baseline: str | None
 ) -> Iterator[str]:
     """What the figures do not say: what was chosen, and which runs are not in them."""
+    from analysis.compare import positions
     from analysis.configurations import label
 
     if chosen:
@@ -110,6 +111,8 @@ def _notes(
             f"{'no other differs from' if baseline is None else 'do not differ from the baseline'} in "
             f"{label(pairing.by)} alone: {_some(pairing.unpaired)}"
         )
+
+    yield from positions(pairing)
 
 
 def _some(names: Sequence[str]) -> str:

@@ -5,6 +5,7 @@ other: p < 0.05 if and only if the 95 % interval leaves out 1, and what is large
 difference is called a difference.
 """
 
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from math import exp, lgamma, sqrt
 
@@ -55,12 +56,16 @@ class WithinBlocks:
     """How the runs were paired: `blocks` have runs of both sides; `left_out` runs have no partner in their block.
 
     `narrower`: the width of the interval that the same runs give unpaired over that of the paired one, on the scale of
-    logarithms; below 1 where pairing made it wider.
+    logarithms; below 1 where pairing made it wider. `shared`: number of configurations whose common scatter the
+    interval rests on; 0 where it rests on the differences of these runs alone, because of `outstanding` configurations,
+    which scatter more than the others, or because there are no others.
     """
 
     blocks: int
     left_out: int
     narrower: float | None
+    shared: int = 0
+    outstanding: tuple[Hashable, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

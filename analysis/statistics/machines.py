@@ -232,7 +232,7 @@ def position_effect(runs: Sequence[PlacedRun], *, level: float = LEVEL) -> Posit
     known = [run for run in runs if run.block is not None and run.position is not None and _is_usable(run)]
     n = len(known)
     if not n:
-        return _no_position_effect("no run has its place in a block", n=0)
+        return _no_position_effect("no run has its position in a block", n=0)
     positions = np.array([run.position for run in known], dtype=np.float64)
     positions -= positions.min()
     fixed = _basis(
@@ -247,10 +247,10 @@ def position_effect(runs: Sequence[PlacedRun], *, level: float = LEVEL) -> Posit
     degrees = n - fixed.shape[1] - effects_count
     if np.linalg.svd(places, compute_uv=False)[-1] < RANK_TOLERANCE * np.sqrt(n):
         return _no_position_effect(
-            "places in the block cannot be told from configurations: the order is the same in all blocks", n=n
+            "positions cannot be told from configurations: they have the same order in all blocks", n=n
         )
     if degrees < 1:
-        return _no_position_effect(f"{counted(n, 'run')}: too few for a test of their places", n=n)
+        return _no_position_effect(f"{counted(n, 'run')}: too few for a test of their positions", n=n)
     precision = places.T @ places
     effects = np.linalg.solve(precision, places.T @ logs)
     variance = float(np.sum((logs - places @ effects) ** 2)) / degrees

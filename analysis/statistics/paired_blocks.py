@@ -1,13 +1,9 @@
 """Two configurations against each other within blocks: runs on one machine, so that hosts do not blur the difference.
 
-A block gives one difference of logarithms, and the blocks are the replicates. A block that lacks one of the two
-configurations says nothing about their difference on its machine and is left out, as in an intra-block analysis
-(Cochran & Cox, Experimental Designs, 1957, chapter 9): to use it, hosts would have to be taken for a sample whose
-variance is known, and a handful of blocks does not tell it.
+`workload.contract.design` has the statistics: two-way analysis of all configurations of the blocks, or of these two.
 """
 
 from collections.abc import Hashable, Mapping
-from math import sqrt
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +18,8 @@ from analysis.statistics.comparison import (
     hedges_g,
     positive,
 )
-from analysis.statistics.samples import LEAST_FOR_SPREAD, LEVEL, Floats, Method, counted
+from analysis.statistics.samples import LEVEL, Floats, Method, counted
+from workload.contract.design import Contrast, Design, Run
 
 # The figures of the runs that a block has of one configuration: usually one run.
 Blocks = Mapping[Hashable, npt.ArrayLike]
@@ -33,22 +30,26 @@ def shared_blocks(baseline: Blocks, other: Blocks) -> list[Hashable]:
     return [block for block in baseline if block in other and _logs(baseline[block]).size and _logs(other[block]).size]
 
 
-def compare_within_blocks(baseline: Blocks, other: Blocks, *, level: float = LEVEL) -> Comparison:
-    """Compare the positive figures of runs within their blocks: Student's t of the differences of mean logarithms.
+def compare_within_blocks(
+    baseline: Blocks, other: Blocks, *, contrast: Contrast | None = None, level: float = LEVEL
+) -> Comparison:
+    """Compare the positive figures of runs within their blocks.
 
-    The reasons name the runs without a partner. With fewer than 2 shared blocks there is no interval: the caller may
-    compare the runs unpaired instead (`compare`), but may not choose the one that gives the nicer interval.
+    `contrast`: the logarithm of other over baseline from a larger design that these runs are part of; without it from
+    these runs alone. The reasons name the runs without a partner. With fewer than 2 shared blocks there is no interval:
+    the caller may compare the runs unpaired instead (`compare`), but may not choose the one that gives the nicer
+    interval.
     """
     blocks = shared_blocks(baseline, other)
     first, second = ([_logs(side[block]) for block in blocks] for side in (baseline, other))
-    differences = np.array([b.mean() - a.mean() for a, b in zip(first, second, strict=True)], dtype=np.float64)
-    difference, reason = _difference(differences)
+    found = contrast or _contrast(baseline, other)
+    difference, reason = difference_of(found)
     runs = [np.concatenate(side) if side else np.empty(0) for side in (first, second)]
     offered = sum(np.size(figures) for side in (baseline, other) for figures in side.values())
     left_out = offered - runs[0].size - runs[1].size
     reasons = [reason, f"{counted(left_out, 'run')} without a partner in the same block left out" if left_out else None]
     return Comparison(
-        ratio=float(np.exp(differences.mean())) if differences.size else None,
+        ratio=None if found.value is None else _ratio(found.value),
         interval=difference.interval(level) if difference else None,
         p_value=difference.p_value if difference else None,
         difference=difference,
@@ -60,9 +61,30 @@ def compare_within_blocks(baseline: Blocks, other: Blocks, *, level: float = LEV
         level=level,
         reasons=tuple(text for text in reasons if text),
         within_blocks=WithinBlocks(
-            blocks=len(blocks), left_out=left_out, narrower=_narrower(difference, *runs, level=level)
+            blocks=len(blocks),
+            left_out=left_out,
+            narrower=_narrower(difference, *runs, level=level),
+            shared=found.shared,
+            outstanding=found.outstanding,
         ),
     )
+
+
+def _ratio(logarithm: float) -> float:
+    with np.errstate(over="ignore"):  # of runs that have nothing in common it is infinite
+        return float(np.exp(logarithm))
+
+
+def _contrast(baseline: Blocks, other: Blocks) -> Contrast:
+    """The logarithm of other over baseline, from these runs alone."""
+    runs = [
+        Run(figure=float(figure), configuration=name, block=block)
+        for name, side in enumerate((baseline, other))
+        for block, figures in side.items()
+        for run in positive([figures])[0]
+        for figure in run
+    ]
+    return Design(runs).contrast({0: -1.0, 1: 1.0})
 
 
 def _logs(figures: npt.ArrayLike) -> Floats:
@@ -71,22 +93,19 @@ def _logs(figures: npt.ArrayLike) -> Floats:
     return np.log(usable[0]) if usable else np.empty(0)
 
 
-def _difference(differences: Floats) -> tuple[Difference | None, str | None]:
-    """Why there is no interval, or what the interval assumes."""
-    n = differences.size
-    if n < LEAST_FOR_SPREAD:
-        return None, f"{counted(n, 'block')} with both: no interval from fewer than 2"
-    if np.ptp(differences) == 0:
-        return None, f"the difference reads exactly the same in {n} blocks: no interval (copies of one block?)"
+def difference_of(contrast: Contrast) -> tuple[Difference | None, str | None]:
+    """Why there is no interval, or what the interval supposes."""
+    if contrast.value is None or contrast.error is None:
+        return None, contrast.reason
     difference = Difference(
-        value=float(differences.mean()),
-        error=float(differences.std(ddof=1)) / sqrt(n),
-        degrees=n - 1.0,
-        method=Method.PAIRED_T,
+        value=contrast.value,
+        error=contrast.error,
+        degrees=contrast.degrees,
+        method=Method.TWO_WAY if contrast.shared else Method.PAIRED_T,
     )
-    if n >= RUNS_FOR_ANY_DISTRIBUTION:
+    if contrast.blocks >= RUNS_FOR_ANY_DISTRIBUTION:
         return difference, None
-    return difference, f"{n} blocks: the interval supposes that differences vary as a normal sample does"
+    return difference, f"{contrast.blocks} blocks: the interval supposes that differences vary as a normal sample does"
 
 
 def _narrower(paired: Difference | None, first: Floats, second: Floats, *, level: float) -> float | None:

@@ -34,6 +34,7 @@ class Method(StrEnum):
     STUDENT_T = "Student t over runs"
     ORDER_STATISTICS = "order statistics over runs"
     PAIRED_T = "Student t over blocks, runs paired within them"
+    TWO_WAY = "Student t over blocks, scatter of all their configurations"
     WELCH = "Welch t over runs, variances partly shared"
     HIERARCHICAL_BOOTSTRAP = "bootstrap of runs and blocks of steps"
     EFFECTIVE_STEPS = "Student t over effective steps"

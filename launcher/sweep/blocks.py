@@ -31,14 +31,17 @@ def run_key(spec: RunSpec, block: int, *, code: str, asked: Mapping[str, Any]) -
 
 
 def in_order(configurations: Iterable[Configuration], *, seed: int, block: int) -> list[Configuration]:
-    """A block's order: that of the SHA-256 of seed, block and what the matrix says of a configuration.
+    """A block's order: by the SHA-256 of seed, block and values; every second block is the one before it in reverse.
 
-    So a configuration more or less leaves the others in their order.
+    Two blocks in turn put each configuration as often early as late, so that a device that warms up favours none.
+    Another configuration in the matrix leaves the others in their order.
     """
-    return sorted(
+    drawn = block - (block + 1) % 2
+    ordered = sorted(
         configurations,
-        key=lambda configuration: _digest({"seed": seed, "block": block, "values": configuration.values}),
+        key=lambda configuration: _digest({"seed": seed, "block": drawn, "values": configuration.values}),
     )
+    return ordered if block == drawn else ordered[::-1]
 
 
 def plan_place(

@@ -260,18 +260,17 @@ def _is_damaged(folder: Path) -> bool:
 def known_runs(output: Path, keys: Collection[str], *, with_figures: bool) -> dict[str, Ended]:
     """How those of these runs ended that have a sealed bundle in the folder, by key.
 
-    `with_figures`: their images per second too, for which each record is read.
+    `with_figures`: their images per second and positions too, for which each record is read.
     """
     known: dict[str, Ended] = {}
     for sealed in sealed_in(output):
         if sealed.run_key not in keys or sealed.status not in FINAL:
             continue
-        rate = None
+        path = output / sealed.run_id
+        known[sealed.run_key] = Ended(status=Status(sealed.status), path=path)
         if with_figures and sealed.status == Status.COMPLETED:
             with suppress(BundleError):
-                timing = bundle.read_record(output / sealed.run_id).timing
-                rate = timing.images_per_s if timing else None
-        known[sealed.run_key] = Ended(status=Status(sealed.status), images_per_s=rate, path=output / sealed.run_id)
+                known[sealed.run_key] = Ended.of(bundle.read_record(path), path)
     return known
 
 

@@ -14,7 +14,7 @@ from workload.contract.errors import ExitCode
 from workload.contract.invocation import as_typed
 from workload.contract.spec import RunSpec
 from workload.contract.task import TaskRun
-from workload.contract.text import counted, duration, percent, plain, unbroken, wrapped
+from workload.contract.text import counted, duration, plain, unbroken, wrapped
 from workload.contract.until import BlocksInterval, Decision
 
 TEXT_COLUMN = 16
@@ -131,7 +131,7 @@ def _interval(one: BlocksInterval) -> str:
     if one.value is None or one.low is None or one.high is None or one.half_width is None:
         return one.reason or "no interval"
     low, high = plain(one.low, 4), plain(one.high, 4)
-    return f"{plain(one.value, 4)}, from {low} to {high} (+-{percent(one.half_width)}, {counted(one.blocks, 'block')})"
+    return f"{plain(one.value, 4)}, from {low} to {high} ({counted(one.blocks, 'block')}, {one.width})"
 
 
 def _by_cause(failures: Sequence[Failure]) -> dict[str, list[Failure]]:
@@ -171,7 +171,14 @@ def _to_json(place: PlaceOutcome) -> dict[str, Any]:
             "reason": place.decision.reason,
             "target": place.decision.target,
             "intervals": {
-                name: {"value": one.value, "low": one.low, "high": one.high, "half_width": one.half_width}
+                name: {
+                    "value": one.value,
+                    "low": one.low,
+                    "high": one.high,
+                    "half_width": one.half_width,
+                    "correlation": one.correlation,
+                    "trend_per_block": one.trend,
+                }
                 for name, one in precisions.items()
             },
         },

@@ -1,6 +1,7 @@
 """What a sweep is made of, as values: places, each with the tasks of its machines. Standard library only.
 
-A repeat is a block, and a block runs on one machine: every configuration once, in a random order of its own.
+A repeat is a block, and a block runs on one machine: every configuration once, in a random order, which every second
+block has in reverse.
 """
 
 from collections.abc import Collection, Mapping

@@ -1,19 +1,17 @@
 """`--until`: whether a place has blocks enough, by the bundles that it has. Pure."""
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from launcher.sweep.places import ARGUMENT, Configuration
 from workload.contract import until
+from workload.contract.design import Contrast, Design, Run
 from workload.contract.errors import UsageError
-from workload.contract.spec import RunSpec, options
+from workload.contract.spec import options
 from workload.contract.text import percent
 from workload.contract.until import Decision
-
-# Images per second by block, of each configuration that was measured.
-Figures = Mapping[RunSpec, Mapping[int, float]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,17 +92,21 @@ def _against(
     return next((one for one in configurations if one.values == values and one is not configuration), None)
 
 
-def decide(wanted: Until, configurations: tuple[Configuration, ...], figures: Figures) -> Decision:
-    """Whether a place is done. Configurations without a figure, out of memory or failed, are left out."""
-    series: dict[str, list[float]] = {}
+def decide(wanted: Until, configurations: tuple[Configuration, ...], runs: Sequence[Run]) -> Decision:
+    """Whether a place is done, by the runs that have a figure, block after block; their configuration is a `RunSpec`.
+
+    Configurations without a figure, out of memory or failed, are left out.
+    """
+    design = Design(runs)
+    contrasts: dict[str, Contrast] = {}
     for configuration in configurations:
-        own = figures.get(configuration.spec, {})
-        if not wanted.baseline:
-            rates = [own[block] for block in sorted(own)]
-        else:
-            against = _against(wanted, configuration, configurations)
-            other = figures.get(against.spec, {}) if against else {}
-            rates = [own[block] / other[block] for block in sorted(own.keys() & other.keys())]
-        if rates:
-            series[configuration.text] = rates
-    return until.decide(series, target=wanted.share, most=wanted.most)
+        against = _against(wanted, configuration, configurations) if wanted.baseline else None
+        if wanted.baseline and against is None:
+            continue
+        weights: dict[Hashable, float] = {configuration.spec: 1.0}
+        if against is not None:
+            weights[against.spec] = -1.0
+        contrast = design.contrast(weights)
+        if contrast.blocks:
+            contrasts[configuration.text] = contrast
+    return until.decide(contrasts, target=wanted.share, most=wanted.most)

@@ -4,10 +4,12 @@ import threading
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from launcher.sweep import until as stopping
 from launcher.sweep.places import PlacePlan
 from launcher.sweep.until import Until
+from workload.contract.design import Run
 from workload.contract.errors import ExitCode
 from workload.contract.record import Record, Status
 from workload.contract.spec import RunSpec
@@ -34,11 +36,22 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """How a run of the sweep ended, as its bundle has it; `path` where that is here."""
+    """How a run of the sweep ended, as its bundle has it; `path` where that is here.
+
+    `position`: where it ran in its block; a sweep of an earlier version had another order than the plan of today.
+    """
 
     status: Status
     images_per_s: float | None = None
     path: Path | None = None
+    position: float | None = None
+
+    @classmethod
+    def of(cls, record: Record, path: Path) -> Self:
+        """By the record of a sealed bundle."""
+        rate = record.timing.images_per_s if record.timing else None
+        position = record.job.position if record.job else None
+        return cls(status=Status(record.status), images_per_s=rate, path=path, position=position)
 
 
 class PlaceWork:
@@ -113,9 +126,8 @@ class PlaceWork:
             if run is None:
                 return None
             if record.status in FINAL:
-                rate = record.timing.images_per_s if record.timing else None
                 self._new += self._ended.get(run.run_key) is None
-                self._ended[run.run_key] = Ended(status=Status(record.status), images_per_s=rate, path=path)
+                self._ended[run.run_key] = Ended.of(record, path)
                 self._failures.pop(run.run_key, None)
             elif record.status is Status.FAILED:
                 self.fail([run], why=record.error or "it failed", hint=LOG_HINT)
@@ -197,15 +209,14 @@ class PlaceWork:
     # Until the intervals are narrow.
 
     @property
-    def figures(self) -> dict[RunSpec, dict[int, float]]:
-        """Images per second of every completed run whose bundle is here, by configuration and block."""
+    def figures(self) -> list[Run]:
+        """Images per second of every completed run whose bundle is here, block after block."""
         with self._lock:
-            figures: dict[RunSpec, dict[int, float]] = {}
-            for key, run in self._asked.items():
-                ended = self._ended.get(key)
-                if ended is not None and ended.images_per_s:
-                    figures.setdefault(run.spec, {})[run.block] = ended.images_per_s
-            return figures
+            return [
+                Run(figure=ended.images_per_s, configuration=run.spec, block=run.block, position=ended.position)
+                for run in sorted(self._asked.values(), key=lambda run: run.block)
+                if (ended := self._ended.get(run.run_key)) is not None and ended.images_per_s
+            ]
 
     def add_blocks(self) -> int:
         """Look whether `--until` wants more, and ask for them; how many. Nothing may be under way meanwhile."""
@@ -214,7 +225,7 @@ class PlaceWork:
                 return 0
             figures = self.figures
             self._decision = stopping.decide(self._wanted, self._plan.configurations, figures)
-            count = sum(len(rates) for rates in figures.values())
+            count = len(figures)
             most = self._wanted.most
             add = self._decision.add if most is None else min(self._decision.add, most - self.blocks)
             if self._decision.is_done or add <= 0 or count == self._figures_then:

@@ -64,7 +64,9 @@ def test_a_broken_off_simulation_goes_on(tmp_path: Path) -> None:
     assert path.read_text().splitlines() == lines
 
 
-@pytest.mark.parametrize("part", ["differences", "machines", "until", "power"])
+@pytest.mark.parametrize(
+    "part", ["differences", "order", pytest.param("design", marks=pytest.mark.slow), "machines", "until", "power"]
+)
 def test_every_part_runs(part: str) -> None:
     lines = list(blocks.PARTS[part](Results(None), 0.0015))
 

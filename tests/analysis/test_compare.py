@@ -1,5 +1,6 @@
 """Comparisons: ratios, intervals, corrected p-values and what would have been seen, by hand or by scipy."""
 
+import re
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from by_hand import noisy, results, run
 from scipy.stats import gmean, ttest_rel
 
-from analysis.compare import COLUMNS, _factor, compare
+from analysis.compare import COLUMNS, _factor, compare, positions
 from analysis.configurations import NotPoolableError
 from analysis.pairing import pair_up
 from analysis.statistics import compare as compare_runs
@@ -278,6 +279,133 @@ def test_runs_of_one_block_are_compared_with_each_other() -> None:
         "than unpaired"
     )
     assert row["verdict"] == "amp is 1.03 x as fast as fp32 (95 %: 1.02 to 1.04)"
+
+
+SEED = 4
+MODELS = {"resnet18": 100.0, "resnet50": 40.0, "vgg11": 30.0}
+
+
+def sweep(*, faster: tuple[float, ...] = (1.03, 1.03, 1.03), noisy_run: int | None = None) -> list[dict[str, Any]]:
+    """Three models with two precisions each; every second block has the order of the one before it in reverse."""
+    runs = []
+    # With this seed none of the six scatters more than the others.
+    for number, wobble in enumerate(np.random.default_rng(SEED).normal(size=(6, 3))):
+        model, (base, times) = list(MODELS)[number // 2], list(zip(MODELS.values(), faster, strict=True))[number // 2]
+        scale = 0.02 if number == noisy_run else 0.001
+        rates = [base * (times if number % 2 else 1.0) * np.exp(scale * one) for one in wobble]
+        runs += [
+            one | {"position": float(position)}
+            for one, position in zip(
+                in_blocks(f"{model}{number}-", tuple(rates), model=model, precision="amp" if number % 2 else "fp32"),
+                (number, 5 - number, (number + 2) % 6),
+                strict=True,
+            )
+        ]
+    return runs
+
+
+def test_the_scatter_is_that_of_all_configurations_of_the_blocks() -> None:
+    pair = rows(*sweep()[:6], by="precision")[0]
+    first = next(row for row in rows(*sweep(), by="precision") if row["model"] == "resnet18")
+
+    assert pair["test"] == "Student t over blocks, runs paired within them"
+    assert first["test"] == "Student t over blocks, scatter of all their configurations"
+    assert first["note"].endswith(" than unpaired; scatter estimated from 6 configurations")
+    assert first["ratio"] == pytest.approx(pair["ratio"], rel=0.002)
+    widths = [np.log(row["ratio_high"] / row["ratio_low"]) for row in (first, pair)]
+    assert widths[0] < 0.75 * widths[1]
+
+
+def test_a_configuration_that_scatters_more_than_the_others_does_not_hide() -> None:
+    found = [row for row in rows(*sweep(noisy_run=3), by="precision") if pd.notna(row["model"])]
+
+    notes = {row["model"]: row["note"].rpartition("; ")[2] for row in found}
+    assert notes == {
+        "resnet18": "scatter estimated from 5 configurations",
+        "resnet50": "one side may scatter more than the others (F test): only the blocks of this pair count",
+        "vgg11": "scatter estimated from 5 configurations",
+    }
+
+
+@pytest.mark.parametrize(
+    ("faster", "ratio", "interaction"),
+    [
+        ((1.03, 1.03, 1.03), 1.03, r"no dependence on them found \(p = 0\.\d+\)"),
+        (
+            (1.03, 1.03, 1.21),
+            (1.03 * 1.03 * 1.21) ** (1 / 3),
+            r"it depends on them \(p = [0-9.e-]+\), from 1\.03 x for model resnet\d+ to 1\.21 x for model vgg11",
+        ),
+    ],
+)
+def test_an_option_comes_first_with_its_effect_over_all_combinations(
+    faster: tuple[float, ...], ratio: float, interaction: str
+) -> None:
+    effect, *pairs = rows(*sweep(faster=faster), by="precision")
+
+    assert [pd.isna(row["combinations"]) for row in pairs] == [True, True, True]
+    assert (effect["combinations"], effect["left"], effect["right"]) == (3, "amp", "fp32")
+    assert pd.isna(effect["model"])
+    assert (effect["runs_left"], effect["runs_right"], effect["blocks"]) == (9, 9, 3)
+    assert 1 / effect["ratio"] == pytest.approx(ratio, rel=0.002)
+    assert effect["ratio"] == pytest.approx(gmean([row["ratio"] for row in pairs]))
+    assert effect["p"] == effect["p_holm"] < 0.001
+    assert re.fullmatch(
+        rf"amp is 1\.\d+ x as fast as fp32 \(95 %: 1\.\d+ to 1\.\d+\); averaged over 3 combinations: {interaction}",
+        effect["verdict"],
+    )
+    assert effect["note"] == "on local-cuda; paired within 3 blocks; scatter estimated from 6 configurations"
+
+
+def test_a_combination_that_lacks_a_value_does_not_count() -> None:
+    lacking = [one for one in sweep() if (one["model"], one["precision"]) != ("vgg11", "amp")]
+    effect, *pairs = rows(*lacking, by="precision")
+
+    assert (effect["combinations"], effect["runs_left"]) == (2, 6)
+    assert len(pairs) == 2
+
+
+def test_two_blocks_are_too_few_for_an_effect() -> None:
+    effect = rows(*(one for one in sweep() if one["block"] < 2), by="precision")[0]
+
+    assert pd.isna(effect["ratio_low"])
+    assert effect["verdict"].startswith("no winner: two blocks: too few; averaged over 3 combinations: ")
+
+
+def test_positions_are_columns() -> None:
+    effect = rows(*sweep(), by="precision")[0]
+    assert (effect["position_left"], effect["position_right"]) == (pytest.approx(8 / 3), pytest.approx(7 / 3))
+
+    unknown = rows(*(one | {"position": None} for one in sweep()), by="precision")[0]
+    assert pd.isna(unknown["position_left"])
+
+
+SLOWER = (1.0, 0.97, 0.97**2, 0.97**3, 0.97**4, 0.97**5)
+
+
+@pytest.mark.parametrize(
+    ("rates", "position", "text"),
+    [
+        (SLOWER, None, r"an effect \(p = [0-9.e-]+\): the first run has 1\.03\d? x the rate of later ones "),
+        ((1.0,) * 6, None, r"(no|an) effect (found )?\(p = 0\.\d+\): the first run has "),
+        ((1.0,) * 6, 3.0, None),
+        ((1.0,) * 6, -1.0, r"effect unknown \(no run has its position in a block\)"),
+    ],
+)
+def test_the_effect_of_the_position_is_said(rates: tuple[float, ...], position: float | None, text: str | None) -> None:
+    runs = [
+        one
+        | {"images_per_s": one["images_per_s"] * rates[int(one["position"])]}
+        | ({} if position is None else {"position": None if position < 0 else position})
+        for one in sweep()
+    ]
+    said = list(positions(pair_up(results(*runs), "precision")))
+
+    if text is None:
+        assert said == []
+        return
+    (line,) = said
+    assert re.match(rf"position in the blocks of sweep on local-cuda: {text}", line), line
 
 
 def test_a_run_without_a_partner_in_its_block_is_left_out_and_said() -> None:

@@ -200,11 +200,11 @@ def test_blocks_of_two_have_a_first_run_and_no_trend() -> None:
 @pytest.mark.parametrize(
     ("runs", "reason"),
     [
-        pytest.param([], "no run has its place in a block", id="no run"),
-        pytest.param(one_configuration(["a", "b"]), "no run has its place in a block", id="no blocks"),
+        pytest.param([], "no run has its position in a block", id="no run"),
+        pytest.param(one_configuration(["a", "b"]), "no run has its position in a block", id="no blocks"),
         pytest.param(
             ordered(np.random.default_rng(0), shuffled=False),
-            "places in the block cannot be told from configurations: the order is the same in all blocks",
+            "positions cannot be told from configurations: they have the same order in all blocks",
             id="one order",
         ),
         pytest.param(
@@ -213,7 +213,7 @@ def test_blocks_of_two_have_a_first_run_and_no_trend() -> None:
                 for block, order in enumerate([(0, 1), (1, 0)])
                 for position, name in enumerate(order)
             ],
-            "4 runs: too few for a test of their places",
+            "4 runs: too few for a test of their positions",
             id="two blocks of two",
         ),
     ],

@@ -10,6 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from analysis import statistics
+from analysis.statistics.power import power_of
 
 TIMES = st.floats(min_value=1e-4, max_value=1e3)
 SERIES = st.lists(TIMES, max_size=40)
@@ -52,6 +53,32 @@ def test_runs_of_any_length_are_answered(first: list[list[float]], second: list[
         assert found.interval.low <= found.interval.high
     estimate = statistics.hierarchical_bootstrap(first, resamples=50)
     assert estimate.interval is not None or estimate.reason
+
+
+@given(first=st.integers(2, 200), second=st.integers(2, 200), of=st.integers(1, 5000))
+@example(first=8, second=8, of=4)
+@example(first=10, second=10, of=10)
+@example(first=2, second=200, of=5000)
+def test_every_pair_of_sides_has_a_smallest_detectable_difference(first: int, second: int, of: int) -> None:
+    """scipy's noncentral t gave NaN from 8 runs a side and 4 comparisons on."""
+    alpha = 0.05 / of
+    found = statistics.smallest_detectable(1.0, runs=(first, second), alpha=alpha).difference
+    assert found is not None
+    assert found > 0
+    degrees = first + second - 2
+    shift = found / math.sqrt(1 / first + 1 / second)
+    assert power_of(shift, degrees=degrees, alpha=alpha) == pytest.approx(0.8, abs=1e-6)
+    assert power_of(2 * shift, degrees=degrees, alpha=alpha) > 0.95
+    assert power_of(0.0, degrees=degrees, alpha=alpha) == pytest.approx(alpha, abs=1e-5)
+
+
+@pytest.mark.parametrize(("first", "second", "of"), [(8, 8, 4), (10, 10, 10), (200, 2, 5000)])
+def test_many_comparisons_of_many_runs_are_answered(first: int, second: int, of: int) -> None:
+    rng = np.random.default_rng(0)
+    found = statistics.compare(list(rng.lognormal(size=first)), list(rng.lognormal(size=second)), level=1 - 0.05 / of)
+    assert found.interval is not None
+    assert found.detectable.difference is not None
+    assert found.detectable.difference > 0
 
 
 @given(values=TIED, scale=SCALES)

@@ -5,28 +5,45 @@ intervals then cover 88 %, and with normal quantiles 68 %. So one looks at fixed
 interval of each look leaves out 3 %: the error is spent look by look at a constant nominal level (Lan & DeMets,
 Biometrika 70, 1983; Pocock, Biometrika 64, 1977; repeated intervals: Jennison & Turnbull, JRSS B 51, 1989). The level
 is chosen for stops by width, which of a normal sample say nothing about its mean (Anscombe, JRSS B 15, 1953; Starr,
-Annals of Mathematical Statistics 37, 1966): over all looks intervals cover 94.4 % to 97 %, whatever the spread is
-(benchmarks/blocks.py --parts until). Heavy tails change little; of figures as skewed as an exponential they cover 84 %
-to 93 %, where naive peeking covers 76 % to 92 %. Differences within blocks are hardly skewed, throughputs may be.
-Stopping because a difference shows needs another rule: `workload.contract.duel`.
+Annals of Mathematical Statistics 37, 1966).
+
+Blocks that follow each other are alike where a machine warms up, is shared or changes with the hour. Then independent
+blocks are a wrong supposition: with a correlation of 0.8 from block to block, such intervals cover 45 % to 67 %. A
+handful of blocks does not tell the correlation, so that the first look is at 8, and where their correlation may be
+above nothing the interval is widened for the largest that they leave possible. A series with a trend has no mean to
+know: it is reported, and where it changes the figure by more than the interval may be wide, nothing is narrow.
+benchmarks/blocks.py --parts until has the coverage, docs/blocks.md its figures. Stopping because a difference shows
+needs another rule: `workload.contract.duel`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import takewhile
-from math import cos, exp, expm1, inf, isfinite, log, pi, sin, sqrt
-from statistics import NormalDist, fmean, stdev
+from itertools import pairwise, takewhile
+from math import cos, exp, expm1, inf, pi, sin, sqrt
+from statistics import NormalDist, fmean
 
+from workload.contract.design import Contrast, Design, Run
 from workload.contract.text import counted, percent
 
 LEVEL = 0.95
-# Looks: 4, 5, 7, 9, 12, 15, 19, 24, 30, 38, 48, ... blocks. From 3 on, 95 % intervals would cover 93.5 % in the worst
-# case in place of 94.4 %.
-FIRST_LOOK = 4
+# Looks: 8, 10, 13, 17, 22, 28, 35, 44, 55, ... blocks. With fewer than 8 their correlation cannot be told at all.
+FIRST_LOOK = 8
 GROWTH = 1.25
 # Share that the interval of one look leaves out. With 5 % in its place, coverage falls to 91 %.
 NOMINAL = 0.03
+# An interval is widened where the estimated correlation is above SUSPECTED - SUSPECTED_EARLIER / blocks: above -0.3 at
+# 8 blocks, as these would show 0.8 as that little, and above 0.2 at very many. It is widened for the estimate and
+# CAUTION of its standard errors. Without caution intervals of blocks with a correlation of 0.8 cover 75 %; without the
+# limit, independent blocks need half as many again.
+SUSPECTED = 0.2
+SUSPECTED_EARLIER = 4.0
+CAUTION = 2.0
+MOST_CORRELATED = 0.95
+# Lags beyond this change a sum of powers of 0.95 by less than a millionth.
+MOST_LAGS = 400
+# Share of series without a trend that the test for one delays at each look.
+TREND = 0.05
 # Beyond this nobody waits for it.
 MOST_EXPECTED = 10_000
 # Ends of a quantile are halved until they are known to 15 digits; from so many degrees of freedom on, an expansion in
@@ -51,7 +68,22 @@ class BlocksInterval:
     target: float
     is_narrow: bool
     expected: int | None
+    correlation: float = 0.0
+    trend: float | None = None
     reason: str | None = None
+
+    @property
+    def width(self) -> str:
+        """`+-1.2 %` with what is to be known of it, or why there is no interval."""
+        if self.half_width is None:
+            return self.reason or "no interval"
+        widened = f", widened for a correlation of {self.correlation:.1f} between blocks" if self.correlation else ""
+        return f"+-{percent(self.half_width)}{widened}{self.trend_text}"
+
+    @property
+    def trend_text(self) -> str:
+        """`, with a trend of -0.5 % per block`; empty without one."""
+        return "" if self.trend is None else f", with a trend of {100 * self.trend:+.2g} % per block"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +109,7 @@ class Decision:
         if self.widest is None:
             return "nothing to be sure of: no interval was asked for"
         widest = self.precisions[self.widest]
-        width = widest.reason if widest.half_width is None else f"+-{percent(widest.half_width)}"
+        width = widest.width
         if self.is_narrow:
             return f"every interval is within +-{percent(self.target)} {after} (the widest: {self.widest}, {width})"
         if self.is_done:
@@ -94,22 +126,27 @@ def looks() -> Iterator[int]:
         blocks = int(-(-blocks * GROWTH // 1))
 
 
-def precision(figures: Sequence[float], *, target: float) -> BlocksInterval:
-    """Of one positive figure per block: a throughput, or the ratio of two within the block.
+def alone(figures: Sequence[float]) -> Contrast:
+    """One positive figure per block by itself. Figures that are not positive numbers do not count."""
+    runs = [Run(figure=figure, configuration="", block=block) for block, figure in enumerate(figures)]
+    return Design(runs).contrast({"": 1.0})
 
-    Student's t on logarithms at the level of one look. Figures that are not positive numbers do not count.
-    """
-    logs = [log(figure) for figure in figures if isfinite(figure) and figure > 0]
-    n = len(logs)
-    value = exp(fmean(logs)) if logs else None
+
+def precision(contrast: Contrast, *, target: float) -> BlocksInterval:
+    """How well a throughput or a ratio is known, at the level of one look."""
+    n = contrast.blocks
+    value = None if contrast.value is None else exp(contrast.value)
     if n < FIRST_LOOK or value is None:
         return _without_interval(n, value, target, f"the first look is at {FIRST_LOOK} blocks")
-    if max(logs) == min(logs):
-        same = f"all {n} blocks read exactly the same: no interval (copies of one block?)"
-        return _without_interval(n, value, target, same)
-    spread = stdev(logs)
-    reach = _reach(spread, n)
+    if contrast.error is None:
+        return _without_interval(n, value, target, contrast.reason)
+    correlation = _estimated_correlation(contrast.series)
+    trend = _trend(contrast.series)
+    # A slow machine may have a trend that is certain and of no account.
+    has_mean = trend is None or abs(trend) * (n - 1) <= target
+    reach = _reach(contrast, n, correlation)
     further = (max(blocks, n) for blocks in takewhile(lambda blocks: blocks <= MOST_EXPECTED, looks()))
+    expected = next((blocks for blocks in further if expm1(_reach(contrast, blocks, correlation)) <= target), None)
     return BlocksInterval(
         blocks=n,
         value=value,
@@ -117,12 +154,14 @@ def precision(figures: Sequence[float], *, target: float) -> BlocksInterval:
         high=value * exp(reach),
         half_width=expm1(reach),
         target=target,
-        is_narrow=expm1(reach) <= target,
-        expected=next((blocks for blocks in further if expm1(_reach(spread, blocks)) <= target), None),
+        is_narrow=has_mean and expm1(reach) <= target,
+        expected=expected if has_mean else None,
+        correlation=_supposed(correlation, n),
+        trend=trend,
     )
 
 
-def _without_interval(blocks: int, value: float | None, target: float, reason: str) -> BlocksInterval:
+def _without_interval(blocks: int, value: float | None, target: float, reason: str | None) -> BlocksInterval:
     return BlocksInterval(
         blocks=blocks,
         value=value,
@@ -136,19 +175,62 @@ def _without_interval(blocks: int, value: float | None, target: float, reason: s
     )
 
 
-def _reach(spread: float, blocks: int) -> float:
-    """Half of the interval of logarithms that vary by `spread`."""
-    return student(NOMINAL, blocks - 1) * spread / sqrt(blocks)
+def _reach(contrast: Contrast, blocks: int, correlation: float) -> float:
+    """Half of the interval of the logarithm with so many blocks, if they scatter as those that are there."""
+    degrees = max(contrast.degrees * (blocks - 1) // (contrast.blocks - 1), 1)
+    error = (contrast.error or 0.0) * sqrt(contrast.blocks / blocks)
+    return student(NOMINAL, degrees) * error * _widening(_supposed(correlation, blocks), blocks)
 
 
-def decide(series: Mapping[str, Sequence[float]], *, target: float, most: int | None = None) -> Decision:
-    """Whether to stop after these blocks, by the figures of each configuration or difference that was asked for.
+def _estimated_correlation(series: Sequence[float]) -> float:
+    """From block to block, freed of the bias that the estimated mean brings.
 
-    Between two looks the answer is to go on. A series that lacks blocks is as long as it is: one that cannot get any,
-    out of memory say, has to be left out by the caller. `most`: no more blocks than this are run.
+    Marriott & Pope, Biometrika 41 (1954): the estimate falls short by (1 + 4 x the correlation) / blocks.
     """
-    precisions = {name: precision(figures, target=target) for name, figures in series.items()}
-    blocks = max((len(figures) for figures in series.values()), default=0)
+    n, mean = len(series), fmean(series)
+    rest = [one - mean for one in series]
+    squares = sum(one * one for one in rest)
+    products = sum(one * other for one, other in pairwise(rest))
+    return (products / squares + 1 / n) / (1 - 4 / n) if squares else 0.0
+
+
+def _supposed(correlation: float, blocks: int) -> float:
+    """The correlation that an interval allows for, by the estimate."""
+    if correlation <= SUSPECTED - SUSPECTED_EARLIER / blocks:
+        return 0.0
+    error = sqrt((1 - min(abs(correlation), 0.9) ** 2) / blocks)
+    return min(max(correlation + CAUTION * error, 0.0), MOST_CORRELATED)
+
+
+def _widening(correlation: float, blocks: int) -> float:
+    """Standard error of the mean of correlated blocks over the one that supposes independent ones.
+
+    For a first-order autoregression: the mean varies more, and the blocks vary less about it.
+    """
+    if correlation <= 0:
+        return 1.0
+    more = 1 + 2 * sum((1 - lag / blocks) * correlation**lag for lag in range(1, min(blocks, MOST_LAGS)))
+    return sqrt(more / ((blocks - more) / (blocks - 1)))
+
+
+def _trend(series: Sequence[float]) -> float | None:
+    """Change per block where a straight line through the blocks has a slope (t test); None without."""
+    n, mean = len(series), fmean(series)
+    squares = sum((at - (n - 1) / 2) ** 2 for at in range(n))
+    slope = sum((at - (n - 1) / 2) * one for at, one in enumerate(series)) / squares
+    rest = sum((one - mean - slope * (at - (n - 1) / 2)) ** 2 for at, one in enumerate(series))
+    limit = student(TREND, n - 2) * sqrt(rest / (n - 2) / squares)
+    return expm1(slope) if abs(slope) > limit else None
+
+
+def decide(contrasts: Mapping[str, Contrast], *, target: float, most: int | None = None) -> Decision:
+    """Whether to stop after these blocks, by each throughput or difference that was asked for.
+
+    Between two looks the answer is to go on. Contrasts may differ in their blocks. Leave out one that can get none, for
+    example because its configuration runs out of memory. `most`: no more blocks than this are run.
+    """
+    precisions = {name: precision(contrast, target=target) for name, contrast in contrasts.items()}
+    blocks = max((contrast.blocks for contrast in contrasts.values()), default=0)
     at_most = most is not None and blocks >= most
     past = list(takewhile(lambda look: look <= blocks, looks()))
     is_look = at_most or blocks in past
@@ -170,8 +252,9 @@ def decide(series: Mapping[str, Sequence[float]], *, target: float, most: int | 
     )
 
 
-def _width(one: BlocksInterval) -> float:
-    return inf if one.half_width is None else one.half_width
+def _width(one: BlocksInterval) -> tuple[bool, float]:
+    """What sorts intervals: those that are not narrow after those that are, whatever their width."""
+    return not one.is_narrow, inf if one.half_width is None else one.half_width
 
 
 @cache

@@ -1,6 +1,8 @@
 from collections import Counter
 from itertools import product
 
+import pytest
+
 from launcher.sweep.blocks import in_order, plan_place, run_key, with_blocks
 from launcher.sweep.places import Configuration, Place, PlacePlan
 from workload.contract.spec import Device, Precision, RunSpec
@@ -52,10 +54,11 @@ def test_what_says_nothing_of_the_measurement_is_in_no_key() -> None:
     assert run_key(same, 1, code=CODE, asked=dict(reversed(HERE.items()))) == key
 
 
-def test_every_block_has_every_configuration_once_in_an_order_of_its_own() -> None:
-    blocks = [[one.text for one in in_order(configurations("a", "b", "c"), seed=0, block=n)] for n in (1, 2, 3)]
-    assert [len(set(block)) for block in blocks] == [6, 6, 6]
-    assert blocks[0] != blocks[1] != blocks[2] != blocks[0]
+def test_every_second_block_is_the_one_before_it_in_reverse() -> None:
+    blocks = [[one.text for one in in_order(configurations("a", "b", "c"), seed=0, block=n)] for n in range(1, 6)]
+    assert [len(set(block)) for block in blocks] == [6, 6, 6, 6, 6]
+    assert (blocks[1], blocks[3]) == (blocks[0][::-1], blocks[2][::-1])
+    assert blocks[0] != blocks[2] != blocks[4] != blocks[0]
     assert blocks[0] == [
         "b, batch_size 32",
         "a, batch_size 32",
@@ -66,16 +69,25 @@ def test_every_block_has_every_configuration_once_in_an_order_of_its_own() -> No
     ]
 
 
-def test_an_order_does_not_depend_on_the_other_configurations() -> None:
+@pytest.mark.parametrize("block", [1, 2])
+def test_an_order_does_not_depend_on_the_other_configurations(block: int) -> None:
     fewer, more = configurations("a", "b"), configurations("a", "x", "b")
-    kept = [one for one in in_order(more, seed=3, block=1) if one in fewer]
-    assert kept == in_order(fewer, seed=3, block=1)
+    kept = [one for one in in_order(more, seed=3, block=block) if one in fewer]
+    assert kept == in_order(fewer, seed=3, block=block)
 
 
 def test_orders_are_like_random_ones() -> None:
-    """First places of 6 configurations in 3,000 blocks: 500 each, within four standard deviations (20)."""
-    first = Counter(in_order(configurations("a", "b", "c"), seed=0, block=n)[0].text for n in range(3000))
+    """First positions of 6 configurations in 3,000 pairs of blocks: 500 each, within four standard deviations (20)."""
+    first = Counter(in_order(configurations("a", "b", "c"), seed=0, block=n)[0].text for n in range(1, 6000, 2))
     assert all(abs(count - 500) < 82 for count in first.values()), first
+
+
+def test_two_configurations_take_turns_at_the_first_position() -> None:
+    """The order of blocks was drawn alone: with this seed, false came before true in three blocks of three."""
+    two = tuple(Configuration(values={"channels_last": on}, spec=RunSpec(channels_last=on)) for on in (False, True))
+    for seed in range(50):
+        first = [in_order(two, seed=seed, block=n)[0].spec.channels_last for n in range(1, 9)]
+        assert all(first[at] != first[at + 1] for at in range(0, 8, 2))
 
 
 def test_blocks_are_shared_out_among_machines() -> None:

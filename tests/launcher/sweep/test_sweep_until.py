@@ -5,6 +5,7 @@ import pytest
 from launcher.sweep.places import Configuration
 from launcher.sweep.until import Until, decide, parse_baseline, parse_share, require_baseline
 from tests.launcher.sweep.sweeps import configurations_of
+from workload.contract.design import Run
 from workload.contract.errors import UsageError
 from workload.contract.spec import Precision, RunSpec
 
@@ -13,22 +14,24 @@ CONFIGURATIONS = configurations_of(
 )
 
 
-def figures_of(**by_model: float) -> dict[RunSpec, dict[int, float]]:
+def figures_of(**by_model: float) -> list[Run]:
     """Each precision varies with the host of its block; bf16 is always twice as fast."""
-    hosts = {1: 1.0, 2: 1.1, 3: 0.9, 4: 1.05}
+    hosts = (1.0, 1.1, 0.9, 1.05, 0.95, 1.1, 0.9, 1.0)
+    wobble = (1.0, 1.001, 0.999, 1.0005, 1.0, 1.001, 0.9995, 1.0)
     factor = {Precision.FP32: 1.0, Precision.BF16: 2.0}
-    wobble = {1: 1.0, 2: 1.001, 3: 0.999, 4: 1.0005}
-    return {
-        one.spec: {
-            block: by_model[one.spec.model]
+    return [
+        Run(
+            figure=by_model[one.spec.model]
             * factor[one.spec.precision]
             * host
-            * (wobble[block] ** factor[one.spec.precision])
-            for block, host in hosts.items()
-        }
+            * wobble[block] ** factor[one.spec.precision],
+            configuration=one.spec,
+            block=block,
+        )
+        for block, host in enumerate(hosts)
         for one in CONFIGURATIONS
         if one.spec.model in by_model
-    }
+    ]
 
 
 @pytest.mark.parametrize(
@@ -58,7 +61,7 @@ def test_a_baseline_may_name_arguments_of_a_script() -> None:
     made = tuple(Configuration(values=one, spec=RunSpec(script=("train.py", str(one)))) for one in values)
     wanted = Until(share=0.02, baseline={"args.amp": True})
     require_baseline(wanted, made)
-    figures = {one.spec: {block: 100.0 + block for block in range(1, 7)} for one in made}
+    figures = [Run(figure=100.0 + block, configuration=one.spec, block=block) for block in range(6) for one in made]
     assert set(decide(wanted, made, figures).precisions) == {"lr 0.1, amp false", "lr 0.2, amp false"}
     with pytest.raises(UsageError) as raised:
         require_baseline(Until(share=0.02, baseline={"args.lr": 0.3}), made)
@@ -109,7 +112,7 @@ def test_what_was_never_measured_is_left_out() -> None:
         "resnet18, precision fp32",
         "resnet18, precision bf16",
     }
-    nothing = decide(Until(share=0.5), CONFIGURATIONS, {})
+    nothing = decide(Until(share=0.5), CONFIGURATIONS, [])
     assert nothing.is_done
     assert not nothing.is_narrow
 
@@ -122,6 +125,6 @@ def test_what_is_wanted_is_said() -> None:
 
 
 def test_one_block_is_no_basis() -> None:
-    figures = {one.spec: {1: 100.0} for one in CONFIGURATIONS}
+    figures = [Run(figure=100.0, configuration=one.spec, block=1) for one in CONFIGURATIONS]
     decision = decide(Until(share=0.5), CONFIGURATIONS, figures)
-    assert (decision.is_done, decision.add) == (False, 3)
+    assert (decision.is_done, decision.add) == (False, 7)

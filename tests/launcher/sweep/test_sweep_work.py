@@ -1,5 +1,6 @@
 """What is asked of a place and what has come of it, without a machine."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ from launcher.sweep.places import LOCAL, Place
 from launcher.sweep.until import Until
 from launcher.sweep.work import LOG_HINT, Ended, PlaceWork, one_line, too_large_text
 from tests.launcher.sweep.sweeps import configurations_of, grow, plan_of
-from workload.contract.record import Record, Spec, Status, Timing
+from workload.contract.design import Run
+from workload.contract.record import JobPlace, Record, Spec, Status, Timing
 from workload.contract.task import TaskRun
 
 HERE = Place(name="here", backend=LOCAL)
@@ -109,24 +111,35 @@ def test_a_run_that_is_in_the_store_is_done_before_it_is_here() -> None:
     run = work.runs[0]
     work.settle(run.run_key, Status.COMPLETED)
     assert work.status(run.run_key) is Status.COMPLETED
-    assert run.spec not in work.figures
+    assert work.figures == []
     assert work.take(record_of(run, rate=7.0), PATH) == run
-    assert work.figures[run.spec] == {1: 7.0}
+    assert work.figures == [Run(figure=7.0, configuration=run.spec, block=1, position=None)]
+
+
+def test_the_position_of_a_run_is_what_its_bundle_says() -> None:
+    """A sweep that was begun by an earlier version had another order."""
+    work = work_of()
+    run = work.runs[0]
+    job = JobPlace(name="night", block=run.block, position=float(run.position + 1))
+    work.take(replace(record_of(run), job=job), PATH)
+    assert [one.position for one in work.figures] == [run.position + 1]
+
+
+RATES = (100.0, 100.2, 99.9, 100.1, 99.8, 100.1, 99.9, 100.0)
 
 
 def test_until_adds_blocks_up_to_its_looks_and_stops_when_the_intervals_are_narrow() -> None:
-    work = work_of(3, wanted=Until(share=0.05), grow=grow)
-    rates = {1: 100.0, 2: 100.2, 3: 99.9, 4: 100.1}
+    work = work_of(7, wanted=Until(share=0.05), grow=grow)
     for run in work.runs:
-        work.take(record_of(run, rate=rates[run.block]), PATH)
+        work.take(record_of(run, rate=RATES[run.block - 1]), PATH)
     assert work.add_blocks() == 1
-    assert {run.block for task in work.open_tasks() for run in task.runs} == {4}
+    assert {run.block for task in work.open_tasks() for run in task.runs} == {8}
     for run in work.runs:
-        work.take(record_of(run, rate=rates[run.block]), PATH)
+        work.take(record_of(run, rate=RATES[run.block - 1]), PATH)
     assert work.add_blocks() == 0
     assert work.decision is not None
     assert work.decision.is_narrow
-    assert work.decision.reason.startswith("every interval is within +-5 % after 4 blocks")
+    assert work.decision.reason.startswith("every interval is within +-5 % after 8 blocks")
 
 
 def test_until_ends_at_the_most_blocks_and_where_blocks_bring_nothing_new() -> None:

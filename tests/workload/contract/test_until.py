@@ -8,9 +8,10 @@ from statistics import fmean, stdev
 import pytest
 from scipy import stats
 
-from workload.contract.until import decide, looks, precision, student
+from workload.contract.until import alone, decide, looks, precision, student
 
-FIGURES = (100.0, 103.0, 98.0, 101.0, 102.0, 99.0)
+# Blocks that are less alike than independent ones, without a trend.
+FIGURES = (100.0, 103.0, 98.0, 102.0, 99.0, 101.5, 98.5, 101.0, 99.5, 102.5, 97.5, 100.5, 100.0)
 
 
 @pytest.mark.parametrize("outside", [0.03, 0.05])
@@ -20,42 +21,73 @@ def test_quantiles_are_scipys(degrees: int, outside: float) -> None:
 
 
 def test_one_looks_at_fixed_numbers_of_blocks() -> None:
-    assert list(islice(looks(), 12)) == [4, 5, 7, 9, 12, 15, 19, 24, 30, 38, 48, 60]
+    assert list(islice(looks(), 12)) == [8, 10, 13, 17, 22, 28, 35, 44, 55, 69, 87, 109]
 
 
 def test_the_interval_is_students_at_the_level_of_one_look() -> None:
-    stand = precision(FIGURES, target=0.01)
+    stand = precision(alone(FIGURES[:10]), target=0.01)
 
-    logs = [math.log(figure) for figure in FIGURES]
-    reach = stats.t.ppf(0.985, 5) * stdev(logs) / math.sqrt(6)
+    logs = [math.log(figure) for figure in FIGURES[:10]]
+    reach = stats.t.ppf(0.985, 9) * stdev(logs) / math.sqrt(10)
     assert stand.value == pytest.approx(math.exp(fmean(logs)))
     assert (stand.low, stand.high) == pytest.approx((math.exp(fmean(logs) - reach), math.exp(fmean(logs) + reach)))
     assert stand.half_width == pytest.approx(math.expm1(reach))
-    assert (stand.is_narrow, stand.blocks) == (False, 6)
-    # With the same spread, 24 blocks are enough, and 19 are not.
-    assert stand.expected == 24
-    assert math.expm1(stats.t.ppf(0.985, 23) * stdev(logs) / math.sqrt(24)) <= 0.01
-    assert math.expm1(stats.t.ppf(0.985, 18) * stdev(logs) / math.sqrt(19)) > 0.01
+    assert (stand.is_narrow, stand.blocks, stand.correlation, stand.trend) == (False, 10, 0.0, None)
+    # With the same spread, 22 blocks are enough, and 17 are not.
+    assert stand.expected == 22
+    assert math.expm1(stats.t.ppf(0.985, 21) * stdev(logs) / math.sqrt(22)) <= 0.01
+    assert math.expm1(stats.t.ppf(0.985, 16) * stdev(logs) / math.sqrt(17)) > 0.01
+
+
+def test_blocks_that_are_alike_have_a_wider_interval() -> None:
+    """The same figures, first each third of them together, then by turns."""
+    alike = [100.0 + 2 * (number // 3 % 2) + 0.1 * (number % 3) for number in range(12)]
+    turns = [alike[number] for number in (0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11)]
+    one, other = (precision(alone(figures), target=0.01) for figures in (alike, turns))
+
+    assert one.value == pytest.approx(other.value)
+    assert (one.correlation, other.correlation) == (pytest.approx(0.8, abs=0.15), 0.0)
+    assert (one.half_width or 0) > 2 * (other.half_width or 1)
+    assert one.width == f"+-{100 * (one.half_width or 0):.2g} %, widened for a correlation of 0.9 between blocks"
+
+
+@pytest.mark.parametrize(
+    ("per_block", "target", "is_narrow", "width"),
+    [
+        (0.0, 0.05, True, ""),
+        (0.005, 0.2, True, ", with a trend of +0.49 % per block"),
+        (0.005, 0.04, False, ", with a trend of +0.49 % per block"),
+        (-0.005, 0.04, False, ", with a trend of -0.51 % per block"),
+    ],
+)
+def test_a_trend_is_said_and_does_not_end_a_sweep(per_block: float, target: float, is_narrow: bool, width: str) -> None:
+    figures = [100 + (figure - 100) / 10 + 100 * per_block * at for at, figure in enumerate(FIGURES[:10])]
+    stand = precision(alone(figures), target=target)
+
+    assert stand.is_narrow is is_narrow
+    assert stand.trend_text == width
+    assert (stand.expected is None) is (target == 0.04)
 
 
 @pytest.mark.parametrize(
     ("figures", "blocks", "reason"),
     [
-        ([], 0, "the first look is at 4 blocks"),
-        (FIGURES[:3], 3, "the first look is at 4 blocks"),
-        ([*FIGURES[:3], math.nan, 0.0, -1.0], 3, "the first look is at 4 blocks"),
-        ([100.0] * 5, 5, "all 5 blocks read exactly the same: no interval (copies of one block?)"),
+        ([], 0, "the first look is at 8 blocks"),
+        ([100.0], 1, "the first look is at 8 blocks"),
+        (FIGURES[:7], 7, "the first look is at 8 blocks"),
+        ([*FIGURES[:7], math.nan, 0.0, -1.0], 7, "the first look is at 8 blocks"),
+        ([100.0] * 8, 8, "all read exactly the same in 8 blocks: no interval (copies of one block?)"),
     ],
 )
 def test_no_interval_has_a_reason(figures: list[float], blocks: int, reason: str) -> None:
-    stand = precision(figures, target=0.01)
+    stand = precision(alone(figures), target=0.01)
 
     assert (stand.blocks, stand.half_width, stand.is_narrow, stand.expected) == (blocks, None, False, None)
-    assert stand.reason == reason
+    assert stand.reason == stand.width == reason
 
 
 def test_nobody_waits_for_ten_thousand_blocks() -> None:
-    assert precision(FIGURES, target=1e-6).expected is None
+    assert precision(alone(FIGURES), target=1e-6).expected is None
 
 
 @pytest.mark.parametrize(
@@ -66,53 +98,53 @@ def test_nobody_waits_for_ten_thousand_blocks() -> None:
             0.01,
             None,
             False,
-            4,
-            "a is the widest after 0 blocks: the first look is at 4 blocks; next look after 4 more",
+            8,
+            "a is the widest after 0 blocks: the first look is at 8 blocks; next look after 8 more",
             id="nothing yet",
         ),
         pytest.param(
-            5,
+            10,
             0.01,
             None,
             False,
-            2,
-            "a is the widest after 5 blocks: +-2.9 %; next look after 2 more, about 19 until all are narrow enough",
+            3,
+            "a is the widest after 10 blocks: +-1.4 %; next look after 3 more, about 12 until all are narrow enough",
             id="go on",
         ),
         pytest.param(
-            5,
+            10,
             0.05,
             None,
             True,
             0,
-            "every interval is within +-5 % after 5 blocks (the widest: a, +-2.9 %)",
+            "every interval is within +-5 % after 10 blocks (the widest: a, +-1.4 %)",
             id="narrow",
         ),
         pytest.param(
-            6,
+            9,
             0.05,
             None,
             False,
             1,
-            "a is the widest after 6 blocks: +-2.3 %; next look after 1 more, about 1 until all are narrow enough",
+            "a is the widest after 9 blocks: +-1.5 %; next look after 1 more, about 1 until all are narrow enough",
             id="narrow, but between two looks",
         ),
         pytest.param(
-            6,
+            9,
             0.05,
-            6,
+            9,
             True,
             0,
-            "every interval is within +-5 % after 6 blocks (the widest: a, +-2.3 %)",
+            "every interval is within +-5 % after 9 blocks (the widest: a, +-1.5 %)",
             id="narrow at the most that are allowed",
         ),
         pytest.param(
-            6,
+            9,
             0.01,
-            6,
+            9,
             True,
             0,
-            "not within +-1 % after 6 blocks, the most that were allowed: a, +-2.3 %",
+            "not within +-1 % after 9 blocks, the most that were allowed: a, +-1.5 %",
             id="never narrow",
         ),
         pytest.param(
@@ -121,7 +153,7 @@ def test_nobody_waits_for_ten_thousand_blocks() -> None:
             3,
             False,
             1,
-            "a is the widest after 2 blocks: the first look is at 4 blocks; next look after 1 more",
+            "a is the widest after 2 blocks: the first look is at 8 blocks; next look after 1 more",
             id="fewer are allowed than a look takes",
         ),
         pytest.param(
@@ -130,14 +162,14 @@ def test_nobody_waits_for_ten_thousand_blocks() -> None:
             3,
             True,
             0,
-            "not within +-1 % after 3 blocks, the most that were allowed: a, the first look is at 4 blocks",
+            "not within +-1 % after 3 blocks, the most that were allowed: a, the first look is at 8 blocks",
             id="fewer were allowed",
         ),
     ],
 )
 def test_decisions(blocks: int, target: float, most: int | None, done: bool, add: int, sentence: str) -> None:
     calm = [100 + 0.01 * figure for figure in FIGURES]
-    decision = decide({"a": FIGURES[:blocks], "calm": calm[:blocks]}, target=target, most=most)
+    decision = decide({"a": alone(FIGURES[:blocks]), "calm": alone(calm[:blocks])}, target=target, most=most)
 
     assert (decision.is_done, decision.add) == (done, add)
     assert decision.reason == sentence
@@ -145,11 +177,12 @@ def test_decisions(blocks: int, target: float, most: int | None, done: bool, add
 
 def test_every_series_has_to_be_narrow() -> None:
     """One that lacks a block has its own number of blocks."""
-    decision = decide({"whole": FIGURES[:5], "lacks one": FIGURES[:4], "too few": FIGURES[:3]}, target=0.1)
+    whole, lacking, few = (alone(FIGURES[:blocks]) for blocks in (10, 9, 7))
+    decision = decide({"whole": whole, "lacks one": lacking, "too few": few}, target=0.1)
 
     assert not decision.is_done
     assert decision.widest == "too few"
-    assert decide({"whole": FIGURES[:5], "lacks one": FIGURES[:4]}, target=0.1).is_done
+    assert decide({"whole": whole, "lacks one": lacking}, target=0.1).is_done
 
 
 def test_no_interval_was_asked_for() -> None:
@@ -179,8 +212,8 @@ def test_coverage_with_stopping(spread: float) -> None:
     for _ in range(sweeps):
         figures = [math.exp(rng.gauss(0, spread)) for _ in range(120)]
         for blocks in looks():
-            decision = decide({"a": figures[:blocks]}, target=0.01)
-            if decision.is_done or blocks == 118:
+            decision = decide({"a": alone(figures[:blocks])}, target=0.01)
+            if decision.is_done or blocks == 109:
                 break
         stand = decision.precisions["a"]
         assert stand.low is not None

@@ -1,0 +1,480 @@
+"""Differences of configurations from all blocks of one place. Pure; standard library only.
+
+Two-way analysis of variance: the logarithm of a figure = its configuration + its block + its position in the block +
+scatter. One scatter is estimated from the whole design, so that three blocks of six configurations leave 8 degrees of
+freedom and not 2. A configuration that scatters more than the others would hide in that estimate: it is found by an F
+test, leaves the estimate, and its differences rest on its own blocks alone, with Student's t (benchmarks/blocks.py
+--parts design; docs/blocks.md has the figures). Missing runs are allowed for: the fit is that of least squares.
+"""
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import exp, fsum, inf, isfinite, lgamma, log, sqrt
+from operator import mul
+from statistics import fmean, variance
+
+from workload.contract.text import counted
+
+LEAST_BLOCKS = 2
+# F tests of "this configuration scatters as the others". Below the first level, for all configurations together, one
+# leaves the common estimate; below the second, for itself alone, its differences rest on its own blocks. One level for
+# both would either leave noisy configurations in (at 5 %: 86 % coverage for one of 20 that scatters four times as much)
+# or make the common scatter too small (at 20 %: 87 % for configurations that scatter alike).
+LEAVES = 0.1
+OWN_BLOCKS = 0.15
+# The test tells a configuration from the rest, so that it takes three of them.
+LEAST_FOR_TEST = 3
+# Positions are part of the fit where they leave so many degrees of freedom. With fewer, an interval without them is
+# narrower, and reversed blocks already keep positions from making a difference.
+LEAST_DEGREES = 4
+# F test of "the terms for positions say all that there is of positions".
+LACKS_FIT = 0.1
+MOST_POSITIONS = 30
+# Of the size of the logarithms: what is smaller is rounding.
+ROUNDING = 1e-13
+SINGULAR = 1e-9
+# Terms of the continued fraction of the beta function; 200 are enough for a million degrees of freedom.
+MOST_TERMS = 500
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A positive figure (images/s or seconds) with its configuration, block and position in the block, from 1."""
+
+    figure: float
+    configuration: Hashable
+    block: Hashable
+    position: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contrast:
+    """A difference of logarithms with its standard error, or the `reason` why there is none.
+
+    `series`: the difference in each of the blocks that have all of its configurations, in their order. `shared`: number
+    of configurations whose scatter the error rests on; 0 where it rests on `series` alone. `outstanding`: those
+    configurations of the difference that scatter more than the others.
+    """
+
+    value: float | None
+    error: float | None
+    degrees: int
+    series: tuple[float, ...]
+    shared: int = 0
+    outstanding: tuple[Hashable, ...] = ()
+    reason: str | None = None
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks have all of the difference's configurations."""
+        return len(self.series)
+
+
+class Design:
+    """The runs of one place. Several runs of one configuration in one block count as one, with their mean logarithm.
+
+    Runs whose figure is no positive number are left out. `outstanding`: configurations that scatter more than the
+    others. `has_positions`: whether the fit corrects for positions.
+    """
+
+    def __init__(self, runs: Iterable[Run]) -> None:
+        self._cells = _cells(runs)
+        by_configuration = defaultdict(list)
+        for cell in self._cells:
+            by_configuration[cell.configuration].append(cell)
+        self._of = dict(by_configuration)
+        self._columns = self._position_columns()
+        self._pool, self.outstanding = self._scatter_alike()
+
+    @property
+    def has_positions(self) -> bool:
+        return bool(self._columns)
+
+    @property
+    def configurations(self) -> tuple[Hashable, ...]:
+        """In order of appearance."""
+        return tuple(self._of)
+
+    def contrast(self, weights: Mapping[Hashable, float]) -> Contrast:
+        """The weighted sum of the configurations' logarithms: `{"a": -1, "b": 1}` is the logarithm of b over a.
+
+        Weights that do not sum to zero, as of one configuration alone, contain the blocks' own variation and are judged
+        by the blocks' sums alone.
+        """
+        series = self._series(weights)
+        value = fmean(series) if series else None
+        if len(series) < LEAST_BLOCKS:
+            needs = {1: "it", 2: "both"}.get(len(weights), f"all {len(weights)} configurations")
+            few = f"{counted(len(series), 'block')} with {needs}: no interval from fewer than {LEAST_BLOCKS}"
+            return Contrast(value=value, error=None, degrees=0, series=series, reason=few)
+        if max(series) - min(series) <= ROUNDING * max(1.0, *map(abs, series)):
+            what = "the difference reads" if len(weights) > 1 else "all read"
+            same = f"{what} exactly the same in {len(series)} blocks: no interval (copies of one block?)"
+            return Contrast(value=value, error=None, degrees=0, series=series, reason=same)
+        # In an average one configuration that may be noisy counts little: only those that left the estimate matter.
+        is_pair = len(weights) <= 2  # noqa: PLR2004
+        outstanding = tuple(
+            name for name in weights if (name in self.outstanding if is_pair else name not in self._pool)
+        )
+        is_common = not outstanding and abs(fsum(weights.values())) < ROUNDING
+        if is_common and self._pool and self._common.degrees and (self._columns or len(self._pool) >= LEAST_FOR_TEST):
+            value, error = self._common.contrast(weights)
+            return Contrast(
+                value=value, error=error, degrees=self._common.degrees, series=series, shared=len(self._pool)
+            )
+        of_positions = 0.0
+        if abs(fsum(weights.values())) < ROUNDING and self._columns and self._pool:
+            series, of_positions = self._without_positions(weights)
+        return Contrast(
+            value=fmean(series),
+            error=sqrt(variance(series) / len(series) + of_positions),
+            degrees=len(series) - 1,
+            series=series,
+            outstanding=outstanding,
+        )
+
+    def _series(self, weights: Mapping[Hashable, float]) -> tuple[float, ...]:
+        """The contrast within each block that has all of its configurations."""
+        return tuple(fsum(weight * cell.log for cell, weight in cells) for cells in self._blocks_with(weights))
+
+    def _without_positions(self, weights: Mapping[Hashable, float]) -> tuple[tuple[float, ...], float]:
+        """The same less the effect of positions, and what the error of that effect adds to the variance of the mean."""
+        blocks = self._blocks_with(weights)
+        series = tuple(
+            fsum(weight * (cell.log - self._common.effect_of_position(cell)) for cell, weight in cells)
+            for cells in blocks
+        )
+        return series, self._common.variance_of_positions(blocks)
+
+    def _blocks_with(self, weights: Mapping[Hashable, float]) -> "list[list[tuple[_Cell, float]]]":
+        """For each block that has all configurations, their cells with their weights."""
+        sides = [{cell.block: cell for cell in self._of.get(name, ())} for name in weights]
+        blocks = [block for block in sides[0] if all(block in side for side in sides[1:])] if sides else []
+        return [
+            [(side[block], weight) for side, weight in zip(sides, weights.values(), strict=True)] for block in blocks
+        ]
+
+    def _position_columns(self) -> int | None:
+        """How many terms of the fit are for positions: 0, 1, 2 or all; None where positions matter and cannot be told.
+
+        Two terms are the step after the first run of a block and the trend after it, as of a device that warms up. More
+        are used where these leave something that each position for itself explains.
+        """
+        positions = [cell.position for cell in self._cells]
+        known = [position for position in positions if position is not None]
+        if not known or len(known) < len(positions):
+            return 0
+        every = int(max(known) - min(known))
+        usual = min(2, every)
+        few = _Fit(self._cells, usual)
+        if not few.columns or few.degrees < LEAST_DEGREES:
+            return 0
+        if few.columns < usual:
+            return None
+        return self._columns_that_fit(few, usual, every) if usual < every <= MOST_POSITIONS else usual
+
+    def _columns_that_fit(self, few: "_Fit", usual: int, every: int) -> int | None:
+        """The usual terms, or one for each position where the usual ones lack what those explain."""
+        whole = _Fit(self._cells, every)
+        terms = few.degrees - whole.degrees
+        if terms < 1 or whole.degrees < LEAST_BLOCKS or whole.is_exact:
+            return usual
+        ratio = (few.squares - whole.squares) / terms * whole.degrees / whole.squares
+        if chance_above(ratio, terms, whole.degrees) >= LACKS_FIT:
+            return usual
+        return every if whole.degrees >= LEAST_DEGREES else None
+
+    def _scatter_alike(self) -> tuple[frozenset[Hashable], frozenset[Hashable]]:
+        """Configurations with a common scatter, and those whose differences are judged by their own blocks."""
+        pool = list(self._of) if self._columns is not None else []
+        chances: dict[Hashable, float] = {}
+        while len(pool) >= LEAST_FOR_TEST:
+            chances = self._chances(pool)
+            first = min(chances, key=lambda name: chances[name], default=None)
+            if first is None or chances[first] * len(pool) >= LEAVES:
+                break
+            pool.remove(first)
+            chances = {}
+        if len(pool) < len(self._of):
+            left = self._fit(pool)
+            if left.degrees < LEAST_DEGREES or left.columns < (self._columns or 0):
+                # What is left is too small a basis for the others too.
+                return frozenset(), frozenset(self._of)
+        own = {name for name, chance in chances.items() if chance < OWN_BLOCKS}
+        return frozenset(pool), frozenset({*self._of} - {*pool} | own)
+
+    def _chances(self, pool: Sequence[Hashable]) -> dict[Hashable, float]:
+        """For each configuration the p-value of scattering as the others do, against scattering more."""
+        whole = self._fit(pool)
+        found = {}
+        for name in pool:
+            rest = self._fit([other for other in pool if other != name])
+            degrees = whole.degrees - rest.degrees
+            if degrees < 1 or rest.degrees < 1 or whole.is_exact:
+                continue
+            extra = max(whole.squares - rest.squares, 0.0) / degrees
+            ratio = inf if rest.is_exact else extra * rest.degrees / rest.squares
+            found[name] = chance_above(ratio, degrees, rest.degrees)
+        return found
+
+    @cached_property
+    def _common(self) -> "_Fit":
+        return self._fit([name for name in self._of if name in self._pool])
+
+    def _fit(self, configurations: Iterable[Hashable]) -> "_Fit":
+        return _Fit([cell for name in configurations for cell in self._of[name]], self._columns or 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Cell:
+    """A configuration in a block: the mean of its runs there."""
+
+    configuration: Hashable
+    block: Hashable
+    log: float
+    position: float | None
+
+
+def _cells(runs: Iterable[Run]) -> list[_Cell]:
+    found: dict[tuple[Hashable, Hashable], list[Run]] = defaultdict(list)
+    for run in runs:
+        if isfinite(run.figure) and run.figure > 0:
+            found[run.configuration, run.block].append(run)
+    cells = []
+    for (configuration, block), same in found.items():
+        positions = [run.position for run in same if run.position is not None]
+        cells.append(
+            _Cell(
+                configuration=configuration,
+                block=block,
+                log=fmean(log(run.figure) for run in same),
+                position=fmean(positions) if len(positions) == len(same) else None,
+            )
+        )
+    return cells
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Term:
+    """A combination of the terms of positions, by `factors`: its values in the cells, and what only it explains there.
+
+    `unit` is perpendicular to configurations, blocks and the terms before it, and has length 1.
+    """
+
+    raw: list[float]
+    unit: list[float]
+    factors: list[float]
+
+
+class _Fit:
+    """Least squares of the cells' logarithms on configurations, blocks and up to two terms of their position.
+
+    `squares` is the sum of squared residuals, with `degrees` of freedom; `columns` the terms of positions that can be
+    told from configurations and blocks.
+    """
+
+    def __init__(self, cells: Sequence[_Cell], columns: int) -> None:
+        self._cells = cells
+        self._two_way = _TwoWay([cell.configuration for cell in cells], [cell.block for cell in cells])
+        self._terms: list[_Term] = []
+        self._starts = min((cell.position for cell in cells if cell.position is not None), default=0.0)
+        for number in range(columns):
+            self._add(number, columns)
+        self.columns = len(self._terms)
+        self.degrees = len(cells) - self._two_way.rank - self.columns
+        logs = [cell.log for cell in cells]
+        residuals = self._two_way.residuals(logs)
+        self._slopes = [0.0] * columns
+        for term in self._terms:
+            effect = _dot(term.unit, residuals)
+            self._slopes = _less(self._slopes, -effect, term.factors)
+            residuals = _less(residuals, effect, term.unit)
+        self.squares = _dot(residuals, residuals)
+        self.is_exact = self.squares <= len(cells) * (ROUNDING * max([1.0, *map(abs, logs)])) ** 2
+
+    def _add(self, number: int, columns: int) -> None:
+        """A term of positions, made perpendicular to configurations, blocks and earlier terms, with length 1."""
+        raw = [_of_position(cell, number, self._starts) for cell in self._cells]
+        rest = self._two_way.residuals(raw)
+        factors = [float(column == number) for column in range(columns)]
+        for term in self._terms:
+            share = _dot(term.unit, rest)
+            raw, rest = _less(raw, share, term.raw), _less(rest, share, term.unit)
+            factors = _less(factors, share, term.factors)
+        length = sqrt(_dot(rest, rest))
+        if length > SINGULAR * sqrt(len(raw)):
+            raw, rest, factors = ([value / length for value in values] for values in (raw, rest, factors))
+            self._terms.append(_Term(raw=raw, unit=rest, factors=factors))
+
+    def effect_of_position(self, cell: _Cell) -> float:
+        """What the position adds to a cell's logarithm; of cells outside of the fit too."""
+        return sum(slope * _of_position(cell, number, self._starts) for number, slope in enumerate(self._slopes))
+
+    def variance_of_positions(self, blocks: "Sequence[Sequence[tuple[_Cell, float]]]") -> float:
+        """Variance that the estimated effects of positions have in the mean of these blocks' weighted sums."""
+        total = 0.0
+        for term in self._terms:
+            of_cells = (
+                weight * factor * _of_position(cell, number, self._starts)
+                for cells in blocks
+                for cell, weight in cells
+                for number, factor in enumerate(term.factors)
+                if factor
+            )
+            total += (fsum(of_cells) / len(blocks)) ** 2
+        return total * self.squares / self.degrees
+
+    def contrast(self, weights: Mapping[Hashable, float]) -> tuple[float, float]:
+        """Value and standard error of a weighted sum of configurations, whose weights sum to zero."""
+        shares = self._two_way.functional(weights)
+        plain = shares
+        for term in self._terms:
+            shares = _less(shares, _dot(term.raw, plain), term.unit)
+        value = fsum(share * cell.log for share, cell in zip(shares, self._cells, strict=True))
+        return value, sqrt(self.squares / self.degrees * _dot(shares, shares))
+
+
+def _of_position(cell: _Cell, number: int, starts: float) -> float:
+    """A term of the fit: 0 is after the first run or not, 1 counts positions after the second, others are one each."""
+    after = (cell.position or 0.0) - starts
+    if number == 0:
+        return min(after, 1.0)
+    return max(after - 1.0, 0.0) if number == 1 else float(after == number - 1)
+
+
+class _TwoWay:
+    """Projections on configurations and blocks. The longer of the two is eliminated, the shorter one solved for."""
+
+    def __init__(self, configurations: Sequence[Hashable], blocks: Sequence[Hashable]) -> None:
+        is_wide = len(set(configurations)) >= len(set(blocks))
+        self._configurations = configurations
+        long, short = (configurations, blocks) if is_wide else (blocks, configurations)
+        self._is_wide = is_wide
+        self._long, self._short = _numbered(long), _numbered(short)
+        self._sizes = [0.0] * (max(self._long, default=-1) + 1)
+        for one in self._long:
+            self._sizes[one] += 1
+        size = max(self._short, default=-1) + 1
+        normal = [[0.0] * size for _ in range(size)]
+        members: dict[int, list[int]] = defaultdict(list)
+        for one, other in zip(self._long, self._short, strict=True):
+            normal[other][other] += 1
+            members[one].append(other)
+        for one, others in members.items():
+            for row in others:
+                for column in others:
+                    normal[row][column] -= 1 / self._sizes[one]
+        self._inverse, rank = _inverse(normal)
+        self.rank = len(self._sizes) + rank
+
+    def residuals(self, values: Sequence[float]) -> list[float]:
+        """What configurations and blocks leave of the values."""
+        long, short = [0.0] * len(self._sizes), [0.0] * len(self._inverse)
+        for one, other, value in zip(self._long, self._short, values, strict=True):
+            long[one] += value
+            short[other] += value
+        return [value - part for value, part in zip(values, self._combined(long, short), strict=True)]
+
+    def functional(self, weights: Mapping[Hashable, float]) -> list[float]:
+        """Factors of the cells whose weighted sum is the least-squares estimate of a sum of configurations."""
+        numbers = dict(zip(self._configurations, self._long if self._is_wide else self._short, strict=True))
+        long, short = [0.0] * len(self._sizes), [0.0] * len(self._inverse)
+        side = long if self._is_wide else short
+        for name, weight in weights.items():
+            side[numbers[name]] += weight
+        return self._combined(long, short)
+
+    def _combined(self, long: Sequence[float], short: Sequence[float]) -> list[float]:
+        """Solve the normal equations with this right side; each cell's sum of its two parameters."""
+        right = list(short)
+        for one, other in zip(self._long, self._short, strict=True):
+            right[other] -= long[one] / self._sizes[one]
+        inner = [_dot(row, right) for row in self._inverse]
+        outer = list(long)
+        for one, other in zip(self._long, self._short, strict=True):
+            outer[one] -= inner[other]
+        outer = [value / size for value, size in zip(outer, self._sizes, strict=True)]
+        return [outer[one] + inner[other] for one, other in zip(self._long, self._short, strict=True)]
+
+
+def _numbered(labels: Sequence[Hashable]) -> list[int]:
+    numbers: dict[Hashable, int] = {}
+    return [numbers.setdefault(label, len(numbers)) for label in labels]
+
+
+def _dot(first: Sequence[float], second: Sequence[float]) -> float:
+    return fsum(map(mul, first, second))
+
+
+def _less(values: Sequence[float], share: float, other: Sequence[float]) -> list[float]:
+    """The values without a share of the others."""
+    return [value - share * part for value, part in zip(values, other, strict=True)]
+
+
+def _inverse(matrix: list[list[float]]) -> tuple[list[list[float]], int]:
+    """A generalized inverse of a symmetric matrix without negative eigenvalues, and its rank, by the sweep operator.
+
+    Goodnight, The American Statistician 33 (1979).
+    """
+    swept = [list(row) for row in matrix]
+    size, rank = len(swept), 0
+    smallest = SINGULAR * max((row[at] for at, row in enumerate(swept)), default=0.0)
+    left_out = []
+    for at in range(size):
+        pivot = swept[at][at]
+        if pivot <= smallest:
+            left_out.append(at)
+            continue
+        rank += 1
+        row = [value / pivot for value in swept[at]]
+        for other in range(size):
+            factor = swept[other][at]
+            if other == at or not factor:
+                continue
+            swept[other] = _less(swept[other], factor, row)
+            swept[other][at] = -factor / pivot
+        row[at] = 1 / pivot
+        swept[at] = row
+    for at in left_out:
+        swept[at] = [0.0] * size
+        for line in swept:
+            line[at] = 0.0
+    return swept, rank
+
+
+def chance_above(ratio: float, first: float, second: float) -> float:
+    """Chance that an F statistic with these degrees of freedom is above `ratio`.
+
+    The incomplete beta function by its continued fraction (Abramowitz & Stegun, 1964, 26.5.8 and 26.6.2).
+    """
+    if ratio == inf:
+        return 0.0
+    share = second / (second + first * ratio)
+    return _beta(second / 2, first / 2, share)
+
+
+def _beta(a: float, b: float, x: float) -> float:
+    """The regularized incomplete beta function."""
+    if x <= 0 or x >= 1:
+        return min(max(x, 0.0), 1.0)
+    if x > (a + 1) / (a + b + 2):
+        return 1 - _beta(b, a, 1 - x)
+    front = exp(lgamma(a + b) - lgamma(a) - lgamma(b) + a * log(x) + b * log(1 - x)) / a
+    # Lentz's method, Applied Optics 15 (1976).
+    value, upper, lower = 1.0, 1.0, 0.0
+    for term in range(MOST_TERMS):
+        half = term // 2
+        if term == 0:
+            factor = 1.0
+        elif term % 2:
+            factor = -(a + half) * (a + b + half) * x / ((a + 2 * half) * (a + 2 * half + 1))
+        else:
+            factor = half * (b - half) * x / ((a + 2 * half - 1) * (a + 2 * half))
+        lower = 1 / ((1 + factor * lower) or 1e-300)
+        upper = (1 + factor / upper) or 1e-300
+        value *= upper * lower
+        if abs(upper * lower - 1) < ROUNDING:
+            break
+    return front * (value - 1)
