@@ -20,6 +20,7 @@ from analysis.statistics.samples import Floats, Interval
 
 STEPS = 100
 BETWEEN, WITHIN = 0.006, 0.002
+CORRELATIONS = (0.0, 0.5, 0.8, 0.9, 0.95)
 NOISY_BETWEEN, NOISY_WITHIN = 0.001, 0.02
 # Real effects that a normal sample does not show: skewed, heavy tails, 1 run of 10 on a slow host.
 EFFECTS: dict[str, Callable[[np.random.Generator, int], Floats]] = {
@@ -88,10 +89,8 @@ def ratios(rng: np.random.Generator, scale: float) -> Iterator[str]:
 
 def within(rng: np.random.Generator, scale: float) -> Iterator[str]:
     for steps, rho in (
-        (20, 0.0),
-        (100, 0.0),
-        (100, 0.5),
-        (100, 0.9),
+        *((20, rho) for rho in CORRELATIONS),
+        *((100, rho) for rho in CORRELATIONS),
         (200, 0.9),
         (400, 0.9),
         (1000, 0.9),
@@ -103,7 +102,7 @@ def within(rng: np.random.Generator, scale: float) -> Iterator[str]:
 
 
 def slopes(rng: np.random.Generator, scale: float) -> Iterator[str]:
-    for steps, rho in ((20, 0.0), (100, 0.0), (100, 0.5), (100, 0.9), (200, 0.9), (400, 0.9)):
+    for steps, rho in ((20, 0.0), (20, 0.9), (100, 0.0), (100, 0.5), (100, 0.9), (200, 0.9), (400, 0.9)):
         line = 1 + 1e-4 * np.arange(steps)
         series = line + 0.01 * waves(rng, series=int(1000 * scale), steps=steps, rho=rho)
         yield row(f"drift, {steps} steps, rho {rho}", ((statistics.drift(x).interval, 1e-4) for x in series))

@@ -11,7 +11,7 @@ from analysis.cases import Case
 from analysis.statistics import differ, period_scan
 from analysis.statistics.samples import Floats, Mask
 from analysis.statistics.stalls import MOST_SHARE as MOST_STALLS
-from analysis.statistics.stalls import STALL_RATIO, stalls
+from analysis.statistics.stalls import REPEATED, REPEATED_RATIO, STALL_RATIO, stalls, two_speeds
 from analysis.statistics.steady import TOLERANCE, VISIBLE_SHARE, WANTED_VISIBLE
 from workload.contract.bundle import Status
 from workload.contract.text import counted, percent, plain, seconds, signed_percent
@@ -63,7 +63,8 @@ def unsynchronised(case: Case) -> str | None:
 
 
 def _ratio(odd: Mask, values: Floats) -> float:
-    return float(np.median(values[odd]) / np.median(values[~odd]))
+    others = float(np.median(values[~odd]))
+    return float(np.median(values[odd])) / others if others > 0 else 1.0
 
 
 def _denied(odd: Mask, timer: Floats, stamps: Floats) -> bool:
@@ -227,10 +228,20 @@ def scattered(case: Case) -> str | None:
         return None
     low, high = (float(value) for value in np.percentile(steps, [5, 95]))
     if high / low <= SCATTER:
-        return None
+        return _two_speeds(case, steps)
     inner = f"5 % to 95 % of the steps take {low:.3g} to {high:.3g} s: {high / low:.1f} x"
     timer = case.step_s[np.isfinite(case.step_s)]
     return f"{inner} ({_range(steps)} in all; the timer says {_range(timer)})"
+
+
+def _two_speeds(case: Case, steps: Floats) -> str | None:
+    """The figure where many steps are slower than the others, and no warm-up, change, drift or stalls make them so."""
+    state = case.steadiness
+    is_told = not state.steady or (state.stalls is not None and state.stalls.lost > CHANGE)
+    speeds = None if is_told else two_speeds(steps[state.warmup_steps or 0 :])
+    if speeds is None or speeds.slow / speeds.n * (speeds.ratio - 1) <= CHANGE:
+        return None
+    return f"{speeds.slow} of {speeds.n} steps, here and there, take {speeds.ratio:.2f} x the others: two speeds"
 
 
 def _range(values: Floats) -> str:
@@ -365,7 +376,8 @@ RULES = (
         name="stalls",
         severity=Severity.WARNING,
         threshold=f"at most {percent(CHANGE)} of the throughput lost in stalls: single steps, at most"
-        f" {percent(MOST_STALLS)} of all, above {STALL_RATIO:g} x the median",
+        f" {percent(MOST_STALLS)} of all, above {STALL_RATIO:g} x the median, or {REPEATED} or more above"
+        f" {REPEATED_RATIO:g} x",
         why="images/s holds them, the median step does not: the two then tell different stories",
         cure="look at what ran then (validation, a checkpoint, other work); compare medians beside images/s",
         check=each_case(stalled),
@@ -382,8 +394,8 @@ RULES = (
     Rule(
         name="scattered steps",
         severity=Severity.WARNING,
-        threshold=f"the slowest 5 % of the steps to begin within {SCATTER:g} x of where the fastest 5 % end: the same"
-        " work on an idle machine varies by 1 %",
+        threshold=f"the slowest 5 % of the steps to begin within {SCATTER:g} x of where the fastest 5 % end, and steps"
+        " at one speed: the same work on an idle machine varies by 1 %",
         why="the median of such steps is the figure of no step; memory at its limit or other work looks like this",
         cure="a smaller batch, or a machine without other work; analyze variance shows the causes found",
         check=each_case(scattered),

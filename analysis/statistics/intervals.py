@@ -10,7 +10,7 @@ import numpy.typing as npt
 from scipy.special import ndtr, stdtrit
 from scipy.stats import mstats
 
-from analysis.statistics.autocorrelation import LEAST_STEPS, cautious_time, normal_scores
+from analysis.statistics.autocorrelation import LEAST_STEPS, cautious_time, normal_scores, too_short
 from analysis.statistics.bootstrap import RESAMPLES, hierarchical_medians
 from analysis.statistics.samples import (
     LEAST_REPLICATES,
@@ -115,7 +115,8 @@ def within_run(steps: npt.ArrayLike, *, level: float = LEVEL) -> Estimate:
     """Median step time of one run and how well its steps pin it down: it says nothing about another run.
 
     Maritz & Jarrett's standard error of a median (JASA 73, 1978), widened for autocorrelated steps, Student's t with
-    effective n - 1 degrees of freedom. Steps have to be in their order, without gaps.
+    effective n - 1 degrees of freedom. Steps have to be in their order, without gaps; fewer than 100 do not tell how
+    they correlate.
     """
     series, reason = ordered(steps, least=LEAST_STEPS)
     total = np.size(np.asarray(steps))
@@ -123,6 +124,8 @@ def within_run(steps: npt.ArrayLike, *, level: float = LEVEL) -> Estimate:
     n, dropped = series.size, total - series.size
     if reason:
         return Estimate(value=median, n=n, dropped=dropped, reason=f"{reason}: no interval")
+    if reason := too_short(n):
+        return Estimate(value=median, n=n, dropped=dropped, reason=reason)
     tau = cautious_time(normal_scores(series))
     effective = n / tau
     if effective < LEAST_EFFECTIVE_STEPS:

@@ -21,6 +21,8 @@ TOLERANCE = 0.01
 # One or two first steps are too few for a scan. They are a warm-up where none of the rest comes half as far.
 MOST_FIRST = 2
 FIRST_APART = 2.0
+# A timer that reads more steps than this as 0 s tells nothing of the others.
+MOST_WITHOUT_TIME = 0.1
 # The changes that are spoken of where nothing was found: of a fifth of the steps, seen 9 times out of 10.
 VISIBLE_SHARE = 0.2
 POWER_SCORE = 1.2816
@@ -100,7 +102,10 @@ def steady_state(values: npt.ArrayLike, *, tolerance: float = TOLERANCE) -> Stea
     """
     series, refusal = ordered(values, least=LEAST_STEPS)
     n = series.size
-    if refusal and n >= LEAST_STEPS and np.isfinite(np.asarray(values, dtype=np.float64)).all():
+    without = int((series <= 0).sum())
+    if without > MOST_WITHOUT_TIME * n:
+        refusal = f"{without} of {n} steps read 0 s: no level"
+    elif refusal and n >= LEAST_STEPS and np.isfinite(np.asarray(values, dtype=np.float64)).all():
         return SteadyState(
             n=n, steady=True, warmup_steps=0, level_value=float(series[0]), drift=None, reason="all steps read the same"
         )
@@ -124,7 +129,8 @@ def steady_state(values: npt.ArrayLike, *, tolerance: float = TOLERANCE) -> Stea
         drift=trend,
         change=change,
         drifts=drifts,
-        stalls=stalls(rest),
+        # What a change or a drift makes slow is no stall.
+        stalls=(steady and _repeated(rest)) or stalls(rest),
         visible=visible / level if visible is not None and level > 0 else None,
         reason=_reason(series, warmup, trend, change=change, drifts=drifts),
     )
@@ -168,6 +174,11 @@ def _without_exceptions(series: Floats) -> Floats:
         odd = stalls(values)
         series = np.where(odd.mask, np.median(series), series) if odd.count else series
     return series
+
+
+def _repeated(series: Floats) -> Stalls | None:
+    found = stalls(series, repeated=True)
+    return found if found.count else None
 
 
 def _ratio(some: Floats, others: Floats) -> float:

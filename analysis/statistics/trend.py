@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import stdtrit
 
-from analysis.statistics.autocorrelation import LEAST_STEPS, cautious_time, normal_scores
+from analysis.statistics.autocorrelation import LEAST_STEPS, cautious_time, normal_scores, too_short
 from analysis.statistics.samples import LEVEL, Floats, Interval, Method, ordered
 
 # All pairs of 1000 points are 500,000 slopes: 0.05 s. Longer series are first reduced to medians of neighbours.
@@ -34,7 +34,8 @@ def drift(values: npt.ArrayLike, *, level: float = LEVEL) -> Drift:
     """Median of the slopes between all pairs of steps (Theil 1950, Sen 1968): up to 29 % outliers do not move it.
 
     Interval: Sen's, from Kendall's S, its variance raised by n / effective n of what the line leaves (as Hamed & Rao,
-    Journal of Hydrology 204, 1998, do), Student's t with effective n - 2 degrees of freedom.
+    Journal of Hydrology 204, 1998, do), Student's t with effective n - 2 degrees of freedom; none of fewer than
+    100 steps, which do not tell how they correlate.
     """
     series, reason = ordered(values, least=LEAST_STEPS)
     n = series.size
@@ -47,7 +48,9 @@ def drift(values: npt.ArrayLike, *, level: float = LEVEL) -> Drift:
     tau = cautious_time(normal_scores(rest), trend=True) if np.ptp(rest) > 0 else 1.0
     effective = points.size / tau
     interval = _sen(slopes, points=points.size, tau=tau, level=level, width=width)
-    if interval is None:
+    if reason := too_short(n):
+        interval = None
+    elif interval is None:
         reason = f"{n} steps are worth {effective:.1f} independent ones: no interval for a slope"
     median = float(np.median(series))
     return Drift(

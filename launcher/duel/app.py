@@ -28,7 +28,8 @@ Two commits of rooflaunch, from a checkout:
   launch duel --commit HEAD . --model mobilenet_v2 --same-within 1%
 Two images:
   launch duel --image rooflaunch:cpu rooflaunch:cpu-new --max-time 1h
-Exit codes, of B against A: 0 the same, 11 slower, 12 faster, 13 not decidable within the budget.
+Exit codes, of B against A: 11 slower, 12 faster, by --same-within or more; 0 the same, or slower or faster by less;
+13 not decidable within the budget.
 """
 
 
@@ -65,7 +66,9 @@ def run_duel(
             metavar="PATH", help="a script's data, which {data} in its arguments stands for", show_default=False
         ),
     ] = None,
-    same_within: Annotated[str, typer.Option(metavar="X%", help="a smaller difference is the same")] = "2%",
+    same_within: Annotated[
+        str, typer.Option(metavar="X%", help="a smaller difference passes, with exit code 0")
+    ] = "2%",
     max_time: Annotated[str, typer.Option(metavar="TIME", help="not decidable after it")] = "30m",
     max_segments: Annotated[
         int | None, typer.Option(metavar="N", help="not decidable after so many runs", show_default=False)
@@ -84,7 +87,7 @@ def run_duel(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan and stop", show_default=False)] = False,
     output_format: FormatOption = Format.TABLE,
 ) -> int:
-    """Say whether B is slower than A, faster, or the same.
+    """Say whether B is slower than A by 2 % (--same-within) or more, faster, or the same.
 
     Short runs of both alternate on this machine, ABBA or BAAB by lot, until that is decided.
     """

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from statistics import median
 from typing import Protocol
@@ -37,7 +38,7 @@ from workload.contract.errors import (
 )
 from workload.contract.interrupt import SIGNALS_UNTIL_KILLED, handled_by, interruption
 from workload.contract.record import JobPlace
-from workload.contract.text import counted, duration, minutes, percent, si
+from workload.contract.text import MINUTE_S, counted, duration, minutes, percent, si
 
 # A margin beyond this is no question of a duel, and one below it takes thousands of segments.
 LEAST_MARGIN, MOST_MARGIN = 0.001, 0.5
@@ -49,6 +50,8 @@ UNTIL_KILLED_S = 20.0
 SAME_WORK = 0.01
 # What throughput counts where nobody knows what a step trains on.
 STEPS = "steps"
+# A process takes about this long to start and to warm up: what a budget is recommended by.
+START_S = 5.0
 # The first quadruples tell how long one takes.
 KNOWN_AFTER = 2
 # The last line of a traceback.
@@ -62,11 +65,22 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """`margin`: a smaller difference is the same."""
+    """`margin`: a smaller difference passes."""
 
     margin: float = MARGIN
     max_time_s: float
     max_segments: int | None = None
+
+    def warning(self, run_s: float) -> str | None:
+        """A sentence where the fewest runs that decide do not fit into the time; `run_s`: what a run measures for."""
+        runs = SEGMENTS * LEAST_QUADRUPLES
+        if runs * run_s <= self.max_time_s:
+            return None
+        enough = f"--max-time {ceil(runs * (run_s + START_S) / MINUTE_S)}m"
+        return (
+            f"no verdict within {minutes(self.max_time_s)}: {runs} runs, the fewest that decide, measure for"
+            f" {minutes(runs * run_s)}, and each takes seconds to start; {enough} or a shorter --min-seconds would do"
+        )
 
     def ended(self, segments: int, elapsed_s: float) -> str | None:
         """Why there is no further quadruple after so many segments in so many seconds; None: there is one."""

@@ -22,7 +22,6 @@ CODES = {
     DuelVerdict.NOT_DECIDABLE: ExitCode.NOT_DECIDABLE,
 }
 EQUAL = "both sides are the same program: such a duel shows what this machine can tell"
-DECIDED = (DuelVerdict.SAME, DuelVerdict.SLOWER, DuelVerdict.FASTER)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +40,14 @@ class Plan:
             **_limits(self.budget),
             **dict(self.pair.facts),
             "are_equal": self.pair.are_equal,
-            "warnings": list(self.pair.warnings),
+            "warnings": self.warnings,
         }
+
+    @property
+    def warnings(self) -> list[str]:
+        """What the sides are not, and whether the budget is too small for a verdict; a sentence each."""
+        budget = self.budget.warning(self.pair.run_s)
+        return [*self.pair.warnings, *([budget] if budget else [])]
 
     def text(self) -> str:
         """As lines."""
@@ -52,11 +57,11 @@ class Plan:
             *([("note", EQUAL)] if self.pair.are_equal else []),
             *((name, self.pair.side(name).label) for name in VARIANTS),
             *self.pair.facts,
-            ("decides", f"whether B takes the same time as A within {percent(self.budget.margin)}, more or less"),
+            ("decides", f"whether B is slower or faster than A by {percent(self.budget.margin)} or more"),
             ("takes", f"{least} or more, ABBA or BAAB by lot; at most {minutes(self.budget.max_time_s)}{limit}"),
             ("bundles", f"{self.output}/"),
             *((f"command {name}", shlex.join(self._command(name))) for name in VARIANTS),
-            *(("warning", warning) for warning in self.pair.warnings),
+            *(("warning", warning) for warning in self.warnings),
         ]
         return _lines(rows)
 
@@ -101,8 +106,8 @@ class Result:
             )
         if wall.verdict != state.verdict and wall.verdict in (DuelVerdict.SLOWER, DuelVerdict.FASTER):
             notes.append(
-                f"by the whole wall time B is {wall.verdict} ({wall.interval}): single steps or the time between"
-                " steps differ, which the median step leaves out"
+                f"by the whole wall time B is {wall.verdict} by {percent(wall.margin)} or more ({wall.interval}):"
+                " single steps or the time between steps differ, which the median step leaves out"
             )
         if state.verdict is DuelVerdict.NOT_DECIDABLE and not self.outcome.interrupted:
             wider = min(2 * self.budget.margin, MOST_MARGIN)
@@ -194,13 +199,15 @@ class Result:
     def _headline(self) -> str:
         if self.outcome.interrupted:
             return "interrupted"
+        margin, sign = percent(self.budget.margin), self.outcome.state.sign
         match self.verdict:
             case DuelVerdict.SAME:
-                return f"the same within {percent(self.budget.margin)}"
+                return f"B is {sign}, by less than {margin}" if sign else f"the same within {margin}"
             case DuelVerdict.NOT_DECIDABLE:
-                return "not decidable on this machine within the budget"
+                nothing = "not decidable on this machine within the budget"
+                return f"B is {sign}, and whether by {margin} or more is {nothing}" if sign else nothing
             case DuelVerdict.SLOWER | DuelVerdict.FASTER:
-                return f"B is {self.verdict}"
+                return f"B is {self.verdict} by {margin} or more"
 
     def _first(self) -> list[tuple[str, str]]:
         """Sentences to read before the verdict."""
@@ -270,6 +277,7 @@ def _state(state: DuelState) -> dict[str, Any]:
         "high": state.high,
         "level": state.level,
         "quadruples": state.quadruples,
+        "sign": state.sign,
         "busy": state.busy,
         "spread": state.spread,
     }

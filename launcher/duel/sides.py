@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal
 
 from launcher import models
@@ -78,6 +79,11 @@ class Pair:
     compares_code: bool = False
     warnings: tuple[str, ...] = ()
     facts: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def run_s(self) -> float:
+        """Seconds that a run measures for, averaged over both sides."""
+        return fmean(side.plan.spec.min_seconds or 0.0 for side in (self.a, self.b))
 
     def side(self, variant: str) -> Side:
         """That of A or B."""

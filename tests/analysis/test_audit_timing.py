@@ -263,7 +263,19 @@ def with_stalls(*where: int, times: float) -> list[float]:
             id="3 of 100 at 5 x",
         ),
         pytest.param(with_stalls(50, times=1.9), [], id="less than 1 % of the throughput"),
-        pytest.param(with_stalls(50, 60, times=1.4), [], id="less than half as long again"),
+        pytest.param(
+            with_stalls(50, 60, 70, 80, times=1.4),
+            ["4 of 100 steps take 1.4 x the others: 1.6 % of the throughput"],
+            id="several, less than half as long again",
+        ),
+        pytest.param(with_stalls(50, 60, times=1.4), [], id="two that take less than 1 % of the throughput"),
+        pytest.param(with_stalls(50, times=1.4), [], id="a single one of less than half as long again"),
+        pytest.param(with_stalls(*range(3, 100, 10), times=1.15), [], id="every tenth, less than 1.2 x"),
+        pytest.param(
+            with_stalls(*range(3, 100, 10), times=1.3),
+            ["10 of 100 steps take 1.3 x the others: 2.9 % of the throughput"],
+            id="every tenth",
+        ),
         pytest.param(with_stalls(*range(0, 100, 9), times=5), [], id="more than 1 of 10 is how the run goes"),
     ],
 )
@@ -309,6 +321,31 @@ def test_drift(slope: float, expected: list[str]) -> None:
 )
 def test_scattered_steps(slow: float, expected: list[str]) -> None:
     assert figures(run(steps=[0.1, 0.1, slow] * 20), rule="scattered steps") == expected
+
+
+HERE_AND_THERE = (0, 3, 4, 9, 11, 17, 20, 21, 29, 33, 34, 40, 47, 51, 52, 58, 63, 70, 77, 81, 82, 90, 91, 97)
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        pytest.param(
+            with_stalls(*HERE_AND_THERE, times=1.1),
+            ["24 of 100 steps, here and there, take 1.10 x the others: two speeds"],
+            id="a quarter at 1.1 x",
+        ),
+        pytest.param(with_stalls(*HERE_AND_THERE, times=1.008), [], id="two groups that no gap parts"),
+        pytest.param(with_stalls(*HERE_AND_THERE[::4], times=1.1), [], id="fewer than a tenth"),
+        pytest.param(noisy(n=80) + [0.11] * 20, [], id="a change is told as one"),
+        pytest.param([0.13] * 4 + noisy(n=20), [], id="so is a warm-up"),
+        pytest.param(with_stalls(*range(3, 100, 10), times=1.3), [], id="and so are stalls"),
+        pytest.param([0.1, 0.1, 0.11] * 20, [], id="a clock with a grain of 10 ms"),
+        pytest.param([0.1] * 60, [], id="all equal"),
+        pytest.param([0.0] * 30 + [0.1] * 30, [], id="zeros"),
+    ],
+)
+def test_two_speeds(steps: list[float], expected: list[str]) -> None:
+    assert figures(run(steps=steps), rule="scattered steps") == expected
 
 
 def test_steps_are_not_scattered_where_only_the_timer_is() -> None:

@@ -160,6 +160,7 @@ def test_within_run() -> None:
             1.5,
             "1 of 19 steps are not finite numbers: the order of steps is lost: no interval",
         ),
+        ([1.0, 2.0, 1.5] * 33, 1.5, "99 steps: at least 100 tell how they correlate: no interval"),
         (list(range(100)), 49.5, "100 steps are worth 1.0 independent ones: no interval"),
     ],
 )

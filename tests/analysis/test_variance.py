@@ -36,7 +36,7 @@ def test_figures_of_a_run() -> None:
 
 
 def test_a_steady_run() -> None:
-    row = one(run(steps=noisy()))
+    row = one(run(steps=noisy(n=100)))
 
     assert row["steady"] is True
     assert row["warmup_steps"] == 0
@@ -47,16 +47,16 @@ def test_a_steady_run() -> None:
 
 
 def test_a_drift_is_a_fraction_of_the_step_over_the_run() -> None:
-    steps = 0.1 + 0.0002 * np.arange(60) + np.tile([1e-5, -1e-5], 30)
+    steps = 0.1 + 0.0002 * np.arange(100) + np.tile([1e-5, -1e-5], 50)
 
     row = one(run(steps=list(steps)))
 
     assert row["steady"] is False
     assert row["warmup_steps"] == 0
-    # 59 times 0.2 ms over a median of 105.9 ms.
-    assert row["drift"] == pytest.approx(59 * 0.0002 / 0.1059, rel=0.005)
+    # 99 times 0.2 ms over a median of 109.9 ms.
+    assert row["drift"] == pytest.approx(99 * 0.0002 / 0.1099, rel=0.005)
     assert row["drift_low"] < row["drift"] < row["drift_high"]
-    assert row["note"] == "drifts by +11 % over 60 steps: no steady state"
+    assert row["note"] == "drifts by +18 % over 100 steps: no steady state"
 
 
 def test_what_the_note_says_the_audit_finds() -> None:

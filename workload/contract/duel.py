@@ -1,17 +1,28 @@
-"""The rule of a duel: is variant B slower than A, faster, or the same? Decided while segments come in. Pure.
+"""The rule of a duel: is variant B slower than A by a margin or more, faster, or the same within it? Pure.
 
 Segments come in quadruples, ABBA or BAAB, each one's order drawn by lot (`order`). A quadruple gives one difference of
 logarithms, free of every steady drift. Where both variants are the same program, the lot alone decides the sign of each
 difference, whatever the machine does: slow waves, throttling and heavy tails change how large differences are, and no
-sign. So evidence is counted as a bet on signs that nobody can win in the long run: for a shift and a stake, the product
-over quadruples of exp(bet) / cosh(bet), with bet = stake x (difference - shift), is a martingale where differences are
-symmetric about the shift, and exceeds 100 at any time in at most 1 of 100 duels (Ville 1939). One may look after every
-quadruple. Any odd function of the difference may be bet: here it is held within limits, as Huber's.
+sign. The verdict rests on the mean of two e-processes for each hypothesis "the difference exceeds `shift`". An
+e-process starts at 1 and, where the hypothesis is false, reaches 40 at any time in at most 1 of 40 duels (Ville 1939),
+so one may look after every quadruple; the mean of two has the same property.
+
+Signs: a bet that nobody can win in the long run. For a shift and a stake, the product over quadruples of exp(bet) /
+cosh(bet), with bet = stake x (difference - shift), is a martingale where differences are symmetric about the shift. Any
+odd function of the difference may be bet: here it is held within limits, as Huber's. Capital at most doubles with each
+quadruple, so a large difference needs as many quadruples as a clear one.
+
+Sizes: the t-test in its anytime form, a mixture of likelihood ratios of normal differences over effects that are a
+multiple of the unknown spread. Its evidence is the smaller of two: with the spread between differences, and with that
+spread pooled with the differences of a variant's own two segments. So quadruples that all begin with a slow segment
+are no evidence. Without normality only the lot is certain: n differences of equal size have one sign with probability
+2 / 2^n, so there is no verdict before the sixth quadruple (3 %).
 
 de la Pena, A general class of exponential inequalities for martingales and ratios, Annals of Probability 27 (1999), for
 symmetric variables; Howard, Ramdas, McAuliffe & Sekhon, Time-uniform, nonparametric, nonasymptotic confidence
-sequences, Annals of Statistics 49 (2021), for intervals and mixtures; Fisher, The Design of Experiments, 1935, for the
-lot.
+sequences, Annals of Statistics 49 (2021), for intervals and mixtures; Wang & Ramdas, Anytime-valid t-tests and
+confidence sequences for Gaussian means with unknown variance (2024); Fisher, The Design of Experiments, 1935, for the
+lot. `python benchmarks/duel.py` simulates the errors.
 """
 
 import random
@@ -20,18 +31,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import groupby
-from math import ceil, exp, expm1, isfinite, log, log1p
+from math import exp, expm1, inf, isfinite, log, log1p, sqrt
 from statistics import median
 
 from workload.contract.text import counted, percent, signed_percent
 
 # Smaller differences are the same for a build that is to be let through or not.
 MARGIN = 0.02
-# Of duels of a program against itself that end in "faster" or "slower", at most this share, by the mathematics above.
-ERROR = 0.02
-# A difference is spoken of where it is surely more than this share of the margin: what sits in the positions themselves
-# (a cold first segment, a timer's grain) is smaller.
-CALLED_FROM = 0.25
+# A verdict is false in at most half of this share of duels, on either side; the interval covers the truth at every look
+# in all but this share.
+ERROR = 0.05
 # Stakes, in the inverse of the spread between two segments of one variant; each has an equal part of the capital. They
 # are best for differences of a fifth of that spread to twice of it.
 STAKES = (0.25, 0.5, 1.0, 2.0)
@@ -41,11 +50,16 @@ LARGEST = 1.5
 MEDIAN_TO_SPREAD = 1 / 0.9539
 # Segments that differ by less than a clock tells: stakes stay finite.
 LEAST_SPREAD = 1e-4
-# With fewer quadruples no difference, however clear, reaches the limit: capital less than doubles with each.
-LEAST_QUADRUPLES = 8
+# With one quadruple fewer, differences of equal size have one sign by lot in 6 % of duels.
+LEAST_QUADRUPLES = 6
+# Inverse variance of the effects, in spreads, over which the likelihood ratio is mixed: effects of about 2 spreads, the
+# ones for which a few quadruples suffice (0.1 and 1 take as many).
+PRIOR = 0.3
 LOG_2 = log(2.0)
 # Fewer differences tell no spread, and so not how many are needed.
 LEAST_FOR_SPREAD = 3
+# Nobody waits for more quadruples: the difference is too near to the margin.
+MOST_EXPECTED = 1000
 # 1 / Phi^-1(3/4): makes the median absolute deviation of a normal sample its standard deviation.
 MAD_TO_SPREAD = 1.4826
 # The middle is that of the latest quadruples: all pairs of 200 are 20,000.
@@ -57,7 +71,7 @@ WIDEST, HALVINGS = log(1000.0), 24
 
 
 class DuelVerdict(StrEnum):
-    """B against A."""
+    """B against A: slower or faster by the margin or more, or the same within the margin."""
 
     SAME = "same"
     SLOWER = "slower"
@@ -82,10 +96,11 @@ class Segment:
 class DuelState:
     """`verdict`: None while more quadruples are needed, about `expected` of them; a verdict stays once it is reached.
 
-    `ratio`: seconds of B over those of A with its interval, that covers the truth at every look in `level` of duels;
-    None where there are too few quadruples. `spread`: by how much segments of one variant differ. `left_out`:
-    quadruples with a segment that has no time. `busy`: segments on a busy machine. `withheld`: the winner of all
-    quadruples, where those without a busy segment do not name it.
+    `sign`: slower or faster by any amount, where that is known. `ratio`: seconds of B over those of A with its
+    interval, which covers the truth at every look in `level` of duels; None where there are too few quadruples.
+    `spread`: by how much segments of one variant differ. `left_out`: quadruples with a segment that has no time.
+    `busy`: segments on a busy machine. `withheld`: the winner of all quadruples, where those without a busy segment do
+    not name it.
     """
 
     verdict: DuelVerdict | None
@@ -101,6 +116,7 @@ class DuelState:
     ended: str | None
     busy: int = 0
     withheld: DuelVerdict | None = None
+    sign: DuelVerdict | None = None
 
     @property
     def interval(self) -> str:
@@ -128,10 +144,10 @@ class DuelState:
         match self.verdict:
             case None:
                 return f"undecided {after} ({self.interval}){about}"
-            case DuelVerdict.SAME:
+            case DuelVerdict.SAME if self.sign is None:
                 return f"B takes the same time as A within {percent(self.margin)} ({self.interval}), {after}"
-            case DuelVerdict.SLOWER | DuelVerdict.FASTER if self.ratio is not None:
-                less_or_more = "longer" if self.verdict is DuelVerdict.SLOWER else "less time"
+            case DuelVerdict.SLOWER | DuelVerdict.FASTER | DuelVerdict.SAME if self.ratio is not None:
+                less_or_more = "longer" if self.ratio > 1 else "less time"
                 return f"B takes {percent(abs(self.ratio - 1))} {less_or_more} than A ({self.interval}), {after}"
         if self.spread is None:
             return f"not decidable: {self.ended} before a quadruple was complete"
@@ -151,33 +167,28 @@ def judge(
 ) -> DuelState:
     """Where the duel stands after these segments; `ended` is why there will be no more (`60 s are over`).
 
-    *same*: the interval lies within the margin; *slower*, *faster*: it lies beyond a quarter of the margin on one side,
-    also without the quadruples in which the machine was busy.
+    *slower*, *faster*: the difference is known to be the margin or more, also without the quadruples in which the
+    machine was busy; *same*: it is known to be less, and `sign` says whether B is known to be slower or faster at all.
     The first quadruple at which one of them holds decides. A last quadruple that is not complete does not count yet.
     Raises ValueError where positions or variants do not follow `order`.
     """
     quadruples, left_out = _quadruples(segments)
-    edge, called, limit = log1p(margin), log1p(CALLED_FROM * margin), log(2 / error)
-    not_faster, not_slower = _Evidence(shift=-edge), _Evidence(shift=edge, sign=-1)
-    slower, faster = _Evidence(shift=called), _Evidence(shift=-called, sign=-1)
-    quiet = {DuelVerdict.SLOWER: _Evidence(shift=called), DuelVerdict.FASTER: _Evidence(shift=-called, sign=-1)}
-    verdict, withheld, used = None, None, 0
+    every = _Claims(margin, error)
+    quiet = _Claims(margin, error) if any(quadruple.busy for quadruple in quadruples) else every
+    verdict, withheld, sign, used = None, None, None, 0
     while verdict is None and used < len(quadruples):
-        quadruple = quadruples[used]
-        for evidence in (not_faster, not_slower, slower, faster, *(() if quadruple.busy else quiet.values())):
-            evidence.add(quadruple)
+        every.add(quadruples[used])
+        if quiet is not every and not quadruples[used].busy:
+            quiet.add(quadruples[used])
         used += 1
-        if not_faster.log_capital > limit and not_slower.log_capital > limit:
-            verdict = DuelVerdict.SAME
-        elif slower.log_capital > limit:
-            verdict = DuelVerdict.SLOWER
-        elif faster.log_capital > limit:
-            verdict = DuelVerdict.FASTER
-        withheld = verdict if verdict in quiet and quiet[verdict].log_capital <= limit else None
-        verdict = None if withheld else verdict
+        winner, known = every.winner, every.sign
+        withheld = winner if winner != quiet.winner else None
+        sign = known if known == quiet.sign else None
+        verdict = DuelVerdict.SAME if every.is_within else None if withheld else winner
     state = _state(quadruples[:used], verdict, margin=margin, error=error, left_out=left_out, ended=ended)
     busy = sum(quadruple.busy for quadruple in quadruples[:used])
-    return replace(state, busy=busy, withheld=withheld, expected=None if withheld else state.expected)
+    expected = None if withheld else state.expected
+    return replace(state, busy=busy, withheld=withheld, expected=expected, sign=sign)
 
 
 # --- from segments to differences
@@ -188,10 +199,13 @@ class _Quadruple:
     """`difference` of logarithms, B less A; `spread`: of one segment, from all quadruples so far; `busy` segments.
 
     Two segments of one variant differ by the machine alone, whatever the lot, so stakes may depend on the spread.
+    `within`: the sum of squares of the two differences within a variant; where segments vary alike and independently,
+    its mean is twice the variance of `difference`.
     """
 
     difference: float
     spread: float
+    within: float
     busy: int = 0
 
 
@@ -212,13 +226,15 @@ def _quadruples(segments: Sequence[Segment]) -> tuple[list[_Quadruple], int]:
             left_out += 1
             continue
         outer_1, inner_1, inner_2, outer_2 = (log(segment.seconds) for segment in four)
-        for difference in (outer_1 - outer_2, inner_1 - inner_2):
+        outer, inner = outer_1 - outer_2, inner_1 - inner_2
+        for difference in (outer, inner):
             insort(apart, abs(difference))
         sign = 1 if pattern == "ABBA" else -1
         quadruples.append(
             _Quadruple(
                 difference=sign * (inner_1 + inner_2 - outer_1 - outer_2) / 2,
                 spread=max(MEDIAN_TO_SPREAD * median(apart), LEAST_SPREAD),
+                within=(outer**2 + inner**2) / 2,
                 busy=sum(segment.is_busy for segment in four),
             )
         )
@@ -226,24 +242,85 @@ def _quadruples(segments: Sequence[Segment]) -> tuple[list[_Quadruple], int]:
 
 
 class _Evidence:
-    """That the difference is above `shift` (below, with `sign` -1), as the capital of who bets on it with 1."""
+    """Evidence (an e-process starting at 1) that the difference exceeds `shift`; with `sign` -1, that it is below."""
 
     def __init__(self, *, shift: float, sign: int = 1) -> None:
         self._shift, self._sign, self._logs = shift, sign, [0.0] * len(STAKES)
+        self._count, self._sum, self._squares, self._within = 0, 0.0, 0.0, 0.0
 
     def add(self, quadruple: _Quadruple) -> None:
-        """Win or lose by one more quadruple."""
-        size = self._sign * (quadruple.difference - self._shift) / quadruple.spread
+        """Count one more quadruple."""
+        difference = self._sign * (quadruple.difference - self._shift)
+        size = difference / quadruple.spread
         for number, stake in enumerate(STAKES):
             bet = stake * max(-LARGEST, min(size, LARGEST))
             # The logarithm of exp(bet) / cosh(bet), without overflow.
             self._logs[number] += bet - abs(bet) - log1p(exp(-2 * abs(bet))) + LOG_2
+        self._count += 1
+        self._sum += difference
+        self._squares += difference**2
+        self._within += quadruple.within
 
     @property
     def log_capital(self) -> float:
-        """Of all stakes together."""
-        largest = max(self._logs)
-        return largest + log(sum(exp(capital - largest) for capital in self._logs) / len(STAKES))
+        """Logarithm of the mean of both e-processes."""
+        sizes = min(self._of_sizes(self._squares, 1), self._of_sizes(self._squares + self._within, 3))
+        return _log_mean([_log_mean(self._logs), sizes])
+
+    def _of_sizes(self, squares: float, each: int) -> float:
+        """Logarithm of the t-test's evidence, from squares of which every quadruple has `each` independent ones.
+
+        The mixture over effects of both signs, times 1 + u / sqrt(2 + u^2): that is twice the chance of an effect above
+        0 by Student's t with 2 degrees of freedom, and below it by the many degrees that the mixture over effects above
+        0 would take.
+        """
+        if self._sum <= 0:
+            return -inf
+        count = self._count
+        rest = squares - self._sum**2 / (count + PRIOR)
+        u = self._sum * sqrt(each * count / rest / (count + PRIOR))
+        ratio = log(PRIOR / (count + PRIOR)) / 2 + each * count / 2 * log(squares / rest)
+        return ratio + log1p(u / sqrt(2 + u**2))
+
+
+class _Claims:
+    """What is known of a difference from some of the quadruples: nothing from fewer than `LEAST_QUADRUPLES`."""
+
+    def __init__(self, margin: float, error: float) -> None:
+        low, high = log1p(-margin), log1p(margin)
+        self._beyond = {DuelVerdict.SLOWER: _Evidence(shift=high), DuelVerdict.FASTER: _Evidence(shift=low, sign=-1)}
+        self._signs = {DuelVerdict.SLOWER: _Evidence(shift=0.0), DuelVerdict.FASTER: _Evidence(shift=0.0, sign=-1)}
+        self._within = (_Evidence(shift=low), _Evidence(shift=high, sign=-1))
+        self._limit, self._count = log(2 / error), 0
+
+    def add(self, quadruple: _Quadruple) -> None:
+        """Count one more quadruple."""
+        self._count += 1
+        for evidence in (*self._beyond.values(), *self._signs.values(), *self._within):
+            evidence.add(quadruple)
+
+    @property
+    def winner(self) -> DuelVerdict | None:
+        """Slower or faster by the margin or more."""
+        return next((verdict for verdict, evidence in self._beyond.items() if self._is_known(evidence)), None)
+
+    @property
+    def sign(self) -> DuelVerdict | None:
+        """Slower or faster by any amount."""
+        return next((verdict for verdict, evidence in self._signs.items() if self._is_known(evidence)), None)
+
+    @property
+    def is_within(self) -> bool:
+        """Whether the difference is known to be less than the margin."""
+        return all(self._is_known(evidence) for evidence in self._within)
+
+    def _is_known(self, evidence: _Evidence) -> bool:
+        return self._count >= LEAST_QUADRUPLES and evidence.log_capital > self._limit
+
+
+def _log_mean(logs: Sequence[float]) -> float:
+    largest = max(logs)
+    return largest + log(sum(exp(one - largest) for one in logs) / len(logs))
 
 
 def _log_capital(quadruples: Sequence[_Quadruple], shift: float, sign: int) -> float:
@@ -265,7 +342,8 @@ def _state(
     left_out: int,
     ended: str | None,
 ) -> DuelState:
-    ends = _interval(quadruples, limit=log(2 / error))
+    is_early = len(quadruples) < LEAST_QUADRUPLES
+    ends = None if is_early else _interval(quadruples, limit=log(2 / error))
     middle = _middle([quadruple.difference for quadruple in quadruples]) if quadruples else None
     if middle is not None and ends:
         middle = min(max(middle, ends[0]), ends[1])
@@ -312,11 +390,13 @@ def _middle(differences: Sequence[float]) -> float:
 
 
 def _needed(quadruples: Sequence[_Quadruple], middle: float | None, *, margin: float, limit: float) -> int | None:
-    """Quadruples that a verdict takes, about: capital grows by gap^2 / (spread^2 + gap^2) / 2 with each."""
+    """Quadruples that a verdict takes, about, by the t-test's evidence; None where they are too many or unknown."""
     if middle is None or len(quadruples) < LEAST_FOR_SPREAD:
         return None
     spread = max(MAD_TO_SPREAD * median(abs(one.difference - middle) for one in quadruples), LEAST_SPREAD)
-    # The nearer verdict: the same, or a difference.
-    gap = max(log1p(margin) - abs(middle), abs(middle) - log1p(CALLED_FROM * margin))
-    growth = min(gap**2 / (spread**2 + gap**2) / 2, LOG_2)
-    return max(LEAST_QUADRUPLES, ceil((limit + log(len(STAKES))) / growth))
+    square = (min(abs(middle - log1p(margin)), abs(middle - log1p(-margin))) / spread) ** 2
+    for count in range(LEAST_QUADRUPLES, MOST_EXPECTED + 1):
+        part = PRIOR / (count + PRIOR)
+        if (log(part) + count * log((1 + square) / (1 + part * square))) / 2 > limit:
+            return count
+    return None

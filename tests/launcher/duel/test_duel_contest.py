@@ -114,9 +114,9 @@ def test_a_duel_ends_as_soon_as_it_is_decided(effect: float, verdict: DuelVerdic
     outcome = machine.fight(TEN_MINUTES)
 
     assert outcome.state.verdict is verdict
-    assert (outcome.state.quadruples, len(outcome.segments), outcome.elapsed_s) == (8, 32, 160.0)
-    assert {machine.order[start : start + 4] for start in range(0, 32, 4)} == {"ABBA", "BAAB"}
-    assert len(machine.heard) == 8
+    assert (outcome.state.quadruples, len(outcome.segments), outcome.elapsed_s) == (6, 24, 120.0)
+    assert {machine.order[start : start + 4] for start in range(0, 24, 4)} == {"ABBA", "BAAB"}
+    assert len(machine.heard) == 6
     assert machine.heard[0].startswith("undecided after 1 quadruple")
 
 
@@ -142,7 +142,7 @@ NOISY = "; segments of one variant differ by "
             TEN_MINUTES,
             30.0,
             8,
-            "8 quadruples, the fewest that decide, take about 16 min, and 10 min were allowed",
+            "6 quadruples, the fewest that decide, take about 12 min, and 10 min were allowed",
             id="hopeless",
         ),
     ],
@@ -256,9 +256,9 @@ SHARE = "--same-within must be a share from 0.1 % to 50 %, as 2%; got "
         ({"same_within": "51%"}, f"{SHARE}'51%'", "--same-within 2%"),
         ({"same_within": "nan%"}, f"{SHARE}'nan%'", "--same-within 2%"),
         (
-            {"max_segments": 31},
-            "a verdict takes 32 segments or more; got --max-segments 31",
-            "--max-segments 32",
+            {"max_segments": 23},
+            "a verdict takes 24 segments or more; got --max-segments 23",
+            "--max-segments 24",
         ),
         (
             {"max_time": "soon"},
@@ -280,6 +280,35 @@ def test_shares(typed: str) -> None:
     budget = make_budget(same_within=typed, max_time="1h", max_segments=32)
 
     assert (budget.margin, budget.max_time_s, budget.max_segments) == (0.02, 3600, 32)
+
+
+@pytest.mark.parametrize(
+    ("max_time_s", "run_s", "warning"),
+    [
+        (72, 3.0, None),
+        (
+            71,
+            3.0,
+            (
+                "no verdict within 1.2 min: 24 runs, the fewest that decide, measure for 1.2 min, and each takes"
+                " seconds to start; --max-time 4m or a shorter --min-seconds would do"
+            ),
+        ),
+        (
+            30,
+            60.0,
+            (
+                "no verdict within 30 s: 24 runs, the fewest that decide, measure for 24 min, and each takes seconds to"
+                " start; --max-time 26m or a shorter --min-seconds would do"
+            ),
+        ),
+        (30, 0.0, None),
+    ],
+)
+def test_a_time_that_is_too_short_is_said_before_the_first_run(
+    max_time_s: float, run_s: float, warning: str | None
+) -> None:
+    assert Budget(max_time_s=max_time_s).warning(run_s) == warning
 
 
 MEMORY = OutOfDeviceMemoryError("the trainer was killed for want of memory", hint="a smaller --batch-size")

@@ -39,6 +39,10 @@ def interrupted(rng: random.Random) -> Callable[[int], float]:
     return level
 
 
+def still(rng: random.Random) -> Callable[[int], float]:
+    return lambda _: rng.gauss(0, 0.001)
+
+
 def noisy(rng: random.Random) -> Callable[[int], float]:
     return lambda _: rng.gauss(0, 0.1)
 
@@ -133,12 +137,57 @@ def constant(pattern: str, a: float, b: float, *, first: int = 0) -> list[Segmen
     ]
 
 
-def test_eight_quadruples_are_the_fewest() -> None:
-    """Capital less than doubles with each, and 100 are needed."""
+def test_six_quadruples_are_the_fewest() -> None:
+    """Whatever the difference is: with one fewer, the lot gives equal differences one sign in 6 % of duels."""
     states = [judge(constant("ABBA" * count, 0.010, 0.011)) for count in (LEAST_QUADRUPLES - 1, LEAST_QUADRUPLES)]
 
     assert [state.verdict for state in states] == [None, DuelVerdict.SLOWER]
+    assert [state.low is None for state in states] == [True, False]
     assert states[1].ratio == pytest.approx(1.1)
+
+
+@pytest.mark.parametrize(
+    ("effect", "verdict", "sign"),
+    [
+        (-0.05, DuelVerdict.FASTER, DuelVerdict.FASTER),
+        (-0.015, DuelVerdict.SAME, DuelVerdict.FASTER),
+        (0.0, DuelVerdict.SAME, None),
+        (0.015, DuelVerdict.SAME, DuelVerdict.SLOWER),
+        (0.05, DuelVerdict.SLOWER, DuelVerdict.SLOWER),
+    ],
+    ids=str,
+)
+def test_the_margin_parts_the_verdicts(effect: float, verdict: DuelVerdict, sign: DuelVerdict | None) -> None:
+    state = judge(segments(still(random.Random(2)), effect=effect))
+
+    assert (state.verdict, state.sign) == (verdict, sign)
+
+
+def test_the_sign_is_known_where_only_the_margin_is_in_doubt() -> None:
+    state = judge(segments(quiet(random.Random(1)), effect=0.02), ended="60 s are over")
+
+    assert (state.verdict, state.sign) == (DuelVerdict.NOT_DECIDABLE, DuelVerdict.SLOWER)
+    assert state.low is not None
+    assert state.high is not None
+    assert 1 < state.low < 1.02 < state.high
+    busy = judge(on_busy(segments(quiet(random.Random(1)), effect=0.02), range(60)), ended="60 s are over")
+    assert (busy.verdict, busy.sign) == (DuelVerdict.NOT_DECIDABLE, None)
+
+
+@pytest.mark.parametrize("pattern", ["ABBA", "BAAB"])
+def test_segments_that_all_take_the_same_time(pattern: str) -> None:
+    """A figure for each field, and no traceback: the spread is that of a clock."""
+    same = judge(constant(pattern * LEAST_QUADRUPLES, 0.010, 0.010))
+    assert (same.verdict, same.sign, same.ratio) == (DuelVerdict.SAME, None, 1.0)
+    assert same.reason.startswith("B takes the same time as A within 2 % (95 %: -")
+
+
+def test_a_slow_segment_at_the_start_of_each_quadruple_is_no_evidence() -> None:
+    """The lot gives six of them one sign in 3 % of duels; even then the segments of A differ as much as A and B do."""
+    slow = [replace(one, seconds=0.0105) if one.position % 4 == 0 else one for one in constant("ABBA" * 8, 0.01, 0.01)]
+
+    assert judge(slow[: 4 * LEAST_QUADRUPLES]).verdict is None
+    assert judge(slow[: 4 * LEAST_QUADRUPLES]).sign is None
 
 
 def test_a_linear_drift_leaves_no_difference() -> None:
@@ -156,32 +205,38 @@ def test_a_linear_drift_leaves_no_difference() -> None:
         pytest.param(
             segments(quiet(random.Random(1))),
             None,
-            "B takes the same time as A within 2 % (98 %: -1.4 % to +1.2 %), after 9 quadruples",
+            "B takes the same time as A within 2 % (95 %: -1.9 % to +1.7 %), after 6 quadruples",
             id="same",
         ),
         pytest.param(
             segments(quiet(random.Random(1)), effect=0.03),
             None,
-            "B takes 2.7 % longer than A (98 %: +0.9 % to +4.9 %), after 8 quadruples",
+            "B takes 2.7 % longer than A (95 %: +2.0 % to +3.4 %), after 20 quadruples",
             id="slower",
         ),
         pytest.param(
             segments(quiet(random.Random(1)), effect=-0.1),
             None,
-            "B takes 9.8 % less time than A (98 %: -11 % to -7.9 %), after 8 quadruples",
+            "B takes 9.6 % less time than A (95 %: -11 % to -8.0 %), after 6 quadruples",
             id="faster",
+        ),
+        pytest.param(
+            segments(still(random.Random(1)), effect=0.01),
+            None,
+            "B takes 1 % longer than A (95 %: +0.8 % to +1.2 %), after 6 quadruples",
+            id="slower by less",
         ),
         pytest.param(
             segments(noisy(random.Random(1)), quadruples=12),
             "60 s are over",
-            "not decidable: 60 s are over after 12 quadruples (98 %: -10 % to +6.0 %); segments of one variant differ "
-            "by 9.9 % themselves; about 23 quadruples more would decide",
+            "not decidable: 60 s are over after 12 quadruples (95 %: -9.8 % to +4.3 %); segments of one variant differ "
+            "by 9.9 % themselves; about 58 quadruples more would decide",
             id="noise",
         ),
         pytest.param(
             segments(quiet(random.Random(1)), quadruples=4),
             None,
-            "undecided after 4 quadruples (no interval yet); about 13 quadruples more would decide",
+            "undecided after 4 quadruples (no interval yet); about 5 quadruples more would decide",
             id="early",
         ),
         pytest.param(
@@ -209,7 +264,7 @@ def test_no_winner_where_only_the_busy_runs_tell() -> None:
     late = judge(on_busy(made, range(3)))
     assert (late.verdict, late.busy, late.withheld) == (DuelVerdict.SLOWER, 3, None)
     assert late.quadruples == judge(made).quadruples + 3
-    assert late.reason.endswith("after 11 quadruples; 3 of 44 runs on a busy machine")
+    assert late.reason.endswith("after 9 quadruples; 3 of 36 runs on a busy machine")
     # Without any there is no winner, and the duel ends undecided.
     never = judge(on_busy(made, range(20)), ended="60 s are over")
     assert (never.verdict, never.withheld, never.busy) == (DuelVerdict.NOT_DECIDABLE, DuelVerdict.SLOWER, 20)
@@ -224,7 +279,7 @@ def test_the_same_on_a_busy_machine_says_so() -> None:
 
 
 def test_a_quadruple_with_a_segment_without_time_is_left_out() -> None:
-    made = segments(quiet(random.Random(1)), effect=0.03, quadruples=20)
+    made = segments(quiet(random.Random(1)), effect=0.05, quadruples=20)
     broken = [
         Segment(position=one.position, variant=one.variant, seconds=math.nan) if one.position == 5 else one
         for one in made
