@@ -46,6 +46,8 @@ ABANDONED_S = 24 * 3600.0
 ATTEMPTS = 3
 # What file systems without hard links answer (FAT, some network and FUSE mounts).
 NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
+# Looks for the end of another writer's claim, which lasts milliseconds; after them the writer must have been killed.
+CLAIM_LOOKS, CLAIM_PAUSE_S = 40, 0.05
 # Flushing a folder is refused by some file systems, and pointless where it may not even be opened.
 CANNOT_FLUSH = (errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EPERM, errno.EBADF)
 # Links are not followed, and opening a FIFO does not wait for its writer. Windows has none of these.
@@ -427,18 +429,22 @@ def _give_name(temporary: Path, path: Path) -> bool:
 
 
 def _claim_name(temporary: Path, path: Path) -> bool:
-    """As `_give_name` where there are no hard links: only who makes the claim's file may give the name."""
+    """Do what `_give_name` does, without hard links: only the process that makes the claim's file gives the name."""
     token = hashlib.sha256(path.name.encode()).hexdigest()[:16]
     claim = path.with_name(f".rooflaunch-{token}.claim")
-    try:
-        claim.open("xb").close()
-    except FileExistsError as error:
-        if path.exists():
-            return False
-        raise ToolError(
-            f"'{path}' is being written by another process, or was by one that was killed",
-            hint=f"run again; if it stays so: rm {shlex.quote(str(claim))}",
-        ) from error
+    for look in range(CLAIM_LOOKS):
+        try:
+            claim.open("xb").close()
+            break
+        except FileExistsError as error:
+            if path.exists():
+                return False
+            if look == CLAIM_LOOKS - 1:
+                raise ToolError(
+                    f"'{path}' is being written by another process, or was by one that was killed",
+                    hint=f"run again; if it stays so: rm {shlex.quote(str(claim))}",
+                ) from error
+            time.sleep(CLAIM_PAUSE_S)
     try:
         if path.exists():
             return False

@@ -163,14 +163,28 @@ def test_a_claim_that_a_killed_writer_left(store: Folder, root: Path, monkeypatc
     monkeypatch.setattr(os, "link", fail_with(errno.EPERM))
     claim = root / ".rooflaunch-2d711642b726b044.claim"
     claim.touch()
-    with pytest.raises(ToolError) as caught:
+    waits: list[float] = []
+    with monkeypatch.context() as patch, pytest.raises(ToolError) as caught:
+        patch.setattr(time, "sleep", waits.append)
         store.write("x", b"1", if_absent=True)
+    assert sum(waits) == pytest.approx(1.95)
     assert caught.value.report() == (
         f"error: '{root}/x' is being written by another process, or was by one that was killed\n"
         f"hint: run again; if it stays so: rm {claim}"
     )
     old_s = time.time() - ABANDONED_S - 60
     os.utime(claim, (old_s, old_s))
+    assert store.write("x", b"1", if_absent=True) is True
+    assert names_in(root) == ["x"]
+
+
+def test_the_end_of_another_writers_claim_is_waited_for(
+    store: Folder, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "link", fail_with(errno.EPERM))
+    claim = root / ".rooflaunch-2d711642b726b044.claim"
+    claim.touch()
+    monkeypatch.setattr(time, "sleep", lambda _: claim.unlink())
     assert store.write("x", b"1", if_absent=True) is True
     assert names_in(root) == ["x"]
 
