@@ -1,4 +1,4 @@
-"""One line of `launch doctor`: what was checked, and the result."""
+"""Results of `launch doctor`: each check is a line with what was checked and how it stands."""
 
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -15,7 +15,7 @@ class Health(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One check: its name, what was found, and the cure. `part`: `docker`, `gpu`, or a backend's name."""
+    """Result of a check: its name, what was found, and the cure. `part`: `docker`, `gpu`, or a backend's name."""
 
     part: str
     name: str

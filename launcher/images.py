@@ -48,7 +48,7 @@ PIP_DEFAULT = "pip"
 
 @dataclass(frozen=True, kw_only=True)
 class Flavour:
-    """One row of images.toml. Versions as their makers write them, `capabilities` as `8.9`."""
+    """A row of images.toml. Versions as their makers write them, `capabilities` as `8.9`."""
 
     name: str
     summary: str
@@ -190,7 +190,7 @@ def make_recipe(
 
 
 def write_digest(path: Path, flavour: str, digest: str) -> None:
-    """Write `digest` into the row of `flavour`; the rest of the file stays as it is."""
+    """Write `digest` into the row of `flavour`; change nothing else in the file."""
     text = path.read_text(encoding="utf-8")
     row = re.compile(rf'(^\[{re.escape(flavour)}\]$.*?^digest = )"[^"\n]*"', re.MULTILINE | re.DOTALL)
     path.write_text(row.sub(rf'\g<1>"{digest}"', text, count=1), encoding="utf-8")

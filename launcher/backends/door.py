@@ -156,7 +156,7 @@ class Removed:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What a backend is asked to run. `token`: hex digits that make the job's name unique.
+    """Work that a backend is asked to run. `token`: hex digits that make the job's name unique.
 
     `task`: the runs of a sweep that one machine works through. Without a task the machine runs the resolved spec
     `repeats` times.
@@ -204,7 +204,7 @@ class Plan(Protocol):
         """Maximum number of times that the job is started if the place takes machines back."""
 
     def renamed(self, request: Request) -> Self:
-        """The same plan as a job of its own, under the name in `request`."""
+        """Copy of the plan as a job of its own, under the name in `request`."""
 
     def text(self, width: int | None = None) -> str:
         """Text for the user before anything costs money: machine, price, limit, and what the plan cannot promise."""
@@ -271,7 +271,7 @@ class Machines(Protocol):
 
 
 class Backend(Protocol):
-    """One kind of place.
+    """A kind of place, such as a cloud or a cluster.
 
     The module `options` of a backend's package has `COMMAND` and two dataclasses. The fields of `Options` become the
     options of `launch NAME`. `Where` selects the place, in the same way for every command. `launcher.choice.choice`

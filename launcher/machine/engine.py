@@ -122,7 +122,7 @@ class ContainerEnd:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineEvent:
-    """One message of a build or a push: text of a step, id of an image, digest, or the error that ended it."""
+    """A message of a build or a push: text of a step, id of an image, digest, or the error that ended it."""
 
     text: str = ""
     image_id: str = ""

@@ -109,7 +109,7 @@ def work_through(
 
 
 def repeated(spec: RunSpec, plan_of: PlanOf) -> LocalOutcome:
-    """One outcome for the repeats of one configuration, each in a process or a container of its own.
+    """Run the repeats of one configuration, each in a process or a container of its own; return one outcome for all.
 
     The first repeat that fails ends them.
     """
@@ -123,7 +123,7 @@ def repeated(spec: RunSpec, plan_of: PlanOf) -> LocalOutcome:
 
 
 class _Work:
-    """What the runs of a task so far imply for those that follow."""
+    """State of a task: the results so far that matter for the runs to come."""
 
     def __init__(self, task: Task, done: Mapping[str, str], settle_to_c: float | None) -> None:
         self._task, self._done = task, done

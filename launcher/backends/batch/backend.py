@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Region:
-    """One region of one project, with the settings of Google Cloud."""
+    """A region of a project, with the settings of Google Cloud."""
 
     region: str
     settings: Settings

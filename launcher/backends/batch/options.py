@@ -88,6 +88,6 @@ class Options:
     subnetwork: str | None = _as_gcp("subnetwork")  # type: ignore[assignment]
 
     def for_vm(self, zones: tuple[str, ...]) -> VmOptions:
-        """The same options for `launch gcp`, in these zones and no others."""
+        """Options for `launch gcp` with the same values, in these zones and no others."""
         shared = {name: getattr(self, name) for name in _VM if hasattr(self, name)}
         return VmOptions(**{**shared, "zones": zones, "fallback": False})

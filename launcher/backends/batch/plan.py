@@ -83,7 +83,7 @@ class BatchPlan:
         return 1
 
     def renamed(self, request: Request) -> "BatchPlan":
-        """The same plan with `request`, as a job of its own."""
+        """Copy of the plan with `request`, as a job of its own."""
         vm = replace(self.vm.request, spec=request.spec, script=request.script)
         return replace(self, request=request, vm=self.vm.renamed(vm))
 

@@ -33,7 +33,7 @@ JOB_ID = re.compile(r"[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?")
 
 @dataclass(frozen=True, kw_only=True)
 class BatchJob:
-    """One job. `launches`: name of each task's launch, in the order of tasks; `tasks`: number of tasks by state.
+    """A job. `launches`: name of each task's launch, in the order of tasks; `tasks`: number of tasks by state.
 
     `events`: what Batch says happened, oldest first. `labels`: the labels that we gave the job.
     """
@@ -54,9 +54,10 @@ class BatchJob:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchTask:
-    """One task of a job.
+    """A task of a job.
 
-    `began_s`: start of its latest run; `codes`: its exit codes, oldest first; `zone`: if known.
+    `began_s`: start of its latest run, in seconds since 1970. `codes`: its exit codes, oldest first. `zone`: empty if
+    unknown.
     """
 
     index: int

@@ -62,7 +62,7 @@ ENDPOINTS = ("GCE_METADATA_HOST", "STORAGE_EMULATOR_HOST", "ROOFLAUNCH_COMPUTE_E
 
 
 class Boot:
-    """One boot of this VM. `home`: the launch's folder."""
+    """A single boot of this VM. `home`: the launch's folder."""
 
     def __init__(self, home: Path) -> None:
         self.home = home

@@ -93,7 +93,7 @@ class CloudClock:
 
 @dataclass(frozen=True, kw_only=True)
 class _Clients:
-    """One client per kind of resource, created when first used. Safe to share between threads."""
+    """The library's clients, one for each kind of resource, created when first used. Safe to share between threads."""
 
     credentials: Any
     endpoint: str | None

@@ -31,7 +31,7 @@ class Driver(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class VmImage:
-    """A family of Compute Engine images, of which a VM boots the newest; with `is_family` False, one image.
+    """An image family of Compute Engine, of which a VM boots the newest image; with `is_family` False, a single image.
 
     `signed`: whether its driver loads under Secure Boot; None if unknown.
     """
@@ -64,7 +64,7 @@ class MachineType:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuOffer:
-    """One row of gpus.toml with its prices. `accelerator`: None if the machine type has the GPUs built in.
+    """A row of gpus.toml with its prices. `accelerator`: None if the machine type has the GPUs built in.
 
     `sku`, `series`: names of GPU and machine in Google's price list; None if the price is not computed from SKUs here.
     `device`: name of the GPU among the vendors' peaks (workload/contract/peaks.toml).

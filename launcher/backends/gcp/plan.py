@@ -36,7 +36,7 @@ class VmPlan(PlannedVm):
     """The complete plan of a launch, as its user reads it and as `submit` sends it."""
 
     def renamed(self, request: Request) -> "VmPlan":
-        """The same plan with `request`, as a launch of its own."""
+        """Copy of the plan with `request`, as a launch of its own."""
         return replace(self, request=request)
 
     def launched(self, now: datetime, *, image: str) -> "VmPlan":

@@ -48,7 +48,7 @@ class QuotaFault:
 
 @dataclass(frozen=True, kw_only=True)
 class OperationFault:
-    """One error of an operation. `zones_available`: zones with a free machine right now, if the cloud named them."""
+    """An error of an operation. `zones_available`: zones with a free machine right now, if the cloud named them."""
 
     code: str
     message: str
