@@ -93,7 +93,7 @@ def render(checks: Sequence[Check]) -> str:
 
 
 def exit_code(checks: Sequence[Check]) -> ExitCode:
-    """4 if there is a problem, else 0."""
+    """Exit code of `launch doctor`: 4 if there is a problem, else 0."""
     return ExitCode.TOOL if any(check.state is Health.PROBLEM for check in checks) else ExitCode.DONE
 
 

@@ -96,7 +96,7 @@ class Output:
 
 @dataclass(frozen=True, kw_only=True)
 class Tried:
-    """A zone that did not have the machines, or may not have them. `code`: the place's own error code."""
+    """A zone that did not have the machines, or in which they are not allowed. `code`: error code of the place."""
 
     zone: str
     code: str

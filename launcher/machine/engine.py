@@ -258,7 +258,7 @@ class Engine:
                 # Attach before the start, so that no line is lost.
                 stream = created.attach(stdout=True, stderr=True, stream=True, demux=True)
                 # Standard input ends with this process, even after SIGKILL, which makes the trainer end in order.
-                with suppress(Exception):  # not over every kind of connection
+                with suppress(Exception):  # impossible over some kinds of connection
                     lifeline = created.attach_socket(params={"stdin": 1, "stream": 1})
                 created.start()
             yield Running(created, stream)

@@ -20,7 +20,7 @@ class Trainer(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Watcher:
-    """Callbacks of a run: they receive its messages, and get its trainer to stop it. The caller handles signals itself.
+    """Callbacks that receive a run's messages and its trainer, to stop it. Their provider handles signals itself.
 
     `on_started` and `on_ended` are called for the timing run, and again for the container of the profile pass; a
     process profiles itself. `on_bundle` is called as soon as the bundle's folder exists. A process's messages come from

@@ -37,7 +37,7 @@ OURS = frozenset({"rooflaunch", "workload"})
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Place where the script's imports must be installed.
+    """Python or image in which the script's imports must be installed.
 
     `has`: whether the place is known to have a package. `unknown`: text of the plan for packages not known to be there.
     """

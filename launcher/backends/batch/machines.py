@@ -124,7 +124,7 @@ class BatchMachines:
         return Output(text=new.decode(errors="replace"), next_start=start + len(new))
 
     def phases(self, machine: Machine) -> Mapping[str, str]:
-        """{}: the first heartbeat comes within a second of the task's start."""
+        """Always empty: the first heartbeat comes within a second of the task's start."""
         del machine
         return {}
 

@@ -149,9 +149,9 @@ class Boot:
         try:
             self.ask(f"guest-attributes/rooflaunch/{phase}", tell=at)
         except SystemExit:
-            print("guest attributes cannot be written", flush=True)  # a project can switch them off
+            print("guest attributes cannot be written", flush=True)  # a project can disable guest attributes
 
-    # What a run needs.
+    # Preparation of the run.
 
     def install_driver(self) -> None:
         """Install the driver with Google's installer, which restarts the machine; the boot then starts over."""

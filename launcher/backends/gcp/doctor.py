@@ -535,7 +535,7 @@ def _role_check(
     return GCP.ok(name, ", ".join(sorted(role for role in held if asked.permissions([role]) & set(needed))))
 
 
-# Lines.
+# Checks for common cases.
 
 
 def _failed(name: str, error: RooflaunchError) -> Check:

@@ -16,7 +16,7 @@ from workload.contract.errors import ToolError, UsageError
 from workload.contract.prices import Listed
 
 TABLE = Path(__file__).with_name("gpus.toml")
-# A VM that is deleted within 7 days, on demand or spot, may take preemptible quota and needs none of it:
+# A VM that is deleted within 7 days, on demand or spot, may use preemptible quota, but standard quota is enough too:
 # https://cloud.google.com/compute/docs/release-notes (2024-06-18), docs.cloud.google.com/compute/resource-usage
 PREEMPTIBLE_S = 7 * 86400
 

@@ -71,7 +71,7 @@ class Guest:
             return False
 
     def await_preemption(self, is_over: Callable[[float], bool]) -> bool:
-        """Wait for a preemption: True. False once `is_over` is true, which is called if the server does not answer."""
+        """Wait until the VM is preempted; False if `is_over`, called while the server is silent, is true first."""
         tag: str | None = None
         while True:
             try:
@@ -84,7 +84,7 @@ class Guest:
                 return True
 
     def comes_back(self) -> bool:
-        """False: the VM is not restarted, as `--rerun-preempted` makes a launch of its own."""
+        """Always False: the VM is not restarted, as `--rerun-preempted` makes a launch of its own."""
         return False
 
     def created_s(self) -> float | None:

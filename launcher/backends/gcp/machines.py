@@ -91,7 +91,7 @@ class ComputeMachines:
         silent = dict.fromkeys((*vms.unreachable, *disks.unreachable))
         return Listing(there=(*left_vms, *left_disks), unreachable=tuple(silent))
 
-    # Looking.
+    # Look-ups.
 
     def _ours(self) -> Listing[Machine]:
         """Every VM of a launch, sorted by name. A VM that somebody else gave our label is left out."""
@@ -146,7 +146,7 @@ class ComputeMachines:
         why = "the cloud took the spot VM back" if preempted else ""
         return Machine(name=name, zone=zone, condition=Condition.GONE, preempted=preempted, why=why)
 
-    # Ending.
+    # Deletions.
 
     def _remove_vms(self, vms: Sequence[tuple[str, str]]) -> list[Removed]:
         """Delete these VMs (zone, name).

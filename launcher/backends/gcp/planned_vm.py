@@ -15,7 +15,7 @@ from launcher.jobs.records import Price, Request, region_of
 from workload.contract.spec import Profile, RunSpec
 
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
-# From the insert to a usable driver, as published: 3 min 35 s; installing the driver takes 5 to 10 min more (middle).
+# From the insert to a usable driver, as published: 3 min 35 s. Installing the driver adds the middle of 5 to 10 min.
 USABLE_S = {Driver.PREINSTALLED: 215, Driver.NONE: 215, Driver.INSTALL: 665}
 # Assumed, not measured: pulling the image, starting a process with its ceilings, a step, a profile, a download.
 PULL_S, START_S, STEP_S, PROFILE_S, DOWNLOAD_S = 120, 60, 0.3, 180, 60

@@ -226,7 +226,10 @@ class _Provisioning:
         return self._fits("all regions", {GLOBAL_QUOTA: quota})
 
     def _region_allows(self, region: str) -> bool:
-        """Whether the region's quotas allow the VM; read once per region. True if the cloud does not tell the quota."""
+        """Whether the region's quotas allow the VM. True if the cloud does not tell the quota: then the insert decides.
+
+        Quotas are read once per region; for a later zone of the region the result is True.
+        """
         request = self._plan.request
         if region in self._asked or not request.gpu_count:
             return True
@@ -410,7 +413,7 @@ class _Provisioning:
         return NoCapacityError(message, hint=self._what_next())
 
     def _what_next(self) -> str:
-        """Quotas are asked for, machines are waited for or looked for elsewhere."""
+        """Hint for the user: request quota, or wait for a machine, or look for one elsewhere."""
         if all(tried.code.startswith("QUOTA") for tried in self._tried):
             page = f"https://console.cloud.google.com/iam-admin/quotas?project={self._plan.settings.project}"
             return f"ask for more at {page}; launch doctor gcp shows what each region has"

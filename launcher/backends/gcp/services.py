@@ -33,7 +33,7 @@ class ServiceAccount:
 
 
 class ForbiddenError(ToolError):
-    """The asking account lacks the permission to know."""
+    """The user's account lacks the permission to read this."""
 
 
 class DisabledError(ToolError):
