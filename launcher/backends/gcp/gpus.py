@@ -31,7 +31,7 @@ class Driver(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class VmImage:
-    """An image family of Compute Engine, of which a VM boots the newest image; with `is_family` False, a single image.
+    """An image family of Compute Engine, whose newest image a VM boots; with `is_family` False, a single image.
 
     `signed`: whether its driver loads under Secure Boot; None if unknown.
     """
