@@ -1,1 +1,1 @@
-"""`launch`: plans a run, sends it somewhere and brings it home."""
+"""`launch`: plan a run, send it to a machine and bring its results home."""

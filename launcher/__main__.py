@@ -1,4 +1,4 @@
-"""`launch`: the launcher's door, and the only place that prints an error."""
+"""Entry point of `launch`, and the only place that prints an error."""
 
 import sys
 
@@ -7,7 +7,7 @@ from workload.contract.errors import ExitCode, RooflaunchError, ToolError
 
 
 def main() -> int:
-    """Run `launch` with the arguments of this process; returns its exit code."""
+    """Run `launch` with the arguments of this process; return its exit code."""
     return door.enter(_run)
 
 

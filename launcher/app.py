@@ -1,4 +1,4 @@
-"""The commands of `launch`: their options. What one does is imported when it runs.
+"""The commands of `launch` with their options. The code of a command is imported when it runs.
 
 Nothing heavy may be imported here: `launch --help` loads neither google nor docker nor engines nor images.
 """

@@ -1,4 +1,4 @@
-"""`launch build`: an image from a recipe, unless the engine has it; then its registry, if asked."""
+"""`launch build`: build an image from a recipe, unless the engine has it, and push it if asked."""
 
 import os
 import re
@@ -18,12 +18,12 @@ from workload.contract.errors import RooflaunchError, ToolError, UsageError
 from workload.contract.invocation import as_typed
 from workload.contract.text import printable, printable_lines
 
-# Enough to see what a failing command said.
+# Number of output lines that a failed build shows.
 LAST_LINES = 15
 # PyTorch with CUDA is 6 GB in an image, and the builder holds a layer twice while it commits it.
 NEEDED_BYTES = 14 * 10**9
 STEP_WIDTH = 100
-# What a step of docker/Dockerfile does, by the beginning of its command; a test looks for each that takes time.
+# Purpose of a step of docker/Dockerfile, by the start of its command. A test covers each step that takes time.
 WORDS = (
     (r"FROM ", "the base image"),
     (r"RUN apt-get ", "packages of the system"),
@@ -35,12 +35,12 @@ WORDS = (
     (r"RUN python .*compileall", "the trainer"),
     (r"RUN python -m ensurepip", "the script's packages"),
 )
-# Settings and copies: they take no time, and say nothing to who waits.
+# Settings and copies take no time and tell a waiting user nothing.
 SILENT = re.compile(r"(ARG|ENV|LABEL|WORKDIR|USER|ENTRYPOINT|CMD|COPY|SHELL|VOLUME|STOPSIGNAL) ")
 BAR_WIDTH = 20
-# Narrower terminals have no room for it.
+# Narrower terminals have no room for the bar.
 BAR_FROM = 60
-# What an engine says of a registry that it cannot reach.
+# Texts of an engine's error if it cannot reach a registry.
 UNREACHABLE = (
     "dial tcp",
     "no such host",
@@ -58,7 +58,7 @@ STEP = re.compile(r"^Step (\d+)/(\d+) : (.*)")
 
 @dataclass(frozen=True, kw_only=True)
 class Built:
-    """What a build gave; `digest` is the registry's and empty until the image is pushed."""
+    """Result of a build. `digest`: the registry's digest; empty until the image is pushed."""
 
     flavour: str
     tag: str
@@ -77,7 +77,7 @@ class Built:
         return asdict(self)
 
     def text(self) -> str:
-        """A line per fact."""
+        """Text with a line per fact."""
         base = self.base_digest or "no digest: the tag's content on the day of the build (launch build --pin)"
         lines = {
             "image": self.tag + (" (built before; nothing has changed)" if self.cached else ""),
@@ -93,15 +93,15 @@ class Built:
 
 
 class BuildFailedError(ToolError):
-    """Its message has a line for each of the last that the failing step said."""
+    """Failed build. The message has the last lines of the failing step's output."""
 
     def report(self) -> str:
-        """As for every error, with these lines kept."""
+        """Text for the user, with the message's line breaks kept."""
         return f"error: {printable_lines(str(self))}\nhint: {printable(as_typed(self.hint))}"
 
 
 def build(engine: Engine, recipe: Recipe, *, network: str | None = None, cached: bool = True) -> Built:
-    """The image of a recipe; one that the engine has under the recipe's tag is not built again."""
+    """Build the image of a recipe. An image that the engine has under the recipe's tag is not built again."""
     began_s = time.monotonic()
     existing = engine.image(recipe.tag) if cached else None
     if existing is None:
@@ -119,7 +119,7 @@ def build(engine: Engine, recipe: Recipe, *, network: str | None = None, cached:
 
 
 def logged(tag: str, events: Iterator[EngineEvent]) -> str:
-    """Show and log a build of that tag to its end; returns the image's id. Raises `ToolError`."""
+    """Show and log a build of this tag to its end; return the image's id. Raises `ToolError`."""
     log = log_path(tag)
     print(f"building {tag}; log: {log}", file=sys.stderr)
     with _opened(log) as written:
@@ -127,12 +127,12 @@ def logged(tag: str, events: Iterator[EngineEvent]) -> str:
 
 
 def held(recipe: Recipe, image: Image) -> Built:
-    """An image for this code that the engine has, whatever it was built on."""
+    """`Built` for an image for this code that the engine has, on any base."""
     return replace(_built(recipe, image, seconds=0.0, cached=True), tag=image.name)
 
 
 def held_as(image: Image, base: Image) -> Built:
-    """An image that the engine has, made from another."""
+    """`Built` for an image of the engine that was made from `base`."""
     return Built(
         flavour=image.labels.get(images.FLAVOUR_LABEL, ""),
         tag=image.name,
@@ -149,12 +149,12 @@ def held_as(image: Image, base: Image) -> Built:
 
 
 def platform_of_a_vm(engine: Engine) -> str:
-    """What an image for a VM has to be built for, as a recipe says it: nothing where this engine does so anyway."""
+    """Platform of an image for a VM, as in a recipe; empty if the engine builds for it by default."""
     return "" if engine.architecture in ("", images.VM_ARCHITECTURE) else f"linux/{images.VM_ARCHITECTURE}"
 
 
 def push(engine: Engine, built: Built, repository: str) -> Built:
-    """Push to `repository` (`HOST/PROJECT/NAME`, no tag); the result has the digest that the registry gave.
+    """Push to `repository` (`HOST/PROJECT/NAME`, no tag); the result has the registry's digest.
 
     Raises `ToolError` for an image that no VM could run.
     """
@@ -180,7 +180,7 @@ def push(engine: Engine, built: Built, repository: str) -> Built:
 
 
 def pin(engine: Engine, flavour: Flavour) -> str:
-    """Ask the registry for the digest of the flavour's base and write it into images.toml; returns it."""
+    """Ask the registry for the digest of the flavour's base, write it into images.toml, and return it."""
     digest = engine.registry_digest(flavour.base)
     if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
         raise ToolError(
@@ -191,7 +191,7 @@ def pin(engine: Engine, flavour: Flavour) -> str:
 
 
 def require_repository(repository: str | None) -> str:
-    """Where `--push` goes, or `UsageError`."""
+    """Repository for `--push`. Raises `UsageError` if it is missing or has a tag."""
     if not repository or ":" in repository.rpartition("/")[2] or "/" not in repository:
         raise UsageError(
             f"--push needs a repository without a tag; got '{repository or ''}'",
@@ -201,7 +201,7 @@ def require_repository(repository: str | None) -> str:
 
 
 def log_path(tag: str) -> Path:
-    """Where the build of `tag` is logged: the user's cache folder."""
+    """Path of the log for a build of `tag`, in the user's cache folder."""
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(cache).expanduser() / "rooflaunch" / f"build-{tag.replace(':', '-')}.log"
 
@@ -240,7 +240,7 @@ def _events(engine: Engine, recipe: Recipe, *, network: str | None, cached: bool
 
 
 def _follow(events: Iterator[EngineEvent], log: TextIO, path: Path) -> str:
-    """Log and show a build; returns the image's id. Raises `ToolError` with what the failing step said."""
+    """Log and show a build; return the image's id. Raises `ToolError` with the output of the failing step."""
     shown, last, step, image_id = _Shown(sys.stderr), deque[str](maxlen=LAST_LINES), "the start", ""
     hint = f"the whole log: {path}"
     try:
@@ -270,7 +270,7 @@ def _follow(events: Iterator[EngineEvent], log: TextIO, path: Path) -> str:
 
 
 def _around(error: str) -> str:
-    """What helps where a registry cannot be reached, or another machine's programs cannot run."""
+    """Hint if a registry cannot be reached, or if another machine's programs cannot run; else empty."""
     if "exec format error" in error:
         return f"{EMULATION}; "
     if not any(sign in error for sign in UNREACHABLE):
@@ -300,7 +300,7 @@ def _built(recipe: Recipe, image: Image, *, seconds: float, cached: bool) -> Bui
 
 
 class _Shown:
-    """Progress on stderr: each step a line; on a terminal the newest output below it, in one line with a bar."""
+    """Progress on stderr: a line for each step; on a terminal also the newest output, in one line with a bar."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

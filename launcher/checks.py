@@ -1,4 +1,4 @@
-"""One line of `launch doctor`: what was looked at, and how that stands."""
+"""Results of `launch doctor`: each check is a line with what was checked and how it stands."""
 
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Health(StrEnum):
-    """`note`: nothing to repair, and worth knowing."""
+    """Result of a check. `note`: worth knowing, but nothing to repair."""
 
     OK = "ok"
     NOTE = "note"
@@ -15,7 +15,7 @@ class Health(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """What was looked at, what was found, and what to do about it. `part`: `docker`, `gpu`, or a backend's name."""
+    """Result of a check: its name, what was found, and the cure. `part`: `docker`, `gpu`, or a backend's name."""
 
     part: str
     name: str
@@ -30,18 +30,18 @@ class Check:
 
 @dataclass(frozen=True)
 class CheckPart:
-    """Makes the checks of one part."""
+    """Factory of the checks of one part."""
 
     name: str
 
     def ok(self, name: str, found: str) -> Check:
-        """All is well."""
+        """Check without a problem."""
         return Check(part=self.name, name=name, state=Health.OK, found=found)
 
     def note(self, name: str, found: str, cure: str = "") -> Check:
-        """Nothing to repair, and worth knowing."""
+        """Check that is worth knowing, with nothing to repair."""
         return Check(part=self.name, name=name, state=Health.NOTE, found=found, cure=cure)
 
     def problem(self, name: str, found: str, cure: str) -> Check:
-        """What keeps runs from going well."""
+        """Check that found a problem for runs."""
         return Check(part=self.name, name=name, state=Health.PROBLEM, found=found, cure=cure)

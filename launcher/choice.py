@@ -1,4 +1,4 @@
-"""How a backend declares its command: a dataclass whose fields are options. Standard library only."""
+"""Declaration of a backend's command: a dataclass whose fields are options. Standard library only."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,10 +9,11 @@ _REQUIRED: Any = object()
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """What `launch <backend>` says of itself. `noun`: its machine in a sentence; `sent_to`: who gets a request.
+    """Description of `launch <backend>`. `noun`: word for its machine; `sent_to`: the receiver of a request.
 
-    `one_machine`: its options name a machine, where others name a kind of machine of which one can have several.
-    `is_fresh`: its machines are made for the launch: they hold no folder of the user's, and an image from a registry.
+    `one_machine`: the options name one machine, while other backends' options name a kind of machine, of which there
+    may be several. `is_fresh`: machines are created for the launch: they have no folder of the user, and get their
+    image from a registry.
     """
 
     help: str
@@ -32,15 +33,15 @@ def choice(
     typed_default: str | None = None,
     **shown: Any,
 ) -> Any:
-    """A field of a backend's dataclass that is an option, with its help text; without a default it is required.
+    """Dataclass field that is an option, with its help text; required if it has no default.
 
-    `flag`: other than the field's name. `parse`: from the text that is typed, `typed_default` unless it is. `shown`:
-    further arguments of `typer.Option`.
+    `flag`: name of the option if not made from the field's. `parse`: makes the value from the typed text, or from
+    `typed_default` if the option is absent. `shown`: further arguments of `typer.Option`.
     """
     metadata = {"help": text, "flag": flag, "parse": parse, "typed_default": typed_default, "shown": shown}
     return field(metadata=metadata) if default is _REQUIRED else field(default=default, metadata=metadata)
 
 
 def flag_of(item: Any) -> str:
-    """`--max-cost`: the option that a field is."""
+    """Option that belongs to a field, as `--max-cost`."""
     return item.metadata["flag"] or "--" + str(item.name).replace("_", "-")

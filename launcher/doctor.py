@@ -1,4 +1,4 @@
-"""`launch doctor`: what a run needs from this machine, looked at one by one."""
+"""`launch doctor`: check one by one what a run needs from this machine."""
 
 import platform
 import re
@@ -30,7 +30,7 @@ DOCKER, GPU = checks.CheckPart(DoctorPart.DOCKER), checks.CheckPart(DoctorPart.G
 
 @dataclass(frozen=True, kw_only=True)
 class SeenGpu:
-    """A GPU as nvidia-smi shows it; `capability` is (major, minor)."""
+    """A GPU as nvidia-smi shows it. `capability`: (major, minor)."""
 
     name: str
     capability: tuple[int, int]
@@ -40,7 +40,7 @@ class SeenGpu:
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorPorts:
-    """What is reached out to; a test has a machine of its own. `tool` gives None for a program that is absent."""
+    """Connections to the machine, which a test replaces. `tool`: returns None for a program that is absent."""
 
     tool: Callable[[Sequence[str]], str | None]
     connect: Callable[[], Engine]
@@ -49,7 +49,7 @@ class DoctorPorts:
 
 
 def real_ports() -> DoctorPorts:
-    """The machine that we are on."""
+    """Connections to this machine."""
     return DoctorPorts(
         tool=run_tool,
         connect=docker_engine.connect,
@@ -65,9 +65,9 @@ def examine(
     named: bool = True,
     checks_of: Callable[[str], Iterable[Check]] = lambda _: (),
 ) -> list[Check]:
-    """Every check of these parts, in order; a check that cannot go on ends its part. `checks_of`: a backend's.
+    """Checks of these parts, in order. A check that cannot go on ends its part. `checks_of`: the checks of a backend.
 
-    `named`: the user named the parts; else a machine without a GPU is nothing to repair.
+    `named`: the user named the parts; if not, a missing GPU is nothing to repair.
     """
     host = host or real_ports()
     checks: list[Check] = []
@@ -83,7 +83,7 @@ def examine(
 
 
 def render(checks: Sequence[Check]) -> str:
-    """A line per check, the cure below it."""
+    """Text with a line per check, and the cure below it."""
     width = max(len(check.name) for check in checks)
     lines = []
     for check in checks:
@@ -93,12 +93,12 @@ def render(checks: Sequence[Check]) -> str:
 
 
 def exit_code(checks: Sequence[Check]) -> ExitCode:
-    """4 if there is a problem."""
+    """Exit code of `launch doctor`: 4 if there is a problem, else 0."""
     return ExitCode.TOOL if any(check.state is Health.PROBLEM for check in checks) else ExitCode.DONE
 
 
 def run_tool(command: Sequence[str]) -> str | None:
-    """What a program prints; None where it is absent, fails or hangs."""
+    """Standard output of a program; None if the program is absent, fails or hangs."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TOOL_LIMIT_S, check=False)
     except (OSError, subprocess.SubprocessError):
@@ -107,7 +107,7 @@ def run_tool(command: Sequence[str]) -> str | None:
 
 
 def find_ncu() -> str | None:
-    """Nsight Compute's command line on this machine: from PATH, else the newest in its usual folders."""
+    """Path of Nsight Compute's command line: from PATH, else the newest in its usual folders; None if there is none."""
     if on_path := shutil.which("ncu"):
         return on_path
     usual = (path for pattern in NCU_FOLDERS for path in sorted(Path("/").glob(pattern[1:]), reverse=True))
@@ -175,7 +175,7 @@ def _image_checks(engine: Engine) -> Iterator[Check]:
 
 
 def _leftover_check(engine: Engine) -> Check:
-    """Containers that a launcher which was killed has left behind."""
+    """Check for containers left behind by a launcher that was killed."""
     left = [name for name, _ in engine.containers(containers.RUN_LABEL)]
     if left:
         return DOCKER.note("containers", f"of earlier runs: {', '.join(left)}", f"docker rm -f {' '.join(left)}")
@@ -193,7 +193,7 @@ def _gpu_checks(host: DoctorPorts, *, needed: bool) -> Iterator[Check]:
         return
     for index, gpu in enumerate(gpus):
         yield GPU.ok(f"GPU {index}", f"{gpu.name}, compute capability {_dotted(gpu.capability)}, {gpu.memory}")
-    # One driver serves all GPUs of a machine; what it must be depends on each.
+    # One driver serves all GPUs of a machine; each kind of GPU has its own requirement.
     kinds = {gpu.capability: gpu for gpu in reversed(gpus)}.values()
     yield from (_driver_check(gpu, "driver" if len(kinds) == 1 else f"driver for {gpu.name}") for gpu in kinds)
     yield _counters_check(host)

@@ -1,4 +1,4 @@
-"""What an image is made of, and the names that follow from it. Reads files, never asks the engine."""
+"""Content of an image, and the names derived from it. Reads files, never asks the engine."""
 
 import hashlib
 import io
@@ -20,8 +20,9 @@ TABLE = "docker/images.toml"
 DOCKERFILE = "docker/Dockerfile"
 OWN_FILES = (DOCKERFILE, "docker/requirements.txt")
 CODE_SUFFIXES = frozenset({".py", ".toml"})
-# Of the launcher only what a rented machine runs, and no backend: another change of it makes no new image, so that runs
-# before and after it can be pooled. docker/Dockerfile names the same files, which a test compares.
+# Modules of the launcher that a rented machine runs; no backend is among them. A change of any other module makes
+# no new image, so that runs before and after it can be pooled. docker/Dockerfile names the same files; a test
+# compares them.
 AGENTS_MACHINE = ("__init__", "containers", "engine", "local", "runtime", "script", "task", "watcher")
 AGENT_MODULES = (
     *("__init__", "kinds", "sizes", "jobs/__init__", "jobs/records"),
@@ -32,25 +33,25 @@ AGENT_MODULES = (
         for name in ("agent", "bill", "delivery", "home", "landlord", "lease", "luggage", "pulse", "stop")
     ),
 )
-# The trainer, and the name by which a script starts it.
+# Packages of the trainer; a script starts it under the name `rooflaunch`.
 TRAINER_PACKAGES = ("rooflaunch", "workload")
 AGENT_FILES = tuple(f"launcher/{name}.py" for name in AGENT_MODULES)
-# Labels of our images beside those of the OCI image specification.
+# Labels of our images, in addition to those of the OCI image specification.
 INPUTS_LABEL = "rooflaunch.inputs"
 FLAVOUR_LABEL = "rooflaunch.flavour"
 BASE_LABEL = "rooflaunch.base"
 UNPINNED = "unpinned"
 HASH_DIGITS = 12
-# Every machine type of the GPUs that `launch gcp` knows is x86-64; an image for another ends at its first instruction.
+# All machine types of `launch gcp` are x86-64; an image for another architecture ends at its first instruction.
 VM_ARCHITECTURE = "amd64"
 VM_PLATFORM = f"linux/{VM_ARCHITECTURE}"
-# As `--wheel-index`: whatever pip is set to on the base image.
+# Value of `--wheel-index` that keeps the base image's own setting of pip.
 PIP_DEFAULT = "pip"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Flavour:
-    """One row of images.toml; versions as their makers write them, `capabilities` as `8.9`."""
+    """A row of images.toml. Versions as their makers write them, `capabilities` as `8.9`."""
 
     name: str
     summary: str
@@ -68,12 +69,12 @@ class Flavour:
 
     @property
     def pinned_base(self) -> str:
-        """The base image with its digest where that is known."""
+        """Base image, with its digest if known."""
         return f"{self.base}@{self.digest}" if self.digest else self.base
 
     @property
     def versions(self) -> dict[str, str]:
-        """What decides the content, whatever base and mirror it is built with."""
+        """Versions that decide the content, whatever base and mirror the image is built with."""
         return {
             "TORCH_VERSION": self.torch,
             "TORCHVISION_VERSION": self.torchvision,
@@ -84,10 +85,10 @@ class Flavour:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Everything that a build gets: the same recipe gives the same image, so the tag is made from its content.
+    """All inputs of a build. The same recipe gives the same image, so the tag is a hash of the inputs.
 
-    `files`: name inside the build context -> content. `base_id`: the local image that `base` stands for, if any.
-    `commit`: where the files are from. `platform`: `linux/amd64`, or empty for the engine's own.
+    `files`: content by name inside the build context. `base_id`: the local image that `base` stands for, if any.
+    `commit`: commit of the files. `platform`: `linux/amd64`, or empty for the engine's own.
     """
 
     flavour: Flavour
@@ -101,18 +102,18 @@ class Recipe:
 
     @cached_property
     def inputs(self) -> str:
-        """Hash of our files and the versions: what an image for this code has as its label."""
+        """Hash of our files and the versions; an image for this code has it as a label."""
         return _hash(*_words(self.files), *_pairs(self.flavour.versions))
 
     @property
     def tag(self) -> str:
-        """`rooflaunch:cpu-0123456789ab`."""
+        """Name of the image, as `rooflaunch:cpu-0123456789ab`."""
         source = (self.base, self.base_digest, self.base_id, self.index, self.flavour.ncu_url or "")
         content = _hash(self.inputs, *source, self.commit, *filter(None, [self.platform]))
         return f"{REPOSITORY}:{self.flavour.name}-{content[:HASH_DIGITS]}"
 
     def build_args(self, *, version: str) -> dict[str, str]:
-        """The Dockerfile's arguments."""
+        """Arguments of the Dockerfile."""
         return {
             **self.flavour.versions,
             "BASE_IMAGE": f"{self.base}@{self.base_digest}" if self.base_digest else self.base,
@@ -125,7 +126,7 @@ class Recipe:
         }
 
     def context(self) -> bytes:
-        """The build context: an uncompressed tar, byte for byte the same for the same files."""
+        """Build context: an uncompressed tar, byte for byte the same for the same files."""
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w") as archive:
             for name, content in sorted(self.files.items()):
@@ -136,14 +137,14 @@ class Recipe:
 
 
 def load_flavours(path: Path | None = None) -> dict[str, Flavour]:
-    """The rows of images.toml by name. Raises `ToolError` for an installation without them."""
+    """Rows of images.toml by name. Raises `ToolError` if the installation lacks the file."""
     table = tomllib.loads((path or table_path()).read_text(encoding="utf-8"))
     rows = {name: {**row, "capabilities": tuple(row["capabilities"])} for name, row in table.items()}
     return {name: Flavour(name=name, **row) for name, row in rows.items()}
 
 
 def require_flavour(name: str) -> Flavour:
-    """The row of that name, or `UsageError`."""
+    """Row with this name. Raises `UsageError` if there is none."""
     known = load_flavours()
     if name not in known:
         raise UsageError(f"flavour must be one of {', '.join(known)}; got '{name}'", hint="--flavour cpu")
@@ -151,7 +152,10 @@ def require_flavour(name: str) -> Flavour:
 
 
 def flavour_for(capability: tuple[int, int]) -> Flavour | None:
-    """The flavour with code for a GPU of this compute capability: the same major version, not a later minor one."""
+    """Flavour with code for this compute capability: same major version, minor version not later.
+
+    None if there is none.
+    """
     rows = load_flavours().values()
     return next((row for row in rows if any(_serves(built, capability) for built in row.capabilities)), None)
 
@@ -162,7 +166,7 @@ def _serves(built: str, capability: tuple[int, int]) -> bool:
 
 
 def table_path() -> Path:
-    """The path of images.toml, which `--pin` writes."""
+    """Path of images.toml, which `--pin` writes."""
     return _root() / TABLE
 
 
@@ -175,7 +179,7 @@ def make_recipe(
     commit: str = "",
     platform: str = "",
 ) -> Recipe:
-    """A flavour with this installation's code; `base` and `index` replace the row's."""
+    """Recipe of a flavour with this installation's code; `base` and `index` replace those of the row."""
     return Recipe(
         flavour=flavour,
         base=base or flavour.base,
@@ -189,19 +193,22 @@ def make_recipe(
 
 
 def write_digest(path: Path, flavour: str, digest: str) -> None:
-    """Put `digest` into the row of `flavour` and change nothing else of the file."""
+    """Write `digest` into the row of `flavour`; change nothing else in the file."""
     text = path.read_text(encoding="utf-8")
     row = re.compile(rf'(^\[{re.escape(flavour)}\]$.*?^digest = )"[^"\n]*"', re.MULTILINE | re.DOTALL)
     path.write_text(row.sub(rf'\g<1>"{digest}"', text, count=1), encoding="utf-8")
 
 
 def version() -> str:
-    """The version of rooflaunch."""
+    """Version of rooflaunch."""
     return __version__
 
 
 def current_commit() -> str:
-    """The last commit of what goes into an image, `-dirty` where the files differ; off a checkout the wheel's."""
+    """Last commit of the files of an image, with `-dirty` if they have changed.
+
+    Without a checkout, the wheel's commit.
+    """
     root = _root()
     if not (root / ".git").exists():
         return packaged_commit()
@@ -220,7 +227,7 @@ def _git(root: Path, *words: str) -> str:
 
 
 def _root() -> Path:
-    """A checkout's root; for an installed wheel the folder that its copy of the files is in."""
+    """Root of the checkout; for an installed wheel, the folder of its copy of the files."""
     here = Path(__file__).resolve().parent
     for root in (here.parent, here / "image"):
         if (root / TABLE).is_file():
@@ -236,15 +243,15 @@ def _files() -> dict[str, bytes]:
 
 
 def requirements() -> str:
-    """The list of packages that every image holds beside torch and torchvision."""
+    """List of packages that every image has besides torch and torchvision."""
     return (_root() / OWN_FILES[1]).read_text(encoding="utf-8")
 
 
 @cache
 def agent_code() -> dict[str, bytes]:
-    """Files that a rented machine runs, read once, by path from the root of this repository: the agent and the trainer.
+    """Files that a rented machine runs, the agent and the trainer, by path from the repository's root. Read once.
 
-    With the packages of docker/requirements.txt and torch it is all that `python -m launcher.agent` needs.
+    With the packages of docker/requirements.txt and torch these files are all that `python -m launcher.agent` needs.
     """
     root = Path(__file__).resolve().parents[1]
     agent = {name: (root / name).read_bytes() for name in AGENT_FILES}

@@ -1,10 +1,10 @@
-"""Closed sets that the command line offers. Light: `--help` needs them, and not what they choose between."""
+"""Closed sets of values that the command line offers. Light: `--help` loads them, but not the code behind them."""
 
 from enum import StrEnum
 
 
 class Runtime(StrEnum):
-    """`auto`: a container if there is an engine with the image for this code, else a process."""
+    """Where a run executes. `auto`: in a container if an engine has the image for this code, else in a process."""
 
     AUTO = "auto"
     PROCESS = "process"
@@ -12,11 +12,11 @@ class Runtime(StrEnum):
 
 
 class DoctorPart(StrEnum):
-    """What `launch doctor` can examine on this machine, beside every backend."""
+    """Parts that `launch doctor` can examine on this machine, besides the backends."""
 
     DOCKER = "docker"
     GPU = "gpu"
 
 
-# What is looked at unless parts are named: nothing that needs the network.
+# Parts that are examined if none is named: none of them needs the network.
 HERE = tuple(map(str, DoctorPart))

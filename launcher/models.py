@@ -16,7 +16,7 @@ TRACES = "--profile torch, which traces on any device"
 
 
 def torchvision_version() -> str | None:
-    """Of this installation, without importing it."""
+    """Version of the installed torchvision, found without importing it; None if it is not installed."""
     try:
         return importlib.metadata.version("torchvision").partition("+")[0]
     except importlib.metadata.PackageNotFoundError:
@@ -24,7 +24,7 @@ def torchvision_version() -> str | None:
 
 
 def installed() -> list[str]:
-    """What torchvision here has, asked in a process of its own: importing it takes seconds."""
+    """Models of the installed torchvision, listed in a process of its own because the import takes seconds."""
     done = subprocess.run(
         [sys.executable, "-P", "-m", "workload", "models"], capture_output=True, text=True, check=False
     )
@@ -37,7 +37,7 @@ def require(
     version: Callable[[], str | None] = torchvision_version,
     installed: Callable[[], list[str]] = installed,
 ) -> None:
-    """`UsageError` for a model that neither the list nor another version of torchvision here has."""
+    """Raise `UsageError` for a model that is neither in our list nor in an installed torchvision of another version."""
     if name in classifiers.NAMES:
         return
     here = version()
@@ -65,7 +65,7 @@ def require_data(spec: RunSpec, *, is_here: bool) -> None:
 def require_profile(spec: RunSpec, capability: Callable[[], object] | None = None) -> None:
     """Raise `UsageError` or `ToolError` if ncu has no GPU, before a run is measured in vain.
 
-    `capability`: that of this machine's GPU, for a run here.
+    `capability`: returns the compute capability of this machine's GPU, for a run here.
     """
     if spec.profile is not Profile.NCU:
         return

@@ -1,4 +1,4 @@
-"""Options of several commands. One parameter per field of `RunSpec`, or of a backend's dataclass: they never differ."""
+"""Options of several commands. One parameter per field of `RunSpec`, or of a backend's dataclass, keeps them alike."""
 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -41,7 +41,7 @@ FormatOption = Annotated[Format, typer.Option("--format", help="what stdout gets
 
 
 def run_options(command: Callable[..., int], *, without: Collection[str] = ()) -> Callable[..., int]:
-    """Give `command` every run option, but those `without`; it gets what the user typed as `given`, by field name."""
+    """Give `command` every run option except `without`. The typed options arrive as `given`, by field name."""
     run = [_parameter(option) for option in options() if option.name not in ("device", *without)]
     devices = [_device_switch(device) for device in DEVICE_SWITCHES]
     signature = inspect.signature(command)
@@ -73,7 +73,7 @@ def _device_switch(device: Device) -> inspect.Parameter:
 
 
 def _parameter(option: Option) -> inspect.Parameter:
-    """A parameter whose value is None unless the user typed it; values stay text, which `Option.parse` checks."""
+    """Parameter that is None unless the user typed it. Values stay text, which `Option.parse` checks."""
     if option.kind is bool:
         info = typer.Option(f"{option.flag}/{option.off_flag}", help=option.help, show_default=False)
         return _keyword(option.name, Annotated[bool | None, info])
@@ -89,7 +89,7 @@ def _keyword(name: str, annotation: Any, default: object = None) -> inspect.Para
 
 
 def signed(command: Callable[..., Any], parameters: Iterable[inspect.Parameter]) -> Callable[..., Any]:
-    """`command` itself, with the signature that a command line is made from."""
+    """Give `command` the signature from which the command line is made, and return it."""
     whole = list(parameters)
     command.__signature__ = inspect.Signature(whole)  # type: ignore[attr-defined] # how PEP 362 states a signature
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in whole}
@@ -97,13 +97,13 @@ def signed(command: Callable[..., Any], parameters: Iterable[inspect.Parameter])
 
 
 def parameters_of(kind: type, *, required: bool = True) -> list[inspect.Parameter]:
-    """An option for each field of a dataclass whose fields are choices; none has to be given unless `required`."""
+    """An option for each field of a dataclass of choices. With `required` False no option is required."""
     hints = get_type_hints(kind)
     return [_choice_parameter(item, hints[item.name], required=required) for item in fields(kind)]
 
 
 def instance_of(kind: type[T], arguments: dict[str, Any]) -> T:
-    """The dataclass from the arguments of a command, of which its own are taken out."""
+    """Instance of the dataclass from a command's arguments; its fields are removed from `arguments`."""
     values = {item.name: arguments.pop(item.name) for item in fields(kind)}  # type: ignore[arg-type] # a dataclass
     for item in fields(kind):  # type: ignore[arg-type]
         if (parse := item.metadata["parse"]) is not None:

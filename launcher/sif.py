@@ -1,4 +1,4 @@
-"""`launch build --sif`: a built image as one file for Apptainer, which clusters have in place of Docker."""
+"""`launch build --sif`: a built image as one file for Apptainer, which clusters use instead of Docker."""
 
 import shlex
 import shutil
@@ -12,7 +12,7 @@ SUFFIX = ".sif"
 
 
 def require_tool(path: Path) -> str:
-    """Apptainer's program, before a build takes minutes; singularity is what older ones are called.
+    """Path of Apptainer's program, called singularity in older versions; checked before a build takes minutes.
 
     Raises `UsageError` for a file that would not be a `.sif` or has no folder, `ToolError` without the program.
     """
@@ -30,7 +30,7 @@ def require_tool(path: Path) -> str:
 
 
 def write(tool: str, tag: str, path: Path) -> None:
-    """The engine's image as a file, in place of one that is there. Raises `ToolError` where that fails."""
+    """Write the engine's image to a file, replacing an existing one. Raises `ToolError` if that fails."""
     command = [tool, "build", "--force", str(path), f"docker-daemon:{tag}"]
     print(shlex.join(command), file=sys.stderr)
     done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False)

@@ -1,24 +1,24 @@
-"""Sizes of memory as Docker's command line writes them, and durations. Light: the command line shows the defaults."""
+"""Memory sizes as Docker's command line writes them, and durations. Light: the command line shows the defaults."""
 
 import re
 
 from workload.contract.errors import UsageError
 
-# Docker's units are binary, whatever their letter says: docs.docker.com/engine/containers/resource_constraints.
+# Docker's units are binary, whatever the letters suggest: docs.docker.com/engine/containers/resource_constraints.
 UNIT_BYTES = {"b": 1, "k": 2**10, "m": 2**20, "g": 2**30}
 # DataLoader workers hand over batches in /dev/shm; Docker's 64 MB are too few for one batch of 128 images.
 DEFAULT_SHM_BYTES = 2 * UNIT_BYTES["g"]
-# The longest time limit is that of Compute Engine; below the shortest nothing has begun:
+# The longest time limit is that of Compute Engine. In less than the shortest one nothing has begun:
 # https://cloud.google.com/compute/docs/instances/limit-vm-runtime
 MIN_LIMIT_S, MAX_LIMIT_S = 30, 120 * 24 * 3600
 # Days, hours, minutes, seconds.
 UNITS_S = (86400, 3600, 60, 1)
-# A user's text in a message is one line, not long.
+# Maximum length of a user's text in a message.
 SHOWN_WIDTH = 80
 
 
 def parse_bytes(text: str, *, flag: str, example: str) -> int:
-    """`512m`, `2g` or a plain number of bytes; `UsageError` for anything else."""
+    """Bytes of `512m`, `2g` or a plain number. Raises `UsageError` for other text."""
     found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?)([bkmg]?)b?", text.strip().lower())
     size = round(float(found[1]) * UNIT_BYTES[found[2] or "b"]) if found else 0
     if size <= 0:
@@ -27,13 +27,13 @@ def parse_bytes(text: str, *, flag: str, example: str) -> int:
 
 
 def text(size: int) -> str:
-    """The size in its largest whole unit: `2g`, `512m`."""
+    """Size in its largest whole unit: `2g`, `512m`."""
     unit = next(unit for unit, factor in reversed(UNIT_BYTES.items()) if size % factor == 0)
     return f"{size // UNIT_BYTES[unit]}{unit}"
 
 
 def parse_duration_s(text: str, flag: str) -> int:
-    """`60m`, `1h30m` or `90s` in seconds; `UsageError` for anything else, and beyond what a cloud takes."""
+    """Seconds of `60m`, `1h30m` or `90s`. Raises `UsageError` for other text, and outside 30 s to 120 d."""
     parts = re.fullmatch(r"(?:([0-9]{1,4})d)?(?:([0-9]{1,5})h)?(?:([0-9]{1,6})m)?(?:([0-9]{1,8})s)?", text)
     counts = parts.groups(default="0") if parts else ()
     seconds = sum(int(count) * unit_s for count, unit_s in zip(counts, UNITS_S, strict=bool(parts)))
@@ -46,11 +46,11 @@ def parse_duration_s(text: str, flag: str) -> int:
 
 
 def limit_s(text: str) -> int:
-    """What `--max-run-time` says."""
+    """Seconds of `--max-run-time`."""
     return parse_duration_s(text, "--max-run-time")
 
 
 def shown(value: str) -> str:
-    """A user's text as a message may quote it: one line, not long."""
+    """A user's text for quoting in a message: one line, of limited length."""
     line = value.encode("unicode_escape").decode()
     return line if len(line) <= SHOWN_WIDTH else f"{line[: SHOWN_WIDTH - 3]}..."

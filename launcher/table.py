@@ -1,4 +1,4 @@
-"""The closing table of `launch local`: what was measured, how much it varies, what limits it, what to type next."""
+"""Closing table of `launch local`: measurements, their variation, what limits the run, and the next command."""
 
 import shlex
 from collections import Counter
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 def render(bundles: Sequence[Bundle], *, width: int | None = None) -> str:
-    """One summary of the repeats of one configuration, wrapped to `width`; runs that broke off are named below it."""
+    """Summary of the repeats of one configuration, wrapped to `width`. Incomplete runs are listed below the figures."""
     completed = [run for run in bundles if _has_figures(run.record)]
     rows = list(_measured_rows([run.record for run in completed])) if completed else []
     rows += [(_status_label(run), run.record.error or "") for run in bundles if run not in completed]
@@ -43,14 +43,14 @@ def render(bundles: Sequence[Bundle], *, width: int | None = None) -> str:
 
 
 def _has_figures(record: Record) -> bool:
-    """Every completed run of ours has them all."""
+    """Whether a run has all figures, as every completed run of our trainer has."""
     timing = record.timing
     figures = (timing.images_per_s, timing.data_wait_fraction, flop_per_s(record))
     return record.status is Status.COMPLETED and None not in figures
 
 
 def _label(name: str) -> str:
-    """What stands before a value."""
+    """Label in front of a value, indented."""
     return f"{' ' * INDENT}{name} "
 
 
@@ -91,12 +91,12 @@ def _measured_rows(records: Sequence[Record]) -> Iterator[tuple[str, str]]:
 
 
 def _known(values: Iterable[T | None]) -> list[T]:
-    """Those that are there: all of them in a run of ours that was completed."""
+    """Values that are not None. In completed runs of our trainer no value is None."""
     return [value for value in values if value is not None]
 
 
 def _range(values: Sequence[float], show: Callable[[float], str]) -> str:
-    """The least and the most, or one figure where both read the same."""
+    """Minimum and maximum as text; one figure if both read the same."""
     low, high = show(min(values)), show(max(values))
     return low if low == high else f"{low} to {high}"
 
@@ -129,7 +129,7 @@ def _step_time(steps: Sequence[StepSeconds]) -> str:
 
 
 def _flop_rate(records: Sequence[Record]) -> str:
-    """Of the median step: unlike images/s it leaves out waits for data."""
+    """FLOP/s during the median step. Unlike images/s this leaves out waits for data."""
     rates = _known(flop_per_s(record) for record in records)
     parts = [_over_runs(rates, _flop)] if len(rates) > 1 else []
     precision = records[0].spec.precision
@@ -153,7 +153,7 @@ def _flop(value: float) -> str:
 
 
 def _limits(bounds: Sequence[Verdict]) -> list[str]:
-    """The verdict that all runs share, or that it differs, with the first reason for each."""
+    """Verdict that all runs share, or that verdicts differ, with the first reason for each."""
     counts = Counter(verdict.bound for verdict in bounds)
     first = {verdict.bound: verdict.why for verdict in reversed(bounds)}
     if len(bounds) == 1:
@@ -188,7 +188,7 @@ def _next(completed: Sequence[Bundle]) -> str:
 
 
 def _profile(profile: ProfileResult) -> list[str]:
-    """The profile of a series is that of its first run."""
+    """Lines on the profile. A series of repeats is profiled in its first run."""
     if profile.kind is None:
         return []
     lines = [] if profile.status == "completed" else [f"{profile.kind}: {profile.status}: {profile.reason}"]

@@ -1,4 +1,4 @@
-"""Whoever has machines: one package for each kind of place, looked up here by name and imported when it is used."""
+"""Providers of machines: one package for each kind of place, looked up here by name and imported when it is used."""
 
 from collections.abc import Mapping
 
@@ -9,5 +9,5 @@ BACKENDS: Mapping[str, str] = {
     "batch": "launcher.backends.batch",
     "slurm": "launcher.backends.slurm",
 }
-# A backend's name -> the module whose `register` adds commands that this backend alone has.
+# A backend's name -> the module whose `register` adds commands that only this backend has.
 OWN_COMMANDS: Mapping[str, str] = {"gcp": "launcher.backends.gcp.app"}

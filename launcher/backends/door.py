@@ -1,11 +1,11 @@
-"""The door of a backend: all that `launch` asks of whoever has machines. Standard library only.
+"""The interface that every backend implements: what `launch` may ask of a provider of machines. Standard library only.
 
-A backend turns a job into machines and tells what became of them. It owns no queue, no state and no results: what was
-asked for and what came of it lies in the job's store (launcher/jobs/records.py), and a launcher may end at any moment.
+A backend turns a job into machines and reports what became of them. A backend keeps no queue, no state and no results:
+request and results lie in the job's store (launcher/jobs/records.py), so a launcher may end at any moment.
 
-A backend is a package, named in `launcher.backends.BACKENDS`, with two modules: `options` declares its command and
-nothing else, since the command line loads it for `--help`; `backend` has its `backend: Backend`, imported when used.
-`tests/launcher/backends/contract.py` says what every backend must hold to.
+A backend is a package, named in `launcher.backends.BACKENDS`, with two modules. `options` only declares the backend's
+command, because the command line loads it for `--help`. `backend` has the object `backend: Backend` and is imported
+when it is used. `tests/launcher/backends/contract.py` lists what every backend must hold to.
 """
 
 import importlib
@@ -23,14 +23,14 @@ from workload.contract.spec import Resolved, RunSpec
 from workload.contract.task import Task
 
 T = TypeVar("T")
-# Takes a line for the user while something long goes on.
+# Called with a line for the user while a long operation goes on.
 Tell = Callable[[str], None]
-# In place of a zone: the place did not say where its list has a gap.
+# Stands for a zone if the place did not say which zone is missing from its list.
 ANYWHERE = "some zone"
 
 
 class Condition(StrEnum):
-    """What a machine is doing, as its backend sees it. `stopped`: it is there and costs, and computes nothing."""
+    """State of a machine as its backend sees it. `stopped`: the machine exists and costs money but computes nothing."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -40,12 +40,13 @@ class Condition(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """A machine of ours. Times are seconds since 1970 by the place's own clock, never by this machine's.
+    """A machine of ours. Times are seconds since 1970 by the place's own clock, never by this computer's clock.
 
-    `zone`: where it is, in the place's words: a zone, a host, a partition. `status`: the place's own word for its
-    condition. `deadline_s`: when the place itself ends it. `restarts`: the place starts it again after a failure of its
-    own, of a stopped one until `restarts_until_s`. `queued`: one that is starting waits for its turn, and neither its
-    boot nor its limit has begun. `preempted`, `why`: of one that is gone, as far as the place knows.
+    `zone`: where the machine is, in the place's words: a zone, a host, a partition. `status`: the place's own word for
+    the condition. `deadline_s`: when the place itself ends the machine. `restarts`: the place restarts the machine
+    after a failure of its own; a stopped machine until `restarts_until_s`. `queued`: a starting machine that waits for
+    its turn, so neither its boot nor its limit has begun. `preempted`, `why`: for a machine that is gone, as far as the
+    place knows.
     """
 
     name: str
@@ -61,18 +62,18 @@ class Machine:
     why: str = ""
 
     def may_start_again(self, now_s: float) -> bool:
-        """Whether it is stopped and the place may yet start it again, to save what it measured."""
+        """Whether the machine is stopped and the place may yet restart it, to save what it measured."""
         in_time = self.restarts_until_s is not None and now_s < self.restarts_until_s
         return self.condition is Condition.STOPPED and self.restarts and in_time
 
     def stopped_for_good(self, now_s: float) -> bool:
-        """Whether nobody starts it again, and the place never ends it."""
+        """Whether the machine is stopped, is not restarted by anybody, and is never ended by the place."""
         return self.condition is Condition.STOPPED and not self.may_start_again(now_s)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Listing(Generic[T]):
-    """What a list over all zones has. In an outage it may lack a zone: `unreachable`, of which nothing is known."""
+    """Result of a list over all zones. `unreachable`: zones that did not answer, for example in an outage."""
 
     there: tuple[T, ...] = ()
     unreachable: tuple[str, ...] = ()
@@ -81,13 +82,13 @@ class Listing(Generic[T]):
         return iter(self.there)
 
     def lacks(self, zone: str) -> bool:
-        """Whether that zone may have more than is listed."""
+        """Whether `zone` may have more items than are listed."""
         return any(place in (zone, zone.rpartition("-")[0], ANYWHERE) for place in self.unreachable)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """What a machine printed from some position on; ask from `next_start` the next time."""
+    """Text that a machine printed from some position on. `next_start`: position to ask from the next time."""
 
     text: str
     next_start: int
@@ -95,7 +96,7 @@ class Output:
 
 @dataclass(frozen=True, kw_only=True)
 class Tried:
-    """A zone that did not have the machines, or that may not have them; `code` as the place said it."""
+    """A zone that did not have the machines, or in which they are not allowed. `code`: error code of the place."""
 
     zone: str
     code: str
@@ -105,7 +106,7 @@ class Tried:
 
 @dataclass(frozen=True, kw_only=True)
 class Submitted:
-    """The machines of a job, and where they were not to be had before."""
+    """The machines of a job. `tried`: the zones that were tried before without success."""
 
     machines: tuple[Machine, ...]
     tried: tuple[Tried, ...] = ()
@@ -113,9 +114,9 @@ class Submitted:
 
 @dataclass(frozen=True, kw_only=True)
 class Leftover:
-    """Something of ours that costs and that nobody needs any more: a machine or its disk; `why` says so.
+    """A machine or disk of ours that costs money and that nobody needs any more. `why`: the reason, for the user.
 
-    `kind`: what the place calls it in a sentence: `VM`, `disk`.
+    `kind`: the place's word for it in a sentence: `VM`, `disk`.
     """
 
     kind: str
@@ -130,9 +131,9 @@ class Leftover:
 
 @dataclass(frozen=True, kw_only=True)
 class Removed:
-    """What became of one; `gone`: a later question has confirmed it, else `reason` says what stood against it.
+    """Result of a deletion. `gone`: a later question has confirmed it, else `reason` says what prevented it.
 
-    Without an answer of its zone it is `unknown` what became of it.
+    `unknown`: the zone did not answer, so the result is not known.
     """
 
     kind: str
@@ -144,7 +145,7 @@ class Removed:
 
     @classmethod
     def unanswered(cls, kind: str, name: str, zones: Sequence[str]) -> Self:
-        """What may be in zones that do not answer."""
+        """Result for an item that may be in zones that do not answer."""
         answer = "the zone does not answer" if len(zones) == 1 else "these zones do not answer"
         return cls(kind=kind, name=name, zone=", ".join(zones), gone=False, reason=answer, unknown=True)
 
@@ -155,9 +156,10 @@ class Removed:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What a backend is asked for; `token`: hex digits that make its name unlike that of any other job.
+    """Work that a backend is asked to run. `token`: hex digits that make the job's name unique.
 
-    `task`: the runs of a sweep that one machine works through; without one it is the resolved spec, `repeats` times.
+    `task`: the runs of a sweep that one machine works through. Without a task the machine runs the resolved spec
+    `repeats` times.
     """
 
     resolved: Resolved
@@ -166,16 +168,17 @@ class Job:
 
     @property
     def specs(self) -> tuple[RunSpec, ...]:
-        """The options of each run that the machine does."""
+        """Specs of all runs that the machine does."""
         return tuple(run.spec for run in self.task.runs) if self.task else (self.resolved.spec,)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """How long a machine is expected to be had, in seconds, and what it costs; None: unknown.
+    """How long a machine is expected to be held, in seconds, and what it costs. None: unknown.
 
-    `ready_s`: until its first run; `run_s`: for all its runs; `limit_s`: at most; `most_usd`: where it runs into that,
-    in the dearest place of those with a known price, `is_most_partial` where others may be tried too.
+    `ready_s`: until the first run starts. `run_s`: for all runs. `limit_s`: at most. `most_usd`: cost in the dearest
+    place with a known price if the machine reaches its limit. `is_most_partial`: places without a known price may be
+    tried too.
     """
 
     ready_s: float = 0.0
@@ -187,27 +190,27 @@ class Estimate:
 
 
 class Plan(Protocol):
-    """What is about to happen: a frozen value that a dry run prints and `Machines.submit` sends.
+    """A launch that is about to happen: a frozen value that a dry run prints and `Machines.submit` sends.
 
-    One that knows has an `estimate` too (`Estimate`), which the plan of a sweep adds up, and `notes` for its user.
+    A plan may also have `estimate` (an `Estimate`), which the plan of a sweep adds up, and `notes` for its user.
     """
 
     @property
     def request(self) -> Request:
-        """What lies in the store and is read by the machine; its `name` is that of the job and of its machine."""
+        """The request that lies in the store and is read by the machine. Its `name` names the job and the machine."""
 
     @property
     def attempts(self) -> int:
-        """How often it is started at most, where the place takes machines back."""
+        """Maximum number of times that the job is started if the place takes machines back."""
 
     def renamed(self, request: Request) -> Self:
-        """The same plan as a job of its own."""
+        """Copy of the plan as a job of its own, under the name in `request`."""
 
     def text(self, width: int | None = None) -> str:
-        """What a user reads before anything costs: machine, price, limit, what it cannot promise."""
+        """Text for the user before anything costs money: machine, price, limit, and what the plan cannot promise."""
 
     def sent_text(self) -> str:
-        """What the place would be sent, with its long texts left short."""
+        """Request that the place would be sent, with its long texts shortened."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for `--dry-run --format json`."""
@@ -216,92 +219,93 @@ class Plan(Protocol):
 class Machines(Protocol):
     """The machines of one place: a project, a cluster, a host. Every method may raise `RooflaunchError`s.
 
-    Each must hold whatever else goes on: two launchers at once, one that was killed, a list with gaps, a slow clock.
-    A place with a queue of its own may also have `submit_together(plans, tell)`, which is `submit` for all plans of a
-    sweep at once: machines in the order of the plans, and all of them or none.
+    Every method must hold in any situation: two launchers at once, a launcher that was killed, a list with gaps, a slow
+    clock. A place with a queue of its own may also have `submit_together(plans, tell)`, which submits all plans of a
+    sweep at once and returns machines in the order of the plans: all of them or none.
     """
 
     @property
     def place(self) -> str:
-        """How messages name it: `my-project`, `user@box`."""
+        """Name of the place in messages: `my-project`, `user@box`."""
 
     @property
     def noun(self) -> str:
-        """What messages call one of its machines: `VM`."""
+        """Word for one machine in messages: `VM`."""
 
     @property
     def calls(self) -> Mapping[str, int]:
-        """How often what was asked of the place through this object; empty where nobody counts."""
+        """Number of requests to the place through this object, by request. Empty if they are not counted."""
 
     def now_s(self) -> float:
         """Seconds since 1970 by the place's clock, which decides every age and limit."""
 
     def submit(self, plan: Any, tell: Tell) -> Submitted:
-        """Have the plan's machines running; of a job that was submitted before, those that are there.
+        """Start the plan's machines; for a job that was submitted before, return the machines that exist.
 
-        Raises `NoCapacityError` with all that was tried. Interrupted or refused, it leaves no machine behind, or tells
-        which one may be left.
+        Raises `NoCapacityError` with all that was tried. If interrupted or refused, `submit` leaves no machine behind,
+        or names the machine that may be left.
         """
 
     def look(self, names: Mapping[str, Sequence[str]] | None = None) -> Listing[Machine]:
-        """These machines, asked for together, also those that are gone; without names every one that is there.
+        """Look up the named machines in one go, gone ones included; without `names`, list every existing machine.
 
-        `names`: each with the zones where it may be; () where nobody knows. A machine of which nothing is known, as
-        its zone does not answer, is not in the list, and the zone is `unreachable`. Where nothing at all is known,
-        `UnreachableError` says why.
+        `names`: by machine, the zones where it may be; () if the zones are not known. A machine whose zone does not
+        answer is not in the list, and its zone is in `unreachable`. Raises `UnreachableError` if no machine's state
+        could be found out.
         """
 
     def stop(self, machines: Sequence[Machine | Leftover]) -> Sequence[Removed]:
-        """End them, all at once, however often that was asked before. `gone` only where a later question confirms it.
+        """End the machines, all at once; repeated calls are safe. `gone` only if a later question confirms it.
 
-        In the order given. What stands against it is told for each, never raised.
+        Results are in the order given. A failure is reported in its `Removed`, never raised.
         """
 
     def output(self, machine: Machine, start: int) -> Output:
-        """What it printed from `start` on; nothing if it is gone or not up yet."""
+        """Text that the machine printed from position `start` on; empty if the machine is gone or not up yet."""
 
     def phases(self, machine: Machine) -> Mapping[str, str]:
-        """What it tells of its way before its first heartbeat: times (ISO 8601) by `records.LaunchPhase`, or none."""
+        """Times (ISO 8601) of start-up phases before the first heartbeat, by `records.LaunchPhase`; {} if unknown."""
 
     def leftovers(self) -> Listing[Leftover]:
-        """What is stopped for good or past its limit."""
+        """Machines and disks that are stopped for good or past their limit."""
 
 
 class Backend(Protocol):
-    """One kind of place.
+    """A kind of place, such as a cloud or a cluster.
 
-    The module `options` of its package has `COMMAND` and two dataclasses: `Options`, whose fields become the options of
-    `launch NAME`, and `Where`: which place, as every command asks for it (`launcher.choice.choice` declares a field).
+    The module `options` of a backend's package has `COMMAND` and two dataclasses. The fields of `Options` become the
+    options of `launch NAME`. `Where` selects the place, in the same way for every command. `launcher.choice.choice`
+    declares a field.
     """
 
     @property
     def name(self) -> str:
-        """As in `launch NAME`."""
+        """Name of the backend, as in `launch NAME`."""
 
     def settings(self, where: Any, options: Any = None, *, offline: bool = False) -> Any:
-        """Where things lie, from options, environment and configuration; `offline`: nobody is asked."""
+        """Settings from options, environment and configuration. `offline`: ask no service."""
 
     def plan(self, job: Job, options: Any, settings: Any, *, now: datetime, offline: bool = False) -> Plan:
-        """What is about to happen, with its price, its limit and what it cannot promise; nothing is made by it.
+        """Plan of a launch with its price, its limit and what it cannot promise. Nothing is created.
 
-        Raises `UsageError` for whatever is wrong with the options. `offline`: nobody is asked, not even for a price.
+        Raises `UsageError` for any error in the options. `offline`: ask no service, not even for a price.
         """
 
     def prepare(self, draft: Any, machines: Any) -> Plan:
-        """Have ready what the machines need (an image in a registry); the plan as it will be done, now."""
+        """Prepare what the machines need (an image in a registry), and return the plan as it will be done now."""
 
     def machines(self, settings: Any) -> Machines:
         """Connect to the place."""
 
     def store(self, settings: Any) -> Any:
-        """Where its jobs' records and bundles go."""
+        """Store for records and bundles of the place's jobs."""
 
     def checks(self, where: Any) -> Iterator[Check]:
-        """What `launch doctor NAME` looks at."""
+        """Checks of `launch doctor NAME`."""
 
 
 def backend(name: str) -> Backend:
-    """The backend of that name, imported now. Raises `UsageError` where there is none."""
+    """Import and return the backend of this name. Raises `UsageError` if there is none."""
     if name not in BACKENDS:
         raise UsageError(f"there is no backend '{name}'", hint=f"one of {', '.join(BACKENDS)}")
     made: Backend = importlib.import_module(f"{BACKENDS[name]}.backend").backend

@@ -1,6 +1,6 @@
-"""`launch <backend>` of every backend, and `status`, `logs`, `down` and `reap`: their options. Light: for `--help`.
+"""Options of `launch <backend>` for every backend, and of `status`, `logs`, `down` and `reap`. Light: for `--help`.
 
-What a command does is imported when it runs.
+The code of a command is imported when it runs.
 """
 
 import importlib
@@ -126,7 +126,7 @@ def _script(words: list[str] | None, options: ThereOptions, declared: Command) -
 
 
 def declare(command: Callable[..., int], options: list[inspect.Parameter], *, before: str) -> None:
-    """Give a command with `**` arguments these options by name, in front of one that it has."""
+    """Give a command with `**` arguments these options, placed before its own parameter `before`."""
     own = [
         parameter
         for parameter in inspect.signature(command).parameters.values()
@@ -137,7 +137,7 @@ def declare(command: Callable[..., int], options: list[inspect.Parameter], *, be
 
 
 def with_where(command: Callable[..., int], *, names_backend: bool = True) -> Callable[..., int]:
-    """Give a command the options that say which place is meant, of all backends; it gets them as `**where`."""
+    """Give a command the options of all backends that select the place; the command gets them as `**where`."""
     options: dict[str, inspect.Parameter] = {}
     if names_backend:
         info = typer.Option("--backend", metavar="NAME", help=BACKEND_HELP, autocompletion=lambda: list(BACKENDS))

@@ -1,7 +1,7 @@
-"""End launches: `launch down` those that were named, `launch reap` whatever is stopped or past its limit.
+"""End launches: those named to `launch down`, or with `launch reap` all that are stopped or past their limit.
 
-A machine counts as gone when a later question answers so. What is removed is what the place itself lists as ours, never
-a list that we keep.
+A machine counts as gone only if a later question confirms it. Machines are removed if the place itself lists them as
+ours; we keep no list of our own.
 """
 
 import json
@@ -34,7 +34,7 @@ SUBMITTING_S = 60.0
 
 
 def down(chosen: Sequence[Machine], machines: Machines, store: Store | None) -> list[Removed]:
-    """Remove these machines, all together, and leave in the store who ended them."""
+    """Remove these machines, all at once, and note in the store who ended them."""
     removed = machines.stop(chosen)
     now_s = machines.now_s() if removed else 0.0
 
@@ -59,9 +59,9 @@ def settle(
     preempted: bool = False,
     timed_out: bool = False,
 ) -> None:
-    """Leave a result for a launch whose machine is gone, unless it left one itself; a store that refuses is let be.
+    """Write a result for a launch whose machine is gone, if it has none. Errors of the store are ignored.
 
-    What the machine told last of its phases and runs is kept.
+    The phases and runs that the machine reported last are kept.
     """
     with suppress(RooflaunchError):
         seen = launches.read_records(store, name, None)
@@ -146,7 +146,7 @@ def _has_lost_its_launcher(store: Store, name: str) -> bool:
 
 
 def require_gone(removed: Sequence[Removed], unlisted: Sequence[str] = ()) -> None:
-    """Raise `ToolError` naming what is not confirmed to be gone, and zones of which nothing is known."""
+    """Raise `ToolError` naming all items not confirmed to be gone, and zones that do not answer."""
     left = [f"{item.kind} {item.name} in {item.zone}: {item.reason}" for item in removed if not item.gone]
     sure = any(not item.gone and not item.unknown for item in removed)
     left += [f"whatever is in {zone}, which does not answer" for zone in unlisted]

@@ -1,4 +1,4 @@
-"""`launch <backend>`, and `status`, `logs`, `down` and `reap` for the launches that it makes, whatever the backend."""
+"""`launch <backend>`, and `status`, `logs`, `down` and `reap` for its launches, for every backend."""
 
 import json
 import os
@@ -47,9 +47,9 @@ from workload.storage.store import Store, UnreachableError
 
 @dataclass(frozen=True, kw_only=True)
 class Ports:
-    """What a command reaches out to beside its backend; a test has its own.
+    """Connections of a command to the outside, besides its backend; a test replaces them.
 
-    `now` is this machine's clock, which may be hours off: what is asked of a place goes by that place's.
+    `now`: this computer's clock, which may be hours off. Questions about a place use the place's own clock.
     """
 
     backend: Callable[[str], Backend]
@@ -60,7 +60,7 @@ class Ports:
 
 
 def real_ports() -> Ports:
-    """Those of this process."""
+    """Connections of this process."""
     return Ports(
         backend=door.backend,
         now=time.time,
@@ -71,20 +71,20 @@ def real_ports() -> Ports:
 
 
 TRAIN = ("--", "train.py", "--lr", "0.1")
-# As the plans of all backends have it.
+# Column of the text in the plans of all backends.
 TEXT_COLUMN = 11
 
 
 @dataclass(frozen=True, kw_only=True)
 class Script:
-    """Somebody's own script, as it was typed. `is_fresh`: for machines that are made for it."""
+    """A user's own script as it was typed. `is_fresh`: its machines are created for this launch."""
 
     words: tuple[str, ...]
     options: ThereOptions
     is_fresh: bool
 
     def packed(self, backend: str, folder: Path, environment: Mapping[str, str]) -> tuple[tuple[str, ...], Parcel]:
-        """Its words as they mean it in the copy of the folder that travels, and that copy."""
+        """The script's words, changed to fit the copy of the folder that is sent; and that copy."""
         words = relative_words(self.words, folder, example=shlex.join(("launch", backend, *TRAIN)))
         data = place_of_data(self.options.data, words, is_fresh=self.is_fresh)
         variables = variables_of(self.options.env, environment)
@@ -112,7 +112,7 @@ class Script:
 
 
 def _hints_name_the_place(command: Callable[..., int]) -> Callable[..., int]:
-    """Have the hint of an error find the place again of which the command was asked."""
+    """Decorator: add to an error's hint the options that lead to the same place."""
 
     @wraps(command)
     def with_place(place: Place, *words: Any, **options: Any) -> int:
@@ -127,7 +127,7 @@ def _hints_name_the_place(command: Callable[..., int]) -> Callable[..., int]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Connected:
-    """A place that answers commands: its backend with the settings."""
+    """A backend with the settings of a place."""
 
     backend: Backend
     settings: Any
@@ -149,7 +149,7 @@ def _connect(place: Place) -> _Connected:
         other = other_places(place.backend)
         if not other or any(getattr(place.where, item.name) is not None for item in fields(place.where)):
             raise
-        # Nothing was typed: perhaps another backend is meant than the usual one.
+        # No option was typed, so perhaps another backend than the default is meant.
         raise UsageError(str(error), hint=f"{error.hint}; elsewhere: {other}") from error
 
 
@@ -166,7 +166,7 @@ def launch(
     request: bool,
     output_format: Format,
 ) -> int:
-    """`launch <backend>`; `given` are the run options that were typed, `options` the backend's own."""
+    """Carry out `launch <backend>`. `given`: run options that were typed; `options`: the backend's own options."""
     ports = real_ports()
     backend = ports.backend(place.backend)
     reruns = getattr(options, "rerun_preempted", 0)
@@ -183,8 +183,8 @@ def launch(
     models.require_data(resolved.spec, is_here=False)
     models.require_profile(resolved.spec)
     settings = backend.settings(place.where, options, offline=dry_run)
-    # Whatever is wrong with what was asked for is told before anything is built, pushed or asked. The draft's name and
-    # its time are this machine's; what is launched has the place's.
+    # Errors in the options are reported before anything is built, pushed or requested. The draft's name and time are by
+    # this machine's clock; the launched plan has those by the place's clock.
     job = Job(resolved=resolved, token=secrets.token_hex(3))
     now = datetime.fromtimestamp(ports.now(), UTC)
     draft = backend.plan(job, options, settings, now=now, offline=dry_run)
@@ -206,7 +206,7 @@ def launch(
 
 
 def _shown(plan: Plan, parcel: Parcel | None, *, request: bool, output_format: Format) -> str:
-    """A dry run's answer, without the secrets in a script's arguments."""
+    """Output of a dry run, without the secrets in a script's arguments."""
     spec = plan.request.spec
     if spec.get("script"):
         plan = plan.renamed(replace(plan.request, spec={**spec, "script": without_secrets(spec["script"])}))
@@ -218,7 +218,7 @@ def _shown(plan: Plan, parcel: Parcel | None, *, request: bool, output_format: F
 
 
 def _text(plan: Plan, parcel: Parcel | None, width: int | None) -> str:
-    """The plan with what there is to say of the script."""
+    """Text of the plan, with the notes on the script."""
     said = parcel.notes if parcel else ()
     return "\n".join([plan.text(width), *(wrapped(note, width, indent=TEXT_COLUMN, first="note") for note in said)])
 
@@ -234,7 +234,7 @@ def _launch(
     sessions: list[Session],
     parcel: Parcel | None,
 ) -> LaunchOutcome:
-    """Connect, have ready what the machines need, and run; `sessions` gets the connections, for afterwards."""
+    """Connect, prepare what the machines need, and run. The session is appended to `sessions`, for use afterwards."""
     machines, store = backend.machines(settings), backend.store(settings)
     plan = backend.prepare(draft, machines)
     if parcel and parcel.requirements:
@@ -250,7 +250,7 @@ def _launch(
 
 
 def with_packages(plan: Plan, requirements: bytes) -> Plan:
-    """The plan with an image that has a script's further packages."""
+    """The plan with an image that also has a script's further packages."""
     from launcher.machine import engine  # noqa: PLC0415 - only with requirements
     from launcher.script import layer  # noqa: PLC0415
 
@@ -259,7 +259,7 @@ def with_packages(plan: Plan, requirements: bytes) -> Plan:
 
 
 def _ask_whether_to_keep(ports: Ports, left: LeftRunningError, session: Session) -> None:
-    """On a terminal: keep the machine or delete it; raises once it is deleted. No answer keeps it."""
+    """Ask on a terminal whether to keep the machine or delete it; raise once it is deleted. No answer keeps it."""
     name = left.machine.name
     try:
         if not ports.is_terminal() or ports.confirm(f"\nKeep '{name}' running?", True):
@@ -289,7 +289,7 @@ def _print_outcome(outcome: LaunchOutcome, plan: Plan, place: Place, machines: M
 
 
 def _closing(outcome: LaunchOutcome, plan: Plan, noun: str) -> list[tuple[str, str]]:
-    """What the launch took, below the table of what it measured."""
+    """Rows below the table of measurements: machine, cost, attempts and zones tried."""
     price = plan.request.price(outcome.zone)
     cost = "unknown: no price for this zone" if price is None else f"unknown: nobody says when the {noun} began"
     if price is not None and outcome.usd is not None:
@@ -297,7 +297,7 @@ def _closing(outcome: LaunchOutcome, plan: Plan, noun: str) -> list[tuple[str, s
         since = f"from {outcome.billed_from} to {outcome.billed_to}"
         cost = f"{outcome.usd:.3f} USD {since}, at {per_h}; without {price.uncounted}"
     machine = f"{plan.request.machine_type} in {outcome.zone}" if plan.request.machine_type else outcome.zone
-    # Where no machine is rented, none has a price.
+    # A machine that is not rented has no price.
     rows = [(noun, machine), *([("cost", cost)] if plan.request.prices or plan.request.machine_type else [])]
     if outcome.attempts > 1:
         rows.append(("attempts", f"{outcome.attempts}, the last one counted"))
@@ -308,7 +308,7 @@ def _closing(outcome: LaunchOutcome, plan: Plan, noun: str) -> list[tuple[str, s
 
 @_hints_name_the_place
 def show_status(place: Place, *, name: str | None, every: bool, output_format: Format) -> int:
-    """`launch status`."""
+    """Carry out `launch status`."""
     session = _connect(place).session()
     if name is not None:
         launch = launches.one_launch(session, _find(session, name))
@@ -344,7 +344,7 @@ def _warn_of_stopped(shown: Sequence[Launch], now_s: float) -> None:
 
 @_hints_name_the_place
 def show_logs(place: Place, *, name: str, follow: bool, output_format: Format) -> int:
-    """`launch logs`."""
+    """Carry out `launch logs`."""
     session = _connect(place).session()
     whole = _find(session, name)
     for piece in logs.read(session, whole, follow=follow):
@@ -357,7 +357,7 @@ def show_logs(place: Place, *, name: str, follow: bool, output_format: Format) -
 
 @_hints_name_the_place
 def take_down(place: Place, *, names: Sequence[str], every: bool, yes: bool, output_format: Format) -> int:
-    """`launch down`."""
+    """Carry out `launch down`."""
     if bool(names) == every:
         raise UsageError("launch down takes launches or --all, one of the two", hint="launch down RUN, or --all")
     connected = _connect(place)
@@ -377,7 +377,7 @@ def take_down(place: Place, *, names: Sequence[str], every: bool, yes: bool, out
 def _chosen(
     words: Sequence[str], there: Listing[Machine], machines: Machines, store: Store | None
 ) -> tuple[list[Machine], list[Removed], list[str]]:
-    """The machines that are meant, those of which nothing is known, and launches without one, which are told."""
+    """Machines that the words mean, machines in zones that do not answer, and names without a machine (reported)."""
     by_name = {machine.name: machine for machine in there}
     chosen: dict[str, Machine] = {}
     unknown: dict[str, Removed] = {}
@@ -406,7 +406,7 @@ def _erase_variables(store: Store | None, machines: Machines, *, down: Sequence[
 
 
 def _look_again(machines: Machines, name: str, zones: Sequence[str]) -> tuple[Machine | None, Sequence[str]]:
-    """The machine, asked of these zones alone; and those of them that do not answer either."""
+    """The machine, asked of these zones only, and the zones that do not answer either."""
     if not zones:
         return None, ()
     try:
@@ -418,7 +418,7 @@ def _look_again(machines: Machines, name: str, zones: Sequence[str]) -> tuple[Ma
 
 
 def _named(word: str, names: list[str], there: Listing[Machine], store: Store | None) -> str:
-    """The launch that is meant, of those that have a VM or are in the bucket."""
+    """Name of the launch that `word` means, among launches with a machine or in the store."""
     try:
         return launches.find(word, names, None)
     except NothingToDoError:
@@ -447,7 +447,7 @@ def _confirm_all(ports: Ports, chosen: Sequence[Machine], machines: Machines) ->
 
 @_hints_name_the_place
 def reap(place: Place, *, dry_run: bool, output_format: Format) -> int:
-    """`launch reap`."""
+    """Carry out `launch reap`."""
     connected = _connect(place)
     machines = connected.machines()
     left = machines.leftovers()
@@ -477,7 +477,7 @@ def _print_removed(
 
 
 def _store_or_none(connected: _Connected) -> Store | None:
-    """A machine can be ended without the store; what it was is then not noted there."""
+    """The store; None after a warning if it cannot be opened, so that a machine can be ended without its record."""
     try:
         store: Store = connected.backend.store(connected.settings)
     except RooflaunchError as error:
@@ -487,7 +487,7 @@ def _store_or_none(connected: _Connected) -> Store | None:
 
 
 def _find(session: Session, word: str) -> str:
-    """The name that `word` means, of a launch in the store or of a machine."""
+    """Name that `word` means, of a launch in the store or of a machine."""
     names = launches.known_names(session.store)
     names += [machine.name for machine in session.machines.look() if machine.name not in set(names)]
     return launches.find(word, names, session.store)

@@ -1,4 +1,4 @@
-"""What a launch's machine printed while it is there, then the log that it left in the store. Reads only."""
+"""Output of a launch's machine while the machine exists, then the log that it left in the store. Reads only."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,20 +13,23 @@ from workload.contract.errors import NothingToDoError
 from workload.storage.store import MAX_TEXT_BYTES
 
 EVERY_S = 5.0
-# Whether a machine with nothing new to say is gone is asked less often than for its output.
+# A machine without new output is checked for its existence less often than for output.
 QUIET_LOOKS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """Some lines; `source`: `serial port` of a machine that is there, or `startup.log`."""
+    """Some lines of output. `source`: `serial port` of an existing machine, or `startup.log`."""
 
     source: str
     text: str
 
 
 def read(session: Session, name: str, *, follow: bool) -> Iterator[Piece]:
-    """What there is, and with `follow` what comes, until it is gone. `NothingToDoError` where there is nothing."""
+    """Output so far; with `follow` also what comes until the machine is gone.
+
+    Raises `NothingToDoError` if there is none.
+    """
     launch = launches.one_launch(session, name)
     while follow and launch.state is LaunchState.REQUESTED:
         session.sleep(EVERY_S)
@@ -47,7 +50,7 @@ def read(session: Session, name: str, *, follow: bool) -> Iterator[Piece]:
 
 
 def clean(text: str) -> str:
-    """`text` with its lines and tabs, and without what a terminal would obey: the log was written by others."""
+    """`text` without characters that would control a terminal, as others wrote the log. Lines and tabs are kept."""
     return "".join(character for character in text if character.isprintable() or character in "\n\t")
 
 
@@ -76,7 +79,7 @@ def _last_line(text: str) -> str:
 
 
 def _after(log: str, last: str) -> str:
-    """What the log has after the last line that was shown; the serial port puts its own words in front of each."""
+    """Part of the log after the last line that was shown. The serial port puts a prefix in front of each line."""
     if not last:
         return log
     lines = log.splitlines(keepends=True)

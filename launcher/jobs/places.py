@@ -13,11 +13,11 @@ from launcher.choice import flag_of
 from workload.contract.errors import UsageError
 from workload.contract.spec import CONFIG_NAME
 
-# Where a command looks unless something says otherwise.
+# Backend of a command if no option or file names another.
 USUAL = "gcp"
 
 
-# Up to where the options can stand that say which place is meant.
+# Matches a `launch` command up to the point where options for the place can be added.
 # No possessive quantifier: Debian 12's Python 3.11.2 handles it wrongly. The word after the last one ends the match.
 ASKS_A_PLACE = re.compile(
     r"\blaunch (?:status|logs|down|reap)\b(?: (?:rooflaunch-[a-z0-9-]+|RUN)\b| -f\b| --all\b)*"

@@ -1,6 +1,6 @@
 """Progress of a launch on stderr: a line for each phase.
 
-Between phases a live line on a terminal, else a line every 30 s.
+Between phases: a live line on a terminal, else a line every 30 s.
 """
 
 import shutil
@@ -13,7 +13,7 @@ from workload.contract.text import LINE_EVERY_S, duration, printable
 
 
 class LaunchProgress:
-    """Call it with events; `clear` before something else is printed."""
+    """Printer of events: call it with each event, and call `clear` before something else is printed."""
 
     def __init__(self, stream: TextIO, now: Callable[[], float]) -> None:
         self._stream, self._now = stream, now
@@ -21,7 +21,7 @@ class LaunchProgress:
         self._began_s = self._told_s = now()
 
     def __call__(self, event: Event) -> None:
-        """Show one event; without a terminal progress is a line every 30 s."""
+        """Show one event. Without a terminal progress is a line every 30 s."""
         match event.kind:
             case EventKind.PHASE:
                 self._line(f"{self._after(event):>10}  {event.text.replace('_', ' ')}")
@@ -35,7 +35,7 @@ class LaunchProgress:
                 pass
 
     def clear(self) -> None:
-        """Take the live line away."""
+        """Erase the live line."""
         if self._is_terminal:
             self._stream.write("\r\033[K")
             self._stream.flush()

@@ -1,4 +1,4 @@
-"""What the steps of one command share, and what they say on their way."""
+"""Connections that the steps of one command share, and the events that they report."""
 
 import time
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from workload.storage.store import Store
 
 
 class EventKind(StrEnum):
-    """What an event is: a step of the way, a newer line of progress, or something to know."""
+    """Kind of an event: a phase, a newer line of progress, or a note."""
 
     PHASE = "phase"
     PROGRESS = "progress"
@@ -19,7 +19,7 @@ class EventKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """Something to show; `at_s` in seconds since 1970 where the event has a time of its own."""
+    """An event to show. `at_s`: seconds since 1970 if the event has a time of its own."""
 
     kind: EventKind
     text: str
@@ -30,12 +30,12 @@ OnEvent = Callable[[Event], None]
 
 
 def _silent(_: Event) -> None:
-    """Nobody listens."""
+    """Ignore the event."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """Where the machines are, where records and bundles lie, how to wait, and whom to tell. Threads may share it."""
+    """Machines, store, how to wait, and the receiver of events. Safe to share between threads."""
 
     machines: Machines
     store: Store
@@ -43,9 +43,9 @@ class Session:
     on_event: OnEvent = _silent
 
     def now_s(self) -> float:
-        """Seconds since 1970 by the clock of the machines' place: this machine's may be hours off."""
+        """Seconds since 1970 by the clock of the machines' place; this computer's own may be hours off."""
         return self.machines.now_s()
 
     def note(self, text: str) -> None:
-        """Tell something to know."""
+        """Report a note."""
         self.on_event(Event(kind=EventKind.NOTE, text=text))

@@ -1,4 +1,4 @@
-"""The trainer in a container: what it is given, how it is followed, and what its end means."""
+"""The trainer in a container: description of the container, how it is followed, and what its end means."""
 
 import os
 import signal
@@ -19,18 +19,18 @@ from workload.contract.interrupt import handled_by, interruption
 from workload.contract.spec import CIFAR10, IMAGENETTE, SYNTHETIC, RunSpec
 
 RUN_LABEL = "rooflaunch.run"
-# Variables of the caller's that change what is computed or where; nothing else of theirs gets in.
+# Variables of the caller that change what is computed or where. The container gets no other variable of the caller.
 FORWARDED = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "ONEDNN_MAX_CPU_ISA", "NVIDIA_TF32_OVERRIDE")
 DRIVER_PARAMETERS = Path("/proc/driver/nvidia/params")
 KILLED = 128 + signal.SIGKILL
-# How a container ends whose trainer a signal ended; 130 is the trainer's own word for Ctrl-C.
+# Exit codes of a container whose trainer was ended by a signal; 130 is the trainer's own code for Ctrl-C.
 CRASHING = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL)
 CRASHES = {128 + number: number.name for number in CRASHING}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ContainerLimits:
-    """What the container may use; None: as much as the machine has."""
+    """Limits of the container. None: as much as the machine has."""
 
     shm_bytes: int = sizes.DEFAULT_SHM_BYTES
     memory_bytes: int | None = None
@@ -38,7 +38,7 @@ class ContainerLimits:
 
 
 def place_paths(spec: RunSpec) -> RunSpec:
-    """The spec with absolute paths: a folder is mounted in the container where it lies on the host."""
+    """The spec with absolute paths: a folder is mounted in the container at its path on the host."""
     if spec.dataset in (CIFAR10, IMAGENETTE):
         return replace(spec, data_dir=_absolute(spec.data_dir))
     return spec if spec.dataset == SYNTHETIC else replace(spec, dataset=_absolute(spec.dataset))
@@ -47,7 +47,7 @@ def place_paths(spec: RunSpec) -> RunSpec:
 def describe(
     choice: Choice, spec: RunSpec, *, output: Path, command: Sequence[str], limits: ContainerLimits
 ) -> Container:
-    """The container that runs `command`, the trainer's words, for a spec with absolute paths."""
+    """Container that runs `command`, the trainer's words, for a spec with absolute paths."""
     assert choice.image is not None
     assert choice.engine is not None
     readable, writable = _folders(spec)
@@ -68,9 +68,9 @@ def describe(
 
 
 def for_script(trainer: Container, spec: RunSpec, workplace: Workplace) -> Container:
-    """The container in which somebody's own script runs: in its user's folder, which it may write to, with a network.
+    """Container for a user's own script: in the user's folder, which is writable, and with a network.
 
-    Its data is mounted where it lies, and cannot be changed.
+    The data is mounted at its own path, read-only.
     """
     return replace(
         trainer,
@@ -85,9 +85,9 @@ def for_script(trainer: Container, spec: RunSpec, workplace: Workplace) -> Conta
 
 
 def for_profile(timing: Container, command: Sequence[str], *, restricted: bool) -> Container:
-    """The container of the profile pass: the timing run's, and CAP_SYS_ADMIN only if the driver restricts counters.
+    """Container of the profile pass, made from the timing run's; with CAP_SYS_ADMIN if the driver restricts counters.
 
-    Docker gives capabilities to root alone: setpriv hands the one over to the caller, so that files stay theirs.
+    Docker gives capabilities to root only. setpriv passes this one to the caller, so that files belong to the caller.
     """
     pass_two = replace(timing, command=tuple(command))
     if not restricted:
@@ -104,7 +104,7 @@ def for_profile(timing: Container, command: Sequence[str], *, restricted: bool) 
 
 
 def counters_restricted(parameters: Path = DRIVER_PARAMETERS) -> bool:
-    """Whether the host's driver keeps GPU counters to administrators (`RmProfilingAdminOnly`); no driver: no."""
+    """Whether the host's driver keeps GPU counters to administrators (`RmProfilingAdminOnly`). No driver: False."""
     try:
         lines = parameters.read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -115,7 +115,7 @@ def counters_restricted(parameters: Path = DRIVER_PARAMETERS) -> bool:
 def follow(
     engine: Engine, container: Container, *, on_line: Callable[[str], None], watcher: Watcher | None = None
 ) -> ContainerEnd:
-    """Run a container to its end; `on_line` gets its stdout, our stderr or the watcher its messages.
+    """Run a container to its end. `on_line` gets its stdout; our stderr or the watcher gets its messages.
 
     Ctrl-C, SIGTERM and a closed terminal are passed on to the trainer, which seals its bundle; a second signal becomes
     SIGKILL. A watcher handles signals itself.
@@ -132,7 +132,7 @@ def follow(
 
     with handled_by(stop), engine.started(container) as started:
         running = started
-        if signals:  # while the engine was starting it
+        if signals:  # received while the engine started the container
             started.signal(signal.Signals(signals[0]).name)
         ended = started.follow(on_stdout=on_line, on_stderr=lambda line: print(line, file=sys.stderr, flush=True))
     return replace(ended, signal=signals[0] if signals else None)
@@ -148,13 +148,13 @@ def _watched(engine: Engine, container: Container, on_line: Callable[[str], None
 
 
 def explain(ended: ContainerEnd, limits: ContainerLimits) -> RooflaunchError | None:
-    """The error of a container that did not come to its end by itself.
+    """Error of a container that did not end by itself.
 
-    None for a trainer that did: it has sealed its bundle and printed its own error.
+    None if the trainer ended by itself: then it has sealed its bundle and printed its own error.
     """
     if ended.signal is not None and ended.exit_code != ExitCode.INTERRUPTED:
         return interruption(ended.signal)
-    # A data worker alone may be killed for its memory and the run go on.
+    # The kernel may kill only a data worker for its memory, and the run goes on.
     if ended.out_of_memory and ended.exit_code != ExitCode.DONE:
         where = (
             "for want of memory"
@@ -177,7 +177,7 @@ def _absolute(path: str) -> str:
 
 
 def _folders(spec: RunSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What to mount read-only and writable; a folder that is not there is the trainer's to complain about."""
+    """Folders to mount read-only, and folders to mount writable. A missing folder is left to the trainer to report."""
     if spec.dataset == SYNTHETIC:
         return (), ()
     path = spec.data_dir if spec.dataset in (CIFAR10, IMAGENETTE) else spec.dataset

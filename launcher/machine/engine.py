@@ -1,6 +1,6 @@
-"""The border to Docker: everything that is asked of an engine, and its failures as our errors.
+"""Client for a Docker engine; its failures become errors of ours.
 
-The SDK is imported by `connect` alone. Images and containers are named by id or tag; sizes are bytes.
+Only `connect` imports the SDK. Images and containers are named by id or tag; sizes are bytes.
 """
 
 import io
@@ -24,7 +24,7 @@ DEFAULT_SOCKET = Path("/var/run/docker.sock")
 # The first engine with everything that a run needs; https://docs.docker.com/engine/release-notes/20.10.
 MIN_VERSION = (20, 10)
 ASK_LIMIT_S = 60
-# An engine calls its machine as the kernel does, and its images otherwise.
+# An engine uses the kernel's names for its own machine, and other names for images.
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 NO_PLATFORM = {None, "", "unknown"}
 JOIN_GROUP = "sudo usermod -aG docker $USER, then log in again"
@@ -36,9 +36,9 @@ Line = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Image:
-    """An image that the engine holds. `id` names its content, here and wherever it is pulled to.
+    """An image that the engine holds. `id`: names its content, here and wherever it is pulled to.
 
-    `architecture` is `amd64` or `arm64`, and empty where the engine does not say.
+    `architecture`: `amd64` or `arm64`; empty if the engine does not say.
 
     `reference`: its name in a registry, with the digest that it has there; empty unless it was pushed or pulled.
     """
@@ -53,20 +53,21 @@ class Image:
 
     @property
     def name(self) -> str:
-        """The tag that says most: ours with the content's hash; an image without tags by reference, or by id."""
+        """The most telling tag: ours with the content's hash. An image without tags: its reference, or its id."""
         return max(self.tags, key=lambda tag: ("/" not in tag, len(tag)), default=self.reference or self.id)
 
     @property
     def digest(self) -> str:
-        """The registry's, or empty."""
+        """Digest in the registry, or empty."""
         return self.reference.partition("@")[2]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Container:
-    """Everything about one container before it exists. Folders are mounted at their own path.
+    """Description of a container before it exists. Folders are mounted at their own path.
 
-    `variables`: the user's own, which are shown by name alone. `folder`: where it runs, if not where the image says.
+    `variables`: the user's own variables, of which only the names are shown. `folder`: working folder; empty for the
+    image's own.
     """
 
     image: str
@@ -87,7 +88,7 @@ class Container:
     labels: Mapping[str, str] = field(default_factory=dict)
 
     def as_words(self) -> list[str]:
-        """The `docker run` command line that does the same, to show and to repeat by hand."""
+        """Equivalent `docker run` command line, to show and to repeat by hand."""
         words = ["docker", "run", "--rm", "--read-only", "--tmpfs", "/tmp:exec", "--cap-drop", "ALL"]  # noqa: S108 - in the container
         words += ["--security-opt", "no-new-privileges", "--network", self.network, "--user", self.user]
         words += [word for name in self.capabilities for word in ("--cap-add", name)]
@@ -109,9 +110,9 @@ class Container:
 
 @dataclass(frozen=True, kw_only=True)
 class ContainerEnd:
-    """How a container ended; `out_of_memory`: the kernel killed a process of it at its memory limit.
+    """End of a container. `out_of_memory`: the kernel killed one of its processes at the memory limit.
 
-    `signal`: the first one that we were sent meanwhile.
+    `signal`: the first signal that this process received meanwhile.
     """
 
     exit_code: int
@@ -121,7 +122,7 @@ class ContainerEnd:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineEvent:
-    """One message of a build or a push: text of a step, an id of what was made, or the error that ended it."""
+    """A message of a build or a push: text of a step, id of an image, digest, or the error that ended it."""
 
     text: str = ""
     image_id: str = ""
@@ -146,23 +147,26 @@ class Engine:
 
     @property
     def has_gpus(self) -> bool:
-        """Whether containers can be given NVIDIA GPUs: by the toolkit's runtime, or the hook that --gpus looks for."""
+        """Whether containers can be given NVIDIA GPUs, by the toolkit's runtime or by the hook that --gpus uses."""
         return "nvidia" in self.runtimes or shutil.which("nvidia-container-runtime-hook") is not None
 
     @property
     def caller(self) -> str:
-        """`user:group` whose files in a mounted folder belong to the caller; a rootless engine maps root to them."""
+        """`user:group` for a container whose files shall belong to the caller.
+
+        A rootless engine maps root to the caller.
+        """
         return "0:0" if self.rootless or not hasattr(os, "getuid") else f"{os.getuid()}:{os.getgid()}"
 
     def free_bytes(self) -> int | None:
-        """Free space where images are kept; None for an engine elsewhere."""
+        """Free space where images are stored; None for an engine on another machine."""
         try:
             return shutil.disk_usage(self.root_folder).free
         except OSError:
             return None
 
     def image(self, name: str) -> Image | None:
-        """The image of that id or tag."""
+        """Image with this id or tag; None if there is none."""
         import docker.errors  # noqa: PLC0415 - see the module
 
         with translated():
@@ -172,7 +176,7 @@ class Engine:
                 return None
 
     def images(self, labels: Mapping[str, str]) -> list[Image]:
-        """The images with all these labels, newest first."""
+        """Images with all these labels, newest first."""
         wanted = [f"{name}={value}" for name, value in labels.items()]
         with translated():
             images = [_image(listed.attrs) for listed in self._client.images.list(filters={"label": wanted})]
@@ -185,20 +189,20 @@ class Engine:
             return [(str(container.name), str(container.status)) for container in containers]
 
     def tag(self, image: str, name: str) -> None:
-        """Give an image one more name."""
+        """Add a tag to an image."""
         with translated():
             self._client.images.get(image).tag(name)
 
     def registry_digest(self, name: str) -> str:
-        """What the registry serves for `name` today. Raises `ToolError` where it cannot be reached."""
+        """Digest that the registry has for `name` today. Raises `ToolError` if the registry cannot be reached."""
         with translated(f"cannot look up '{name}'", "log in with `docker login`, or try from a machine with a network"):
             return str(self._client.images.get_registry_data(name).id)
 
     def registry_platforms(self, name: str) -> frozenset[str]:
-        """What the registry has `name` for, as `linux/amd64`; empty if it does not tell. Raises `ToolError`."""
+        """Platforms of `name` in the registry, as `linux/amd64`; empty if it does not tell. Raises `ToolError`."""
         with translated(f"cannot look up '{name}'", "log in with `docker login`, or try from a machine with a network"):
             listed = self._client.images.get_registry_data(name).attrs.get("Platforms") or ()
-        # An index lists attestations too, which have no platform, or an unknown one.
+        # An index also lists attestations, which have no platform, or an unknown one.
         pairs = ((item.get("os"), item.get("architecture")) for item in listed)
         return frozenset(
             f"{system}/{machine}" for system, machine in pairs if {system, machine}.isdisjoint(NO_PLATFORM)
@@ -216,7 +220,7 @@ class Engine:
         cached: bool,
         platform: str = "",
     ) -> Iterator[EngineEvent]:
-        """Send a build, for `platform` (`linux/amd64`) or the engine's own; yields what it says, line by line."""
+        """Build an image for `platform` (`linux/amd64`), or for the engine's own; yields its messages."""
         with translated("the build broke off"):
             stream = self._client.api.build(
                 fileobj=io.BytesIO(context),
@@ -235,13 +239,13 @@ class Engine:
             yield from map(_event, stream)
 
     def push(self, name: str) -> Iterator[EngineEvent]:
-        """Send an image to its registry; one event carries the digest."""
+        """Push an image to its registry; one of the events has the digest."""
         with translated(f"'{name}' was not pushed", "docker login, and a repository that you may write"):
             yield from map(_event, self._client.api.push(name, stream=True, decode=True))
 
     @contextmanager
     def started(self, container: Container) -> Iterator["Running"]:
-        """Start a container; it is stopped and removed at the end, however that comes."""
+        """Start a container; it is stopped and removed at the end of the block, also after an error."""
         if container.cpus and self.cpus and container.cpus > self.cpus:
             raise UsageError(
                 f"the engine has {self.cpus} CPUs; got --cpus {container.cpus:g}", hint=f"--cpus {self.cpus}"
@@ -251,23 +255,23 @@ class Engine:
         lifeline: Any = None
         try:
             with translated(f"a container of '{container.image}' did not start"):
-                # Attached before the start: no line is lost.
+                # Attach before the start, so that no line is lost.
                 stream = created.attach(stdout=True, stderr=True, stream=True, demux=True)
-                # Its standard input ends with this process, even by SIGKILL, and that ends the trainer in order.
-                with suppress(Exception):  # not over every kind of connection
+                # Standard input ends with this process, even after SIGKILL, which makes the trainer end in order.
+                with suppress(Exception):  # impossible over some kinds of connection
                     lifeline = created.attach_socket(params={"stdin": 1, "stream": 1})
                 created.start()
             yield Running(created, stream)
         finally:
             if lifeline is not None:
                 lifeline.close()
-            # The engine may be gone: then nothing can be removed, and the caller has its error already.
+            # The engine may be gone. Then nothing can be removed, and the caller already has an error.
             with suppress(Exception):
                 created.remove(force=True, v=True)
 
 
 class Running:
-    """A container that has been started."""
+    """A started container."""
 
     def __init__(self, container: Any, stream: Iterator[tuple[bytes | None, bytes | None]]) -> None:
         self._container = container
@@ -275,7 +279,7 @@ class Running:
         self.name = str(container.name)
 
     def follow(self, *, on_stdout: Line, on_stderr: Line) -> ContainerEnd:
-        """Hand over every line as it comes, until the container ends."""
+        """Pass on every line as it comes, until the container ends."""
         out, err = _Lines(on_stdout), _Lines(on_stderr)
         for stdout, stderr in self._pieces():
             out.feed(stdout)
@@ -296,20 +300,20 @@ class Running:
         return translated(f"the Docker engine went away while container {self.name} ran", START_DOCKER)
 
     def signal(self, name: str) -> None:
-        """Send a signal; a container that has ended already is past it."""
+        """Send a signal. A container that has already ended is ignored."""
         with suppress(Exception):
             self._container.kill(signal=name)
 
 
 def _install_or_start() -> str:
-    """Docker Desktop and every package bring the command `docker`: without it there is nothing to start."""
+    """Hint for a missing engine: start Docker if the command `docker` exists, else install it."""
     if shutil.which("docker"):
         return START_DOCKER
     return f"install Docker: {document(INSTALL_PAGE) or 'https://docs.docker.com/engine/install'}"
 
 
 def connect() -> Engine:
-    """The engine that `docker` would use. Raises `ToolError`: no SDK, no engine, no permission."""
+    """Engine that `docker` would use. Raises `ToolError` without SDK, engine or permission."""
     if not socket_exists():
         raise ToolError(f"no Docker engine: {DEFAULT_SOCKET} does not exist", hint=_install_or_start())
     try:
@@ -323,14 +327,14 @@ def connect() -> Engine:
 
 
 def socket_exists() -> bool:
-    """Whether an engine could be there at all; a cheap look, before the SDK is loaded."""
+    """Whether an engine could exist here: a cheap check before the SDK is loaded."""
     configured = Path("~/.docker/config.json").expanduser()
     return bool(os.environ.get("DOCKER_HOST")) or DEFAULT_SOCKET.exists() or "currentContext" in _text(configured)
 
 
 @contextmanager
 def translated(what: str = "the Docker engine refused", hint: str = "launch doctor docker") -> Iterator[None]:
-    """Turn what the SDK and its HTTP libraries raise into a `ToolError`, with the cause kept."""
+    """Turn exceptions of the SDK and its HTTP libraries into a `ToolError`, with their cause."""
     import docker.errors  # noqa: PLC0415 - see the module
     import requests  # noqa: PLC0415
     import urllib3  # noqa: PLC0415
@@ -346,14 +350,14 @@ def translated(what: str = "the Docker engine refused", hint: str = "launch doct
 def _reason(error: Exception) -> str:
     explained = getattr(error, "explanation", None)
     text = (explained if isinstance(explained, str) and explained else str(error)).strip()
-    # The system's own message, without the layers of libraries around it.
+    # Only the system's own message, without the layers of libraries around it.
     if system := re.search(r"\[Errno \d+\] ([^'\")]+)", text):
         return system[1]
     return text.splitlines()[0] if text else type(error).__name__
 
 
 def _current_context() -> str | None:
-    """The address that `docker context use` has chosen, which the SDK does not read by itself."""
+    """Address chosen by `docker context use`, which the SDK does not read by itself; None for the default."""
     import docker.context  # noqa: PLC0415 - see the module
 
     with suppress(Exception):  # a damaged ~/.docker is no reason not to try the default address
@@ -395,7 +399,7 @@ def _event(message: Mapping[str, Any]) -> EngineEvent:
 
 
 def _creation(container: Container) -> dict[str, Any]:
-    """The arguments of the SDK's `containers.create`."""
+    """Arguments for the SDK's `containers.create`."""
     import docker.types  # noqa: PLC0415 - see the module
 
     mounts = [(path, False) for path in container.writable] + [(path, True) for path in container.readable]
@@ -416,7 +420,7 @@ def _creation(container: Container) -> dict[str, Any]:
         "device_requests": [docker.types.DeviceRequest(count=-1, capabilities=[["gpu"]])] if container.gpus else None,
         "shm_size": container.shm_bytes,
         "mem_limit": container.memory_bytes,
-        # As much as the memory: no swap, so that the limit is one.
+        # Equal to the memory limit: without swap, which would weaken the limit.
         "memswap_limit": container.memory_bytes,
         "nano_cpus": None if container.cpus is None else round(container.cpus * 1e9),
         "labels": dict(container.labels),
@@ -424,12 +428,12 @@ def _creation(container: Container) -> dict[str, Any]:
 
 
 def _tied(container: Container) -> dict[str, Any]:
-    """What ties a container to this process, beside what is shown: a standard input that ends with us."""
+    """Arguments, not shown to users, that tie a container to this process: standard input ends with the process."""
     return {"stdin_open": True, "environment": {**container.environment, **container.variables, LIFELINE: "stdin"}}
 
 
 class _Lines:
-    """Whole lines out of the pieces that a stream comes in."""
+    """Splits a stream that comes in pieces into whole lines."""
 
     def __init__(self, on_line: Line) -> None:
         self._on_line = on_line

@@ -1,4 +1,4 @@
-"""Runs on this machine: a plan made first, then the trainer in a child process or in a container."""
+"""Runs on this machine: make a plan first, then run the trainer in a child process or in a container."""
 
 import shlex
 import signal
@@ -30,9 +30,9 @@ from workload.contract.text import counted, duration, printable
 
 @dataclass(frozen=True, kw_only=True)
 class LocalPlan:
-    """Everything that `launch local` is about to do. `profiles`: after the timing run comes the profile pass.
+    """The complete plan of `launch local`. `profiles`: a profile pass follows the timing run.
 
-    `notes`: what there is to say of a script before it runs.
+    `notes`: notes on a script before it runs.
     """
 
     spec: RunSpec
@@ -63,7 +63,7 @@ class LocalPlan:
         }
 
     def text(self) -> str:
-        """The plan as lines, the command quoted for a shell."""
+        """Text of the plan, with the command quoted for a shell."""
         times = "one run" if self.spec.repeats == 1 else f"{self.spec.repeats} runs, a process each"
         image = self.choice.image
         lines = {
@@ -72,7 +72,7 @@ class LocalPlan:
             "runtime": f"{self.choice.runtime} ({self.choice.why})",
             **({"image": image.name} if image else {}),
             "bundles": f"{self.output}/",
-            # Without the context, which only keeps in the bundle what this plan says: the same run by hand.
+            # The command to repeat the run by hand, without the context, which only records this plan in the bundle.
             "command": shlex.join(_without_context(script.shown(self._words()))),
         }
         rows = [*lines.items(), *(("note", note) for note in self.notes)]
@@ -87,14 +87,14 @@ class LocalPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalOutcome:
-    """What came of a plan: the exit code, the sealed bundles, and the error of a trainer that was killed."""
+    """Outcome of a plan: exit code, sealed bundles, and the error of a trainer that was killed."""
 
     exit_code: int
     bundles: tuple[Bundle, ...]
     error: RooflaunchError | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The run.json of every bundle, with its folder as `path`."""
+        """run.json of every bundle, with the bundle's folder as `path`."""
         runs = [{"path": str(sealed.path), **to_json(sealed.record)} for sealed in self.bundles]
         return {"exit_code": self.exit_code, "runs": runs}
 
@@ -112,11 +112,11 @@ def make_plan(
     context: Context | None = None,
     workplace: Workplace | None = None,
 ) -> LocalPlan:
-    """The plan of `launch local`; touches nothing. `outside`: facts of the host that a container cannot see.
+    """Plan of `launch local`; changes nothing. `outside`: facts on the host that a container cannot see.
 
-    `backend` and `place` are for the record; `driver_parameters` is where the host's NVIDIA driver lists them.
-    `context`: what else the trainer is to know, of a run of a task. `workplace`: of somebody's own script, where that
-    is not the folder that we are in.
+    `backend` and `place` are for the record. `driver_parameters`: file in which the host's NVIDIA driver lists its
+    parameters. `context`: further facts for the trainer of a run of a task. `workplace`: folder and data of a user's
+    own script; by default the current folder. Raises `UsageError` for limits of a container if the run is a process.
     """
     if resolved.spec.script:
         workplace = workplace or Workplace(folder=Path.cwd())
@@ -138,7 +138,7 @@ def make_plan(
             f"--memory, --cpus and --shm-size limit a container; this run is a process: {choice.why}",
             hint="--runtime docker, or leave the limits out",
         )
-    # With -P: the working folder may hold a `workload` of the user's.
+    # With -P, because the working folder may have a `workload` of the user's own.
     trainer = (sys.executable, "-P", "-m", "workload", "train", *arguments(resolved.spec))
     command = (*trainer, "-o", str(output), "--context", context.to_argument())
     if workplace:
@@ -207,9 +207,9 @@ def _container_plan(
 
 
 def run(plan: LocalPlan, *, watcher: Watcher | None = None) -> LocalOutcome:
-    """Run the trainer to its end. It prints its own progress and errors to our stderr, a bundle a line to us.
+    """Run the trainer to its end. The trainer prints progress and errors to our stderr.
 
-    `watcher`: who follows it instead of the terminal, and then also handles signals.
+    `watcher`: follows the run instead of the terminal, and also handles signals.
     """
     return _run_process(plan, watcher) if plan.container is None else _run_container(plan, plan.container, watcher)
 
@@ -221,7 +221,7 @@ class _Child:
     process: "subprocess.Popen[str]"
 
     def signal(self, name: str) -> None:
-        """Send it a signal; one that has ended already is past it."""
+        """Send a signal to the process; ignored if it has already ended."""
         self.process.send_signal(signal.Signals[name])
 
 
@@ -229,7 +229,7 @@ def _run_process(plan: LocalPlan, watcher: Watcher | None) -> LocalOutcome:
     folders: list[Path] = []
 
     def keep(line: str) -> None:
-        # A script may change its folder: its bundles are named by their whole path.
+        # A script may change its working folder, so its bundles are named by their whole path.
         folders.append(plan.output / Path(line).name if plan.workplace else Path(line))
         if watcher:
             watcher.on_bundle(folders[-1])
@@ -259,7 +259,7 @@ def _run_process(plan: LocalPlan, watcher: Watcher | None) -> LocalOutcome:
 
 
 def _tell(plan: LocalPlan, folders: list[Path], passed_s: float) -> None:
-    """Print how many steps of a script are measured. Used where stderr is no terminal: the script may print nothing."""
+    """Print how many steps of a script are measured, if stderr is no terminal: the script itself may print nothing."""
     steps = 0
     with suppress(OSError):
         steps = (folders[-1] / bundle.STEPS).read_bytes().count(b"\n") - 1 if folders else 0
@@ -268,7 +268,7 @@ def _tell(plan: LocalPlan, folders: list[Path], passed_s: float) -> None:
 
 
 def _broken_off(plan: LocalPlan, code: int, error: RooflaunchError | None, folders: list[Path]) -> LocalOutcome:
-    """What is left of a run that did not come to its end, with a bundle for whatever had begun."""
+    """Outcome of a run that ended early, with a bundle for everything that had begun."""
     settled = broken.settle(code, error, folders, output=plan.output, spec=plan.spec, context=plan.context)
     return LocalOutcome(exit_code=code if error is None else error.exit_code, bundles=_sealed(settled), error=error)
 
@@ -301,7 +301,10 @@ def _run_container(plan: LocalPlan, container: Container, watcher: Watcher | Non
 
 
 def _profile(plan: LocalPlan, timing: Container, folder: Path, watcher: Watcher | None) -> int:
-    """The second pass, in a container of its own: alone it may read counters. Only Ctrl-C ends the whole."""
+    """Do the profile pass in a container of its own, the only one that may read counters.
+
+    Only Ctrl-C ends the whole run.
+    """
     engine = plan.choice.engine
     assert engine is not None
     restricted = plan.spec.profile is Profile.NCU and containers.counters_restricted(plan.driver_parameters)
@@ -314,7 +317,7 @@ def _profile(plan: LocalPlan, timing: Container, folder: Path, watcher: Watcher 
         print(f"warning: no profile, and the run is complete: {printable(str(error))}", file=sys.stderr)
         return ExitCode.DONE
     code = ExitCode.INTERRUPTED if ended.signal is not None else ended.exit_code
-    # With TOOL the pass itself has printed why there is no profile.
+    # With TOOL the profile pass itself has printed why there is no profile.
     if code not in (ExitCode.DONE, ExitCode.TOOL, ExitCode.INTERRUPTED):
         print(f"warning: the profile pass ended with exit code {code}; the run is complete", file=sys.stderr)
     return ExitCode.INTERRUPTED if code == ExitCode.INTERRUPTED else ExitCode.DONE
@@ -326,7 +329,7 @@ def _without_context(words: list[str]) -> list[str]:
 
 
 def _sealed(folders: list[Path]) -> tuple[Bundle, ...]:
-    """The complete bundles; the trainer has printed why another is incomplete."""
+    """Complete bundles; the trainer has printed why any other is incomplete."""
     complete = []
     for folder in folders:
         with suppress(BundleError):

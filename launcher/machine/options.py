@@ -1,4 +1,4 @@
-"""What `launch local` is asked for beside the run. Light: `launch --help` loads it."""
+"""Options of `launch local`, besides those of the run. Light: `launch --help` loads it."""
 
 import math
 from dataclasses import dataclass
@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalOptions:
-    """`image` and `flavour` ask for a container; of its limits None is as much as the machine has."""
+    """Options of `launch local`. `image` and `flavour` ask for a container.
+
+    A limit of None: as much as the machine has.
+    """
 
     runtime: Runtime = choice(
         "a container if its image is built, else a process (auto)",
@@ -30,7 +33,7 @@ class LocalOptions:
     cpus: float | None = choice("a container's CPU limit, as 1.5", default=None, metavar="N")
 
     def limits(self) -> "ContainerLimits":
-        """Raises `UsageError` for what is no limit."""
+        """Limits of the container. Raises `UsageError` for a text that is no limit."""
         from launcher.machine.containers import ContainerLimits  # noqa: PLC0415 - a help text has no use for it
 
         if self.cpus is not None and not (math.isfinite(self.cpus) and self.cpus > 0):
@@ -44,7 +47,7 @@ class LocalOptions:
         )
 
     def checked(self) -> "LocalOptions":
-        """These, or `UsageError` where two contradict each other."""
+        """These options. Raises `UsageError` if two contradict each other."""
         is_limited = self.limits() != LocalOptions().limits()
         for_a_container = [
             name
@@ -59,6 +62,6 @@ class LocalOptions:
         return self
 
     def asked_runtime(self) -> Runtime:
-        """A limit asks for a container, which alone can be limited."""
+        """Requested runtime. A limit asks for a container, as only containers can be limited."""
         is_limited = self.limits() != LocalOptions().limits()
         return Runtime.DOCKER if self.runtime is Runtime.AUTO and is_limited else self.runtime

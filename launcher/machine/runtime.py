@@ -1,4 +1,4 @@
-"""Whether a local run is a process or a container, and why."""
+"""Choice between process and container for a local run, with the reason."""
 
 import platform
 import subprocess
@@ -13,7 +13,7 @@ from workload.contract.spec import Device, RunSpec
 
 TOOLKIT = "install the NVIDIA Container Toolkit: docs.nvidia.com/datacenter/cloud-native/container-toolkit"
 CPU_FLAVOUR = "cpu"
-# Where no tool tells what the GPU is.
+# Flavour if no tool tells which GPU the machine has.
 USUAL_FLAVOUR = "cuda"
 NO_MPS = "a container cannot reach Apple's GPU"
 OWN_PACKAGES = "a script finds its packages in this Python"
@@ -22,7 +22,10 @@ NO_COMPILER = "--compile needs a C++ compiler, which the images leave out"
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """A runtime with its reason; `docker` comes with the engine, the image, and whether it gets the GPUs."""
+    """A runtime with the reason for it.
+
+    For `docker` also the engine, the image, and whether the container gets the GPUs.
+    """
 
     runtime: Runtime
     why: str
@@ -33,7 +36,7 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class RuntimePorts:
-    """What the choice looks at; a test lays out a machine of its own."""
+    """Facts on the machine that decide; a test replaces them."""
 
     system: str
     socket_exists: Callable[[], bool]
@@ -42,7 +45,7 @@ class RuntimePorts:
 
 
 def real_ports() -> RuntimePorts:
-    """The machine that we are on."""
+    """Facts on this machine."""
     return RuntimePorts(
         system=platform.system(),
         socket_exists=docker_engine.socket_exists,
@@ -59,9 +62,9 @@ def choose(
     flavour: str | None = None,
     ports: RuntimePorts | None = None,
 ) -> Choice:
-    """The runtime for `spec`. `image` or `flavour` ask for a container.
+    """Runtime for `spec`. `image` or `flavour` ask for a container.
 
-    Raises `UsageError` where a container cannot do what the spec asks for, `ToolError` where Docker was asked for and
+    Raises `UsageError` if a container cannot do what the spec asks for, `ToolError` if Docker was asked for and
     something is missing.
     """
     ports = ports or real_ports()
@@ -82,7 +85,7 @@ def choose(
 
 
 def gpu_capability() -> tuple[int, int] | None:
-    """Of the first GPU that the host's driver shows; None without a driver."""
+    """Compute capability (major, minor) of the first GPU that the host's driver shows; None without a driver."""
     try:
         command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
@@ -93,7 +96,7 @@ def gpu_capability() -> tuple[int, int] | None:
 
 
 def _obstacle(spec: RunSpec, ports: RuntimePorts) -> str | None:
-    """Why `auto` takes a process without asking an engine."""
+    """Why `auto` takes a process without asking an engine; None if nothing speaks against a container."""
     if ports.system != "Linux":
         return f"containers run in a virtual machine on {ports.system}"
     if spec.device is Device.MPS:
@@ -129,7 +132,7 @@ def _container(spec: RunSpec, image: str | None, flavour: str | None, ports: Run
 
     recipe = images.make_recipe(images.require_flavour(name))
     labelled = engine.images({images.FLAVOUR_LABEL: name, images.INPUTS_LABEL: recipe.inputs})
-    # One that was built for a VM would run here by emulation, which measures the emulation.
+    # An image built for a VM would run here by emulation, and the emulation would be measured.
     matching = [image for image in labelled if image.architecture in ("", engine.architecture or image.architecture)]
     if not matching:
         raise ToolError(f"no image of flavour {name} is built for this code", hint=f"launch build --flavour {name}")
@@ -150,7 +153,7 @@ def _require_possible(spec: RunSpec) -> None:
 
 
 def _flavour_for(capability: tuple[int, int] | None) -> str:
-    """Raises `ToolError` for a GPU that no flavour holds code for."""
+    """Image flavour for a GPU. Raises `ToolError` if no flavour has code for the GPU."""
     if capability is None:
         return USUAL_FLAVOUR
     from launcher import images  # noqa: PLC0415 - see above

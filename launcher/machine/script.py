@@ -1,4 +1,4 @@
-"""Somebody's own script on this machine: the command that measures it, and what it finds where it runs."""
+"""A user's own script on this machine: the command that measures it, and its surroundings."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -9,18 +9,18 @@ from workload.contract.errors import UsageError
 from workload.contract.script import DATA, without_secrets
 from workload.contract.spec import Context, Device, RunSpec, arguments
 
-# No module of a user's has this name. With -P Python does not look into the working folder, as with `python train.py`.
+# No module of a user has this name. With -P Python does not search the working folder, as with `python train.py`.
 TRAINER = ("-P", "-m", "rooflaunch")
-# What --cpu means to a script, which chooses its device itself.
+# Variables by which --cpu keeps a script off the GPU; the script chooses its device itself.
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workplace:
-    """Where a script runs: in `folder`, as its own working folder. `data` is what `{data}` in its arguments stands for.
+    """Surroundings of a script. `folder`: its working folder. `data`: value of `{data}` in its arguments.
 
-    `commit`: of the user's folder, where this is a copy of it. `variables`: those of the user's that it gets, where it
-    has not the user's own.
+    `commit`: commit of the user's folder, if `folder` is a copy of it. `variables`: the user's variables that the
+    script gets, if it does not inherit the user's environment.
     """
 
     folder: Path
@@ -29,7 +29,7 @@ class Workplace:
     variables: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def require(self, words: Sequence[str]) -> None:
-        """`UsageError` for arguments that ask for data which nobody named."""
+        """Raise `UsageError` if the arguments ask for data and no data was named."""
         if any(DATA in word for word in words) and not self.data:
             raise UsageError(
                 f"{DATA} in the script's arguments stands for its data, and there is no --data", hint="--data PATH"
@@ -46,13 +46,13 @@ def command(spec: RunSpec, workplace: Workplace, *, output: Path, context: Conte
 def profile_command(spec: RunSpec, workplace: Workplace) -> tuple[str, ...]:
     """Arguments for `python -m rooflaunch profile BUNDLE`.
 
-    The bundle has no secrets and no data folder, so they are given here.
+    Secrets and the data folder are given here, because the bundle has neither.
     """
     return (*(("--data", workplace.data) if workplace.data else ()), "--", *spec.script)
 
 
 def variables(spec: RunSpec) -> dict[str, str]:
-    """What the script finds set beside its user's own."""
+    """Variables that the script gets in addition to the user's own."""
     return dict(NO_GPU) if spec.device is Device.CPU else {}
 
 
@@ -62,6 +62,6 @@ def as_process(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def shown(words: Sequence[str]) -> list[str]:
-    """A command as it may be printed: the script's arguments, which stand behind the first --, without secrets."""
+    """A command for printing. The script's arguments, after the first --, are without secrets."""
     at = list(words).index("--") + 1 if "--" in words else len(words)
     return [*words[:at], *without_secrets(words[at:])]

@@ -1,7 +1,7 @@
-"""The runs of a task on this machine, in order, each a process or a container of its own.
+"""Run the runs of a task on this machine, in order, each in a process or a container of its own.
 
-Whoever works through a task takes each outcome as it comes, while nothing runs. A run that fails stops no other; one
-that is not started says why, so that another machine can do it.
+The caller gets each outcome as it comes, while nothing runs. A failing run does not stop the others. A run that is not
+started has the reason in its outcome, so that another machine can do it.
 """
 
 import math
@@ -22,17 +22,20 @@ from workload.contract.spec import Context, KeptCeilings, RunSpec
 from workload.contract.task import Task, TaskRun
 from workload.contract.text import duration
 
-# How `make_plan` is called for a run: its options, and what its trainer is to know of the task.
+# Makes the plan of a run from its options and from the facts on the task for its trainer.
 PlanOf = Callable[[RunSpec, Context], LocalPlan]
-# Of the number of a run in its task, from 1, and the run: who follows it; None leaves it to the terminal.
+# Makes the watcher of a run from the run's number in its task (from 1) and the run; None: show it on the terminal.
 WatcherOf = Callable[[int, TaskRun], Watcher | None]
-# A run with one of these in the store is not measured again.
+# A run with one of these states in the store is not measured again.
 FINAL = frozenset({Status.COMPLETED, Status.OUT_OF_MEMORY})
 NOTHING_DONE: Mapping[str, str] = MappingProxyType({})
 
 
 class End(StrEnum):
-    """What became of a run of a task. `skipped`: there is nothing left to measure; `not started`: there is."""
+    """Result of a run of a task.
+
+    `skipped`: nothing is left to measure; `not started`: the run still has to be measured.
+    """
 
     COMPLETED = "completed"
     FAILED = "failed"
@@ -52,9 +55,9 @@ ENDS_BY_CODE: Mapping[int, End] = {ExitCode.OUT_OF_MEMORY: End.OUT_OF_MEMORY, Ex
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What became of one run; `number`: its place in the task, from 1. `why` is empty for one that is completed.
+    """Outcome of one run. `number`: its place in the task, from 1. `why`: empty for a completed run.
 
-    `code` is the trainer's exit code, 0 for a run that was not started; `out_of_time`: it would not have fitted into
+    `code`: the trainer's exit code, 0 for a run that was not started. `out_of_time`: the run would not have fitted into
     the time left.
     """
 
@@ -71,7 +74,7 @@ class Outcome:
 
     @property
     def was_started(self) -> bool:
-        """Whether it ran at all."""
+        """Whether the run was started at all."""
         return self.end not in (End.SKIPPED, End.NOT_STARTED)
 
 
@@ -86,12 +89,13 @@ def work_through(
     now_s: Callable[[], float] = time.monotonic,
     settle_to_c: float | None = None,
 ) -> Iterator[Outcome]:
-    """The outcome of every run of the task, in order; the next one begins when the next outcome is asked for.
+    """Yield the outcome of every run of the task, in order; the next run begins when the next outcome is requested.
 
-    `done`: status by run_key of the sealed bundles in the store; of these a run is skipped that is completed or out of
-    memory. `time_left_s`: until nothing may run here any more. `stopped` says why no further run is wanted, if so.
-    `settle_to_c`: what the device had before the first run, where that was one of an earlier task.
-    A launch by itself, which is no part of a sweep, ends with the first of its repeats that fails: the next would too.
+    `done`: status by run_key of the sealed bundles in the store; a completed or out-of-memory run among them is
+    skipped. `time_left_s`: seconds in which runs are still possible here. `stopped`: returns why no further run is
+    wanted, or an empty text. `settle_to_c`: temperature of the device before the first run, if that run was in an
+    earlier task. A launch that is not part of a sweep ends with the first of its repeats that fails, as the next ones
+    would fail too.
     """
     work = _Work(task, done, settle_to_c)
     for number, run in enumerate(task.runs, 1):
@@ -105,9 +109,9 @@ def work_through(
 
 
 def repeated(spec: RunSpec, plan_of: PlanOf) -> LocalOutcome:
-    """The repeats of one configuration, each a process or a container of its own, as one outcome.
+    """Run the repeats of one configuration, each in a process or a container of its own; return one outcome for all.
 
-    The first that fails ends it.
+    The first repeat that fails ends them.
     """
     outcomes = list(work_through(Task.of_repeats(spec), plan_of))
     failed = next((outcome for outcome in outcomes if outcome.code), None)
@@ -119,15 +123,15 @@ def repeated(spec: RunSpec, plan_of: PlanOf) -> LocalOutcome:
 
 
 class _Work:
-    """What the runs of a task so far mean for those that follow."""
+    """State of a task: the results so far that matter for the runs to come."""
 
     def __init__(self, task: Task, done: Mapping[str, str], settle_to_c: float | None) -> None:
         self._task, self._done = task, done
-        # Why none of the rest is started.
+        # Why none of the remaining runs is started.
         self._over = ""
         self._completed_s: list[tuple[RunSpec, float]] = []
         self._measured_blocks = set[int]()
-        # Repeats of one configuration are all alike already.
+        # Settling matters between different configurations; repeats of one are alike already.
         self._settles = any(run.spec != task.runs[0].spec for run in task.runs)
         self._settle_to_c = settle_to_c
         self._did_not_fit = [run.spec for run in task.runs if done.get(run.run_key) == Status.OUT_OF_MEMORY]
@@ -135,7 +139,7 @@ class _Work:
     def left_out(
         self, number: int, run: TaskRun, time_left_s: Callable[[], float], stopped: Callable[[], str]
     ) -> Outcome | None:
-        """The outcome of a run that is not to be started; None for one that is."""
+        """Outcome of a run that must not be started; None for a run to start."""
         if run.run_key and (status := self._done.get(run.run_key)) in FINAL:
             how = "out of memory" if status == Status.OUT_OF_MEMORY else "completed"
             return Outcome(run=run, number=number, end=End.SKIPPED, why=f"it is in the store, {how}")
@@ -152,7 +156,7 @@ class _Work:
         return None
 
     def context(self, number: int, run: TaskRun) -> Context:
-        """What the trainer of a run is to know of the task."""
+        """Facts on the task for the trainer of a run."""
         task = self._task
         place = {"name": task.job, "task": task.number, "block": run.block, "position": run.position}
         return Context(
@@ -160,7 +164,7 @@ class _Work:
             repeats=max(one.block for one in task.runs),
             job=place if task.job else None,
             run_key=run.run_key,
-            # Of repeats the first one holds the profile.
+            # The first of the repeats has the profile.
             profile_later=not task.job and number > 1,
             kept_ceilings=self._kept_ceilings(run),
             settles=self._settles,
@@ -168,13 +172,13 @@ class _Work:
         )
 
     def _kept_ceilings(self, run: TaskRun) -> KeptCeilings:
-        """A sweep measures the ceilings once a block, whatever lies there from before; other launches once an hour."""
+        """Reuse of measured ceilings: in a sweep only within a block, in other launches for an hour."""
         if not self._task.job:
             return KeptCeilings.HOUR
         return KeptCeilings.BLOCK if run.block in self._measured_blocks else KeptCeilings.NONE
 
     def note(self, outcome: Outcome) -> None:
-        """Learn from a run that was started."""
+        """Record the result of a run that was started."""
         if outcome.bundle and outcome.bundle.record.ceilings:
             self._measured_blocks.add(outcome.run.block)
         if outcome.bundle and outcome.bundle.record.settling and self._settle_to_c is None:
@@ -189,14 +193,14 @@ class _Work:
             self._over = f"run {outcome.number} of {len(self._task.runs)} of the same configuration failed"
 
     def _smaller_that_did_not_fit(self, spec: RunSpec) -> int | None:
-        """The batch size of the same configuration that needed too much memory, and was smaller."""
+        """Smaller batch size of the same configuration that ran out of memory; None if there is none."""
         if (wanted := spec.batch_size) is None:
             return None
         same = (one for one in self._did_not_fit if replace(one, batch_size=wanted) == spec)
         return next((one.batch_size for one in same if one.batch_size is not None and one.batch_size < wanted), None)
 
     def _needed_s(self, spec: RunSpec) -> float:
-        """About how long a run takes: the longest of its configuration so far, else the median of all, else 0."""
+        """Expected duration of a run: the longest of its configuration so far, else the median of all, else 0."""
         same = [seconds for other, seconds in self._completed_s if other == spec]
         everything = [seconds for _, seconds in self._completed_s]
         return max(same) if same else median(everything) if everything else 0.0

@@ -1,4 +1,4 @@
-"""Who follows a run from outside, in place of a terminal."""
+"""Callbacks that follow a run from outside, instead of a terminal."""
 
 import threading
 import time
@@ -12,19 +12,19 @@ from workload.contract.text import LINE_EVERY_S
 
 
 class Trainer(Protocol):
-    """A trainer that runs, in a container or as a process."""
+    """A running trainer, in a container or as a process."""
 
     def signal(self, name: str) -> None:
-        """Send it a signal, `SIGTERM` say; one that has ended already is past it."""
+        """Send a signal such as `SIGTERM`; ignored if the trainer has already ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Watcher:
-    """Hears what a run says, gets hold of its trainer to stop it, and handles signals itself.
+    """Callbacks that receive a run's messages and its trainer, to stop it. Their provider handles signals itself.
 
-    `on_started` and `on_ended` come for the timing run and for the profile pass of a container, which is one of its
-    own; a process profiles itself. `on_bundle` comes as soon as there is a folder. A process's messages come from a
-    thread of their own, all else in the caller's.
+    `on_started` and `on_ended` are called for the timing run, and again for the container of the profile pass; a
+    process profiles itself. `on_bundle` is called as soon as the bundle's folder exists. A process's messages come from
+    a thread of their own, everything else from the caller's thread.
     """
 
     on_message: Callable[[str], None]

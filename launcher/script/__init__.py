@@ -1,1 +1,1 @@
-"""Somebody's own training script in place of our trainer: its words, and its way to other machines."""
+"""A user's own training script instead of our trainer: its words, and how it gets to other machines."""

@@ -1,4 +1,7 @@
-"""`launch … -- train.py ARGS`: the words after `--`, and the options of a script. Light: `launch --help` loads it."""
+"""Command line `launch … -- train.py ARGS`: words after `--`, and options of a script.
+
+Light: `launch --help` loads it.
+"""
 
 import re
 import shlex
@@ -20,13 +23,13 @@ Words = Annotated[
 ]
 
 
-# What the machine that a script runs on has of its own.
+# Variables that belong to the machine on which a script runs.
 OF_THE_MACHINE = frozenset({"HOME", "LD_LIBRARY_PATH", "PATH", "PYTHONHOME", "PYTHONPATH", "SHELL", "USER"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class HereOptions:
-    """What a script is given on this machine."""
+    """Options of a script on this machine."""
 
     data: str | None = choice(
         f"the folder that {DATA} in the script's arguments stands for", default=None, metavar="PATH"
@@ -39,7 +42,7 @@ class HereOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ThereOptions:
-    """What a script is given on another machine."""
+    """Options of a script on another machine."""
 
     data: str | None = choice(
         f"a script's data, as {DATA_EXAMPLE} or a folder there; {DATA} in its arguments stands for it",
@@ -63,7 +66,7 @@ class ThereOptions:
     )
 
 
-# The headings of a command's help, in order, and the options below each; all others stand below the place's.
+# Headings of a command's help, in order, with the options below each; all other options stand below "Place".
 SCRIPTS_OWN = {
     "words",
     "samples_per_step",
@@ -83,9 +86,9 @@ OFF_SWITCHES = {option.name for option in RUN_OPTIONS if option.default is False
 
 
 class ScriptCommand(TyperCommand):
-    """A command whose line may end in `-- train.py ARGS`: what stands there is the script's alone.
+    """A command whose line may end in `-- train.py ARGS`; the words after `--` belong to the script.
 
-    `place`: the heading of options that are this command's own.
+    `place`: heading for the command's own options.
     """
 
     place = PLACE
@@ -104,7 +107,7 @@ class ScriptCommand(TyperCommand):
     example = "-- train.py --lr 0.1"
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Our words as usual, and the script's as the parameter `words`."""
+        """Parse our words as usual; the script's words become the parameter `words`."""
         if ctx.resilient_parsing:
             return super().parse_args(ctx, args)
         place = args.index("--") if "--" in args else len(args)
@@ -130,12 +133,12 @@ def _help_row(parameter: Any, ctx: Any) -> tuple[str, str] | None:
     name, text = parameter.get_help_record(ctx)
     if parameter.name == "words":
         return parameter.metavar, text
-    # `--no-…` does nothing but to overrule a file or a variable where the switch is off by default.
+    # If a switch is off by default, its `--no-…` only overrides a file or a variable, so help leaves it out.
     return name.partition(" / ")[0] if parameter.name in OFF_SWITCHES else name, text
 
 
 def _refuse_stray(ctx: Any, typed: list[str]) -> None:
-    """`UsageError` for a script without `--` in front of it."""
+    """Raise `UsageError` for a script without `--` in front of it."""
     at = next((number for number, word in enumerate(typed) if word.endswith(".py")), None)
     if at is not None:
         line = shlex.join([*typed[:at], "--", *typed[at:]])
@@ -143,7 +146,7 @@ def _refuse_stray(ctx: Any, typed: list[str]) -> None:
 
 
 def variables_of(names: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """The named variables with their values. Raises `UsageError` for one that is not set, or that is the machine's."""
+    """The named variables with their values. Raises `UsageError` for an unset variable, and for one of the machine."""
     for name in names:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             raise UsageError(
@@ -157,7 +160,7 @@ def variables_of(names: Sequence[str], environment: Mapping[str, str]) -> dict[s
 
 
 def refuse_without_script(options: Any, words: list[str] | None) -> None:
-    """`UsageError` for an option that is a script's alone, where there is no script."""
+    """Raise `UsageError` for an option of a script if there is no script."""
     for item in fields(options):
         if not words and getattr(options, item.name):
             flag = flag_of(item)

@@ -1,4 +1,4 @@
-"""A script of one's own on this machine: where it runs, and its data."""
+"""A user's own script on this machine: where it runs, and its data."""
 
 import importlib.util
 import shlex
@@ -21,7 +21,7 @@ EXAMPLE = "launch local -- train.py --lr 0.1"
 
 
 def runtime_of(options: HereOptions, asked: Runtime) -> Runtime:
-    """Packages of a file ask for a container. Raises `UsageError` where a process is asked for."""
+    """Runtime for a script. A file of packages asks for a container; raises `UsageError` if a process was asked for."""
     if options.requirements is None:
         return asked
     if asked is Runtime.PROCESS:
@@ -33,7 +33,7 @@ def runtime_of(options: HereOptions, asked: Runtime) -> Runtime:
 
 
 def with_packages(choice: Choice, options: HereOptions, *, is_dry: bool) -> Choice:
-    """The choice with the packages of a file in its image; a dry run builds nothing. Raises `ToolError`."""
+    """The choice with the packages of a file in its image. A dry run builds nothing. Raises `ToolError`."""
     if options.requirements is None:
         return choice
     from launcher.script import layer  # noqa: PLC0415 - only with requirements
@@ -46,7 +46,7 @@ def with_packages(choice: Choice, options: HereOptions, *, is_dry: bool) -> Choi
 
 
 def require_gpu(spec: RunSpec, capability: Callable[[], object] = gpu_capability) -> None:
-    """`ToolError` where --cuda names a GPU that is not there: the script would take the CPU and say nothing."""
+    """Raise `ToolError` if --cuda is given without a GPU: the script would silently take the CPU."""
     if spec.device is Device.CUDA and capability() is None:
         raise ToolError("nvidia-smi shows no GPU here; got --cuda", hint="--cpu, or launch doctor gpu")
 
@@ -71,7 +71,7 @@ def _found(name: str, folder: Path, *, elsewhere: bool = True) -> ModuleSpec | N
     top, *rest = name.split(".")
     try:
         spec = PathFinder.find_spec(top, [str(folder)]) or (importlib.util.find_spec(top) if elsewhere else None)
-    except ValueError:  # of no name, or of one that is loaded and came from no file
+    except ValueError:  # an empty name, or a loaded module that came from no file
         return None
     for part in rest:
         top = f"{top}.{part}"
@@ -98,7 +98,7 @@ def notes_of(words: Sequence[str], options: HereOptions, workplace: Workplace, r
 
 
 def require_visible(words: Sequence[str], folder: Path) -> None:
-    """`UsageError` for a script that a container does not see, which has its user's folder alone."""
+    """Raise `UsageError` if a container would not see the script: it sees only the user's folder."""
     path = main_file(words, folder, example=EXAMPLE, python="the image's Python")
     if path is not None and not path.resolve().is_relative_to(folder.resolve()):
         raise UsageError(
@@ -115,7 +115,7 @@ def workplace_of(
     *,
     example: str = EXAMPLE,
 ) -> Workplace:
-    """It runs in the folder that its user is in. Raises `UsageError` where there is no such script, or no such data."""
+    """Surroundings of a script in the user's current folder. Raises `UsageError` if script or data do not exist."""
     main_file(words, folder, example=example, python=f"this Python, {sys.executable}")
     variables = variables_of(options.env, environment)
     return Workplace(folder=folder, data=folder_of_data(options.data), variables=variables)

@@ -1,6 +1,6 @@
-"""The packages of a script, as a layer on an image: keyed by that image and by the file that names them.
+"""Packages of a script, as a layer on an image: keyed by that image and by the file that names the packages.
 
-PyTorch and what comes with it stay as they are in the image: another PyTorch would be another machine to compare.
+PyTorch and its own packages keep the image's versions: results with another PyTorch would not be comparable.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from workload.contract.errors import ToolError, UsageError
 
 MOST_BYTES = 1_000_000
 HELD = ("torch", "torchvision", "numpy")
-# The image has no pip of its own. Any builder reads this.
+# The image has no pip of its own, so ensurepip comes first. Any builder can read this Dockerfile.
 DOCKERFILE = f"""ARG BASE_IMAGE
 FROM ${{BASE_IMAGE}}
 USER 0:0
@@ -31,7 +31,7 @@ USER 1000:1000
 
 
 def read(path: str) -> bytes:
-    """The file of `--requirements`. Raises `UsageError` where it is none."""
+    """Content of the file of `--requirements`. Raises `UsageError` if it cannot be read or is too large."""
     try:
         content = Path(path).expanduser().read_bytes()
     except OSError as error:
@@ -47,7 +47,7 @@ def read(path: str) -> bytes:
 
 
 def layered(engine: Engine, base: Image, requirements: bytes, *, platform: str = "") -> Image:
-    """The image with the packages; built once for the same base and the same file. Raises `ToolError`."""
+    """The image with the packages, built once for the same base and file. Raises `ToolError`."""
     key = hashlib.sha256(b"\n".join((base.id.encode(), DOCKERFILE.encode(), requirements))).hexdigest()
     tag = f"{images.REPOSITORY}:script-{key[: images.HASH_DIGITS]}"
     if (made := engine.image(tag)) is not None:
@@ -57,9 +57,9 @@ def layered(engine: Engine, base: Image, requirements: bytes, *, platform: str =
         dockerfile="Dockerfile",
         tag=tag,
         build_args={"BASE_IMAGE": base.id},
-        # Not that of an image for this code: nobody who asks for one is to get this.
+        # A label of its own, so that a search for an image for this code does not find this one.
         labels={images.INPUTS_LABEL: f"{base.labels.get(images.INPUTS_LABEL, '')}+{key[: images.HASH_DIGITS]}"},
-        # Names are resolved as on this machine: pip's index may be known here alone.
+        # Resolve names as on this machine, because pip's index may be known only here.
         network="host",
         cached=True,
         platform=platform,
@@ -72,7 +72,10 @@ def layered(engine: Engine, base: Image, requirements: bytes, *, platform: str =
 
 
 def pushed(engine: Engine, reference: str, requirements: bytes) -> str:
-    """The image in a registry with the packages, in the same repository, by digest. Raises `ToolError`."""
+    """Reference by digest of a registry's image with the packages, pushed to the same repository.
+
+    Raises `ToolError`.
+    """
     base = engine.image(reference)
     if base is None:
         raise ToolError(f"the engine holds no image '{reference}'", hint=f"docker pull {reference}")

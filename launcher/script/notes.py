@@ -1,6 +1,6 @@
 """Notes in a script's plan: arguments that name files which are not sent, and imports that may be missing there.
 
-Files are read and nothing of them is run.
+Files are only read; none of their code is run.
 """
 
 import ast
@@ -18,9 +18,9 @@ from pathlib import Path
 from launcher import images
 from workload.contract.script import DATA
 
-# More modules than these are somebody's library; what a script lacks is found in its first ones.
+# A script with more modules is a whole library; what it lacks shows in its first ones.
 MOST_MODULES = 300
-# Names of imports whose package has another name, of those that images hold or that scripts import most.
+# Imports whose package has another name: those in our images, and those that scripts import most.
 PACKAGE_OF: Mapping[str, str] = {
     "PIL": "pillow",
     "yaml": "pyyaml",
@@ -29,17 +29,17 @@ PACKAGE_OF: Mapping[str, str] = {
     "sklearn": "scikit-learn",
     "skimage": "scikit-image",
 }
-# Come with PyTorch.
+# Imports that PyTorch brings.
 WITH_TORCH = frozenset({"functorch", "torch", "torchgen", "torchvision", "triton"})
-# In a script these are ours.
+# Imports of our own packages in a script.
 OURS = frozenset({"rooflaunch", "workload"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Place where the script's imports must be installed.
+    """Python or image in which the script's imports must be installed.
 
-    `has`: whether it is known to have a package; `unknown`: what the plan says of those that it is not known to have.
+    `has`: whether the place is known to have a package. `unknown`: text of the plan for packages not known to be there.
     """
 
     has: Callable[[str], bool]
@@ -167,7 +167,7 @@ def left_behind(
 ) -> Iterator[str]:
     """Note for each argument that names a file or folder which exists here but not where the script runs.
 
-    `reached`: folders that are there too; `why_not`: of a path below `folder`, why it is not; empty where it is.
+    `reached`: folders that exist there too. `why_not`: reason why a path below `folder` is not there; empty if it is.
     """
     for word in words[2 if words[0] == "-m" else 1 :]:
         value = word.partition("=")[2] if word.startswith("-") else word

@@ -1,4 +1,4 @@
-"""Cloud Batch as a backend of `launch`: the settings, prices, images and bucket are those of Compute Engine."""
+"""Cloud Batch as a backend of `launch`: settings, prices, images and bucket are those of Compute Engine."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Region:
-    """One region of one project, with where its things lie."""
+    """A region of a project, with the settings of Google Cloud."""
 
     region: str
     settings: Settings
@@ -38,7 +38,7 @@ def _open_bucket(name: str) -> "Bucket":
 
 @dataclass(frozen=True, kw_only=True)
 class CloudBatch:
-    """The backend `batch`, with its ports."""
+    """The backend `batch`. The fields are its connections to the outside, which a test replaces."""
 
     name: str = "batch"
     vm: ComputeEngine = field(default_factory=ComputeEngine)
@@ -47,7 +47,10 @@ class CloudBatch:
     sleep: Callable[[float], None] = time.sleep
 
     def settings(self, where: Where, options: Options | None = None, *, offline: bool = False) -> Region:
-        """Raises `UsageError` for what is not as Google names it, and for a GPU that no VM has."""
+        """Settings for region, project and bucket.
+
+        Raises `UsageError` for a name that Google does not allow, or an unknown GPU.
+        """
         vm_options = None
         if options is not None:
             gpus.require(options.gpu)
@@ -61,8 +64,8 @@ class CloudBatch:
         return make_plan(vm, options, settings.region)
 
     def prepare(self, draft: BatchPlan, machines: BatchMachines) -> BatchPlan:
-        """Have the image where the VM can pull it, by digest."""
-        # Before an image is built and sent for minutes: whether Batch answers us at all.
+        """Make the image available to the VM, by digest."""
+        # Building and pushing an image takes minutes, so check first that Batch answers.
         now_s = machines.now_s()
         if draft.options.image:
             reference = by_digest(self.vm.engine, draft.options.image)

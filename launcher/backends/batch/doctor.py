@@ -1,4 +1,7 @@
-"""`launch doctor batch`: what a job of Cloud Batch needs beside what `launch doctor gcp` looks at. Changes nothing."""
+"""`launch doctor batch`: check what a job of Cloud Batch needs besides the checks of `launch doctor gcp`.
+
+Changes nothing.
+"""
 
 import os
 from collections.abc import Callable, Iterator
@@ -20,14 +23,14 @@ from workload.storage import gcs
 from workload.storage.gcs import Bucket
 
 BATCH = CheckPart("batch")
-# What Batch's own agent on the VM reports with: https://cloud.google.com/batch/docs/create-run-job-custom-service-account
+# Permission of Batch's agent on the VM: https://cloud.google.com/batch/docs/create-run-job-custom-service-account
 REPORTER = "batch.states.report"
 REPORTER_ROLE = "roles/batch.agentReporter"
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchPorts:
-    """What is looked at; a test makes one of its own."""
+    """Connections to the services that are checked; a test replaces them."""
 
     service: Callable[[str, str], BatchService] = BatchService
     services: Callable[[str], Services] = services.connect
@@ -35,7 +38,7 @@ class BatchPorts:
 
 
 def examine(where: Where, ports: BatchPorts | None = None) -> Iterator[Check]:
-    """Every check, in order; without a project there is nothing to ask."""
+    """Run every check, in order. Without a project only that problem is reported."""
     ports = ports or BatchPorts()
     try:
         settings = ComputeEngine().settings(VmWhere(project=where.project, bucket=where.bucket))
@@ -77,7 +80,10 @@ def _bucket_check(settings: Settings, ports: BatchPorts) -> Check:
 
 
 def reporter_check(settings: Settings, ports: BatchPorts) -> Check:
-    """Without this permission Batch's agent cannot say that it lives, and every task fails after a while."""
+    """Check the role for reporting.
+
+    Without it Batch's agent cannot report that it lives, and every task fails in the end.
+    """
     if os.environ.get(ENDPOINT_VARIABLE):
         return BATCH.note("VM's role", f"not asked: {ENDPOINT_VARIABLE} points elsewhere")
     account = settings.service_account

@@ -1,4 +1,4 @@
-"""The tasks of Cloud Batch in one region, as every backend shows its machines."""
+"""Tasks of Cloud Batch in one region, behind the interface of `launcher.backends.door`."""
 
 import time
 import uuid
@@ -15,14 +15,14 @@ from workload.storage.store import MAX_TEXT_BYTES, Store, UnreachableError
 LOOK_EVERY_S = 10.0
 # A cancelled job ends its VMs in a minute or two.
 END_S, END_EVERY_S = 300.0, 5.0
-# So much later than a task's limit Batch has ended it.
+# Batch has ended a task at most this much after its limit.
 LATE_S = 300.0
 STATES = {"RUNNING": Condition.RUNNING, "SUCCEEDED": Condition.GONE, "FAILED": Condition.GONE}
 UNTIL_NOW = "nothing yet"
 
 
 class BatchMachines:
-    """Tasks of one region, by the names of their launches."""
+    """Tasks of one region, named like their launches."""
 
     noun = "task"
 
@@ -44,13 +44,13 @@ class BatchMachines:
         return self._service.now_s()
 
     def submit(self, plan: BatchPlan, tell: Tell) -> Submitted:
-        """One job of one task; waits until Batch has a VM for it, at most as long as the plan says."""
+        """Submit a job of one task and wait until Batch has a VM for it, at most the plan's time in the queue."""
         return self.submit_together([plan], tell)
 
     def submit_together(self, plans: Sequence[BatchPlan], tell: Tell) -> Submitted:
-        """One job with a task for each plan, in their order; waits until the first has a VM.
+        """Submit one job with a task for each plan, in their order, and wait until the first task has a VM.
 
-        Raises `NoCapacityError` after the plan's time in the queue: the job is cancelled then.
+        Raises `NoCapacityError` after the plan's time in the queue; the job is then cancelled.
         """
         first = plans[0]
         job_id, began_s = first.request.name, self.now_s()
@@ -79,7 +79,7 @@ class BatchMachines:
         return Submitted(machines=tuple(there[name] for name in names))
 
     def look(self, names: Mapping[str, Sequence[str]] | None = None) -> Listing[Machine]:
-        """One list of jobs tells of them all; tasks are asked for by job, where one of theirs is meant."""
+        """Look the tasks up by one list of jobs. The tasks of a job are only requested if one of them is wanted."""
         try:
             jobs = self._service.jobs()
             machines = {
@@ -99,7 +99,10 @@ class BatchMachines:
         return Listing(there=tuple((machines | gone)[name] for name in names))
 
     def stop(self, machines: Sequence[Machine | Leftover]) -> Sequence[Removed]:
-        """Cancel the jobs of these tasks. Batch ends no task alone: a job with others that still go on is let be."""
+        """Cancel the jobs of these tasks.
+
+        Batch cannot end a single task, so a job with other active tasks is left alone.
+        """
         wanted = [machine.name for machine in machines]
         try:
             reasons = self._stop(set(wanted))
@@ -114,19 +117,19 @@ class BatchMachines:
         ]
 
     def output(self, machine: Machine, start: int) -> Output:
-        """From the log that the task leaves in the bucket every 20 s; nothing goes to Cloud Logging."""
+        """Output from the log that the task writes to the bucket every 20 s; nothing goes to Cloud Logging."""
         self._store = self._store or self._open_store()
         log = self._store.read(log_object(machine.name), most_bytes=MAX_TEXT_BYTES) if self._is_there(machine) else None
         new = (log or b"")[start:]
         return Output(text=new.decode(errors="replace"), next_start=start + len(new))
 
     def phases(self, machine: Machine) -> Mapping[str, str]:
-        """Its heartbeat comes within a second of its start."""
+        """Always empty: the first heartbeat comes within a second of the task's start."""
         del machine
         return {}
 
     def leftovers(self) -> Listing[Leftover]:
-        """Jobs that wait in the queue for longer than was asked for, and tasks that run past their limit."""
+        """Jobs that have waited in the queue longer than requested, and tasks that run past their limit."""
         now_s = self.now_s()
         left = []
         for job in self._service.jobs():
@@ -139,7 +142,7 @@ class BatchMachines:
         return Listing(there=tuple(left))
 
     def _machines(self, job: BatchJob, wanted: set[str] | None) -> Iterator[Machine]:
-        """The tasks of a job that are wanted; of a job that has not begun, nobody asks for its tasks."""
+        """Wanted tasks of a job as machines. Tasks of a job that has not begun are not requested."""
         if wanted is not None and not wanted & set(job.launches):
             return
         has_begun = job.state not in ("QUEUED", "SCHEDULED", "STATE_UNSPECIFIED")
@@ -171,7 +174,7 @@ class BatchMachines:
         )
 
     def _scheduled(self, job_id: str, queue_time_s: float, tell: Tell) -> BatchJob | None:
-        """The job once it has left the queue; None where it has waited there for too long."""
+        """The job once it has left the queue; None if it has waited for more than `queue_time_s` seconds."""
         said = ""
         while True:
             job = self._service.job(job_id)
@@ -191,7 +194,7 @@ class BatchMachines:
         return job.events[-1] if job and job.events else "Batch gives no reason; a stockout or a missing quota waits so"
 
     def _stop(self, wanted: set[str]) -> dict[str, str]:
-        """What stands against the end of each; empty for one that is gone."""
+        """Reasons why tasks could not be ended, by name; empty for a task that is gone."""
         reasons = dict.fromkeys(wanted, "")
         for job in self._service.jobs():
             ours = wanted & set(job.launches)
@@ -207,7 +210,7 @@ class BatchMachines:
         return reasons
 
     def _cancel_and_wait(self, job_id: str) -> bool:
-        """Whether a later question has confirmed that the job is over, or not there."""
+        """Cancel the job; whether a later question has confirmed that it is over or does not exist."""
         try:
             job = self._service.job(job_id)
             if job is None or job.is_over:

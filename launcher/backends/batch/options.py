@@ -1,4 +1,4 @@
-"""The command `launch batch`: what it is asked for beside the run. Light: `launch --help` loads it."""
+"""Options of the command `launch batch`, besides those of the run. Light: `launch --help` loads it."""
 
 from dataclasses import dataclass, field, fields
 
@@ -32,14 +32,14 @@ _VM = {item.name: item for item in fields(VmOptions)}
 
 
 def _as_gcp(name: str) -> object:
-    """The same option as `launch gcp` has, with its default there."""
+    """Field for the option that `launch gcp` has under this name, with the same default."""
     item = _VM[name]
     return field(metadata=item.metadata, default=item.default)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Where:
-    """Which region, project and bucket is meant: a job of Batch belongs to one region."""
+    """Region, project and bucket to use; a job of Batch belongs to one region."""
 
     region: str = choice("the region of Batch and of its VMs", metavar="REGION")
     project: str | None = choice("the Google Cloud project (that of your credentials)", default=None, metavar="P")
@@ -48,7 +48,7 @@ class Where:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What `launch batch` is asked for beside the run. `zones`: those of the region that are allowed; () all."""
+    """Options of `launch batch` besides those of the run. `zones`: allowed zones of the region; () allows all."""
 
     gpu: str = choice("which GPU the VM has", metavar="t4|l4|v100|a100|…", autocompletion=gpu_names)
     zones: tuple[str, ...] = choice(
@@ -88,6 +88,6 @@ class Options:
     subnetwork: str | None = _as_gcp("subnetwork")  # type: ignore[assignment]
 
     def for_vm(self, zones: tuple[str, ...]) -> VmOptions:
-        """The same as `launch gcp` would be asked for it, in these zones and no other."""
+        """Options for `launch gcp` with the same values, in these zones and no others."""
         shared = {name: getattr(self, name) for name in _VM if hasattr(self, name)}
         return VmOptions(**{**shared, "zones": zones, "fallback": False})

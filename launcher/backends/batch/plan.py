@@ -1,4 +1,4 @@
-"""`launch batch` before anything happens: the VM of `launch gcp`, as a job of Cloud Batch is asked for it. Pure.
+"""Plan of `launch batch`, before anything happens: the VM of `launch gcp` as a job of Cloud Batch. Pure.
 
 Fields of the job: https://cloud.google.com/batch/docs/reference/rest/v1/projects.locations.jobs
 """
@@ -25,16 +25,16 @@ from workload.contract.invocation import as_typed
 from workload.contract.spec import Profile
 from workload.contract.text import dollars, minutes, wrapped
 
-# A VM that was taken back ends its task with this: https://cloud.google.com/batch/docs/troubleshooting
+# Exit code of a task whose VM was preempted: https://cloud.google.com/batch/docs/troubleshooting
 PREEMPTED_CODE = 50001
 LABELS = {"rooflaunch": "launch"}
 QUEUE_LABEL, LIMIT_LABEL = "rooflaunch-queue-s", "rooflaunch-limit-s"
-# Which launch a task is, by its variables; the job keeps them, so that every launcher can tell.
+# Variables that tell which launch a task is. The job keeps them, so that every launcher can read them.
 LAUNCH_VARIABLE, STORE_VARIABLE, RETRIES_VARIABLE = "ROOFLAUNCH_LAUNCH", "ROOFLAUNCH_STORE", "ROOFLAUNCH_RETRIES"
 LIMIT_VARIABLE = "ROOFLAUNCH_LIMIT_S"
-# Records and bundles of Batch lie beside those of `launch gcp`, whose commands look for VMs.
+# Folder of Batch's records and bundles, apart from those of `launch gcp`, whose commands look for VMs.
 PREFIX = "batch"
-# As published for a job on a CPU: 19 s until it is scheduled, 87 s until it runs; a GPU's driver comes on top.
+# Published for a job on a CPU: 19 s until it is scheduled, 87 s until it runs. A GPU's driver takes extra time.
 STARTED_S = {Driver.NONE: 87, Driver.PREINSTALLED: 87 + 120, Driver.INSTALL: 87 + 120}
 NEEDS_PRIVATE_ACCESS = (
     "without an external address the subnetwork needs Private Google Access, as create_network in infra/ makes it"
@@ -44,7 +44,7 @@ USER = 1000
 COLUMN = 11
 PROGRAM = Path(__file__).with_name("start.py")
 LANDLORD = Path(__file__).parents[1] / "gcp" / "guest.py"
-# As launcher.machine.containers.for_profile: Docker gives capabilities to root alone, setpriv hands the one over.
+# Docker gives capabilities to root only; setpriv hands one to the user (see launcher.machine.containers.for_profile).
 COUNTER_OPTIONS = "--user 0:0 --cap-drop ALL --cap-add SYS_ADMIN --cap-add SETUID --cap-add SETGID --cap-add SETPCAP"
 COUNTER_WORDS = (
     "setpriv",
@@ -55,7 +55,7 @@ COUNTER_WORDS = (
     "--ambient-caps=-all,+sys_admin",
     "--bounding-set=-all,+sys_admin",
 )
-# Volta's is the proprietary module below this branch, and which driver Batch installs is its own choice.
+# Volta needs a driver with the proprietary module, below this branch. Batch alone chooses which driver it installs.
 NO_PROMISE_OF_DRIVER = (
     "which driver Batch installs is its own choice, and this GPU needs one below {}, as a VM of gcp gets it"
 )
@@ -63,7 +63,7 @@ NO_PROMISE_OF_DRIVER = (
 
 @dataclass(frozen=True, kw_only=True)
 class BatchPlan:
-    """Everything that a launch is about to do. `vm`: as `launch gcp` would have it, with its price and limits."""
+    """The complete plan of a launch. `vm`: the plan of `launch gcp` for the same run, with price and limits."""
 
     request: Request
     vm: VmPlan
@@ -74,21 +74,21 @@ class BatchPlan:
 
     @property
     def settings(self) -> Settings:
-        """Where things lie in Google Cloud."""
+        """Settings of Google Cloud."""
         return self.vm.settings
 
     @property
     def attempts(self) -> int:
-        """Batch itself starts a task again."""
+        """1: Batch itself restarts a task."""
         return 1
 
     def renamed(self, request: Request) -> "BatchPlan":
-        """The same as a job of its own."""
+        """Copy of the plan with `request`, as a job of its own."""
         vm = replace(self.vm.request, spec=request.spec, script=request.script)
         return replace(self, request=request, vm=self.vm.renamed(vm))
 
     def launched(self, now: datetime, *, image: str) -> "BatchPlan":
-        """The same at that time, which its name has too, with the image by the registry's digest."""
+        """The plan with this launch time, also in its name, and with the image by the registry's digest."""
         vm = self.vm.launched(now, image=image)
         named = vm.request
         request = replace(self.request, name=named.name, launched_at=named.launched_at, image=named.image)
@@ -96,12 +96,12 @@ class BatchPlan:
 
     @property
     def ready_s(self) -> float:
-        """An estimate: from a free GPU until the run starts."""
+        """Estimated seconds from a free GPU until the run starts."""
         return STARTED_S[self.vm.driver] + PULL_S
 
     @property
     def estimate(self) -> Estimate:
-        """From a free GPU on: how long a job waits for one, nobody knows."""
+        """Estimate from the moment a GPU is free; how long a job waits for one is unknown."""
         price, limit_s = self.price, self.request.limit_s
         attempts = self.options.rerun_preempted + 1
         return Estimate(
@@ -114,11 +114,11 @@ class BatchPlan:
 
     @property
     def price(self) -> Price | None:
-        """Of the VM; None: unknown."""
+        """Price of the VM; None if unknown."""
         return self.request.price(self.request.zones[0])
 
     def text(self, width: int | None = None) -> str:
-        """The plan as lines, our commands in it as they can be typed here."""
+        """Text of the plan, with our commands as the user can type them here."""
         rows = [*plan_text.run_rows(self.vm), *self._rows(), *(("note", note) for note in self.notes)]
         return "\n".join(wrapped(as_typed(text), width, indent=COLUMN, first=name) for name, text in rows)
 
@@ -149,7 +149,7 @@ class BatchPlan:
         yield "besides", f"{price.uncounted if price else 'traffic and tax'}, which are not counted here"
 
     def sent_text(self) -> str:
-        """The job with its programs left short."""
+        """Request that would be sent, with its programs shortened."""
         job = json.loads(json.dumps(self.body([self])))
         container = job["taskGroups"][0]["taskSpec"]["runnables"][0]["container"]
         names = {
@@ -173,7 +173,7 @@ class BatchPlan:
         }
 
     def body(self, plans: Sequence["BatchPlan"]) -> dict[str, Any]:
-        """What jobs.create is sent for these plans: a task each, which share all but their runs. No credential."""
+        """Body of jobs.create for these plans: one task each, all alike but for their runs. Contains no credential."""
         limit_s, retries = self.request.limit_s, self.options.rerun_preempted
         task = {
             "runnables": [{"container": self._container(plans)}],
@@ -185,7 +185,7 @@ class BatchPlan:
                     STORE_VARIABLE: self.request.store,
                     LIMIT_VARIABLE: str(limit_s),
                     RETRIES_VARIABLE: str(retries),
-                    # For the record: a container cannot see which image it is.
+                    # For the record: a container cannot see its own image's digest.
                     "ROOFLAUNCH_IMAGE_DIGEST": self.request.image.partition("@")[2],
                 }
             },
@@ -200,13 +200,13 @@ class BatchPlan:
                     "taskSpec": task,
                     "taskCount": str(len(plans)),
                     "parallelism": str(len(plans)),
-                    # Two tasks on one VM would disturb each other's figures.
+                    # Two tasks on one VM would disturb each other's measurements.
                     "taskCountPerNode": "1",
                     "taskEnvironments": [{"variables": {LAUNCH_VARIABLE: plan.request.name}} for plan in plans],
                 }
             ],
             "allocationPolicy": self._allocation(labels),
-            # Without a logsPolicy nothing goes to Cloud Logging: the task leaves its own log in the bucket.
+            # Without a logsPolicy nothing goes to Cloud Logging; the task leaves its own log in the bucket.
             "labels": labels,
         }
 
@@ -247,7 +247,7 @@ class BatchPlan:
 
 
 def make_plan(vm: VmPlan, options: Options, region: str) -> BatchPlan:
-    """The plan of `launch batch` from that of `launch gcp` for the same options; touches nothing but the programs."""
+    """Plan of `launch batch`, from the plan of `launch gcp` for the same options. Reads only the programs."""
     request = replace(
         vm.request,
         backend="batch",
@@ -268,7 +268,10 @@ def make_plan(vm: VmPlan, options: Options, region: str) -> BatchPlan:
 
 
 def zones_in(region: str, options: Options) -> tuple[str, ...]:
-    """Those that are allowed. Raises `UsageError` for a region without the GPU, and for a zone of another region."""
+    """Allowed zones of the region.
+
+    Raises `UsageError` for a region without the GPU, and for a zone of another region.
+    """
     gpu = require(options.gpu)
     there = tuple(zone for zone in gpu.zones if region_of(zone) == region)
     if not there:
@@ -318,5 +321,5 @@ def _text(path: Path) -> str:
 
 
 def stamp(now_s: float) -> datetime:
-    """An aware time."""
+    """Timezone-aware time (UTC) of `now_s`, in seconds since 1970."""
     return datetime.fromtimestamp(now_s, UTC)

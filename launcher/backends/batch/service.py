@@ -1,6 +1,7 @@
-"""The border to Cloud Batch: what is asked of one region of one project, and what it answers, as values.
+"""Client for Cloud Batch in one region of one project; answers are returned as values.
 
-google-cloud-batch is imported by functions alone. Its own retries are turned off, as in the border to Compute Engine.
+google-cloud-batch is imported inside functions only. Its own retries are turned off, as in the client for Compute
+Engine.
 """
 
 import json
@@ -23,18 +24,18 @@ from workload.storage.gcs import LOG_IN
 ENDPOINT_VARIABLE = "ROOFLAUNCH_BATCH_ENDPOINT"
 PUBLIC_ENDPOINT = "https://batch.googleapis.com"
 BATCH = Service(name="Cloud Batch", public=PUBLIC_ENDPOINT, variable=ENDPOINT_VARIABLE)
-# A question is answered in a second or two; of a failing one this long.
+# Limits for one request, which takes a second or two, and for repeating a failing request.
 ANSWER_S, RETRY_S = 15.0, 30.0
 PAGE = 1000
-# What Batch allows as a job's id, as Compute Engine does as a VM's name.
+# Job ids that Batch allows; Compute Engine has the same rule for VM names.
 JOB_ID = re.compile(r"[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?")
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchJob:
-    """One job. `launches`: the launch that each task is, in the order of tasks; `tasks`: how many are in which state.
+    """A job. `launches`: name of each task's launch, in the order of tasks; `tasks`: number of tasks by state.
 
-    `events`: what Batch says happened, oldest first. `labels` are ours.
+    `events`: what Batch says happened, oldest first. `labels`: the labels that we gave the job.
     """
 
     id: str
@@ -47,13 +48,17 @@ class BatchJob:
 
     @property
     def is_over(self) -> bool:
-        """Whether none of its tasks will run any more."""
+        """Whether none of the job's tasks will run any more."""
         return self.state in ("SUCCEEDED", "FAILED", "CANCELLED")
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchTask:
-    """One task of a job. `began_s`: when it began to run last; `codes`: of its exits, oldest first; `zone` if told."""
+    """A task of a job.
+
+    `began_s`: start of its latest run, in seconds since 1970. `codes`: its exit codes, oldest first. `zone`: empty if
+    unknown.
+    """
 
     index: int
     state: str
@@ -64,12 +69,15 @@ class BatchTask:
 
     @property
     def was_preempted(self) -> bool:
-        """Whether its last VM was taken back."""
+        """Whether the task's last VM was preempted."""
         return bool(self.codes) and self.codes[-1] == PREEMPTED_CODE
 
 
 class BatchService:
-    """Cloud Batch in one region of a project. Threads may share it; `calls` counts requests, each repetition too."""
+    """Cloud Batch in one region of a project. Safe to share between threads.
+
+    `calls` counts requests and repetitions.
+    """
 
     def __init__(
         self,
@@ -88,7 +96,7 @@ class BatchService:
         self._lock = threading.Lock()
 
     def now_s(self) -> float:
-        """Seconds since 1970 by the cloud's clock."""
+        """Seconds since 1970 by the cloud's clock. Raises `ToolError` if the answers have no date."""
         if self._clock.now_s() is None:
             self._ask("list_jobs", {"parent": self._parent, "page_size": 1})
         now_s = self._clock.now_s()
@@ -100,7 +108,7 @@ class BatchService:
         return now_s
 
     def create(self, job_id: str, body: Mapping[str, Any], request_id: str) -> BatchJob | None:
-        """Ask for the job of `body` (REST names); None where one of that id is there already."""
+        """Request the job described by `body` (REST names); None if a job of this id exists already."""
         from google.api_core import exceptions as api  # noqa: PLC0415 - see the module
         from google.cloud import batch_v1  # noqa: PLC0415
 
@@ -115,7 +123,7 @@ class BatchService:
 
     def jobs(self) -> list[BatchJob]:
         """Every job of ours in the region."""
-        # Labels are looked at here too: a server may not know the filter.
+        # Labels are compared here too, as a server may not know the filter.
         request = {"parent": self._parent, "filter": 'labels.rooflaunch="launch"', "page_size": PAGE}
         jobs: list[BatchJob] = []
         while True:
@@ -126,14 +134,14 @@ class BatchService:
             request = {**request, "page_token": page.next_page_token}
 
     def job(self, job_id: str) -> BatchJob | None:
-        """The job of that id; None where there is none."""
+        """Job of this id; None if there is none."""
         if not JOB_ID.fullmatch(job_id):
             return None
         answer = self._ask("get_job", {"name": f"{self._parent}/jobs/{job_id}"}, missing=True)
         return None if answer is None else _job(answer)
 
     def tasks(self, job_id: str) -> list[BatchTask]:
-        """The tasks of a job that have begun to exist, in their order."""
+        """Existing tasks of a job, in their order."""
         request: dict[str, Any] = {"parent": f"{self._parent}/jobs/{job_id}/taskGroups/group0", "page_size": PAGE}
         tasks: list[BatchTask] = []
         while True:
@@ -146,11 +154,11 @@ class BatchService:
             request = {**request, "page_token": page.next_page_token}
 
     def cancel(self, job_id: str) -> None:
-        """Have Batch end the job's tasks; of one that is over or not there nothing is asked."""
+        """Make Batch end the job's tasks. Does nothing if the job is over or does not exist."""
         self._ask("cancel_job", {"name": f"{self._parent}/jobs/{job_id}"}, missing=True, over=True)
 
     def _ask(self, method: str, request: Mapping[str, Any], *, missing: bool = False, over: bool = False) -> Any:
-        """The answer; None for a 404 with `missing`, and with `over` for a job that is over already."""
+        """Answer to a request. None for a 404 with `missing`, and, with `over`, for a job that is over already."""
         from google.api_core import exceptions as api  # noqa: PLC0415 - see the module
 
         def call() -> Any:
@@ -158,7 +166,7 @@ class BatchService:
                 self.calls[f"batch.{method}"] += 1
                 client = self._client = self._client or self._connected()
             answer = getattr(client, method)(dict(request), retry=None, timeout=ANSWER_S)
-            # The client's pagers would ask on by themselves, without our limits.
+            # The client's pagers would request further pages by themselves, without our limits.
             return getattr(answer, "_response", answer)
 
         with translated(BATCH, lambda error: self._explained(error, method)):

@@ -1,7 +1,7 @@
-"""Begins a task of Cloud Batch inside the image: makes the launch's folder, and runs the agent to its end.
+"""Start a task of Cloud Batch inside the image: make the launch's folder, and run the agent to its end.
 
-The launcher puts this text into the job's command, and behind it that of launcher/backends/gcp/guest.py, the landlord.
-What the agent prints goes, every so often and at the end, to the log of the launch in its store.
+The launcher puts this text into the job's command, followed by the text of launcher/backends/gcp/guest.py. The agent's
+output is written to the launch's log in its store every 20 s and at the end.
 """
 
 import os
@@ -24,7 +24,7 @@ LOG_EVERY_S = 20.0
 
 
 def main(landlord: str) -> int:
-    """The agent's exit code."""
+    """Run the agent with guest.py's text as `landlord`; return its exit code."""
     home = Path(tempfile.mkdtemp(prefix="rooflaunch-"))
     (home / FILE).write_text(landlord, encoding="utf-8")
     (home / BOOT_PHASES).write_text(_phases(time.time(), Path("/proc/uptime")), encoding="utf-8")
@@ -57,7 +57,7 @@ def main(landlord: str) -> int:
 
 
 def _phases(now_s: float, uptime: Path) -> str:
-    """The boot by the machine's own count of seconds, and that the image is here."""
+    """Lines for the phases so far: the boot, by the machine's uptime, and the pulled image."""
     try:
         up_s = float(uptime.read_text(encoding="utf-8").split()[0])
     except (OSError, ValueError, IndexError):

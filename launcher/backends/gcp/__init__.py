@@ -1,1 +1,1 @@
-"""Runs on Compute Engine: planned here, done by a VM that deletes itself, followed through a bucket."""
+"""Compute Engine: a run is planned here, done by a VM that deletes itself, and followed through a bucket."""

@@ -1,4 +1,4 @@
-"""`launch gpus`: the GPUs of Compute Engine. Light: `launch --help` loads it."""
+"""The command `launch gpus`: the GPUs of Compute Engine. Light: `launch --help` loads it."""
 
 import sys
 from typing import Annotated

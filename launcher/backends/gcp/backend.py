@@ -1,4 +1,4 @@
-"""Compute Engine as a backend of `launch`: what is asked and made ready before there is a VM."""
+"""Compute Engine as a backend of `launch`: everything that is asked and prepared before there is a VM."""
 
 import os
 import time
@@ -42,9 +42,9 @@ def _open_bucket(name: str) -> "Bucket":
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeEngine:
-    """The backend `gcp`, with its ports: what it reaches out to, in place of which a test has its own.
+    """The backend `gcp`. The fields are its connections to the outside, which a test replaces.
 
-    `prices` are those of a project, or without one as they were kept: then nobody is asked.
+    `prices`: today's prices for a project; with None the cached ones, without any request.
     """
 
     name: str = "gcp"
@@ -56,11 +56,14 @@ class ComputeEngine:
     sleep: Callable[[float], None] = time.sleep
 
     def settings(self, where: Where, options: Options | None = None, *, offline: bool = False) -> Settings:
-        """Raises `UsageError` for what is not as Google names it, and for a GPU that no VM has."""
+        """Settings for project and bucket.
+
+        Raises `UsageError` for a name that Google does not allow, or an unknown GPU.
+        """
         if options is not None:
             gpus.require(options.gpu)
         given = {"project": where.project, "bucket": where.bucket, **(options.settings if options else {})}
-        # The name of the credentials' project may have to be asked for over the network.
+        # Finding the project of the credentials may need the network.
         project = (lambda: ANY_PROJECT) if offline else self.default_project
         return resolve_settings(given, os.environ, Path.cwd(), default_project=project)[0]
 
@@ -80,10 +83,10 @@ class ComputeEngine:
         )
 
     def prepare(self, draft: VmPlan, machines: ComputeMachines) -> VmPlan:
-        """Have the image where the VM can pull it, by digest; and the VM's own image by name."""
+        """Make the image available to the VM, by digest, and choose the VM's own image by name."""
         cloud, options = machines.compute, draft.options
         if options.image is None:
-            # Before an image is built and sent for minutes: whether this project answers us at all.
+            # Building and pushing an image takes minutes, so check first that the project answers.
             cloud.project_quotas()
         vm_image, notes = vm_images.resolve(draft.vm_images, cloud, is_named=options.vm_image is not None)
         engine = self.engine
@@ -111,7 +114,7 @@ backend = ComputeEngine()
 
 
 def image_to_be(job: Job, options: Options, settings: Settings) -> str:
-    """What the image for this code will be called; its digest is not known before it is pushed."""
+    """Planned reference of the image for this code. The digest is only known after the push."""
     on_cpu = all(spec.device is Device.CPU for spec in job.specs)
     flavour = CPU_FLAVOUR if on_cpu else gpus.require(options.gpu).flavour
     recipe = images.make_recipe(images.require_flavour(flavour), commit=images.current_commit())
@@ -119,7 +122,10 @@ def image_to_be(job: Job, options: Options, settings: Settings) -> str:
 
 
 def by_digest(engine: Callable[[], Engine], image: str) -> str:
-    """A reference that means the same content for ever; a tag is looked up in its registry."""
+    """Reference of the image by digest, which never changes. A tag is looked up in its registry.
+
+    Raises `ToolError` if the tag cannot be looked up.
+    """
     if "@sha256:" in image:
         return image
     try:
@@ -134,7 +140,7 @@ def by_digest(engine: Callable[[], Engine], image: str) -> str:
 
 
 def _architecture_notes(engine: Callable[[], Engine], reference: str) -> tuple[str, ...]:
-    """Raises `UsageError` for an image that no VM runs; where the registry cannot be asked, that it is unchecked."""
+    """Notes for an image whose platform cannot be checked. Raises `UsageError` for an image that no VM can run."""
     try:
         platforms = engine().registry_platforms(reference)
     except ToolError as error:
@@ -150,14 +156,14 @@ def _architecture_notes(engine: Callable[[], Engine], reference: str) -> tuple[s
 
 
 def pushed_image(engine: Engine, flavour: str, repository: str) -> str:
-    """Have the image for this code in `repository`, built if the engine lacks it; returns it by digest."""
+    """Push the image for this code to `repository`, built if the engine lacks it; return its reference by digest."""
     row = images.require_flavour(flavour)
     held = engine.image(row.pinned_base)
     platform = building.platform_of_a_vm(engine)
     recipe = images.make_recipe(row, base_id=held.id if held else "", commit=images.current_commit(), platform=platform)
     labelled = engine.images({images.FLAVOUR_LABEL: flavour, images.INPUTS_LABEL: recipe.inputs})
     matching = [image for image in labelled if image.architecture in ("", images.VM_ARCHITECTURE)]
-    # An image on another base, built with `launch build --base`, is one for this code too.
+    # An image on another base, built with `launch build --base`, is also an image for this code.
     built = building.held(recipe, matching[0]) if matching else building.build(engine, recipe)
     try:
         pushed = building.push(engine, built, repository)

@@ -1,7 +1,7 @@
-"""Gets a VM ready for its run, and starts the run's container: driver, Docker, NVIDIA toolkit, image.
+"""Prepare a VM for its run and start the run's container: driver, Docker, NVIDIA toolkit, image.
 
 The launcher puts this file into the VM's metadata, and startup.sh runs it with the VM's own Python: 3.8 or newer,
-standard library only. What is asked for comes from the metadata server; commands are lists, printed before they run.
+standard library only. The parameters come from the metadata server. Commands are lists, printed before they run.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from typing import Any, NoReturn
 METADATA_HOST = "metadata.google.internal"
 ASK_LIMIT_S = 10
 ASK_TRIES, ASK_AGAIN_S = 5, 1
-# The user of the image; the run's folder is theirs.
+# Id of the image's user, who owns the run's folder.
 USER = 1000
 SOCKET = Path("/var/run/docker.sock")
-# For startup.sh: the machine restarts, and begins anew.
+# Exit code for startup.sh: the machine restarts, and the boot starts over.
 RESTARTS = 64
 FAILED = 4
 # The agent (launcher/agent/home.py) leaves this in the launch's folder before it begins the run.
 STARTED = "started"
-# What the agent asks about this VM, guest.py of the metadata; the image knows of no cloud.
+# File for guest.py of the metadata, by which the agent asks about this VM: the image has no code for a cloud.
 LANDLORD = "landlord.py"
-# A driver that is in the VM image is there within a minute.
+# A driver that is part of the VM image works within a minute.
 DRIVER_TRIES, DRIVER_AGAIN_S = 60, 5
-# An engine that starts with the machine may come after this script.
+# A Docker engine that starts with the machine may start later than this script.
 DOCKER_TRIES, DOCKER_AGAIN_S = 12, 5
 PULL_TRIES, PULL_AGAIN_S = 3, 10
 RESTART_LIMIT_S = 300
-# Package servers and downloads fail for moments: a step is tried again after 5, 10, 20 and 40 seconds.
+# Package servers and downloads fail temporarily: a step is tried again after 5, 10, 20 and 40 seconds.
 STEP_TRIES, STEP_AGAIN_S = 5, 5
-# The version fixes the driver's: `lts` of this one is 580.159.04. Its second address is the release itself.
+# The installer's version fixes the driver's: `lts` of v1.9.1 is 580.159.04. The second address is the release itself.
 INSTALLER_VERSION = "v1.9.1"
 RELEASES = "https://github.com/GoogleCloudPlatform/compute-gpu-installation/releases/download"
 INSTALLERS = (
@@ -55,14 +55,14 @@ TOOLKIT = "https://nvidia.github.io/libnvidia-container"
 TOOLKIT_KEY = Path("/etc/apt/nvidia.asc")
 TOOLKIT_LIST = Path("/etc/apt/sources.list.d/nvidia-toolkit.list")
 INSTALLER_PATH = Path("/opt/installer.pyz")
-# Registries that take the VM's own token; no other is shown it.
+# Registries that accept the VM's own token, which no other registry gets.
 GOOGLES = (".pkg.dev", ".gcr.io")
-# Addresses that a test points elsewhere.
+# Variables by which a test redirects requests.
 ENDPOINTS = ("GCE_METADATA_HOST", "STORAGE_EMULATOR_HOST", "ROOFLAUNCH_COMPUTE_ENDPOINT")
 
 
 class Boot:
-    """One boot of this VM; `home` is the launch's folder."""
+    """A single boot of this VM. `home`: the launch's folder."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -72,7 +72,7 @@ class Boot:
         self.agent_runs = False
 
     def run(self) -> int:
-        """From the boot to the end of the run; the exit code for startup.sh."""
+        """Run everything from the boot to the end of the run; return the exit code for startup.sh."""
         signal.signal(signal.SIGTERM, self.on_term)
         os.chown(self.home, USER, USER)
         self.enter("booted")
@@ -89,13 +89,14 @@ class Boot:
         self.enter("docker_ready")
         self.pull(image)
         self.enter("image_pulled")
-        # The second try saves what the first has left.
+        # The second try saves what the first one left.
         return 0 if any(self.agent(image) for _ in range(2)) else FAILED
 
     def save(self, image: str, *, with_gpu: bool) -> int:
-        """The VM was stopped in its run and the cloud has started it again: the agent saves what there is.
+        """Let the agent save the results after the cloud has restarted a VM that was stopped during its run.
 
-        Of a sweep it then goes on with what is missing, on the GPU; what was measured is saved without it too.
+        In a sweep the agent then continues with the missing runs, on the GPU. Results are saved even if the GPU does
+        not work.
         """
         print("the run had begun when the VM was stopped: saving what it left", flush=True)
         if with_gpu:
@@ -106,21 +107,24 @@ class Boot:
         return 0 if any(self.agent(image) for _ in range(2)) else FAILED
 
     def on_term(self, *_: object) -> None:
-        """The machine goes down: the agent brings out what it has, and anything else ends here."""
+        """Handle SIGTERM, sent when the machine shuts down: the agent uploads its results, anything else ends here."""
         if self.installing:
             sys.exit(RESTARTS)
         if not self.agent_runs:
             sys.exit(128 + signal.SIGTERM)
         subprocess.Popen(["docker", "kill", "-s", "TERM", self.home.name])
 
-    # What the metadata server is asked and told.
+    # The metadata server.
 
     def asked(self, name: str) -> str:
-        """One of the launch's own attributes."""
+        """Value of one of the launch's own metadata attributes."""
         return self.ask(f"attributes/rooflaunch-{name}")
 
     def ask(self, key: str, *, tell: str | None = None) -> str:
-        """The value of a key of this instance, or of one that is told."""
+        """Read a metadata key of this instance; with `tell`, write this value instead.
+
+        Ends the boot if the server fails.
+        """
         method, content = ("GET", None) if tell is None else ("PUT", tell.encode())
         request = urllib.request.Request(  # noqa: S310 - ours
             f"{self.metadata}/{key}", headers={"Metadata-Flavor": "Google"}, method=method, data=content
@@ -137,7 +141,7 @@ class Boot:
         raise AssertionError("the last try returns or ends")
 
     def enter(self, phase: str) -> None:
-        """Say that a phase is reached: to the serial port, the record, and the guest attributes."""
+        """Report a phase as reached: on the serial port, in the file `phases`, and as a guest attribute."""
         at = datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         print(f"rooflaunch: phase {phase} {at}", flush=True)
         with (self.home / "phases").open("a", encoding="utf-8") as lines:
@@ -145,24 +149,24 @@ class Boot:
         try:
             self.ask(f"guest-attributes/rooflaunch/{phase}", tell=at)
         except SystemExit:
-            print("guest attributes cannot be written", flush=True)  # a project can switch them off
+            print("guest attributes cannot be written", flush=True)  # a project can disable guest attributes
 
-    # What a run needs.
+    # Preparation of the run.
 
     def install_driver(self) -> None:
-        """By Google's installer, which restarts the machine; everything then begins anew."""
+        """Install the driver with Google's installer, which restarts the machine; the boot then starts over."""
         self.installing = True
         download(INSTALLER_PATH, *INSTALLERS)
-        # It goes on where an earlier try was broken off.
+        # The installer continues where an earlier try was interrupted.
         persist("the driver's installer failed", lambda: works("python3", str(INSTALLER_PATH), *INSTALL))
-        # The restart is ordered, and comes; a driver that needed none is found to work.
+        # The installer has ordered a restart, so wait for it. If the driver needs no restart, nvidia-smi works.
         until_s = time.monotonic() + RESTART_LIMIT_S
         while not works("nvidia-smi") and time.monotonic() < until_s:
             time.sleep(DRIVER_AGAIN_S)
         self.installing = False
 
     def driver_answers(self) -> bool:
-        """Wait until nvidia-smi answers; whether it does in time."""
+        """Wait until nvidia-smi works; return whether it did in time."""
         for _ in range(DRIVER_TRIES):
             if works("nvidia-smi"):
                 return True
@@ -170,7 +174,7 @@ class Boot:
         return False
 
     def get_docker(self, *, with_gpu: bool) -> None:
-        """An engine that answers, and can give containers the GPUs."""
+        """Install Docker and, with `with_gpu`, the NVIDIA toolkit if missing, and wait until the engine answers."""
         if not shutil.which("docker"):
             install("docker.io")
         if with_gpu and "nvidia" not in output("docker", "info", "--format", "{{json .Runtimes}}"):
@@ -184,7 +188,7 @@ class Boot:
         self.await_docker()
 
     def await_docker(self) -> None:
-        """Until the engine answers."""
+        """Wait until the Docker engine answers; end the boot if it does not."""
         for _ in range(DOCKER_TRIES):
             if works("docker", "info", "--format", "Docker {{.ServerVersion}}"):
                 return
@@ -192,7 +196,7 @@ class Boot:
         fail("the Docker engine does not answer")
 
     def pull(self, image: str) -> None:
-        """The image by its digest, with the VM's own token for Google's registries; the token stays nowhere."""
+        """Pull the image by its digest, with the VM's own token for Google's registries. The token is not kept."""
         registry = image.partition("/")[0]
         with tempfile.TemporaryDirectory() as folder:
             os.environ["DOCKER_CONFIG"] = folder
@@ -211,7 +215,7 @@ class Boot:
             fail(f"the image '{image}' cannot be pulled")
 
     def agent(self, image: str) -> bool:
-        """Run the agent, launcher/agent in the image, to its end; whether it has left a result."""
+        """Run the agent (launcher/agent in the image) to its end; return whether it has left a result."""
         home, name = str(self.home), self.home.name
         (self.home / LANDLORD).write_text(self.asked("guest"), encoding="utf-8")
         left = output("docker", "ps", "-aqf", f"volume={home}", "-f", f"volume={home}/results").split()
@@ -230,7 +234,7 @@ class Boot:
 
 
 def run(*words: str, **more: Any) -> subprocess.CompletedProcess[bytes]:
-    """Show a command and run it."""
+    """Print a command and run it."""
     print(" ".join(map(shlex.quote, words)), flush=True)
     try:
         return subprocess.run(words, check=False, **more)
@@ -240,23 +244,23 @@ def run(*words: str, **more: Any) -> subprocess.CompletedProcess[bytes]:
 
 
 def works(*words: str) -> bool:
-    """Whether a command ends well."""
+    """Whether a command exits with 0."""
     return run(*words).returncode == 0
 
 
 def output(*words: str) -> str:
-    """What a command prints."""
+    """Standard output of a command."""
     return str(run(*words, stdout=subprocess.PIPE).stdout.decode(errors="replace"))
 
 
 def require(*words: str) -> None:
-    """Run a command that has to end well."""
+    """Run a command that has to succeed."""
     if not works(*words):
         fail(f"{words[0]} failed")
 
 
 def install(package: str) -> None:
-    """By apt, which another process may be using at the boot."""
+    """Install a package by apt, which another process may be using during the boot."""
     os.environ["DEBIAN_FRONTEND"] = "noninteractive"
 
     def step() -> bool:
@@ -267,13 +271,13 @@ def install(package: str) -> None:
 
 
 def download(path: Path, *urls: str) -> None:
-    """By curl, from the first address that has it."""
+    """Download by curl to `path`, from the first address that works."""
     get = ("curl", "-fsSL", "--max-time", "300", "-o", str(path))
     persist(f"{urls[0]} cannot be downloaded", lambda: any(works(*get, url) for url in urls))
 
 
 def persist(why: str, step: Callable[[], bool]) -> None:
-    """Try a step again after longer and longer pauses; one that fails for good ends the boot."""
+    """Try a step again after longer and longer pauses. A step that always fails ends the boot."""
     for attempt in range(STEP_TRIES):
         if step():
             return
@@ -283,7 +287,7 @@ def persist(why: str, step: Callable[[], bool]) -> None:
 
 
 def fail(why: str) -> NoReturn:
-    """End the boot; startup.sh uploads what was said and deletes the VM."""
+    """End the boot; startup.sh uploads the output and deletes the VM."""
     print(f"error: {why}", flush=True)
     sys.exit(FAILED)
 

@@ -1,8 +1,8 @@
-"""The border to Cloud Billing: today's price list, where the project allows it, kept for a day in the cache folder.
+"""Client for Cloud Billing: today's price list, if the project allows it, kept for a day in the cache folder.
 
-It never holds up a launch: what has not come within a few seconds is waited for no longer, and serves the next one. Any
-user of a project with the Cloud Billing API may read it; no role is needed. google.auth and requests are imported by
-functions alone.
+Prices never delay a launch: after a few seconds the launch goes on without them, and the answer serves the next launch.
+Any user of a project with the Cloud Billing API may read the list; no role is needed. google.auth and requests are
+imported inside functions only.
 """
 
 import json
@@ -22,7 +22,7 @@ from workload.contract.errors import RooflaunchError
 from workload.contract.files import replace_text
 
 ENDPOINT_VARIABLE = "ROOFLAUNCH_BILLING_ENDPOINT"
-# Of a launch. The whole list has some 40,000 SKUs, 5,000 to a page.
+# Longest wait of a launch. The whole list has some 40,000 SKUs, 5,000 to a page.
 WAIT_S = 4.0
 MAX_AGE_S = 24 * 3600.0
 CACHE_SCHEMA = 1
@@ -31,7 +31,7 @@ MAX_CACHE_BYTES = 4_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Current:
-    """Today's list, or why there is none."""
+    """Today's price list; or `why` there is none, and a `hint`."""
 
     prices: PriceList | None = None
     why: str = ""
@@ -39,7 +39,7 @@ class Current:
 
 
 def cached(now_s: float) -> Current:
-    """What was read within a day; nobody is asked."""
+    """Price list that was read within a day, without any request; empty if there is none."""
     with suppress(OSError, ValueError, TypeError, LookupError):
         path = _cache_file()
         if path.stat().st_size <= MAX_CACHE_BYTES:
@@ -57,7 +57,10 @@ def current(
     wait_s: float = WAIT_S,
     connect: Callable[[str], Services] | None = None,
 ) -> Current:
-    """The list of today: kept, or asked for and waited for so long; what comes later is kept for the next launch."""
+    """Today's list: cached, or requested and waited for up to `wait_s` seconds.
+
+    A later answer is kept for the next launch.
+    """
     known = cached(now_s)
     if known.prices:
         return known
@@ -71,7 +74,7 @@ def current(
 
 
 def connected(project: str) -> Services:
-    """To Google's own service, or without credentials to what the variable names."""
+    """Connection to Google's own service, or without credentials to the address in the variable."""
     if not os.environ.get(ENDPOINT_VARIABLE):
         return services.connect(project)
     import requests  # noqa: PLC0415 - see the module
@@ -105,7 +108,7 @@ def _cache_file() -> Path:
 
 
 def _keep(listed: list[Sku], now_s: float) -> None:
-    """As a whole or not at all; a folder that cannot be written is no error."""
+    """Write the list to the cache, as a whole or not at all. A folder that cannot be written is no error."""
     content = json.dumps({"schema": CACHE_SCHEMA, "read_s": now_s, "skus": [asdict(sku) for sku in listed]})
     with suppress(OSError, RuntimeError):
         path = _cache_file()

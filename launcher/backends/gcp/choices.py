@@ -1,4 +1,4 @@
-"""What a user of `launch gcp` may choose, and what follows: machine, run, zones, prices, time limit. Pure."""
+"""Choices of a user of `launch gcp` and their consequences: machine, run, zones, prices, time limit. Pure."""
 
 import difflib
 import math
@@ -19,13 +19,13 @@ from workload.contract import prices
 from workload.contract.errors import UsageError
 from workload.contract.spec import CIFAR10, IMAGENETTE, SYNTHETIC, Device, Precision, RunSpec
 
-# Compute Engine may act so late on maxRunDuration.
+# Compute Engine may act this much later than maxRunDuration.
 LATE_S = 30
 # A VM's cost runs from its insert to its deletion: an insert is given up after 180 s (provision.py), the limit counts
 # from its start, and after it a VM has up to 90 s to shut down: https://cloud.google.com/compute/docs/instances/stop-vm
 STARTING_S, STOPPING_S = 180, 90
 AROUND_S = STARTING_S + LATE_S + STOPPING_S
-# Below this a VM has hardly booted: a cost limit that leaves less buys nothing.
+# In less time a VM has hardly booted, so a cost limit that leaves less is refused.
 MIN_USEFUL_S = 600
 MIN_DISK_GB, MAX_DISK_GB = 50, 65536
 SECONDS_PER_H = 3600
@@ -38,7 +38,7 @@ def _require(held: object, message: str, *, hint: str) -> None:
 
 
 def check_options(options: Options) -> None:
-    """Raise `UsageError` for a number out of its bounds; a user's text is checked where it is used."""
+    """Raise `UsageError` for a number out of its bounds. A user's texts are checked where they are used."""
     for flag, usd in {"--max-cost": options.max_cost_usd, "--usd-per-h": options.usd_per_h}.items():
         _require(
             usd is None or (math.isfinite(usd) and usd > 0),
@@ -68,7 +68,7 @@ def check_options(options: Options) -> None:
 
 
 def choose_machine(gpu: GpuOffer, options: Options) -> tuple[MachineType, int]:
-    """The machine type and how many GPUs it has: those it brings, or those to attach."""
+    """Machine type and its number of GPUs, built in or attached. Raises `UsageError` if they do not fit."""
     machine = _named_machine(gpu, options.machine_type) if options.machine_type else _fitting_machine(gpu, options)
     count = options.gpu_count
     if gpu.accelerator is None and count == 1:
@@ -98,7 +98,7 @@ def _named_machine(gpu: GpuOffer, name: str) -> MachineType:
 
 
 def _fitting_machine(gpu: GpuOffer, options: Options) -> MachineType:
-    """The row's default, or the first with as many GPUs."""
+    """The row's default machine type, or the first one with as many GPUs."""
     default = gpu.machine_types[gpu.default_machine_type]
     count = options.gpu_count
     if count == 1 or count in default.gpus:
@@ -114,7 +114,7 @@ def _fitting_machine(gpu: GpuOffer, options: Options) -> MachineType:
 
 
 def on_vm(spec: RunSpec, gpu: GpuOffer) -> tuple[RunSpec, list[str]]:
-    """The run as a VM does it, and what has changed by that. `UsageError` for what it cannot do."""
+    """The run as a VM does it, and notes on what was changed. Raises `UsageError` for a run that a VM cannot do."""
     notes = list[str]()
     _require(spec.device is not Device.MPS, "a VM has no Apple GPU; got --mps", hint="leave --mps out")
     _require(not spec.compile, f"{NO_COMPILER}; a VM runs one of them", hint="leave --compile out")
@@ -141,7 +141,10 @@ def on_vm(spec: RunSpec, gpu: GpuOffer) -> tuple[RunSpec, list[str]]:
 
 
 def zone_order(gpu: GpuOffer, options: Options, settings: Settings) -> tuple[str, ...]:
-    """The named zones, then those of their regions, those with a listed price, and the rest, as far as allowed."""
+    """Zones to try: the named ones, then their regions, then those with a listed price, then the rest.
+
+    With `fallback` False only the named zones. Raises `UsageError` for a zone without the GPU or outside the network.
+    """
     reach = _reach(gpu, settings)
     for zone in options.zones:
         if zone not in gpu.zones:
@@ -164,7 +167,7 @@ def zone_order(gpu: GpuOffer, options: Options, settings: Settings) -> tuple[str
 
 
 def _reach(gpu: GpuOffer, settings: Settings) -> tuple[str, ...]:
-    """The zones that the network allows: a subnetwork that is named with its region is in that region alone."""
+    """Zones that the network allows. A subnetwork named with its region exists in that region only."""
     named_region = re.search(r"regions/([^/]+)/", settings.subnetwork or "")
     zones = tuple(zone for zone in gpu.zones if not named_region or region_of(zone) == named_region[1])
     _require(
@@ -185,9 +188,9 @@ def known_prices(
     now: datetime,
     today: PriceList | None,
 ) -> dict[str, Price]:
-    """By region, as today's list or else the table has it, without those where a part of it is unknown.
+    """Prices by region, from today's list or else from the table; regions with an unknown part are left out.
 
-    The user's own figure is of it all, in all regions.
+    The user's own price (`usd_per_h`) covers everything, in all regions.
     """
     regions = dict.fromkeys(map(region_of, zones))
     if options.usd_per_h is not None:
@@ -203,7 +206,7 @@ def known_prices(
 def _listed(
     gpu: GpuOffer, machine: MachineType, count: int, options: Options, region: str, today: PriceList | None
 ) -> Price | None:
-    """None where neither the list nor the table has both the VM and the disk."""
+    """Price of VM, disk and address in one region; None if neither today's list nor the table has VM and disk."""
     if today:
         price = today.price(
             gpu,
@@ -230,7 +233,7 @@ def _listed(
 
 
 def with_price(zones: tuple[str, ...], known: Mapping[str, Price], options: Options) -> tuple[str, ...]:
-    """The zones whose cost can be limited. One that was named and cannot is an error."""
+    """Zones with a known price, so that their cost can be limited. Raises `UsageError` if a named zone has none."""
     unknown = [zone for zone in options.zones if region_of(zone) not in known]
     if not known or unknown:
         where = f"in {gpus.compact(unknown)}" if unknown else "anywhere"
@@ -243,15 +246,15 @@ def with_price(zones: tuple[str, ...], known: Mapping[str, Price], options: Opti
 
 
 def time_limit_s(options: Options, known: Iterable[Price]) -> int:
-    """The time limit, lowered to where all attempts in the dearest zone cost at most `--max-cost`.
+    """Time limit in seconds, lowered so that all attempts in the dearest zone cost at most `--max-cost`.
 
-    Each from its insert to the end of a deletion that is late, and with all that a price counts.
+    Each attempt counts from its insert to the end of a late deletion, with everything that a price includes.
     """
     if options.max_cost_usd is None:
         return options.max_run_time_s
     dearest = max(price.whole_usd_per_h for price in known)
     each_usd = options.max_cost_usd / (options.rerun_preempted + 1)
-    # A microsecond for the rounding of binary fractions: a tenth of 0.70 USD buys 630 s at 0.40 USD per hour, not 629.
+    # The microsecond offsets binary rounding: a tenth of 0.70 USD buys 630 s at 0.40 USD per hour, not 629.
     affordable_s = math.floor(each_usd / dearest * SECONDS_PER_H + 1e-6) - AROUND_S
     if affordable_s < MIN_USEFUL_S:
         least_usd = (MIN_USEFUL_S + AROUND_S) / SECONDS_PER_H * dearest * (options.rerun_preempted + 1)

@@ -1,7 +1,7 @@
-"""The border to Compute Engine: what is asked of one project, and what it answers.
+"""Client for Compute Engine in one project: every request and every answer passes here.
 
-google-cloud-compute and google.auth are imported by functions alone. The client's own retries (ten minutes of them) are
-turned off: every request is repeated here, within a limit, so that a caller knows how long a question can take.
+google-cloud-compute and google.auth are imported inside functions only. The client's own retries (up to ten minutes)
+are turned off: every request is repeated here, within a limit, so that a caller knows how long a request can take.
 """
 
 import json
@@ -49,29 +49,29 @@ ZONE = re.compile(r"[a-z]+-[a-z]+\d+-[a-z]")
 ANSWER_S = 15.0
 # The server holds an answer to `wait` back for up to two minutes.
 WAIT_ANSWER_S = 130.0
-# However little of a limit is left, less is no question.
+# Shortest limit of a request, even if less time is left.
 LAST_ANSWER_S = 1.0
 RETRY_S = 30.0
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 8.0
-# Between two waits of which the first came back at once, and undone.
+# Pause after a wait that returned early although the operation was not done.
 WAIT_PAUSE_S = 2.0
-# 100 launches share one client; a smaller pool warns, and connects anew for each request.
+# 100 launches share one client. A smaller pool warns, and opens a new connection for each request.
 CONNECTIONS = 32
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComputePatience:
-    """How long one request may take, and for how long a failing one is repeated, in seconds."""
+    """Limits in seconds: `answer_s` for one request, `retry_s` for repeating a failing request."""
 
     answer_s: float = ANSWER_S
     retry_s: float = RETRY_S
 
 
 class CloudClock:
-    """The cloud's time, by the dates of its answers; `monotonic` carries it from one to the next.
+    """The cloud's time, taken from the dates of its answers; `monotonic` carries the time from one answer to the next.
 
-    This machine's own date may be hours off, and decides nothing about a VM.
+    This computer's own date may be hours off, so it decides nothing about a VM.
     """
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
@@ -79,11 +79,11 @@ class CloudClock:
         self._ahead_s: float | None = None
 
     def hear(self, response: Any, **_: object) -> None:
-        """Called by requests for each answer; a page that a proxy puts in the way is no success."""
-        with suppress(TypeError, ValueError):  # no date, or none that can be read
+        """Read the date of an answer. `requests` calls this for each answer; a proxy's own page is ignored."""
+        with suppress(TypeError, ValueError):  # no date, or an unreadable one
             ahead_s = parsedate_to_datetime(response.headers.get("Date")).timestamp() - self._monotonic()
             if response.ok and "json" in response.headers.get("Content-Type", ""):
-                # A date is cut to the second and old by its way here: the latest one is the nearest to the truth.
+                # A date is cut to the second and delayed on its way here, so the latest one is the most accurate.
                 self._ahead_s = ahead_s if self._ahead_s is None else max(self._ahead_s, ahead_s)
 
     def now_s(self) -> float | None:
@@ -93,7 +93,7 @@ class CloudClock:
 
 @dataclass(frozen=True, kw_only=True)
 class _Clients:
-    """One client per kind of resource, made when first used; shared by threads."""
+    """The library's clients, one for each kind of resource, created when first used. Safe to share between threads."""
 
     credentials: Any
     endpoint: str | None
@@ -121,7 +121,7 @@ class _Clients:
 
 
 class _Counters:
-    """Counts in several places at once; threads share it."""
+    """Count requests in several counters at once. Safe to share between threads."""
 
     def __init__(self, counters: list[Counter[str]], lock: "threading.Lock | None" = None) -> None:
         self.counters = counters
@@ -134,7 +134,10 @@ class _Counters:
 
 
 class Compute:
-    """Compute Engine in one project. Threads may share it. `calls` counts requests, each repetition too."""
+    """Compute Engine in one project. Safe to share between threads.
+
+    `calls` counts requests, including each repetition.
+    """
 
     def __init__(
         self,
@@ -154,7 +157,7 @@ class Compute:
         self._counters = _Counters([self.calls])
 
     def counted(self) -> "Compute":
-        """The same, with a counter of its own: for one launch of many."""
+        """A view of this client with a counter of its own, for one launch of many."""
         child = Compute(
             self.project, self._clients, sleep=self._sleep, monotonic=self._monotonic, patience=self._patience
         )
@@ -162,9 +165,12 @@ class Compute:
         return child
 
     def now_s(self) -> float:
-        """Seconds since 1970 by the cloud's clock: what every age and limit of a VM is measured with."""
+        """Seconds since 1970 by the cloud's clock, which measures every age and limit of a VM.
+
+        Raises `ToolError` if the answers have no date.
+        """
         if self._clients.clock.now_s() is None:
-            self.project_quotas()  # any answer has a date
+            self.project_quotas()  # every answer has a date
         now_s = self._clients.clock.now_s()
         if now_s is None:
             raise ToolError(
@@ -176,7 +182,9 @@ class Compute:
     # Instances.
 
     def insert(self, zone: str, body: Mapping[str, Any], request_id: str) -> Operation:
-        """Ask for the VM of `body` (REST names). The same `request_id` (32 hex digits) never makes a second one.
+        """Request the VM described by `body` (REST names).
+
+        Repeating a `request_id` (32 hex digits) never makes a second VM.
 
         Raises `AlreadyThereError`, `RefusedError` (no capacity, quota, not in this zone), other `ToolError`s.
         """
@@ -191,7 +199,10 @@ class Compute:
         return resources.operation(self._ask("Instances", "insert", request), zone)
 
     def wait(self, operation: Operation, limit_s: float) -> tuple[OperationFault, ...] | None:
-        """The faults of the operation once it is done, () for none; None if it is not done within the limit."""
+        """Wait for the operation; return its faults, () if it has none.
+
+        None if it is not done within `limit_s` seconds.
+        """
         from google.cloud import compute_v1  # noqa: PLC0415 - see the module
 
         request = compute_v1.WaitZoneOperationRequest(
@@ -203,13 +214,13 @@ class Compute:
             answer = self._wait_once(request, min(left_s, WAIT_ANSWER_S))
             if answer is not None and answer.status == compute_v1.Operation.Status.DONE:
                 return resources.faults(answer)
-            # The server may answer early, and does so when it is busy.
+            # The server may answer early, for example when it is busy.
             if self._monotonic() - asked_s < WAIT_PAUSE_S:
                 self._sleep(min(WAIT_PAUSE_S, max(end_s - self._monotonic(), 0.0)))
         return None
 
     def get(self, zone: str, name: str) -> Instance | None:
-        """The VM, or None: there is none of that name."""
+        """VM of this name; None if there is none."""
         from google.cloud import compute_v1  # noqa: PLC0415 - see the module
 
         request = compute_v1.GetInstanceRequest(project=self.project, zone=zone, instance=name)
@@ -217,7 +228,7 @@ class Compute:
         return None if answer is None else resources.instance(answer)
 
     def delete(self, zone: str, name: str) -> Operation | None:
-        """Ask for the end of a VM; None: there is none of that name."""
+        """Request the deletion of a VM; None if there is no VM of this name."""
         from google.cloud import compute_v1  # noqa: PLC0415 - see the module
 
         request = compute_v1.DeleteInstanceRequest(project=self.project, zone=zone, instance=name)
@@ -225,27 +236,27 @@ class Compute:
         return None if answer is None else resources.operation(answer, zone)
 
     def instances(self) -> Listing[Instance]:
-        """The VMs of every launch in the project, in all zones that answer."""
+        """VMs of every launch in the project, in all zones that answer."""
         from google.cloud import compute_v1  # noqa: PLC0415 - see the module
 
         everywhere, zonal = compute_v1.AggregatedListInstancesRequest, compute_v1.ListInstancesRequest
         return self._everywhere("Instances", resources.instance, everywhere, zonal)
 
     def preempted(self, zone: str, name: str) -> bool:
-        """Whether the cloud says that it took the VM back."""
+        """Whether the cloud has recorded that it preempted this VM."""
         from google.cloud import compute_v1  # noqa: PLC0415 - see the module
 
         request = compute_v1.ListZoneOperationsRequest(
             project=self.project, zone=zone, filter=f'operationType="{PREEMPTED}"'
         )
-        # The host in front of a target differs between answers: names are compared here.
+        # The host part of a target's URL differs between answers, so names are compared.
         return any(
             resources.last_part(operation.target_link) == name
             for operation in self._all("ZoneOperations", "list", request)
         )
 
     def serial(self, zone: str, name: str, start: int) -> Output:
-        """What the VM wrote to its first serial port from byte `start` on; nothing if it is gone or not up yet."""
+        """Output of the VM's first serial port from byte `start` on; empty if the VM is gone or not up yet."""
         from google.cloud import compute_v1  # noqa: PLC0415 - see the module
 
         request = compute_v1.GetSerialPortOutputInstanceRequest(
@@ -257,7 +268,7 @@ class Compute:
         return Output(text=answer.contents, next_start=int(answer.next_))
 
     def guest_attributes(self, zone: str, name: str) -> dict[str, str]:
-        """What the VM published about itself in our namespace; {} if nothing yet, or gone."""
+        """Guest attributes that the VM has set in our namespace; {} if none yet, or if the VM is gone."""
         from google.cloud import compute_v1  # noqa: PLC0415 - see the module
 
         request = compute_v1.GetGuestAttributesInstanceRequest(
@@ -269,37 +280,37 @@ class Compute:
     # Disks.
 
     def disks(self) -> Listing[VmDisk]:
-        """The disks of every launch in the project, in all zones that answer."""
+        """Disks of every launch in the project, in all zones that answer."""
         from google.cloud import compute_v1  # noqa: PLC0415 - see the module
 
         everywhere, zonal = compute_v1.AggregatedListDisksRequest, compute_v1.ListDisksRequest
         return self._everywhere("Disks", resources.disk, everywhere, zonal)
 
     def delete_disk(self, zone: str, name: str) -> Operation | None:
-        """Ask for the end of a disk; None: there is none of that name."""
+        """Request the deletion of a disk; None if there is no disk of this name."""
         from google.cloud import compute_v1  # noqa: PLC0415 - see the module
 
         request = compute_v1.DeleteDiskRequest(project=self.project, zone=zone, disk=name)
         answer = self._ask("Disks", "delete", request, missing=f"/disks/{name}'")
         return None if answer is None else resources.operation(answer, zone)
 
-    # What a project has and may have.
+    # Quotas, images and machine types.
 
     def region_quotas(self, region: str) -> Mapping[str, Quota]:
-        """By metric, such as `NVIDIA_T4_GPUS`."""
+        """Quotas of a region by metric, such as `NVIDIA_T4_GPUS`."""
         from google.cloud import compute_v1  # noqa: PLC0415 - see the module
 
         request = compute_v1.GetRegionRequest(project=self.project, region=region)
         return resources.quotas(self._ask("Regions", "get", request))
 
     def project_quotas(self) -> Mapping[str, Quota]:
-        """By metric, such as `GPUS_ALL_REGIONS`."""
+        """Quotas of the project by metric, such as `GPUS_ALL_REGIONS`."""
         from google.cloud import compute_v1  # noqa: PLC0415 - see the module
 
         return resources.quotas(self._ask("Projects", "get", compute_v1.GetProjectRequest(project=self.project)))
 
     def get_image(self, project: str, family: str) -> str | None:
-        """The newest image of a family, by name; None: no such family or project, or none left in it."""
+        """Name of the newest image of a family; None if family or project does not exist, or the family is empty."""
         from google.cloud import compute_v1  # noqa: PLC0415 - see the module
 
         request = compute_v1.GetFromFamilyImageRequest(project=project, family=family)
@@ -307,16 +318,16 @@ class Compute:
         return None if image is None else str(image.name)
 
     def machine_type(self, zone: str, name: str) -> bool:
-        """Whether the zone has it at all."""
+        """Whether the zone offers this machine type at all."""
         from google.cloud import compute_v1  # noqa: PLC0415 - see the module
 
         request = compute_v1.GetMachineTypeRequest(project=self.project, zone=zone, machine_type=name)
         return self._ask("MachineTypes", "get", request, missing="/machineTypes/") is not None
 
-    # Asking.
+    # Requests.
 
     def _wait_once(self, request: Any, limit_s: float) -> Any:
-        """The operation, or None if the answer took too long: it is asked for again."""
+        """Operation after one wait; None if the answer took too long, so that the caller asks again."""
         import requests  # noqa: PLC0415 - see the module
 
         try:
@@ -329,7 +340,7 @@ class Compute:
     def _everywhere(
         self, kind: str, make: Callable[[Any], T], everywhere: Callable[..., Any], zonal: Callable[..., Any]
     ) -> Listing[T]:
-        """What is ours of that kind; a zone that the list over all zones lacks is asked by itself."""
+        """Resources of one kind with our label. A zone missing from the list over all zones is asked by itself."""
         from google.api_core import exceptions as api  # noqa: PLC0415 - see the module
 
         ours = {"project": self.project, "filter": f"labels.{LABEL}={LABEL_VALUE}"}
@@ -340,7 +351,7 @@ class Compute:
                 silent |= dict.fromkeys(resources.gaps(page))
                 there += [make(item) for scope in page.items.values() for item in getattr(scope, kind.lower())]
         except UnreachableError as error:
-            # In an outage the whole list may fail for one zone of it; without a network nothing answers at all.
+            # In an outage one zone may make the whole list fail. Any other cause means that the network is down.
             if not isinstance(error.__cause__, api.GoogleAPICallError):
                 raise
             return Listing(unreachable=(ANYWHERE,))
@@ -358,9 +369,9 @@ class Compute:
         return (item for page in self._pages(kind, method, request) for item in page.items)
 
     def _pages(self, kind: str, method: str, request: Any, *, retry_s: float | None = None) -> Iterator[Any]:
-        """The pages of a list, asked for one by one."""
+        """Pages of a list, requested one by one."""
         while True:
-            # The pager would fetch the other pages by itself, without our limits.
+            # The client's pager would fetch the other pages by itself, without our limits.
             page = next(self._ask(kind, method, request, retry_s=retry_s).pages)
             yield page
             if not page.next_page_token:
@@ -378,13 +389,16 @@ class Compute:
         answer_s: float | None = None,
         retry_s: float | None = None,
     ) -> Any:
-        """The answer; None where a 404 names `missing`, or with `not_ready` where the VM cannot answer yet."""
+        """Answer to a request.
+
+        None for a 404 that names `missing`, or, with `not_ready`, if the VM cannot answer yet.
+        """
         from google.api_core import exceptions as api  # noqa: PLC0415 - see the module
 
         def call() -> Any:
             self._counters.add(f"{_lower(kind)}.{method}")
             client = self._clients.get(kind)
-            # Those that change something have a second form, without the client's own way of waiting.
+            # Methods that change something have a second form, without the client's own waiting.
             form = f"{method}_unary" if method in ("insert", "delete") else method
             return getattr(client, form)(request, retry=None, timeout=answer_s or self._patience.answer_s)
 
@@ -405,14 +419,14 @@ class Compute:
 def repeated(
     call: Callable[[], T], limit_s: float, *, sleep: Callable[[float], None], monotonic: Callable[[], float]
 ) -> T:
-    """`call()`, again and again while the service is busy or does not answer, up to the limit."""
+    """Result of `call()`, repeated for up to `limit_s` seconds while the service is busy or does not answer."""
     end_s = monotonic() + limit_s
     pause_s = FIRST_PAUSE_S
     while True:
         try:
             return call()
         except Exception as error:
-            # Half of the pause is chance, so that 100 launches do not come back together.
+            # Half of the pause is random, so that 100 launches do not retry at the same moment.
             wanted_s = pause_s * (0.5 + random.random())  # noqa: S311 - no secret
             if not passing(error) or monotonic() + wanted_s > end_s:
                 raise
@@ -427,7 +441,10 @@ def connect(
     monotonic: Callable[[], float] = time.monotonic,
     patience: ComputePatience | None = None,
 ) -> Compute:
-    """Compute Engine for `project`; nothing is asked of it yet. Raises `ToolError`: no package, no credentials."""
+    """Compute Engine for `project`; no request is sent yet.
+
+    Raises `ToolError` if package or credentials are missing.
+    """
     endpoint = os.environ.get(ENDPOINT_VARIABLE)
     _require_package()
     clients = _Clients(credentials=credentials_for(endpoint), endpoint=endpoint, clock=CloudClock(monotonic))
@@ -435,7 +452,7 @@ def connect(
 
 
 def default_project() -> str | None:
-    """The project of application-default credentials, if they name one."""
+    """Project of the application-default credentials; None if they name none."""
     if os.environ.get(ENDPOINT_VARIABLE):
         return os.environ.get("GOOGLE_CLOUD_PROJECT")
     try:
@@ -465,7 +482,7 @@ def credentials_for(endpoint: str | None) -> Any:
     if endpoint:
         make_anonymous: Any = AnonymousCredentials
         return make_anonymous()
-    # It warns about a user's own credentials without a quota project: they are what `gcloud auth` gives.
+    # google.auth warns about user credentials without a quota project, which `gcloud auth` creates.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

@@ -1,4 +1,4 @@
-"""`launch doctor gcp`: what a launch needs in the cloud, looked at one by one. Nothing there is changed."""
+"""`launch doctor gcp`: check one by one what a launch needs in the cloud. Changes nothing there."""
 
 import os
 import re
@@ -23,14 +23,14 @@ from workload.contract.invocation import document
 from workload.storage import gcs as storage
 from workload.storage.gcs import Access, Bucket
 
-# What the launcher and its VMs call: infra/ enables these, and a new project has none but storage.
+# Services that the launcher and its VMs call. infra/ enables them; a new project has only storage.
 NEEDED_SERVICES = ("compute.googleapis.com", "storage.googleapis.com", "artifactregistry.googleapis.com")
 ALL_REGIONS = "GPUS_ALL_REGIONS"
-# `delete`: replacing an object, as a VM does with its heartbeat, counts as one.
+# `delete` is needed to replace an object, as a VM does with its heartbeat.
 BUCKET_PERMISSIONS = ("storage.objects.create", "storage.objects.delete", "storage.objects.get", "storage.objects.list")
 PULL_PERMISSION = "artifactregistry.repositories.downloadArtifacts"
 VM_PERMISSIONS = ("compute.instances.delete", "compute.instances.get")
-# With one of these in the whole project, whoever gets into a VM owns the project.
+# An intruder in a VM owns the project if the VM's account has one of these roles in the whole project.
 BROAD_ROLES = frozenset({"roles/owner", "roles/editor"})
 ENDPOINTS = (refusals.ENDPOINT_VARIABLE, storage.EMULATOR_VARIABLE)
 REPOSITORY = re.compile(r"(?P<location>[a-z0-9-]+)-docker\.pkg\.dev/(?P<project>[^/]+)/(?P<name>[^/]+)/(?P<package>.+)")
@@ -38,7 +38,7 @@ _IMAGE_LISTS = ("allowedValues", "deniedValues")
 GCP = CheckPart("gcp")
 REGIONS_SHOWN = 3
 AT_A_TIME = 8
-# Here the whole list is waited for: it serves the launches of a day.
+# Wait for the whole price list, which then serves the launches of a day.
 PRICES_S = 60.0
 
 Resolved = tuple[Settings, Mapping[str, str]]
@@ -46,7 +46,10 @@ Resolved = tuple[Settings, Mapping[str, str]]
 
 @dataclass(frozen=True, kw_only=True)
 class CloudPorts:
-    """What is looked at; a test makes one of its own. `endpoint`: the variable that points elsewhere, if one does."""
+    """Connections to the services that are checked; a test replaces them.
+
+    `endpoint`: the environment variable that redirects requests, if one is set.
+    """
 
     compute: Callable[[str], Compute]
     bucket: Callable[[str], Bucket]
@@ -58,14 +61,14 @@ class CloudPorts:
 
 @dataclass(frozen=True, kw_only=True)
 class Repository:
-    """A repository of Artifact Registry, and the package in it that the images are."""
+    """A repository of Artifact Registry, and the name of the images' package in it."""
 
     name: str
     package: str
 
 
 def examine(given: Mapping[str, str | None] | None = None) -> Iterator[Check]:
-    """Every check for the project of these options (`project`, `bucket`, …), or of the settings alone."""
+    """Run every check for the project of these options (`project`, `bucket`, …), or of the settings alone."""
 
     def resolve() -> Resolved:
         return resolve_settings(given or {}, os.environ, Path.cwd(), default_project=compute.default_project)
@@ -74,7 +77,7 @@ def examine(given: Mapping[str, str | None] | None = None) -> Iterator[Check]:
 
 
 def real_ports() -> CloudPorts:
-    """Google's, or what the endpoints of tests point to."""
+    """Connections to Google's services, or to the endpoints that tests set."""
     return CloudPorts(
         compute=compute.connect,
         bucket=lambda name: storage.connect(name, prefix=""),
@@ -86,14 +89,14 @@ def real_ports() -> CloudPorts:
 
 
 def current_tags() -> dict[str, str]:
-    """The image tag of this code, by flavour."""
+    """Image tag of this code by flavour."""
     commit = images.current_commit()
     recipes = {name: images.make_recipe(row, commit=commit) for name, row in images.load_flavours().items()}
     return {name: recipe.tag.partition(":")[2] for name, recipe in recipes.items()}
 
 
 def checks(resolve: Callable[[], Resolved], cloud: CloudPorts) -> Iterator[Check]:
-    """Every check, in order; without a project or credentials there is nothing to ask."""
+    """Run every check, in order. Without a project or credentials only that problem is reported."""
     try:
         settings, origins = resolve()
         engine = cloud.compute(settings.project)
@@ -145,7 +148,7 @@ def _service_checks(asked: Services | None, settings: Settings, cloud: CloudPort
 
 
 def _price_checks(settings: Settings, cloud: CloudPorts) -> Iterator[Check]:
-    """Prices of a table do, so that nothing here is a problem."""
+    """Check where prices come from. Never a problem, because the prices of the table are enough."""
     if cloud.prices is None:
         return
     if cloud.endpoint:
@@ -171,7 +174,7 @@ def _quota_checks(engine: Compute, settings: Settings) -> Iterator[Check]:
         unseen = [region for region in regions if region not in found]
         yield GCP.note("regions", f"not seen: {', '.join(unseen)}: {error}", error.hint)
     rows = [_gpu_quota_check(gpu, found, cure.format(gpu.quota)) for gpu in table.values()]
-    # One GPU is enough to work with: that others have no quota is no problem.
+    # Quota for one kind of GPU is enough, so it is no problem if others have none.
     if found and all(row.state is not Health.OK for row in rows):
         yield GCP.problem("quota", "of no GPU is any left in any region", cure.format("GPU"))
     yield from rows
@@ -193,7 +196,7 @@ def _all_regions_check(engine: Compute, cure: str) -> Check:
 def _region_quotas(
     engine: Compute, regions: Sequence[str]
 ) -> tuple[dict[str, Mapping[str, Quota]], RooflaunchError | None]:
-    """The quotas by region, and the first failure: a region that does not answer is left out."""
+    """Quotas by region, and the first error. A region that does not answer is left out."""
 
     def ask(region: str) -> Mapping[str, Quota] | RooflaunchError:
         try:
@@ -208,7 +211,7 @@ def _region_quotas(
 
 
 def _gpu_quota_check(gpu: GpuOffer, quotas: Mapping[str, Mapping[str, Quota]], cure: str) -> Check:
-    """One row for both quotas of a GPU: a VM that lives for 7 days at most takes either, spot or not."""
+    """Check both quotas of a GPU. A VM that lives for at most 7 days may take either, spot or not."""
     kinds = {"standard": gpu.quota, "preemptible": gpu.preemptible_quota}
     left = {kind: _left(gpu, quotas, metric) for kind, metric in kinds.items()}
     usable = any(count > 0 for by_region in left.values() for count in by_region.values())
@@ -217,12 +220,12 @@ def _gpu_quota_check(gpu: GpuOffer, quotas: Mapping[str, Mapping[str, Quota]], c
 
 
 def _left(gpu: GpuOffer, quotas: Mapping[str, Mapping[str, Quota]], metric: str) -> dict[str, float]:
-    """By region, of those that tell this quota."""
+    """GPUs left under this quota, by region; regions without the quota are left out."""
     return {region: quotas[region][metric].left for region in gpu.regions if metric in quotas.get(region, {})}
 
 
 def _best(left: Mapping[str, float]) -> str:
-    """`us-central1 4, us-east1 1 and 12 more`: the regions with most left; of equals the table's order counts."""
+    """Regions with most left, as `us-central1 4, us-east1 1 and 12 more`. Equal regions keep the table's order."""
     if not left:
         return "unknown, no region tells it"
     best = sorted((region for region in left if left[region] > 0), key=lambda region: -left[region])
@@ -231,7 +234,7 @@ def _best(left: Mapping[str, float]) -> str:
     return (f"{shown} and {more} more" if more > 0 else shown) or "none left"
 
 
-# What Compute Engine has, and has of ours.
+# VM images and leftovers in Compute Engine.
 
 
 def _image_family_checks(engine: Compute) -> Iterator[Check]:
@@ -256,11 +259,11 @@ def _image_family_checks(engine: Compute) -> Iterator[Check]:
             yield GCP.problem(name, gone, cure)
 
 
-# What an organisation forbids.
+# Policies of the organisation.
 
 
 def _policy_checks(asked: Services | None) -> Iterator[Check]:
-    """The policies that refuse VMs as `launch gcp` asks for them, as far as we may read them."""
+    """Check the policies that would refuse the VMs of `launch gcp`, if the user may read them."""
     if asked is None:
         return
     for name, constraint, judge in (
@@ -297,7 +300,7 @@ def _trusted_images_check(name: str, policy: Mapping[str, Any]) -> Check:
         by_default = rules.get("allValues") != "DENY" and not allowed
         return project not in denied and (by_default or project in allowed)
 
-    # What a launch boots without a word from its user.
+    # The image that a launch boots by default.
     refused = [gpu for gpu in gpus.load().values() if not is_trusted(gpu.vm_image)]
     if not refused:
         return GCP.ok(name, "the images' projects are trusted")
@@ -422,7 +425,7 @@ def _tag_check(asked: Services, repository: Repository, settings: Settings, flav
 
 
 def parse_repository(reference: str) -> Repository | None:
-    """`us-central1-docker.pkg.dev/P/R/trainer`: its place in Artifact Registry; None: it is somewhere else."""
+    """Location of a reference like `us-central1-docker.pkg.dev/P/R/trainer`; None if it is not in Artifact Registry."""
     parts = REPOSITORY.fullmatch(reference)
     if not parts:
         return None
@@ -442,7 +445,7 @@ def _account_checks(asked: Services | None, settings: Settings, cloud: CloudPort
 
 
 def _with_terraform(command: str) -> str:
-    """The cure by our Terraform, where its page is at hand, else by hand."""
+    """Cure by our Terraform if its page is available, else by hand."""
     page = document("infra/README.md")
     return f"{page}, or {command}" if page else command
 
@@ -484,7 +487,7 @@ def _vm_role(text: str) -> str:
 
 
 def _role_checks(asked: Services, settings: Settings) -> Iterator[Check]:
-    """That the account may do what a VM does; a role of the project holds for bucket and repository too."""
+    """Check that the account may do what a VM does. A role of the project holds for bucket and repository too."""
     email, member = settings.service_account, f"--member serviceAccount:{settings.service_account}"
     try:
         everywhere = asked.roles_in_project(email)
@@ -527,12 +530,12 @@ def _role_check(
     except RooflaunchError as error:
         return GCP.note(name, f"not seen: {error}", cure)
     if missing:
-        # What it has through a group, a folder or the organization does not show in these policies.
+        # Roles held through a group, a folder or the organization do not show in these policies.
         return GCP.problem(name, f"no role of its own allows {', '.join(missing)}", cure)
     return GCP.ok(name, ", ".join(sorted(role for role in held if asked.permissions([role]) & set(needed))))
 
 
-# Lines.
+# Checks for common cases.
 
 
 def _failed(name: str, error: RooflaunchError) -> Check:

@@ -1,4 +1,4 @@
-"""The GPUs of Compute Engine: gpus.toml with the prices of prices.toml, read and checked. Pure."""
+"""GPUs of Compute Engine: gpus.toml with the prices of prices.toml, read and checked. Pure."""
 
 import difflib
 import functools
@@ -16,13 +16,13 @@ from workload.contract.errors import ToolError, UsageError
 from workload.contract.prices import Listed
 
 TABLE = Path(__file__).with_name("gpus.toml")
-# A VM that is deleted within 7 days, on demand or spot, may take preemptible quota and needs none of it:
+# A VM that is deleted within 7 days, on demand or spot, may use preemptible quota, but standard quota is enough too:
 # https://cloud.google.com/compute/docs/release-notes (2024-06-18), docs.cloud.google.com/compute/resource-usage
 PREEMPTIBLE_S = 7 * 86400
 
 
 class Driver(StrEnum):
-    """Where the VM's driver comes from; `none` for a run that does not touch the GPU."""
+    """Origin of the VM's driver; `none` for a run that does not use the GPU."""
 
     PREINSTALLED = "preinstalled"
     INSTALL = "install"
@@ -31,9 +31,9 @@ class Driver(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class VmImage:
-    """A family of Compute Engine images, of which a VM boots the newest, or with `is_family` False one image.
+    """An image family of Compute Engine, whose newest image a VM boots; with `is_family` False, a single image.
 
-    `signed`: whether its driver loads under Secure Boot; None: nobody knows.
+    `signed`: whether its driver loads under Secure Boot; None if unknown.
     """
 
     project: str
@@ -44,15 +44,15 @@ class VmImage:
 
     @property
     def path(self) -> str:
-        """As a disk names it."""
+        """Resource path, as the request for a disk names the image."""
         return f"projects/{self.project}/global/images/{'family/' if self.is_family else ''}{self.name}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class MachineType:
-    """`gpus`: the counts that it takes, or the one that it brings; `spot_only`: not sold on demand.
+    """A machine type. `gpus`: the allowed or built-in numbers of GPUs; `spot_only`: not sold on demand.
 
-    `ram_gb`: of a machine whose price is the sum of its GPUs, cores and memory.
+    `ram_gb`: memory, given if the machine's price is the sum of its GPUs, cores and memory.
     """
 
     name: str
@@ -64,11 +64,10 @@ class MachineType:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuOffer:
-    """One row of gpus.toml, with its prices. `accelerator` is None where the machine type brings its GPUs.
+    """A row of gpus.toml with its prices. `accelerator`: None if the machine type has the GPUs built in.
 
-    `sku`, `series`: what Google's price list calls GPU and machine; None: it is not made of its SKUs here.
-
-    `device`: its name among the vendors' peaks (workload/contract/peaks.toml).
+    `sku`, `series`: names of GPU and machine in Google's price list; None if the price is not computed from SKUs here.
+    `device`: name of the GPU among the vendors' peaks (workload/contract/peaks.toml).
     """
 
     name: str
@@ -92,26 +91,26 @@ class GpuOffer:
 
     @property
     def vm_image(self) -> VmImage:
-        """The usual one."""
+        """The usual image."""
         return self.vm_images[0]
 
     @property
     def regions(self) -> tuple[str, ...]:
-        """In the order of the zones."""
+        """Regions with this GPU, in the order of the zones."""
         return tuple(dict.fromkeys(map(region_of, self.zones)))
 
     @property
     def preemptible_quota(self) -> str:
-        """What regions.get calls the quota of VMs that do not stay; a region that does not report it: unknown."""
+        """Name in regions.get of the quota for short-lived VMs. A region that does not list it: quota unknown."""
         return f"PREEMPTIBLE_{self.quota}"
 
     def quota_metrics(self, *, spot: bool, limit_s: int) -> tuple[str, ...]:
-        """The quotas that may count a VM which the cloud deletes after `limit_s`: one of them is enough."""
+        """Quotas that may count a VM which the cloud deletes after `limit_s` seconds; room in one of them is enough."""
         passing = spot or limit_s <= PREEMPTIBLE_S
         return (self.preemptible_quota, self.quota) if passing else (self.quota,)
 
     def price(self, machine_type: str, *, gpus: int, region: str, spot: bool) -> Price | None:
-        """The listed price of exactly that; None: unknown."""
+        """Listed price for exactly this machine type, number of GPUs, region and kind; None if unknown."""
         for row in self.prices:
             usd_per_h = row.figure(spot=spot)
             if (row.machine_type, row.gpus, row.region) == (machine_type, gpus, region) and usd_per_h is not None:
@@ -120,12 +119,12 @@ class GpuOffer:
 
 
 def load() -> dict[str, GpuOffer]:
-    """The rows by name. Raises `ToolError` for a table that contradicts itself."""
+    """Rows by name. Raises `ToolError` if the table contradicts itself."""
     return dict(_loaded(TABLE))
 
 
 def require(name: str) -> GpuOffer:
-    """The row of that name, or `UsageError`."""
+    """Row with this name. Raises `UsageError` if there is none."""
     known = load()
     if name not in known:
         near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.4)
@@ -136,7 +135,7 @@ def require(name: str) -> GpuOffer:
 
 
 def compact(zones: Iterable[str]) -> str:
-    """`us-central1-a,b us-east1-c`: the zones, each region once."""
+    """Zones as text with each region once: `us-central1-a,b us-east1-c`."""
     letters: dict[str, list[str]] = {}
     for zone in zones:
         letters.setdefault(region_of(zone), []).append(zone.rpartition("-")[2])
@@ -144,7 +143,7 @@ def compact(zones: Iterable[str]) -> str:
 
 
 def parse(table: Mapping[str, Any], listed: Iterable[Listed]) -> dict[str, GpuOffer]:
-    """The rows of a table as gpus.toml is written, with their prices; `ToolError` where that contradicts itself."""
+    """Rows of a table in the form of gpus.toml, with their prices. Raises `ToolError` if they contradict each other."""
     listed = tuple(listed)
     images = {name: _vm_image(row) for name, row in table["vm_image"].items()}
     gpus = {name: _row(name, row, listed, images) for name, row in table["gpu"].items()}

@@ -1,9 +1,9 @@
-"""The landlord of a VM: what it asks its metadata server, and Compute Engine about itself. Standard library only.
+"""A VM's own view of its cloud, from its metadata server and Compute Engine. Standard library only.
 
-It travels in the VM's metadata, or in the command of a task of Cloud Batch, and not in the image: see
-launcher/agent/landlord.py.
+This file travels in the VM's metadata, or in the command of a Cloud Batch task, instead of in the image. The interface
+is described in launcher/agent/landlord.py.
 
-Facts for the record come from workload/environment/gce.py, which nothing may hold up; what is asked here is waited for.
+Facts for the record come from workload/environment/gce.py, which never waits; the questions here are waited for.
 """
 
 import json
@@ -26,9 +26,9 @@ NAMESPACE = "rooflaunch"
 LIMIT_S = 10.0
 TRIES = 5
 PAUSE_S = 1.0
-# How long the server may keep a question whose answer has not changed.
+# Time for which the server may hold back an unchanged answer.
 WAIT_S = 60
-# After the server has not answered.
+# Pause after the server has not answered.
 ASK_AGAIN_S = 5.0
 
 
@@ -42,36 +42,36 @@ class Guest:
 
     @property
     def zone(self) -> str:
-        """`us-central1-a`."""
+        """Zone of this VM, as `us-central1-a`."""
         return self.text("instance/zone").rpartition("/")[2]
 
     def text(self, key: str) -> str:
-        """The value of a key. Raises `ToolError` where the server does not have it, or does not answer."""
+        """Value of a metadata key. Raises `ToolError` if the server does not have it, or does not answer."""
         return self._ask(key).text
 
     def request(self) -> bytes:
-        """What the launch was asked to do, as the launcher wrote it."""
+        """The launch's request, as the launcher wrote it."""
         return self.text("instance/attributes/rooflaunch-request").encode()
 
     def report(self, name: str, value: str) -> None:
-        """Set a guest attribute. Raises `ToolError` where the server does not take it."""
+        """Set a guest attribute. Raises `ToolError` if the server refuses it."""
         self._ask(f"instance/guest-attributes/{NAMESPACE}/{name}", put=value)
 
     def preempted(self, *, since: str | None = None) -> tuple[bool, str]:
-        """Whether the VM is being taken away, and the answer's tag; with `since` the server waits for another one."""
+        """Whether the VM is being preempted, and the answer's tag; with `since` the server waits for another tag."""
         wait = f"?wait_for_change=true&timeout_sec={WAIT_S}&last_etag={since}" if since else ""
         answer = self._ask(f"instance/preempted{wait}", limit_s=LIMIT_S + (WAIT_S if since else 0))
         return answer.text.strip().upper() == "TRUE", answer.tag
 
     def is_preempted(self) -> bool:
-        """Whether the VM is being taken away; where nobody answers, it is not known to be."""
+        """Whether the VM is being preempted; False if the metadata server does not answer."""
         try:
             return self.preempted()[0]
         except ToolError:
             return False
 
     def await_preemption(self, is_over: Callable[[float], bool]) -> bool:
-        """Wait until the VM is taken away; False once `is_over`, asked where the server does not answer, says so."""
+        """Wait until the VM is preempted; False if `is_over`, called while the server is silent, is true first."""
         tag: str | None = None
         while True:
             try:
@@ -84,27 +84,27 @@ class Guest:
                 return True
 
     def comes_back(self) -> bool:
-        """Never: `--rerun-preempted` is a launch of its own."""
+        """Always False: the VM is not restarted, as `--rerun-preempted` makes a launch of its own."""
         return False
 
     def created_s(self) -> float | None:
-        """When the VM was inserted."""
+        """Time at which the VM was inserted, in seconds since 1970."""
         return epoch_s(self.instance().get("creationTimestamp"))
 
     def deleted_s(self) -> float | None:
-        """When Compute Engine deletes the VM: its `maxRunDuration` after its start."""
+        """Time at which Compute Engine deletes the VM: its `maxRunDuration` after its start."""
         status = self.instance().get("resourceStatus") or {}
         return epoch_s((status.get("scheduling") or {}).get("terminationTimestamp"))
 
     def facts(self, request: Request) -> Mapping[str, Any]:
-        """What stands in the request, and the host that only Compute Engine tells."""
+        """Facts from the request, and the physical host, which only Compute Engine tells."""
         status = self.instance().get("resourceStatus") or {}
         host = {"physical_host": status["physicalHost"]} if status.get("physicalHost") else {}
         vm_image = request.options.get("vm_image")
         return {"provider": "gce", "zone": self.zone, "spot": request.spot, "vm_image": vm_image, **host}
 
     def instance(self) -> Mapping[str, Any]:
-        """This VM as Compute Engine describes it; empty where the service account may not ask, or nobody answers."""
+        """Compute Engine's description of this VM; {} if the service account may not ask, or there is no answer."""
         try:
             token = json.loads(self.text("instance/service-accounts/default/token"))["access_token"]
             where = (
@@ -140,9 +140,9 @@ class Guest:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchGuest(Guest):
-    """The VM of a task of Cloud Batch. The launch lies in its store, and Batch ends the task at its limit.
+    """The VM of a Cloud Batch task. Its launch lies in the launch's store, and Batch ends the task at its limit.
 
-    `began_s`: when the task began, in seconds since 1970; `tries_left`: how often Batch starts it again.
+    `began_s`: when the task began, in seconds since 1970; `tries_left`: how often Batch still restarts the task.
     """
 
     store: str
@@ -152,7 +152,7 @@ class BatchGuest(Guest):
     tries_left: int
 
     def request(self) -> bytes:
-        """As the launcher wrote it into the store before there was a job."""
+        """The launch's request from the store, where the launcher wrote it before there was a job."""
         name = request_object(self.launch)
         content = open_store(self.store, probe=f"{name.rpartition('/')[0]}/").read(name)
         if content is None:
@@ -160,19 +160,19 @@ class BatchGuest(Guest):
         return content
 
     def report(self, name: str, value: str) -> None:
-        """Batch's VMs have no guest attributes: the heartbeat in the store says it."""
+        """Do nothing: Batch's VMs have no guest attributes, and the heartbeat in the store reports the phases."""
 
     def deleted_s(self) -> float:
-        """Batch's `maxRunDuration` counts from the start of the task."""
+        """End of the task: Batch's `maxRunDuration` counts from the start of the task."""
         return self.began_s + self.limit_s
 
     def comes_back(self) -> bool:
-        """Whether Batch starts a task again whose VM was taken back."""
+        """Whether Batch restarts a task whose VM was preempted."""
         return self.tries_left > 0
 
 
 def this_machine(environment: Mapping[str, str] = os.environ) -> Guest:
-    """The landlord of the VM that we are on; both addresses can be pointed elsewhere."""
+    """The view of the VM that this process runs on; environment variables can redirect both addresses."""
     metadata = named_address(environment) or METADATA_ADDRESS
     compute = (environment.get("ROOFLAUNCH_COMPUTE_ENDPOINT") or COMPUTE).rstrip("/")
     if (launch := environment.get("ROOFLAUNCH_LAUNCH")) is None:

@@ -1,4 +1,4 @@
-"""The VMs of a project, as every backend shows its machines: Compute Engine behind `launcher.backends.door`."""
+"""VMs of a project behind the interface of `launcher.backends.door`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,12 +15,12 @@ from workload.contract.text import duration
 from workload.storage.store import UnreachableError
 
 AT_A_TIME = 8
-# The cloud itself may act 30 s after the limit; a launcher that still follows gets its turn too.
+# Time to act first for the cloud, which may act 30 s after the limit, and for a launcher that still follows.
 GRACE_S = 5 * 60
 
 
 class ComputeMachines:
-    """The VMs of one project. Its `compute` counts what is asked through this object alone."""
+    """The VMs of one project. `compute` counts only the requests made through this object."""
 
     noun = "VM"
 
@@ -40,10 +40,10 @@ class ComputeMachines:
         return self.compute.now_s()
 
     def submit(self, plan: VmPlan, tell: Tell) -> Submitted:
-        """A running VM for the plan, in the first zone that has it; the VM of that name if there is one already.
+        """Start a VM for the plan in the first zone that has one; return the existing VM if there is one of that name.
 
-        Of a zone that does not answer nothing is known: that no plan is submitted twice, a launch's record sees to,
-        which only one launcher can make.
+        A VM may exist in a zone that does not answer. Even so no plan is submitted twice: only one launcher can create
+        a launch's record.
         """
         earlier = tuple(vm for vm in self.compute.instances() if vm.name == plan.name)
         if earlier:
@@ -60,7 +60,7 @@ class ComputeMachines:
         return self._search(names)
 
     def stop(self, machines: Sequence[Machine | Leftover]) -> Sequence[Removed]:
-        """VMs first, since a VM's deletion takes its disk along."""
+        """Delete VMs first, because deleting a VM deletes its disk too; then the remaining disks."""
         disks = [item for item in machines if isinstance(item, Leftover) and item.kind != self.noun]
         vms = [(item.zone, item.name) for item in machines if item not in disks]
         removed = {(done.kind, done.zone, done.name): done for done in self._remove_vms(vms)}
@@ -91,16 +91,16 @@ class ComputeMachines:
         silent = dict.fromkeys((*vms.unreachable, *disks.unreachable))
         return Listing(there=(*left_vms, *left_disks), unreachable=tuple(silent))
 
-    # Looking.
+    # Look-ups.
 
     def _ours(self) -> Listing[Machine]:
-        """Every VM of a launch, by name; another that somebody gave our label is none of ours."""
+        """Every VM of a launch, sorted by name. A VM that somebody else gave our label is left out."""
         listing = self.compute.instances()
         ours = sorted((vm for vm in listing if NAME.fullmatch(vm.name)), key=lambda vm: vm.name)
         return Listing(there=tuple(ours), unreachable=listing.unreachable)
 
     def _search(self, names: Mapping[str, Sequence[str]]) -> Listing[Machine]:
-        """By one list; what that may lack is asked of each zone where it may be."""
+        """Look the names up in one list; for a VM that the list may lack, ask each zone where it may be."""
         listing = self.compute.instances()
         listed = {vm.name: vm for vm in listing}
 
@@ -122,10 +122,10 @@ class ComputeMachines:
         return Listing(there=tuple(vm for vm, _ in answers if vm), unreachable=tuple(silent_zones))
 
     def _look_in(self, zones: Sequence[str], name: str) -> tuple[Instance | None, list[str]]:
-        """The VM of that name, asked of these zones one by one; and those of them that do not answer either."""
+        """VM of that name, asked of these zones one by one; and the zones that do not answer."""
 
         def ask(zone: str) -> Instance | str | None:
-            if not ZONE.fullmatch(zone):  # a region, or nobody knows where
+            if not ZONE.fullmatch(zone):  # a region, or an unknown place
                 return zone
             try:
                 return self.compute.get(zone, name)
@@ -140,19 +140,22 @@ class ComputeMachines:
         return there, [] if there else [answer for answer in answers if isinstance(answer, str)]
 
     def _gone(self, name: str, zones: Sequence[str]) -> Machine:
-        """A VM that is not there; why is asked where its zone is known."""
+        """A VM that no longer exists. The reason is asked for only if its zone is known."""
         zone = zones[0] if len(zones) == 1 else ""
         preempted = bool(zone) and self.compute.preempted(zone, name)
         why = "the cloud took the spot VM back" if preempted else ""
         return Machine(name=name, zone=zone, condition=Condition.GONE, preempted=preempted, why=why)
 
-    # Ending.
+    # Deletions.
 
     def _remove_vms(self, vms: Sequence[tuple[str, str]]) -> list[Removed]:
-        """End these VMs (zone, name): every deletion is asked for before any is waited for, since each takes minutes.
+        """Delete these VMs (zone, name).
 
-        One list tells of all of them; a VM that it lacks is gone once a question for it alone says so too, because a
-        list may be incomplete. A deletion that was lost or failed leaves a VM that is not STOPPING: it is asked again.
+        All deletions are requested before any is waited for, since each takes minutes.
+
+        One list shows the state of all. Lists may be incomplete, so a VM that it lacks is gone once a single request
+        confirms it. A VM that is listed but not STOPPING has lost its deletion, or the deletion failed: it is requested
+        again.
         """
         refused: dict[tuple[str, str], str] = {}
         gone: dict[tuple[str, str], bool | None] = {}
@@ -166,7 +169,7 @@ class ComputeMachines:
                 try:
                     listed = {(vm.zone, vm.name): vm.status for vm in self.compute.instances()}
                 except ToolError:
-                    listed = {}  # each is asked for by itself then
+                    listed = {}  # each VM is then looked up by itself
                 missing = [vm for vm in left if vm not in listed and vm not in refused]
                 answers = workers.map(self._is_gone, missing)
                 gone |= dict.fromkeys(left, False) | dict(zip(missing, answers, strict=True))
@@ -176,7 +179,7 @@ class ComputeMachines:
         return [_removed_vm(vm, gone[vm], refused.get(vm, "it is still there")) for vm in vms]
 
     def _ask_end(self, vm: tuple[str, str]) -> str:
-        """Ask for the end of a VM; why asking again is of no use, or empty."""
+        """Request the deletion of a VM; return why repeating is useless, or an empty text."""
         try:
             self.compute.delete(*vm)
         except RooflaunchError as error:
@@ -184,7 +187,7 @@ class ComputeMachines:
         return ""
 
     def _is_gone(self, vm: tuple[str, str]) -> bool | None:
-        """None where its zone does not answer."""
+        """Whether the VM is gone; None if its zone does not answer."""
         try:
             return self.compute.get(*vm) is None
         except ToolError:
@@ -211,9 +214,9 @@ def _removed_vm(vm: tuple[str, str], gone: bool | None, reason: str) -> Removed:
 
 
 def _why_left(vm: Machine, now_s: float) -> str:
-    """Empty for a VM that is where it should be. One that is stopped has no end any more that the cloud would keep.
+    """Why the VM is a leftover; empty for a VM that is in order. The cloud never ends a stopped VM.
 
-    One that the cloud is about to start again is let be: it saves what it measured, and deletes itself.
+    A VM that the cloud is about to restart is left alone: it saves its measurements, and deletes itself.
     """
     if vm.may_start_again(now_s):
         return ""

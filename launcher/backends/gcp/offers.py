@@ -1,4 +1,4 @@
-"""`launch gpus`: which GPUs a launch can have, what they can do at best, and what they cost as far as known. Pure."""
+"""`launch gpus`: available GPUs with their peaks, and prices as far as known. Pure."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ from workload.contract.spec import Precision
 from workload.contract.tables import Column, TableFormat
 from workload.contract.text import terminal_width, wrapped
 
-# Where a GPU without a price in the table is looked up.
+# Region in which a GPU without a price in the table is looked up.
 REGION = "us-central1"
 UNKNOWN, NOT_SOLD = "unknown", "not sold"
 NOTES = (
@@ -48,7 +48,7 @@ PEOPLE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Offer:
-    """A GPU on a machine type, with its price in one region; `price` None: none is known anywhere."""
+    """A GPU on a machine type, with its price in one region. `price`: None if no price is known anywhere."""
 
     gpu: GpuOffer
     machine_type: str
@@ -59,7 +59,7 @@ class Offer:
         return not self.gpu.machine_types[self.machine_type].spot_only
 
     def to_row(self) -> dict[str, Any]:
-        """Every column; an unknown value is None."""
+        """Values of all columns; None for an unknown value."""
         gpu, price, machine = self.gpu, self.price, self.gpu.machine_types[self.machine_type]
         device = peaks.named(gpu.device)
         flop_per_s = {peak.precision: peak.tflop_per_s * 1e12 for peak in device.peaks}
@@ -82,7 +82,7 @@ class Offer:
 
 
 def offers(today: PriceList | None = None) -> Iterator[Offer]:
-    """Every price of the table, as today's list has it where it has, and each GPU without one on its usual machine."""
+    """Every price of the table, replaced by today's if known; a GPU without a price on its usual machine type."""
     for gpu in gpus.load().values():
         usual = gpu.machine_types[gpu.default_machine_type]
         for price in gpu.prices:
@@ -95,7 +95,7 @@ def offers(today: PriceList | None = None) -> Iterator[Offer]:
 
 
 def render(form: TableFormat, *, wide: bool = False, today: PriceList | None = None) -> str:
-    """The table; for people with what its figures mean below it, as wide as the terminal."""
+    """The table as text; for people with notes below it, as wide as the terminal."""
     rows = [offer.to_row() for offer in offers(today)]
     if form is not TableFormat.TABLE:
         return tables.render(rows, DATA, form)

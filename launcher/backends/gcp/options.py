@@ -1,4 +1,4 @@
-"""The command `launch gcp`: what it is asked for beside the run. Light: `launch --help` loads it."""
+"""Options of the command `launch gcp`, besides those of the run. Light: `launch --help` loads it."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -9,7 +9,7 @@ from launcher.sizes import limit_s
 VmDriver = Literal["preinstalled", "install"]
 
 DEFAULT_LIMIT_S = 3600
-# The VM's image, ours (PyTorch with CUDA is 6 GB, and twice that while it is unpacked) and a data set.
+# Room for the VM's image, for ours (PyTorch with CUDA: 6 GB, twice that while it is unpacked) and a data set.
 DEFAULT_DISK_GB = 100
 # \b keeps the lines as they are.
 EXAMPLES = """\b
@@ -34,14 +34,14 @@ COMMAND = Command(
 
 
 def gpu_names() -> list[str]:
-    """Every GPU that a VM can have."""
+    """Names of all GPUs that a VM can have."""
     from launcher.backends.gcp import gpus  # noqa: PLC0415 - for those who complete a line
 
     return list(gpus.load())
 
 
 def zone_names(ctx: Any) -> list[str]:
-    """The zones of the GPU that is typed already, else of every GPU."""
+    """Zones of the GPU on the command line so far, else of every GPU."""
     from launcher.backends.gcp import gpus  # noqa: PLC0415 - for those who complete a line
 
     known = gpus.load()
@@ -51,7 +51,7 @@ def zone_names(ctx: Any) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Where:
-    """Which project and bucket is meant."""
+    """Project and bucket to use."""
 
     project: str | None = choice("the Google Cloud project (that of your credentials)", default=None, metavar="P")
     bucket: str | None = choice("where launches and bundles lie (PROJECT-rooflaunch)", default=None, metavar="B")
@@ -59,9 +59,9 @@ class Where:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What `launch gcp` is asked for beside the run. `zones` are those that were named, in their order.
+    """Options of `launch gcp` besides those of the run. `zones`: those named by the user, in their order.
 
-    Of the Shielded VM options None is the cloud's own default.
+    None in a Shielded VM option means the cloud's own default.
     """
 
     gpu: str = choice("which GPU the VM has", metavar="t4|l4|v100|a100|…", autocompletion=gpu_names)
@@ -116,6 +116,6 @@ class Options:
 
     @property
     def settings(self) -> dict[str, str | None]:
-        """Those that environment and configuration may have too."""
+        """Settings that environment and configuration may have too."""
         names = ("repository", "service_account", "network", "subnetwork")
         return {name: getattr(self, name) for name in names}

@@ -1,4 +1,4 @@
-"""`launch gcp` before anything happens: from options, the GPU table and settings to the whole request. Pure."""
+"""Plan of `launch gcp` before anything happens: from options, GPU table and settings to the whole request. Pure."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ from workload.contract.spec import Device, Precision, Resolved
 from workload.contract.task import Task
 
 PROGRAM_FOLDER = Path(__file__).parent
-# NVIDIA's units for it came with Ampere: https://docs.nvidia.com/cuda/ampere-tuning-guide (improved tensor cores).
+# NVIDIA's bf16 units came with Ampere: https://docs.nvidia.com/cuda/ampere-tuning-guide (improved tensor cores).
 BF16_CAPABILITY = (8, 0)
 # Characters of an image reference: a registry, a path, a tag, a digest.
 IMAGE = r"[a-z0-9][-._/:@a-zA-Z0-9]{0,511}"
@@ -33,14 +33,14 @@ NEEDS_NAT = "without an external address the VM needs Cloud NAT, for its package
 
 @dataclass(frozen=True, kw_only=True)
 class VmPlan(PlannedVm):
-    """Everything that a launch is about to do, as its user reads it and as `submit` sends it."""
+    """The complete plan of a launch, as its user reads it and as `submit` sends it."""
 
     def renamed(self, request: Request) -> "VmPlan":
-        """The same as a launch of its own."""
+        """Copy of the plan with `request`, as a launch of its own."""
         return replace(self, request=request)
 
     def launched(self, now: datetime, *, image: str) -> "VmPlan":
-        """The same at that time, which its name has too, with the image by the registry's digest."""
+        """The plan with this launch time, also in its name, and with the image by the registry's digest."""
         request = replace(
             self.request,
             name=_name(self.gpu, now, token=self.name.rpartition("-")[2]),
@@ -52,7 +52,7 @@ class VmPlan(PlannedVm):
         return plan
 
     def on_image(self, image: VmImage, notes: tuple[str, ...]) -> "VmPlan":
-        """The same with the image that was found for it."""
+        """The plan with the VM image that was found for it."""
         driver = self.driver if self.driver is Driver.NONE else image.driver
         return replace(
             self,
@@ -65,11 +65,11 @@ class VmPlan(PlannedVm):
         )
 
     def text(self, width: int | None = None) -> str:
-        """The plan as lines, our commands in it as they can be typed here."""
+        """Text of the plan, with our commands as the user can type them here."""
         return plan_text.render(self, width)
 
     def sent_text(self) -> str:
-        """What the first zone would be sent, with its long texts left short."""
+        """Request that the first zone would be sent, with its long texts shortened."""
         return plan_text.render_request(self)
 
 
@@ -85,11 +85,12 @@ def make_plan(
     today: PriceList | None = None,
     notes: Sequence[str] = (),
 ) -> VmPlan:
-    """The plan of `launch gcp`; touches nothing but the tables and the start-up script.
+    """Plan of `launch gcp`. Reads only the tables and the start-up programs.
 
-    `task`: the runs of a sweep in place of the resolved spec's. `image` has the registry's digest, except in a dry run.
-    `token`: 6 hex digits that make the name unique; `now` is aware; `today` is Google's price list where it is at hand.
-    Raises `UsageError` for what a VM cannot do or the GPU does not have, `ToolError` for a broken installation.
+    `task`: runs of a sweep, in place of the resolved spec's. `image` has the registry's digest, except in a dry run.
+    `token`: 6 hex digits that make the name unique. `now` is timezone-aware. `today`: Google's price list, if
+    available. Raises `UsageError` for a run that a VM cannot do or options that the GPU does not have, `ToolError` for
+    a broken installation.
     """
     gpu = gpus.require(options.gpu)
     choices.check_options(options)

@@ -1,4 +1,4 @@
-"""A plan as its user reads it."""
+"""Text of a plan for its user."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ from workload.contract.text import counted, dollars, minutes, wrapped
 
 FEW = 4
 LABEL_WIDTH = 11
-# What a VM runs, by the key of its metadata: the shell, the Python that the shell starts, and what runs at its end.
+# Programs of a VM by metadata key: shell script, the Python that the script starts, and the shutdown script.
 PROGRAMS = {
     "startup-script": "startup.sh",
     "rooflaunch-boot": "boot.py",
@@ -26,19 +26,19 @@ REQUEST = "rooflaunch-request"
 
 
 def render(plan: PlannedVm, width: int | None) -> str:
-    """A fact after the other, in lines of at most `width` characters."""
+    """Text of the plan, one fact after the other, in lines of at most `width` characters."""
     rows = [*run_rows(plan), *_vm(plan), *_cost(plan), *(("note", note) for note in plan.notes)]
     return "\n".join(wrapped(as_typed(text), width, indent=LABEL_WIDTH, first=name) for name, text in rows)
 
 
 def render_request(plan: PlannedVm) -> str:
-    """The first zone's request with its long texts left short."""
+    """The first zone's request with its long texts shortened."""
     request = f"request    instances.insert in {plan.zones[0]}; --format json has its texts whole"
     return f"{request}\n{json.dumps(_short(plan), indent=1)}"
 
 
 def run_rows(plan: PlannedVm) -> Iterator[tuple[str, str]]:
-    """What is run, and who set it."""
+    """Rows that tell which runs are done, and who set each option."""
     spec = plan.spec
     times = "one run" if spec.repeats == 1 else f"{spec.repeats} runs, a process each"
     profile = "" if spec.profile is Profile.NONE else f", then a profile by {spec.profile}"
@@ -112,7 +112,7 @@ def _cost(plan: PlannedVm) -> Iterator[tuple[str, str]]:
 
 
 def _beside(price: Price) -> str:
-    """What the VM's own price is with what is paid beside it."""
+    """Suffix of the VM's price: the total with disk and address."""
     if price.disk_usd_per_h is None:
         return ""
     parts = {"disk": price.disk_usd_per_h, "address": price.address_usd_per_h}
@@ -121,7 +121,7 @@ def _beside(price: Price) -> str:
 
 
 def _highest(plan: PlannedVm) -> str:
-    """The highest cost over all zones that may be tried, as far as their prices are known."""
+    """Highest cost over all zones that may be tried, as far as their prices are known."""
     if plan.highest_usd is None:
         return "at a cost that is unknown in every zone that may be tried"
     attempts = plan.attempts

@@ -1,4 +1,4 @@
-"""The VM of a launch before there is one: what it is, may cost, and what Compute Engine is sent for it. Pure."""
+"""The planned VM of a launch: its properties, what it may cost, and the request for Compute Engine. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -15,20 +15,20 @@ from launcher.jobs.records import Price, Request, region_of
 from workload.contract.spec import Profile, RunSpec
 
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
-# From the insert to a usable driver, as published: 3 min 35 s; where it is installed, the middle of 5 to 10 min more.
+# From the insert to a usable driver, as published: 3 min 35 s. Installing the driver adds the middle of 5 to 10 min.
 USABLE_S = {Driver.PREINSTALLED: 215, Driver.NONE: 215, Driver.INSTALL: 665}
-# Not measured anywhere: the image's way into the VM, a process with its ceilings, a step, a profile, a download.
+# Assumed, not measured: pulling the image, starting a process with its ceilings, a step, a profile, a download.
 PULL_S, START_S, STEP_S, PROFILE_S, DOWNLOAD_S = 120, 60, 0.3, 180, 60
-# The label that tells our insert from a stranger's; the plan shows this in its place.
+# Placeholder in a shown plan for the request label, which tells our insert from a stranger's.
 GIVEN_AT_INSERT = "given-at-insert"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedVm:
-    """A launch with its VM, as it is about to be. `zones` in the order in which they are tried, the named ones first.
+    """A planned launch with its VM. `zones`: in the order in which they are tried, the zones named by the user first.
 
-    `vm_images`: what the VM may boot, the first one that there is. `shielded`: as the insert is sent it.
-    `notes`: what the user should know before the VM costs anything.
+    `vm_images`: images that the VM may boot; the first one that exists is taken. `shielded`: the insert's
+    `shieldedInstanceConfig`. `notes`: what the user should know before the VM costs anything.
     """
 
     request: Request
@@ -45,66 +45,66 @@ class PlannedVm:
 
     @property
     def name(self) -> str:
-        """Of the launch and of its VM."""
+        """Name of the launch and of its VM."""
         return self.request.name
 
     @property
     def limit_s(self) -> int:
-        """From the VM's start until the cloud deletes it."""
+        """Seconds from the VM's start until the cloud deletes the VM."""
         return self.request.limit_s
 
     @cached_property
     def spec(self) -> RunSpec:
-        """The run as the VM will do it."""
+        """Spec of the run as the VM will do it."""
         return RunSpec.from_json(self.request.spec)
 
     @property
     def vm_image(self) -> VmImage:
-        """What the VM boots."""
+        """Image that the VM boots."""
         return self.vm_images[0]
 
     @property
     def attempts(self) -> int:
-        """How often a VM is had at most, where the cloud takes it back."""
+        """Maximum number of VMs that are started one after another if the cloud takes VMs back."""
         return self.options.rerun_preempted + 1
 
     def price(self, zone: str) -> Price | None:
-        """Of the whole VM in that zone; None: unknown."""
+        """Price of the whole VM in this zone; None if unknown."""
         return self.request.price(zone)
 
     def usd_per_h(self, zone: str) -> float | None:
-        """USD per hour in that zone, of all that is counted; None: unknown."""
+        """USD per hour in this zone for everything that is counted; None if unknown."""
         price = self.price(zone)
         return price.whole_usd_per_h if price else None
 
     @property
     def usable_s(self) -> float:
-        """As published by others: from the insert until the driver can be used."""
+        """Seconds from the insert until the driver can be used, as others published them."""
         return USABLE_S[self.driver]
 
     @property
     def ready_s(self) -> float:
-        """An estimate: from the insert until the run starts."""
+        """Estimated seconds from the insert until the run starts."""
         return self.usable_s + PULL_S
 
     @cached_property
     def run_s(self) -> float:
-        """An estimate of all runs, their profiles and a download; the model and the GPU are not looked at."""
+        """Estimated seconds for all runs, their profiles and a download. Model and GPU are not considered."""
         runs = [run.spec.filled(run.spec.device, cpus=self.machine.vcpus) for run in self.request.work.runs]
         seconds = sum(START_S + _steps_s(spec) for spec in runs)
-        # Repeats of one configuration are profiled once.
+        # Repeats of one configuration are profiled only once.
         profiled = [spec for spec in runs if spec.profile is not Profile.NONE][: None if self.request.task else 1]
         download_s = DOWNLOAD_S if any(spec.download for spec in runs) else 0
         return seconds + PROFILE_S * len(profiled) + download_s
 
     @property
     def expected_s(self) -> float:
-        """An estimate of how long the VM lives, at most its limit."""
+        """Estimated lifetime of the VM in seconds, at most its limit."""
         return min(self.ready_s + self.run_s, self.limit_s)
 
     @property
     def estimate(self) -> Estimate:
-        """Of one attempt in the first zone; the most is of all attempts in the dearest zone with a known price."""
+        """Estimate for an attempt in the first zone. `most_usd`: all attempts in the dearest priced zone."""
         highest = self.highest_usd
         return Estimate(
             ready_s=self.ready_s,
@@ -116,22 +116,22 @@ class PlannedVm:
         )
 
     def expected_usd(self, zone: str) -> float | None:
-        """An estimate for one attempt in that zone."""
+        """Estimated cost of one attempt in this zone, in USD; None if the price is unknown."""
         return self._usd(zone, self.expected_s)
 
     @property
     def highest_usd(self) -> float | None:
-        """Of one attempt in the dearest zone that may be tried and has a known price; None: no price is known."""
+        """Highest cost of one attempt in USD over all zones with a known price; None if no price is known."""
         return max((usd for zone in self.zones if (usd := self.max_usd(zone)) is not None), default=None)
 
     @property
     def regions_without_price(self) -> list[str]:
-        """Those that may be tried, in that order."""
+        """Regions without a known price, in the order in which they may be tried."""
         regions = dict.fromkeys(map(region_of, self.zones))
         return [region for region in regions if region not in self.request.prices]
 
     def max_usd(self, zone: str) -> float | None:
-        """Of one attempt that runs into the limit, from its insert to a late deletion."""
+        """USD for one attempt that reaches the limit, from insert to late deletion; None if the price is unknown."""
         return self._usd(zone, self.limit_s + AROUND_S)
 
     def _usd(self, zone: str, seconds: float) -> float | None:
@@ -139,11 +139,11 @@ class PlannedVm:
         return None if usd_per_h is None else usd_per_h * seconds / SECONDS_PER_H
 
     def body(self, zone: str, *, request_id: str) -> dict[str, Any]:
-        """What instances.insert is sent for that zone: REST names, 64-bit integers as text. No credential in it."""
+        """Body of instances.insert for this zone: REST names, 64-bit integers as text. Contains no credential."""
         labels = {
             "rooflaunch": "launch",
             "rooflaunch-name": self.name,
-            # A duration, no time of ours: a laptop's clock may be hours off, and the cloud dates what it makes.
+            # A duration, not a point in time: a laptop's clock may be hours off, and the cloud dates what it creates.
             LIMIT_LABEL: str(self.limit_s),
         }
         accelerators = {"guestAccelerators": self._accelerators(zone)} if self.gpu.accelerator else {}
@@ -166,9 +166,9 @@ class PlannedVm:
         return [{"acceleratorType": kind, "acceleratorCount": self.request.gpu_count}]
 
     def _scheduling(self) -> dict[str, Any]:
-        # No cloud deletes a VM that host maintenance or a host error has stopped. Started again it saves what there is
-        # (boot.py), of a sweep it does what is missing, and deletes itself; it never measures twice. A spot VM is
-        # deleted, and may not be started again.
+        # No cloud deletes a VM that host maintenance or a host error has stopped. A restarted VM saves its results
+        # (boot.py), in a sweep does the missing runs, and deletes itself; it never measures a run twice. A spot VM is
+        # deleted, and may not be restarted.
         return {
             "provisioningModel": "SPOT" if self.options.spot else "STANDARD",
             "onHostMaintenance": "TERMINATE",
@@ -215,7 +215,7 @@ class PlannedVm:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for `--dry-run --format json`; `insert` is what the first zone would be sent now."""
+        """Plain values for `--dry-run --format json`. `insert`: the request that the first zone would be sent now."""
         zone = self.zones[0]
         price = self.price(zone)
         return {
@@ -238,11 +238,11 @@ class PlannedVm:
         }
 
     def shown_body(self) -> dict[str, Any]:
-        """What the first zone would be sent."""
+        """Body of the insert for the first zone, with a placeholder as its request id."""
         return self.body(self.zones[0], request_id=GIVEN_AT_INSERT)
 
 
 def _steps_s(spec: RunSpec) -> float:
-    """An estimate for the steps of one run whose spec is filled."""
+    """Estimated seconds for the steps of one run. `spec` must be filled."""
     warmup_s, measured_s = ((steps or 0) * spec.grad_accumulation * STEP_S for steps in (spec.warmup, spec.iterations))
     return warmup_s + max(measured_s, spec.min_seconds or 0.0)

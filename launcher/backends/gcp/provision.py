@@ -1,7 +1,7 @@
-"""From a plan to a running VM, zone after zone within one budget; and the end of a VM, confirmed.
+"""Get from a plan to a running VM, zone after zone within one time budget; and delete a VM, with confirmation.
 
-Quotas are asked for first: that takes under a second, finding them out by an insert takes 30. Whatever goes wrong,
-no VM of the launch is left: each failed or broken-off insert is followed by a look at its name.
+Quotas are read first, which takes under a second; learning them from a failed insert takes 30 s. After any failure no
+VM of the launch is left: each failed or interrupted insert is followed by a look-up of the VM's name.
 """
 
 import re
@@ -28,34 +28,34 @@ from workload.contract.errors import NoCapacityError, RooflaunchError, ToolError
 from workload.storage.store import UnreachableError
 
 BUDGET_S = 600.0
-# A stockout is told within 30 s, and a VM that comes to be runs within a minute.
+# A stockout is reported within 30 s, and a VM that can be had runs within a minute.
 OPERATION_S = 180.0
-# Between looks at the VM itself while its operation goes on.
+# Interval of looks at the VM itself while its operation is under way.
 LOOK_EVERY_S = 10.0
-# An operation that is just under way when the budget ends may still come to its end.
+# An operation that is under way when the budget ends may still finish.
 LAST_CHANCE_S = 30.0
 REMOVE_S = 180.0
 DELETION_S = 60.0
 PAUSE_S = 3.0
-# An insert whose answer never came may still be on its way.
+# An insert whose answer was lost may still create its VM.
 SETTLE_S = 9.0
 GLOBAL_QUOTA = "GPUS_ALL_REGIONS"
 RUNNING = "RUNNING"
 
-# Our own codes, beside Compute Engine's.
+# Our own codes, in addition to Compute Engine's.
 TOOK_TOO_LONG = "TOOK_TOO_LONG"
 PREEMPTED = "PREEMPTED"
 DELETED = "DELETED"
 BUSY = ("HTTP_429", "HTTP_503")
 NOT_FOUND = "RESOURCE_NOT_FOUND"
 _ZONE_CODES = (STOCKOUT, "VM_MIN_COUNT_NOT_REACHED", NOT_FOUND, NOT_IN_ZONE, TOOK_TOO_LONG, PREEMPTED, *BUSY)
-# Missing for all zones alike.
+# Resources that, if missing, are missing in every zone.
 _MISSING_EVERYWHERE = re.compile(r"serviceaccount|service account|/images/|/networks/|@", re.IGNORECASE)
 _EVERYWHERE = re.compile(r"globally|ALL[_-]REGIONS", re.IGNORECASE)
 
 
 class Scope(StrEnum):
-    """How far a failure reaches; `fatal`: to anything that would be tried next."""
+    """How far a failure reaches. `fatal`: no further attempt would succeed."""
 
     ZONE = "zone"
     REGION = "region"
@@ -65,7 +65,10 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Provisioned:
-    """A running VM. `calls`: requests by name, for this one alone; `seconds`: from the first of them."""
+    """A running VM. `calls`: number of requests for this VM by request name.
+
+    `seconds`: time since the first request.
+    """
 
     zone: str
     instance: Instance
@@ -75,7 +78,7 @@ class Provisioned:
 
 
 class StrangerError(ToolError):
-    """Another VM has the name: it is not ours to delete."""
+    """A VM that is not of this launch has the name, so it must not be deleted."""
 
 
 def provision(
@@ -87,10 +90,10 @@ def provision(
     sleep: Callable[[float], None],
     on_event: Callable[[str], None],
 ) -> Provisioned:
-    """A running VM for the plan, in the first zone that has it. No insert starts once `budget_s` is over.
+    """Start a VM for the plan in the first zone that has one. No insert starts once `budget_s` seconds are over.
 
-    Raises `NoCapacityError` with everything that was tried, `ToolError` for an error of any other kind; then, and when
-    interrupted, no VM is left.
+    Raises `NoCapacityError` with everything that was tried, `ToolError` for an error of any other kind. After an error
+    or an interrupt no VM is left.
     """
     work = _Provisioning(plan, compute.counted(), budget_s=budget_s, now=now, sleep=sleep, on_event=on_event)
     return work.run()
@@ -106,9 +109,11 @@ def remove(
     limit_s: float = REMOVE_S,
     settle_s: float = 0.0,
 ) -> bool:
-    """Delete a VM until there is none of that name, and has been none for `settle_s`; False: not within the limit.
+    """Delete a VM until none of that name has existed for `settle_s` seconds.
 
-    Raises `DeniedError` where asking again is of no use.
+    False if `limit_s` seconds were not enough.
+
+    Raises `DeniedError` if the cloud refuses for good.
     """
     end_s = now() + limit_s
     gone_s: float | None = None
@@ -126,9 +131,9 @@ def remove(
 
 
 def _end(compute: Compute, zone: str, name: str, left_s: float) -> tuple[bool, bool]:
-    """Ask for the end once: whether there was a VM, and whether there is none now.
+    """Request the deletion once; return whether there was a VM, and whether there is none now.
 
-    A request that fails has to be repeated, and so has a deletion that does.
+    A failed request or deletion returns (True, False), so that the caller repeats it.
     """
     try:
         operation = compute.delete(zone, name)
@@ -142,7 +147,7 @@ def _end(compute: Compute, zone: str, name: str, left_s: float) -> tuple[bool, b
 
 
 class _Provisioning:
-    """One launch's way through the zones."""
+    """State of one launch on its way through the zones."""
 
     def __init__(
         self,
@@ -206,9 +211,9 @@ class _Provisioning:
         return min(open_zones, key=rank, default=None)
 
     def _reach(self) -> list[str]:
-        """The plan's zones, and those that our table does not know and the cloud has named.
+        """Zones of the plan, then zones that the cloud has suggested although our table lacks them.
 
-        Not where a limit of the cost needs their price, or a subnetwork its region.
+        Suggested zones are left out if a cost limit needs their price, or a subnetwork their region.
         """
         plan = self._plan
         free = plan.options.fallback and plan.options.max_cost_usd is None and not plan.settings.subnetwork
@@ -221,7 +226,10 @@ class _Provisioning:
         return self._fits("all regions", {GLOBAL_QUOTA: quota})
 
     def _region_allows(self, region: str) -> bool:
-        """Asked once per region; a quota that the cloud does not tell is for the insert to find out."""
+        """Whether the region's quotas allow the VM. True if the cloud does not tell the quota: then the insert decides.
+
+        Quotas are read once per region; for a later zone of the region the result is True.
+        """
         request = self._plan.request
         if region in self._asked or not request.gpu_count:
             return True
@@ -234,7 +242,7 @@ class _Provisioning:
         return allowed
 
     def _fits(self, where: str, quotas: Mapping[str, Quota | None]) -> bool:
-        """Whether one of the quotas may have room for the VM; where none has, the user reads their figures."""
+        """Whether one of the quotas may have room for the VM. If none has, report the figures to the user."""
         wanted = self._plan.request.gpu_count
         known = {metric: quota for metric, quota in quotas.items() if quota is not None}
         if len(known) < len(quotas) or any(quota.left >= wanted for quota in known.values()):
@@ -246,7 +254,7 @@ class _Provisioning:
     # One zone.
 
     def _try(self, zone: str) -> Instance | None:
-        """The running VM; None, and no VM, where another zone may have it."""
+        """The running VM. None if another zone may have it; no VM is left then."""
         asked_s = self._now()
         self._on_event(f"{zone}: asking for {self._what()}")
         try:
@@ -275,19 +283,19 @@ class _Provisioning:
             self._require_ours(zone, request_id)
             return self._await_running(zone)
         except RooflaunchError as error:
-            # Any answer is a no; without one the VM may come to be.
+            # Any answer is a refusal; without an answer the VM may still be created.
             self._may_live = isinstance(error, UnreachableError)
             raise
         faults = self._await_operation(operation)
         if faults:
             return faults
-        # An operation that does not end may have done its work.
+        # An operation that does not end may still have made the VM.
         return self._await_running(zone, limit_s=0.0 if faults is None else None)
 
     def _await_operation(self, operation: Operation) -> tuple[OperationFault, ...] | None:
-        """Its faults, () once the VM runs; None if neither comes in time.
+        """Faults of the operation; () once the VM runs; None if neither happens in time.
 
-        An operation may go on for ever while its VM runs, does its work and deletes itself.
+        An operation may stay unfinished for ever while its VM runs, does its work and deletes itself.
         """
         end_s = self._now() + self._patience_s()
         while (left_s := end_s - self._now()) > 0:
@@ -300,7 +308,10 @@ class _Provisioning:
         return None
 
     def _require_ours(self, zone: str, request_id: str) -> None:
-        """A 409 after a repeated insert means that the first one went through."""
+        """Raise `StrangerError` if the VM is not of this launch.
+
+        A 409 after a repeated insert means that the first one worked.
+        """
         vm = self._compute.get(zone, self._name)
         if vm is not None and vm.request_id != request_id:
             self._may_live = False
@@ -309,7 +320,7 @@ class _Provisioning:
             )
 
     def _await_running(self, zone: str, *, limit_s: float | None = None) -> Instance | tuple[OperationFault, ...]:
-        """The VM once it runs, or why it will not."""
+        """The VM once it runs, or the faults that prevent it."""
         end_s = self._now() + (self._patience_s() if limit_s is None else limit_s)
         while (vm := self._compute.get(zone, self._name)) is not None and vm.status in STARTING:
             if self._now() >= end_s:
@@ -321,7 +332,7 @@ class _Provisioning:
         return (self._lost(zone, f"the VM is {status} right after its insert"),)
 
     def _lost(self, zone: str, message: str) -> OperationFault:
-        """A spot VM was taken back, whether that is on record yet or not; any other was deleted by somebody."""
+        """Fault for a VM that vanished: preempted if the cloud says so or the VM is spot, else deleted by somebody."""
         if self._compute.preempted(zone, self._name) or self._plan.request.spot:
             return OperationFault(code=PREEMPTED, message=message)
         return OperationFault(code=DELETED, message=message)
@@ -332,16 +343,19 @@ class _Provisioning:
     # After a failure.
 
     def _clear(self, zone: str, faults: tuple[OperationFault, ...]) -> None:
-        """Make sure that there is no VM: an operation can fail, or say that nothing was found, while the VM lives."""
+        """Make sure that no VM is left. An operation can fail, or report nothing found, while the VM lives."""
         uncertain = any(fault.code in BUSY for fault in faults)
         if not uncertain and self._compute.get(zone, self._name) is None:
             return
         if not self._remove(zone, settle_s=SETTLE_S if uncertain else 0.0):
-            self._may_live = False  # all has been done about it
+            self._may_live = False  # all that is possible has been done
             raise ToolError(self._not_confirmed(zone), hint=f"launch down {self._name}")
 
     def _abandon(self, zone: str) -> None:
-        """Remove what may have come of an insert; what is being raised is more important than how that ends."""
+        """Remove the VM that an insert may have made.
+
+        Errors are only reported: the exception being raised matters more.
+        """
         self._on_event(f"{zone}: making sure that no VM is left")
         try:
             gone = self._remove(zone, settle_s=SETTLE_S)
@@ -358,7 +372,7 @@ class _Provisioning:
         return f"VM '{self._name}' in {zone} is not confirmed to be gone (the cloud deletes it at its time limit)"
 
     def _learn(self, zone: str, faults: tuple[OperationFault, ...]) -> None:
-        """Take from a failure which zones are worth trying; raises where none is."""
+        """Record which zones are still worth trying after a failure; raise if none is."""
         self._suggested += [
             zone_named for fault in faults for zone_named in fault.zones_available if zone_named not in self._suggested
         ]
@@ -399,7 +413,7 @@ class _Provisioning:
         return NoCapacityError(message, hint=self._what_next())
 
     def _what_next(self) -> str:
-        """Quotas are asked for, machines are waited for or looked for elsewhere."""
+        """Hint for the user: request quota, or wait for a machine, or look for one elsewhere."""
         if all(tried.code.startswith("QUOTA") for tried in self._tried):
             page = f"https://console.cloud.google.com/iam-admin/quotas?project={self._plan.settings.project}"
             return f"ask for more at {page}; launch doctor gcp shows what each region has"
@@ -412,7 +426,7 @@ class _Provisioning:
 
 
 def reach(faults: Iterable[OperationFault]) -> Scope:
-    """How far these errors reach, a code that is not known here reaches everywhere."""
+    """How far these errors reach. An unknown code counts as fatal."""
     scopes = {_scope(fault) for fault in faults}
     return next(scope for scope in (Scope.FATAL, Scope.PROJECT, Scope.REGION, Scope.ZONE) if scope in scopes)
 

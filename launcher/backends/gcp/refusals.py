@@ -1,4 +1,4 @@
-"""Compute Engine's failures as errors of ours: what the client and its libraries raise, and what the service says."""
+"""Compute Engine's failures as errors of ours: exceptions of the client and its libraries, and error answers."""
 
 import http
 import os
@@ -17,10 +17,10 @@ ENDPOINT_VARIABLE = "ROOFLAUNCH_COMPUTE_ENDPOINT"
 PUBLIC_ENDPOINT = "https://compute.googleapis.com"
 
 TOO_MANY, UNAVAILABLE = 429, 503
-# Characters of an answer that a message may quote.
+# Maximum length of an answer that a message quotes.
 LONGEST_SAID = 1000
 BUSY = (TOO_MANY, 500, 502, UNAVAILABLE, 504)
-# How a zone without the machine says so, as a code or within a text.
+# A zone without the machine answers with one of these codes, or with one of these texts.
 STOCKOUT = "ZONE_RESOURCE_POOL_EXHAUSTED"
 QUOTA_EXCEEDED = "QUOTA_EXCEEDED"
 NOT_IN_ZONE = "NOT_IN_ZONE"
@@ -30,10 +30,10 @@ _NOT_IN_ZONE_TEXT = re.compile(
 _STOCKOUT_TEXT = re.compile(
     r"ZONE_RESOURCE_POOL_EXHAUSTED|does not have enough resources|resource pool exhausted", re.IGNORECASE
 )
-# The service says one or the other of a network whose subnetworks are made by hand.
+# The service gives either text for a network whose subnetworks are made by hand.
 _CUSTOM_MODE_TEXT = re.compile(r"custom subnet ?mode|must specify a subnet", re.IGNORECASE)
 _CONSTRAINT = re.compile(r"\bconstraints/[A-Za-z.]+")
-# What cures a refusal by an organisation's policy, as options of `launch gcp` where there are some.
+# Cures of a refusal by an organisation's policy, as options of `launch gcp` if there are any.
 SHIELDED_VM = "constraints/compute.requireShieldedVm"
 TRUSTED_IMAGES = "constraints/compute.trustedImageProjects"
 _POLICY_CURES = {
@@ -45,19 +45,19 @@ _POLICY_CURES = {
 
 
 class PolicyError(ToolError):
-    """An organisation's policy forbids the VM as it was asked for, in every zone."""
+    """An organisation's policy forbids the VM as it was requested, in every zone."""
 
 
 class AlreadyThereError(ToolError):
-    """An instance of that name is in the zone; perhaps the one that an earlier try of the same request made."""
+    """A VM of that name exists in the zone, perhaps made by an earlier try of the same request."""
 
 
 class DeniedError(ToolError):
-    """No credentials, no permission, or the API is disabled: asking again is of no use."""
+    """No credentials, no permission, or the API is disabled: repeating the request is useless."""
 
 
 class RefusedError(ToolError):
-    """The insert was refused for a reason that another zone, region or hour may not have."""
+    """The insert was refused for a reason that may not hold in another zone or region, or at another hour."""
 
     def __init__(self, faults: tuple[OperationFault, ...], *, hint: str) -> None:
         super().__init__("; ".join(f"{fault.code}: {fault.message}" for fault in faults), hint=hint)
@@ -66,7 +66,7 @@ class RefusedError(ToolError):
 
 @dataclass(frozen=True, kw_only=True)
 class Service:
-    """A service of Google Cloud: its name in a sentence, its address, and the variable that names another one."""
+    """A service of Google Cloud: name for messages, public address, and the variable that overrides the address."""
 
     name: str
     public: str
@@ -74,11 +74,11 @@ class Service:
 
     @property
     def address(self) -> str:
-        """Where it is asked."""
+        """Address in use: the variable's value, else the public one."""
         return os.environ.get(self.variable) or self.public
 
     def unreachable(self, error: BaseException) -> UnreachableError:
-        """The error for one that does not answer."""
+        """Error for a service that does not answer."""
         usual = f"check the network and its proxy (curl -I {self.public}), then run again"
         hint = f"start that server, or unset {self.variable}" if os.environ.get(self.variable) else usual
         return UnreachableError(f"{self.name} cannot be reached at {self.address}: {_why(error)}", hint=hint)
@@ -89,7 +89,10 @@ COMPUTE_ENGINE = Service(name="Compute Engine", public=PUBLIC_ENDPOINT, variable
 
 @contextmanager
 def translated(service: Service, explained: Callable[[Any], RooflaunchError]) -> Iterator[None]:
-    """Turn what the client and its libraries raise into our errors, cause kept; `explained` does answers of 400 on."""
+    """Turn exceptions of the client and its libraries into our errors, with their cause.
+
+    `explained`: for answers >= 400.
+    """
     import requests  # noqa: PLC0415 - see the module
     import urllib3  # noqa: PLC0415
     from google.api_core import exceptions as api  # noqa: PLC0415
@@ -111,7 +114,7 @@ def translated(service: Service, explained: Callable[[Any], RooflaunchError]) ->
 
 
 def explained(error: Any, project: str, method: str) -> RooflaunchError:
-    """What Compute Engine means by an answer of 400 or more."""
+    """Error for an answer of Compute Engine with a status of 400 or more."""
     code, message = int(error.code), said_by(error)
     meaning: RooflaunchError
     if method == "insert" and (refused := refused_for_good(_all_said_by(error))):
@@ -134,7 +137,7 @@ def explained(error: Any, project: str, method: str) -> RooflaunchError:
 
 
 def refused_for_good(message: str) -> ToolError | None:
-    """What cures a refusal by a policy, or for want of a subnetwork, in every zone; None: it was refused for else."""
+    """Error with its cure if a policy or a missing subnetwork refuses the VM in every zone; else None."""
     broken = list(dict.fromkeys(_CONSTRAINT.findall(message)))
     if broken:
         cures = [_POLICY_CURES[name] for name in broken if name in _POLICY_CURES]
@@ -163,7 +166,7 @@ def _all_said_by(error: Any) -> str:
 
 
 def _insert_fault(error: Any) -> OperationFault | None:
-    """The fault, as an operation would report it, of an insert that another place or hour may not have."""
+    """Fault of a refused insert, in an operation's form, if another place or hour may accept it; else None."""
     message, code = said_by(error), int(error.code)
     if _is_stockout(error):
         return OperationFault(code=STOCKOUT, message=message)
@@ -196,7 +199,7 @@ def no_credentials(error: Exception) -> DeniedError:
 
 
 def _why(error: BaseException) -> str:
-    """What the system said in the layers of libraries, or the answer itself."""
+    """The operating system's message from within the layers of libraries, else the answer itself."""
     import requests  # noqa: PLC0415 - see the module
 
     if isinstance(error, requests.Timeout):
@@ -215,7 +218,7 @@ def passing(error: Exception) -> bool:
     if isinstance(error, api.GoogleAPICallError):
         if _is_stockout(error):
             return False
-        # Too many requests in a minute has been a 403, and for some methods still is.
+        # Too many requests in a minute used to be a 403, and for some methods still is.
         limited = bool(reasons_of(error) & {"rateLimitExceeded", "userRateLimitExceeded", "RATE_LIMIT_EXCEEDED"})
         return int(error.code or 0) in BUSY or limited
     if isinstance(error, auth.GoogleAuthError):
@@ -228,13 +231,13 @@ def _is_stockout(error: Any) -> bool:
 
 
 def reasons_of(error: Any) -> set[str]:
-    """Why, in the words of both formats that Google's services answer with."""
+    """Reasons of an error, from both formats that Google's services answer with."""
     old = {str(item.get("reason", "")) for item in error.errors if isinstance(item, Mapping)}
     return old | {str(error.reason or "")}
 
 
 def said_by(error: BaseException) -> str:
-    """The first line of what the service said, without the request that the client puts in front."""
+    """First line of the service's message, at most 500 characters, without the request that the client prepends."""
     text = str(getattr(error, "message", "") or error).strip()
     message = re.sub(r"^[A-Z]+ https?://\S+: ", "", text)
     return message.splitlines()[0][:500] if message else type(error).__name__

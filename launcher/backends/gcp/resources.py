@@ -1,4 +1,4 @@
-"""What Compute Engine tells of VMs, disks, operations and quotas, as values of ours.
+"""Compute Engine's VMs, disks, operations and quotas as values of ours.
 
 The functions take the client's own objects: google.cloud.compute_v1's `Instance` and the like.
 """
@@ -16,16 +16,16 @@ LIMIT_LABEL = "rooflaunch-limit"
 RESTART_S = 15 * 60.0
 STARTING = frozenset({"PROVISIONING", "STAGING"})
 REPAIRING = "REPAIRING"
-# What a VM that a host has stopped is called, and one that somebody has.
+# States of a VM that a host error or a person has stopped.
 STOPPED = frozenset({"STOPPED", "TERMINATED", "SUSPENDED"})
-# How a list says that it has a gap; other warnings are of no concern, such as the one for a zone without anything.
+# Warnings of a list that lacks zones. Other warnings do not matter, such as the one for a zone without resources.
 GAPS = ("UNREACHABLE", "PARTIAL_SUCCESS")
 REQUEST_LABEL = "rooflaunch-request"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
-    """Something that the cloud does in a zone and that can be waited for."""
+    """An operation of the cloud in a zone, which can be waited for."""
 
     name: str
     zone: str
@@ -33,7 +33,7 @@ class Operation:
 
 @dataclass(frozen=True, kw_only=True)
 class QuotaFault:
-    """Which quota was too small, as the cloud named it; `limit` None: it did not say."""
+    """The quota that was too small, in the cloud's words. `limit`: None if the cloud did not say."""
 
     metric: str
     name: str
@@ -42,13 +42,13 @@ class QuotaFault:
 
     @property
     def region(self) -> str | None:
-        """None for a quota of the whole project."""
+        """Region of the quota; None for a quota of the whole project."""
         return self.dimensions.get("region")
 
 
 @dataclass(frozen=True, kw_only=True)
 class OperationFault:
-    """One error of an operation. `zones_available`: where the cloud has the machine right now, if it said so."""
+    """An error of an operation. `zones_available`: zones with a free machine right now, if the cloud named them."""
 
     code: str
     message: str
@@ -58,14 +58,17 @@ class OperationFault:
 
 @dataclass(frozen=True, kw_only=True)
 class Instance(Machine):
-    """A VM; `request_id`: the insert that it came from, empty for somebody else's."""
+    """A VM. `request_id`: the id of the insert that made it; empty for somebody else's VM."""
 
     request_id: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class VmDisk:
-    """A disk; `users` are the names of the VMs that have it, `deadline_s` is when its launch was to be over."""
+    """A disk. `users`: names of the VMs that use it.
+
+    `deadline_s`: when its launch was to be over, in seconds since 1970.
+    """
 
     name: str
     zone: str
@@ -78,7 +81,7 @@ class VmDisk:
 
 @dataclass(frozen=True, kw_only=True)
 class Quota:
-    """How much of something a project may have, there, and has."""
+    """Limit and current usage of one quota of a project, in a region or overall."""
 
     limit: float
     usage: float
@@ -130,7 +133,7 @@ def instance(answer: Any) -> Instance:
     elif status in STARTING:
         condition = Condition.STARTING
     elif status == REPAIRING and restarts:
-        # Started again, until its limit at the latest.
+        # The cloud restarts such a VM, until its limit at the latest.
         condition, restarts_until_s = Condition.STOPPED, deadline_s
     return Instance(
         name=str(answer.name),
@@ -158,7 +161,7 @@ def disk(answer: Any) -> VmDisk:
 
 
 def gaps(page: Any) -> list[str]:
-    """The zones (or regions) that a page of an aggregated list says it could not ask."""
+    """Zones (or regions) that a page of an aggregated list reports as unreachable."""
     places = [last_part(place) for place in page.unreachables]
     places += [last_part(scope) for scope, part in page.items.items() if part.warning.code in GAPS]
     if page.warning.code in GAPS and not places:
@@ -167,7 +170,7 @@ def gaps(page: Any) -> list[str]:
 
 
 def _vm_deadline_s(answer: Any) -> float | None:
-    """As the cloud tells it; of a VM that does not run yet, or was stopped, its creation and its limit."""
+    """The cloud's own end time; for a VM that does not run yet, or was stopped, creation time plus limit."""
     deadline_s = epoch_s(answer.resource_status.scheduling.termination_timestamp)
     if deadline_s is not None:
         return deadline_s
@@ -189,5 +192,5 @@ def quotas(answer: Any) -> Mapping[str, Quota]:
 
 
 def last_part(url: str) -> str:
-    """The last part of a resource's address: a zone comes as `https://…/zones/us-central1-a`."""
+    """Last part of a resource's URL: a zone comes as `https://…/zones/us-central1-a`."""
     return str(url).rpartition("/")[2]

@@ -1,7 +1,7 @@
-"""The border to those services of Google Cloud that are asked over plain REST, by `launch doctor gcp` and for prices.
+"""Client for the services of Google Cloud that are asked over plain REST, for `launch doctor gcp` and for prices.
 
 Service Usage, Artifact Registry, IAM, Resource Manager and Cloud Billing have client libraries that nothing else here
-would need. google.auth and requests are imported by functions alone. Nothing is changed by any of the questions.
+would need. google.auth and requests are imported inside functions only. No request changes anything.
 """
 
 import urllib.parse
@@ -16,24 +16,24 @@ from workload.storage.gcs import foreign_answer
 ANSWER_S = 15.0
 ATTEMPTS = 2
 BILLING = "https://cloudbilling.googleapis.com"
-# Compute Engine's, the same for everybody: https://cloud.google.com/skus
+# Id of the service Compute Engine, the same for everybody: https://cloud.google.com/skus
 COMPUTE_SERVICE = "6F81-5844-456A"
 LOG_IN = "gcloud auth application-default login"
 SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
-# Bindings with a condition come with this version alone: https://cloud.google.com/iam/docs/policies#versions
+# Only this version has bindings with a condition: https://cloud.google.com/iam/docs/policies#versions
 POLICY_VERSION = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceAccount:
-    """One that exists."""
+    """An existing service account."""
 
     email: str
     disabled: bool
 
 
 class ForbiddenError(ToolError):
-    """The account that asks may not know."""
+    """The user's account lacks the permission to read this."""
 
 
 class DisabledError(ToolError):
@@ -41,7 +41,7 @@ class DisabledError(ToolError):
 
 
 class Response(Protocol):
-    """What is looked at of an answer of `requests`."""
+    """The part of a `requests` response that is used here."""
 
     status_code: int
     text: str
@@ -50,13 +50,13 @@ class Response(Protocol):
 
 
 class HttpSession(Protocol):
-    """What is used of google-auth's AuthorizedSession."""
+    """The part of google-auth's AuthorizedSession that is used here."""
 
     def request(self, method: str, url: str, *, json: Any = None, timeout: float) -> Response: ...
 
 
 class Services:
-    """What one project has, as far as our account may see it."""
+    """Client for one project's services, with the permissions of the user's account."""
 
     def __init__(self, project: str, session: HttpSession) -> None:
         self.project = project
@@ -64,57 +64,57 @@ class Services:
         self._roles: dict[str, frozenset[str]] = {}
 
     def enabled(self) -> frozenset[str]:
-        """The services that are enabled, as `compute.googleapis.com`."""
+        """Enabled services of the project, as `compute.googleapis.com`."""
         url = f"https://serviceusage.googleapis.com/v1/projects/{self.project}/services"
         return frozenset(
             str(service["config"]["name"]) for service in self._pages(url, "services", filter="state:ENABLED")
         )
 
     def compute_skus(self, endpoint: str = BILLING) -> Iterator[Any]:
-        """What Compute Engine charges for, as Cloud Billing lists it, page by page."""
+        """SKUs of Compute Engine as Cloud Billing lists them, read page by page."""
         url = f"{endpoint.rstrip('/')}/v1/services/{COMPUTE_SERVICE}/skus"
         wanted = "nextPageToken,skus(skuId,description,category,serviceRegions,pricingInfo)"
         yield from self._pages(url, "skus", currencyCode="USD", pageSize="5000", fields=wanted)
 
     def has_repository(self, name: str) -> bool:
-        """Whether Artifact Registry has `projects/P/locations/L/repositories/R`."""
+        """Whether the repository `projects/P/locations/L/repositories/R` exists in Artifact Registry."""
         return self._ask("GET", f"https://artifactregistry.googleapis.com/v1/{name}") is not None
 
     def tag_digest(self, repository: str, package: str, tag: str) -> str | None:
-        """The digest of the image with this tag; None: there is none."""
+        """Digest of the image with this tag; None if the tag does not exist."""
         path = f"{repository}/packages/{urllib.parse.quote(package, safe='')}/tags/{tag}"
         answer = self._ask("GET", f"https://artifactregistry.googleapis.com/v1/{path}")
         return str(answer["version"]).rpartition("/")[2] if answer else None
 
     def service_account(self, email: str) -> ServiceAccount | None:
-        """The account of this address; None: there is none."""
+        """Service account with this address; None if there is none."""
         answer = self._ask("GET", f"https://iam.googleapis.com/v1/{_account(email)}")
         return None if answer is None else ServiceAccount(email=email, disabled=bool(answer.get("disabled")))
 
     def may_act_as(self, email: str) -> bool:
-        """Whether we may start a VM that acts as this service account."""
+        """Whether the user may start a VM that acts as this service account."""
         wanted = {"permissions": ["iam.serviceAccounts.actAs"]}
         answer = self._ask("POST", f"https://iam.googleapis.com/v1/{_account(email)}:testIamPermissions", wanted)
         return bool(answer and answer.get("permissions"))
 
     def roles_in_bucket(self, bucket: str, email: str) -> frozenset[str]:
-        """The roles that are given to a service account by the bucket itself."""
+        """Roles that the bucket itself grants to a service account."""
         query = f"optionsRequestedPolicyVersion={POLICY_VERSION}"
         return _roles_of(self._ask("GET", f"https://storage.googleapis.com/storage/v1/b/{bucket}/iam?{query}"), email)
 
     def roles_in_repository(self, name: str, email: str) -> frozenset[str]:
-        """The same, by a repository of Artifact Registry."""
+        """Roles that a repository of Artifact Registry itself grants to a service account."""
         url = f"https://artifactregistry.googleapis.com/v1/{name}:getIamPolicy"
         return _roles_of(self._ask("GET", f"{url}?options.requestedPolicyVersion={POLICY_VERSION}"), email)
 
     def roles_in_project(self, email: str) -> frozenset[str]:
-        """The same, by the project: they hold for all that is in it."""
+        """Roles that the project grants to a service account; they hold for everything in the project."""
         url = f"https://cloudresourcemanager.googleapis.com/v1/projects/{self.project}:getIamPolicy"
         options = {"options": {"requestedPolicyVersion": POLICY_VERSION}}
         return _roles_of(self._ask("POST", url, options), email)
 
     def effective_policy(self, constraint: str) -> Mapping[str, Any]:
-        """What an organisation's policy comes to here: `booleanPolicy` or `listPolicy`; empty if there is none.
+        """Effective organisation policy in this project: `booleanPolicy` or `listPolicy`; empty if there is none.
 
         https://cloud.google.com/resource-manager/reference/rest/v1/projects/getEffectiveOrgPolicy (read 2026-11)
         """
@@ -122,7 +122,7 @@ class Services:
         return self._ask("POST", url, {"constraint": constraint}) or {}
 
     def permissions(self, roles: Collection[str]) -> frozenset[str]:
-        """What these roles allow together."""
+        """Permissions that these roles grant together."""
         return frozenset(permission for role in roles for permission in self._permissions_of(role))
 
     def _permissions_of(self, role: str) -> frozenset[str]:
@@ -140,11 +140,11 @@ class Services:
             query["pageToken"] = answer["nextPageToken"]
 
     def _ask(self, method: str, url: str, content: Any = None) -> Mapping[str, Any] | None:
-        """The document; None: there is no such thing. Raises `ForbiddenError`, `DisabledError`, other `ToolError`s."""
+        """Document at `url`; None for a 404. Raises `ForbiddenError`, `DisabledError`, other `ToolError`s."""
         host = urllib.parse.urlsplit(url).hostname or url
         for attempt in range(1, ATTEMPTS + 1):
             response = self._request(method, url, host, content)
-            # Too busy, or broken: both pass.
+            # Too many requests, or a server error: both are temporary.
             if attempt == ATTEMPTS or not (response.status_code == 429 or response.status_code >= 500):  # noqa: PLR2004
                 break
         match response.status_code:
@@ -171,13 +171,16 @@ class Services:
 
 
 def connect(project: str) -> Services:
-    """The services of `project`; nothing is asked of them yet. Raises `ToolError` without package or credentials."""
+    """Client for the services of `project`; no request is sent yet.
+
+    Raises `ToolError` without package or credentials.
+    """
     try:
         import google.auth  # noqa: PLC0415 - see the module
         from google.auth.transport.requests import AuthorizedSession  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise ToolError("the package google-auth is missing", hint="pip install 'rooflaunch[gcp]'") from error
-    # It warns about a user's own credentials without a quota project: they are what `gcloud auth` gives.
+    # google.auth warns about user credentials without a quota project, which `gcloud auth` creates.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -189,14 +192,17 @@ def connect(project: str) -> Services:
 
 
 def _account(email: str) -> str:
-    """The name of a service account; one of Google's own making does not tell its project."""
+    """Resource name of a service account.
+
+    The project is `-` if the address of a Google-made account does not tell it.
+    """
     domain = email.partition("@")[2]
     project = domain.removesuffix(".iam.gserviceaccount.com") if domain.endswith(".iam.gserviceaccount.com") else "-"
     return f"projects/{project}/serviceAccounts/{email}"
 
 
 def _roles_of(policy: Mapping[str, Any] | None, email: str) -> frozenset[str]:
-    """Roles bound to the account itself; what it has as one of a group does not show here."""
+    """Roles bound to the account itself. Roles that it has as a member of a group do not show in `policy`."""
     bindings: Sequence[Mapping[str, Any]] = (policy or {}).get("bindings", ())
     member = f"serviceAccount:{email}"
     return frozenset(str(binding["role"]) for binding in bindings if member in binding.get("members", ()))
@@ -209,7 +215,7 @@ def _refused(response: Response, host: str, project: str) -> ToolError:
             f"{host} is not enabled in project '{project}'", hint=f"gcloud services enable {host} --project {project}"
         )
     if response.status_code == 403:  # noqa: PLR2004
-        # With a user's own credentials some services want to know who is counted for the question.
+        # With a user's own credentials some services require a project whose quota the request counts against.
         if "quota project" in message:
             hint = f"gcloud auth application-default set-quota-project {project}"
         else:
@@ -230,7 +236,7 @@ def _document(response: Response, host: str) -> Mapping[str, Any]:
 
 
 def _message_of(response: Response) -> tuple[str, frozenset[str]]:
-    """What the service said, and its reasons: https://google.aip.dev/193."""
+    """Message and reasons of an error answer: https://google.aip.dev/193."""
     try:
         error = response.json()["error"]
         reasons = frozenset(str(each.get("reason", "")) for each in error.get("details", ()))

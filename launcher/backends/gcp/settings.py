@@ -1,7 +1,7 @@
-"""Where things lie in Google Cloud: project, bucket, repository, service account, network, and who said so.
+"""Settings of Google Cloud: project, bucket, repository, service account, network, and the origin of each.
 
-Each is an option, a variable `ROOFLAUNCH_<NAME>`, a key of the `[gcp]` table of rooflaunch.toml, or follows from the
-project; the project itself may come from the user's application-default credentials.
+Each is an option, a variable `ROOFLAUNCH_<NAME>`, a key of the `[gcp]` table of rooflaunch.toml, or derived from the
+project. The project itself may come from the user's application-default credentials.
 """
 
 import difflib
@@ -16,13 +16,14 @@ from workload.contract.errors import UsageError
 from workload.contract.spec import CONFIG_NAME, ENVIRONMENT_PREFIX, Origin
 
 TABLE = "gcp"
-# Stands for a project in a plan that is only looked at: no id of a project has capitals.
+# Placeholder for a project in a plan that is only shown: no project id has capitals.
 ANY_PROJECT = "PROJECT"
 CREDENTIALS = "application-default credentials"
 DEFAULT = "default"
 NETWORK_NAME = r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?"
 PROJECT = r"[a-z][-a-z0-9]{4,28}[a-z0-9]"
-# Nothing else gets into a request: no quote, blank, line break or `$`. With what Google allows, and an example.
+# Patterns of Google's names, each with a description and an example. They keep quotes, blanks, line breaks and `$` out
+# of requests.
 RULES = {
     "project": (PROJECT, "a project id of 6 to 30 lower-case letters, digits and -", "my-project"),
     "bucket": (
@@ -55,7 +56,7 @@ RULES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """All checked against the rules of Google's names. Without a network it is the project's `default`."""
+    """Checked settings. `network`: None means the project's network `default`."""
 
     project: str
     bucket: str
@@ -79,7 +80,7 @@ def resolve_settings(
     *,
     default_project: Callable[[], str | None],
 ) -> tuple[Settings, Mapping[str, str]]:
-    """The settings, and the origin of each by name. `default_project` is called only if nothing else names one.
+    """The settings, and the origin of each by name. `default_project` is called only if nothing else names a project.
 
     Raises `UsageError` for a value that breaks its rule, an unknown key of the table, and a missing project.
     """
@@ -101,7 +102,7 @@ def resolve_settings(
 def _first(
     name: str, given: Mapping[str, str | None], environment: Mapping[str, str], table: Mapping[str, object]
 ) -> tuple[Origin, str] | None:
-    """The strongest source that has the setting, and its checked value."""
+    """The strongest source that has the setting, and its checked value; None if no source has it."""
     variable = ENVIRONMENT_PREFIX + name.upper()
     example = RULES[name][2]
     sources: list[tuple[Origin, object, str, str]] = [
@@ -145,7 +146,7 @@ def _defaults(project: str) -> dict[str, str]:
 
 
 def _from_config(path: Path) -> Mapping[str, object]:
-    """The `[gcp]` table; what else the file holds is for `workload.contract.spec` to read and to complain about."""
+    """The `[gcp]` table. Everything else in the file is read and checked by `workload.contract.spec`."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8")).get(TABLE, {})
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""Google's price list: which of its SKUs make up the price of a VM. Pure.
+"""Google's price list: the SKUs that make up the price of a VM. Pure.
 
 A SKU is matched by its whole description, its group, its kind of use, its unit and its regions, as SkyPilot's and
-Cyclenerd's collectors of the same list do. Where none or two different ones fit, the price is unknown, never guessed.
+Cyclenerd's collectors of the same list do. If none or two different ones fit, the price is unknown, never guessed.
 Form: https://cloud.google.com/billing/docs/reference/rest/v1/services.skus/list
 """
 
@@ -19,13 +19,13 @@ SOURCE = "Google's price list"
 ON_DEMAND, PREEMPTIBLE = "OnDemand", "Preemptible"
 PER_H, GB_PER_H, GB_PER_MONTH = "h", "GiBy.h", "GiBy.mo"
 EVERYWHERE = "global"
-# The kinds of disk that a launch makes and that are a single SKU: a Hyperdisk is charged by its speed too.
+# Kinds of disk that a launch makes and that are a single SKU. A Hyperdisk is also charged by its speed.
 DISKS = {"pd-balanced": "Balanced PD Capacity"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sku:
-    """What is charged, and for how much; of a price by tiers `usd` is the dearest."""
+    """An item of the price list. `usd`: price per unit; with tiers, the highest one."""
 
     sku_id: str
     description: str
@@ -38,7 +38,7 @@ class Sku:
 
 @dataclass(frozen=True, kw_only=True)
 class PricedPart:
-    """What a SKU must be to be a part of a price. `text`: its whole description, as a pattern."""
+    """Conditions that a SKU must meet to count into a price. `text`: pattern of its whole description."""
 
     text: str
     groups: Collection[str]
@@ -46,7 +46,7 @@ class PricedPart:
     unit: str
 
     def fits(self, sku: Sku) -> bool:
-        """In any region."""
+        """Whether the SKU meets the conditions, in any region."""
         same = sku.group in self.groups and (sku.usage, sku.unit) == (self.usage, self.unit)
         return same and re.fullmatch(self.text, sku.description, re.IGNORECASE) is not None
 
@@ -59,14 +59,17 @@ class PriceList:
     read: str
 
     def usd(self, part: PricedPart, region: str) -> float | None:
-        """Per unit; None: no SKU fits, or two that differ."""
+        """Price per unit in USD; None if no SKU fits, or two with different prices."""
         fitting = {
             sku.usd for sku in self.skus if part.fits(sku) and (region in sku.regions or EVERYWHERE in sku.regions)
         }
         return fitting.pop() if len(fitting) == 1 else None
 
     def vm_usd_per_h(self, gpu: GpuOffer, machine: MachineType, count: int, region: str, *, spot: bool) -> float | None:
-        """A VM with its GPUs; None where a part is unknown, and for a spot price above the usual one: bad data."""
+        """Price of a VM with its GPUs in USD per hour; None if a part is unknown.
+
+        None too for a spot price above the usual one, which means bad data.
+        """
         usd = self._sum(gpu, machine, count, region, spot=spot)
         usual = self._sum(gpu, machine, count, region, spot=False) if spot else usd
         return None if usd is None or (usual is not None and usd > usual) else usd
@@ -82,7 +85,7 @@ class PriceList:
         disk_gb: int,
         external_ip: bool,
     ) -> Price | None:
-        """All that a launch is charged by the hour; None where a part is unknown."""
+        """Everything that a launch is charged by the hour; None if a part is unknown."""
         vm = self.vm_usd_per_h(gpu, machine, count, region, spot=spot)
         disk = self.usd(disk_part(gpu.disk_type), region) if gpu.disk_type in DISKS else None
         address = self.usd(address_part(spot=spot), region) if external_ip else 0.0
@@ -97,7 +100,7 @@ class PriceList:
         )
 
     def listed(self, gpu: GpuOffer, machine: MachineType, count: int, region: str) -> Listed | None:
-        """A row of a price table; None where neither price is known."""
+        """Row of a price table; None if neither the usual nor the spot price is known."""
         usual, spot = (self.vm_usd_per_h(gpu, machine, count, region, spot=each) for each in (False, True))
         if usual is None and spot is None:
             return None
@@ -122,7 +125,7 @@ class PriceList:
 
 
 def vm_parts(gpu: str, series: str, *, spot: bool) -> tuple[PricedPart, PricedPart, PricedPart]:
-    """A GPU, a core and a GB of memory; `gpu` and `series` as the descriptions call them."""
+    """Parts for a GPU, a core and a GB of memory. `gpu`, `series`: names as in the SKUs' descriptions."""
     usage, before = (PREEMPTIBLE, "Spot Preemptible ") if spot else (ON_DEMAND, "")
     attached = "attached to Spot Preemptible VMs " if spot else ""
     gpu, series = re.escape(gpu), re.escape(series)
@@ -142,18 +145,24 @@ def vm_parts(gpu: str, series: str, *, spot: bool) -> tuple[PricedPart, PricedPa
 
 
 def disk_part(kind: str) -> PricedPart:
-    """In most regions the description names them; that of the first ones does not."""
+    """Part for a GB of this kind of disk per month.
+
+    In most regions the description names the region, in the oldest ones not.
+    """
     return PricedPart(text=f"{DISKS[kind]}( in .+)?", groups={"SSD"}, usage=ON_DEMAND, unit=GB_PER_MONTH)
 
 
 def address_part(*, spot: bool) -> PricedPart:
-    """In all regions alike. Some hours of a month are free: they are not counted on, as others may have used them."""
+    """Part for an external address, with one price in all regions.
+
+    Some hours of a month are free. They are not counted on, as other VMs may have used them.
+    """
     kind = "Spot Preemptible" if spot else "Standard"
     return PricedPart(text=f"External IP Charge on a {kind} VM", groups={"IpAddress"}, usage=ON_DEMAND, unit=PER_H)
 
 
 def all_parts(gpus: Iterable[GpuOffer]) -> tuple[PricedPart, ...]:
-    """What is kept of the whole list."""
+    """All parts that prices are made of, for filtering the whole list."""
     vms = [
         part
         for gpu in gpus
@@ -166,7 +175,7 @@ def all_parts(gpus: Iterable[GpuOffer]) -> tuple[PricedPart, ...]:
 
 
 def wanted(documents: Iterable[Any], parts: Sequence[PricedPart]) -> Iterator[Sku]:
-    """The SKUs that are a part of some price, of the list as it is answered; what has another form is passed over."""
+    """SKUs that count into some price. `documents`: the list as answered; entries of another form are skipped."""
     for document in documents:
         sku = _sku(document)
         if sku and any(part.fits(sku) for part in parts):
@@ -176,7 +185,7 @@ def wanted(documents: Iterable[Any], parts: Sequence[PricedPart]) -> Iterator[Sk
 def _sku(document: Any) -> Sku | None:
     try:
         category = document["category"]
-        # A timeline; without a time that is asked for, its last is today's.
+        # A timeline; if no time was asked for, its last entry is today's.
         expression = document["pricingInfo"][-1]["pricingExpression"]
         usd = max(_usd(tier["unitPrice"]) for tier in expression["tieredRates"])
         sku = Sku(
@@ -195,7 +204,7 @@ def _sku(document: Any) -> Sku | None:
 
 
 def _usd(money: Mapping[str, Any]) -> float:
-    """Whole units, and billionths of one: google.type.Money."""
+    """USD of a google.type.Money: whole units, and billionths of a unit."""
     if money.get("currencyCode", "USD") != "USD":
         raise ValueError("not in USD")
     return int(money.get("units") or 0) + int(money.get("nanos") or 0) / 1e9

@@ -1,4 +1,4 @@
-"""The VM's own image: which ones a launch may boot, and which of them there is. What it runs is another image."""
+"""The VM's own image: which ones a launch may boot, and which exist. The run's container has another image."""
 
 import re
 from collections.abc import Sequence
@@ -19,20 +19,21 @@ PATH = re.compile(
     r"(?:https://(?:www|compute)\.googleapis\.com/compute/v1/)?"
     rf"projects/(?P<project>{PROJECT})/global/images/(?P<family>family/)?(?P<name>{NAME})"
 )
-# Google's public operating systems with apt: they come without a driver.
+# Projects of Google's public operating systems with apt, which have no driver.
 BARE_PROJECTS = frozenset({"ubuntu-os-cloud", "debian-cloud"})
 
 
 class Images(Protocol):
-    """What is asked of Compute Engine here."""
+    """The part of the Compute Engine client that is used here."""
 
     def get_image(self, project: str, family: str) -> str | None: ...
 
 
 def parse(text: str) -> VmImage:
-    """PROJECT/FAMILY, or the path or the address of an image or of a family; `UsageError` for anything else.
+    """Image for PROJECT/FAMILY, or for the path or address of an image or a family. Raises `UsageError` for other text.
 
-    A family of our table brings what is known of its driver; another image is taken to have one.
+    For a family in our table, what is known of its driver is filled in. Another image is assumed to have a driver,
+    except Ubuntu's and Debian's own.
     """
     form = PATH.fullmatch(text) or FAMILY.fullmatch(text)
     if form is None:
@@ -50,10 +51,13 @@ def parse(text: str) -> VmImage:
 
 
 def candidates(gpu: GpuOffer, options: Options, *, with_driver: bool) -> tuple[VmImage, ...]:
-    """The images to look for, in this order: the one that is asked for, or the GPU's, as far as its driver loads."""
+    """Images to look for, in this order: the requested one, or the GPU's; under Secure Boot only if the driver loads.
+
+    Raises `UsageError` if no driver would load.
+    """
     chosen = (parse(options.vm_image),) if options.vm_image else gpu.vm_images
     if options.vm_driver:
-        # What is built on the VM nobody has signed, whatever the image.
+        # A driver that is built on the VM is unsigned, whatever the image.
         driver = Driver(options.vm_driver)
         signed = False if driver is Driver.INSTALL else None
         chosen = tuple(
@@ -72,15 +76,16 @@ def candidates(gpu: GpuOffer, options: Options, *, with_driver: bool) -> tuple[V
 
 
 def shielded_config(options: Options) -> dict[str, bool]:
-    """What an insert is sent as `shieldedInstanceConfig`; empty where nothing was asked for.
+    """Value of the insert's `shieldedInstanceConfig`; {} if no option asks for one.
 
-    With one of the three all are named, the others as Google's own default has them: on, but for Secure Boot.
+    If one of the three options is set, all are sent; the others have Google's default: on, except Secure Boot. Raises
+    `UsageError` for integrity monitoring without a vTPM.
     """
     asked = (options.secure_boot, options.vtpm, options.integrity_monitoring)
     if all(choice is None for choice in asked):
         return {}
     vtpm = options.vtpm is not False
-    # Without a vTPM there is nothing to measure integrity with.
+    # Integrity can only be measured with a vTPM.
     integrity = vtpm if options.integrity_monitoring is None else options.integrity_monitoring
     if integrity and not vtpm:
         raise UsageError(
@@ -90,10 +95,10 @@ def shielded_config(options: Options) -> dict[str, bool]:
 
 
 def resolve(images: Sequence[VmImage], compute: Images, *, is_named: bool) -> tuple[VmImage, tuple[str, ...]]:
-    """The first of them that there is, and what to tell the user about those before it.
+    """The first image that exists, and notes for the user on those before it.
 
     A family becomes its newest image, so that every zone and attempt boots the same one. `is_named`: the user chose it.
-    Raises `UsageError` or `ToolError` where none is left.
+    Raises `UsageError` or `ToolError` if none is left.
     """
     notes: list[str] = []
     for image in images:
@@ -102,7 +107,7 @@ def resolve(images: Sequence[VmImage], compute: Images, *, is_named: bool) -> tu
         try:
             newest = compute.get_image(image.project, image.name)
         except DeniedError as error:
-            # The insert may still be allowed to use it, and finds out.
+            # The insert may still be allowed to use the image.
             notes.append(f"VM image {image.project}/{image.name} could not be looked up: {error}")
             return image, tuple(notes)
         if newest:
