@@ -31,7 +31,7 @@ Series = Mapping[str, Floats]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Case:
-    """One run: its row of `runs` as `facts` (None for an absent value), its steps in order, and its telemetry.
+    """A run: its row of `runs` as `facts` (None for an absent value), its steps in order, and its telemetry.
 
     `steps` holds all steps, warm-up included; `is_measured` is a mask of the same length.
     """
@@ -60,7 +60,7 @@ class Case:
 
     @property
     def block(self) -> tuple[str, float, str] | None:
-        """The block of its job, on one host: what a second machine finished of it is another block."""
+        """Job, block number and host, None if unknown: a block on several hosts counts as several blocks."""
         job, block, host = self.facts["job_name"], self.facts["block"], self.host
         return None if job is None or block is None or host is None else (str(job), float(block), host)
 

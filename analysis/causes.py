@@ -44,7 +44,7 @@ CAPPED_BY_DESIGN = {"T4": 70, "L4": 72}
 
 
 class ShareOf(StrEnum):
-    """The total of which a cause explains a share."""
+    """The total that a share of a cause refers to."""
 
     VARIATION = "variation of steps"
     WALL_TIME = "wall time"

@@ -1,4 +1,4 @@
-"""Which runs repeat the same measurement: user's choices, place, and facts that must not differ. Pure."""
+"""Groups of runs that repeat the same measurement, by user's choices, place, and facts that must not differ. Pure."""
 
 import bisect
 import math

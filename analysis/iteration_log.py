@@ -55,7 +55,7 @@ ALIKE = 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class Meaning:
-    """One row of import_columns.toml."""
+    """A row of import_columns.toml: the field, unit factor and source of a column's meaning."""
 
     name: str
     field: str
@@ -77,7 +77,7 @@ class Whole:
 
 @dataclass(frozen=True, kw_only=True)
 class Log:
-    """One run of a log in this project's units.
+    """A run of a log in this project's units.
 
     `series`: a value per row for each field, None for an empty cell. `labels`: words of the file, unchanged. `columns`:
     the source column of each field. `ignored`: names of the other columns. `cut`: number of rows left out because the

@@ -70,7 +70,7 @@ class Results:
         return points(self)
 
     def variance(self, part: str = "between") -> pd.DataFrame:
-        """One table of `analyze variance`: `between`, `within` or `causes`; `UsageError` for another `part`."""
+        """A table of `analyze variance`: `between`, `within` or `causes`; `UsageError` for another `part`."""
         from analysis.variance import TABLES, table  # noqa: PLC0415
 
         if part not in TABLES:

@@ -20,7 +20,7 @@ NO_BACKWARD = "no kernels of a backward pass, so a part of a step"
 
 
 def of_kernels(kernels: "pd.DataFrame") -> str | None:
-    """Which operations of a profile's launches were not counted, although others were; None if all were."""
+    """Operations that were not counted in a profile whose other operations were; None if all were counted."""
     is_counted = kernels["flop"].notna()
     if (is_counted & kernels["hides_tensor_flop"]).any():
         return TENSOR

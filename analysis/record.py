@@ -66,7 +66,7 @@ CEILING_COLUMNS: Mapping[str, Kind] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One run: its cells by column, its ceilings, and remarks on unreadable parts of run.json."""
+    """A run: its cells by column, its ceilings, and remarks on unreadable parts of run.json."""
 
     cells: Mapping[str, Any]
     ceilings: list[dict[str, Any]]

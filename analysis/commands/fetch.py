@@ -150,7 +150,7 @@ class Bar:
 
 @contextmanager
 def _stoppable() -> Iterator[None]:
-    """Raise `InterruptedRunError` on a signal; what has come whole stays, the rest continues."""
+    """Raise `InterruptedRunError` on a signal; complete bundles stay, and the same command fetches the rest."""
 
     def stop(number: int, _: object) -> NoReturn:
         raise InterruptedRunError(CAUSES[number], hint="the same command continues where it stopped")

@@ -1,4 +1,4 @@
-"""One figure: its name, its texts and its chart."""
+"""A figure of the report: its name, its texts and its chart."""
 
 from dataclasses import dataclass
 from typing import Any

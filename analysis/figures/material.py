@@ -229,7 +229,7 @@ def _software(pool: Group) -> list[str]:
 
 
 def _failed(every: pd.DataFrame) -> pd.DataFrame:
-    """Configurations and environments of which no run completed, a row each, with how the runs ended."""
+    """Configurations and environments without any completed run, a row each, with how the runs ended."""
     keys = ["env", "task", "variant", "model", "batch_size", "precision"]
     broken = every[~every["status"].isin([Status.COMPLETED, Status.RUNNING])]
     done = set(completed(every)[keys].itertuples(index=False, name=None))

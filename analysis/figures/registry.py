@@ -398,7 +398,7 @@ def usable_roofs(roofs: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
 
 
 def _one_roof_each(roofs: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
-    """One roof per environment for the most frequent precision of its points: measured if available, else the peak."""
+    """A roof per environment for the most frequent precision of its points: measured if available, else the peak."""
     if roofs.empty:
         return roofs
     rows = []

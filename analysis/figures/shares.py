@@ -102,7 +102,7 @@ def breakdown(table: pd.DataFrame) -> Drawing:
 
 
 def variance_rows(runs: pd.DataFrame) -> pd.DataFrame:
-    """Runs of one configuration with `relative`: throughput over the environment's median, minus 1; and their steps' range.
+    """Runs of one configuration with `relative`: throughput over the environment's median, minus 1.
 
     `slow` and `fast`: the throughput at the 95th and the 5th percentile of the run's step times, relative to the same
     median.

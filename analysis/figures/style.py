@@ -52,7 +52,7 @@ TEXT = "_text"
 
 
 def config(ink: str, halo: str, *, ground: str | None = None) -> dict[str, Any]:
-    """A Vega-Lite config that draws text, axes and neutral marks in `ink`; without `ground`, the background is transparent.
+    """A Vega-Lite config that draws text, axes and neutral marks in `ink`; transparent if `ground` is None.
 
     `halo`: the colour behind the figure, which separates text from lines below it.
     """

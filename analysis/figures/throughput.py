@@ -34,7 +34,7 @@ MOST_DIAGONALS = 8
 
 
 def against_batch(material: Material, table: pd.DataFrame, failed: pd.DataFrame) -> Drawing:
-    """Chart of throughput (rows of `measured`) against batch size; crosses mark sizes of which no run completed."""
+    """Chart of throughput (rows of `measured`) against batch size; crosses mark sizes without any completed run."""
     drawn = pd.concat([table, failed.assign(images_per_s=None)]) if len(failed) else table
     parameters, opacity = style.picked(drawn, "task", "variant")
     colour = style.colour("task", drawn["task"], material.task_colours, "Model")

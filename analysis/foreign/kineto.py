@@ -62,7 +62,7 @@ class Call:
 
 @dataclass(slots=True, kw_only=True)
 class Operator:
-    """One execution of an operator on a host thread; times in microseconds of the trace's clock."""
+    """A single execution of an operator on a host thread; times in microseconds of the trace's clock."""
 
     call: Call
     began: float

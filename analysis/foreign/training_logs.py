@@ -62,7 +62,7 @@ class WholeRun:
 
 @dataclass(frozen=True, kw_only=True)
 class _Printed:
-    """One printed iteration of an AverageMeter log; `count`: iterations of its epoch so far."""
+    """A printed iteration of an AverageMeter log; `count`: iterations of its epoch so far."""
 
     line: int
     epoch: int

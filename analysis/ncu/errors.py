@@ -178,6 +178,6 @@ def explain(path: Path, head: bytes, text: str) -> NcuFileError:
 
 
 def shortened(text: str) -> str:
-    """One printable line, short enough to be quoted."""
+    """A text as one printable line, short enough to be quoted."""
     line = "".join(character if character.isprintable() else " " for character in text).strip()
     return line if len(line) <= QUOTED_CHARACTERS else f"{line[:QUOTED_CHARACTERS]}…"

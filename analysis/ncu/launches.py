@@ -24,7 +24,7 @@ _FEW = 1 << 16
 
 @dataclass(frozen=True, kw_only=True)
 class Launches:
-    """The launches of one table. `identity`: columns by our names; `by_role`: metrics in base units, NaN if absent.
+    """Launches of a table. `identity`: columns by our names; `by_role`: metrics in base units, NaN if absent.
 
     `units`: the file's spelling of the units of metrics that were read. `attributes`: those of the first launch's GPU.
     `ids`: ncu's number of each launch. `gpus`: the GPU of each launch, in the file's words.
@@ -181,7 +181,7 @@ class _Rows:
     unit_names: Sequence[str]
 
     def of(self, role: MetricRole, launches: int) -> Floats | None:
-        """By launch, from the first metric of the role that has a value in a unit of its kind."""
+        """A value per launch, from the role's first metric with a value in a fitting unit; None if there is none."""
         factors = np.array([_nan_if_none(factor(role.kind, unit)) for unit in self.unit_names])
         for metric in role.metrics:
             rows = self.metric == self.metric_names.index(metric)
@@ -195,7 +195,7 @@ class _Rows:
         return None
 
     def unknown_units(self, role: MetricRole) -> list[str]:
-        """A warning for numbers that have no unit of the role's kind; labels may be meant for another role."""
+        """A warning if numbers have no unit of the role's kind; labels are skipped, as they may fit another role."""
         for metric in role.metrics:
             rows = (self.metric == self.metric_names.index(metric)) & ~np.isnan(self.value)
             if rows.any() and not metrics.is_label(metric):
@@ -328,7 +328,7 @@ def _recoded(codes: Codes, names: Sequence[str | None]) -> pd.Categorical:
 def _combined(
     columns: pa.Table, names: Sequence[str | None], combine: Callable[[str | None, str | None], str | None]
 ) -> pd.Categorical:
-    """One text per row from two columns, of which either may be absent; computed once per pair of texts."""
+    """Combine two columns, of which either may be absent, to a text per row; computed once per pair of texts."""
     (left, left_names), (right, right_names) = (
         (np.zeros(len(columns), np.int64), [""]) if name is None else _coded(columns.column(name)) for name in names
     )

@@ -75,7 +75,7 @@ def layout_of(header: Sequence[str]) -> Layout:
 
 
 def plan(header: tuple[str, ...], units: Sequence[str] | None) -> ReadingPlan:
-    """Which columns to read from a table with this header; `units`: second row of a wide table, None if absent."""
+    """The columns to read from a table with this header; `units`: second row of a wide table, None if absent."""
     layout = layout_of(header)
     marks = tuple(name for name in dict.fromkeys(header) if name.startswith((STARTED, PUSHED)))
     identity = tuple(name for name in _IDENTITY if name in header) + marks

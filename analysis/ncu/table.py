@@ -34,7 +34,7 @@ _TEXT = pa.dictionary(pa.int32(), pa.string())
 
 @dataclass(frozen=True, kw_only=True)
 class NcuTable:
-    """One table: `columns` holds the plan's columns and the launches' IDs; numbers are floats or still text.
+    """A table: `columns` holds the plan's columns and the launches' IDs; numbers are floats or still text.
 
     `rejected`: lines between the rows that are not rows. `attributes`: those of the first launch's GPU, in a wide
     table.

@@ -55,7 +55,7 @@ class ReportEvidence:
 
     @cached_property
     def attributed(self) -> tuple[pd.DataFrame, list[Problem]]:
-        """Operators of imported traces with their attributed kernels, and problems."""
+        """Work of operators in imported traces, and problems."""
         return operators.attributed(self.results, ("family", "name"))
 
     @cached_property

@@ -67,7 +67,10 @@ def command(record: Record) -> str:
 
 
 def _script(spec: Spec) -> str:
-    """In the folder in which it was measured, wherever that was: who started it does not change the steps."""
+    """The command for a user's script, to be run in the folder of its measurement.
+
+    The backend is not repeated, because it does not change the steps.
+    """
     argv = (spec.script and spec.script.argv) or ("train.py",)
     options = [("--warmup", spec.warmup), ("--iterations", spec.iterations)]
     options += [("--samples-per-step", spec.samples_per_step)]

@@ -29,7 +29,7 @@ def is_known(value: Any) -> bool:
 
 
 def readable(text: str) -> str:
-    """One line of limited length, without characters that move, hide or reorder the text around it."""
+    """A single line of limited length, without characters that move, hide or reorder the text around it."""
     more = len(text) - MOST_CHARACTERS
     return printable(text) if more <= 0 else f"{printable(text[:MOST_CHARACTERS])}… ({more} more characters)"
 

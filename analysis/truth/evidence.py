@@ -43,7 +43,7 @@ class GpuEvidence:
 
 
 def read(path: Path) -> GpuEvidence:
-    """The evidence in a folder or an archive. Raises `BundleError` for what is damaged, foreign or too large."""
+    """The evidence in a folder or archive; `UsageError` if absent, `BundleError` if damaged, foreign or too large."""
     if not path.exists():
         raise UsageError(f"'{path}' does not exist", hint=HINT)
     try:

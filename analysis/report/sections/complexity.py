@@ -127,7 +127,7 @@ def _by_operation(evidence: ReportEvidence, rows: list[dict[str, Any]]) -> list[
 
 
 def _words(rows: list[dict[str, Any]]) -> list[Block]:
-    """Which configurations do the least and the most work per byte, where several have modelled bytes."""
+    """A sentence on the configurations with least and most work per byte; empty if they do not differ."""
     intensities = {
         f"{row['task']} at batch {words.text(row['batch_size'])}, {row['variant']}": intensity
         for row in rows
