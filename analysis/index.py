@@ -69,7 +69,7 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A folder that is a bundle, or was to become one. `name`: its path in the root; `fingerprint`: of its files."""
+    """Folder of a complete or incomplete bundle. `name`: path relative to the root; `fingerprint`: its files' state."""
 
     folder: str
     name: bytes
@@ -79,7 +79,7 @@ class Candidate:
 def look(root: Path, *, verify: bool = False) -> tuple[pa.Table, list[Problem]]:
     """Every bundle in or below `root` as a row of `SCHEMA`, sorted by path, and problems; uses the index if valid."""
     candidates, problems = find(str(root))
-    is_sealed = len(candidates) == 1 and candidates[0].name == b""  # a bundle by itself: nothing more goes into it
+    is_sealed = len(candidates) == 1 and candidates[0].name == b""  # `root` is a bundle itself: write nothing into it
     if is_sealed or len(candidates) < FEWEST:
         fresh, more = read(candidates)
         return _with_paths(fresh, root), problems + more

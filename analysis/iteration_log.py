@@ -232,7 +232,11 @@ def _no_timer(table: ForeignTable, file: str) -> UsageError:
 
 
 def _known_columns(header: Sequence[str]) -> dict[str, tuple[Meaning, int]]:
-    """Meaning and column index of each known field; the first column in the table wins if several match."""
+    """Meaning and column index of each known field.
+
+    If several columns have one field, the name listed first in import_columns.toml wins; of equal names, the first
+    column.
+    """
     where = {name.strip().lower(): index for index, name in reversed(list(enumerate(header)))}
     columns: dict[str, tuple[Meaning, int]] = {}
     for name, meaning in meanings().items():
@@ -294,7 +298,7 @@ def _groups(columns: _Columns) -> list[list[tuple[int, Sequence[str]]]]:
     groups: dict[tuple[str, ...], list[tuple[int, Sequence[str]]]] = {}
     for line, row in columns.table.rows:
         groups.setdefault(tuple(columns.label(name, row) for name in names), []).append((line, row))
-    # Empty label cells belong to the run that the other rows name.
+    # Rows with empty label cells belong to the only run that other rows name.
     named = [key for key in groups if all(key)]
     if len(named) == 1 and all(
         all(mine in {"", its} for mine, its in zip(key, named[0], strict=True)) for key in groups
@@ -392,7 +396,7 @@ def _of_rows(columns: _Columns, rows: Sequence[tuple[int, Sequence[str]]], *, ke
         series["timestamp"] = [stamp_s for stamp_s, _ in stamps]
     iterations, remarks = _iterations(series.get("step"), len(rows))
     if "timestamp" not in series and _grows(series.get("elapsed_s")):
-        # Seconds since the run began are a clock of their own.
+        # Seconds since the run began serve as time stamps.
         series["timestamp"], has_zone = series["elapsed_s"], False
     elif not has_zone:
         remarks.append("time stamps without a zone: durations are known, when the run was is not")

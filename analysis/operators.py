@@ -56,8 +56,8 @@ WORK_COLUMNS = (
     "note",
     *(fact for fact in (*CONFIGURATION, *PLACE, *SOFTWARE) if fact not in WORK_NAMED),
 )
-# The operators that do the arithmetic of each kind of `complexity.flop_by_op`; `aten::conv2d` and the like only call
-# them. Names as in PyTorch's native_functions.yaml (2.9).
+# Operators that do the arithmetic of each kind of `complexity.flop_by_op`; operators such as `aten::conv2d` only call
+# these. Names are those of PyTorch's native_functions.yaml (2.9).
 WORKERS: Mapping[str, tuple[str, ...]] = {
     "convolution": (
         "aten::mkldnn_convolution",

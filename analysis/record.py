@@ -46,7 +46,7 @@ SECTIONS = tuple(dict.fromkeys(names for _, names, _, _ in CELLS))
 # Columns that every completed run of ours has measured.
 EXPECTED = {"measured_s", "images", "step_median_s"}
 
-# One row per rate that a run measured: `quantity` is flop_per_s by precision, or bytes_per_s of copy and triad.
+# A row per rate that a run measured: `quantity` is flop_per_s by precision, or bytes_per_s of copy and triad.
 # `roof_per_s` is the rate to compare runs with: the sustained rate if it followed a burst, else the median.
 CEILING_COLUMNS: Mapping[str, Kind] = {
     "quantity": Kind.TEXT,

@@ -11,7 +11,7 @@ import pandas as pd
 
 from workload.contract.text import printable, seconds, si
 
-# Anything that Altair draws; its methods are not typed well enough to say more.
+# Any Altair chart; Altair's methods are not typed well enough for a narrower type.
 Drawing: TypeAlias = Any
 
 # Okabe and Ito, "Color Universal Design" (2008), with luminance moved to 0.13..0.30: contrast of 3:1 with white and

@@ -31,7 +31,7 @@ _OPTIMIZER_STEP = re.compile(r"Optimizer\.step#")
 # Calls of the runtime that start a kernel, and operators that only a GPU has.
 _LAUNCH = re.compile(r"LaunchKernel|GraphLaunch")
 _OF_GPUS = re.compile(
-    # Recurrent layers ask on a CPU too whether cuDNN would take their inputs.
+    # Exclude a check that recurrent layers also make on a CPU: whether cuDNN accepts their inputs.
     r"aten::_?(cudnn(?!_is_acceptable)|miopen|mps|efficient_attention|flash_attention)_(?!for_cpu)|cudaLaunch"
 )
 _SPACE = re.compile(r"[\s,]*")

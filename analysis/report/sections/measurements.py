@@ -1,4 +1,4 @@
-"""Measurements: what each setting and place changes, every configuration in a table, and what images cost."""
+"""Section on measurements: effect of each setting and place, every configuration in a table, cost of images."""
 
 from collections import Counter
 from typing import Any
@@ -12,7 +12,7 @@ from analysis.report.contrasts import value_of
 from analysis.report.evidence import ReportEvidence
 from workload.contract.tables import Column, Role
 
-# Pairs of one fact; `analyze compare` prints all.
+# Most pairs of one fact; `analyze compare` prints all.
 MOST_PAIRS = 100
 SUMMARY = (
     Column(name="env", heading="environment", role=Role.FACT),
